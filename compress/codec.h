@@ -1,0 +1,131 @@
+// Codec turns a run of float gradients into a payload and payloads back into sums.
+//
+// Threading: a Codec is immutable; every const method may run on many threads at once (on different spans).
+// Lifetime: nothing keeps a span after the call; nothing allocates per call beyond the caller's buffers.
+//
+// A run handed to a Codec starts on a codec-unit boundary of one tensor and, unless it ends the tensor, holds
+// whole units. So cutting a tensor into other partitions changes no bit of any unit.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace gradwire::compress {
+
+using Payload = std::span<const std::byte>;
+
+/// Elements in a codec unit: the run that shares one agreed scale. The last unit of a tensor may be shorter.
+inline constexpr std::size_t kUnitElements = 65536;
+
+/// Names a codec on the wire. Part of the wire format, never renumber.
+enum class WireId : std::uint8_t { kNone = 0, kFp16 = 1, kBf16 = 2, kTwoBit = 3 };
+
+/// How a Server answers a round. Part of the wire format, never renumber.
+enum class ReplyKind : std::uint8_t {
+  kFp32 = 0,   ///< "fp32": the decoded sum, 32 bits an element
+  kExact = 1,  ///< "exact": the integer sum of codes, ceil(log2(2N+1)) bits an element
+  kSame = 2,   ///< the codec's own name: the sum encoded again, with a residual kept by Server
+};
+
+/// Scale of one codec unit, the same on all workers, agreed one round ahead.
+struct UnitScale {
+  float threshold = 0;  ///< an element is sent when |gradient + residual| >= threshold
+  float level = 0;      ///< the value that a sent element stands for; 0 sends nothing
+  bool operator==(const UnitScale&) const = default;
+};
+
+/// Bytes that do not follow the payload format of the codec.
+class DecodeError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// One parameter as a user gives it: a number or a word.
+using ParameterValue = std::variant<double, std::string>;
+
+struct Parameter {
+  std::string name;
+  ParameterValue value;
+  bool operator==(const Parameter&) const = default;
+};
+
+/// What a user asks for, e.g. {"2bit", {{"threshold", 0.5}}}. Every value type of it is validated by make().
+struct CodecSpec {
+  std::string name = "none";
+  std::vector<Parameter> parameters;
+  bool operator==(const CodecSpec&) const = default;
+};
+
+/// The codec's parameters as exact bits; travels in the frame header, so that a Server needs no other source.
+using WireParameters = std::array<std::uint32_t, 4>;
+
+struct Encoded {
+  std::size_t bytes = 0;   ///< payload length
+  bool nonfinite = false;  ///< a NaN or infinity was met; it never entered a residual under nonfinite="skip"
+};
+
+class Codec {
+ public:
+  virtual ~Codec() = default;
+  Codec(const Codec&) = delete;
+  Codec& operator=(const Codec&) = delete;
+
+  virtual std::string_view name() const noexcept = 0;
+  virtual WireId wire_id() const noexcept = 0;
+  virtual WireParameters wire_parameters() const noexcept = 0;
+
+  /// True when encode() loses information, so a residual per (tensor, rank) is worth keeping.
+  virtual bool lossy() const noexcept = 0;
+  /// True when the sum of codes is an integer and ReplyKind::kExact exists.
+  virtual bool has_exact_reply() const noexcept = 0;
+  /// True when encode() needs scales that the reply of the round before brought.
+  virtual bool agrees_scales() const noexcept = 0;
+
+  // Requires for all below: `elements` > 0; spans do not overlap unless said.
+
+  virtual std::size_t max_encoded_size(std::size_t elements) const noexcept = 0;
+
+  /// Encodes grad + residual, keeps what was not sent in residual (same length as grad, or empty: no error
+  /// feedback). Requires out.size() >= max_encoded_size(grad.size()); scales is empty (no round yet, or the codec
+  /// agrees none) or holds one entry per unit of grad.
+  virtual Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
+                         std::span<std::byte> out) const = 0;
+
+  /// Writes the sum of the payloads, added in the order given (rank order), to out. One pass over the payloads.
+  /// Throws DecodeError naming the payload at fault; out is then unspecified.
+  virtual void decode_sum(std::span<const Payload> payloads, std::span<float> out) const = 0;
+
+  void decode(Payload payload, std::span<float> out) const { decode_sum({&payload, 1}, out); }
+
+  /// Checks one payload for `elements` without writing anything. Throws DecodeError.
+  virtual void validate(Payload payload, std::size_t elements) const = 0;
+
+  /// Largest reply to `ways` payloads of `elements` elements each.
+  virtual std::size_t max_reply_size(std::size_t elements, std::size_t ways, ReplyKind kind) const noexcept = 0;
+
+  /// Encodes the answer to one round. residual belongs to Server: empty, or elements long and used by kSame.
+  /// Throws DecodeError for a bad payload, std::invalid_argument when has_exact_reply() forbids kind.
+  virtual Encoded encode_reply(std::span<const Payload> payloads, std::size_t elements, ReplyKind kind,
+                               std::span<float> residual, std::span<std::byte> out) const = 0;
+
+  /// Decodes an answer into the sum and, where the codec agrees scales, the next round's scales (one per unit;
+  /// otherwise next is empty).
+  virtual void decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
+                            std::span<UnitScale> next) const = 0;
+
+ protected:
+  Codec() = default;
+};
+
+/// Units that `elements` elements of one tensor fill.
+constexpr std::size_t unit_count(std::size_t elements) { return (elements + kUnitElements - 1) / kUnitElements; }
+
+}  // namespace gradwire::compress

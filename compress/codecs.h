@@ -1,0 +1,52 @@
+// The table of codecs, and the two ways to get one: from what a user wrote, or from a frame header.
+//
+// Threading: all functions are pure.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "compress/codec.h"
+
+namespace gradwire::compress {
+
+struct ParameterInfo {
+  std::string_view name;
+  std::string_view default_value;  ///< as written in a spec, e.g. "0.5"
+  std::string_view help;           ///< what it does, its unit and its valid values
+};
+
+/// One row: everything that the conformance suite, the fuzzer, the bench and Python's listing need.
+struct CodecEntry {
+  std::string_view name;
+  WireId wire_id;
+  std::string_view summary;
+  std::span<const ParameterInfo> parameters;
+  std::unique_ptr<Codec> (*make)(const CodecSpec&);
+  std::unique_ptr<Codec> (*from_wire)(const WireParameters&);
+};
+
+/// Every codec, in the order users should read about them.
+std::span<const CodecEntry> codecs() noexcept;
+
+/// Makes the codec that spec names. Throws std::invalid_argument that names the nearest valid codec or parameter.
+std::unique_ptr<Codec> make(const CodecSpec& spec);
+
+/// Makes the codec that a frame names, for decoding. Throws DecodeError for an unknown id or parameters.
+std::unique_ptr<Codec> from_wire(WireId id, const WireParameters& parameters);
+
+/// Reads "2bit:threshold=auto,nonfinite=mxnet". Throws std::invalid_argument.
+CodecSpec parse_spec(std::string_view text);
+
+/// Writes what parse_spec reads, every parameter present, in the table's order: equal codecs give equal text.
+std::string canonical_spec(const CodecSpec& spec);
+
+/// Maps "exact", "fp32" or the codec's own name. Throws std::invalid_argument naming the replies this codec has.
+ReplyKind reply_kind(const Codec& codec, std::string_view reply);
+
+/// The word nearest to `given` by edit distance, for error texts.
+std::string nearest(std::string_view given, std::span<const std::string_view> valid);
+
+}  // namespace gradwire::compress

@@ -1,0 +1,55 @@
+// SendQueue decides what goes next: highest priority first, first come first served among equals, and never more
+// than `credit` bytes on their way to any one destination, so that an urgent piece never waits behind a long queue.
+// The same class orders a worker's pushes, a server's replies and the simulator's.
+//
+// Threading: none of its own; the owner's thread calls it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace gradwire::fusion {
+
+struct SendItem {
+  std::uint64_t id = 0;           ///< the owner's name for the piece
+  std::int32_t priority = 0;      ///< higher is sooner
+  std::uint32_t destination = 0;  ///< 0 .. destinations-1
+  std::uint64_t bytes = 0;        ///< what it will occupy of the credit
+  bool operator==(const SendItem&) const = default;
+};
+
+class SendQueue {
+ public:
+  /// Requires destinations >= 1, credit_bytes >= 1.
+  SendQueue(std::uint32_t destinations, std::uint64_t credit_bytes);
+
+  void push(const SendItem& item);
+
+  /// Takes the next item whose destination has credit: an item is let through while the destination's bytes in flight
+  /// are below credit, so one larger than the whole credit still goes, alone. Destinations rotate among equals of
+  /// priority, starting at first_destination, so that all links are busy. Empty: nothing may go now.
+  std::optional<SendItem> pop();
+
+  /// Gives back what a popped item occupied (its reply came).
+  void release(std::uint32_t destination, std::uint64_t bytes);
+
+  /// Destination that pop() favours first; rank r of a job starts at r, or all would hit one server at once.
+  void start_at(std::uint32_t destination);
+
+  bool empty() const noexcept;
+  std::uint64_t in_flight_bytes(std::uint32_t destination) const;
+
+ private:
+  struct Lane {
+    std::multimap<std::int32_t, SendItem, std::greater<>> waiting;  // equal keys keep insertion order
+    std::uint64_t in_flight_bytes = 0;
+  };
+  std::vector<Lane> lanes_;
+  std::uint64_t credit_bytes_;
+  std::uint32_t next_lane_ = 0;
+  std::size_t waiting_count_ = 0;
+};
+
+}  // namespace gradwire::fusion

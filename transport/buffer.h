@@ -1,0 +1,57 @@
+// Buffer is a run of bytes that outlives the call that made it: moving it in is the hand-over.
+//
+// Threading: a Buffer is used by one thread at a time; copies made by share() only read.
+// Lifetime: the owner behind a Buffer (heap, pool, ZeroMQ message, a caller's array) is released with the last share.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace gradwire::transport {
+
+class Buffer {
+ public:
+  Buffer() = default;
+  /// Wraps bytes kept alive by owner.
+  Buffer(std::shared_ptr<void> owner, std::span<std::byte> bytes) : owner_(std::move(owner)), bytes_(bytes) {}
+  Buffer(Buffer&&) noexcept = default;
+  Buffer& operator=(Buffer&&) noexcept = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  /// Takes uninitialised bytes from the heap.
+  static Buffer allocate(std::size_t size_bytes);
+  /// Borrows bytes; the caller keeps them alive and unchanged until released() was called by the last share.
+  static Buffer borrow(std::span<const std::byte> bytes, std::function<void()> released = {});
+
+  std::span<std::byte> bytes() noexcept { return bytes_; }
+  std::span<const std::byte> bytes() const noexcept { return bytes_; }
+  std::size_t size_bytes() const noexcept { return bytes_.size(); }
+
+  /// Cuts the buffer to its first size_bytes bytes. Requires size_bytes <= this->size_bytes().
+  void truncate(std::size_t size_bytes) { bytes_ = bytes_.first(size_bytes); }
+  /// Another handle on the same bytes, to send one payload to many. Nobody may write from then on.
+  Buffer share() const { return Buffer(owner_, bytes_); }
+
+ private:
+  std::shared_ptr<void> owner_;  // owners: this Buffer and every share() of it
+  std::span<std::byte> bytes_;
+};
+
+/// Hands out buffers of at least the asked size and takes them back when the last share dies, so that large
+/// payloads are not mapped and unmapped every step. Thread-safe. Buffers may outlive the pool.
+class BufferPool {
+ public:
+  explicit BufferPool(std::size_t keep_bytes = std::size_t{512} << 20);
+  Buffer take(std::size_t size_bytes);
+
+ private:
+  struct Shelf;
+  std::shared_ptr<Shelf> shelf_;  // owners: the pool and every Buffer it handed out
+};
+
+}  // namespace gradwire::transport

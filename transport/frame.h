@@ -1,0 +1,102 @@
+// Frame is what travels between two ranks: a fixed header of kHeaderBytes bytes, little endian, and a payload.
+// The byte layout, with a worked example, is transport/README.md ("Wire format").
+//
+// Threading: values and pure functions.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include "transport/buffer.h"
+
+namespace gradwire::transport {
+
+inline constexpr std::uint32_t kMagic = 0x31575247;  // "GRW1"
+inline constexpr std::uint8_t kVersion = 1;
+inline constexpr std::size_t kHeaderBytes = 112;
+
+/// Part of the wire format, never renumber.
+enum class Role : std::uint8_t { kScheduler = 1, kServer = 2, kWorker = 3 };
+
+/// One process of a job. Part of the wire format as role << 24 | rank.
+struct Node {
+  Role role = Role::kWorker;
+  std::uint32_t rank = 0;
+  auto operator<=>(const Node&) const = default;
+};
+
+/// "worker 3", "scheduler"
+std::string to_string(Node node);
+
+/// What a frame is for. 1-31 are the transport's own and never reach a Sink. Part of the wire format, never renumber.
+enum class Kind : std::uint8_t {
+  // control plane (transport/)
+  kHello = 1,           ///< node -> scheduler: role, wanted rank, endpoint, job settings
+  kRoster = 2,          ///< scheduler -> node: rank, epoch, endpoints of all servers
+  kHeartbeat = 3,       ///< both ways, empty
+  kExchange = 4,        ///< worker -> scheduler: one blob for a numbered, named exchange
+  kExchangeResult = 5,  ///< scheduler -> workers: all blobs in rank order
+  kGoodbye = 6,         ///< node -> scheduler -> servers and workers: this node has left cleanly
+  kFailure = 7,         ///< scheduler -> all, or any node -> scheduler: a named node failed; text
+  kReject = 8,          ///< to whoever sent a frame that could not be accepted; text
+  // data plane (kvstore/)
+  kInit = 32,       ///< worker -> server: first value of a key
+  kPush = 33,       ///< worker -> server: one contribution to a round; answered by kReply
+  kReply = 34,      ///< server -> worker: the answer to a round
+  kPull = 35,       ///< worker -> server: send the stored value; answered by kValue
+  kValue = 36,      ///< server -> worker: the stored value, fp32
+  kProbe = 37,      ///< worker -> server: is my push of this round here? answered by kReply, kHeld or kMissing
+  kHeld = 38,       ///< server -> worker: your push is here, others are awaited (payload: their ranks, u32 each)
+  kMissing = 39,    ///< server -> worker: send that push again
+  kCommand = 40,    ///< worker 0 -> server: text; answered by kAck
+  kAck = 41,        ///< server -> worker: the request was carried out
+  kError = 42,      ///< server -> worker: the request was refused; text
+};
+
+/// Part of the wire format, never renumber.
+enum Flags : std::uint32_t {
+  kFlagNonfinite = 1u << 0,  ///< a NaN or infinity was met while encoding (OR-ed into the reply)
+};
+
+/// Every field is on the wire; the meaning of those marked (kv) is kvstore's, transport only carries them.
+struct FrameHeader {
+  Kind kind = Kind::kHeartbeat;
+  std::uint8_t codec = 0;                           ///< (kv) compress::WireId
+  std::uint8_t dtype = 0;                           ///< (kv) element type of the tensor
+  std::uint8_t reply = 0;                           ///< (kv) compress::ReplyKind asked for, or given
+  std::uint8_t content = 0;                         ///< (kv) of a reply: sum, weight or weight delta
+  std::uint32_t flags = 0;                          ///< Flags
+  std::uint64_t epoch = 0;                          ///< membership epoch of the job; 0 before the roster is known
+  Node sender;
+  std::uint64_t key = 0;                            ///< (kv) wire key; exchanges: sequence number
+  std::uint64_t step = 0;                           ///< (kv) round of the key
+  std::uint64_t offset = 0;                         ///< (kv) first element of the partition
+  std::uint64_t count = 0;                          ///< (kv) elements in the partition
+  std::int32_t priority = 0;                        ///< (kv) higher is sooner
+  std::array<std::uint32_t, 4> codec_parameters{};  ///< (kv) exact bits
+  bool operator==(const FrameHeader&) const = default;
+};
+
+struct Frame {
+  FrameHeader header;
+  Buffer payload;
+};
+
+/// Bytes from a peer that are no valid frame; the text says which field, what was given and what was expected.
+class FrameError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Writes the header of (header, payload), both checksums (CRC-32 as zlib's) filled in.
+std::array<std::byte, kHeaderBytes> encode_header(const FrameHeader& header, std::span<const std::byte> payload);
+
+/// Reads and checks a header against its payload: magic, version, header checksum, payload length and checksum.
+/// Throws FrameError.
+FrameHeader decode_header(std::span<const std::byte> header, std::span<const std::byte> payload);
+
+}  // namespace gradwire::transport
