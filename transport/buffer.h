@@ -1,7 +1,8 @@
 // Buffer is a run of bytes that outlives the call that made it: moving it in is the hand-over.
 //
 // Threading: a Buffer is used by one thread at a time; copies made by share() only read.
-// Lifetime: the owner behind a Buffer (heap, pool, ZeroMQ message, a caller's array) is released with the last share.
+// Lifetime: the owner behind a Buffer (heap, pool, ZeroMQ message, a caller's array) is released with the
+// last share.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Frame is what travels between two ranks: a fixed header of kHeaderBytes bytes, little endian, and a payload.
-// The byte layout, with a worked example, is transport/README.md ("Wire format").
+// Frame is what travels between two ranks: a fixed header of kHeaderBytes bytes, little endian, and a
+// payload. The byte layout, with a worked example, is transport/README.md ("Wire format").
 //
 // Threading: values and pure functions.
 #pragma once
@@ -32,7 +32,8 @@ struct Node {
 /// "worker 3", "scheduler"
 std::string to_string(Node node);
 
-/// What a frame is for. 1-31 are the transport's own and never reach a Sink. Part of the wire format, never renumber.
+/// What a frame is for. 1-31 are the transport's own and never reach a Sink. Part of the wire format, never
+/// renumber.
 enum class Kind : std::uint8_t {
   // control plane (transport/)
   kHello = 1,           ///< node -> scheduler: role, wanted rank, endpoint, job settings
@@ -44,17 +45,17 @@ enum class Kind : std::uint8_t {
   kFailure = 7,         ///< scheduler -> all, or any node -> scheduler: a named node failed; text
   kReject = 8,          ///< to whoever sent a frame that could not be accepted; text
   // data plane (kvstore/)
-  kInit = 32,       ///< worker -> server: first value of a key
-  kPush = 33,       ///< worker -> server: one contribution to a round; answered by kReply
-  kReply = 34,      ///< server -> worker: the answer to a round
-  kPull = 35,       ///< worker -> server: send the stored value; answered by kValue
-  kValue = 36,      ///< server -> worker: the stored value, fp32
-  kProbe = 37,      ///< worker -> server: is my push of this round here? answered by kReply, kHeld or kMissing
-  kHeld = 38,       ///< server -> worker: your push is here, others are awaited (payload: their ranks, u32 each)
-  kMissing = 39,    ///< server -> worker: send that push again
-  kCommand = 40,    ///< worker 0 -> server: text; answered by kAck
-  kAck = 41,        ///< server -> worker: the request was carried out
-  kError = 42,      ///< server -> worker: the request was refused; text
+  kInit = 32,   ///< worker -> server: first value of a key
+  kPush = 33,   ///< worker -> server: one contribution to a round; answered by kReply
+  kReply = 34,  ///< server -> worker: the answer to a round
+  kPull = 35,   ///< worker -> server: send the stored value; answered by kValue
+  kValue = 36,  ///< server -> worker: the stored value, fp32
+  kProbe = 37,  ///< worker -> server: is my push of this round here? answered by kReply, kHeld or kMissing
+  kHeld = 38,   ///< server -> worker: your push is here, others are awaited (payload: their ranks, u32 each)
+  kMissing = 39,  ///< server -> worker: send that push again
+  kCommand = 40,  ///< worker 0 -> server: text; answered by kAck
+  kAck = 41,      ///< server -> worker: the request was carried out
+  kError = 42,    ///< server -> worker: the request was refused; text
 };
 
 /// Part of the wire format, never renumber.
@@ -65,12 +66,12 @@ enum Flags : std::uint32_t {
 /// Every field is on the wire; the meaning of those marked (kv) is kvstore's, transport only carries them.
 struct FrameHeader {
   Kind kind = Kind::kHeartbeat;
-  std::uint8_t codec = 0;                           ///< (kv) compress::WireId
-  std::uint8_t dtype = 0;                           ///< (kv) element type of the tensor
-  std::uint8_t reply = 0;                           ///< (kv) compress::ReplyKind asked for, or given
-  std::uint8_t content = 0;                         ///< (kv) of a reply: sum, weight or weight delta
-  std::uint32_t flags = 0;                          ///< Flags
-  std::uint64_t epoch = 0;                          ///< membership epoch of the job; 0 before the roster is known
+  std::uint8_t codec = 0;    ///< (kv) compress::WireId
+  std::uint8_t dtype = 0;    ///< (kv) element type of the tensor
+  std::uint8_t reply = 0;    ///< (kv) compress::ReplyKind asked for, or given
+  std::uint8_t content = 0;  ///< (kv) of a reply: sum, weight or weight delta
+  std::uint32_t flags = 0;   ///< Flags
+  std::uint64_t epoch = 0;   ///< membership epoch of the job; 0 before the roster is known
   Node sender;
   std::uint64_t key = 0;                            ///< (kv) wire key; exchanges: sequence number
   std::uint64_t step = 0;                           ///< (kv) round of the key
@@ -86,17 +87,19 @@ struct Frame {
   Buffer payload;
 };
 
-/// Bytes from a peer that are no valid frame; the text says which field, what was given and what was expected.
+/// Bytes from a peer that are no valid frame; the text says which field, what was given and what was
+/// expected.
 class FrameError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 /// Writes the header of (header, payload), both checksums (CRC-32 as zlib's) filled in.
-std::array<std::byte, kHeaderBytes> encode_header(const FrameHeader& header, std::span<const std::byte> payload);
+std::array<std::byte, kHeaderBytes> encode_header(const FrameHeader& header,
+                                                  std::span<const std::byte> payload);
 
-/// Reads and checks a header against its payload: magic, version, header checksum, payload length and checksum.
-/// Throws FrameError.
+/// Reads and checks a header against its payload: magic, version, header checksum, payload length and
+/// checksum. Throws FrameError.
 FrameHeader decode_header(std::span<const std::byte> header, std::span<const std::byte> payload);
 
 }  // namespace gradwire::transport

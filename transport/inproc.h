@@ -1,7 +1,8 @@
-// A whole job inside one process: one Messenger per rank, each with its own I/O thread, frames moved by pointer.
+// A whole job inside one process: one Messenger per rank, each with its own I/O thread, frames moved by
+// pointer.
 //
-// Threading: InprocNetwork's methods may be called from any thread; each Messenger belongs to its rank's thread(s).
-// Lifetime: Messengers may outlive the network object.
+// Threading: InprocNetwork's methods may be called from any thread; each Messenger belongs to its rank's
+// thread(s). Lifetime: Messengers may outlive the network object.
 #pragma once
 
 #include <memory>
@@ -10,17 +11,17 @@
 
 namespace gradwire::transport {
 
+class InprocHub;
+
 class InprocNetwork {
  public:
   InprocNetwork(std::uint32_t workers, std::uint32_t servers);
-  ~InprocNetwork();
 
   /// Takes the Messenger of one node. Each node can be taken once; throws std::invalid_argument otherwise.
   std::unique_ptr<Messenger> connect(Node node);
 
  private:
-  struct Hub;
-  std::shared_ptr<Hub> hub_;  // owners: the network and every Messenger it handed out
+  std::shared_ptr<InprocHub> hub_;  // owners: the network and every Messenger it handed out
 };
 
 }  // namespace gradwire::transport

@@ -1,9 +1,11 @@
 // Messenger moves frames between the ranks of one job and knows which of them are alive.
 //
-// Threading: every method may be called from any thread. A Sink is called from the Messenger's one I/O thread: it
+// Threading: every method may be called from any thread. A Sink is called from the Messenger's one I/O
+// thread: it
 //   must return at once (queue the frame and leave), and must not call exchange() or leave() from there.
-// Lifetime: the Sink outlives the Messenger or is detached with detach(). The destructor joins the I/O thread.
-// Failure: the first cause is final. It is handed to Sink::on_failure once, and thrown as TransportError by every
+// Lifetime: the Sink outlives the Messenger or is detached with detach(). The destructor joins the I/O
+// thread. Failure: the first cause is final. It is handed to Sink::on_failure once, and thrown as
+// TransportError by every
 //   later send() and exchange().
 #pragma once
 
@@ -77,18 +79,21 @@ class Messenger {
   /// Returns once no call into the sink is running or will come.
   virtual void detach() = 0;
 
-  /// Queues frames to one peer, to arrive together and after all sent to it before. Never blocks. Fills in sender
-  /// and epoch. Workers reach servers and the scheduler; servers reach every worker.
+  /// Queues frames to one peer, to arrive together and after all sent to it before. Never blocks. Fills in
+  /// sender and epoch. Workers reach servers, servers reach workers: anything else, and the transport's own
+  /// kinds, are std::invalid_argument. What is sent to a peer that has left cleanly is dropped.
   virtual void send(Node to, std::vector<Frame> frames) = 0;
 
-  /// Gives blob to all workers and returns every worker's blob in rank order. A collective of the workers: the
-  /// n-th call of each meets. Throws TimeoutError naming the ranks that did not come.
+  /// Gives blob to all workers and returns every worker's blob in rank order. A collective of the workers:
+  /// the n-th call of each meets. Throws TimeoutError naming the ranks that did not come, TransportError when
+  /// one of them has left the job or is in an exchange of another name (which fails the whole job).
   virtual std::vector<std::string> exchange(std::string_view name, std::string_view blob,
                                             std::chrono::milliseconds timeout) = 0;
 
   /// Declares the whole job failed; every rank's Sink hears text. Used for a fault that no peer can survive.
   virtual void fail(const std::string& text) = 0;
-  /// Says goodbye and flushes what is queued, for at most timeout. Then send() throws. Idempotent.
+  /// Says goodbye and flushes what is queued, for at most timeout. Then send() throws. Idempotent. The
+  /// destructor leaves too, where this was not called.
   virtual void leave(std::chrono::milliseconds timeout) = 0;
 
   virtual std::vector<PeerCounters> counters() const = 0;

@@ -1,7 +1,8 @@
 // Messenger over ZeroMQ (tcp and ipc), with roll call and heartbeats.
 //
-// Workers and servers connect to the scheduler, workers connect to every server; replies come back on the same
-// connection, so a worker listens nowhere. Byte layout and the order of control frames: transport/README.md.
+// Workers and servers connect to the scheduler, workers connect to every server; replies come back on the
+// same connection, so a worker listens nowhere. Byte layout and the order of control frames:
+// transport/README.md.
 #pragma once
 
 #include <functional>
@@ -14,35 +15,39 @@ namespace gradwire::transport {
 
 struct ZmqOptions {
   Role role = Role::kWorker;
-  std::optional<std::uint32_t> rank;     ///< wanted rank; none: by order of arrival
-  std::string scheduler;                 ///< "tcp://10.0.0.1:9091", "tcp://[::1]:9091", "tcp://host:9091", "ipc:///path"
-  std::uint32_t workers = 1;             ///< job size as this node knows it; all nodes must agree
+  std::optional<std::uint32_t> rank;  ///< wanted rank; none: by order of arrival
+  std::string scheduler;      ///< "tcp://10.0.0.1:9091", "tcp://[::1]:9091", "tcp://host:9091", "ipc:///path"
+  std::uint32_t workers = 1;  ///< job size as this node knows it; all nodes must agree
   std::uint32_t servers = 0;
-  std::string bind_host;                 ///< server: name or address to listen on and to publish; empty: chosen by `interface`
-  std::string interface;                 ///< server: take the address of this network interface ("eth0"); empty: the
-                                         ///< address from which the scheduler is reached
-  std::uint32_t streams_per_peer = 1;    ///< connections between a worker and a server; partitions spread over them
+  std::string
+      bind_host;  ///< server: name or address to listen on and to publish; empty: chosen by `interface`
+  std::string interface;  ///< server: take the address of this network interface ("eth0"); empty: the
+                          ///< address from which the scheduler is reached
+  std::uint32_t streams_per_peer =
+      1;  ///< connections between a worker and a server; partitions spread over them
   std::chrono::milliseconds rendezvous_timeout{60'000};
   std::chrono::milliseconds liveness_timeout{5'000};  ///< a silent peer is dead after this
   std::uint64_t max_frame_bytes = std::uint64_t{1} << 31;
-  /// Gets progress for people ("waiting for server 1 of 2, worker 3"); called on the I/O thread. May be empty.
+  /// Gets progress for people ("waiting for server 1 of 2, worker 3"); called on the I/O thread. May be
+  /// empty.
   std::function<void(const std::string&)> log;
 };
 
 /// Joins the job and returns when every node is present. Throws TimeoutError naming the missing nodes,
-/// TransportError when the scheduler refuses (settings differ, rank taken), std::invalid_argument for bad options.
-/// A scheduler binds its `scheduler` endpoint (port 0 or * picks one), serves roll call, exchanges and liveness by
-/// itself, and needs no Sink.
+/// TransportError when the scheduler refuses (settings differ, rank taken), std::invalid_argument for bad
+/// options. A scheduler binds its `scheduler` endpoint (port 0 or * picks one), serves roll call, exchanges
+/// and liveness by itself, and needs no Sink.
 std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options);
 
-/// Opens the scheduler's endpoint at once and returns a Messenger whose roll call is still running; endpoint()
-/// tells where it listens; wait() blocks until the job is over and throws what ended it.
+/// Opens the scheduler's endpoint at once and returns a Messenger whose roll call is still running;
+/// endpoint() tells where it listens; wait() blocks until the job is over and throws what ended it.
 class Scheduler {
  public:
   explicit Scheduler(const ZmqOptions& options);
   ~Scheduler();
   std::string endpoint() const;
-  /// Returns when all workers said goodbye. Throws TimeoutError (roll call) or TransportError (a node failed).
+  /// Returns when all workers said goodbye. Throws TimeoutError (roll call) or TransportError (a node
+  /// failed).
   void wait();
   /// Makes wait() throw TransportError(text) after telling every node.
   void fail(const std::string& text);

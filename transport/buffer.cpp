@@ -1,0 +1,86 @@
+#include "transport/buffer.h"
+
+#include <bit>
+#include <map>
+#include <new>
+
+namespace gradwire::transport {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};  // a cache line, and the widest vector register
+
+struct AlignedDelete {
+  void operator()(std::byte* bytes) const noexcept { ::operator delete(bytes, kAlignment); }
+};
+using Block = std::unique_ptr<std::byte, AlignedDelete>;
+
+Block new_block(std::size_t size_bytes) {
+  return Block(static_cast<std::byte*>(::operator new(size_bytes, kAlignment)));
+}
+
+// Rounds up to a quarter of a power of two, so that sizes that differ a little share blocks and waste at most
+// 25 %.
+std::size_t size_class(std::size_t size_bytes) {
+  constexpr std::size_t kSmallest = 4096;
+  if (size_bytes <= kSmallest) return kSmallest;
+  const std::size_t step = std::bit_floor(size_bytes - 1) / 4;
+  return (size_bytes + step - 1) / step * step;
+}
+
+}  // namespace
+
+Buffer Buffer::allocate(std::size_t size_bytes) {
+  if (size_bytes == 0) return {};
+  std::byte* bytes = new_block(size_bytes).release();
+  return Buffer(std::shared_ptr<void>(bytes, [bytes](void*) { AlignedDelete{}(bytes); }),
+                {bytes, size_bytes});
+}
+
+Buffer Buffer::borrow(std::span<const std::byte> bytes, std::function<void()> released) {
+  auto* data = const_cast<std::byte*>(bytes.data());  // a sent payload is only read; see share()
+  std::shared_ptr<void> owner;
+  if (released) owner = std::shared_ptr<void>(data, [released = std::move(released)](void*) { released(); });
+  return Buffer(std::move(owner), {data, bytes.size()});
+}
+
+struct BufferPool::Shelf {
+  explicit Shelf(std::size_t limit) : keep_bytes(limit) {}
+
+  Block take(std::size_t block_bytes) {
+    {
+      const std::lock_guard lock(mutex);
+      auto& blocks = idle[block_bytes];
+      if (!blocks.empty()) {
+        Block block = std::move(blocks.back());
+        blocks.pop_back();
+        idle_bytes -= block_bytes;
+        return block;
+      }
+    }
+    return new_block(block_bytes);
+  }
+
+  void put(Block block, std::size_t block_bytes) {
+    const std::lock_guard lock(mutex);
+    if (idle_bytes + block_bytes > keep_bytes) return;  // the block is freed, after the lock
+    idle[block_bytes].push_back(std::move(block));
+    idle_bytes += block_bytes;
+  }
+
+  const std::size_t keep_bytes;
+  std::mutex mutex;
+  std::map<std::size_t, std::vector<Block>> idle;
+  std::size_t idle_bytes = 0;
+};
+
+BufferPool::BufferPool(std::size_t keep_bytes) : shelf_(std::make_shared<Shelf>(keep_bytes)) {}
+
+Buffer BufferPool::take(std::size_t size_bytes) {
+  if (size_bytes == 0) return {};
+  const std::size_t block_bytes = size_class(size_bytes);
+  std::byte* bytes = shelf_->take(block_bytes).release();
+  auto give_back = [shelf = shelf_, block_bytes](std::byte* block) { shelf->put(Block(block), block_bytes); };
+  return Buffer(std::shared_ptr<std::byte>(bytes, std::move(give_back)), {bytes, size_bytes});
+}
+
+}  // namespace gradwire::transport

@@ -1,0 +1,164 @@
+#include "transport/frame.h"
+
+#include <isa-l/crc.h>
+
+#include <bit>
+#include <cstring>
+
+namespace gradwire::transport {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "headers are written as little-endian memory");
+
+// Where each field stands; the table of transport/README.md ("Wire format").
+enum Offset : std::size_t {
+  kAtMagic = 0,
+  kAtVersion = 4,
+  kAtKind = 5,
+  kAtCodec = 6,
+  kAtDtype = 7,
+  kAtReply = 8,
+  kAtContent = 9,
+  kAtReserved16 = 10,
+  kAtFlags = 12,
+  kAtEpoch = 16,
+  kAtSender = 24,
+  kAtPriority = 28,
+  kAtKey = 32,
+  kAtStep = 40,
+  kAtOffset = 48,
+  kAtCount = 56,
+  kAtCodecParameters = 64,
+  kAtPayloadBytes = 80,
+  kAtPayloadCrc = 88,
+  kAtHeaderCrc = 92,
+  kAtReserved = 96,
+};
+
+using HeaderBytes = std::array<std::byte, kHeaderBytes>;
+constexpr std::size_t kReservedBytes = kHeaderBytes - kAtReserved;
+constexpr std::uint32_t kRankMask = 0x00FFFFFF;
+
+template <typename T>
+void store(HeaderBytes& to, Offset at, const T& value) {
+  std::memcpy(to.data() + at, &value, sizeof(value));
+}
+
+template <typename T>
+T load(const HeaderBytes& from, Offset at) {
+  T value;
+  std::memcpy(&value, from.data() + at, sizeof(value));
+  return value;
+}
+
+std::uint32_t crc32(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return 0;
+  return crc32_gzip_refl(0, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+}
+
+bool is_known(Kind kind) {
+  const auto value = static_cast<std::uint8_t>(kind);
+  return (value >= static_cast<std::uint8_t>(Kind::kHello) &&
+          value <= static_cast<std::uint8_t>(Kind::kReject)) ||
+         (value >= static_cast<std::uint8_t>(Kind::kInit) &&
+          value <= static_cast<std::uint8_t>(Kind::kError));
+}
+
+[[noreturn]] void refuse(const char* field, std::uint64_t given, const std::string& expected) {
+  throw FrameError("frame: " + std::string(field) + " is " + std::to_string(given) + ", expected " +
+                   expected);
+}
+
+void require(const char* field, std::uint64_t given, std::uint64_t expected) {
+  if (given != expected) refuse(field, given, std::to_string(expected));
+}
+
+Node load_node(const HeaderBytes& bytes) {
+  const auto packed = load<std::uint32_t>(bytes, kAtSender);
+  const auto role = static_cast<Role>(packed >> 24);
+  if (role != Role::kScheduler && role != Role::kServer && role != Role::kWorker) {
+    refuse("sender role", packed >> 24, "1 (scheduler), 2 (server) or 3 (worker)");
+  }
+  return {role, packed & kRankMask};
+}
+
+// Everything that must hold before the fields mean anything.
+void check(const HeaderBytes& bytes, std::span<const std::byte> payload) {
+  require("magic", load<std::uint32_t>(bytes, kAtMagic), kMagic);
+  require("version", load<std::uint8_t>(bytes, kAtVersion), kVersion);
+  HeaderBytes unsigned_bytes = bytes;
+  store(unsigned_bytes, kAtHeaderCrc, std::uint32_t{0});
+  require("header checksum", load<std::uint32_t>(bytes, kAtHeaderCrc), crc32(unsigned_bytes));
+  const auto kind = load<Kind>(bytes, kAtKind);
+  if (!is_known(kind)) refuse("kind", static_cast<std::uint8_t>(kind), "one of 1-8 and 32-42");
+  require("reserved field at 10", load<std::uint16_t>(bytes, kAtReserved16), 0);
+  for (const auto byte : load<std::array<std::uint8_t, kReservedBytes>>(bytes, kAtReserved)) {
+    require("reserved field at 96", byte, 0);
+  }
+  require("payload length", load<std::uint64_t>(bytes, kAtPayloadBytes), payload.size());
+  require("payload checksum", load<std::uint32_t>(bytes, kAtPayloadCrc), crc32(payload));
+}
+
+}  // namespace
+
+std::string to_string(Node node) {
+  switch (node.role) {
+    case Role::kScheduler:
+      return "scheduler";
+    case Role::kServer:
+      return "server " + std::to_string(node.rank);
+    case Role::kWorker:
+      return "worker " + std::to_string(node.rank);
+  }
+  return "role " + std::to_string(static_cast<int>(node.role)) + " rank " + std::to_string(node.rank);
+}
+
+HeaderBytes encode_header(const FrameHeader& header, std::span<const std::byte> payload) {
+  HeaderBytes bytes{};
+  store(bytes, kAtMagic, kMagic);
+  store(bytes, kAtVersion, kVersion);
+  store(bytes, kAtKind, header.kind);
+  store(bytes, kAtCodec, header.codec);
+  store(bytes, kAtDtype, header.dtype);
+  store(bytes, kAtReply, header.reply);
+  store(bytes, kAtContent, header.content);
+  store(bytes, kAtFlags, header.flags);
+  store(bytes, kAtEpoch, header.epoch);
+  store(bytes, kAtSender,
+        static_cast<std::uint32_t>(header.sender.role) << 24 | (header.sender.rank & kRankMask));
+  store(bytes, kAtPriority, header.priority);
+  store(bytes, kAtKey, header.key);
+  store(bytes, kAtStep, header.step);
+  store(bytes, kAtOffset, header.offset);
+  store(bytes, kAtCount, header.count);
+  store(bytes, kAtCodecParameters, header.codec_parameters);
+  store(bytes, kAtPayloadBytes, std::uint64_t{payload.size()});
+  store(bytes, kAtPayloadCrc, crc32(payload));
+  store(bytes, kAtHeaderCrc, crc32(bytes));
+  return bytes;
+}
+
+FrameHeader decode_header(std::span<const std::byte> header, std::span<const std::byte> payload) {
+  require("header length", header.size(), kHeaderBytes);
+  HeaderBytes bytes;
+  std::memcpy(bytes.data(), header.data(), kHeaderBytes);
+  check(bytes, payload);
+  FrameHeader out;
+  out.kind = load<Kind>(bytes, kAtKind);
+  out.codec = load<std::uint8_t>(bytes, kAtCodec);
+  out.dtype = load<std::uint8_t>(bytes, kAtDtype);
+  out.reply = load<std::uint8_t>(bytes, kAtReply);
+  out.content = load<std::uint8_t>(bytes, kAtContent);
+  out.flags = load<std::uint32_t>(bytes, kAtFlags);
+  out.epoch = load<std::uint64_t>(bytes, kAtEpoch);
+  out.sender = load_node(bytes);
+  out.priority = load<std::int32_t>(bytes, kAtPriority);
+  out.key = load<std::uint64_t>(bytes, kAtKey);
+  out.step = load<std::uint64_t>(bytes, kAtStep);
+  out.offset = load<std::uint64_t>(bytes, kAtOffset);
+  out.count = load<std::uint64_t>(bytes, kAtCount);
+  out.codec_parameters = load<std::array<std::uint32_t, 4>>(bytes, kAtCodecParameters);
+  return out;
+}
+
+}  // namespace gradwire::transport

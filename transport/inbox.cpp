@@ -1,0 +1,90 @@
+#include "transport/inbox.h"
+
+namespace gradwire::transport {
+
+void Inbox::post(Event event) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed()) return;
+    events_.push_back(std::move(event));
+  }
+  changed_.notify_all();
+}
+
+void Inbox::post_frames(Node from, std::vector<Frame> frames) { post(Arrival{from, std::move(frames)}); }
+
+void Inbox::post_goodbye(Node peer) { post(Goodbye{peer}); }
+
+bool Inbox::post_failure(const std::string& text) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed()) return false;
+    events_.push_back(Failure{text});
+    failure_ = text;
+    failed_.store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void Inbox::attach(Sink& sink) {
+  {
+    const std::lock_guard lock(mutex_);
+    sink_ = &sink;
+  }
+  changed_.notify_all();
+}
+
+void Inbox::detach() {
+  std::unique_lock lock(mutex_);
+  sink_ = nullptr;
+  if (calling_ && caller_ == std::this_thread::get_id()) return;
+  changed_.wait(lock, [this] { return !calling_; });
+}
+
+void Inbox::deliver() {
+  std::unique_lock lock(mutex_);
+  caller_ = std::this_thread::get_id();
+  while (sink_ != nullptr && !events_.empty()) {
+    Sink& sink = *sink_;
+    Event event = std::move(events_.front());
+    events_.pop_front();
+    calling_ = true;
+    lock.unlock();
+    if (auto* arrival = std::get_if<Arrival>(&event)) {
+      sink.on_frames(arrival->from, std::move(arrival->frames));
+    } else if (const auto* goodbye = std::get_if<Goodbye>(&event)) {
+      sink.on_goodbye(goodbye->peer);
+    } else {
+      sink.on_failure(std::get<Failure>(event).text);
+    }
+    lock.lock();
+    calling_ = false;
+    changed_.notify_all();
+  }
+}
+
+bool Inbox::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return closed_ || (sink_ != nullptr && !events_.empty()); });
+  return !closed_;
+}
+
+void Inbox::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+}
+
+std::string Inbox::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Inbox::rethrow() const {
+  if (failed()) throw TransportError(failure());
+}
+
+}  // namespace gradwire::transport

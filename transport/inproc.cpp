@@ -1,0 +1,172 @@
+#include "transport/inproc.h"
+
+#include <condition_variable>
+#include <map>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "transport/exchanges.h"
+#include "transport/inbox.h"
+#include "transport/nodes.h"
+#include "transport/traffic.h"
+
+namespace gradwire::transport {
+
+// What the nodes of one job share; it also does the scheduler's work.
+class InprocHub {
+ public:
+  struct Place {
+    Inbox inbox;
+    Traffic traffic;
+  };
+
+  InprocHub(std::uint32_t workers, std::uint32_t servers)
+      : world_{workers, servers, (std::uint64_t{std::random_device{}()} << 32) | 1}, exchanges_(workers) {
+    for (std::uint32_t rank = 0; rank < workers; ++rank) places_[{Role::kWorker, rank}];
+    for (std::uint32_t rank = 0; rank < servers; ++rank) places_[{Role::kServer, rank}];
+  }
+
+  const World& world() const { return world_; }
+  Place& place(Node node) { return places_.at(node); }
+
+  void take(Node node) {
+    const std::lock_guard lock(mutex_);
+    if (!places_.contains(node)) throw std::invalid_argument("inproc: there is no " + to_string(node));
+    if (!taken_.insert(node).second) throw std::invalid_argument("inproc: " + to_string(node) + " is taken");
+  }
+
+  bool has_left(Node node) {
+    const std::lock_guard lock(mutex_);
+    return left_.contains(node);
+  }
+
+  void fail(const std::string& text) {
+    for (auto& [node, place] : places_) place.inbox.post_failure(text);
+    const std::lock_guard lock(
+        mutex_);  // a waiter is either before its check or asleep: none misses the call
+    changed_.notify_all();
+  }
+
+  void leave(Node node) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!left_.insert(node).second) return;
+      if (node.role == Role::kWorker) exchanges_.leave(node.rank);
+    }
+    changed_.notify_all();
+    for (auto& [other, place] : places_) {
+      if (other != node) place.inbox.post_goodbye(node);
+    }
+  }
+
+  std::vector<std::string> exchange(std::uint64_t sequence, Node self, std::string_view name,
+                                    std::string_view blob, std::chrono::milliseconds timeout) {
+    std::unique_lock lock(mutex_);
+    const Inbox& inbox = places_.at(self).inbox;
+    exchanges_.offer(sequence, self.rank, name, blob);
+    changed_.notify_all();
+    const auto settled = [&] {
+      return inbox.failed() || exchanges_.state(sequence) != Exchanges::State::kWaiting;
+    };
+    changed_.wait_for(lock, timeout, settled);
+    inbox.rethrow();
+    switch (exchanges_.state(sequence)) {
+      case Exchanges::State::kComplete:
+        return exchanges_.blobs(sequence);
+      case Exchanges::State::kDeserted:
+        throw TransportError(exchanges_.fault(sequence));
+      case Exchanges::State::kMismatch: {
+        const std::string text = exchanges_.fault(sequence);
+        lock.unlock();
+        fail(text);
+        throw TransportError(text);
+      }
+      case Exchanges::State::kWaiting:
+        break;
+    }
+    throw TimeoutError(exchange_timeout_text(sequence, name, exchanges_.missing(sequence), timeout));
+  }
+
+ private:
+  const World world_;
+  std::map<Node, Place> places_;  // its nodes are fixed after construction
+  std::mutex mutex_;              // guards what follows
+  std::condition_variable changed_;
+  std::set<Node> taken_;
+  std::set<Node> left_;
+  Exchanges exchanges_;
+};
+
+namespace {
+
+class InprocMessenger final : public Messenger {
+ public:
+  InprocMessenger(std::shared_ptr<InprocHub> hub, Node self)
+      : hub_(std::move(hub)), self_(self), place_(hub_->place(self)) {
+    thread_ = std::thread([this] {
+      while (place_.inbox.wait()) place_.inbox.deliver();
+    });
+  }
+
+  ~InprocMessenger() override {
+    hub_->leave(self_);
+    place_.inbox.detach();
+    place_.inbox.close();
+    thread_.join();
+  }
+
+  Node self() const override { return self_; }
+  World world() const override { return hub_->world(); }
+  void attach(Sink& sink) override { place_.inbox.attach(sink); }
+  void detach() override { place_.inbox.detach(); }
+  void fail(const std::string& text) override { hub_->fail(text); }
+  void leave(std::chrono::milliseconds) override { hub_->leave(self_); }
+  std::vector<PeerCounters> counters() const override { return place_.traffic.snapshot(); }
+
+  void send(Node to, std::vector<Frame> frames) override {
+    check_route(self_, hub_->world(), to, frames);
+    check_member();
+    for (Frame& frame : frames) {
+      frame.header.sender = self_;
+      frame.header.epoch = hub_->world().epoch;
+    }
+    const std::uint64_t bytes = total_bytes(frames);
+    place_.traffic.sent(to, bytes, frames.size());
+    if (hub_->has_left(to)) return;
+    InprocHub::Place& peer = hub_->place(to);
+    peer.traffic.received(self_, bytes, frames.size());
+    peer.inbox.post_frames(self_, std::move(frames));
+  }
+
+  std::vector<std::string> exchange(std::string_view name, std::string_view blob,
+                                    std::chrono::milliseconds timeout) override {
+    check_exchange(self_, name);
+    check_member();
+    return hub_->exchange(exchange_count_++, self_, name, blob, timeout);
+  }
+
+ private:
+  void check_member() const {
+    place_.inbox.rethrow();
+    if (hub_->has_left(self_)) throw TransportError(to_string(self_) + " has left the job");
+  }
+
+  const std::shared_ptr<InprocHub> hub_;
+  const Node self_;
+  InprocHub::Place& place_;
+  std::atomic<std::uint64_t> exchange_count_{0};
+  std::thread thread_;
+};
+
+}  // namespace
+
+InprocNetwork::InprocNetwork(std::uint32_t workers, std::uint32_t servers)
+    : hub_(std::make_shared<InprocHub>(workers, servers)) {}
+
+std::unique_ptr<Messenger> InprocNetwork::connect(Node node) {
+  hub_->take(node);
+  return std::make_unique<InprocMessenger>(hub_, node);
+}
+
+}  // namespace gradwire::transport

@@ -1,0 +1,58 @@
+#include "transport/nodes.h"
+
+namespace gradwire::transport {
+
+std::string list_nodes(const std::vector<Node>& nodes) {
+  std::string text;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    if (i > 0) text += i + 1 == nodes.size() ? " and " : ", ";
+    text += to_string(nodes[i]);
+  }
+  return text;
+}
+
+std::string list_workers(const std::vector<std::uint32_t>& ranks) {
+  std::vector<Node> nodes;
+  for (const auto rank : ranks) nodes.push_back({Role::kWorker, rank});
+  return list_nodes(nodes);
+}
+
+void check_route(Node self, const World& world, Node to, std::span<const Frame> frames) {
+  const bool from_worker = self.role == Role::kWorker && to.role == Role::kServer;
+  const bool from_server = self.role == Role::kServer && to.role == Role::kWorker;
+  if (!from_worker && !from_server) {
+    throw std::invalid_argument("send: " + to_string(self) + " cannot send to " + to_string(to) +
+                                "; workers send to servers and servers to workers");
+  }
+  const std::uint32_t known = from_worker ? world.servers : world.workers;
+  if (to.rank >= known) {
+    throw std::invalid_argument("send: there is no " + to_string(to) + " in this job of " +
+                                std::to_string(world.workers) + " workers and " +
+                                std::to_string(world.servers) + " servers");
+  }
+  for (const Frame& frame : frames) {
+    if (frame.header.kind < Kind::kInit) {
+      throw std::invalid_argument("send: kind " + std::to_string(static_cast<int>(frame.header.kind)) +
+                                  " is the transport's own; data-plane kinds start at 32");
+    }
+  }
+}
+
+void check_exchange(Node self, std::string_view name) {
+  if (self.role != Role::kWorker) {
+    throw std::invalid_argument("exchange: " + to_string(self) + " called it; only workers take part");
+  }
+  if (name.find('\0') != std::string_view::npos) {
+    throw std::invalid_argument("exchange: the name has a NUL character; use printable text");
+  }
+}
+
+std::string exchange_timeout_text(std::uint64_t sequence, std::string_view name,
+                                  const std::vector<std::uint32_t>& missing,
+                                  std::chrono::milliseconds timeout) {
+  const std::string who = missing.empty() ? "the scheduler" : list_workers(missing);
+  return "exchange " + std::to_string(sequence) + " ('" + std::string(name) + "'): " + who +
+         " did not come within " + std::to_string(timeout.count()) + " ms";
+}
+
+}  // namespace gradwire::transport

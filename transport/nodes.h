@@ -1,0 +1,29 @@
+// Names of nodes for people, and who may send what to whom.
+//
+// Threading: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/messenger.h"
+
+namespace gradwire::transport {
+
+/// "worker 0, worker 1 and server 2"; nothing for none.
+std::string list_nodes(const std::vector<Node>& nodes);
+std::string list_workers(const std::vector<std::uint32_t>& ranks);
+
+/// Throws std::invalid_argument unless self may send these frames to that node: workers to servers, servers
+/// to workers, data-plane kinds only.
+void check_route(Node self, const World& world, Node to, std::span<const Frame> frames);
+/// Throws std::invalid_argument unless self is a worker and name has no NUL (which ends it on the wire).
+void check_exchange(Node self, std::string_view name);
+
+std::string exchange_timeout_text(std::uint64_t sequence, std::string_view name,
+                                  const std::vector<std::uint32_t>& missing,
+                                  std::chrono::milliseconds timeout);
+
+}  // namespace gradwire::transport
