@@ -1,0 +1,255 @@
+"""One process of a job: started in its own session, read line by line, ended with everything it started.
+
+Threading: a Child belongs to the thread that made it. Nothing here blocks except `Child.reap`, which is called only
+for a process that has ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Stream = Literal["stdout", "stderr"]
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(
+    None, use_errno=True
+).prctl  # found before any fork: the child must not import or allocate much
+_LONGEST_LINE = 64 * 1024
+_PROGRESS_INTERVAL = 1.0  # seconds between two states of a progress bar (text that ends in \r)
+
+
+class Host(Protocol):
+    """A place where processes run: this machine, or one of netlab's namespaces."""
+
+    @property
+    def address(self) -> str:
+        """The address under which the other hosts of the job reach this one."""
+        ...
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Starts command here; options are those of subprocess.Popen."""
+        ...
+
+
+class LocalHost:
+    """This machine, reached over loopback."""
+
+    address = "127.0.0.1"
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, **options)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of output, without its line end, and who wrote it."""
+
+    role: str
+    rank: int | None
+    stream: Stream
+    text: str
+
+
+class LineSplitter:
+    """Cuts a stream into lines. Of a progress bar, which rewrites its line with \\r, one state a second is kept."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._shown_at = -_PROGRESS_INTERVAL
+
+    def feed(self, data: bytes, now: float) -> list[str]:
+        """Takes what was read (b"" at the end of the stream) and returns the lines it completes."""
+        if not data:
+            rest, self._pending = self._pending, b""
+            return [_decode(rest)] if rest else []
+        *whole, self._pending = (self._pending + data).replace(b"\r\n", b"\n").split(b"\n")
+        lines = [_decode(line.rpartition(b"\r")[2] or line) for line in whole]
+        if (
+            b"\r" in self._pending[1:]
+        ):  # a bar begins with \r or ends with it; the state after the last \r is not whole
+            state, _, self._pending = self._pending.rpartition(b"\r")
+            state = state.rpartition(b"\r")[2]
+            if state and now - self._shown_at >= _PROGRESS_INTERVAL:
+                self._shown_at = now
+                lines.append(_decode(state))
+        if len(self._pending) > _LONGEST_LINE:
+            lines.append(_decode(self._pending))
+            self._pending = b""
+        return lines
+
+
+def _decode(line: bytes) -> str:
+    return line.strip(b"\r").decode("utf-8", "replace")
+
+
+class Guard:
+    """Kills the processes of a job when the launcher itself dies, even by SIGKILL: a tiny process that waits for
+    its pipe to close. PR_SET_PDEATHSIG alone would miss what a job's processes have started."""
+
+    _PROGRAM = (
+        "import os, sys\n"
+        "groups = set()\n"
+        "for line in sys.stdin:\n"
+        "    (groups.add if line[0] == '+' else groups.discard)(int(line[1:]))\n"
+        "for group in groups:\n"
+        "    try: os.killpg(group, 9)\n"
+        "    except OSError: pass\n"
+    )
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", self._PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            bufsize=0,
+        )
+
+    def watch(self, group: int) -> None:
+        self._tell(f"+{group}\n")
+
+    def forget(self, group: int) -> None:
+        self._tell(f"-{group}\n")
+
+    def _tell(self, text: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # somebody ended the guard; the job itself goes on
+            self._process.stdin.write(text.encode())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@dataclass(eq=False)
+class Child:
+    """A running process of the job."""
+
+    role: str
+    rank: int | None
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    splitters: dict[Stream, LineSplitter] = field(
+        default_factory=lambda: {stream: LineSplitter() for stream in STREAMS}
+    )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def name(self) -> str:
+        return self.role if self.rank is None else f"{self.role} {self.rank}"
+
+    def pipe(self, stream: Stream) -> Any:
+        return self.process.stdout if stream == "stdout" else self.process.stderr
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Signals the process and all it started, if any is left. Only before `reap`: the id is then still ours."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def read(self, stream: Stream) -> list[Line] | None:
+        """Reads once. Returns the lines that this completes, or None when there is nothing more to read: the stream
+        has ended, or, for a process that has ended, is empty."""
+        try:
+            data = os.read(self.pipe(stream).fileno(), 1 << 16)
+        except BlockingIOError:
+            return None
+        return self._lines(stream, data) if data else None
+
+    def _lines(self, stream: Stream, data: bytes) -> list[Line]:
+        texts = self.splitters[stream].feed(data, time.monotonic())
+        return [Line(self.role, self.rank, stream, text) for text in texts]
+
+    def close_stream(self, stream: Stream) -> list[Line]:
+        """Closes a pipe. Returns the last line, if it had no line end."""
+        self.pipe(stream).close()
+        return self._lines(stream, b"")
+
+    def drain(self, output: Callable[[Line], None]) -> None:
+        """Hands over what an ended process left in its pipes, and closes them."""
+        for stream in STREAMS:
+            if self.pipe(stream).closed:
+                continue
+            while (lines := self.read(stream)) is not None:
+                for line in lines:
+                    output(line)
+            for line in self.close_stream(stream):
+                output(line)
+
+    def reap(self) -> int:
+        """Collects the exit code of a process that has ended: negative for a signal, as Popen has it."""
+        os.close(self.pidfd)
+        return self.process.wait()
+
+    def state(self) -> str:
+        """Says why a process has not ended: "stopped" or "still running"."""
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
+                letter = file.read().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return "still running"
+        return "stopped (SIGSTOP)" if letter in "tT" else "still running"
+
+
+def start(
+    host: Host,
+    role: str,
+    rank: int | None,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    pass_fds: Sequence[int] = (),
+) -> Child:
+    """Starts command on host.
+
+    Raises: OSError: the program is not there or cannot be run.
+    """
+    launcher = os.getpid()
+
+    def die_with_launcher() -> None:
+        _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != launcher:  # it died before prctl took effect
+            os._exit(1)
+
+    process = host.popen(
+        list(command),
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        pass_fds=tuple(pass_fds),
+        preexec_fn=die_with_launcher,
+        bufsize=0,
+    )
+    child = Child(role, rank, process, os.pidfd_open(process.pid))
+    for stream in STREAMS:
+        os.set_blocking(child.pipe(stream).fileno(), False)
+    return child
+
+
+def describe_exit(returncode: int) -> str:
+    """Writes Popen's return code in words."""
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"
+
+
+def shell_code(returncode: int) -> int:
+    """Maps Popen's return code to a shell's: 128 + n for signal n."""
+    return 128 - returncode if returncode < 0 else returncode

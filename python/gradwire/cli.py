@@ -1,0 +1,202 @@
+"""The `gradwire` command: reads options, calls the module that does the work, and writes errors as one clean line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="gradwire",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Compressed gradient exchange for distributed training on ordinary Ethernet.
+
+[bold]Start here[/bold]
+
+  gradwire doctor
+    what was found on this machine
+
+  gradwire run -n 2 -s 2 python train.py --lr 0.1
+    two workers and two servers; Ctrl-C ends all of them
+
+  gradwire ab -n 2 -s 2 --arm none --arm 2bit:threshold=auto --bandwidth 100mbit --report report -- python train.py
+    what compression gains and costs on your own job
+
+Each command explains itself: gradwire run --help.""",
+)
+
+JsonOption = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write a JSON record to FILE; - is stdout.")
+]
+# Options end at the first word that is not one: the rest is the user's command, options of its own included.
+_TAKES_COMMAND = {"allow_interspersed_args": False}
+
+
+def write_json(record: Any, file: str | None) -> None:
+    """Writes a command's record where --json says."""
+    if file is None:
+        return
+    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
+    if file == "-":
+        sys.stdout.write(text)
+    else:
+        Path(file).write_text(text, encoding="utf-8")
+
+
+@app.command(context_settings=_TAKES_COMMAND)
+def run(
+    command: Annotated[
+        list[str], typer.Argument(metavar="CMD...", help="Program and arguments of every worker.")
+    ],
+    workers: Annotated[int, typer.Option("-n", "--num-workers", min=1, help="Workers.")],
+    servers: Annotated[
+        int | None,
+        typer.Option("-s", "--num-servers", min=0, help="Servers. Unset: as many as workers, if used."),
+    ] = None,
+    launcher: Annotated[
+        str, typer.Option(help="How processes reach their hosts; only local exists so far.")
+    ] = "local",
+    hosts: Annotated[
+        str | None,
+        typer.Option("-H", "--hostfile", help="A file with one host a line, or host:slots,host:slots."),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="K=V", help="A variable for every process; repeatable."),
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Start a job: scheduler, servers and N workers that each run CMD.
+
+    Every line is shown behind the name of the process that wrote it. When a process fails, the others are ended and
+    its own exit code is returned; Ctrl-C ends everything. Options end at the first word of CMD.
+
+    [bold]Examples[/bold]
+
+      gradwire run -n 2 -s 2 python train.py --lr 0.1
+
+      gradwire run -n 4 --env GRADWIRE_COMPRESSION=2bit:threshold=auto -- python -u train.py
+    """
+    from gradwire.console import Prefixer, say
+    from gradwire.launch import run_job
+
+    _check_launcher(launcher, hosts, workers)
+    result = run_job(
+        command,
+        workers,
+        servers,
+        env=_read_env(env or []),
+        output=Prefixer(sys.stderr if json_file == "-" else sys.stdout, sys.stderr),
+        report=say,
+    )
+    record = {
+        **{
+            "exit_code": result.exit_code,
+            "cause": result.cause,
+            "wall_seconds": round(result.wall_seconds, 3),
+        },
+        **{"failed_role": result.failed_role, "failed_rank": result.failed_rank},
+        **{"workers": workers, "servers": workers if servers is None else servers, "command": command},
+    }
+    write_json(record, json_file)
+    raise typer.Exit(result.exit_code)
+
+
+def _check_launcher(launcher: str, hosts: str | None, workers: int) -> None:
+    from gradwire.hosts import is_this_machine, read_hosts
+
+    if launcher != "local":
+        known = ("ssh", "mpi", "sge", "yarn", "slurm")
+        what = "is not there yet" if launcher in known else "is not a launcher"
+        raise ValueError(
+            f"run: --launcher {launcher} {what}: expected local, which starts all processes here"
+        )
+    if hosts is None:
+        return
+    rows = read_hosts(hosts)
+    for row in rows:
+        if not is_this_machine(row.name):
+            raise ValueError(
+                f"run: -H names {row.name}, but --launcher local starts all processes on this machine: "
+                "expected localhost only; leave -H out"
+            )
+    slots = sum(row.slots for row in rows)
+    if slots < workers:
+        raise ValueError(f"run: -H has {slots} slots for {workers} workers: raise the slots or lower -n")
+
+
+def _read_env(pairs: list[str]) -> dict[str, str]:
+    env = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--env {pair} is not valid: expected NAME=VALUE")
+        env[name] = value
+    return env
+
+
+@app.command()
+def version(json_file: JsonOption = None) -> None:
+    """Print the version."""
+    from gradwire.doctor import gradwire_version
+
+    if json_file != "-":
+        print(gradwire_version())
+    write_json({"version": gradwire_version()}, json_file)
+
+
+def _mount(module: str, name: str) -> None:
+    """Adds the command group of a part of gradwire; one that is not installed is no reason to lose the others."""
+    if importlib.util.find_spec(module) is not None:
+        app.add_typer(importlib.import_module(module).app, name=name)
+
+
+def _command_names() -> list[str]:
+    names = [
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    ]
+    return names + [group.name for group in app.registered_groups if group.name]
+
+
+def _explain_misuse(error: typer.TyperException, words: list[str]) -> str:
+    """Writes a usage error as one line that ends with where to read on."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "gradwire"
+    text = error.format_message().replace("\n", " ").rstrip(".?")
+    names = _command_names()
+    if words and not words[0].startswith("-") and words[0] not in names:
+        nearest = difflib.get_close_matches(words[0], names, n=1, cutoff=0.0)[0]
+        text = f"no such command {words[0]!r}: did you mean {nearest}"
+    return f"{text}? See: {path} --help" if "did you mean" in text.lower() else f"{text}. See: {path} --help"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line. Exit codes: 2 for misuse, 1 for other failures, a job's own code for `run` and `ab`."""
+    from gradwire.console import say
+
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = app(words, prog_name="gradwire", standalone_mode=False)
+    except typer.TyperException as error:
+        say(_explain_misuse(error, words))
+        code = error.exit_code
+    except (ValueError, OSError, RuntimeError) as error:
+        if os.environ.get("GRADWIRE_LOG_LEVEL") == "debug":
+            raise
+        say(str(error))
+        code = 2 if isinstance(error, ValueError) else 1
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""Every setting that gradwire reads from the environment: one GRADWIRE_* name each, and the aliases it answers to.
+
+`read()` gives a typed `Settings`; `resolve()` gives every value with where it came from, faults included, for
+`gradwire doctor`; `unknown_variables()` finds misspelt GRADWIRE_* names. Nothing below python/ reads the
+environment: values are handed down as arguments.
+
+To add a setting, add one field to `Settings`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import socket
+import urllib.parse
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gradwire.units import parse_duration, parse_size
+
+Role = Literal["worker", "server", "scheduler"]
+LogLevel = Literal["error", "warning", "info", "debug"]
+
+PREFIX = "GRADWIRE_"
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Another name, or several read together, from which a setting may come.
+
+    `translate` turns the variables' texts into the text the GRADWIRE_ variable would have had; None: not given.
+    """
+
+    variables: tuple[str, ...]
+    translate: Callable[..., str | None] = lambda text: text
+    roles: tuple[str, ...] = ("worker", "server", "scheduler")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a setting is, apart from its value."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+    aliases: tuple[Alias, ...]
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One setting's value here and now, and the variable it came from ("default" where none was set)."""
+
+    definition: Definition
+    value: Any
+    origin: str
+    error: str | None = None
+
+
+def _setting(parse: Callable[[str], Any], default: Any, help: str, *aliases: str | Alias) -> Any:
+    rows = tuple(Alias((alias,)) if isinstance(alias, str) else alias for alias in aliases)
+    return dataclasses.field(default=default, metadata={"parse": parse, "help": help, "aliases": rows})
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"{text!r} is not valid: expected one of {', '.join(words)}")
+        return text.lower()
+
+    return parse
+
+
+def _integer(least: int, unit: str = "") -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise ValueError(f"{text!r} is not valid: expected a whole number{unit}, {least} or more")
+        return value
+
+    return parse
+
+
+def _positive(parse: Callable[[str], Any], least: str) -> Callable[[str], Any]:
+    def checked(text: str) -> Any:
+        value = parse(text)
+        if value < parse(least):
+            raise ValueError(f"{text!r} is too small: expected {least} or more")
+        return value
+
+    return checked
+
+
+def parse_endpoint(text: str) -> str:
+    """Checks a scheduler's address: tcp://host:port, tcp://[ipv6]:port or ipc:///path.
+
+    Raises: ValueError: it is neither.
+    """
+    expected = "expected tcp://host:port, tcp://[ipv6]:port or ipc:///path"
+    try:
+        parts = urllib.parse.urlsplit(text)
+        usable = (parts.scheme == "tcp" and parts.hostname and parts.port is not None and not parts.path) or (
+            parts.scheme == "ipc" and parts.path
+        )
+    except ValueError as error:  # a port above 65535, an unclosed bracket
+        raise ValueError(f"{text!r} is not valid ({error}): {expected}") from None
+    if not usable:
+        raise ValueError(f"{text!r} is not valid: {expected}")
+    return text
+
+
+def endpoint(host: str, port: int | str) -> str:
+    """Writes tcp://host:port, with brackets where host is an IPv6 address."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def _ps_verbose(text: str) -> str | None:
+    return {"0": None, "1": "info"}.get(text, "debug")
+
+
+def _ps_heartbeat_timeout(text: str) -> str | None:
+    return None if text == "0" else text  # ps-lite's 0 is "never"; a dead peer is always noticed here
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Typed values. Durations are seconds, sizes are bytes."""
+
+    role: Role = _setting(
+        _one_of("worker", "server", "scheduler"), "worker", "what this process is in the job", "DMLC_ROLE"
+    )
+    rank: int | None = _setting(
+        _integer(0),
+        None,
+        "number of this process among those of its role, from 0; unset: by order of arrival",
+        "DMLC_RANK",
+        Alias(("DMLC_WORKER_ID",), roles=("worker",)),
+        Alias(("DMLC_SERVER_ID",), roles=("server",)),
+        Alias(("DMLC_TASK_ID",), roles=("worker", "server")),
+    )
+    num_workers: int = _setting(_integer(1), 1, "workers in the job", "DMLC_NUM_WORKER")
+    num_servers: int = _setting(_integer(0), 0, "servers in the job", "DMLC_NUM_SERVER")
+    scheduler: str | None = _setting(
+        parse_endpoint,
+        None,
+        "where the scheduler listens: tcp://host:port",
+        Alias(("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"), endpoint),
+    )
+    interface: str | None = _setting(
+        _text, None, "network interface whose address servers listen on: eth0", "DMLC_INTERFACE"
+    )
+    bind_host: str | None = _setting(
+        _text, None, "host name or address servers listen on; wins over interface", "DMLC_NODE_HOST"
+    )
+    host_id: str | None = _setting(
+        _text,
+        None,
+        "identity of this host; ranks with the same one may share memory; unset: the host's own name",
+    )
+    compression: str | None = _setting(
+        _text, None, "codec that overrides the script's: 2bit:threshold=auto,reply=2bit"
+    )
+    result: str | None = _setting(
+        _text, None, "file to which rank 0 writes its record; given by `gradwire ab`"
+    )
+    seed: int | None = _setting(
+        _integer(0), None, "random seed for the script to use; given by `gradwire ab`"
+    )
+    log_level: LogLevel = _setting(
+        _one_of("error", "warning", "info", "debug"),
+        "warning",
+        "what is reported on stderr: error, warning, info or debug",
+        Alias(("PS_VERBOSE",), _ps_verbose),
+    )
+    rendezvous_timeout: float = _setting(
+        _positive(parse_duration, "1ms"), 60.0, "how long to wait for all ranks to appear"
+    )
+    liveness_timeout: float = _setting(
+        _positive(parse_duration, "1ms"),
+        5.0,
+        "a peer silent for this long is dead",
+        Alias(("PS_HEARTBEAT_TIMEOUT",), _ps_heartbeat_timeout),
+    )
+    slow_warning: float = _setting(parse_duration, 60.0, "warn when one round takes longer")
+    slow_abort: float = _setting(parse_duration, 1800.0, "give up when one round takes longer")
+    retry_timeout: float = _setting(
+        _positive(parse_duration, "1ms"), 10.0, "send a request again when unanswered for this long"
+    )
+    partition_bytes: int = _setting(
+        _positive(parse_size, "4KiB"),
+        2**20,
+        "tensors are cut into parts of this many fp32 bytes",
+        "BYTEPS_PARTITION_BYTES",
+    )
+    bigarray_bound: int = _setting(
+        _integer(1, " of elements"),
+        1_000_000,
+        "arrays with this many elements or more are spread over all servers",
+        "MXNET_KVSTORE_BIGARRAY_BOUND",
+    )
+    fusion_bytes: int = _setting(
+        parse_size, 256 * 2**10, "small tensors are sent together up to this many fp32 bytes; 0: never"
+    )
+    credit_bytes: int = _setting(
+        _positive(parse_size, "4KiB"), 4 * 2**20, "encoded bytes that may be under way to one server"
+    )
+    streams: int = _setting(_integer(1), 1, "connections between a worker and a server")
+    codec_threads: int = _setting(
+        _integer(0), 0, "threads that encode and decode in a worker; 0: chosen here"
+    )
+    server_threads: int = _setting(_integer(0), 0, "threads that sum in a server; 0: chosen here")
+    reply: str = _setting(
+        _text, "exact", "how servers answer: exact, fp32 or the codec's own name, such as 2bit"
+    )
+    server_program: str | None = _setting(
+        _text, None, "the gradwire-server program; unset: beside the gradwire command, or on PATH"
+    )
+
+    def __post_init__(self) -> None:
+        count = {"worker": self.num_workers, "server": self.num_servers}.get(self.role)
+        if self.rank is not None and count is not None and self.rank >= count > 0:
+            raise ValueError(
+                f"settings: rank {self.rank} of {count} {self.role}s does not exist: expected 0 to {count - 1}; "
+                f"correct GRADWIRE_RANK or GRADWIRE_NUM_{self.role.upper()}S"
+            )
+
+
+DEFINITIONS: tuple[Definition, ...] = tuple(
+    Definition(
+        field.name, field.metadata["parse"], field.default, field.metadata["help"], field.metadata["aliases"]
+    )
+    for field in dataclasses.fields(Settings)
+)
+
+
+def _candidates(definition: Definition, environ: Mapping[str, str], role: str) -> list[tuple[str, str]]:
+    """Lists (origin, text) for one setting, the one that counts first. Empty variables are as if unset."""
+    found: list[tuple[str, str]] = []
+    if own := environ.get(definition.variable):
+        found.append((definition.variable, own))
+    for alias in definition.aliases:
+        texts = [environ.get(variable, "") for variable in alias.variables]
+        if role in alias.roles and all(texts) and (text := alias.translate(*texts)) is not None:
+            found.append((" and ".join(alias.variables), text))
+    return found
+
+
+def _resolve_one(definition: Definition, environ: Mapping[str, str], role: str) -> Resolved:
+    candidates = _candidates(definition, environ, role)
+    if not candidates:
+        return Resolved(definition, definition.default, "default")
+    origin, text = candidates[0]
+    try:
+        return Resolved(definition, definition.parse(text), origin)
+    except ValueError as error:
+        given = "" if origin == definition.variable else f" ({origin})"
+        return Resolved(
+            definition, definition.default, origin, f"settings: {definition.variable}{given}: {error}"
+        )
+
+
+def resolve(environ: Mapping[str, str] | None = None) -> list[Resolved]:
+    """Finds every setting's value and origin; a bad one keeps its default and carries the error's text."""
+    environ = os.environ if environ is None else environ
+    role = _resolve_one(DEFINITIONS[0], environ, "worker").value
+    return [_resolve_one(definition, environ, role) for definition in DEFINITIONS]
+
+
+def read(environ: Mapping[str, str] | None = None) -> Settings:
+    """Reads all settings.
+
+    Raises: ValueError: the first bad value; says which variable, what it held and what was expected.
+    """
+    rows = resolve(environ)
+    for row in rows:
+        if row.error is not None:
+            raise ValueError(row.error)
+    return Settings(**{row.definition.name: row.value for row in rows})
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Describes every GRADWIRE_* variable that no setting has, with the nearest valid name."""
+    environ = os.environ if environ is None else environ
+    valid = [definition.variable for definition in DEFINITIONS]
+    texts = []
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in valid:
+            near = difflib.get_close_matches(variable, valid, n=1, cutoff=0.0)[0]
+            texts.append(f"{variable} is set but no setting has this name: did you mean {near}?")
+    return texts
+
+
+def warn_unknown_variables(environ: Mapping[str, str] | None = None) -> None:
+    """Warns, once per process and name, of GRADWIRE_* variables that have no effect."""
+    for text in unknown_variables(environ):
+        warnings.warn(text, stacklevel=3)
+
+
+def host_identity(settings: Settings) -> str:
+    """Returns GRADWIRE_HOST_ID where set, else this host's own name."""
+    return settings.host_id or socket.gethostname()
