@@ -1,0 +1,335 @@
+#include "kvstore/aggregator.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <bit>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "compress/codecs.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using compress::ReplyKind;
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+
+/// A request that is refused; becomes a kError frame.
+struct Refused {
+  Refusal how;
+  std::string text;
+};
+
+/// Rounds ahead of the slowest that a worker may open on one partition: bounds what a fast one can pile up.
+constexpr std::uint64_t kMaxStepsAhead = 64;
+/// Largest partition, in elements; far above any partition size, it keeps sizes from overflowing.
+constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 40;
+
+Buffer to_buffer(std::string_view text) {
+  Buffer buffer = Buffer::allocate(text.size());
+  std::memcpy(buffer.bytes().data(), text.data(), text.size());
+  return buffer;
+}
+
+/// Answers keep the request's identity (key, step, offset, count, priority).
+Frame answer_to(const FrameHeader& request, Kind kind, Buffer payload = {}) {
+  FrameHeader header = request;
+  header.kind = kind;
+  header.flags = 0;
+  header.content = 0;
+  return {header, std::move(payload)};
+}
+
+Frame share(const Frame& frame) { return {frame.header, frame.payload.share()}; }
+
+std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) {
+  return fmt::format(
+      "worker {} left the job before step {} of key {}; every worker must run the same number of steps",
+      worker, step, key);
+}
+
+compress::Payload view(const Buffer& buffer) { return buffer.bytes(); }
+
+}  // namespace
+
+Aggregator::Aggregator(std::uint32_t workers) : workers_(workers) {}
+
+void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+  const FrameHeader header = frame.header;
+  try {
+    if (worker >= workers_)
+      throw Refused{Refusal::kFinal, fmt::format("worker {} is not one of {}", worker, workers_)};
+    if (header.count > kMaxCount) {
+      throw Refused{Refusal::kFinal,
+                    fmt::format("count {} of key {} is above {}", header.count, header.key, kMaxCount)};
+    }
+    switch (header.kind) {
+      case Kind::kInit:
+        return on_init(worker, std::move(frame), answers);
+      case Kind::kPush:
+        return on_push(worker, std::move(frame), answers);
+      case Kind::kPull:
+        return on_pull(worker, header, answers);
+      case Kind::kProbe:
+        return on_probe(worker, header, answers);
+      case Kind::kCommand:
+        return on_command(worker, frame, answers);
+      default:
+        throw Refused{Refusal::kFinal,
+                      fmt::format("frame kind {} is no request to a server", static_cast<int>(header.kind))};
+    }
+  } catch (const Refused& refused) {
+    Frame error = answer_to(header, Kind::kError, to_buffer(refused.text));
+    error.header.content = static_cast<std::uint8_t>(refused.how);
+    answers.push_back({worker, std::move(error)});
+  } catch (const std::exception& error) {  // an allocation or codec that failed for this request
+    answers.push_back({worker, answer_to(header, Kind::kError, to_buffer(error.what()))});
+  }
+}
+
+void Aggregator::on_init(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+  const FrameHeader& header = frame.header;
+  if (header.count == 0 || frame.payload.size_bytes() != header.count * sizeof(float)) {
+    throw Refused{Refusal::kFinal, fmt::format("init of key {}: {} bytes do not hold {} float32 elements",
+                                               header.key, frame.payload.size_bytes(), header.count)};
+  }
+  auto& partition = partitions_[{header.key, header.offset}];
+  if (partition.next_step == 0 && partition.rounds.empty()) {  // a repeated request must not undo pushes
+    partition.count = header.count;
+    partition.value.resize(header.count);
+    std::memcpy(partition.value.data(), view(frame.payload).data(), frame.payload.size_bytes());
+  }
+  answers.push_back({worker, answer_to(header, Kind::kAck)});
+}
+
+void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+  const FrameHeader header = frame.header;
+  if (header.count == 0)
+    throw Refused{Refusal::kFinal, fmt::format("push of key {} holds no element", header.key)};
+  const auto& codec = codec_of(header);
+  const auto kind = static_cast<ReplyKind>(header.reply);
+  if (header.reply > static_cast<std::uint8_t>(ReplyKind::kSame) ||
+      (kind == ReplyKind::kExact && !codec.has_exact_reply())) {
+    throw Refused{Refusal::kFinal, fmt::format("push of key {}: codec {} has no reply kind {}", header.key,
+                                               codec.name(), header.reply)};
+  }
+  try {
+    codec.validate(view(frame.payload), header.count);
+  } catch (const compress::DecodeError& error) {
+    throw Refused{Refusal::kSendAgain,
+                  fmt::format("push of key {} offset {}: {}", header.key, header.offset, error.what())};
+  }
+  auto& partition = partitions_[{header.key, header.offset}];
+  if (partition.count == 0) partition.count = header.count;
+  if (partition.count != header.count) {
+    throw Refused{Refusal::kFinal, fmt::format("push of key {} offset {}: {} elements given, {} expected",
+                                               header.key, header.offset, header.count, partition.count)};
+  }
+  if (header.step < partition.next_step) {  // repeated: the answer was lost, or is on its way
+    if (header.step + 1 == partition.next_step) answers.push_back({worker, share(*partition.answer)});
+    return;
+  }
+  if (header.step >= partition.next_step + kMaxStepsAhead) {
+    throw Refused{Refusal::kFinal, fmt::format("push of key {} is for step {}, more than {} ahead of step {}",
+                                               header.key, header.step, kMaxStepsAhead, partition.next_step)};
+  }
+  auto [found, opened] = partition.rounds.try_emplace(header.step);
+  Round& round = found->second;
+  if (opened) {
+    round.first = header;
+    round.payloads.resize(workers_);
+  }
+  accept(worker, partition, round, std::move(frame));
+  if (round.arrived == workers_ && header.step == partition.next_step) {
+    for (auto next = partition.rounds.begin();
+         next != partition.rounds.end() && next->first == partition.next_step &&
+         next->second.arrived == workers_;
+         next = partition.rounds.begin()) {
+      Round complete_round = std::move(next->second);
+      partition.rounds.erase(next);
+      complete(partition, std::move(complete_round), answers);
+    }
+  }
+  for (const std::uint32_t left : gone_) {
+    if (header.step < partition.next_step || round.payloads[left]) continue;
+    return fail_waiters(round, left_text(left, header.step, header.key), answers);
+  }
+}
+
+void Aggregator::accept(std::uint32_t worker, Partition& partition, Round& round, Frame frame) {
+  const FrameHeader& header = frame.header;
+  if (round.payloads[worker]) return;  // repeated
+  const FrameHeader& first = round.first;
+  if (header.codec != first.codec || header.codec_parameters != first.codec_parameters ||
+      header.reply != first.reply || header.dtype != first.dtype) {
+    throw Refused{
+        Refusal::kFinal,
+        fmt::format(
+            "push of key {} step {}: worker {} sent codec {} ({:#x}), reply {}; worker {} sent codec {} "
+            "({:#x}), reply {}; give every rank the same compression",
+            header.key, header.step, worker, header.codec, fmt::join(header.codec_parameters, ","),
+            header.reply, first.sender.rank, first.codec, fmt::join(first.codec_parameters, ","),
+            first.reply)};
+  }
+  if (updater_ && partition.value.empty()) {
+    throw Refused{
+        Refusal::kFinal,
+        fmt::format("push of key {}: the optimizer has no weight yet; init the key first", header.key)};
+  }
+  round.flags |= header.flags & transport::kFlagNonfinite;
+  round.payloads[worker] = std::move(frame.payload);
+  ++round.arrived;
+}
+
+void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>& answers) {
+  ++partition.next_step;
+  try {
+    partition.answer = reply(partition, round);
+  } catch (const std::exception& error) {  // payloads fine one by one, but not together
+    const std::string text =
+        fmt::format("key {} step {}: {}", round.first.key, round.first.step, error.what());
+    partition.answer = answer_to(round.first, Kind::kError, to_buffer(text));
+  }
+  for (std::uint32_t worker = 0; worker < workers_; ++worker)
+    answers.push_back({worker, share(*partition.answer)});
+}
+
+Frame Aggregator::reply(Partition& partition, Round& round) {
+  const auto& codec = codec_of(round.first);
+  std::vector<compress::Payload> payloads;
+  for (const auto& payload : round.payloads) payloads.push_back(view(*payload));
+  if (updater_) return update(partition, round, codec, payloads);
+
+  const auto kind = static_cast<ReplyKind>(round.first.reply);
+  if (kind == ReplyKind::kSame && codec.lossy() && partition.residual.empty()) {
+    partition.residual.assign(partition.count, 0.0F);
+  }
+  Buffer out = pool_.take(codec.max_reply_size(partition.count, payloads.size(), kind));
+  const auto encoded = codec.encode_reply(
+      payloads, partition.count, kind,
+      kind == ReplyKind::kSame ? std::span(partition.residual) : std::span<float>(), out.bytes());
+  out.truncate(encoded.bytes);
+  partition.value = {};  // from now on the sum is what a pull gets
+  Frame frame = answer_to(round.first, Kind::kReply, std::move(out));
+  frame.header.content = static_cast<std::uint8_t>(Content::kSum);
+  frame.header.flags = round.flags | (encoded.nonfinite ? transport::kFlagNonfinite : 0U);
+  return frame;
+}
+
+Frame Aggregator::update(Partition& partition, Round& round, const compress::Codec& codec,
+                         std::span<const compress::Payload> payloads) {
+  std::vector<float> gradient(partition.count);
+  codec.decode_sum(payloads, gradient);
+  updater_->update(partition.value, gradient, partition.optimizer_state);
+  Buffer out = pool_.take(partition.count * sizeof(float));
+  out.truncate(partition.count * sizeof(float));
+  std::memcpy(out.bytes().data(), partition.value.data(), out.size_bytes());
+  Frame frame = answer_to(round.first, Kind::kValue, std::move(out));
+  frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
+  frame.header.flags = round.flags;
+  return frame;
+}
+
+void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
+  const auto found = partitions_.find({header.key, header.offset});
+  if (found == partitions_.end() || found->second.count != header.count) {
+    throw Refused{
+        Refusal::kFinal,
+        fmt::format(
+            "pull of key {} offset {} count {}: nothing of that size is held here; init or push it first",
+            header.key, header.offset, header.count)};
+  }
+  Partition& partition = found->second;
+  if (partition.value.empty() && partition.answer) {
+    Frame frame = share(*partition.answer);
+    frame.header.priority = header.priority;
+    answers.push_back({worker, std::move(frame)});
+    return;
+  }
+  if (partition.value.empty()) {
+    throw Refused{Refusal::kFinal,
+                  fmt::format("pull of key {}: its first round is not complete; pull after a push of "
+                              "your own, or init it",
+                              header.key)};
+  }
+  Buffer out = pool_.take(partition.count * sizeof(float));
+  out.truncate(partition.count * sizeof(float));
+  std::memcpy(out.bytes().data(), partition.value.data(), out.size_bytes());
+  Frame frame = answer_to(header, Kind::kValue, std::move(out));
+  frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
+  answers.push_back({worker, std::move(frame)});
+}
+
+void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
+  const auto found = partitions_.find({header.key, header.offset});
+  if (found == partitions_.end()) {
+    answers.push_back({worker, answer_to(header, Kind::kMissing)});
+    return;
+  }
+  const Partition& partition = found->second;
+  if (header.step < partition.next_step) {
+    if (header.step + 1 == partition.next_step) answers.push_back({worker, share(*partition.answer)});
+    return;
+  }
+  const auto round = partition.rounds.find(header.step);
+  if (round == partition.rounds.end() || !round->second.payloads[worker]) {
+    answers.push_back({worker, answer_to(header, Kind::kMissing)});
+    return;
+  }
+  std::vector<std::uint32_t> awaited;
+  for (std::uint32_t rank = 0; rank < workers_; ++rank) {
+    if (!round->second.payloads[rank]) awaited.push_back(rank);
+  }
+  Buffer ranks = Buffer::allocate(awaited.size() * sizeof(std::uint32_t));
+  std::memcpy(ranks.bytes().data(), awaited.data(), ranks.size_bytes());
+  answers.push_back({worker, answer_to(header, Kind::kHeld, std::move(ranks))});
+}
+
+void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+  const auto bytes = view(frame.payload);
+  const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  constexpr std::string_view kOptimizer = "optimizer ";
+  if (!text.starts_with(kOptimizer)) {
+    throw Refused{Refusal::kFinal, fmt::format("command '{}' is not known; expected 'optimizer NAME ...'",
+                                               text.substr(0, 80))};
+  }
+  updater_ = make_updater(parse_optimizer(text.substr(kOptimizer.size())));
+  answers.push_back({worker, answer_to(frame.header, Kind::kAck)});
+}
+
+void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) {
+  gone_.insert(worker);
+  for (auto& [id, partition] : partitions_) {
+    for (auto& [step, round] : partition.rounds) {
+      if (round.payloads[worker]) continue;
+      fail_waiters(round, left_text(worker, step, id.key), answers);
+    }
+  }
+}
+
+void Aggregator::fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers) {
+  for (std::uint32_t rank = 0; rank < workers_; ++rank) {
+    if (!round.payloads[rank] || gone_.contains(rank)) continue;
+    answers.push_back({rank, answer_to(round.first, Kind::kError, to_buffer(text))});
+  }
+}
+
+const compress::Codec& Aggregator::codec_of(const FrameHeader& header) {
+  auto& codec = codecs_[{header.codec, header.codec_parameters}];
+  if (!codec) {
+    try {
+      codec = compress::from_wire(static_cast<compress::WireId>(header.codec), header.codec_parameters);
+    } catch (...) {
+      codecs_.erase({header.codec, header.codec_parameters});
+      throw;
+    }
+  }
+  return *codec;
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,94 @@
+// Aggregator is what a Server knows and decides: contributions in, answers out. No thread, no socket, no
+// clock.
+//
+// A round is one (key, offset, step): it is complete when every worker's push is here. The sum is then made
+// in rank order in one pass, encoded once, and answered to all. Requests may be repeated; they are told apart
+// by (key, offset, step, sender). The last answer is kept until the next round of that partition is complete.
+//
+// Threading: one owner. Lifetime: payload Buffers are held until their round is complete.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "compress/codec.h"
+#include "kvstore/updater.h"
+#include "transport/frame.h"
+
+namespace gradwire::kvstore {
+
+/// What a value in a reply is. Part of the wire format, never renumber.
+enum class Content : std::uint8_t { kSum = 0, kWeight = 1, kWeightDelta = 2 };
+
+/// How final a kError is (in header.content). Part of the wire format, never renumber.
+enum class Refusal : std::uint8_t {
+  kFinal = 0,      ///< the request is wrong; the text says why
+  kSendAgain = 1,  ///< the payload did not arrive whole
+};
+
+class Aggregator {
+ public:
+  struct Answer {
+    std::uint32_t worker = 0;
+    transport::Frame frame;
+  };
+
+  /// Requires workers >= 1.
+  explicit Aggregator(std::uint32_t workers);
+
+  /// Takes one frame from a worker and appends what is to be answered, to whom. Never throws for what a peer
+  /// sent: bad requests are answered with kError and change nothing.
+  void handle(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
+
+  /// Notes that a worker will push no more: rounds that need it fail for those who wait, now and later.
+  void forget_worker(std::uint32_t worker, std::vector<Answer>& answers);
+
+ private:
+  struct Round {
+    transport::FrameHeader first;                            ///< the header all others must match
+    std::vector<std::optional<transport::Buffer>> payloads;  ///< by rank
+    std::uint32_t arrived = 0;
+    std::uint32_t flags = 0;
+  };
+  struct Partition {
+    std::uint64_t count = 0;
+    std::vector<float> value;     ///< first value or weight; empty: only sums are held
+    std::vector<float> residual;  ///< what replies of a lossy codec have not told yet
+    std::vector<float> optimizer_state;
+    std::map<std::uint64_t, Round> rounds;   ///< by step
+    std::uint64_t next_step = 0;             ///< first step not yet answered
+    std::optional<transport::Frame> answer;  ///< to step next_step - 1
+  };
+  struct PartitionId {
+    std::uint64_t key = 0, offset = 0;
+    auto operator<=>(const PartitionId&) const = default;
+  };
+
+  void on_init(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
+  void on_push(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
+  void on_pull(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
+  void on_probe(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
+  void on_command(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
+  void accept(std::uint32_t worker, Partition& partition, Round& round, transport::Frame frame);
+  void complete(Partition& partition, Round round, std::vector<Answer>& answers);
+  transport::Frame reply(Partition& partition, Round& round);
+  transport::Frame update(Partition& partition, Round& round, const compress::Codec& codec,
+                          std::span<const compress::Payload> payloads);
+  void fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers);
+  const compress::Codec& codec_of(const transport::FrameHeader& header);
+
+  std::uint32_t workers_;
+  std::set<std::uint32_t> gone_;
+  std::map<PartitionId, Partition> partitions_;
+  std::map<std::pair<std::uint8_t, compress::WireParameters>, std::unique_ptr<compress::Codec>> codecs_;
+  std::unique_ptr<Updater> updater_;
+  transport::BufferPool pool_;
+};
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,283 @@
+#include "kvstore/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "fusion/bucket.h"
+#include "kvstore/engine_thread.h"
+#include "kvstore/updater.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using Verb = EngineThread::Operation::Verb;
+
+EngineOptions checked(EngineOptions options) {
+  if (options.codec_threads == 0) throw std::invalid_argument("Engine: codec_threads=0, expected at least 1");
+  if (options.credit_bytes == 0) throw std::invalid_argument("Engine: credit_bytes=0, expected at least 1");
+  options.partition_elements =
+      std::max<std::uint64_t>(options.partition_elements / compress::kUnitElements * compress::kUnitElements,
+                              compress::kUnitElements);
+  return options;
+}
+
+/// What must be equal on all ranks for their frames to meet.
+std::string agreed_settings(const EngineOptions& options) {
+  return fmt::format("partition_elements={}\nshard_bound_elements={}\n", options.partition_elements,
+                     options.shard_bound_elements);
+}
+
+}  // namespace
+
+struct Engine::Slots {
+  struct Slot {
+    KeyId key = 0;
+    std::span<float> values;
+    std::atomic<bool> marked{false};
+  };
+  Slots(std::vector<std::uint64_t> bytes, std::uint64_t fusion_bytes)
+      : slots(bytes.size()),
+        layout(fusion::fuse(bytes, fusion_bytes)),
+        countdown(layout),
+        tickets(bytes.size()) {}
+
+  std::vector<Slot> slots;
+  fusion::BucketLayout layout;
+  fusion::BucketCountdown countdown;
+  std::atomic<float> scale{1};
+  std::mutex tickets_mutex;
+  std::vector<Ticket> tickets;  ///< by slot, of the step in progress
+};
+
+Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
+               std::unique_ptr<Server> hosted)
+    : messenger_(std::move(messenger)), hosted_(std::move(hosted)), options_(checked(options)) {
+  const auto world = messenger_->world();
+  if (world.servers == 0)
+    throw std::invalid_argument("Engine: the job has no server; start it with at least one (-s 1)");
+  server_load_.assign(world.servers, 0);
+  const auto settings = messenger_->exchange("settings", agreed_settings(options_), options_.slow_abort);
+  require_same_settings("settings", settings);
+  thread_ = std::make_unique<EngineThread>(*messenger_, options_);
+}
+
+Engine::~Engine() { close(); }
+
+std::uint32_t Engine::rank() const { return messenger_->self().rank; }
+std::uint32_t Engine::num_workers() const { return messenger_->world().workers; }
+std::uint32_t Engine::num_servers() const { return messenger_->world().servers; }
+
+void Engine::barrier() { messenger_->exchange("barrier", "", options_.slow_abort); }
+
+std::vector<std::string> Engine::all_gather(std::string_view name, std::string_view blob) {
+  return messenger_->exchange(name, blob, options_.slow_abort);
+}
+
+void Engine::set_compression(const compress::CodecSpec& spec, const std::string& reply) {
+  Compression compression{compress::make(spec), {}};
+  compression.reply = compress::reply_kind(*compression.codec, reply);
+  const std::string text = fmt::format("compression={}\nreply={}\n", compress::canonical_spec(spec),
+                                       static_cast<int>(compression.reply));
+  require_same_settings("set_gradient_compression", all_gather("compression", text));
+  thread_->set_compression(std::make_shared<Compression>(std::move(compression)));
+}
+
+std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
+  for (const KeySpec& key : keys) {
+    if (key.elements() == 0) {
+      throw std::invalid_argument(fmt::format("declare: key '{}' has no element; leave it out", key.name));
+    }
+  }
+  const std::string text = write_keys(keys);
+  const auto texts = all_gather("declare", text);
+  require_same_keys(texts);
+  const auto sorted = read_keys(text);
+  const std::unique_lock lock(keys_mutex_);
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    const KeySpec& key = sorted[i];
+    const auto same = [&](const KeySpec& known) { return known.name == key.name; };
+    if (std::any_of(keys_.begin(), keys_.end(), same) || (i > 0 && same(sorted[i - 1]))) {
+      throw std::invalid_argument(
+          fmt::format("init: key '{}' was declared before; declare each key once", key.name));
+    }
+  }
+  thread_->add_keys(sorted, place_keys(sorted, num_servers(), options_.partition_elements,
+                                       options_.shard_bound_elements, server_load_));
+  const KeyId first = keys_.size();
+  keys_.insert(keys_.end(), sorted.begin(), sorted.end());
+  std::vector<KeyId> ids;
+  for (const KeySpec& key : keys) {
+    const auto found =
+        std::find_if(sorted.begin(), sorted.end(), [&](const KeySpec& k) { return k.name == key.name; });
+    ids.push_back(first + static_cast<KeyId>(found - sorted.begin()));
+  }
+  return ids;
+}
+
+void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
+  require_size("init", key, value.size());
+  if (root >= num_workers()) {
+    throw std::invalid_argument(
+        fmt::format("init: root={} is not a worker rank; expected 0 to {}", root, num_workers() - 1));
+  }
+  if (rank() == root) {
+    EngineThread::Operation operation;
+    operation.verb = Verb::kInit;
+    operation.in = value;
+    const Ticket done = operation.done;
+    thread_->submit(key, std::move(operation));
+    done.wait();
+  }
+  messenger_->exchange("init", "", options_.slow_abort);
+}
+
+void Engine::set_optimizer(const std::string& text) {
+  make_updater(parse_optimizer(text));  // a bad one fails here, on every rank
+  require_same_settings("set_optimizer", all_gather("optimizer", text));
+  if (rank() == 0) thread_->command("optimizer " + text).wait();
+  barrier();
+}
+
+Ticket Engine::push(KeyId key, std::span<const float> grad, std::int32_t priority) {
+  require_size("push", key, grad.size());
+  EngineThread::Operation operation;
+  operation.verb = Verb::kPush;
+  operation.in = grad;
+  operation.priority = priority;
+  const Ticket done = operation.done;
+  const Ticket taken = operation.taken;
+  thread_->submit(key, std::move(operation));
+  taken.wait();
+  return done;
+}
+
+Ticket Engine::pull(KeyId key, std::span<float> out, std::int32_t priority) {
+  require_size("pull", key, out.size());
+  EngineThread::Operation operation;
+  operation.verb = Verb::kPull;
+  operation.out = out;
+  operation.priority = priority;
+  const Ticket done = operation.done;
+  thread_->submit(key, std::move(operation));
+  return done;
+}
+
+Ticket Engine::push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
+                         float scale) {
+  require_size("push_pull", key, in.size());
+  require_size("push_pull", key, out.size());
+  EngineThread::Operation operation;
+  operation.in = in;
+  operation.out = out;
+  operation.priority = priority;
+  operation.scale = scale;
+  const Ticket done = operation.done;
+  thread_->submit(key, std::move(operation));
+  return done;
+}
+
+void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<float>> values) {
+  if (keys.size() != values.size()) {
+    throw std::invalid_argument(fmt::format("bind_slots: {} keys but {} arrays", keys.size(), values.size()));
+  }
+  std::vector<std::uint64_t> bytes;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    require_size("bind_slots", keys[i], values[i].size());
+    bytes.push_back(values[i].size_bytes());
+  }
+  slots_ = std::make_unique<Slots>(bytes, options_.fusion_bytes);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    slots_->slots[i].key = keys[i];
+    slots_->slots[i].values = values[i];
+  }
+}
+
+void Engine::mark_ready(std::uint32_t slot) {
+  if (!slots_ || slot >= slots_->slots.size()) {
+    throw std::invalid_argument(
+        fmt::format("mark_ready: slot {} is not bound; {} are", slot, slots_ ? slots_->slots.size() : 0));
+  }
+  if (slots_->slots[slot].marked.exchange(true)) {
+    throw std::logic_error(
+        fmt::format("mark_ready: slot {} was marked twice in one step; drain the step first", slot));
+  }
+  const std::uint32_t bucket = slots_->layout.bucket_of_slot[slot];
+  if (slots_->countdown.arrive(bucket)) submit_bucket(bucket);
+}
+
+void Engine::submit_bucket(std::uint32_t bucket) {
+  const std::lock_guard lock(slots_->tickets_mutex);
+  for (const std::uint32_t slot : slots_->layout.buckets[bucket].slots) {
+    const auto& bound = slots_->slots[slot];
+    slots_->tickets[slot] = push_pull(bound.key, bound.values, bound.values, -static_cast<std::int32_t>(slot),
+                                      slots_->scale.load());
+  }
+}
+
+std::vector<std::uint32_t> Engine::unmarked() const {
+  std::vector<std::uint32_t> left;
+  for (std::uint32_t i = 0; slots_ && i < slots_->slots.size(); ++i) {
+    if (!slots_->slots[i].marked.load()) left.push_back(i);
+  }
+  return left;
+}
+
+bool Engine::drain_for(std::chrono::milliseconds timeout) {
+  if (!slots_) return true;
+  if (const auto left = unmarked(); !left.empty()) {
+    throw std::logic_error(fmt::format("drain: {} of {} slots are not marked, the first is slot {}",
+                                       left.size(), slots_->slots.size(), left.front()));
+  }
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const std::lock_guard lock(slots_->tickets_mutex);
+  for (const Ticket& ticket : slots_->tickets) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    if (!ticket.wait_for(std::max(left, std::chrono::milliseconds(0)))) return false;
+  }
+  for (auto& slot : slots_->slots) slot.marked = false;
+  return true;
+}
+
+void Engine::set_slot_scale(float scale) {
+  if (slots_) slots_->scale = scale;
+}
+
+std::vector<transport::PeerCounters> Engine::counters() const { return messenger_->counters(); }
+double Engine::codec_seconds() const { return thread_ ? thread_->codec_seconds() : 0; }
+bool Engine::take_nonfinite() { return thread_ && thread_->take_nonfinite(); }
+std::vector<std::string> Engine::take_notices() {
+  return thread_ ? thread_->take_notices() : std::vector<std::string>();
+}
+
+void Engine::close() {
+  if (!thread_) return;
+  try {
+    thread_->idle().wait_for(std::chrono::seconds(2));  // pushes that nobody pulls
+    messenger_->leave(std::chrono::seconds(5));
+  } catch (
+      const std::exception&) {  // NOLINT(bugprone-empty-catch): the job has failed; there is nobody to tell
+  }
+  thread_.reset();
+  hosted_.reset();
+}
+
+std::uint64_t Engine::elements_of(KeyId key) const {
+  const std::shared_lock lock(keys_mutex_);
+  if (key >= keys_.size())
+    throw std::invalid_argument(fmt::format("key {} was not declared; {} keys are", key, keys_.size()));
+  return keys_[key].elements();
+}
+
+void Engine::require_size(const char* verb, KeyId key, std::size_t given) const {
+  if (!thread_) throw std::logic_error(fmt::format("{}: the store is closed", verb));
+  if (const std::uint64_t expected = elements_of(key); given != expected) {
+    const std::shared_lock lock(keys_mutex_);
+    throw std::invalid_argument(
+        fmt::format("{}: key '{}' has {} elements, {} given", verb, keys_[key].name, expected, given));
+  }
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,129 @@
+// Engine is what a worker drives: it owns keys, residuals, agreed scales and the codec pool, and turns push,
+// pull and push_pull into frames and tickets.
+//
+// Threading: every method may be called from any thread; collectives (declare, set_compression, ...) by one
+// thread at a
+//   time and in the same order on every worker. mark_ready() never blocks.
+// Lifetime: spans given to push_pull and pull stay alive and untouched until the ticket is done, or, when it
+// failed,
+//   until close(). push() has taken its span when it returns.
+// Failure: the first failure is final and is rethrown by every ticket and every later call.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compress/codecs.h"
+#include "kvstore/key.h"
+#include "kvstore/server.h"
+#include "kvstore/ticket.h"
+#include "transport/messenger.h"
+
+namespace gradwire::kvstore {
+
+struct EngineOptions {
+  std::uint64_t partition_elements = std::uint64_t{1}
+                                     << 18;  ///< rounded down to whole codec units, at least one
+  std::uint64_t shard_bound_elements =
+      1'000'000;  ///< keys of at least this many elements are cut over all servers
+  std::uint64_t fusion_bytes = std::uint64_t{256} << 10;  ///< buckets and messages are filled up to this
+  std::uint64_t credit_bytes = std::uint64_t{4} << 20;    ///< bytes handed to the socket, per server
+  unsigned codec_threads = 1;
+  std::chrono::milliseconds slow_warning{60'000};  ///< a notice names what is awaited
+  std::chrono::milliseconds slow_abort{
+      1'800'000};  ///< then the job fails; bounds every wait, collectives too
+  std::chrono::milliseconds retry_timeout{10'000};  ///< then a server is asked whether it has our push
+};
+
+class EngineThread;
+
+class Engine {
+ public:
+  /// Joins with the other workers: throws std::invalid_argument naming a setting that differs between ranks.
+  /// `hosted` is the Server of placement local; dedicated servers leave it empty.
+  Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
+         std::unique_ptr<Server> hosted = nullptr);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  std::uint32_t rank() const;
+  std::uint32_t num_workers() const;
+  std::uint32_t num_servers() const;
+
+  // Collectives of the workers. They block, at most slow_abort.
+
+  void barrier();
+  /// Gives blob to all and returns every worker's in rank order.
+  std::vector<std::string> all_gather(std::string_view name, std::string_view blob);
+  /// Sets the codec and reply for all keys from the next round on. Throws std::invalid_argument (bad spec, or
+  /// ranks that differ).
+  void set_compression(const compress::CodecSpec& spec, const std::string& reply);
+  /// Agrees on new keys. Throws std::invalid_argument naming the first difference between ranks.
+  std::vector<KeyId> declare(std::span<const KeySpec> keys);
+  /// Stores root's value (others' are ignored) as the first value of a key; ranks then pull it.
+  void init(KeyId key, std::span<const float> value, std::uint32_t root = 0);
+  /// Sets the servers' optimizer ("sgd learning_rate=0.1"); replies are weights from then on.
+  void set_optimizer(const std::string& text);
+
+  // One key. Spans hold exactly the key's elements.
+
+  /// Adds grad to this round's sum. Returns when grad has been taken.
+  Ticket push(KeyId key, std::span<const float> grad, std::int32_t priority);
+  /// Copies the answer to this worker's last push (or, before any, the stored value) to out.
+  Ticket pull(KeyId key, std::span<float> out, std::int32_t priority);
+  /// Both in one; in and out may be the same memory. The answer is multiplied by scale.
+  Ticket push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
+                   float scale = 1);
+
+  // Slots: gradients that stay in place, exchanged every step as backward() produces them.
+
+  /// Binds slot i to keys[i] and values[i], fuses neighbours into buckets. The memory stays alive until
+  /// close(). Priority of slot i is -i: front layers first. Replaces an earlier binding; no step may be in
+  /// progress.
+  void bind_slots(std::span<const KeyId> keys, std::span<const std::span<float>> values);
+  /// Says that slot's gradient is complete. Throws std::logic_error when marked twice in a step.
+  void mark_ready(std::uint32_t slot);
+  /// Slots not yet marked in this step.
+  std::vector<std::uint32_t> unmarked() const;
+  /// Waits up to timeout for all slots' sums, then ends the step. Requires every slot marked. Returns false
+  /// on timeout.
+  bool drain_for(std::chrono::milliseconds timeout);
+  /// Multiplies every slot's sum by scale from the next step on (1/num_workers for means).
+  void set_slot_scale(float scale);
+
+  // Numbers.
+
+  std::vector<transport::PeerCounters> counters() const;
+  double codec_seconds() const;
+  /// True when any rank met a NaN or infinity since the last call.
+  bool take_nonfinite();
+  /// Warnings for people since the last call ("waiting 60 s for worker 2 ...").
+  std::vector<std::string> take_notices();
+
+  /// Waits for pushes still out, says goodbye, ends the threads. Idempotent; the destructor calls it.
+  void close();
+
+ private:
+  struct Slots;
+  std::uint64_t elements_of(KeyId key) const;
+  void require_size(const char* verb, KeyId key, std::size_t given) const;
+  void submit_bucket(std::uint32_t bucket);
+
+  std::unique_ptr<transport::Messenger> messenger_;
+  std::unique_ptr<Server> hosted_;
+  EngineOptions options_;
+  mutable std::shared_mutex keys_mutex_;
+  std::vector<KeySpec> keys_;
+  std::vector<std::uint64_t> server_load_;
+  std::unique_ptr<EngineThread> thread_;
+  std::unique_ptr<Slots> slots_;
+};
+
+}  // namespace gradwire::kvstore

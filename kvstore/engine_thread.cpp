@@ -1,0 +1,555 @@
+#include "kvstore/engine_thread.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace gradwire::kvstore {
+
+using compress::kUnitElements;
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+using transport::Node;
+using transport::Role;
+using Verb = EngineThread::Operation::Verb;
+
+namespace {
+
+constexpr auto kTick = std::chrono::milliseconds(250);
+/// How often a payload that arrived damaged is sent again before the round fails.
+constexpr int kMaxResends = 3;
+
+std::string text_of(const Frame& frame) {
+  const auto bytes = frame.payload.bytes();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+double seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace
+
+struct EngineThread::PartState {
+  Part part;
+  Buffer payload;  ///< kept until answered, to send again
+  Kind request = Kind::kPush;
+  std::uint32_t flags = 0;
+  bool answered = true;
+  int resends = 0;
+  Clock::time_point asked;             ///< last sent or probed
+  std::vector<std::uint32_t> awaited;  ///< ranks that the server said it lacks
+};
+
+struct EngineThread::Tensor {
+  KeySpec spec;
+  KeyId id = 0;
+  std::vector<PartState> parts;  ///< ordered by offset
+  std::vector<float> residual;   ///< one flat array, by element offset
+  std::vector<float> value;      ///< answer to the last push(), for pull()
+  bool value_current = false;
+  std::vector<compress::UnitScale> scales;  ///< one per unit, agreed in the last round
+  bool scales_known = false;
+  std::uint64_t step = 0;                          ///< rounds begun
+  std::shared_ptr<const Compression> compression;  ///< of the round in flight
+  std::optional<Operation> current;
+  std::deque<Operation> waiting;
+  std::size_t parts_left = 0;
+  std::size_t parts_to_take = 0;
+  std::size_t jobs = 0;      ///< in the pool; memory is theirs until they end
+  std::exception_ptr error;  ///< of the current operation
+  Clock::time_point started;
+  bool warned = false;
+};
+
+EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions& options)
+    : messenger_(messenger),
+      options_(options),
+      compression_(
+          std::make_shared<Compression>(Compression{compress::make({}), compress::ReplyKind::kSame})),
+      outbox_(messenger, loop_, Role::kServer, messenger.world().servers, messenger.self().rank,
+              {options.credit_bytes, options.fusion_bytes}),
+      pool_(options.codec_threads),
+      thread_([this] { run(); }) {
+  messenger_.attach(*this);
+}
+
+EngineThread::~EngineThread() {
+  messenger_.detach();
+  fail(std::make_exception_ptr(transport::TransportError("engine closed while operations were in flight")));
+  Ticket drained = idle();
+  try {
+    drained.wait_for(std::chrono::seconds(10));  // jobs in the pool still write to callers' memory
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the failure was told to every ticket
+  }
+  loop_->stop();
+}
+
+// ------------------------------------------------------------------------------------- calls from other
+// threads
+
+void EngineThread::add_keys(std::vector<KeySpec> specs, std::vector<std::vector<Part>> parts) {
+  loop_->post([this, specs = std::move(specs), parts = std::move(parts)]() mutable {
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      auto tensor = std::make_unique<Tensor>();
+      tensor->id = tensors_.size();
+      tensor->spec = std::move(specs[i]);
+      tensor->parts.resize(parts[i].size());
+      for (std::size_t p = 0; p < parts[i].size(); ++p) tensor->parts[p].part = parts[i][p];
+      std::sort(tensor->parts.begin(), tensor->parts.end(),
+                [](const PartState& a, const PartState& b) { return a.part.offset < b.part.offset; });
+      tensors_.push_back(std::move(tensor));
+    }
+  });
+}
+
+void EngineThread::set_compression(std::shared_ptr<const Compression> compression) {
+  loop_->post([this, compression = std::move(compression)] {
+    compression_ = compression;
+    for (auto& tensor : tensors_) tensor->scales_known = false;
+  });
+}
+
+void EngineThread::submit(KeyId key, Operation operation) {
+  loop_->post([this, key, operation = std::move(operation)]() mutable {
+    Tensor& tensor = *tensors_[key];
+    if (failure_) {
+      operation.taken.fail(failure_);
+      operation.done.fail(failure_);
+      return;
+    }
+    if (operation.verb == Verb::kPush &&
+        tensor.current) {  // the caller waits only until its values are taken
+      operation.staged.assign(operation.in.begin(), operation.in.end());
+      operation.in = operation.staged;
+      operation.taken.succeed();
+    }
+    tensor.waiting.push_back(std::move(operation));
+    start_next(tensor);
+  });
+}
+
+Ticket EngineThread::command(std::string text) {
+  Ticket ticket;
+  loop_->post([this, ticket, text = std::move(text)] {
+    if (failure_) return ticket.fail(failure_);
+    std::set<std::uint32_t> servers;
+    for (std::uint32_t rank = 0; rank < messenger_.world().servers; ++rank) {
+      Buffer payload = Buffer::allocate(text.size());
+      std::memcpy(payload.bytes().data(), text.data(), text.size());
+      FrameHeader header;
+      header.kind = Kind::kCommand;
+      outbox_.add(rank, {header, std::move(payload)});
+      servers.insert(rank);
+    }
+    command_.emplace(ticket, std::move(servers));
+  });
+  return ticket;
+}
+
+Ticket EngineThread::idle() {
+  Ticket ticket;
+  loop_->post([this, ticket] {
+    if (active_.empty()) return ticket.succeed();
+    waiting_idle_.push_back(ticket);
+  });
+  return ticket;
+}
+
+void EngineThread::fail(std::exception_ptr error) {
+  loop_->post([this, error = std::move(error)] { fail_all(error); });
+}
+
+std::vector<std::string> EngineThread::take_notices() {
+  const std::lock_guard lock(notices_mutex_);
+  return std::exchange(notices_, {});
+}
+
+void EngineThread::on_frames(Node from, std::vector<Frame> frames) {
+  loop_->post([this, from, frames = std::move(frames)]() mutable {
+    for (Frame& frame : frames) handle(from, std::move(frame));
+  });
+}
+
+void EngineThread::on_failure(const std::string& text) {
+  fail(std::make_exception_ptr(transport::TransportError(text)));
+}
+
+void EngineThread::on_goodbye(Node peer) {
+  if (peer.role != Role::kServer) return;
+  on_failure(fmt::format("{} left the job while this worker still needs it", transport::to_string(peer)));
+}
+
+// ------------------------------------------------------------------------------------- operations begin
+
+void EngineThread::run() {
+  loop_->run(
+      kTick, [this] { flush(); }, [this] { tick(); });
+}
+
+void EngineThread::start_next(Tensor& tensor) {
+  if (tensor.current || tensor.waiting.empty()) return;
+  tensor.current = std::move(tensor.waiting.front());
+  tensor.waiting.pop_front();
+  if (!tensor.current->staged.empty()) tensor.current->in = tensor.current->staged;
+  tensor.error = nullptr;
+  tensor.started = Clock::now();
+  tensor.warned = false;
+  tensor.parts_left = tensor.parts.size();
+  active_.insert(&tensor);
+  switch (tensor.current->verb) {
+    case Verb::kInit:
+      return start_init(tensor);
+    case Verb::kPull:
+      return start_pull(tensor);
+    case Verb::kPush:
+    case Verb::kPushPull:
+      return start_push(tensor);
+  }
+}
+
+void EngineThread::start_push(Tensor& tensor) {
+  Operation& operation = *tensor.current;
+  tensor.compression = compression_;
+  const auto& codec = *tensor.compression->codec;
+  const std::uint64_t elements = tensor.spec.elements();
+  if (codec.lossy() && tensor.residual.empty()) tensor.residual.assign(elements, 0.0F);
+  if (codec.agrees_scales() && tensor.scales.empty()) tensor.scales.resize(compress::unit_count(elements));
+  if (operation.verb == Verb::kPush) {
+    tensor.value.resize(elements);
+    operation.out = tensor.value;
+  }
+  tensor.value_current = false;
+  ++tensor.step;
+  tensor.parts_to_take = tensor.parts.size();
+  for (std::size_t p = 0; p < tensor.parts.size(); ++p) {
+    if (!codec.lossy() && operation.verb == Verb::kPushPull) {  // the caller's own memory is the payload
+      const auto& part = tensor.parts[p].part;
+      ++tensor.jobs;
+      encoded(tensor, p, Buffer::borrow(std::as_bytes(operation.in.subspan(part.offset, part.count))), false,
+              nullptr);
+    } else {
+      encode(tensor, p);
+    }
+  }
+}
+
+void EngineThread::start_pull(Tensor& tensor) {
+  if (!tensor.value_current) {
+    for (std::size_t p = 0; p < tensor.parts.size(); ++p) send(tensor, p, Kind::kPull, {}, 0);
+    return;
+  }
+  tensor.parts_left = 1;
+  ++tensor.jobs;
+  pool_.submit(tensor.current->priority, [this, &tensor] {
+    std::memcpy(tensor.current->out.data(), tensor.value.data(), tensor.value.size() * sizeof(float));
+    loop_->post([this, &tensor] { job_done(tensor, nullptr); });
+  });
+}
+
+void EngineThread::start_init(Tensor& tensor) {
+  for (std::size_t p = 0; p < tensor.parts.size(); ++p) {
+    const auto& part = tensor.parts[p].part;
+    const auto values = tensor.current->in.subspan(part.offset, part.count);
+    send(tensor, p, Kind::kInit, Buffer::borrow(std::as_bytes(values)), 0);
+  }
+}
+
+// ------------------------------------------------------------------------------------- encode and send
+
+void EngineThread::encode(Tensor& tensor, std::size_t index) {
+  ++tensor.jobs;
+  pool_.submit(tensor.current->priority, [this, &tensor, index, compression = tensor.compression] {
+    const auto begin = Clock::now();
+    const Part& part = tensor.parts[index].part;
+    const auto& codec = *compression->codec;
+    Buffer payload;
+    compress::Encoded encoded_run;
+    std::exception_ptr error;
+    try {
+      const auto residual =
+          codec.lossy() ? std::span(tensor.residual).subspan(part.offset, part.count) : std::span<float>();
+      const auto scales = tensor.scales_known
+                              ? std::span<const compress::UnitScale>(tensor.scales)
+                                    .subspan(part.offset / kUnitElements, compress::unit_count(part.count))
+                              : std::span<const compress::UnitScale>();
+      payload = buffers_.take(codec.max_encoded_size(part.count));
+      encoded_run = codec.encode(tensor.current->in.subspan(part.offset, part.count), residual, scales,
+                                 payload.bytes());
+      payload.truncate(encoded_run.bytes);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    codec_nanoseconds_ += static_cast<std::uint64_t>((Clock::now() - begin).count());
+    loop_->post([this, &tensor, index, payload = std::move(payload), nonfinite = encoded_run.nonfinite,
+                 error]() mutable { encoded(tensor, index, std::move(payload), nonfinite, error); });
+  });
+}
+
+void EngineThread::encoded(Tensor& tensor, std::size_t part, Buffer payload, bool nonfinite,
+                           std::exception_ptr error) {
+  if (error || tensor.error) return job_done(tensor, error);
+  --tensor.jobs;
+  if (--tensor.parts_to_take == 0 && tensor.current->verb == Verb::kPush) tensor.current->taken.succeed();
+  send(tensor, part, Kind::kPush, std::move(payload), nonfinite ? transport::kFlagNonfinite : 0U);
+}
+
+FrameHeader EngineThread::header_of(const Tensor& tensor, std::size_t index) const {
+  const PartState& state = tensor.parts[index];
+  FrameHeader header;
+  header.kind = state.request;
+  header.flags = state.flags;
+  header.key = tensor.id;
+  header.offset = state.part.offset;
+  header.count = state.part.count;
+  header.priority = tensor.current->priority;
+  if (state.request == Kind::kPush) {
+    header.codec = static_cast<std::uint8_t>(tensor.compression->codec->wire_id());
+    header.codec_parameters = tensor.compression->codec->wire_parameters();
+    header.reply = static_cast<std::uint8_t>(tensor.compression->reply);
+    header.step = tensor.step - 1;
+  }
+  return header;
+}
+
+void EngineThread::send(Tensor& tensor, std::size_t index, Kind kind, Buffer payload, std::uint32_t flags) {
+  PartState& state = tensor.parts[index];
+  state.request = kind;
+  state.flags = flags;
+  state.payload = std::move(payload);
+  state.answered = false;
+  state.resends = 0;
+  state.asked = Clock::now();
+  state.awaited.clear();
+  outbox_.add(state.part.server, {header_of(tensor, index), state.payload.share()});
+}
+
+void EngineThread::flush() {
+  try {
+    outbox_.flush();
+  } catch (const std::exception&) {
+    fail_all(std::current_exception());
+  }
+}
+
+// ------------------------------------------------------------------------------------- answers
+
+void EngineThread::handle(Node from, Frame frame) {
+  if (from.role != Role::kServer) return;
+  const FrameHeader& header = frame.header;
+  if (command_ && header.count == 0 && (header.kind == Kind::kAck || header.kind == Kind::kError)) {
+    auto& [ticket, servers] = *command_;
+    servers.erase(from.rank);
+    if (header.kind == Kind::kError)
+      ticket.fail(std::make_exception_ptr(std::invalid_argument(text_of(frame))));
+    if (servers.empty()) {
+      ticket.succeed();
+      command_.reset();
+    }
+    return;
+  }
+  if (header.key >= tensors_.size()) return;
+  Tensor& tensor = *tensors_[header.key];
+  const auto found = std::find_if(tensor.parts.begin(), tensor.parts.end(), [&](const PartState& state) {
+    return state.part.offset == header.offset && state.part.server == from.rank;
+  });
+  // Answers to what nobody waits for any more (a repeated request) are dropped.
+  if (found == tensor.parts.end() || found->answered || !tensor.current || header.count != found->part.count)
+    return;
+  if (found->request == Kind::kPush && header.step + 1 != tensor.step) return;
+  const auto index = static_cast<std::size_t>(found - tensor.parts.begin());
+  switch (header.kind) {
+    case Kind::kReply:
+    case Kind::kValue:
+      found->answered = true;
+      found->payload = {};
+      return decode(tensor, index, std::move(frame));
+    case Kind::kAck:
+      found->answered = true;
+      found->payload = {};
+      return part_done(tensor, nullptr);
+    case Kind::kHeld:
+      found->awaited.resize(frame.payload.size_bytes() / sizeof(std::uint32_t));
+      std::memcpy(found->awaited.data(), frame.payload.bytes().data(),
+                  found->awaited.size() * sizeof(std::uint32_t));
+      return;
+    case Kind::kMissing:
+      outbox_.add(found->part.server, {header_of(tensor, index), found->payload.share()});
+      return;
+    case Kind::kError:
+      return handle_refusal(tensor, index, frame);
+    default:
+      return;
+  }
+}
+
+void EngineThread::handle_refusal(Tensor& tensor, std::size_t index, const Frame& frame) {
+  PartState& state = tensor.parts[index];
+  constexpr std::uint8_t kSendAgain = 1;  // Refusal::kSendAgain
+  if (frame.header.content == kSendAgain && state.resends++ < kMaxResends) {
+    outbox_.add(state.part.server, {header_of(tensor, index), state.payload.share()});
+    return;
+  }
+  const auto text =
+      fmt::format("server {} refused key '{}': {}", state.part.server, tensor.spec.name, text_of(frame));
+  if (state.request != Kind::kPush) {  // nothing that others wait for
+    state.answered = true;
+    return part_done(tensor, std::make_exception_ptr(std::invalid_argument(text)));
+  }
+  fail_all(std::make_exception_ptr(transport::TransportError(text)));
+}
+
+void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
+  ++tensor.jobs;
+  if ((frame.header.flags & transport::kFlagNonfinite) != 0) nonfinite_ = true;
+  const std::int32_t priority = tensor.current->priority;
+  pool_.submit(priority, [this, &tensor, index, compression = tensor.compression, frame = std::move(frame)] {
+    const auto begin = Clock::now();
+    const Part& part = tensor.parts[index].part;
+    const auto out = tensor.current->out.subspan(part.offset, part.count);
+    const auto payload = frame.payload.bytes();
+    std::exception_ptr error;
+    try {
+      if (frame.header.kind == Kind::kValue) {
+        if (payload.size() != out.size_bytes())
+          throw compress::DecodeError("value: payload length is not the key's");
+        std::memcpy(out.data(), payload.data(), payload.size());
+      } else {
+        const auto codec = compress::from_wire(static_cast<compress::WireId>(frame.header.codec),
+                                               frame.header.codec_parameters);
+        const bool ours = tensor.parts[index].request == Kind::kPush;
+        std::vector<compress::UnitScale> unused;
+        std::span<compress::UnitScale> next;
+        if (codec->agrees_scales()) {
+          if (ours) {
+            next = std::span(tensor.scales)
+                       .subspan(part.offset / kUnitElements, compress::unit_count(part.count));
+          } else {
+            unused.resize(compress::unit_count(part.count));
+            next = unused;
+          }
+        }
+        codec->decode_reply(payload, messenger_.world().workers,
+                            static_cast<compress::ReplyKind>(frame.header.reply), out, next);
+      }
+      if (const float scale = tensor.current->scale; scale != 1) {
+        for (float& value : out) value *= scale;
+      }
+    } catch (...) {
+      error = std::current_exception();
+    }
+    codec_nanoseconds_ += static_cast<std::uint64_t>((Clock::now() - begin).count());
+    loop_->post([this, &tensor, error] { job_done(tensor, error); });
+  });
+}
+
+// ------------------------------------------------------------------------------------- operations end
+
+void EngineThread::job_done(Tensor& tensor, std::exception_ptr error) {
+  --tensor.jobs;
+  const bool pulls = tensor.current->verb == Verb::kPull;
+  if (error && !failure_ && !pulls) return fail_all(error);  // a round that others share is lost
+  part_done(tensor, error);
+}
+
+void EngineThread::part_done(Tensor& tensor, std::exception_ptr error) {
+  if (error && !tensor.error) tensor.error = error;
+  if (tensor.parts_left > 0) --tensor.parts_left;
+  if (tensor.jobs > 0 || (tensor.parts_left > 0 && !tensor.error)) return;
+  finish(tensor, tensor.error);
+}
+
+void EngineThread::finish(Tensor& tensor, std::exception_ptr error) {
+  Operation operation = std::move(*tensor.current);
+  tensor.current.reset();
+  for (PartState& state : tensor.parts) {
+    state.answered = true;
+    state.payload = {};
+  }
+  const bool pushed = operation.verb == Verb::kPush || operation.verb == Verb::kPushPull;
+  if (pushed && !error) {
+    tensor.value_current = operation.verb == Verb::kPush;
+    tensor.scales_known = tensor.compression == compression_ && tensor.compression->codec->agrees_scales();
+  }
+  active_.erase(&tensor);
+  if (error) {
+    operation.taken.fail(error);
+    operation.done.fail(error);
+  } else {
+    operation.done.succeed();
+  }
+  start_next(tensor);
+  if (!active_.empty()) return;
+  for (const Ticket& ticket : std::exchange(waiting_idle_, {})) ticket.succeed();
+}
+
+void EngineThread::fail_all(std::exception_ptr error) {
+  if (failure_) return;
+  failure_ = error;
+  if (command_) command_->first.fail(error);
+  command_.reset();
+  for (auto& tensor : tensors_) {
+    for (const Operation& operation : std::exchange(tensor->waiting, {})) {
+      operation.taken.fail(error);
+      operation.done.fail(error);
+    }
+  }
+  for (Tensor* tensor : std::vector<Tensor*>(active_.begin(), active_.end())) {
+    tensor->error = error;
+    for (PartState& state : tensor->parts) state.answered = true;
+    if (tensor->jobs == 0) finish(*tensor, error);
+  }
+}
+
+// ------------------------------------------------------------------------------------- time
+
+void EngineThread::tick() {
+  const auto now = Clock::now();
+  for (Tensor* tensor : std::vector<Tensor*>(active_.begin(), active_.end())) {
+    const auto age = now - tensor->started;
+    if (age >= options_.slow_abort) {
+      const std::string text = describe_wait(*tensor, now);
+      fail_all(std::make_exception_ptr(transport::TimeoutError(text)));
+      messenger_.fail(fmt::format("{} gave up: {}", transport::to_string(messenger_.self()), text));
+      return;
+    }
+    if (age >= options_.slow_warning && !tensor->warned) {
+      tensor->warned = true;
+      const std::lock_guard lock(notices_mutex_);
+      notices_.push_back(describe_wait(*tensor, now));
+    }
+    probe(*tensor, now);
+  }
+}
+
+void EngineThread::probe(Tensor& tensor, Clock::time_point now) {
+  for (std::size_t p = 0; p < tensor.parts.size(); ++p) {
+    PartState& state = tensor.parts[p];
+    if (state.answered || now - state.asked < options_.retry_timeout) continue;
+    state.asked = now;
+    FrameHeader header = header_of(tensor, p);
+    if (state.request != Kind::kPush) {  // small, and harmless when repeated
+      outbox_.add(state.part.server, {header, state.payload.share()});
+      continue;
+    }
+    header.kind = Kind::kProbe;
+    outbox_.add(state.part.server, {header, Buffer()});
+  }
+}
+
+std::string EngineThread::describe_wait(const Tensor& tensor, Clock::time_point now) const {
+  std::set<std::uint32_t> ranks, servers;
+  for (const PartState& state : tensor.parts) {
+    if (state.answered) continue;
+    servers.insert(state.part.server);
+    ranks.insert(state.awaited.begin(), state.awaited.end());
+  }
+  const std::string what = fmt::format("key '{}' step {} has waited {:.0f} s", tensor.spec.name,
+                                       tensor.step == 0 ? 0 : tensor.step - 1, seconds(now - tensor.started));
+  if (!ranks.empty()) return fmt::format("{} for worker {}", what, fmt::join(ranks, ", "));
+  return fmt::format("{} for server {}", what, fmt::join(servers, ", "));
+}
+
+}  // namespace gradwire::kvstore

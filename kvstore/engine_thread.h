@@ -1,0 +1,116 @@
+// EngineThread is the one thread that owns a worker's rounds: it starts operations in order per key, hands
+// encode and decode to the codec pool, sends within credit, matches answers, asks again, and gives up by
+// name.
+//
+// Threading: the public methods may be called from any thread and only post; everything else runs on the
+// thread. Lifetime: owned by Engine, dies before the Messenger.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kvstore/codec_pool.h"
+#include "kvstore/engine.h"
+#include "kvstore/loop.h"
+#include "kvstore/outbox.h"
+
+namespace gradwire::kvstore {
+
+/// The codec in force and how it travels. Shared by the thread's tensors; replaced as a whole.
+struct Compression {
+  std::unique_ptr<compress::Codec> codec;
+  compress::ReplyKind reply = compress::ReplyKind::kFp32;
+};
+
+class EngineThread final : private transport::Sink {
+ public:
+  struct Operation {
+    enum class Verb : std::uint8_t { kInit, kPush, kPull, kPushPull };
+    Verb verb = Verb::kPushPull;
+    std::span<const float> in;
+    std::span<float> out;
+    std::vector<float> staged;  ///< owns what `in` shows when the caller could not wait
+    std::int32_t priority = 0;
+    float scale = 1;
+    Ticket done;
+    Ticket taken;  ///< `in` is no longer read
+  };
+
+  EngineThread(transport::Messenger& messenger, const EngineOptions& options);
+  ~EngineThread() override;
+
+  void add_keys(std::vector<KeySpec> specs, std::vector<std::vector<Part>> parts);
+  void set_compression(std::shared_ptr<const Compression> compression);
+  void submit(KeyId key, Operation operation);
+  /// Sends text to every server; done when all have acknowledged.
+  Ticket command(std::string text);
+  /// Done when nothing is in flight.
+  Ticket idle();
+  /// Fails everything in flight and to come.
+  void fail(std::exception_ptr error);
+
+  double codec_seconds() const { return static_cast<double>(codec_nanoseconds_.load()) * 1e-9; }
+  bool take_nonfinite() { return nonfinite_.exchange(false); }
+  std::vector<std::string> take_notices();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct PartState;
+  struct Tensor;
+
+  void on_frames(transport::Node from, std::vector<transport::Frame> frames) override;
+  void on_failure(const std::string& text) override;
+  void on_goodbye(transport::Node peer) override;
+
+  void run();
+  void start_next(Tensor& tensor);
+  void start_push(Tensor& tensor);
+  void start_pull(Tensor& tensor);
+  void start_init(Tensor& tensor);
+  void encode(Tensor& tensor, std::size_t part);
+  void encoded(Tensor& tensor, std::size_t part, transport::Buffer payload, bool nonfinite,
+               std::exception_ptr error);
+  void send(Tensor& tensor, std::size_t part, transport::Kind kind, transport::Buffer payload,
+            std::uint32_t flags);
+  void handle(transport::Node from, transport::Frame frame);
+  void handle_refusal(Tensor& tensor, std::size_t part, const transport::Frame& frame);
+  void decode(Tensor& tensor, std::size_t part, transport::Frame frame);
+  void job_done(Tensor& tensor, std::exception_ptr error);
+  void part_done(Tensor& tensor, std::exception_ptr error);
+  void finish(Tensor& tensor, std::exception_ptr error);
+  void fail_all(std::exception_ptr error);
+  void flush();
+  void tick();
+  void probe(Tensor& tensor, Clock::time_point now);
+  std::string describe_wait(const Tensor& tensor, Clock::time_point now) const;
+  transport::FrameHeader header_of(const Tensor& tensor, std::size_t part) const;
+
+  transport::Messenger& messenger_;
+  const EngineOptions options_;
+  std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket
+  std::vector<std::unique_ptr<Tensor>> tensors_;
+  std::set<Tensor*> active_;
+  std::vector<Ticket> waiting_idle_;
+  std::shared_ptr<const Compression> compression_;  // owners: this and jobs in the pool
+  Outbox outbox_;
+  std::optional<std::pair<Ticket, std::set<std::uint32_t>>>
+      command_;  ///< and the servers that have not answered it
+  std::exception_ptr failure_;
+  transport::BufferPool buffers_;
+  std::atomic<std::uint64_t> codec_nanoseconds_{0};
+  std::atomic<bool> nonfinite_{false};
+  std::mutex notices_mutex_;
+  std::vector<std::string> notices_;
+  CodecPool pool_;
+  std::jthread thread_;  // last member: joined before the rest dies
+};
+
+}  // namespace gradwire::kvstore

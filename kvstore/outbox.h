@@ -1,0 +1,46 @@
+// Outbox sends frames by priority and within credit, and fuses small ones that go to the same peer.
+// Engine uses one for its pushes, each Server thread one for its replies.
+//
+// Threading: used inside one Loop; only the release of a sent payload comes from elsewhere, as a posted task.
+// Lifetime: payloads may be released after the Outbox is gone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "fusion/send_queue.h"
+#include "kvstore/loop.h"
+#include "transport/messenger.h"
+
+namespace gradwire::kvstore {
+
+class Outbox {
+ public:
+  struct Limits {
+    std::uint64_t credit_bytes;  ///< handed to the socket and not yet written by it, per peer
+    std::uint64_t fusion_bytes;  ///< frames to one peer are fused until a message holds this much
+  };
+  /// Peers are role's ranks 0 .. peers-1; first is the one favoured first.
+  Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, transport::Role role,
+         std::uint32_t peers, std::uint32_t first, Limits limits);
+
+  /// Queues a frame to peer `rank`; header.priority orders it.
+  void add(std::uint32_t rank, transport::Frame frame);
+  /// Sends what credit allows.
+  void flush();
+
+ private:
+  transport::Frame metered(std::uint32_t rank, transport::Frame frame);
+
+  transport::Messenger& messenger_;
+  std::shared_ptr<Loop> loop_;  // owners: the Outbox's owner and payloads still in the socket
+  transport::Role role_;
+  Limits limits_;
+  std::shared_ptr<fusion::SendQueue> queue_;  // owners: this; release tasks hold it weakly
+  std::unordered_map<std::uint64_t, transport::Frame> frames_;
+  std::uint64_t next_id_ = 0;
+};
+
+}  // namespace gradwire::kvstore

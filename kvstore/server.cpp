@@ -1,0 +1,145 @@
+#include "kvstore/server.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "kvstore/aggregator.h"
+#include "kvstore/loop.h"
+#include "kvstore/outbox.h"
+
+namespace gradwire::kvstore {
+
+using transport::Frame;
+using transport::Kind;
+using transport::Node;
+using transport::Role;
+
+/// How the job ended for this server.
+struct Server::End {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::set<std::uint32_t> workers_gone;
+  std::string failure;
+};
+
+/// One aggregator thread and the partitions it owns.
+class Server::Shard {
+ public:
+  Shard(transport::Messenger& messenger, const ServerOptions& options)
+      : aggregator_(messenger.world().workers),
+        outbox_(messenger, loop_, Role::kWorker, messenger.world().workers, messenger.self().rank,
+                {options.credit_bytes, options.fusion_bytes}),
+        thread_([this] { run(); }) {}
+
+  ~Shard() { loop_->stop(); }
+
+  void post(Node from, std::vector<Frame> frames) {
+    loop_->post([this, rank = from.rank, frames = std::move(frames)]() mutable {
+      for (Frame& frame : frames) aggregator_.handle(rank, std::move(frame), answers_);
+    });
+  }
+
+  /// The goodbye comes through the scheduler and may overtake the worker's last frames: act on it a tick
+  /// later.
+  void forget_worker(std::uint32_t rank) {
+    loop_->post([this, rank] { leaving_.push_back(rank); });
+  }
+
+ private:
+  void run() {
+    loop_->run(
+        std::chrono::seconds(1), [this] { send_answers(); }, [this] { forget_the_gone(); });
+  }
+
+  void forget_the_gone() {
+    for (const std::uint32_t rank : gone_) aggregator_.forget_worker(rank, answers_);
+    gone_ = std::exchange(leaving_, {});
+    send_answers();
+  }
+
+  void send_answers() {
+    for (auto& answer : answers_) outbox_.add(answer.worker, std::move(answer.frame));
+    answers_.clear();
+    try {
+      outbox_.flush();
+    } catch (const transport::TransportError&) {
+      loop_->stop();  // the job has failed; on_failure tells wait() why
+    }
+  }
+
+  std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket
+  Aggregator aggregator_;
+  std::vector<Aggregator::Answer> answers_;
+  std::vector<std::uint32_t> leaving_, gone_;  // said goodbye since the last tick; before it
+  Outbox outbox_;
+  std::jthread thread_;  // last member: joined before the rest dies
+};
+
+Server::Server(std::unique_ptr<transport::Messenger> messenger, const ServerOptions& options)
+    : messenger_(std::move(messenger)), end_(std::make_unique<End>()) {
+  if (options.threads == 0) throw std::invalid_argument("Server: threads=0, expected at least 1");
+  for (unsigned i = 0; i < options.threads; ++i)
+    shards_.push_back(std::make_unique<Shard>(*messenger_, options));
+  messenger_->attach(*this);
+}
+
+Server::~Server() {
+  messenger_->detach();
+  shards_.clear();
+}
+
+bool Server::wait_for(std::chrono::milliseconds timeout) {
+  {
+    std::unique_lock lock(end_->mutex);
+    const auto over = [this] {
+      return !end_->failure.empty() || end_->workers_gone.size() == messenger_->world().workers;
+    };
+    if (!end_->changed.wait_for(lock, timeout, over)) return false;
+    if (!end_->failure.empty()) throw transport::TransportError(end_->failure);
+  }
+  messenger_->leave(std::chrono::seconds(2));
+  return true;
+}
+
+void Server::wait() {
+  while (!wait_for(std::chrono::hours(1))) {
+  }
+}
+
+void Server::on_frames(Node from, std::vector<Frame> frames) {
+  if (from.role != Role::kWorker) return;  // servers take requests from workers only
+  if (shards_.size() == 1) return shards_[0]->post(from, std::move(frames));
+  std::vector<std::vector<Frame>> by_shard(shards_.size());
+  for (Frame& frame : frames) {
+    if (frame.header.kind == Kind::kCommand) {  // concerns every shard
+      for (auto& batch : by_shard) batch.push_back({frame.header, frame.payload.share()});
+      continue;
+    }
+    std::uint64_t hash = frame.header.key * 0x9E3779B97F4A7C15U ^ frame.header.offset * 0xC2B2AE3D27D4EB4FU;
+    hash ^= hash >> 32;
+    by_shard[hash % shards_.size()].push_back(std::move(frame));
+  }
+  for (std::size_t i = 0; i < shards_.size(); ++i) {
+    if (!by_shard[i].empty()) shards_[i]->post(from, std::move(by_shard[i]));
+  }
+}
+
+void Server::on_failure(const std::string& text) {
+  const std::lock_guard lock(end_->mutex);
+  if (end_->failure.empty()) end_->failure = text;
+  end_->changed.notify_all();
+}
+
+void Server::on_goodbye(Node peer) {
+  if (peer.role != Role::kWorker) return;
+  for (auto& shard : shards_) shard->forget_worker(peer.rank);
+  const std::lock_guard lock(end_->mutex);
+  end_->workers_gone.insert(peer.rank);
+  end_->changed.notify_all();
+}
+
+}  // namespace gradwire::kvstore

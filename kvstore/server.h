@@ -1,0 +1,51 @@
+// Server sums what workers push and answers them. It is the same class wherever it is hosted: in a process of
+// its own (gradwire-server), or inside a worker's (placement local).
+//
+// Threading: aggregator threads (one per `threads`, each owning a share of the partitions) and the
+// Messenger's I/O
+//   thread, which only hands frames over. wait() from any one thread.
+// Lifetime: owns its Messenger. The destructor stops at once; leave gracefully by wait().
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/messenger.h"
+
+namespace gradwire::kvstore {
+
+struct ServerOptions {
+  unsigned threads = 1;  ///< aggregator threads; at least 1
+  std::uint64_t credit_bytes = std::uint64_t{4}
+                               << 20;  ///< replies handed to the socket, per worker and thread
+  std::uint64_t fusion_bytes = std::uint64_t{256} << 10;
+};
+
+class Server final : private transport::Sink {
+ public:
+  Server(std::unique_ptr<transport::Messenger> messenger, const ServerOptions& options);
+  ~Server() override;
+
+  /// Returns when every worker has left cleanly; throws TransportError naming the rank and role when the job
+  /// failed.
+  void wait();
+  /// As wait(), for at most timeout; returns false when it is not over yet.
+  bool wait_for(std::chrono::milliseconds timeout);
+
+ private:
+  class Shard;
+  void on_frames(transport::Node from, std::vector<transport::Frame> frames) override;
+  void on_failure(const std::string& text) override;
+  void on_goodbye(transport::Node peer) override;
+
+  struct End;
+  std::unique_ptr<transport::Messenger> messenger_;
+  std::unique_ptr<End> end_;
+  std::vector<std::unique_ptr<Shard>> shards_;
+};
+
+}  // namespace gradwire::kvstore

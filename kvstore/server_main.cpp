@@ -1,0 +1,126 @@
+// gradwire-server: the scheduler or one server of a job, without Python.
+// Exit status: 0 when every worker left cleanly, 1 when the job failed, 2 for bad arguments.
+#include <malloc.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <string>
+
+#include "kvstore/server.h"
+#include "transport/zmq_messenger.h"
+
+namespace {
+
+using gradwire::kvstore::Server;
+using gradwire::kvstore::ServerOptions;
+using gradwire::transport::Role;
+using gradwire::transport::ZmqOptions;
+
+struct Arguments {
+  std::string role = "server";
+  ZmqOptions zmq;
+  ServerOptions server;
+  int rank = -1;
+  double rendezvous_timeout = 60;
+  double liveness_timeout = 5;
+  int announce = -1;
+  std::string host_id;
+  std::string log_level = "warning";
+};
+
+void declare(CLI::App& app, Arguments& a) {
+  app.description(
+      "Runs the scheduler (roll call, barriers, liveness) or one parameter server of a gradwire job.\n"
+      "Example, a job of 2 workers and 1 server:\n"
+      "  gradwire-server --role scheduler --scheduler tcp://10.0.0.1:9091 --workers 2 --servers 1\n"
+      "  gradwire-server --role server    --scheduler tcp://10.0.0.1:9091 --workers 2 --servers 1");
+  app.add_option("--role", a.role, "scheduler or server")
+      ->check(CLI::IsMember({"scheduler", "server"}))
+      ->capture_default_str();
+  app.add_option("--scheduler", a.zmq.scheduler,
+                 "where the scheduler listens: tcp://HOST:PORT (port 0: any free one)")
+      ->required();
+  app.add_option("--workers", a.zmq.workers, "workers in the job")->required()->check(CLI::PositiveNumber);
+  app.add_option("--servers", a.zmq.servers, "servers in the job")->required()->check(CLI::NonNegativeNumber);
+  app.add_option("--rank", a.rank, "this server's rank; by order of arrival when absent");
+  app.add_option("--bind-host", a.zmq.bind_host, "name or address on which a server listens");
+  app.add_option("--interface", a.zmq.interface,
+                 "network interface whose address a server listens on, e.g. eth0");
+  app.add_option("--threads", a.server.threads, "aggregator threads")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--streams", a.zmq.streams_per_peer, "connections between a worker and a server")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--rendezvous-timeout", a.rendezvous_timeout, "seconds to wait for all nodes")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--liveness-timeout", a.liveness_timeout, "seconds of silence after which a node is dead")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--announce", a.announce,
+                 "file descriptor to write the scheduler's endpoint to, then close");
+  app.add_option("--host-id", a.host_id, "name of this host, where several share one machine");
+  app.add_option("--log-level", a.log_level, "debug, info, warning or error")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+      ->capture_default_str();
+}
+
+void announce(int descriptor, const std::string& endpoint) {
+  if (descriptor < 0) return;
+  const std::string line = endpoint + "\n";
+  if (::write(descriptor, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    spdlog::error("could not write the endpoint to file descriptor {}", descriptor);
+  }
+  ::close(descriptor);
+}
+
+void run(Arguments& a) {
+  a.zmq.role = a.role == "scheduler" ? Role::kScheduler : Role::kServer;
+  if (a.rank >= 0) a.zmq.rank = static_cast<std::uint32_t>(a.rank);
+  a.zmq.rendezvous_timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(a.rendezvous_timeout * 1000));
+  a.zmq.liveness_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(a.liveness_timeout * 1000));
+  a.zmq.log = [](const std::string& text) { spdlog::info("{}", text); };
+  if (a.zmq.role == Role::kScheduler) {
+    gradwire::transport::Scheduler scheduler(a.zmq);
+    announce(a.announce, scheduler.endpoint());
+    scheduler.wait();
+    return;
+  }
+  Server server(gradwire::transport::connect_zmq(a.zmq), a.server);
+  server.wait();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 30);  // large messages come from the heap, not from fresh pages every time
+  ::mallopt(M_TRIM_THRESHOLD, -1);
+  CLI::App app;
+  Arguments arguments;
+  declare(app, arguments);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int status = app.exit(error);
+    return status == 0 ? 0 : 2;
+  }
+  spdlog::set_default_logger(spdlog::stderr_color_mt("gradwire-" + arguments.role));
+  spdlog::set_pattern("%n: %v");
+  spdlog::set_level(spdlog::level::from_str(arguments.log_level));
+  try {
+    run(arguments);
+    return 0;
+  } catch (const std::invalid_argument& error) {
+    spdlog::error("{}", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    spdlog::error("{}", error.what());
+    return 1;
+  }
+}

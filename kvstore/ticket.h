@@ -1,0 +1,33 @@
+// Ticket is the caller's end of an operation in flight: done, or failed with the error, or still to wait for.
+//
+// Threading: a Ticket may be copied and waited on from any thread. Errors cross threads only in here.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <memory>
+
+namespace gradwire::kvstore {
+
+class Ticket {
+ public:
+  Ticket();
+
+  bool done() const;
+  /// True when done with an error.
+  bool failed() const;
+  /// Waits until done or timeout. Returns false on timeout; rethrows the operation's error.
+  bool wait_for(std::chrono::milliseconds timeout) const;
+  /// Waits until done; rethrows the operation's error. The Engine's slow_abort bounds the wait.
+  void wait() const;
+
+  /// Engine's end. The first of the two calls wins.
+  void succeed() const;
+  void fail(std::exception_ptr error) const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;  // owners: the caller's tickets and the operation inside Engine
+};
+
+}  // namespace gradwire::kvstore

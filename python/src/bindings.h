@@ -1,0 +1,24 @@
+// What module.cpp calls, and the array types that cross from Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <span>
+
+namespace gradwire::python {
+
+void bind_errors(nanobind::module_& module);
+void bind_compress(nanobind::module_& module);
+void bind_engine(nanobind::module_& module);
+
+/// float32, contiguous, on the CPU; any shape. Seen by C++ as a flat span.
+using Floats = nanobind::ndarray<float, nanobind::c_contig, nanobind::device::cpu>;
+using ConstFloats = nanobind::ndarray<const float, nanobind::c_contig, nanobind::device::cpu>;
+using ConstBytes =
+    nanobind::ndarray<const std::uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+
+inline std::span<float> flat(const Floats& array) { return {array.data(), array.size()}; }
+inline std::span<const float> flat(const ConstFloats& array) { return {array.data(), array.size()}; }
+
+}  // namespace gradwire::python

@@ -1,0 +1,238 @@
+// gradwire._core: codecs. Payloads are uint8 arrays without any frame header.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "compress/codecs.h"
+#include "python/src/bindings.h"
+
+namespace gradwire::python {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using compress::Codec;
+using compress::Payload;
+
+namespace {
+
+using OutBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using NumpyBytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+using NumpyFloats = nb::ndarray<nb::numpy, float>;
+
+template <typename T>
+T* owned(std::unique_ptr<T[]> array, nb::capsule& owner) {
+  T* data = array.release();
+  owner = nb::capsule(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return data;
+}
+
+NumpyBytes numpy_bytes(std::unique_ptr<std::uint8_t[]> array, std::size_t size) {
+  nb::capsule owner;
+  std::uint8_t* data = owned(std::move(array), owner);
+  return NumpyBytes(data, {size}, owner);
+}
+
+NumpyFloats numpy_floats(std::unique_ptr<float[]> array, std::size_t rows, std::size_t columns = 0) {
+  nb::capsule owner;
+  float* data = owned(std::move(array), owner);
+  if (columns == 0) return NumpyFloats(data, {rows}, owner);
+  return NumpyFloats(data, {rows, columns}, owner);
+}
+
+std::vector<Payload> views(const std::vector<ConstBytes>& payloads) {
+  std::vector<Payload> out;
+  for (const auto& p : payloads) out.emplace_back(reinterpret_cast<const std::byte*>(p.data()), p.size());
+  return out;
+}
+
+std::span<const compress::UnitScale> scales_of(const std::optional<ConstFloats>& scales,
+                                               std::size_t elements) {
+  static_assert(sizeof(compress::UnitScale) == 2 * sizeof(float));
+  if (!scales) return {};
+  if (scales->size() != 2 * compress::unit_count(elements)) {
+    throw std::invalid_argument("encode: scales has " + std::to_string(scales->size()) +
+                                " floats, expected (" + std::to_string(compress::unit_count(elements)) +
+                                ", 2): threshold and level per unit");
+  }
+  return {reinterpret_cast<const compress::UnitScale*>(scales->data()), compress::unit_count(elements)};
+}
+
+std::span<float> residual_of(const std::optional<Floats>& residual, std::size_t elements, const char* verb) {
+  if (!residual) return {};
+  if (residual->size() != elements) {
+    throw std::invalid_argument(std::string(verb) + ": residual has " + std::to_string(residual->size()) +
+                                " elements, expected " + std::to_string(elements));
+  }
+  return flat(*residual);
+}
+
+void require_elements(const char* verb, std::size_t elements) {
+  if (elements == 0)
+    throw std::invalid_argument(std::string(verb) + ": no element given, expected at least 1");
+}
+
+nb::object encode(const Codec& codec, const ConstFloats& grad, const std::optional<Floats>& residual,
+                  const std::optional<ConstFloats>& scales, const std::optional<OutBytes>& out) {
+  require_elements("encode", grad.size());
+  const auto kept = residual_of(residual, grad.size(), "encode");
+  const auto agreed = scales_of(scales, grad.size());
+  const std::size_t capacity = codec.max_encoded_size(grad.size());
+  if (out && out->size() < capacity) {
+    throw std::invalid_argument("encode: out has " + std::to_string(out->size()) +
+                                " bytes, expected at least " + std::to_string(capacity));
+  }
+  std::unique_ptr<std::uint8_t[]> fresh;
+  if (!out) fresh.reset(new std::uint8_t[capacity]);
+  std::uint8_t* data = out ? out->data() : fresh.get();
+  compress::Encoded encoded;
+  {
+    const nb::gil_scoped_release release;
+    encoded = codec.encode(flat(grad), kept, agreed, {reinterpret_cast<std::byte*>(data), capacity});
+  }
+  if (out) return nb::cast(encoded.bytes);
+  return nb::cast(numpy_bytes(std::move(fresh), encoded.bytes));
+}
+
+nb::object decode_sum(const Codec& codec, const std::vector<ConstBytes>& payloads, std::size_t elements,
+                      const std::optional<Floats>& out) {
+  require_elements("decode_sum", elements);
+  if (payloads.empty()) throw std::invalid_argument("decode_sum: no payload given, expected one per rank");
+  const auto spans = views(payloads);
+  for (const Payload& payload : spans) codec.validate(payload, elements);
+  if (out && out->size() != elements) {
+    throw std::invalid_argument("decode_sum: out has " + std::to_string(out->size()) +
+                                " elements, expected " + std::to_string(elements));
+  }
+  std::unique_ptr<float[]> fresh;
+  if (!out) fresh.reset(new float[elements]);
+  const std::span<float> to = out ? flat(*out) : std::span<float>(fresh.get(), elements);
+  {
+    const nb::gil_scoped_release release;
+    codec.decode_sum(spans, to);
+  }
+  if (out) return nb::none();
+  return nb::cast(numpy_floats(std::move(fresh), elements));
+}
+
+NumpyBytes encode_reply(const Codec& codec, const std::vector<ConstBytes>& payloads, std::size_t elements,
+                        const std::string& reply, const std::optional<Floats>& residual) {
+  require_elements("encode_reply", elements);
+  if (payloads.empty()) throw std::invalid_argument("encode_reply: no payload given, expected one per rank");
+  const auto spans = views(payloads);
+  for (const Payload& payload : spans) codec.validate(payload, elements);
+  const auto kind = compress::reply_kind(codec, reply);
+  const std::size_t capacity = codec.max_reply_size(elements, spans.size(), kind);
+  std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[capacity]);
+  const auto kept = residual_of(residual, elements, "encode_reply");
+  compress::Encoded encoded;
+  {
+    const nb::gil_scoped_release release;
+    encoded =
+        codec.encode_reply(spans, elements, kind, kept, {reinterpret_cast<std::byte*>(out.get()), capacity});
+  }
+  return numpy_bytes(std::move(out), encoded.bytes);
+}
+
+nb::tuple decode_reply(const Codec& codec, const ConstBytes& payload, std::size_t ways, std::size_t elements,
+                       const std::string& reply) {
+  require_elements("decode_reply", elements);
+  const auto kind = compress::reply_kind(codec, reply);
+  std::unique_ptr<float[]> out(new float[elements]);
+  const std::size_t units = codec.agrees_scales() ? compress::unit_count(elements) : 0;
+  std::unique_ptr<float[]> next(new float[2 * units]);
+  {
+    const nb::gil_scoped_release release;
+    codec.decode_reply({reinterpret_cast<const std::byte*>(payload.data()), payload.size()}, ways, kind,
+                       {out.get(), elements}, {reinterpret_cast<compress::UnitScale*>(next.get()), units});
+  }
+  nb::object scales = nb::none();
+  if (units > 0) scales = nb::cast(numpy_floats(std::move(next), units, 2));
+  return nb::make_tuple(numpy_floats(std::move(out), elements), scales);
+}
+
+nb::list list_codecs() {
+  nb::list rows;
+  for (const auto& entry : compress::codecs()) {
+    nb::dict row;
+    row["name"] = std::string(entry.name);
+    row["summary"] = std::string(entry.summary);
+    nb::list parameters;
+    for (const auto& info : entry.parameters) {
+      nb::dict parameter;
+      parameter["name"] = std::string(info.name);
+      parameter["default"] = std::string(info.default_value);
+      parameter["help"] = std::string(info.help);
+      parameters.append(parameter);
+    }
+    row["parameters"] = parameters;
+    const auto codec = compress::make({std::string(entry.name), {}});
+    row["lossy"] = codec->lossy();
+    row["exact_reply"] = codec->has_exact_reply();
+    rows.append(row);
+  }
+  return rows;
+}
+
+}  // namespace
+
+void bind_compress(nb::module_& module) {
+  nb::class_<Codec>(module, "Codec",
+                    "Floats to payloads and payloads to sums. Immutable; any thread may use it.")
+      .def_prop_ro("name", [](const Codec& c) { return std::string(c.name()); })
+      .def_prop_ro("lossy", &Codec::lossy,
+                   "True when encode() loses information, so that a residual is worth keeping.")
+      .def_prop_ro("has_exact_reply", &Codec::has_exact_reply)
+      .def_prop_ro("agrees_scales", &Codec::agrees_scales)
+      .def("max_encoded_size", &Codec::max_encoded_size, "elements"_a,
+           "Largest payload of that many elements, in bytes.")
+      .def("encode", &encode, "grad"_a.noconvert(), nb::kw_only(), "residual"_a.noconvert() = nb::none(),
+           "scales"_a.noconvert() = nb::none(), "out"_a.noconvert() = nb::none(),
+           "Encodes grad + residual (float32, shape (n,)), updates residual in place and returns the payload "
+           "(uint8).\n"
+           "With out (uint8, at least max_encoded_size(n)) writes there and returns the payload's length.")
+      .def("decode_sum", &decode_sum, "payloads"_a.noconvert(), "elements"_a, nb::kw_only(),
+           "out"_a.noconvert() = nb::none(),
+           "Sums the payloads in rank order; returns float32 (elements,), or writes to out. Raises "
+           "DecodeError.")
+      .def(
+          "decode",
+          [](const Codec& c, const ConstBytes& payload, std::size_t n, const std::optional<Floats>& out) {
+            return decode_sum(c, {payload}, n, out);
+          },
+          "payload"_a.noconvert(), "elements"_a, nb::kw_only(), "out"_a.noconvert() = nb::none(),
+          "Returns float32 (elements,), or writes to out. Raises DecodeError.")
+      .def("encode_reply", &encode_reply, "payloads"_a.noconvert(), "elements"_a, nb::kw_only(), "reply"_a,
+           "residual"_a.noconvert() = nb::none(),
+           "What a server answers to these payloads, in rank order (uint8).")
+      .def("decode_reply", &decode_reply, "payload"_a.noconvert(), "ways"_a, "elements"_a, nb::kw_only(),
+           "reply"_a, "Returns (sum float32 (elements,), next scales float32 (units, 2) or None).");
+  module.def(
+      "make_codec", [](const std::string& spec) { return compress::make(compress::parse_spec(spec)); },
+      "spec"_a, "Makes a codec from text such as '2bit:threshold=0.5,nonfinite=mxnet'. Raises ValueError.");
+  module.def(
+      "canonical_spec",
+      [](const std::string& spec) { return compress::canonical_spec(compress::parse_spec(spec)); }, "spec"_a,
+      "The same codec with every parameter written out.");
+  module.def("codecs", &list_codecs, "One dict per codec: name, summary, parameters, lossy, exact_reply.");
+  module.def(
+      "nearest",
+      [](const std::string& given, const std::vector<std::string>& valid) {
+        const std::vector<std::string_view> words(valid.begin(), valid.end());
+        return compress::nearest(given, words);
+      },
+      "given"_a, "valid"_a, "The valid word nearest to given by edit distance.");
+  module.attr("UNIT_ELEMENTS") = compress::kUnitElements;
+  module.def(
+      "copy",
+      [](const Floats& to, const ConstFloats& from) {
+        if (to.size() != from.size()) throw std::invalid_argument("copy: sizes differ");
+        const nb::gil_scoped_release release;
+        std::memcpy(to.data(), from.data(), from.size() * sizeof(float));
+      },
+      "to"_a.noconvert(), "from_"_a.noconvert(), "memcpy, the yardstick of the codec benchmark.");
+}
+
+}  // namespace gradwire::python

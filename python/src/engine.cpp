@@ -1,0 +1,319 @@
+// gradwire._core: the engine, tickets and the server loop. Python sets every option; nothing here reads the
+// environment.
+#include "kvstore/engine.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <csignal>
+#include <deque>
+
+#include "kvstore/server.h"
+#include "python/src/bindings.h"
+#include "transport/inproc.h"
+#include "transport/zmq_messenger.h"
+
+namespace gradwire::python {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using kvstore::Engine;
+using kvstore::EngineOptions;
+using kvstore::KeyId;
+using kvstore::Ticket;
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr auto kSignalCheck = milliseconds(100);
+
+milliseconds from_seconds(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
+
+/// Calls poll(slice) without the GIL until it returns true or `seconds` passed; Ctrl-C is heard between
+/// slices.
+template <typename Poll>
+bool wait_interruptibly(double seconds, const Poll& poll) {
+  const auto deadline = std::chrono::steady_clock::now() + from_seconds(std::min(seconds, 1e9));
+  for (;;) {
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
+    {
+      const nb::gil_scoped_release release;
+      if (poll(std::clamp(left, milliseconds(0), kSignalCheck))) return true;
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (left <= kSignalCheck) return false;
+  }
+}
+
+/// While it lives, Ctrl-C ends the process at once: for waits that cannot look at Python's signals.
+class InterruptEnds {
+ public:
+  InterruptEnds() : before_(std::signal(SIGINT, SIG_DFL)) {}
+  ~InterruptEnds() { std::signal(SIGINT, before_); }
+  InterruptEnds(const InterruptEnds&) = delete;
+  InterruptEnds& operator=(const InterruptEnds&) = delete;
+
+ private:
+  void (*before_)(int);
+};
+
+/// An Engine and the Python arrays that its operations still touch.
+class PyEngine {
+ public:
+  PyEngine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
+           std::unique_ptr<kvstore::Server> hosted)
+      : engine_(std::move(messenger), options, std::move(hosted)) {}
+
+  Engine& engine() { return engine_; }
+
+  Ticket keep(Ticket ticket, nb::object in, nb::object out) {
+    while (!kept_.empty() && kept_.front().ticket.done() && !kept_.front().ticket.failed()) kept_.pop_front();
+    kept_.push_back({ticket, std::move(in), std::move(out)});
+    return ticket;
+  }
+
+  void bind_slots(const std::vector<KeyId>& keys, const std::vector<Floats>& arrays) {
+    std::vector<std::span<float>> values;
+    for (const auto& array : arrays) values.push_back(flat(array));
+    engine_.bind_slots(keys, values);
+    slots_ = arrays;
+  }
+
+  void close() {
+    {
+      const nb::gil_scoped_release release;
+      engine_.close();
+    }
+    kept_.clear();
+    slots_.clear();
+  }
+
+ private:
+  struct Kept {
+    Ticket ticket;
+    nb::object in, out;
+  };
+  std::deque<Kept> kept_;  // before engine_: outlives it
+  std::vector<Floats> slots_;
+  Engine engine_;
+};
+
+// One keyword per setting; names are those of gradwire.settings.
+EngineOptions engine_options(const nb::kwargs& given) {
+  EngineOptions options;
+  const auto take = [&](const char* name, auto& field) {
+    if (given.contains(name)) field = nb::cast<std::decay_t<decltype(field)>>(given[name]);
+  };
+  const auto take_seconds = [&](const char* name, milliseconds& field) {
+    if (given.contains(name)) field = from_seconds(nb::cast<double>(given[name]));
+  };
+  take("partition_elements", options.partition_elements);
+  take("shard_bound_elements", options.shard_bound_elements);
+  take("fusion_bytes", options.fusion_bytes);
+  take("credit_bytes", options.credit_bytes);
+  take("codec_threads", options.codec_threads);
+  take_seconds("slow_warning", options.slow_warning);
+  take_seconds("slow_abort", options.slow_abort);
+  take_seconds("retry_timeout", options.retry_timeout);
+  return options;
+}
+
+transport::ZmqOptions zmq_options(transport::Role role, const nb::kwargs& given) {
+  transport::ZmqOptions options;
+  options.role = role;
+  const auto take = [&](const char* name, auto& field) {
+    if (given.contains(name)) field = nb::cast<std::decay_t<decltype(field)>>(given[name]);
+  };
+  const auto take_seconds = [&](const char* name, milliseconds& field) {
+    if (given.contains(name)) field = from_seconds(nb::cast<double>(given[name]));
+  };
+  take("scheduler", options.scheduler);
+  take("rank", options.rank);
+  take("workers", options.workers);
+  take("servers", options.servers);
+  take("bind_host", options.bind_host);
+  take("interface", options.interface);
+  take("streams", options.streams_per_peer);
+  take_seconds("rendezvous_timeout", options.rendezvous_timeout);
+  take_seconds("liveness_timeout", options.liveness_timeout);
+  return options;
+}
+
+std::unique_ptr<PyEngine> connect_engine(const nb::kwargs& given) {
+  const auto zmq = zmq_options(transport::Role::kWorker, given);
+  const auto options = engine_options(given);
+  const InterruptEnds interrupt;
+  const nb::gil_scoped_release release;
+  return std::make_unique<PyEngine>(transport::connect_zmq(zmq), options, nullptr);
+}
+
+std::unique_ptr<PyEngine> local_engine(const nb::kwargs& given) {
+  const auto options = engine_options(given);
+  const nb::gil_scoped_release release;
+  transport::InprocNetwork network(1, 1);
+  auto server = std::make_unique<kvstore::Server>(network.connect({transport::Role::kServer, 0}),
+                                                  kvstore::ServerOptions());
+  return std::make_unique<PyEngine>(network.connect({transport::Role::kWorker, 0}), options,
+                                    std::move(server));
+}
+
+void run_server(const nb::kwargs& given) {
+  const auto zmq = zmq_options(transport::Role::kServer, given);
+  std::unique_ptr<kvstore::Server> server;
+  {
+    const InterruptEnds interrupt;
+    const nb::gil_scoped_release release;
+    server = std::make_unique<kvstore::Server>(transport::connect_zmq(zmq), kvstore::ServerOptions());
+  }
+  wait_interruptibly(1e9, [&](milliseconds slice) { return server->wait_for(slice); });
+  const nb::gil_scoped_release release;
+  server.reset();
+}
+
+void run_scheduler(const nb::kwargs& given) {
+  const auto zmq = zmq_options(transport::Role::kScheduler, given);
+  const InterruptEnds interrupt;
+  const nb::gil_scoped_release release;
+  transport::Scheduler(zmq).wait();
+}
+
+std::vector<kvstore::KeySpec> key_specs(
+    const std::vector<std::tuple<std::string, std::vector<std::uint64_t>, std::string>>& keys) {
+  std::vector<kvstore::KeySpec> specs;
+  for (const auto& [name, shape, dtype] : keys) specs.push_back({name, shape, dtype});
+  return specs;
+}
+
+nb::dict counters(PyEngine& self) {
+  transport::Counters sum;
+  for (const auto& peer : self.engine().counters()) {
+    sum.bytes_sent += peer.counters.bytes_sent;
+    sum.bytes_received += peer.counters.bytes_received;
+    sum.frames_sent += peer.counters.frames_sent;
+    sum.frames_received += peer.counters.frames_received;
+  }
+  nb::dict out;
+  out["bytes_sent"] = sum.bytes_sent;
+  out["bytes_received"] = sum.bytes_received;
+  out["frames_sent"] = sum.frames_sent;
+  out["frames_received"] = sum.frames_received;
+  return out;
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  using Collective = nb::call_guard<InterruptEnds, nb::gil_scoped_release>;
+  nb::class_<Ticket>(module, "Ticket", "An operation in flight.")
+      .def_prop_ro("done", &Ticket::done)
+      .def(
+          "wait",
+          [](const Ticket& ticket, double seconds) {
+            return wait_interruptibly(seconds, [&](milliseconds slice) { return ticket.wait_for(slice); });
+          },
+          "seconds"_a = 1e9, "Waits; returns False when seconds passed first. Raises the operation's error.");
+
+  nb::class_<PyEngine>(module, "Engine",
+                       "A worker's end of the store. Made by connect_engine() or local_engine().")
+      .def_prop_ro("rank", [](PyEngine& s) { return s.engine().rank(); })
+      .def_prop_ro("num_workers", [](PyEngine& s) { return s.engine().num_workers(); })
+      .def_prop_ro("num_servers", [](PyEngine& s) { return s.engine().num_servers(); })
+      .def(
+          "barrier", [](PyEngine& s) { s.engine().barrier(); }, Collective())
+      .def(
+          "all_gather",
+          [](PyEngine& s, const std::string& name, nb::bytes blob) {
+            const std::string_view view(blob.c_str(), blob.size());
+            std::vector<std::string> blobs;
+            {
+              const InterruptEnds interrupt;
+              const nb::gil_scoped_release release;
+              blobs = s.engine().all_gather(name, view);
+            }
+            nb::list out;
+            for (const auto& b : blobs) out.append(nb::bytes(b.data(), b.size()));
+            return out;
+          },
+          "name"_a, "blob"_a, "Every worker's blob in rank order. Collective.")
+      .def(
+          "set_compression",
+          [](PyEngine& s, const std::string& spec, const std::string& reply) {
+            s.engine().set_compression(compress::parse_spec(spec), reply);
+          },
+          "spec"_a, "reply"_a, Collective(), "Collective. Raises ValueError when ranks differ.")
+      .def(
+          "declare",
+          [](PyEngine& s,
+             const std::vector<std::tuple<std::string, std::vector<std::uint64_t>, std::string>>& keys) {
+            const auto specs = key_specs(keys);
+            const InterruptEnds interrupt;
+            const nb::gil_scoped_release release;
+            return s.engine().declare(specs);
+          },
+          "keys"_a, "Agrees on new keys (name, shape, dtype) and returns their ids. Collective.")
+      .def(
+          "init",
+          [](PyEngine& s, KeyId key, const ConstFloats& value, std::uint32_t root) {
+            const InterruptEnds interrupt;
+            const nb::gil_scoped_release release;
+            s.engine().init(key, flat(value), root);
+          },
+          "key"_a, "value"_a.noconvert(), "root"_a = 0, "Stores root's value as the key's first. Collective.")
+      .def(
+          "set_optimizer", [](PyEngine& s, const std::string& text) { s.engine().set_optimizer(text); },
+          "text"_a, Collective())
+      .def(
+          "push",
+          [](PyEngine& s, KeyId key, const ConstFloats& grad, std::int32_t priority) {
+            const nb::gil_scoped_release release;
+            return s.engine().push(key, flat(grad), priority);
+          },
+          "key"_a, "grad"_a.noconvert(), "priority"_a = 0)
+      .def(
+          "pull",
+          [](PyEngine& s, KeyId key, const Floats& out, std::int32_t priority) {
+            return s.keep(s.engine().pull(key, flat(out), priority), nb::none(), nb::cast(out));
+          },
+          "key"_a, "out"_a.noconvert(), "priority"_a = 0)
+      .def(
+          "push_pull",
+          [](PyEngine& s, KeyId key, const ConstFloats& grad, const Floats& out, std::int32_t priority,
+             float scale) {
+            return s.keep(s.engine().push_pull(key, flat(grad), flat(out), priority, scale), nb::cast(grad),
+                          nb::cast(out));
+          },
+          "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0F)
+      .def("bind_slots", &PyEngine::bind_slots, "keys"_a, "arrays"_a.noconvert(),
+           "Binds slot i to keys[i] and to arrays[i], which is input and output of every step.")
+      .def(
+          "set_slot_scale", [](PyEngine& s, float scale) { s.engine().set_slot_scale(scale); }, "scale"_a)
+      .def(
+          "mark_ready", [](PyEngine& s, std::uint32_t slot) { s.engine().mark_ready(slot); }, "slot"_a,
+          Release())
+      .def(
+          "unmarked", [](PyEngine& s) { return s.engine().unmarked(); }, "Slots not marked in this step.")
+      .def(
+          "drain",
+          [](PyEngine& s, double seconds) {
+            return wait_interruptibly(seconds,
+                                      [&](milliseconds slice) { return s.engine().drain_for(slice); });
+          },
+          "seconds"_a = 1e9, "Waits until every slot holds its sum. Returns False when seconds passed first.")
+      .def("counters", &counters, "Bytes and frames at the socket since the start, all peers together.")
+      .def("codec_seconds", [](PyEngine& s) { return s.engine().codec_seconds(); })
+      .def("take_nonfinite", [](PyEngine& s) { return s.engine().take_nonfinite(); })
+      .def("take_notices", [](PyEngine& s) { return s.engine().take_notices(); })
+      .def("close", &PyEngine::close, "Says goodbye and ends the threads. Idempotent.");
+
+  module.def("connect_engine", &connect_engine, "Joins a job as a worker. Keywords: gradwire.settings.");
+  module.def("local_engine", &local_engine, "A store inside this process, of one worker.");
+  module.def("run_server", &run_server, "Serves one job to its end in this process.");
+  module.def("run_scheduler", &run_scheduler, "Schedules one job to its end in this process.");
+}
+
+}  // namespace gradwire::python

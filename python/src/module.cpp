@@ -1,0 +1,12 @@
+// The extension gradwire._core: one file per part, listed here.
+#include <nanobind/nanobind.h>
+
+#include "python/src/bindings.h"
+
+NB_MODULE(_core, module) {
+  module.doc() = "gradwire's C++ core. Use the typed package around it.";
+  module.attr("__version__") = GRADWIRE_VERSION;
+  gradwire::python::bind_errors(module);
+  gradwire::python::bind_compress(module);
+  gradwire::python::bind_engine(module);
+}
