@@ -1,12 +1,11 @@
-// BucketLayout: which tensors are sealed and sent together. Slots are tensors in the order of declaration (front
-// layer first); a bucket is a run of slots in the *reverse* order, as backward() produces them.
+// BucketLayout: which tensors are sealed and sent together. Slots are tensors in the order of declaration
+// (front layer first); a bucket is a run of slots in the *reverse* order, as backward() produces them.
 //
 // Threading: BucketLayout is a value. BucketCountdown is lock-free: arrive() may be called from any thread.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -24,20 +23,29 @@ struct BucketLayout {
   bool operator==(const BucketLayout&) const = default;
 };
 
-/// Fuses neighbouring slots until a bucket holds at least min_bytes; a slot of at least min_bytes is a bucket alone.
+/// Fuses neighbouring slots until a bucket holds at least min_bytes; a slot of at least min_bytes is a bucket
+/// alone.
 BucketLayout fuse(std::span<const std::uint64_t> slot_bytes, std::uint64_t min_bytes);
 
-/// Counts down each bucket's slots; reset per step.
+/// Says who seals a bucket: the caller whose slot was the last one missing.
 class BucketCountdown {
  public:
   explicit BucketCountdown(const BucketLayout& layout);
-  /// Marks a slot ready. Returns true for exactly one caller per bucket and step: the one that sealed it. The count
-  /// is re-armed by then. Marking a slot twice in a step is the caller's bug (see Engine::mark_ready).
-  bool arrive(std::uint32_t bucket);
+  BucketCountdown(const BucketCountdown&) = delete;
+  BucketCountdown& operator=(const BucketCountdown&) = delete;
+
+  /// Marks one slot of a bucket ready. Returns true for exactly one caller per bucket and step, the one that
+  /// sealed it, to whom all that the others wrote before is visible. The next step may begin at once. Marking
+  /// a slot twice in a step is the caller's bug (see Engine::mark_ready). Requires bucket <
+  /// layout.buckets.size().
+  bool arrive(std::uint32_t bucket) noexcept;
 
  private:
-  std::vector<std::uint32_t> slots_;
-  std::unique_ptr<std::atomic<std::uint32_t>[]> left_;
+  struct Counter {
+    std::atomic<std::uint64_t> arrived{0};  // over all steps, so that no step has to re-arm it
+    std::uint64_t slots = 0;
+  };
+  std::vector<Counter> counters_;
 };
 
 }  // namespace gradwire::fusion

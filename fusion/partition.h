@@ -1,4 +1,5 @@
-// Partition: the piece of a tensor that is encoded, sent and answered as one. Whole codec units, except at the end.
+// Partition: the piece of a tensor that is encoded, sent and answered as one. Whole codec units, except at
+// the end.
 //
 // Threading: pure functions.
 #pragma once
@@ -14,8 +15,9 @@ struct Partition {
   bool operator==(const Partition&) const = default;
 };
 
-/// Cuts a tensor into partitions of at most max_elements, each a whole number of units (at least one) but the last.
-/// Requires elements > 0, unit_elements > 0.
+/// Cuts a tensor into partitions, in order and without a gap. Each is a whole number of units, as many as fit
+/// into max_elements but at least one; the last may be shorter. Throws std::invalid_argument if elements or
+/// unit_elements is 0.
 std::vector<Partition> cut(std::uint64_t elements, std::uint64_t unit_elements, std::uint64_t max_elements);
 
 }  // namespace gradwire::fusion

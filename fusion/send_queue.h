@@ -1,11 +1,13 @@
-// SendQueue decides what goes next: highest priority first, first come first served among equals, and never more
-// than `credit` bytes on their way to any one destination, so that an urgent piece never waits behind a long queue.
-// The same class orders a worker's pushes, a server's replies and the simulator's.
+// SendQueue decides what goes next: highest priority first, first come first served among equals, and never
+// more than `credit` bytes on their way to any one destination, so that an urgent piece never waits behind a
+// long queue. The same class orders a worker's pushes, a server's replies and the simulator's.
 //
 // Threading: none of its own; the owner's thread calls it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <vector>
@@ -20,6 +22,8 @@ struct SendItem {
   bool operator==(const SendItem&) const = default;
 };
 
+/// Misuse (no destination, no credit, a destination that does not exist, giving back more than was taken)
+/// throws std::invalid_argument and changes nothing.
 class SendQueue {
  public:
   /// Requires destinations >= 1, credit_bytes >= 1.
@@ -27,17 +31,20 @@ class SendQueue {
 
   void push(const SendItem& item);
 
-  /// Takes the next item whose destination has credit: an item is let through while the destination's bytes in flight
-  /// are below credit, so one larger than the whole credit still goes, alone. Destinations rotate among equals of
-  /// priority, starting at first_destination, so that all links are busy. Empty: nothing may go now.
+  /// Takes the next item whose destination has credit: an item is let through while the destination's bytes
+  /// in flight are below credit, so one larger than the whole credit still goes, alone. Among equals of
+  /// priority the destination served least recently goes first, so that all links are busy. Empty: nothing
+  /// may go now. Costs one look at each destination.
   std::optional<SendItem> pop();
 
   /// Gives back what a popped item occupied (its reply came).
   void release(std::uint32_t destination, std::uint64_t bytes);
 
-  /// Destination that pop() favours first; rank r of a job starts at r, or all would hit one server at once.
+  /// Destination that pop() favours first, then those after it; rank r of a job starts at r, or all would hit
+  /// one server at once.
   void start_at(std::uint32_t destination);
 
+  /// Says whether nothing waits (bytes may still be in flight).
   bool empty() const noexcept;
   std::uint64_t in_flight_bytes(std::uint32_t destination) const;
 
@@ -45,10 +52,13 @@ class SendQueue {
   struct Lane {
     std::multimap<std::int32_t, SendItem, std::greater<>> waiting;  // equal keys keep insertion order
     std::uint64_t in_flight_bytes = 0;
+    std::uint64_t served_at = 0;  // clock_ of its last pop
   };
+  void require_destination(std::uint32_t destination) const;
+
   std::vector<Lane> lanes_;
   std::uint64_t credit_bytes_;
-  std::uint32_t next_lane_ = 0;
+  std::uint64_t clock_ = 0;
   std::size_t waiting_count_ = 0;
 };
 

@@ -1,0 +1,75 @@
+#include "fusion/send_queue.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace gradwire::fusion {
+
+SendQueue::SendQueue(std::uint32_t destinations, std::uint64_t credit_bytes)
+    : lanes_(destinations), credit_bytes_(credit_bytes) {
+  if (destinations == 0 || credit_bytes == 0) {
+    throw std::invalid_argument("send queue: destinations=" + std::to_string(destinations) +
+                                ", credit_bytes=" + std::to_string(credit_bytes) +
+                                "; expected both to be at least 1");
+  }
+  start_at(0);
+}
+
+void SendQueue::push(const SendItem& item) {
+  require_destination(item.destination);
+  lanes_[item.destination].waiting.emplace(item.priority, item);
+  ++waiting_count_;
+}
+
+std::optional<SendItem> SendQueue::pop() {
+  Lane* best = nullptr;
+  for (Lane& lane : lanes_) {
+    if (lane.waiting.empty() || lane.in_flight_bytes >= credit_bytes_) continue;
+    const std::int32_t priority = lane.waiting.begin()->first;
+    const std::int32_t best_priority = best ? best->waiting.begin()->first : priority;
+    if (!best || priority > best_priority ||
+        (priority == best_priority && lane.served_at < best->served_at)) {
+      best = &lane;
+    }
+  }
+  if (!best) return std::nullopt;
+  const SendItem item = best->waiting.begin()->second;
+  best->waiting.erase(best->waiting.begin());
+  best->in_flight_bytes += item.bytes;
+  best->served_at = clock_++;
+  --waiting_count_;
+  return item;
+}
+
+void SendQueue::release(std::uint32_t destination, std::uint64_t bytes) {
+  require_destination(destination);
+  std::uint64_t& in_flight_bytes = lanes_[destination].in_flight_bytes;
+  if (bytes > in_flight_bytes) {
+    throw std::invalid_argument("send queue: destination " + std::to_string(destination) + " gives back " +
+                                std::to_string(bytes) + " bytes; expected at most the " +
+                                std::to_string(in_flight_bytes) + " in flight");
+  }
+  in_flight_bytes -= bytes;
+}
+
+void SendQueue::start_at(std::uint32_t destination) {
+  require_destination(destination);
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    lanes_[(destination + i) % lanes_.size()].served_at = clock_++;
+  }
+}
+
+bool SendQueue::empty() const noexcept { return waiting_count_ == 0; }
+
+std::uint64_t SendQueue::in_flight_bytes(std::uint32_t destination) const {
+  require_destination(destination);
+  return lanes_[destination].in_flight_bytes;
+}
+
+void SendQueue::require_destination(std::uint32_t destination) const {
+  if (destination < lanes_.size()) return;
+  throw std::invalid_argument("send queue: destination " + std::to_string(destination) +
+                              " does not exist; expected 0 to " + std::to_string(lanes_.size() - 1));
+}
+
+}  // namespace gradwire::fusion
