@@ -1,7 +1,7 @@
 """One process of a job: started in its own session, read line by line, ended with everything it started.
 
-Threading: a Child belongs to the thread that made it. Nothing here blocks except `Child.reap`, which is called only
-for a process that has ended.
+Threading: a Child belongs to the thread that made it. Nothing here blocks except `Child.reap`, which is for a
+process that has ended or was killed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ class Host(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class LocalHost:
-    """This machine, reached over loopback."""
+    """This machine, reached over loopback, or under the address given."""
 
-    address = "127.0.0.1"
+    address: str = "127.0.0.1"
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, **options)
@@ -61,7 +62,7 @@ class Line:
 
 
 class LineSplitter:
-    """Cuts a stream into lines. Of a progress bar, which rewrites its line with \\r, one state a second is kept."""
+    """Cuts a stream into lines. Of a progress bar (rewritten after each \\r) one state a second is shown."""
 
     def __init__(self) -> None:
         self._pending = b""
@@ -93,8 +94,8 @@ def _decode(line: bytes) -> str:
 
 
 class Guard:
-    """Kills the processes of a job when the launcher itself dies, even by SIGKILL: a tiny process that waits for
-    its pipe to close. PR_SET_PDEATHSIG alone would miss what a job's processes have started."""
+    """Kills the processes of a job when the launcher dies, even by SIGKILL: a tiny process that waits for its
+    pipe to close. PR_SET_PDEATHSIG alone would miss what a job's processes have started."""
 
     _PROGRAM = (
         "import os, sys\n"
@@ -156,13 +157,12 @@ class Child:
         return self.process.stdout if stream == "stdout" else self.process.stderr
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Signals the process and all it started, if any is left. Only before `reap`: the id is then still ours."""
+        """Signals the process and all it started. Only before `reap`: the id is then still ours."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def read(self, stream: Stream) -> list[Line] | None:
-        """Reads once. Returns the lines that this completes, or None when there is nothing more to read: the stream
-        has ended, or, for a process that has ended, is empty."""
+        """Reads once. Returns the lines this completes, or None when the stream is empty or has ended."""
         try:
             data = os.read(self.pipe(stream).fileno(), 1 << 16)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The `gradwire` command: reads options, calls the module that does the work, and writes errors as one clean line."""
+"""The `gradwire` command: reads options, calls what does the work, writes errors as one clean line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = typer.Typer(
   gradwire run -n 2 -s 2 python train.py --lr 0.1
     two workers and two servers; Ctrl-C ends all of them
 
-  gradwire ab -n 2 -s 2 --arm none --arm 2bit:threshold=auto --bandwidth 100mbit --report report -- python train.py
+  gradwire ab -n 2 --arm none --arm 2bit:threshold=auto --bandwidth 100mbit --report report -- python train.py
     what compression gains and costs on your own job
 
 Each command explains itself: gradwire run --help.""",
@@ -78,8 +78,8 @@ def run(
 ) -> None:
     """Start a job: scheduler, servers and N workers that each run CMD.
 
-    Every line is shown behind the name of the process that wrote it. When a process fails, the others are ended and
-    its own exit code is returned; Ctrl-C ends everything. Options end at the first word of CMD.
+    Every line is shown behind the name of the process that wrote it. When a process fails, the others are
+    ended and its own exit code is returned; Ctrl-C ends everything. Options end at the first word of CMD.
 
     [bold]Examples[/bold]
 
@@ -100,13 +100,13 @@ def run(
         report=say,
     )
     record = {
-        **{
+
             "exit_code": result.exit_code,
             "cause": result.cause,
-            "wall_seconds": round(result.wall_seconds, 3),
-        },
-        **{"failed_role": result.failed_role, "failed_rank": result.failed_rank},
-        **{"workers": workers, "servers": workers if servers is None else servers, "command": command},
+            "wall_seconds": round(result.wall_seconds, 3)
+        ,
+        "failed_role": result.failed_role, "failed_rank": result.failed_rank,
+        "workers": workers, "servers": workers if servers is None else servers, "command": command,
     }
     write_json(record, json_file)
     raise typer.Exit(result.exit_code)
@@ -156,7 +156,7 @@ def version(json_file: JsonOption = None) -> None:
 
 
 def _mount(module: str, name: str) -> None:
-    """Adds the command group of a part of gradwire; one that is not installed is no reason to lose the others."""
+    """Adds the command group of a part of gradwire; a part that is not installed must not cost the others."""
     if importlib.util.find_spec(module) is not None:
         app.add_typer(importlib.import_module(module).app, name=name)
 
@@ -181,7 +181,7 @@ def _explain_misuse(error: typer.TyperException, words: list[str]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line. Exit codes: 2 for misuse, 1 for other failures, a job's own code for `run` and `ab`."""
+    """Runs the command line. Exit codes: 2 for misuse, 1 for other failures, a job's own for a job."""
     from gradwire.console import say
 
     words = sys.argv[1:] if arguments is None else arguments

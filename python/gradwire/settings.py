@@ -1,4 +1,4 @@
-"""Every setting that gradwire reads from the environment: one GRADWIRE_* name each, and the aliases it answers to.
+"""Every setting read from the environment: one GRADWIRE_* name each, and the aliases it answers to.
 
 `read()` gives a typed `Settings`; `resolve()` gives every value with where it came from, faults included, for
 `gradwire doctor`; `unknown_variables()` finds misspelt GRADWIRE_* names. Nothing below python/ reads the
@@ -31,7 +31,7 @@ PREFIX = "GRADWIRE_"
 class Alias:
     """Another name, or several read together, from which a setting may come.
 
-    `translate` turns the variables' texts into the text the GRADWIRE_ variable would have had; None: not given.
+    `translate` turns the variables' texts into what the GRADWIRE_ variable would have held; None: not given.
     """
 
     variables: tuple[str, ...]
@@ -234,7 +234,7 @@ class Settings:
         count = {"worker": self.num_workers, "server": self.num_servers}.get(self.role)
         if self.rank is not None and count is not None and self.rank >= count > 0:
             raise ValueError(
-                f"settings: rank {self.rank} of {count} {self.role}s does not exist: expected 0 to {count - 1}; "
+                f"settings: no rank {self.rank} among {count} {self.role}s: expected 0 to {count - 1}; "
                 f"correct GRADWIRE_RANK or GRADWIRE_NUM_{self.role.upper()}S"
             )
 

@@ -1,6 +1,6 @@
-"""Reads and writes what people type: sizes ("64KiB", "4MB"), durations ("500ms", "2min") and rates ("100mbit").
+"""Reads and writes what people type: sizes ("64KiB", "4MB"), durations ("500ms", "2min"), rates ("100mbit").
 
-KB, MB, GB are powers of 1000; KiB, MiB, GiB are powers of 1024. Rates are bits per second, as `tc` writes them.
+KB, MB, GB are powers of 1000, and KiB, MiB, GiB of 1024. Rates are bits per second, as `tc` writes them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import math
 import re
 
 _SIZES = {
-    **{"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
-    **{"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40},
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }
 _DURATIONS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
