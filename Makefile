@@ -1,0 +1,112 @@
+# Entry points. `make demo` and `make test` work from a bare clone: what they lack, they install (see `make help`).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+JOBS ?= $(shell nproc)
+BASE_PYTHON ?= python3
+PYTHON := $(CURDIR)/.venv/bin/python
+STAMPS := build/stamps
+
+# What the demo compares: two workers and two servers on a 100 Mbit link, with and without 2-bit gradients.
+DEMO = -n 2 -s 2 --arm none --arm 2bit --seeds 1 --bandwidth 100mbit --report report/demo -- \
+  $(PYTHON) experiments/fashion_mnist/train.py --network lenet --kv-store dist_sync --num-epochs 2 --limit 8000
+
+CPP_FOLDERS := compress fusion transport kvstore
+CPP_FILES = $(shell find $(CPP_FOLDERS) python/src $(addprefix tests/,$(CPP_FOLDERS)) -name '*.h' -o -name '*.cpp')
+PY_FOLDERS := python tests experiments
+
+# One compiler cache for the tests and for the extension: both compile with the same flags.
+export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+
+.PHONY: help setup packages venv build install demo test soak sanitize lint tidy format clean
+
+help:  ## this text
+	@echo 'gradwire: from a bare clone on Debian 12, as root or with sudo'
+	@echo
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 18
+	@echo
+	@echo 'The first call installs what is missing (packages.txt, then requirements.txt into .venv) and builds; a'
+	@echo 'second one finds it all there. Afterwards: .venv/bin/gradwire --help'
+
+demo: install  ## train a real network at 100 Mbit with and without compression, and compare (under 4 minutes)
+	@mkdir -p report
+	.venv/bin/gradwire ab $(DEMO)
+
+test: build install  ## style, C++ tests and Python tests; the last line counts them
+	@$(PYTHON) tests/run.py --jobs $(JOBS)
+
+soak: build install  ## the long forms that `make test` keeps short: fuzzing, kills, endurance (an hour)
+	@GRADWIRE_SOAK=1 GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} $(PYTHON) tests/run.py --jobs $(JOBS) --soak
+
+sanitize: packages  ## the C++ tests under ASan + UBSan, then under ThreadSanitizer
+	@for preset in dev tsan; do \
+	  [ -f build/$$preset/build.ninja ] || cmake --preset $$preset; \
+	  cmake --build --preset $$preset -j $(JOBS); \
+	  ctest --preset $$preset -j $(JOBS); \
+	done
+
+lint:  ## formatting, ruff and mypy, without changing a file
+	@clang-format --dry-run -Werror $(CPP_FILES)
+	@$(PYTHON) -m ruff check $(PY_FOLDERS)
+	@$(PYTHON) -m ruff format --check $(PY_FOLDERS)
+	@$(PYTHON) -m mypy
+
+tidy: build  ## clang-tidy over the libraries (minutes)
+	@find $(CPP_FOLDERS) -name '*.cpp' | xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build/release
+
+format:  ## formats C++ and Python
+	@clang-format -i $(CPP_FILES)
+	@$(PYTHON) -m ruff check --fix --quiet $(PY_FOLDERS)
+	@$(PYTHON) -m ruff format --quiet $(PY_FOLDERS)
+
+clean:  ## removes build/, report/ and .venv/
+	rm -rf build report .venv
+
+setup: packages venv build install  ## installs what is missing and builds, and does no more
+
+packages:
+	@wanted=$$(sed 's/#.*//' packages.txt | xargs); \
+	if ! command -v dpkg-query >/dev/null; then \
+	  echo "packages: this is not Debian; what is needed, under Debian's names: $$wanted"; exit 0; \
+	fi; \
+	missing=; for p in $$wanted; do \
+	  [ "$$(dpkg-query -W -f='$${db:Status-Status}' $$p 2>/dev/null || true)" = installed ] || missing+=" $$p"; \
+	done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	root=; if [ "$$(id -u)" != 0 ]; then root=sudo; fi; \
+	if ! command -v apt-get >/dev/null || { [ -n "$$root" ] && ! command -v sudo >/dev/null; }; then \
+	  echo "packages: missing:$$missing"; echo "packages: neither root nor sudo with apt-get; install them by hand"; exit 1; \
+	fi; \
+	echo "packages: installing$$missing"; \
+	$$root apt-get update -qq && \
+	$$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null || \
+	  { echo "packages: apt-get could not install:$$missing; install them by hand, then call make again"; exit 1; }
+
+# Made again when requirements.txt changes, or when the clone has moved (its scripts hold their interpreter's path).
+venv: packages
+	@wanted=$$(echo '# $(CURDIR)'; cat requirements.txt); \
+	if [ "$$wanted" = "$$(cat .venv/requirements 2>/dev/null)" ] && $(PYTHON) -c '' 2>/dev/null; then exit 0; fi; \
+	$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo 'venv: $(BASE_PYTHON) is older than 3.10; name another: make BASE_PYTHON=/usr/bin/python3 ...'; exit 1; }; \
+	echo 'venv: installing requirements.txt into .venv'; \
+	$(BASE_PYTHON) -m venv --clear .venv; \
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.txt; \
+	echo "$$wanted" > .venv/requirements
+
+build: packages
+	@[ -f build/release/build.ninja ] || cmake --preset release
+	@cmake --build --preset release -j $(JOBS)
+
+# Editable: an edited .py file counts at once; C++, a new file or a new name installs again.
+install: venv
+	@mkdir -p $(STAMPS); \
+	wanted=$$({ find CMakeLists.txt pyproject.toml $(CPP_FOLDERS) python/src python/CMakeLists.txt -type f -print0 | sort -z | \
+	  xargs -0 sha256sum; find python/gradwire experiments/netlab -name '*.py' | sort; cat .venv/requirements; } | sha256sum); \
+	if [ "$$wanted" = "$$(cat $(STAMPS)/install 2>/dev/null)" ] && [ -x .venv/bin/gradwire ]; then exit 0; fi; \
+	echo 'install: building the extension'; \
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  --no-deps -C cmake.define.CMAKE_CXX_FLAGS=-Werror --editable .; \
+	echo "$$wanted" > $(STAMPS)/install
