@@ -1,0 +1,28 @@
+"""gradwire: compressed gradient exchange for distributed training on ordinary Ethernet.
+
+`gradwire.kv` is the key-value store (push, pull, pushpull), `gradwire.torch` wraps any PyTorch optimizer,
+`gradwire.compress` has the codecs by themselves. The command `gradwire --help` tells the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradwire import compress, kv, torch
+    from gradwire._core import DecodeError, TimeoutError, TransportError, __version__
+
+__all__ = ["DecodeError", "TimeoutError", "TransportError", "__version__", "compress", "kv", "torch"]
+
+_MODULES = ("compress", "kv", "torch")
+_CORE = ("DecodeError", "TimeoutError", "TransportError", "__version__")
+
+
+def __getattr__(name: str) -> Any:
+    """Imports parts when they are first used: `import gradwire` costs nothing, and torch is not imported with it."""
+    if name in _MODULES:
+        return importlib.import_module(f"gradwire.{name}")
+    if name in _CORE:
+        return getattr(importlib.import_module("gradwire._core"), name)
+    raise AttributeError(f"module 'gradwire' has no attribute {name!r}; it has {', '.join(__all__)}")

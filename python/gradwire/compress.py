@@ -1,0 +1,114 @@
+"""Codecs by themselves: floats to payloads, payloads to sums. No network.
+
+Example:
+    codec = gradwire.compress.make("2bit", threshold=0.5)
+    residual = numpy.zeros_like(grad)
+    payload = codec.encode(grad, residual=residual)   # uint8; residual is updated in place
+    same = codec.decode(payload, grad.size)           # float32
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from gradwire import _core
+from gradwire._core import Codec
+
+__all__ = ["Codec", "Compression", "list", "make"]
+
+_list = list
+
+
+def spec_text(name: str, parameters: Mapping[str, Any]) -> str:
+    """Writes a codec and its parameters as one word: '2bit:threshold=0.5,nonfinite=mxnet'."""
+    given = ",".join(f"{key}={value}" for key, value in parameters.items())
+    return f"{name}:{given}" if given else name
+
+
+def make(name: str, **parameters: float | str) -> Codec:
+    """Makes a codec.
+
+    Args:
+        name: one of `list()`, or a whole spec such as "2bit:threshold=0.5".
+        **parameters: the codec's own, e.g. threshold=0.5 (a float in the gradient's unit, > 0, or "auto").
+
+    Returns: an immutable Codec; its methods may be called from any thread.
+
+    Raises:
+        ValueError: an unknown codec or parameter (the nearest valid one is named), or a value out of range.
+    """
+    return _core.make_codec(spec_text(name, parameters))
+
+
+def list() -> _list[str]:
+    """Names every codec."""
+    return [row["name"] for row in _core.codecs()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compression:
+    """What `set_gradient_compression` takes, in one value: the codec's spec and how servers reply.
+
+    Attributes:
+        spec: the codec with its parameters, "2bit:threshold=0.5".
+        reply: "exact", "fp32" or the codec's own name.
+    """
+
+    spec: str = "none"
+    reply: str = "none"
+
+    @classmethod
+    def parse(
+        cls,
+        given: str | Mapping[str, Any] | None,
+        *,
+        defaults: Mapping[str, Mapping[str, Any]] | None = None,
+        reply: str = "exact",
+    ) -> Compression:
+        """Reads {"type": "2bit", "threshold": 0.5, "reply": "2bit"}, "2bit:threshold=0.5,reply=2bit" or None.
+
+        Args:
+            given: what the user wrote.
+            defaults: parameters by codec that hold where the user gave none, e.g. {"2bit": {"threshold": "auto"}}.
+            reply: holds where the user gave none and the codec has it; else the codec replies in itself.
+
+        Raises:
+            ValueError: no or unknown type, an unknown parameter, a reply that the codec does not have.
+        """
+        parameters = cls._parameters(given)
+        name = str(parameters.pop("type"))
+        wanted = parameters.pop("reply", None)
+        parameters = {**(defaults or {}).get(name, {}), **parameters}
+        codec = make(name, **parameters)
+        if wanted is None:
+            wanted = name if reply == "exact" and not codec.has_exact_reply else reply
+        return cls(_core.canonical_spec(spec_text(name, parameters)), str(wanted))
+
+    @staticmethod
+    def _parameters(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
+        if given is None:
+            return {"type": "none"}
+        if isinstance(given, Mapping):
+            if "type" not in given:
+                raise ValueError(
+                    f"gradient compression: {dict(given)!r} has no 'type'; expected e.g. "
+                    "{'type': '2bit', 'threshold': 0.5}"
+                )
+            return dict(given)
+        name, _, rest = given.partition(":")
+        parameters: dict[str, Any] = {"type": name}
+        for word in filter(None, rest.split(",")):
+            key, equals, value = word.partition("=")
+            if not equals:
+                raise ValueError(
+                    f"gradient compression: {word!r} in {given!r} is not name=value; expected e.g. "
+                    "'2bit:threshold=0.5,reply=2bit'"
+                )
+            parameters[key] = value
+        return parameters
+
+    def __str__(self) -> str:
+        separator = "," if ":" in self.spec else ":"
+        return f"{self.spec}{separator}reply={self.reply}"

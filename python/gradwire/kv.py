@@ -1,0 +1,407 @@
+"""The key-value store: MXNet's kvstore interface, with compression in every call.
+
+Example:
+    kv = gradwire.kv.create("dist_sync")
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    kv.init(3, weight)
+    kv.push(3, grad, priority=-1)
+    kv.pull(3, out=total)      # no optimizer set: the sum of this round's pushes
+
+Values are float32, float16, bfloat16 or float64 arrays on the CPU: NumPy's, PyTorch's, or any with DLPack. Float32 ones
+that are contiguous are sent from and received into their own memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradwire import _core, settings
+from gradwire.compress import Compression
+
+__all__ = ["KVStore", "create", "stores"]
+
+_PLACEMENTS = {
+    "local": "local",
+    "device": "local",
+    "dist_sync": "servers",
+    "dist_sync_device": "servers",
+    "dist_device_sync": "servers",
+}
+
+Key = int | str
+_open: weakref.WeakSet[KVStore] = weakref.WeakSet()
+
+
+def stores() -> list[str]:
+    """Names every store that create() knows."""
+    return list(_PLACEMENTS)
+
+
+def create(name: str = "local") -> KVStore:
+    """Opens a store; for `dist_*` joins the job that the environment describes (see `gradwire run`).
+
+    In a process whose role is server or scheduler (DMLC_ROLE or GRADWIRE_ROLE) it serves the job to its end and then
+    ends the process, as users of MXNet's scripts expect.
+
+    Args:
+        name: one of `stores()`.
+
+    Raises:
+        TypeError: name is not a string.
+        ValueError: an unknown name (the nearest valid ones are named), or settings that are missing or bad.
+        gradwire.TimeoutError: not every rank appeared in time; names those missing.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"kv.create: name is {name!r}, expected a string such as 'dist_sync'")
+    kind = name.lower()
+    if kind not in _PLACEMENTS:
+        near = _core.nearest(kind, stores())
+        raise ValueError(
+            f"kv.create: unknown store {name!r}; did you mean {near!r}? Valid are {', '.join(stores())}"
+        )
+    settings.warn_unknown_variables()
+    values = settings.read()
+    if values.role != "worker":
+        _serve(values)
+    engine = (
+        _core.local_engine(**_engine_options(values)) if _PLACEMENTS[kind] == "local" else _join(values, name)
+    )
+    store = KVStore(kind, engine, values)
+    _open.add(store)
+    return store
+
+
+class KVStore:
+    """A worker's end of a store. Made by create().
+
+    Methods that take a key also take a list of keys, with a list of values. A value may be a list of arrays, one per
+    device, which are summed first. Every call that waits can be interrupted by Ctrl-C.
+    """
+
+    def __init__(self, kind: str, engine: _core.Engine, values: settings.Settings) -> None:
+        self._kind = kind
+        self._settings = values
+        self._ids: dict[Key, int] = {}
+        self._compression = Compression()
+        self.engine = engine
+
+    # ---------------------------------------------------------------- what it is
+
+    @property
+    def type(self) -> str:
+        """The name it was created by."""
+        return self._kind
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self.engine.rank
+
+    @property
+    def num_workers(self) -> int:
+        return self.engine.num_workers
+
+    @property
+    def compression(self) -> Compression:
+        """The compression in force."""
+        return self._compression
+
+    @property
+    def passthrough(self) -> bool:
+        """True when a push of one value would come back as it went: one local worker, nothing compressed."""
+        return _PLACEMENTS[self._kind] == "local" and self._compression.spec == "none"
+
+    def is_capable(self, capability: str) -> bool:
+        """Tells whether the store has "optimizer", "gradient_compression" or "gradient_compression:CODEC".
+
+        Raises:
+            ValueError: an unknown capability.
+        """
+        name, _, codec = capability.lower().partition(":")
+        if name == "optimizer" and not codec:
+            return True
+        if name == "gradient_compression":
+            return not codec or codec in [row["name"] for row in _core.codecs()]
+        raise ValueError(
+            f"is_capable: unknown capability {capability!r}; valid are optimizer, gradient_compression, "
+            "gradient_compression:CODEC"
+        )
+
+    # ---------------------------------------------------------------- settings, the same on all ranks
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
+        """Compresses every push from now on. Collective.
+
+        Args:
+            compression_params: {"type": "2bit", "threshold": 0.5}, plus "reply": "exact" (default where the codec has
+                it), "fp32" or the codec's name; or the same as text, "2bit:threshold=0.5,reply=2bit".
+                The setting GRADWIRE_COMPRESSION overrides it.
+
+        Raises:
+            ValueError: a bad type, parameter or reply; or ranks that differ (all ranks get the same error).
+        """
+        given = self._settings.compression or compression_params
+        parsed = Compression.parse(given, reply=self._settings.reply)
+        self.engine.set_compression(parsed.spec, parsed.reply)
+        self._compression = parsed
+
+    def set_optimizer(self, name: str, **parameters: float) -> None:
+        """Lets the servers update weights: pulls return weights from now on. Collective; init keys first.
+
+        Args:
+            name: "sgd" (learning_rate, momentum, wd, rescale_grad, clip_gradient) or "test" (rescale_grad).
+
+        Raises:
+            ValueError: an unknown name or parameter, or ranks that differ.
+        """
+        self.engine.set_optimizer(
+            " ".join([name, *(f"{key}={value!r}" for key, value in parameters.items())])
+        )
+
+    # ---------------------------------------------------------------- keys
+
+    def init(self, key: Key | Sequence[Key], value: Any) -> None:
+        """Declares keys and stores rank 0's values. Collective; once per key.
+
+        Raises:
+            ValueError: a key was declared before, int and str keys are mixed, or ranks differ in key, shape or dtype
+                (every rank gets the same error, which names the first difference).
+        """
+        keys, values = _pairs("init", key, value)
+        names = [*self._ids, *keys]
+        if len({type(name) for name in names}) > 1:
+            raise ValueError(
+                "init: mixed key types are not allowed; use either all int or all str keys in one store"
+            )
+        arrays = [_array("init", name, _first(item)) for name, item in zip(keys, values, strict=True)]
+        ids = self.engine.declare(
+            [
+                (str(k), list(np.shape(_first(v))), _dtype(_first(v)))
+                for k, v in zip(keys, values, strict=True)
+            ]
+        )
+        for name, identity, array in zip(keys, ids, arrays, strict=True):
+            self._ids[name] = identity
+            self.engine.init(identity, array)
+
+    def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
+        """Adds value to the key's sum of this round. Returns when value has been taken; it may be reused then.
+
+        Args:
+            priority: higher is sent sooner; front layers first is priority=-index.
+
+        Raises:
+            ValueError: the key was not initialised, or value has another size.
+            gradwire.TransportError: the job has failed; names the rank at fault.
+        """
+        keys, values = _pairs("push", key, value)
+        for name, item in zip(keys, values, strict=True):
+            self.engine.push(self._id("push", name), self._merged("push", name, item), priority)
+
+    def pull(self, key: Key | Sequence[Key], out: Any, priority: int = 0) -> None:
+        """Writes to out what the store holds after this worker's last push of the key: the sum of that round, or the
+        weight when an optimizer is set, or the initial value. Waits for the other workers' pushes.
+
+        Args:
+            out: an array, or a list of arrays that all get the value.
+        """
+        keys, outs = _pairs("pull", key, out)
+        waiting = []
+        for name, item in zip(keys, outs, strict=True):
+            target = _Target("pull", name, item)
+            waiting.append((self.engine.pull(self._id("pull", name), target.array, priority), target))
+        self._finish(waiting)
+
+    def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> None:
+        """Push and pull in one; without out, in place. The fastest way: arrays travel from and to their own memory."""
+        keys, values = _pairs("pushpull", key, value)
+        _, outs = _pairs("pushpull", key, value if out is None else out)
+        waiting = []
+        for name, item, to in zip(keys, values, outs, strict=True):
+            target = _Target("pushpull", name, to)
+            array = self._merged("pushpull", name, item)
+            waiting.append(
+                (self.engine.push_pull(self._id("pushpull", name), array, target.array, priority), target)
+            )
+        self._finish(waiting)
+
+    def broadcast(self, key: Key | Sequence[Key], value: Any, out: Any, priority: int = 0) -> None:
+        """Declares keys with rank 0's values and writes those to out on every rank. Collective; once per key."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def barrier(self) -> None:
+        """Waits until every worker is here."""
+        self.engine.barrier()
+
+    _barrier = barrier  # MXNet's name
+
+    def close(self) -> None:
+        """Leaves the job cleanly. Called at exit for stores still open."""
+        self.engine.close()
+
+    # ---------------------------------------------------------------- inside
+
+    def _id(self, verb: str, key: Key) -> int:
+        try:
+            return self._ids[key]
+        except KeyError:
+            known = [str(name) for name in self._ids]
+            near = f"; did you mean {_core.nearest(str(key), known)!r}?" if known else ""
+            raise ValueError(f"{verb}: key {key!r} has not been initialised{near}; call init first") from None
+
+    def _merged(self, verb: str, key: Key, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return _array(verb, key, value)
+        if len(value) > 1 and _PLACEMENTS[self._kind] == "local" and self._compression.spec != "none":
+            raise ValueError(
+                f"{verb}: key {key!r} has {len(value)} values and the store {self._kind!r} compresses; this needs a "
+                "residual per device, which is not built yet: push one value, or do not compress"
+            )
+        total = np.array(_array(verb, key, value[0]), copy=True)
+        for part in value[1:]:
+            total += np.asarray(_array(verb, key, part))
+        return total
+
+    def _finish(self, waiting: Sequence[tuple[_core.Ticket, _Target]]) -> None:
+        for ticket, target in waiting:
+            while not ticket.wait(1.0):
+                for notice in self.engine.take_notices():
+                    print(f"gradwire: worker {self.rank}: {notice}", file=sys.stderr, flush=True)
+            target.deliver()
+
+
+class _Target:
+    """Where a pull writes: the caller's own memory, or a float32 array that is copied out at the end."""
+
+    def __init__(self, verb: str, key: Key, out: Any) -> None:
+        self._outs = list(out) if isinstance(out, list | tuple) else [out]
+        first = _detached(self._outs[0])
+        self.array = first if _is_plain(first) else np.empty(np.shape(first), dtype=np.float32)
+        if isinstance(self._outs[0], np.ndarray) and not self._outs[0].flags.writeable:
+            raise ValueError(f"{verb}: out of key {key!r} is read-only; give a writable array")
+        self._copies = self._outs[1:] if self.array is first else self._outs
+
+    def deliver(self) -> None:
+        for item in self._copies:
+            if isinstance(item, np.ndarray):
+                item[...] = np.asarray(self.array)
+            else:
+                item.detach().copy_(_like(item, self.array))
+
+
+def _like(item: Any, array: Any) -> Any:
+    import torch  # item is a torch tensor, so torch is there
+
+    return torch.as_tensor(array).reshape(item.shape)
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list | tuple) else value
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if hasattr(value, "detach") else value
+
+
+def _dtype(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _is_plain(value: Any) -> bool:
+    """True for memory that the engine can use as it is: float32, contiguous, on the CPU."""
+    if isinstance(value, np.ndarray):
+        return value.dtype == np.float32 and bool(value.flags.c_contiguous)
+    return str(value.dtype) == "torch.float32" and value.device.type == "cpu" and value.is_contiguous()
+
+
+def _array(verb: str, key: Key, value: Any) -> Any:
+    if not hasattr(value, "dtype"):
+        raise TypeError(
+            f"{verb}: the value of key {key!r} is a {type(value).__name__}, expected a NumPy or PyTorch array"
+        )
+    if _dtype(value) not in ("float32", "float64", "float16", "bfloat16"):
+        raise ValueError(
+            f"{verb}: the value of key {key!r} has dtype {_dtype(value)}, expected float32, float16, bfloat16 or float64"
+        )
+    plain = _detached(value)
+    if _is_plain(plain):
+        return plain
+    if isinstance(plain, np.ndarray):
+        return np.ascontiguousarray(plain, dtype=np.float32)
+    return plain.cpu().float().contiguous()
+
+
+def _pairs(verb: str, key: Key | Sequence[Key], value: Any) -> tuple[list[Key], list[Any]]:
+    if isinstance(key, int | str):
+        return [key], [value]
+    keys = list(key)
+    if value is None or len(value) != len(keys):
+        given = "none" if value is None else str(len(value))
+        raise ValueError(f"{verb}: {len(keys)} keys but {given} values; give one value per key")
+    return keys, list(value)
+
+
+def _engine_options(values: settings.Settings) -> dict[str, Any]:
+    threads = values.codec_threads or max(1, min(4, (os.cpu_count() or 2) // 2))
+    return {
+        "partition_elements": values.partition_bytes // 4,
+        "shard_bound_elements": values.bigarray_bound,
+        "fusion_bytes": values.fusion_bytes,
+        "credit_bytes": values.credit_bytes,
+        "codec_threads": threads,
+        "slow_warning": values.slow_warning,
+        "slow_abort": values.slow_abort,
+        "retry_timeout": values.retry_timeout,
+    }
+
+
+def _node_options(values: settings.Settings) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "scheduler": values.scheduler,
+        "workers": values.num_workers,
+        "servers": values.num_servers,
+        "streams": values.streams,
+        "rendezvous_timeout": values.rendezvous_timeout,
+        "liveness_timeout": values.liveness_timeout,
+    }
+    optional = {"rank": values.rank, "bind_host": values.bind_host, "interface": values.interface}
+    return options | {name: value for name, value in optional.items() if value is not None}
+
+
+def _join(values: settings.Settings, name: str) -> _core.Engine:
+    if values.scheduler is None:
+        raise ValueError(
+            f"kv.create({name!r}): GRADWIRE_SCHEDULER is not set, so there is no job to join; start the script with "
+            "`gradwire run -n 2 -s 2 python script.py`, or use the store 'local'"
+        )
+    return _core.connect_engine(**_node_options(values), **_engine_options(values))
+
+
+def _serve(values: settings.Settings) -> None:
+    if values.scheduler is None:
+        raise ValueError(
+            f"a {values.role} needs GRADWIRE_SCHEDULER (or DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT)"
+        )
+    serve = _core.run_scheduler if values.role == "scheduler" else _core.run_server
+    try:
+        serve(**_node_options(values))
+    except ConnectionError as error:
+        print(f"gradwire-{values.role}: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _close_all() -> None:
+    for store in list(_open):
+        store.close()
+
+
+atexit.register(_close_all)

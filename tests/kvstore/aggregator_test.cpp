@@ -1,0 +1,235 @@
+#include "kvstore/aggregator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "compress/codecs.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using compress::ReplyKind;
+using testing::HasSubstr;
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+using Answers = std::vector<Aggregator::Answer>;
+
+Buffer bytes_of(std::span<const float> values) {
+  Buffer buffer = Buffer::allocate(values.size_bytes());
+  std::memcpy(buffer.bytes().data(), values.data(), values.size_bytes());
+  return buffer;
+}
+
+std::vector<float> floats_of(const Frame& frame) {
+  std::vector<float> values(frame.payload.size_bytes() / sizeof(float));
+  std::memcpy(values.data(), frame.payload.bytes().data(), frame.payload.size_bytes());
+  return values;
+}
+
+std::string text_of(const Frame& frame) {
+  return {reinterpret_cast<const char*>(frame.payload.bytes().data()), frame.payload.size_bytes()};
+}
+
+Frame request(Kind kind, std::uint64_t step, std::span<const float> values, std::uint32_t sender = 0) {
+  Frame frame;
+  frame.header.kind = kind;
+  frame.header.sender = {transport::Role::kWorker, sender};
+  frame.header.key = 4;
+  frame.header.step = step;
+  frame.header.count = values.size();
+  frame.payload = bytes_of(values);
+  return frame;
+}
+
+Answers handle(Aggregator& aggregator, std::uint32_t worker, Frame frame) {
+  Answers answers;
+  aggregator.handle(worker, std::move(frame), answers);
+  return answers;
+}
+
+const std::vector<float> kOnes = {1, 1, 1};
+const std::vector<float> kTwos = {2, 2, 2};
+
+TEST(Aggregator, AnswersAllWhenTheLastPushArrives) {
+  Aggregator aggregator(2);
+  EXPECT_TRUE(handle(aggregator, 1, request(Kind::kPush, 0, kTwos, 1)).empty());
+  const auto answers = handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  ASSERT_EQ(answers.size(), 2U);
+  for (const auto& answer : answers) {
+    EXPECT_EQ(answer.frame.header.kind, Kind::kReply);
+    EXPECT_EQ(floats_of(answer.frame), (std::vector<float>{3, 3, 3}));
+  }
+  EXPECT_EQ(answers[0].worker, 0U);
+  EXPECT_EQ(answers[1].worker, 1U);
+}
+
+TEST(Aggregator, SumsInRankOrderWhateverTheOrderOfArrival) {
+  const std::vector<float> big = {1e8F}, small = {1.0F}, minus = {-1e8F};
+  for (const auto& order : std::vector<std::vector<std::uint32_t>>{{0, 1, 2}, {2, 1, 0}, {1, 2, 0}}) {
+    Aggregator aggregator(3);
+    const std::vector<float>* by_rank[] = {&big, &minus, &small};
+    Answers answers;
+    for (const auto rank : order)
+      answers = handle(aggregator, rank, request(Kind::kPush, 0, *by_rank[rank], rank));
+    EXPECT_EQ(floats_of(answers.at(0).frame), std::vector<float>{1.0F});
+  }
+}
+
+TEST(Aggregator, RepeatedPushCountsOnceAndARepeatAfterTheAnswerGetsItAgain) {
+  Aggregator aggregator(2);
+  handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  EXPECT_TRUE(handle(aggregator, 0, request(Kind::kPush, 0, kOnes)).empty());
+  handle(aggregator, 1, request(Kind::kPush, 0, kTwos, 1));
+  const auto again = handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  ASSERT_EQ(again.size(), 1U);
+  EXPECT_EQ(floats_of(again[0].frame), (std::vector<float>{3, 3, 3}));
+}
+
+TEST(Aggregator, AFastWorkerMayBeAheadAndRoundsCompleteInOrder) {
+  Aggregator aggregator(2);
+  handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  handle(aggregator, 0, request(Kind::kPush, 1, kTwos));
+  EXPECT_EQ(floats_of(handle(aggregator, 1, request(Kind::kPush, 0, kOnes, 1)).at(0).frame),
+            (std::vector<float>{2, 2, 2}));
+  EXPECT_EQ(floats_of(handle(aggregator, 1, request(Kind::kPush, 1, kOnes, 1)).at(0).frame),
+            (std::vector<float>{3, 3, 3}));
+  const auto far = handle(aggregator, 0, request(Kind::kPush, 500, kOnes));
+  EXPECT_EQ(far.at(0).frame.header.kind, Kind::kError);
+}
+
+TEST(Aggregator, ProbeTellsHeldMissingOrTheAnswer) {
+  Aggregator aggregator(3);
+  const auto probe = [&](std::uint32_t worker) {
+    Frame frame = request(Kind::kProbe, 0, kOnes);
+    frame.payload = {};
+    return handle(aggregator, worker, std::move(frame)).at(0).frame.header.kind;
+  };
+  EXPECT_EQ(probe(0), Kind::kMissing);
+  handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  EXPECT_EQ(probe(0), Kind::kHeld);
+  EXPECT_EQ(probe(1), Kind::kMissing);
+  handle(aggregator, 1, request(Kind::kPush, 0, kOnes, 1));
+  handle(aggregator, 2, request(Kind::kPush, 0, kOnes, 2));
+  EXPECT_EQ(probe(1), Kind::kReply);
+}
+
+TEST(Aggregator, RefusesWhatDiffersAndTheRoundGoesOn) {
+  Aggregator aggregator(2);
+  handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  const std::vector<float> longer = {1, 2, 3, 4};
+  auto refused = handle(aggregator, 1, request(Kind::kPush, 0, longer, 1));
+  EXPECT_THAT(text_of(refused.at(0).frame), HasSubstr("4 elements given, 3 expected"));
+  Frame other = request(Kind::kPush, 0, kOnes, 1);
+  other.header.reply = static_cast<std::uint8_t>(ReplyKind::kSame);
+  refused = handle(aggregator, 1, std::move(other));
+  EXPECT_THAT(text_of(refused.at(0).frame), HasSubstr("give every rank the same compression"));
+  Frame cut = request(Kind::kPush, 0, kOnes, 1);
+  cut.payload.truncate(5);
+  refused = handle(aggregator, 1, std::move(cut));
+  EXPECT_EQ(refused.at(0).frame.header.content, static_cast<std::uint8_t>(Refusal::kSendAgain));
+  Frame exact = request(Kind::kPush, 0, kOnes, 1);
+  exact.header.reply = static_cast<std::uint8_t>(ReplyKind::kExact);
+  EXPECT_EQ(handle(aggregator, 1, std::move(exact)).at(0).frame.header.kind, Kind::kError);
+  Frame unknown = request(Kind::kPush, 0, kOnes, 1);
+  unknown.header.codec = 200;
+  EXPECT_EQ(handle(aggregator, 1, std::move(unknown)).at(0).frame.header.kind, Kind::kError);
+  EXPECT_EQ(floats_of(handle(aggregator, 1, request(Kind::kPush, 0, kTwos, 1)).at(0).frame),
+            (std::vector<float>{3, 3, 3}));
+}
+
+TEST(Aggregator, PullGetsTheFirstValueThenTheSum) {
+  Aggregator aggregator(1);
+  Frame pull = request(Kind::kPull, 0, kOnes);
+  EXPECT_EQ(handle(aggregator, 0, request(Kind::kPull, 0, kOnes)).at(0).frame.header.kind, Kind::kError);
+  EXPECT_EQ(handle(aggregator, 0, request(Kind::kInit, 0, kTwos)).at(0).frame.header.kind, Kind::kAck);
+  EXPECT_EQ(floats_of(handle(aggregator, 0, std::move(pull)).at(0).frame), kTwos);
+  handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  EXPECT_EQ(floats_of(handle(aggregator, 0, request(Kind::kPull, 0, kOnes)).at(0).frame), kOnes);
+  handle(aggregator, 0, request(Kind::kInit, 0, kTwos));  // a late repeat undoes nothing
+  EXPECT_EQ(floats_of(handle(aggregator, 0, request(Kind::kPull, 0, kOnes)).at(0).frame), kOnes);
+}
+
+TEST(Aggregator, OptimizerUpdatesTheWeight) {
+  Aggregator aggregator(2);
+  Frame command;
+  command.header.kind = Kind::kCommand;
+  const std::string text = "optimizer test rescale_grad=2";
+  command.payload = Buffer::allocate(text.size());
+  std::memcpy(command.payload.bytes().data(), text.data(), text.size());
+  EXPECT_EQ(handle(aggregator, 0, std::move(command)).at(0).frame.header.kind, Kind::kAck);
+  EXPECT_THAT(text_of(handle(aggregator, 0, request(Kind::kPush, 0, kOnes)).at(0).frame),
+              HasSubstr("init the key first"));
+  handle(aggregator, 0, request(Kind::kInit, 0, kOnes));
+  handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  const auto answers = handle(aggregator, 1, request(Kind::kPush, 0, kTwos, 1));
+  EXPECT_EQ(answers.at(0).frame.header.kind, Kind::kValue);
+  EXPECT_EQ(floats_of(answers.at(0).frame), (std::vector<float>{7, 7, 7}));
+}
+
+TEST(Aggregator, AWorkerThatLeftFailsThoseWhoWaitForIt) {
+  Aggregator aggregator(3);
+  handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  Answers answers;
+  aggregator.forget_worker(2, answers);
+  ASSERT_EQ(answers.size(), 1U);
+  EXPECT_EQ(answers[0].worker, 0U);
+  EXPECT_THAT(text_of(answers[0].frame), HasSubstr("worker 2 left the job before step 0 of key 4"));
+  answers = handle(aggregator, 1, request(Kind::kPush, 0, kOnes, 1));
+  ASSERT_EQ(answers.size(), 2U);
+}
+
+TEST(Aggregator, AWorkerThatLeftAfterItsPushIsNotMissed) {
+  Aggregator aggregator(2);
+  handle(aggregator, 1, request(Kind::kPush, 0, kTwos, 1));
+  Answers answers;
+  aggregator.forget_worker(1, answers);
+  EXPECT_TRUE(answers.empty());
+  EXPECT_EQ(floats_of(handle(aggregator, 0, request(Kind::kPush, 0, kOnes)).at(0).frame),
+            (std::vector<float>{3, 3, 3}));
+}
+
+TEST(Aggregator, NonfiniteFlagReachesAll) {
+  Aggregator aggregator(2);
+  Frame flagged = request(Kind::kPush, 0, kOnes);
+  flagged.header.flags = transport::kFlagNonfinite;
+  handle(aggregator, 0, std::move(flagged));
+  const auto answers = handle(aggregator, 1, request(Kind::kPush, 0, kOnes, 1));
+  EXPECT_EQ(answers.at(1).frame.header.flags & transport::kFlagNonfinite, transport::kFlagNonfinite);
+}
+
+TEST(Aggregator, ResidualOfTheReplyStaysBoundedOverTenThousandConstantRounds) {
+  const auto codec = compress::make(compress::parse_spec("2bit:threshold=0.5"));
+  const std::vector<float> grad(64, 0.37F);
+  Aggregator aggregator(4);
+  std::vector<std::vector<float>> residuals(4, std::vector<float>(grad.size(), 0.0F));
+  double pulled = 0;
+  constexpr int kRounds = 10'000;
+  for (int step = 0; step < kRounds; ++step) {
+    Answers answers;
+    for (std::uint32_t rank = 0; rank < 4; ++rank) {
+      Frame frame;
+      frame.header.kind = Kind::kPush;
+      frame.header.sender = {transport::Role::kWorker, rank};
+      frame.header.codec = static_cast<std::uint8_t>(codec->wire_id());
+      frame.header.codec_parameters = codec->wire_parameters();
+      frame.header.reply = static_cast<std::uint8_t>(ReplyKind::kSame);
+      frame.header.step = static_cast<std::uint64_t>(step);
+      frame.header.count = grad.size();
+      frame.payload = Buffer::allocate(codec->max_encoded_size(grad.size()));
+      frame.payload.truncate(codec->encode(grad, residuals[rank], {}, frame.payload.bytes()).bytes);
+      aggregator.handle(rank, std::move(frame), answers);
+    }
+    std::vector<float> sum(grad.size());
+    codec->decode_reply(answers.at(0).frame.payload.bytes(), 4, ReplyKind::kSame, sum, {});
+    pulled += sum[0];
+  }
+  // What was not pulled yet sits in residuals: at most one threshold a worker and half a level at the server.
+  EXPECT_NEAR(pulled, 4.0 * 0.37 * kRounds, 4 * 0.5 + 4 * 0.5);
+}
+
+}  // namespace
+}  // namespace gradwire::kvstore

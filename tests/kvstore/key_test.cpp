@@ -1,0 +1,102 @@
+#include "kvstore/key.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <random>
+
+#include "compress/codec.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+std::vector<std::string> texts(std::initializer_list<std::vector<KeySpec>> ranks) {
+  std::vector<std::string> out;
+  for (const auto& keys : ranks) out.push_back(write_keys(keys));
+  return out;
+}
+
+TEST(Keys, TextRoundTripsInAnyOrder) {
+  const std::vector<KeySpec> keys = {{"b", {3, 4}, "float32"}, {"a", {}, "float16"}};
+  const auto back = read_keys(write_keys(keys));
+  EXPECT_EQ(back, (std::vector<KeySpec>{{"a", {}, "float16"}, {"b", {3, 4}, "float32"}}));
+  EXPECT_EQ(back[0].elements(), 1U);
+  EXPECT_EQ(back[1].elements(), 12U);
+}
+
+TEST(Keys, NameWithTabIsRefused) {
+  const std::vector<KeySpec> keys = {{"a\tb", {1}}};
+  EXPECT_THROW(write_keys(keys), std::invalid_argument);
+}
+
+TEST(Keys, SameKeysInAnotherOrderAgree) {
+  require_same_keys(texts({{{"a", {1}}, {"b", {2}}}, {{"b", {2}}, {"a", {1}}}}));
+}
+
+TEST(Keys, ShapeDtypeAndMissingKeyAreNamed) {
+  EXPECT_THAT(
+      [] {
+        require_same_keys(texts({{{"w", {500, 800}}}, {{"w", {500, 800}}}, {{"w", {500, 400}}}}));
+      },
+      ThrowsMessage<std::invalid_argument>(
+          HasSubstr("worker 0 has 'w' float32 (500, 800), worker 2 has 'w' float32 (500, 400)")));
+  EXPECT_THAT(
+      [] {
+        require_same_keys(texts({{{"w", {5}, "float32"}}, {{"w", {5}, "float16"}}}));
+      },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("'w' float16 (5)")));
+  EXPECT_THAT(
+      [] {
+        require_same_keys(texts({{{"w", {5}}, {"x", {1}}}, {{"w", {5}}}}));
+      },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("worker 0 has 'x' float32 (1), worker 1 does not")));
+  EXPECT_THAT(
+      [] {
+        require_same_keys(texts({{{"w", {5}}}, {{"w", {5}}, {"x", {1}}}}));
+      },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("worker 1 has 'x' float32 (1), worker 0 does not")));
+}
+
+TEST(Settings, FirstDifferenceIsNamed) {
+  const std::vector<std::string> given = {"a=1\nb=2\n", "a=1\nb=2\n", "a=1\nb=3\n"};
+  EXPECT_THAT([&] { require_same_settings("settings", given); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("worker 0 has b=2, worker 2 has b=3")));
+}
+
+TEST(Placement, PartsCoverEachKeyOnceOnUnitBoundaries) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<KeySpec> keys;
+    for (unsigned k = 0; k < 1 + random() % 12; ++k) {
+      keys.push_back({std::to_string(k), {1 + random() % (random() % 2 ? 300 : 3'000'000)}});
+    }
+    const std::uint32_t servers = 1 + random() % 5;
+    std::vector<std::uint64_t> load(servers, 0);
+    const auto parts =
+        place_keys(keys, servers, compress::kUnitElements * (1 + random() % 8), 1'000'000, load);
+    std::uint64_t placed_bytes = 0;
+    for (std::size_t k = 0; k < keys.size(); ++k) {
+      auto sorted = parts[k];
+      std::sort(sorted.begin(), sorted.end(),
+                [](const Part& a, const Part& b) { return a.offset < b.offset; });
+      std::uint64_t next = 0;
+      for (const Part& part : sorted) {
+        EXPECT_EQ(part.offset, next);
+        EXPECT_EQ(part.offset % compress::kUnitElements, 0U);
+        EXPECT_GT(part.count, 0U);
+        EXPECT_LT(part.server, servers);
+        next += part.count;
+      }
+      EXPECT_EQ(next, keys[k].elements());
+      placed_bytes += next * sizeof(float);
+    }
+    EXPECT_EQ(std::accumulate(load.begin(), load.end(), std::uint64_t{0}), placed_bytes);
+  }
+}
+
+}  // namespace
+}  // namespace gradwire::kvstore

@@ -1,0 +1,48 @@
+#include "kvstore/updater.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace gradwire::kvstore {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+TEST(Updater, TestAddsTheRescaledGradient) {
+  const auto updater = make_updater(parse_optimizer("test rescale_grad=2"));
+  std::vector<float> weight = {1, 2}, state;
+  updater->update(weight, std::vector<float>{3, -1}, state);
+  EXPECT_EQ(weight, (std::vector<float>{7, 0}));
+}
+
+// torch.optim.SGD(lr=.1, momentum=.9, weight_decay=.01) on the same numbers gives the same weights.
+TEST(Updater, SgdWithMomentumAndDecay) {
+  const auto updater = make_updater(parse_optimizer("sgd learning_rate=0.1 momentum=0.9 wd=0.01"));
+  std::vector<float> weight = {1}, state;
+  updater->update(weight, std::vector<float>{0.5F}, state);
+  EXPECT_NEAR(weight[0], 0.949F, 1e-6);
+  updater->update(weight, std::vector<float>{0.5F}, state);
+  EXPECT_NEAR(weight[0], 0.852151F, 1e-6);
+}
+
+TEST(Updater, SgdClips) {
+  const auto updater = make_updater(parse_optimizer("sgd learning_rate=1 clip_gradient=0.5"));
+  std::vector<float> weight = {0, 0}, state;
+  updater->update(weight, std::vector<float>{3, -3}, state);
+  EXPECT_EQ(weight, (std::vector<float>{-0.5F, 0.5F}));
+}
+
+TEST(Updater, BadOnesNameTheNearest) {
+  EXPECT_THAT([] { make_updater(parse_optimizer("sdg")); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("'sgd'")));
+  EXPECT_THAT([] { make_updater(parse_optimizer("sgd learning_rat=1")); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("'learning_rate'")));
+  for (const char* bad :
+       {"sgd learning_rate", "sgd learning_rate=", "sgd learning_rate=x", "sgd learning_rate=nan"}) {
+    EXPECT_THROW(parse_optimizer(bad), std::invalid_argument) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace gradwire::kvstore
