@@ -81,6 +81,8 @@ class Codec {
   virtual std::string_view name() const noexcept = 0;
   virtual WireId wire_id() const noexcept = 0;
   virtual WireParameters wire_parameters() const noexcept = 0;
+  /// The spec that makes this codec, every parameter that applies written out, in the table's order.
+  virtual CodecSpec spec() const = 0;
 
   /// True when encode() loses information, so a residual per (tensor, rank) is worth keeping.
   virtual bool lossy() const noexcept = 0;
@@ -94,13 +96,13 @@ class Codec {
   virtual std::size_t max_encoded_size(std::size_t elements) const noexcept = 0;
 
   /// Encodes grad + residual, keeps what was not sent in residual (same length as grad, or empty: no error
-  /// feedback). Requires out.size() >= max_encoded_size(grad.size()); scales is empty (no round yet, or the codec
-  /// agrees none) or holds one entry per unit of grad.
-  virtual Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
-                         std::span<std::byte> out) const = 0;
+  /// feedback). Requires out.size() >= max_encoded_size(grad.size()); scales is empty (no round yet, or the
+  /// codec agrees none) or holds one entry per unit of grad.
+  virtual Encoded encode(std::span<const float> grad, std::span<float> residual,
+                         std::span<const UnitScale> scales, std::span<std::byte> out) const = 0;
 
-  /// Writes the sum of the payloads, added in the order given (rank order), to out. One pass over the payloads.
-  /// Throws DecodeError naming the payload at fault; out is then unspecified.
+  /// Writes the sum of the payloads, added in the order given (rank order), to out. One pass over the
+  /// payloads. Throws DecodeError naming the payload at fault; out is then unspecified.
   virtual void decode_sum(std::span<const Payload> payloads, std::span<float> out) const = 0;
 
   void decode(Payload payload, std::span<float> out) const { decode_sum({&payload, 1}, out); }
@@ -109,15 +111,16 @@ class Codec {
   virtual void validate(Payload payload, std::size_t elements) const = 0;
 
   /// Largest reply to `ways` payloads of `elements` elements each.
-  virtual std::size_t max_reply_size(std::size_t elements, std::size_t ways, ReplyKind kind) const noexcept = 0;
+  virtual std::size_t max_reply_size(std::size_t elements, std::size_t ways,
+                                     ReplyKind kind) const noexcept = 0;
 
   /// Encodes the answer to one round. residual belongs to Server: empty, or elements long and used by kSame.
   /// Throws DecodeError for a bad payload, std::invalid_argument when has_exact_reply() forbids kind.
   virtual Encoded encode_reply(std::span<const Payload> payloads, std::size_t elements, ReplyKind kind,
                                std::span<float> residual, std::span<std::byte> out) const = 0;
 
-  /// Decodes an answer into the sum and, where the codec agrees scales, the next round's scales (one per unit;
-  /// otherwise next is empty).
+  /// Decodes an answer into the sum and, where the codec agrees scales, the next round's scales (one per
+  /// unit; otherwise next is empty).
   virtual void decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
                             std::span<UnitScale> next) const = 0;
 
@@ -126,6 +129,8 @@ class Codec {
 };
 
 /// Units that `elements` elements of one tensor fill.
-constexpr std::size_t unit_count(std::size_t elements) { return (elements + kUnitElements - 1) / kUnitElements; }
+constexpr std::size_t unit_count(std::size_t elements) {
+  return (elements + kUnitElements - 1) / kUnitElements;
+}
 
 }  // namespace gradwire::compress

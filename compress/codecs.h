@@ -31,7 +31,8 @@ struct CodecEntry {
 /// Every codec, in the order users should read about them.
 std::span<const CodecEntry> codecs() noexcept;
 
-/// Makes the codec that spec names. Throws std::invalid_argument that names the nearest valid codec or parameter.
+/// Makes the codec that spec names. Throws std::invalid_argument that names the nearest valid codec or
+/// parameter.
 std::unique_ptr<Codec> make(const CodecSpec& spec);
 
 /// Makes the codec that a frame names, for decoding. Throws DecodeError for an unknown id or parameters.
@@ -40,13 +41,18 @@ std::unique_ptr<Codec> from_wire(WireId id, const WireParameters& parameters);
 /// Reads "2bit:threshold=auto,nonfinite=mxnet". Throws std::invalid_argument.
 CodecSpec parse_spec(std::string_view text);
 
-/// Writes what parse_spec reads, every parameter present, in the table's order: equal codecs give equal text.
+/// Writes what parse_spec reads, every parameter that applies present, in the table's order: equal codecs
+/// give equal text. Throws as make().
 std::string canonical_spec(const CodecSpec& spec);
 
-/// Maps "exact", "fp32" or the codec's own name. Throws std::invalid_argument naming the replies this codec has.
+/// Maps "exact", "fp32" or the codec's own name. Throws std::invalid_argument naming the replies this codec
+/// has.
 ReplyKind reply_kind(const Codec& codec, std::string_view reply);
 
 /// The word nearest to `given` by edit distance, for error texts.
 std::string nearest(std::string_view given, std::span<const std::string_view> valid);
+
+/// "a, b, c", for error texts.
+std::string join(std::span<const std::string_view> words);
 
 }  // namespace gradwire::compress

@@ -1,0 +1,100 @@
+#include "compress/codecs.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <vector>
+
+#include "compress/bf16.h"
+#include "compress/fp16.h"
+#include "compress/none.h"
+#include "compress/parameters.h"
+#include "compress/two_bit.h"
+
+namespace gradwire::compress {
+namespace {
+
+const CodecEntry kCodecs[] = {
+    {"none", WireId::kNone, "float32 as it is", none_parameters(), make_none, none_from_wire},
+    {"fp16", WireId::kFp16, "half precision, 2x smaller, error feedback", fp16_parameters(), make_fp16,
+     fp16_from_wire},
+    {"bf16", WireId::kBf16, "bfloat16, 2x smaller, error feedback", bf16_parameters(), make_bf16,
+     bf16_from_wire},
+    {"2bit", WireId::kTwoBit, "MXNet's 2-bit code, 16x smaller, error feedback, exact integer sums",
+     two_bit_parameters(), make_two_bit, two_bit_from_wire},
+};
+
+const CodecEntry& entry_named(std::string_view name) {
+  std::vector<std::string_view> names;
+  for (const CodecEntry& entry : kCodecs) {
+    if (entry.name == name) return entry;
+    names.push_back(entry.name);
+  }
+  throw std::invalid_argument("unknown codec " + std::string(name) + ", did you mean " +
+                              nearest(name, names) + "? valid: " + join(names));
+}
+
+/// Refuses names that the codec does not have, and a name given twice.
+void check_parameter_names(const CodecEntry& entry, const CodecSpec& spec) {
+  std::vector<std::string_view> valid;
+  for (const ParameterInfo& parameter : entry.parameters) valid.push_back(parameter.name);
+  std::vector<std::string_view> seen;
+  for (const Parameter& parameter : spec.parameters) {
+    const std::string who = spec.name + ": parameter " + parameter.name;
+    if (valid.empty()) throw std::invalid_argument(who + " was given, but this codec has none");
+    if (std::find(valid.begin(), valid.end(), parameter.name) == valid.end()) {
+      throw std::invalid_argument(who + " is unknown, did you mean " + nearest(parameter.name, valid) +
+                                  "? valid: " + join(valid));
+    }
+    if (std::find(seen.begin(), seen.end(), parameter.name) != seen.end()) {
+      throw std::invalid_argument(who + " was given twice");
+    }
+    seen.push_back(parameter.name);
+  }
+}
+
+/// The names of the codecs whose default form answers with exact sums.
+std::string codecs_with_exact_reply() {
+  std::vector<std::string_view> names;
+  for (const CodecEntry& entry : kCodecs) {
+    if (entry.make({std::string(entry.name), {}})->has_exact_reply()) names.push_back(entry.name);
+  }
+  return join(names);
+}
+
+}  // namespace
+
+std::span<const CodecEntry> codecs() noexcept { return kCodecs; }
+
+std::unique_ptr<Codec> make(const CodecSpec& spec) {
+  const CodecEntry& entry = entry_named(spec.name);
+  check_parameter_names(entry, spec);
+  return entry.make(spec);
+}
+
+std::unique_ptr<Codec> from_wire(WireId id, const WireParameters& parameters) {
+  for (const CodecEntry& entry : kCodecs) {
+    if (entry.wire_id == id) return entry.from_wire(parameters);
+  }
+  throw DecodeError("codec id " + std::to_string(static_cast<unsigned>(id)) +
+                    " is unknown here; the sender may run a newer gradwire");
+}
+
+ReplyKind reply_kind(const Codec& codec, std::string_view reply) {
+  std::vector<std::string_view> valid;
+  if (codec.has_exact_reply()) valid.push_back("exact");
+  valid.push_back(codec.name());
+  valid.push_back("fp32");
+  if (std::find(valid.begin(), valid.end(), reply) == valid.end()) {
+    const std::string given = std::string(codec.name()) + ": reply=" + std::string(reply);
+    if (reply == "exact") {
+      throw std::invalid_argument(given + " needs integer sums, which " + codecs_with_exact_reply() +
+                                  " has; replies of this codec: " + join(valid));
+    }
+    throw std::invalid_argument(given + " is unknown, did you mean " + nearest(reply, valid) +
+                                "? valid: " + join(valid));
+  }
+  if (reply == "fp32") return ReplyKind::kFp32;
+  return reply == "exact" ? ReplyKind::kExact : ReplyKind::kSame;
+}
+
+}  // namespace gradwire::compress

@@ -1,0 +1,94 @@
+#include "compress/parameters.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <stdexcept>
+#include <vector>
+
+#include "compress/codecs.h"
+
+namespace gradwire::compress {
+namespace {
+
+bool positive_and_finite(float value) { return value > 0 && std::isfinite(value); }
+
+}  // namespace
+
+const ParameterValue* find_parameter(const CodecSpec& spec, std::string_view name) noexcept {
+  const auto found = std::find_if(spec.parameters.begin(), spec.parameters.end(),
+                                  [&](const Parameter& parameter) { return parameter.name == name; });
+  return found == spec.parameters.end() ? nullptr : &found->value;
+}
+
+bool parse_number(std::string_view text, double& value) noexcept {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+std::string parameter_text(const ParameterValue& value) {
+  if (const auto* word = std::get_if<std::string>(&value)) return *word;
+  const double number = std::get<double>(value);
+  std::array<char, 64> text;
+  // A codec computes in float32, so its parameters are floats and print as such; anything else prints in
+  // full.
+  const auto narrow = static_cast<float>(number);
+  const auto end = static_cast<double>(narrow) == number
+                       ? std::to_chars(text.data(), text.data() + text.size(), narrow).ptr
+                       : std::to_chars(text.data(), text.data() + text.size(), number).ptr;
+  return {text.data(), end};
+}
+
+float positive_float(const CodecSpec& spec, std::string_view name, float default_value,
+                     std::string_view others) {
+  const ParameterValue* const given = find_parameter(spec, name);
+  if (given == nullptr) return default_value;
+  double number = 0;
+  if (const auto* word = std::get_if<std::string>(given)) {
+    if (!parse_number(*word, number)) number = 0;
+  } else {
+    number = std::get<double>(*given);
+  }
+  const auto value = static_cast<float>(number);
+  if (!positive_and_finite(value)) {
+    throw std::invalid_argument(spec.name + ": " + std::string(name) + "=" + parameter_text(*given) +
+                                " is not a number above 0 that float32 can hold; give one" +
+                                std::string(others) + ", e.g. " + std::string(name) + "=" +
+                                parameter_text(static_cast<double>(default_value)));
+  }
+  return value;
+}
+
+std::size_t word_index(const CodecSpec& spec, std::string_view name,
+                       std::initializer_list<std::string_view> valid) {
+  const ParameterValue* const given = find_parameter(spec, name);
+  if (given == nullptr) return 0;
+  const std::string text = parameter_text(*given);
+  const auto found = std::find(valid.begin(), valid.end(), text);
+  if (found != valid.end()) return static_cast<std::size_t>(found - valid.begin());
+  const std::vector<std::string_view> words(valid);
+  throw std::invalid_argument(spec.name + ": " + std::string(name) + "=" + text +
+                              " is unknown, did you mean " + nearest(text, words) +
+                              "? valid: " + join(words));
+}
+
+float positive_float_from_wire(std::string_view codec, std::string_view name, std::uint32_t bits) {
+  const auto value = std::bit_cast<float>(bits);
+  if (!positive_and_finite(value)) {
+    throw DecodeError(std::string(codec) + ": the frame's " + std::string(name) + " is " +
+                      parameter_text(static_cast<double>(value)) + ", expected a finite number above 0");
+  }
+  return value;
+}
+
+void expect_unused_from_wire(std::string_view codec, const WireParameters& parameters, std::size_t first) {
+  for (std::size_t i = first; i < parameters.size(); ++i) {
+    if (parameters[i] == 0) continue;
+    throw DecodeError(std::string(codec) + ": the frame's parameter " + std::to_string(i) + " is " +
+                      std::to_string(parameters[i]) + ", expected 0");
+  }
+}
+
+}  // namespace gradwire::compress

@@ -1,0 +1,57 @@
+// Two bits an element: +level, -level or nothing, the rest kept as a residual for later rounds.
+//
+// TwoBitFixed has MXNet's rule and MXNet's bytes: one threshold, which is also the level. threshold=auto
+// makes a TwoBitAuto (two_bit_auto.h).
+//
+// Threading and lifetime: as Codec.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "compress/codec.h"
+#include "compress/codecs.h"
+#include "compress/two_bit_scalar.h"
+
+namespace gradwire::compress {
+
+class TwoBitFixed final : public Codec {
+ public:
+  /// Requires threshold finite and above 0.
+  TwoBitFixed(float threshold, two_bit::NonFinite nonfinite) noexcept
+      : threshold_(threshold), nonfinite_(nonfinite) {}
+
+  std::string_view name() const noexcept override { return "2bit"; }
+  WireId wire_id() const noexcept override { return WireId::kTwoBit; }
+  WireParameters wire_parameters() const noexcept override;
+  CodecSpec spec() const override;
+  bool lossy() const noexcept override { return true; }
+  bool has_exact_reply() const noexcept override { return true; }
+  bool agrees_scales() const noexcept override { return false; }
+
+  std::size_t max_encoded_size(std::size_t elements) const noexcept override;
+  Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
+                 std::span<std::byte> out) const override;
+  void decode_sum(std::span<const Payload> payloads, std::span<float> out) const override;
+  void validate(Payload payload, std::size_t elements) const override;
+  std::size_t max_reply_size(std::size_t elements, std::size_t ways, ReplyKind kind) const noexcept override;
+  Encoded encode_reply(std::span<const Payload> payloads, std::size_t elements, ReplyKind kind,
+                       std::span<float> residual, std::span<std::byte> out) const override;
+  void decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
+                    std::span<UnitScale> next) const override;
+
+ private:
+  /// Level of a 2bit reply: the largest sum that `ways` codes can have, so one code can always take it away.
+  float reply_level(std::size_t ways) const noexcept;
+  Encoded requantise(const two_bit::Codes& codes, std::size_t elements, float* residual,
+                     std::byte* out) const;
+
+  float threshold_;
+  two_bit::NonFinite nonfinite_;
+};
+
+std::span<const ParameterInfo> two_bit_parameters() noexcept;
+std::unique_ptr<Codec> make_two_bit(const CodecSpec& spec);
+std::unique_ptr<Codec> two_bit_from_wire(const WireParameters& parameters);
+
+}  // namespace gradwire::compress

@@ -1,0 +1,401 @@
+#include "compress/two_bit_kernels.h"
+
+#include <bit>
+#include <cstring>
+
+// Vectors of a length unknown to the compiler cannot stand in the fixed lanes; such machines use 128-bit
+// targets.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "compress/two_bit_kernels.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire::compress::two_bit {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_SCALAR
+
+bool Encode(const float* grad, float* residual, std::size_t elements, const Quantiser& quantiser,
+            std::byte* out, UnitSums* sums) {
+  return encode_scalar(grad, residual, elements, quantiser, out, sums);
+}
+
+void Measure(const float* grad, const float* residual, std::size_t elements, float threshold,
+             UnitSums* sums) {
+  measure_scalar(grad, residual, elements, threshold, sums);
+}
+
+void SumToFloats(const Codes& codes, std::size_t elements, float level, float* out) {
+  sum_to_floats_scalar(codes, elements, level, out);
+}
+
+void SumToPlanes(const Codes& codes, std::size_t elements, std::byte* out) {
+  sum_to_planes_scalar(codes, elements, out);
+}
+
+std::uint32_t PlanesToFloats(const std::byte* planes, std::size_t ways, std::size_t elements, float level,
+                             float* out) {
+  return planes_to_floats_scalar(planes, ways, elements, level, out);
+}
+
+#else
+
+namespace hn = hwy::HWY_NAMESPACE;
+using Floats = hn::CappedTag<float, UnitSums::kLanes>;
+using Ints = hn::RebindToSigned<Floats>;
+using Words = hn::RebindToUnsigned<Floats>;
+using Bytes = hn::CappedTag<std::uint8_t, 64>;
+using ByteWords = hn::Repartition<std::uint32_t, Bytes>;
+using FloatVector = hn::Vec<Floats>;
+using ByteVector = hn::Vec<Bytes>;
+using WordVector = hn::Vec<ByteWords>;
+
+constexpr std::size_t kLanes = hn::MaxLanes(Floats());
+constexpr std::size_t kByteLanes = hn::MaxLanes(Bytes());
+constexpr std::size_t kStep = 64;       // elements that encode handles at a time: one word of masks
+constexpr std::size_t kTile = 4096;     // counts that a sum keeps in the first-level cache
+constexpr std::size_t kNibbleWays = 7;  // payloads whose counts, at most 2 each, fit four bits
+
+template <class D>
+HWY_INLINE std::uint64_t MaskBits(D d, hn::Mask<D> mask) {
+  std::uint64_t bits = 0;
+  hn::StoreMaskBits(d, mask, reinterpret_cast<std::uint8_t*>(&bits));
+  return bits;
+}
+
+/// Moves bit i to bit 2 * i.
+HWY_INLINE std::uint64_t Spread(std::uint32_t bits) {
+#if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX2
+  return _pdep_u64(bits, 0x5555555555555555);
+#else
+  std::uint64_t v = bits;
+  v = (v | v << 16) & 0x0000ffff0000ffff;
+  v = (v | v << 8) & 0x00ff00ff00ff00ff;
+  v = (v | v << 4) & 0x0f0f0f0f0f0f0f0f;
+  v = (v | v << 2) & 0x3333333333333333;
+  return (v | v << 1) & 0x5555555555555555;
+#endif
+}
+
+/// Packs 32 elements: sent (upper bit of a code) and positive (lower bit), element i in bit i.
+HWY_INLINE void StoreCodes(std::uint32_t sent, std::uint32_t positive, std::byte* out) {
+  std::uint64_t codes = Spread(sent) << 1 | Spread(positive);
+  codes = (codes >> 4 & 0x0f0f0f0f0f0f0f0f) | (codes & 0x0f0f0f0f0f0f0f0f) << 4;
+  codes = (codes >> 2 & 0x3333333333333333) | (codes & 0x3333333333333333) << 2;
+  store(codes, out);
+}
+
+HWY_INLINE bool AnyNonFinite(const FloatVector (&x)[kStep / kLanes]) {
+  const Ints di;
+  hn::Vec<Ints> largest = hn::BitCast(di, hn::Abs(x[0]));
+  for (std::size_t v = 1; v < kStep / kLanes; ++v) largest = hn::Max(largest, hn::BitCast(di, hn::Abs(x[v])));
+  return !hn::AllTrue(di, hn::Lt(largest, hn::Set(di, 0x7f800000)));
+}
+
+/// UnitSums in registers.
+struct LaneSums {
+  static constexpr std::size_t kVectors = UnitSums::kLanes / kLanes;
+  FloatVector all[kVectors];
+  FloatVector selected[kVectors];
+
+  HWY_INLINE void Load(const UnitSums& sums) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      all[v] = hn::LoadU(Floats(), sums.all.data() + v * kLanes);
+      selected[v] = hn::LoadU(Floats(), sums.selected.data() + v * kLanes);
+    }
+  }
+  HWY_INLINE void Store(UnitSums* sums) const {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      hn::StoreU(all[v], Floats(), sums->all.data() + v * kLanes);
+      hn::StoreU(selected[v], Floats(), sums->selected.data() + v * kLanes);
+    }
+  }
+};
+
+template <bool kResidual, bool kSkip, bool kSums>
+bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std::size_t elements,
+               const Quantiser& quantiser, std::byte* HWY_RESTRICT out, UnitSums* HWY_RESTRICT sums) {
+  const Floats d;
+  const FloatVector threshold = hn::Set(d, quantiser.effective_threshold());
+  const FloatVector negative_threshold = hn::Neg(threshold);
+  const FloatVector level = hn::Set(d, quantiser.level);
+  const FloatVector negative_level = hn::Neg(level);
+  LaneSums lanes;
+  if constexpr (kSums) lanes.Load(*sums);
+  bool nonfinite = false;
+  std::size_t i = 0;
+  for (; i + kStep <= elements; i += kStep) {
+    FloatVector x[kStep / kLanes];
+    for (std::size_t v = 0; v < kStep / kLanes; ++v) {
+      x[v] = hn::LoadU(d, grad + i + v * kLanes);
+      if constexpr (kResidual) x[v] = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x[v]);
+    }
+    if (HWY_UNLIKELY(AnyNonFinite(x))) {
+      nonfinite = true;
+      if constexpr (kSkip) {
+        if constexpr (kSums) lanes.Store(sums);
+        encode_scalar(grad + i, kResidual ? residual + i : nullptr, kStep, quantiser, out + i / 4, sums);
+        if constexpr (kSums) lanes.Load(*sums);
+        continue;
+      }
+    }
+    std::uint64_t positive = 0;
+    std::uint64_t sent = 0;
+    for (std::size_t v = 0; v < kStep / kLanes; ++v) {
+      const auto up = hn::Ge(x[v], threshold);
+      const auto down = hn::Le(x[v], negative_threshold);
+      const auto either = hn::Or(up, down);
+      positive |= MaskBits(d, up) << (v * kLanes);
+      sent |= MaskBits(d, either) << (v * kLanes);
+      if constexpr (kResidual) {
+        const FloatVector value = hn::IfThenElse(up, level, hn::IfThenElseZero(down, negative_level));
+        hn::StoreU(hn::Sub(x[v], value), d, residual + i + v * kLanes);
+      }
+      if constexpr (kSums) {
+        constexpr std::size_t kVectors = LaneSums::kVectors;
+        const FloatVector magnitude = hn::Abs(x[v]);
+        lanes.all[v % kVectors] = hn::Add(lanes.all[v % kVectors], magnitude);
+        lanes.selected[v % kVectors] =
+            hn::Add(lanes.selected[v % kVectors], hn::IfThenElseZero(either, magnitude));
+      }
+    }
+    StoreCodes(static_cast<std::uint32_t>(sent), static_cast<std::uint32_t>(positive), out + i / 4);
+    StoreCodes(static_cast<std::uint32_t>(sent >> 32), static_cast<std::uint32_t>(positive >> 32),
+               out + i / 4 + 8);
+    if constexpr (kSums) sums->selected_count += static_cast<std::uint32_t>(std::popcount(sent));
+  }
+  if constexpr (kSums) lanes.Store(sums);
+  return encode_scalar(grad + i, kResidual ? residual + i : nullptr, elements - i, quantiser, out + i / 4,
+                       sums) ||
+         nonfinite;
+}
+
+template <bool kResidual>
+bool EncodeWith(const float* grad, float* residual, std::size_t elements, const Quantiser& quantiser,
+                std::byte* out, UnitSums* sums) {
+  if (sums != nullptr)
+    return EncodeRun<kResidual, true, true>(grad, residual, elements, quantiser, out, sums);
+  if (quantiser.nonfinite == NonFinite::kSkip) {
+    return EncodeRun<kResidual, true, false>(grad, residual, elements, quantiser, out, nullptr);
+  }
+  return EncodeRun<kResidual, false, false>(grad, residual, elements, quantiser, out, nullptr);
+}
+
+bool Encode(const float* grad, float* residual, std::size_t elements, const Quantiser& quantiser,
+            std::byte* out, UnitSums* sums) {
+  return residual == nullptr ? EncodeWith<false>(grad, residual, elements, quantiser, out, sums)
+                             : EncodeWith<true>(grad, residual, elements, quantiser, out, sums);
+}
+
+void Measure(const float* grad, const float* residual, std::size_t elements, float threshold,
+             UnitSums* sums) {
+  const Floats d;
+  const Ints di;
+  const FloatVector least = hn::Set(d, threshold);
+  LaneSums lanes;
+  lanes.Load(*sums);
+  std::size_t count = 0;
+  std::size_t i = 0;
+  for (; i + UnitSums::kLanes <= elements; i += UnitSums::kLanes) {
+    for (std::size_t v = 0; v < LaneSums::kVectors; ++v) {
+      FloatVector x = hn::LoadU(d, grad + i + v * kLanes);
+      if (residual != nullptr) x = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x);
+      x = hn::Abs(x);
+      const auto finite = hn::RebindMask(d, hn::Lt(hn::BitCast(di, x), hn::Set(di, 0x7f800000)));
+      const auto selected = hn::And(finite, hn::Ge(x, least));
+      lanes.all[v] = hn::Add(lanes.all[v], hn::IfThenElseZero(finite, x));
+      lanes.selected[v] = hn::Add(lanes.selected[v], hn::IfThenElseZero(selected, x));
+      count += hn::CountTrue(d, selected);
+    }
+  }
+  lanes.Store(sums);
+  sums->selected_count += static_cast<std::uint32_t>(count);
+  measure_scalar(grad + i, residual == nullptr ? nullptr : residual + i, elements - i, threshold, sums);
+}
+
+/// Decodes one payload: each lane shifts its own code down and looks its value up.
+void DecodeOne(const std::byte* HWY_RESTRICT packed, std::size_t elements, float level,
+               float* HWY_RESTRICT out) {
+  const Floats d;
+  const Words dw;
+  alignas(64) std::uint32_t shifts[16];
+  alignas(64) float values[16];
+  for (std::uint32_t i = 0; i < 16; ++i) {
+    shifts[i] = 8 * (i / 4) + 6 - 2 * (i % 4);
+    values[i] = i % 4 == 3 ? level : i % 4 == 2 ? -level : 0.0f;
+  }
+  hn::Vec<Words> shift[16 / kLanes];
+  for (std::size_t v = 0; v < 16 / kLanes; ++v) shift[v] = hn::Load(dw, shifts + v * kLanes);
+  const FloatVector table = hn::Load(d, values);
+  std::size_t i = 0;
+  for (; i + 16 <= elements; i += 16) {
+    const hn::Vec<Words> word = hn::Set(dw, load<std::uint32_t>(packed + i / 4));
+    for (std::size_t v = 0; v < 16 / kLanes; ++v) {
+      const hn::Vec<Words> code = hn::And(hn::Shr(word, shift[v]), hn::Set(dw, 3));
+      hn::StoreU(hn::TableLookupLanes(table, hn::IndicesFromVec(d, code)), d, out + i + v * kLanes);
+    }
+  }
+  for (; i < elements; ++i) out[i] = static_cast<float>(code_at(packed, i)) * level;
+}
+
+/// Rewrites codes 00, 01, 10, 11 as the counts 1, 1, 0, 2: the code's value plus one.
+HWY_INLINE WordVector CountsOfCodes(WordVector codes) {
+  const WordVector upper = hn::Set(ByteWords(), 0xaaaaaaaau);
+  const WordVector two = hn::And(hn::And(codes, hn::ShiftLeft<1>(codes)), upper);
+  return hn::Or(two, hn::ShiftRight<1>(hn::AndNot(codes, upper)));
+}
+
+HWY_INLINE WordVector LoadCodes(const std::byte* packed, std::size_t bytes) {
+  const ByteWords d;
+  if (HWY_LIKELY(bytes >= kByteLanes)) {
+    return hn::BitCast(d, hn::LoadU(Bytes(), reinterpret_cast<const std::uint8_t*>(packed)));
+  }
+  alignas(64) std::uint8_t padded[kByteLanes] = {};
+  std::memcpy(padded, packed, bytes);
+  return hn::BitCast(d, hn::Load(Bytes(), padded));
+}
+
+/// Writes k + ways of packed bytes [begin, begin + bytes), one byte per element, for a whole number of
+/// vectors: up to 4 * kByteLanes - 1 counts beyond the end are written too. Requires ways <= kMaxByteWays.
+void SumToCounts(const Codes& codes, std::size_t begin, std::size_t bytes,
+                 std::uint8_t* HWY_RESTRICT counts) {
+  const ByteWords d;
+  const WordVector pairs = hn::Set(d, 0x33333333u);
+  const WordVector nibble = hn::Set(d, 0x0f0f0f0fu);
+  for (std::size_t b = 0; b < bytes; b += kByteLanes, counts += 4 * kByteLanes) {
+    WordVector sum0 = hn::Zero(d), sum1 = hn::Zero(d), sum2 = hn::Zero(d), sum3 = hn::Zero(d);
+    for (std::size_t way = 0; way < codes.ways();) {
+      WordVector even = hn::Zero(d);  // elements 0 and 2 of each byte, four bits each
+      WordVector odd = hn::Zero(d);   // elements 1 and 3
+      for (const std::size_t stop = HWY_MIN(way + kNibbleWays, codes.ways()); way < stop; ++way) {
+        const WordVector count = CountsOfCodes(LoadCodes(codes.packed(way) + begin + b, bytes - b));
+        even = hn::Add(even, hn::And(hn::ShiftRight<2>(count), pairs));
+        odd = hn::Add(odd, hn::And(count, pairs));
+      }
+      sum0 = hn::Add(sum0, hn::And(hn::ShiftRight<4>(even), nibble));
+      sum1 = hn::Add(sum1, hn::And(hn::ShiftRight<4>(odd), nibble));
+      sum2 = hn::Add(sum2, hn::And(even, nibble));
+      sum3 = hn::Add(sum3, hn::And(odd, nibble));
+    }
+    const Bytes bytes_tag;
+    hn::StoreInterleaved4(hn::BitCast(bytes_tag, sum0), hn::BitCast(bytes_tag, sum1),
+                          hn::BitCast(bytes_tag, sum2), hn::BitCast(bytes_tag, sum3), bytes_tag, counts);
+  }
+}
+
+void CountsToFloats(const std::uint8_t* HWY_RESTRICT counts, std::size_t elements, std::size_t ways,
+                    float level, float* HWY_RESTRICT out) {
+  const Floats d;
+  const Ints di;
+  const hn::Rebind<std::uint8_t, Floats> quarter;
+  const auto zero = hn::Set(di, static_cast<std::int32_t>(ways));
+  const FloatVector scale = hn::Set(d, level);
+  std::size_t i = 0;
+  for (; i + kLanes <= elements; i += kLanes) {
+    const auto sum = hn::Sub(hn::PromoteTo(di, hn::LoadU(quarter, counts + i)), zero);
+    hn::StoreU(hn::Mul(hn::ConvertTo(d, sum), scale), d, out + i);
+  }
+  for (; i < elements; ++i) out[i] = static_cast<float>(counts[i] - static_cast<int>(ways)) * level;
+}
+
+void SumToFloats(const Codes& codes, std::size_t elements, float level, float* out) {
+  if (codes.ways() == 1) return DecodeOne(codes.packed(0), elements, level, out);
+  if (codes.ways() > kMaxByteWays) return sum_to_floats_scalar(codes, elements, level, out);
+  alignas(64) std::uint8_t counts[kTile];
+  for (std::size_t i = 0; i < elements; i += kTile) {
+    const std::size_t length = HWY_MIN(kTile, elements - i);
+    SumToCounts(codes, i / 4, packed_bytes(length), counts);
+    CountsToFloats(counts, length, codes.ways(), level, out + i);
+  }
+}
+
+void SumToPlanes(const Codes& codes, std::size_t elements, std::byte* out) {
+  if (codes.ways() > kMaxByteWays) return sum_to_planes_scalar(codes, elements, out);
+  const Bytes d;
+  const std::size_t bits = count_bits(codes.ways());
+  alignas(64) std::uint8_t counts[kTile];
+  for (std::size_t i = 0; i < elements; i += kTile) {
+    const std::size_t length = HWY_MIN(kTile, elements - i);
+    SumToCounts(codes, i / 4, packed_bytes(length), counts);
+    const std::size_t groups = (length + kPlaneGroup - 1) / kPlaneGroup;
+    std::memset(counts + length, 0, groups * kPlaneGroup - length);
+    for (const std::uint8_t* group = counts; group != counts + groups * kPlaneGroup; group += kPlaneGroup) {
+      for (std::size_t j = 0; j < bits; ++j, out += 8) {
+        const ByteVector bit = hn::Set(d, static_cast<std::uint8_t>(1u << j));
+        std::uint64_t plane = 0;
+        for (std::size_t e = 0; e < kPlaneGroup; e += kByteLanes) {
+          plane |= MaskBits(d, hn::TestBit(hn::Load(d, group + e), bit)) << e;
+        }
+        store(plane, out);
+      }
+    }
+  }
+}
+
+std::uint32_t PlanesToFloats(const std::byte* HWY_RESTRICT planes, std::size_t ways, std::size_t elements,
+                             float level, float* HWY_RESTRICT out) {
+  if (ways > kMaxByteWays) return planes_to_floats_scalar(planes, ways, elements, level, out);
+  const Bytes d;
+  const std::size_t bits = count_bits(ways);
+  ByteVector largest = hn::Zero(d);
+  alignas(64) std::uint8_t counts[kPlaneGroup];
+  for (std::size_t i = 0; i < elements; i += kPlaneGroup, planes += 8 * bits) {
+    for (std::size_t e = 0; e < kPlaneGroup; e += kByteLanes) {
+      ByteVector count = hn::Zero(d);
+      for (std::size_t j = 0; j < bits; ++j) {
+        const std::uint64_t plane = load<std::uint64_t>(planes + 8 * j) >> e;
+        const auto set = hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&plane));
+        count = hn::Or(count, hn::IfThenElseZero(set, hn::Set(d, static_cast<std::uint8_t>(1u << j))));
+      }
+      largest = hn::Max(largest, count);
+      hn::Store(count, d, counts + e);
+    }
+    CountsToFloats(counts, HWY_MIN(kPlaneGroup, elements - i), ways, level, out + i);
+  }
+  alignas(64) std::uint8_t lanes[kByteLanes];
+  hn::Store(largest, d, lanes);
+  return *std::max_element(lanes, lanes + kByteLanes);
+}
+
+#endif
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire::compress::two_bit
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gradwire::compress::two_bit {
+
+HWY_EXPORT(Encode);
+HWY_EXPORT(Measure);
+HWY_EXPORT(SumToFloats);
+HWY_EXPORT(SumToPlanes);
+HWY_EXPORT(PlanesToFloats);
+
+bool encode(const float* grad, float* residual, std::size_t elements, const Quantiser& quantiser,
+            std::byte* out, UnitSums* sums) noexcept {
+  return HWY_DYNAMIC_DISPATCH(Encode)(grad, residual, elements, quantiser, out, sums);
+}
+
+void measure(const float* grad, const float* residual, std::size_t elements, float threshold,
+             UnitSums* sums) noexcept {
+  HWY_DYNAMIC_DISPATCH(Measure)(grad, residual, elements, threshold, sums);
+}
+
+void sum_to_floats(const Codes& codes, std::size_t elements, float level, float* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(SumToFloats)(codes, elements, level, out);
+}
+
+void sum_to_planes(const Codes& codes, std::size_t elements, std::byte* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(SumToPlanes)(codes, elements, out);
+}
+
+std::uint32_t planes_to_floats(const std::byte* planes, std::size_t ways, std::size_t elements, float level,
+                               float* out) noexcept {
+  return HWY_DYNAMIC_DISPATCH(PlanesToFloats)(planes, ways, elements, level, out);
+}
+
+}  // namespace gradwire::compress::two_bit
+#endif

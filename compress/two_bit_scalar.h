@@ -1,0 +1,174 @@
+// The 2-bit rules element by element: the specification of two_bit_kernels, on every target byte for byte.
+//
+// Source: MXNet's gradient compression (kvstore, 1.0 to 1.9.1) for the codes, their packing and the residual.
+// Ours: a level apart from the threshold, the sums that agreed scales need, integer sums in bit planes.
+//
+// Threading: all functions are pure.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "compress/codec.h"
+#include "compress/little_endian.h"
+
+namespace gradwire::compress::two_bit {
+
+/// What becomes of an element whose gradient + residual is NaN or infinite.
+enum class NonFinite : std::uint8_t {
+  kSkip,   ///< sends 0, keeps the residual it had, is reported
+  kMxnet,  ///< follows the plain rule as MXNet does: the residual is NaN or infinite from then on
+};
+
+/// When an element is sent and what it then stands for.
+struct Quantiser {
+  float threshold = 0;  ///< sent when |x| >= threshold
+  float level = 0;      ///< subtracted from x when sent; a level that is not above 0 sends nothing
+  NonFinite nonfinite = NonFinite::kSkip;
+
+  /// The threshold that also holds "no level, nothing sent".
+  float effective_threshold() const noexcept {
+    return level > 0 ? threshold : std::numeric_limits<float>::infinity();
+  }
+};
+
+/// Sums of |x| over one unit in one written order: element i goes to lane i % 16, in order of i, without FMA.
+struct UnitSums {
+  static constexpr std::size_t kLanes = 16;
+  std::array<float, kLanes> all{};       ///< of finite x
+  std::array<float, kLanes> selected{};  ///< of sent x
+  std::uint32_t selected_count = 0;
+
+  /// Folds lanes i and i + 8, then i + 4, i + 2, i + 1; infinity becomes the largest float.
+  static float fold(std::array<float, kLanes> lanes) noexcept {
+    for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+      for (std::size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    }
+    return std::min(lanes[0], std::numeric_limits<float>::max());
+  }
+};
+
+/// Payloads whose counts k + ways fit one byte; more ways take the scalar form everywhere.
+inline constexpr std::size_t kMaxByteWays = 127;
+
+/// Elements in a group of bit planes.
+inline constexpr std::size_t kPlaneGroup = 64;
+
+constexpr std::size_t packed_bytes(std::size_t elements) { return (elements + 15) / 16 * 4; }
+
+/// ceil(log2(2 * ways + 1)): bits of a count in [0, 2 * ways].
+constexpr std::size_t count_bits(std::size_t ways) {
+  std::size_t bits = 0;
+  while ((std::size_t{1} << bits) < 2 * ways + 1) ++bits;
+  return bits;
+}
+
+constexpr std::size_t plane_bytes(std::size_t elements, std::size_t ways) {
+  return (elements + kPlaneGroup - 1) / kPlaneGroup * 8 * count_bits(ways);
+}
+
+/// Reads the code of element i: +1, -1 or 0. Element 0 of a byte is its two most significant bits; 11 is +1,
+/// 10 is -1, 00 is 0, and so is 01, which no encoder writes.
+inline int code_at(const std::byte* packed, std::size_t i) noexcept {
+  const unsigned code = std::to_integer<unsigned>(packed[i / 4]) >> (6 - 2 * (i % 4)) & 3;
+  return code == 3 ? 1 : code == 2 ? -1 : 0;
+}
+
+/// Encodes x = residual + grad (x = grad when residual is null) and keeps x - sent. Writes
+/// packed_bytes(elements) bytes, absent elements as 00. Adds to *sums unless it is null. Returns true when a
+/// non-finite x was met.
+inline bool encode_scalar(const float* grad, float* residual, std::size_t elements,
+                          const Quantiser& quantiser, std::byte* out, UnitSums* sums) noexcept {
+  const float threshold = quantiser.effective_threshold();
+  bool nonfinite = false;
+  std::fill_n(out, packed_bytes(elements), std::byte{0});
+  for (std::size_t i = 0; i < elements; ++i) {
+    const float x = residual == nullptr ? grad[i] : residual[i] + grad[i];
+    const bool finite = std::isfinite(x);
+    nonfinite |= !finite;
+    if (!finite && quantiser.nonfinite == NonFinite::kSkip) continue;
+    const bool up = x >= threshold;
+    const bool down = !up && x <= -threshold;
+    if (up || down) out[i / 4] |= static_cast<std::byte>((up ? 3 : 2) << (6 - 2 * (i % 4)));
+    if (residual != nullptr) residual[i] = up ? x - quantiser.level : down ? x + quantiser.level : x;
+    if (sums == nullptr) continue;
+    sums->all[i % UnitSums::kLanes] += std::fabs(x);
+    sums->selected[i % UnitSums::kLanes] += up || down ? std::fabs(x) : 0.0f;
+    sums->selected_count += up || down;
+  }
+  return nonfinite;
+}
+
+/// Adds to *sums what encode_scalar() would add, for |x| >= threshold, and changes nothing else.
+inline void measure_scalar(const float* grad, const float* residual, std::size_t elements, float threshold,
+                           UnitSums* sums) noexcept {
+  for (std::size_t i = 0; i < elements; ++i) {
+    const float x = std::fabs(residual == nullptr ? grad[i] : residual[i] + grad[i]);
+    if (!std::isfinite(x)) continue;
+    sums->all[i % UnitSums::kLanes] += x;
+    sums->selected[i % UnitSums::kLanes] += x >= threshold ? x : 0.0f;
+    sums->selected_count += x >= threshold;
+  }
+}
+
+/// The packed codes of one payload per way, each starting `offset` bytes into its payload.
+struct Codes {
+  std::span<const Payload> payloads;
+  std::size_t offset = 0;
+
+  std::size_t ways() const noexcept { return payloads.size(); }
+  const std::byte* packed(std::size_t way) const noexcept { return payloads[way].data() + offset; }
+  Codes from_element(std::size_t first) const noexcept { return {payloads, offset + first / 4}; }
+};
+
+inline std::int32_t sum_at(const Codes& codes, std::size_t i) noexcept {
+  std::int32_t sum = 0;
+  for (std::size_t way = 0; way < codes.ways(); ++way) sum += code_at(codes.packed(way), i);
+  return sum;
+}
+
+/// Writes fl(k * level), k being the integer sum of an element's codes.
+inline void sum_to_floats_scalar(const Codes& codes, std::size_t elements, float level, float* out) noexcept {
+  for (std::size_t i = 0; i < elements; ++i) out[i] = static_cast<float>(sum_at(codes, i)) * level;
+}
+
+/// Writes k + ways in bit planes: per group of 64 elements, word j holds bit j of every element's count,
+/// element e in bit e. Absent elements of the last group are 0. Writes plane_bytes(elements, ways).
+inline void sum_to_planes_scalar(const Codes& codes, std::size_t elements, std::byte* out) noexcept {
+  const std::size_t bits = count_bits(codes.ways());
+  for (std::size_t first = 0; first < elements; first += kPlaneGroup, out += 8 * bits) {
+    std::array<std::uint64_t, 32> planes{};
+    for (std::size_t e = 0; e < std::min(kPlaneGroup, elements - first); ++e) {
+      const auto count =
+          static_cast<std::uint32_t>(sum_at(codes, first + e) + static_cast<int>(codes.ways()));
+      for (std::size_t j = 0; j < bits; ++j) planes[j] |= std::uint64_t{count >> j & 1} << e;
+    }
+    for (std::size_t j = 0; j < bits; ++j) store(planes[j], out + 8 * j);
+  }
+}
+
+/// Reads bit planes back and writes fl(k * level). Returns the largest count met, absent elements included;
+/// it is at most 2 * ways unless the bytes are bad.
+inline std::uint32_t planes_to_floats_scalar(const std::byte* planes, std::size_t ways, std::size_t elements,
+                                             float level, float* out) noexcept {
+  const std::size_t bits = count_bits(ways);
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < (elements + kPlaneGroup - 1) / kPlaneGroup * kPlaneGroup; ++i) {
+    const std::byte* const group = planes + i / kPlaneGroup * 8 * bits;
+    std::uint32_t count = 0;
+    for (std::size_t j = 0; j < bits; ++j) {
+      count |= static_cast<std::uint32_t>(load<std::uint64_t>(group + 8 * j) >> (i % kPlaneGroup) & 1) << j;
+    }
+    largest = std::max(largest, count);
+    if (i < elements)
+      out[i] = static_cast<float>(static_cast<std::int32_t>(count) - static_cast<std::int32_t>(ways)) * level;
+  }
+  return largest;
+}
+
+}  // namespace gradwire::compress::two_bit
