@@ -1,0 +1,98 @@
+"""The images: Fashion-MNIST from Debian's package, or scikit-learn's digits where it is missing."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images are (count, 1, 28, 28) float32, of mean 0 and deviation 1 in the training set; labels 0 to 9."""
+
+    name: str
+    train_images: torch.Tensor
+    train_labels: torch.Tensor
+    test_images: torch.Tensor
+    test_labels: torch.Tensor
+
+    def limit(self, images: int) -> Dataset:
+        """Keeps the first `images` training images."""
+        return Dataset(
+            self.name,
+            self.train_images[:images],
+            self.train_labels[:images],
+            self.test_images,
+            self.test_labels,
+        )
+
+
+def load(folder: Path = FASHION_MNIST) -> Dataset:
+    """Loads Fashion-MNIST from the four idx files in folder, or the digits that come with scikit-learn.
+
+    Raises:
+        FileNotFoundError: neither is here; says how to get one.
+        ValueError: a file is not what its name says.
+    """
+    if folder.is_dir():
+        pictures = [_read_idx(folder / f"{part}-images-idx3-ubyte.gz", 3) for part in ("train", "t10k")]
+        labels = [_read_idx(folder / f"{part}-labels-idx1-ubyte.gz", 1) for part in ("train", "t10k")]
+        return _standardise("fashion-mnist", pictures, labels)
+    if importlib.util.find_spec("sklearn") is None:
+        raise FileNotFoundError(
+            f"dataset: {folder} is missing and scikit-learn is not installed: expected one of them; "
+            "apt install dataset-fashion-mnist, or pip install scikit-learn"
+        )
+    return _digits()
+
+
+def _digits() -> Dataset:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()  # 1797 pictures of 8x8, values 0 to 16
+    pictures = np.pad(np.kron(digits.images, np.ones((3, 3))), ((0, 0), (2, 2), (2, 2))) * (255 / 16)
+    pictures, labels, cut = pictures.astype(np.uint8), digits.target.astype(np.uint8), 1500
+    return _standardise("digits", [pictures[:cut], pictures[cut:]], [labels[:cut], labels[cut:]])
+
+
+def _read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Reads a gzipped idx file: two zeros, type 8, number of dimensions, each as big-endian u32, bytes."""
+    raw = gzip.decompress(path.read_bytes())
+    header = 4 + 4 * dimensions
+    if raw[:4] != bytes([0, 0, 8, dimensions]):
+        raise ValueError(
+            f"dataset: {path} begins with {raw[:4].hex()}, expected an idx file of bytes in {dimensions} "
+            "dimensions; install dataset-fashion-mnist again"
+        )
+    shape = struct.unpack(f">{dimensions}I", raw[4:header])
+    return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape)
+
+
+def _standardise(name: str, pictures: list[np.ndarray], labels: list[np.ndarray]) -> Dataset:
+    train, test = (torch.from_numpy(part.astype(np.float32)).unsqueeze(1) for part in pictures)
+    mean, deviation = float(train.double().mean()), float(train.double().std())
+    train_labels, test_labels = (torch.from_numpy(part.astype(np.int64)) for part in labels)
+    return Dataset(
+        name, train.sub_(mean).div_(deviation), train_labels, test.sub_(mean).div_(deviation), test_labels
+    )
+
+
+def batches(
+    images: int, epoch: int, seed: int, rank: int, workers: int, batch_size: int
+) -> list[torch.Tensor]:
+    """Returns this rank's batches of one epoch: indices, shuffled by seed and epoch, as many for every rank.
+
+    Step i of the job takes images [i*workers*batch_size, (i+1)*workers*batch_size) of the shuffled order,
+    each rank its own batch_size of them; what does not fill a step is left for another epoch.
+    """
+    order = torch.randperm(images, generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
+    steps = images // (workers * batch_size)
+    return list(order[: steps * workers * batch_size].view(steps, workers, batch_size)[:, rank])

@@ -1,0 +1,160 @@
+"""Gives every worker one rank's parameters and optimizer state, so that all start from the same weights.
+
+Tensors travel as their own bytes, so every dtype arrives exactly. What is not a tensor travels as JSON:
+nothing that came over the network is unpickled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradwire import kv
+from gradwire.torch import session
+
+_calls = itertools.count()  # every worker makes the same calls in the same order, so the names of keys agree
+
+
+def broadcast_parameters(
+    parameters: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]],
+    root_rank: int = 0,
+    store: kv.KVStore | None = None,
+) -> None:
+    """Overwrites tensors, in place, with one rank's. A collective.
+
+    Args:
+        parameters: `model.state_dict()` (buffers included) or `model.named_parameters()`: the same names,
+            shapes and dtypes on every rank, on any device. Entries that are not tensors are left alone.
+        root_rank: whose values all get.
+        store: from `gradwire.kv.create()`. Default: as for DistributedOptimizer.
+
+    Raises:
+        ValueError: root_rank is no rank; or ranks differ, and the text, the same on all, names the first
+            difference.
+    """
+    store = session.default_store() if store is None else store
+    pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
+    named = [(name, value) for name, value in pairs if isinstance(value, torch.Tensor)]
+    _check_root(store, "broadcast_parameters", root_rank)
+    layout = [[name, _dtype_name(value), list(value.shape)] for name, value in named]
+    blobs = store.engine.all_gather("broadcast_parameters", json.dumps(layout).encode())
+    layouts = [json.loads(blob) for blob in blobs]
+    for rank, found in enumerate(layouts):
+        _require_same(layouts[root_rank], found, root_rank, rank)
+    _broadcast(store, [value for _, value in named], root_rank)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, store: kv.KVStore | None = None
+) -> None:
+    """Overwrites an optimizer's state and hyperparameters with one rank's. A collective.
+
+    Other ranks' optimizers may be fresh: what the root has and they lack is made. With momentum_correction
+    each worker has a momentum of its own, which this replaces by the root's.
+
+    Args:
+        optimizer: the same class with the same parameter groups on every rank; a DistributedOptimizer is
+            fine.
+        root_rank: whose state all get.
+        store: from `gradwire.kv.create()`. Default: as for DistributedOptimizer.
+
+    Raises:
+        ValueError: root_rank is no rank; the state holds something else than tensors, numbers, text, None,
+            lists, tuples and dicts; the parameter groups of the ranks differ.
+    """
+    store = session.default_store() if store is None else store
+    _check_root(store, "broadcast_optimizer_state", root_rank)
+    tensors: list[torch.Tensor] = []
+    blob = b""
+    if store.rank == root_rank:
+        blob = json.dumps(_describe(optimizer.state_dict(), tensors)).encode()
+    blob = store.engine.all_gather("broadcast_optimizer_state", blob)[root_rank]
+    if store.rank != root_rank:
+        state = _rebuild(json.loads(blob), tensors)
+    _broadcast(store, tensors, root_rank)
+    if store.rank != root_rank:
+        optimizer.load_state_dict(state)
+
+
+def _check_root(store: kv.KVStore, what: str, root_rank: int) -> None:
+    if not 0 <= root_rank < store.num_workers:
+        raise ValueError(f"{what}: root_rank={root_rank} is no rank; expected 0 to {store.num_workers - 1}")
+
+
+def _require_same(wanted: Sequence[Any], found: Sequence[Any], root_rank: int, rank: int) -> None:
+    for ours, theirs in itertools.zip_longest(wanted, found):
+        if ours != theirs:
+            raise ValueError(
+                f"broadcast_parameters: rank {root_rank} has {_entry(ours)} where rank {rank} has "
+                f"{_entry(theirs)}; give the same tensors in the same order on every rank"
+            )
+
+
+def _entry(entry: Sequence[Any] | None) -> str:
+    return "nothing" if entry is None else f"{entry[0]!r} {entry[1]} {tuple(entry[2])}"
+
+
+@torch.no_grad()
+def _broadcast(store: kv.KVStore, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
+    """Overwrites tensors, whose layout is the same on all ranks, with the root's, all in one message."""
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    starts = list(itertools.accumulate((-(-size // 8) * 8 for size in sizes), initial=0))
+    words = np.zeros(starts[-1] // 4, dtype=np.float32)  # floats to the engine, which moves them as they are
+    octets = torch.from_numpy(words.view(np.uint8))
+    if words.size == 0:
+        return
+    runs = [octets[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+    if store.rank == root_rank:
+        for run, tensor in zip(runs, tensors, strict=True):
+            run.copy_(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8))
+    (key,) = store.engine.declare([(f"broadcast.{next(_calls)}", [words.size], "float32")])
+    store.engine.init(key, words, root_rank)
+    store.engine.pull(key, words).wait()
+    for run, tensor in zip(runs, tensors, strict=True):
+        tensor.copy_(run.view(tensor.dtype).view(tensor.shape))
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _describe(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Returns value as JSON has it, its tensors moved to the list and described by dtype and shape."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return {"tensor": [_dtype_name(value), list(value.shape)]}
+    if isinstance(value, Mapping):
+        return {"mapping": [[_describe(k, tensors), _describe(v, tensors)] for k, v in value.items()]}
+    if isinstance(value, tuple):
+        return {"tuple": [_describe(item, tensors) for item in value]}
+    if isinstance(value, list):
+        return [_describe(item, tensors) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(
+        f"broadcast_optimizer_state: the state holds a {type(value).__name__}, expected tensors, numbers, "
+        "text, None, lists, tuples and dicts; load a checkpoint on every rank instead"
+    )
+
+
+def _rebuild(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Undoes _describe, with tensors of zeros."""
+    if isinstance(value, list):
+        return [_rebuild(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        name, shape = value["tensor"]
+        dtype = getattr(torch, name)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"broadcast_optimizer_state: {name!r} is no dtype of this PyTorch")
+        tensors.append(torch.zeros(shape, dtype=dtype))
+        return tensors[-1]
+    if "tuple" in value:
+        return tuple(_rebuild(item, tensors) for item in value["tuple"])
+    return {_rebuild(k, tensors): _rebuild(v, tensors) for k, v in value["mapping"]}

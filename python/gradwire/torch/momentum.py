@@ -1,0 +1,84 @@
+"""WorkerMomentum: each worker sends its own momentum in place of its gradient ("momentum correction").
+
+With error feedback a gradient may arrive some steps late; momentum applied after the sum then delays it once
+more. When every worker applies momentum first, and the codec works on the result, only the codec's delay is
+left. The update is torch.optim.SGD's, weight decay, dampening and Nesterov's form included; in exact
+arithmetic and without a codec the weights are the same, as momentum is linear.
+
+Source: Lin et al., Deep Gradient Compression, 2018, section 3.2 (momentum correction); Tang et al., 1-bit
+Adam, 2021. Deviation: the momentum of an element that was sent is kept (no factor masking).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+# What SGD is told while it applies the mean momentum: momentum and decay are in it already.
+_APPLIED = {"momentum": 0, "weight_decay": 0, "dampening": 0, "nesterov": False, "maximize": False}
+
+
+class WorkerMomentum:
+    """Momentum buffers of this worker, kept where SGD keeps its own, so that checkpoints hold them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes over the momentum of an SGD optimizer.
+
+        Raises:
+            ValueError: it is no torch.optim.SGD, or a parameter group has no momentum.
+        """
+        if not isinstance(optimizer, torch.optim.SGD):
+            raise ValueError(
+                f"gradwire.torch: momentum_correction=True was given with {type(optimizer).__name__}, "
+                "expected torch.optim.SGD with momentum; leave it out for other optimizers"
+            )
+        for index, group in enumerate(optimizer.param_groups):
+            if not group["momentum"] > 0:
+                raise ValueError(
+                    f"gradwire.torch: momentum_correction=True, but parameter group {index} has "
+                    f"momentum={group['momentum']}, expected one above 0; leave momentum_correction out"
+                )
+        self._optimizer = optimizer
+        self._group_of = {
+            parameter: index
+            for index, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        }
+
+    @torch.no_grad()
+    def advance(self, parameter: torch.Tensor, gradient: torch.Tensor | None, *, out: torch.Tensor) -> None:
+        """Adds a gradient to the parameter's momentum and writes what is to be sent to out.
+
+        Args:
+            gradient: this worker's own, of the parameter's shape; None counts as zero. May share memory with
+                out.
+            out: float32, of the parameter's shape, on the CPU.
+        """
+        group = self._optimizer.param_groups[self._group_of[parameter]]
+        step = torch.zeros_like(parameter) if gradient is None else gradient
+        if group["maximize"]:
+            step = -step
+        if group["weight_decay"] != 0:
+            step = step.add(parameter, alpha=group["weight_decay"])
+        state = self._optimizer.state[parameter]
+        buffer = state.get("momentum_buffer")
+        if buffer is None:
+            buffer = state["momentum_buffer"] = step.detach().clone()
+        else:
+            buffer.mul_(group["momentum"]).add_(step, alpha=1 - group["dampening"])
+        out.copy_(step.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Has SGD take `p.grad`, now the mean momentum, as it is: w -= lr * p.grad."""
+        groups = self._optimizer.param_groups
+        kept = [{name: group[name] for name in _APPLIED} for group in groups]
+        for group in groups:
+            group.update(_APPLIED)
+        try:
+            yield
+        finally:
+            for group, values in zip(groups, kept, strict=True):
+                group.update(values)

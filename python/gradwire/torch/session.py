@@ -1,0 +1,39 @@
+"""The store that the torch front end talks through, and the compression that is set on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gradwire import kv, settings
+from gradwire.compress import Compression
+
+Wanted = str | Mapping[str, Any]
+
+# torch's gradients are means over the batch, for which MXNet's threshold of 0.5 is far too large.
+_DEFAULTS = {"2bit": {"threshold": "auto"}}
+
+_default: kv.KVStore | None = None
+
+
+def default_store() -> kv.KVStore:
+    """Returns the store used where none is given: `dist_sync` inside a job, `local` outside. Made once."""
+    global _default
+    if _default is None:
+        _default = kv.create("local" if settings.read().scheduler is None else "dist_sync")
+    return _default
+
+
+def set_compression(store: kv.KVStore, wanted: Wanted | None) -> None:
+    """Sets a store's compression, with this front end's defaults. Collective.
+
+    Args:
+        wanted: as for DistributedOptimizer; GRADWIRE_COMPRESSION wins over it. None of both: nothing is set.
+
+    Raises:
+        ValueError: an unknown codec, parameter or reply.
+    """
+    here = settings.read()
+    given = here.compression or wanted
+    if given is not None:
+        store.set_gradient_compression(str(Compression.parse(given, defaults=_DEFAULTS, reply=here.reply)))
