@@ -1,0 +1,68 @@
+"""Where things stand and what they are called."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from structure.repository import LIBRARIES, code_of, files, line_of, read
+
+ROOT_FOLDERS = {*LIBRARIES, "python", "tests", "experiments"}
+EMPTY_STEMS = {"util", "utils", "helper", "helpers", "common", "misc", "manager", "base", "impl"}
+EMPTY_NAME = re.compile(
+    r"\b(?:class|struct|enum class|concept)\s+(\w+(?:Manager|Utils?|Helpers?|Base|Impl))\b"
+)
+# Written in two halves, or this file would be its own first finding.
+MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:" + "|".join(["wor" + "k/", "roo" + "t/", "far" + r"m\b"]) + ")")
+
+
+def test_the_root_holds_only_the_folders_of_the_picture() -> None:
+    folders = {path.parts[0] for path in files() if len(path.parts) > 1}
+    assert {folder for folder in folders if not folder.startswith(".")} - ROOT_FOLDERS == set()
+
+
+def test_library_folders_are_flat() -> None:
+    nested = [path for path in files() if path.parts[0] in LIBRARIES and len(path.parts) > 2]
+    assert not nested
+
+
+def test_no_file_is_named_for_nothing() -> None:
+    assert not [path for path in files() if path.stem.lower().removeprefix("_") in EMPTY_STEMS]
+
+
+def empty_names(text: str) -> list[str]:
+    return EMPTY_NAME.findall(code_of(text))
+
+
+def test_no_type_is_named_for_nothing() -> None:
+    sources = [path for path in files() if path.suffix in {".h", ".cpp", ".cu", ".py"}]
+    assert not [f"{path}: {name}" for path in sources for name in empty_names(read(path))]
+
+
+def machine_paths(where: str, text: str) -> list[str]:
+    return [f"{where}:{line_of(text, m.start())}: {m.group()}" for m in MACHINE_PATH.finditer(text)]
+
+
+def test_no_file_holds_a_path_of_one_machine() -> None:
+    assert not [bad for path in files() for bad in machine_paths(str(path), read(path))]
+
+
+@pytest.mark.parametrize("word", ["BufferManager", "StringUtils", "CodecBase", "EngineImpl"])
+def test_a_planted_empty_name_is_found(word: str) -> None:
+    assert empty_names(f"class {word} {{") == [word]
+    assert not empty_names(f"// class {word}")
+
+
+@pytest.mark.parametrize("text", ["cd /wor" + "k/x", "HOME=/roo" + "t/y", '"/far' + 'm"'])
+def test_a_planted_machine_path_is_found(text: str) -> None:
+    assert machine_paths("x", text)
+    assert not machine_paths("x", "example.org/wor" + "k/y and ./roo" + "t/z and /farmer")
+
+
+def test_every_folder_of_an_experiment_says_what_it_asks() -> None:
+    experiments = {
+        Path(*path.parts[:2]) for path in files() if path.parts[0] == "experiments" and len(path.parts) > 2
+    }
+    documented = {path.parent for path in files() if path.name == "README.md"}
+    assert experiments - documented == set()
