@@ -49,14 +49,16 @@ class InprocHub {
   }
 
   void leave(Node node) {
+    std::set<Node> left;
     {
       const std::lock_guard lock(mutex_);
       if (!left_.insert(node).second) return;
       if (node.role == Role::kWorker) exchanges_.leave(node.rank);
+      left = left_;
     }
     changed_.notify_all();
     for (auto& [other, place] : places_) {
-      if (other != node) place.inbox.post_goodbye(node);
+      if (!left.contains(other)) place.inbox.post_goodbye(node);
     }
   }
 

@@ -28,23 +28,25 @@ struct ZmqOptions {
   std::chrono::milliseconds rendezvous_timeout{60'000};
   std::chrono::milliseconds liveness_timeout{5'000};  ///< a silent peer is dead after this
   std::uint64_t max_frame_bytes = std::uint64_t{1} << 31;
+  std::string host;  ///< this host's name for people and errors; empty: what the system says
   /// Gets progress for people ("waiting for server 1 of 2, worker 3"); called on the I/O thread. May be
   /// empty.
   std::function<void(const std::string&)> log;
 };
 
-/// Joins the job and returns when every node is present. Throws TimeoutError naming the missing nodes,
-/// TransportError when the scheduler refuses (settings differ, rank taken), std::invalid_argument for bad
-/// options. A scheduler binds its `scheduler` endpoint (port 0 or * picks one), serves roll call, exchanges
-/// and liveness by itself, and needs no Sink.
+/// Joins the job as a worker or a server and returns when every node is present and connected. Throws
+/// TimeoutError naming the missing nodes, TransportError when the scheduler refuses (settings differ, rank
+/// taken) or a node fails, std::invalid_argument for bad options.
 std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options);
 
-/// Opens the scheduler's endpoint at once and returns a Messenger whose roll call is still running;
-/// endpoint() tells where it listens; wait() blocks until the job is over and throws what ended it.
+/// Serves roll call, exchanges and liveness from a thread of its own; binds options.scheduler (port 0 or *
+/// picks one) and takes workers, servers, the timeouts, max_frame_bytes and log from the options. The
+/// destructor ends a job that is not over: every node hears of it.
 class Scheduler {
  public:
   explicit Scheduler(const ZmqOptions& options);
   ~Scheduler();
+  /// Where it listens, its address and port filled in.
   std::string endpoint() const;
   /// Returns when all workers said goodbye. Throws TimeoutError (roll call) or TransportError (a node
   /// failed).

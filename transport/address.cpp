@@ -1,0 +1,155 @@
+#include "transport/address.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <random>
+
+namespace gradwire::transport {
+namespace {
+
+using AddressList = std::unique_ptr<addrinfo, decltype([](addrinfo* list) { freeaddrinfo(list); })>;
+using InterfaceList = std::unique_ptr<ifaddrs, decltype([](ifaddrs* list) { freeifaddrs(list); })>;
+
+AddressList look_up(const std::string& host, int socket_type) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = socket_type;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), "9", &hints, &found);
+  if (error != 0) throw TransportError("address: cannot resolve host '" + host + "': " + gai_strerror(error));
+  return AddressList(found);
+}
+
+std::string numeric(const sockaddr* address, socklen_t length) {
+  std::array<char, NI_MAXHOST> text{};
+  if (getnameinfo(address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) return {};
+  return text.data();
+}
+
+socklen_t length_of(const sockaddr* address) {
+  return address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+}
+
+bool is_v6(const std::string& address) { return address.find(':') != std::string::npos; }
+
+bool usable(const ifaddrs& entry) {
+  if (entry.ifa_addr == nullptr || (entry.ifa_flags & IFF_UP) == 0) return false;
+  if (entry.ifa_addr->sa_family == AF_INET) return true;
+  if (entry.ifa_addr->sa_family != AF_INET6) return false;
+  return !IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(entry.ifa_addr)->sin6_addr);
+}
+
+std::string random_suffix() {
+  std::random_device random;
+  return std::to_string(random()) + std::to_string(random());
+}
+
+}  // namespace
+
+bool is_ipc(const std::string& endpoint) { return endpoint.starts_with("ipc://"); }
+
+TcpAddress parse_tcp(const std::string& endpoint) {
+  constexpr std::string_view kScheme = "tcp://";
+  const auto bad = [&] {
+    return std::invalid_argument(
+        "address: '" + endpoint +
+        "' is no endpoint; expected tcp://HOST:PORT (IPv6 in brackets) or ipc://PATH");
+  };
+  const std::size_t colon = endpoint.rfind(':');
+  if (!endpoint.starts_with(kScheme) || colon < kScheme.size()) throw bad();
+  std::string host = endpoint.substr(kScheme.size(), colon - kScheme.size());
+  std::string port = endpoint.substr(colon + 1);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  } else if (is_v6(host)) {
+    throw bad();
+  }
+  const bool is_number =
+      !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
+  if (host.empty() || !(port == "*" || (is_number && std::stoi(port) <= 65535))) throw bad();
+  return {std::move(host), std::move(port)};
+}
+
+std::string to_endpoint(const TcpAddress& address) {
+  const std::string host = is_v6(address.host) ? "[" + address.host + "]" : address.host;
+  return "tcp://" + host + ":" + address.port;
+}
+
+std::string resolve(const std::string& host) {
+  const AddressList found = look_up(host, SOCK_STREAM);
+  const addrinfo* chosen = found.get();
+  for (const addrinfo* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
+    if (entry->ai_family == AF_INET) {
+      chosen = entry;
+      break;
+    }
+  }
+  return numeric(chosen->ai_addr, chosen->ai_addrlen);
+}
+
+std::string resolve_endpoint(const std::string& endpoint) {
+  if (is_ipc(endpoint)) return endpoint;
+  TcpAddress address = parse_tcp(endpoint);
+  if (address.host != "*") address.host = resolve(address.host);
+  return to_endpoint(address);
+}
+
+std::string address_of_interface(const std::string& name, const std::string& peer_address) {
+  ifaddrs* raw = nullptr;
+  if (getifaddrs(&raw) != 0)
+    throw TransportError(std::string("address: getifaddrs: ") + std::strerror(errno));
+  const InterfaceList list(raw);
+  std::string chosen;
+  std::string known;
+  for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
+    if (!usable(*entry)) continue;
+    const std::string address = numeric(entry->ifa_addr, length_of(entry->ifa_addr));
+    known += (known.empty() ? "" : ", ") + std::string(entry->ifa_name) + " (" + address + ")";
+    if (name != entry->ifa_name) continue;
+    if (chosen.empty() || (is_v6(chosen) != is_v6(peer_address) && is_v6(address) == is_v6(peer_address))) {
+      chosen = address;
+    }
+  }
+  if (chosen.empty()) {
+    throw std::invalid_argument("address: there is no interface '" + name +
+                                "' with an address; there are: " + known);
+  }
+  return chosen;
+}
+
+std::string address_towards(const std::string& peer_address) {
+  const AddressList peer = look_up(peer_address, SOCK_DGRAM);
+  const int fd = socket(peer->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) throw TransportError(std::string("address: socket: ") + std::strerror(errno));
+  sockaddr_storage local{};
+  socklen_t length = sizeof(local);
+  // connect() of a datagram socket sends nothing; it asks the routing table for the way out.
+  const bool ok = ::connect(fd, peer->ai_addr, peer->ai_addrlen) == 0 &&
+                  getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0;
+  const int error = errno;
+  close(fd);
+  if (!ok) throw TransportError("address: no route to " + peer_address + ": " + std::strerror(error));
+  return numeric(reinterpret_cast<const sockaddr*>(&local), length);
+}
+
+std::string server_endpoint(const ZmqOptions& options) {
+  if (!options.bind_host.empty()) return to_endpoint({resolve(options.bind_host), "*"});
+  const bool over_ipc = is_ipc(options.scheduler);
+  if (over_ipc && options.interface.empty()) return options.scheduler + ".server-" + random_suffix();
+  const std::string scheduler = over_ipc ? std::string() : resolve(parse_tcp(options.scheduler).host);
+  const std::string host = options.interface.empty() ? address_towards(scheduler)
+                                                     : address_of_interface(options.interface, scheduler);
+  return to_endpoint({host, "*"});
+}
+
+}  // namespace gradwire::transport

@@ -1,0 +1,37 @@
+// Where a node listens: endpoints as text, host names, interfaces.
+//
+// Threading: pure functions and system look-ups; a look-up of a name may block.
+#pragma once
+
+#include <string>
+
+#include "transport/zmq_messenger.h"
+
+namespace gradwire::transport {
+
+/// "tcp://host:port", the host without brackets.
+struct TcpAddress {
+  std::string host;
+  std::string port;
+};
+
+bool is_ipc(const std::string& endpoint);
+/// Throws std::invalid_argument unless endpoint is "tcp://host:port", IPv6 addresses in brackets.
+TcpAddress parse_tcp(const std::string& endpoint);
+std::string to_endpoint(const TcpAddress& address);
+
+/// The numeric address of a host: its IPv4 address where it has one, else its IPv6 address. Throws
+/// TransportError.
+std::string resolve(const std::string& host);
+/// The endpoint with its host resolved; ipc and "*" stay as they are.
+std::string resolve_endpoint(const std::string& endpoint);
+/// The address of a network interface, of the peer's family where there is a choice.
+/// Throws std::invalid_argument listing the interfaces there are.
+std::string address_of_interface(const std::string& name, const std::string& peer_address);
+/// The local address from which packets to a numeric address leave. Throws TransportError.
+std::string address_towards(const std::string& peer_address);
+
+/// Where a server listens, its port left to the system: see ZmqOptions::bind_host and ::interface.
+std::string server_endpoint(const ZmqOptions& options);
+
+}  // namespace gradwire::transport

@@ -1,0 +1,78 @@
+// What the control frames of roll call and data connections carry, as text of "key=value" lines.
+// The texts are part of the wire format: transport/README.md ("Wire format").
+//
+// Threading: values and pure functions. Every parse_*() throws FrameError on text that is not what it should
+// be.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/frame.h"
+
+namespace gradwire::transport {
+
+/// In a header's sender: a node that has no rank yet.
+inline constexpr std::uint32_t kNoRank = 0x00FFFFFF;
+
+/// kHello, node -> scheduler.
+struct Hello {
+  Role role = Role::kWorker;
+  std::optional<std::uint32_t> rank;  ///< wanted; none: by order of arrival
+  std::uint32_t workers = 0;
+  std::uint32_t servers = 0;
+  std::string endpoint;  ///< where a server listens; empty for workers
+  std::uint32_t version = kVersion;
+  std::string host;
+  std::uint64_t pid = 0;
+  bool operator==(const Hello&) const = default;
+};
+std::string to_text(const Hello& hello);
+Hello parse_hello(std::string_view text);
+
+/// kRoster, scheduler -> node.
+struct Roster {
+  std::uint32_t rank = 0;
+  std::uint64_t epoch = 0;
+  std::uint32_t workers = 0;
+  std::uint32_t servers = 0;
+  std::vector<std::string> endpoints;  ///< of the servers, in rank order
+  bool operator==(const Roster&) const = default;
+};
+std::string to_text(const Roster& roster);
+Roster parse_roster(std::string_view text);
+
+/// kHello, worker -> server, the first frame of a data connection.
+struct StreamHello {
+  std::uint32_t stream = 0;
+  std::uint32_t streams = 1;
+  bool operator==(const StreamHello&) const = default;
+};
+std::string to_text(const StreamHello& hello);
+StreamHello parse_stream_hello(std::string_view text);
+
+/// kGoodbye, scheduler -> node: who has left.
+std::string goodbye_text(Node node);
+Node parse_goodbye(std::string_view text);
+
+/// kExchangeResult: length (u64) and bytes of each blob, in rank order.
+std::string pack_blobs(const std::vector<std::string>& blobs);
+std::vector<std::string> parse_blobs(std::string_view bytes);
+
+/// kExchangeResult that is not complete: ranks, u32 each.
+std::string pack_ranks(const std::vector<std::uint32_t>& ranks);
+std::vector<std::uint32_t> parse_ranks(std::string_view bytes);
+
+/// Header field step of kExchange. Part of the wire format, never renumber.
+enum class ExchangeAsk : std::uint64_t { kOffer = 0, kStatus = 1 };
+/// Header field step of kExchangeResult. Part of the wire format, never renumber.
+enum class ExchangeAnswer : std::uint64_t { kComplete = 0, kWaiting = 1, kDeserted = 2 };
+/// Header field key of kGoodbye. Part of the wire format, never renumber.
+enum class GoodbyeStage : std::uint64_t { kLeaving = 0, kAcknowledged = 1 };
+/// Header field key of kFailure. Part of the wire format, never renumber.
+enum class FailureCause : std::uint64_t { kFault = 0, kDeadline = 1 };
+
+}  // namespace gradwire::transport

@@ -1,0 +1,293 @@
+#include "transport/data_links.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+namespace gradwire::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kHelloEvery{250};
+constexpr milliseconds kGoodbyeOverdue{
+    5'000};                  // after the scheduler's word, a stream's own goodbye is not awaited longer
+constexpr int kBatch = 256;  // messages read before sends get their turn
+
+std::uint64_t byte_count(const Frame& frame) { return kHeaderBytes + frame.payload.size_bytes(); }
+
+}  // namespace
+
+std::string random_routing_id() {
+  std::random_device random;
+  std::string id = "gw";
+  for (int i = 0; i < 8; ++i) id += static_cast<char>(random() & 0xFF);
+  return id;
+}
+
+void DataLinks::begin(const World& world, Node self, Time now) {
+  world_ = world;
+  self_ = self;
+  on_begin();
+  tick(now);
+}
+
+void DataLinks::send(Outgoing outgoing) {
+  const Peer& peer = peers_.at(outgoing.to);
+  if (peer.gone) return;
+  const Stream& stream = peer.streams[outgoing.spread % peer.streams.size()];
+  report_.traffic.sent(outgoing.to, outgoing.byte_count, outgoing.frame_count);
+  write(stream, std::move(outgoing.parcel));
+}
+
+void DataLinks::tick(Time now) {
+  on_tick(now);
+  for (auto& [node, peer] : peers_) {
+    if (!peer.gone && peer.announced && now - *peer.announced >= kGoodbyeOverdue) {
+      for (Stream& stream : peer.streams) stream.left = true;
+      settle_goodbye(node, peer);
+    }
+  }
+}
+
+bool DataLinks::is_open() const { return awaited().empty(); }
+
+std::vector<Node> DataLinks::awaited() const {
+  std::vector<Node> nodes;
+  for (const auto& [node, peer] : peers_) {
+    const bool open = !peer.streams.empty() && std::ranges::all_of(peer.streams, &Stream::open);
+    if (!open && !peer.gone) nodes.push_back(node);
+  }
+  return nodes;
+}
+
+void DataLinks::announce_goodbye(Node node, Time now) {
+  const auto found = peers_.find(node);
+  if (found == peers_.end()) {
+    report_.inbox.post_goodbye(node);
+  } else if (!found->second.announced) {
+    found->second.announced = now;
+    settle_goodbye(node, found->second);
+  }
+}
+
+void DataLinks::settle_goodbye(Node node, Peer& peer) {
+  if (peer.gone || !std::ranges::all_of(peer.streams, &Stream::left)) return;
+  peer.gone = true;
+  report_.inbox.post_goodbye(node);
+}
+
+void DataLinks::say_goodbye() {
+  for (auto& [node, peer] : peers_) {
+    if (peer.gone) continue;
+    for (const Stream& stream : peer.streams) {
+      if (stream.open && !stream.left) write_control(node, stream, header_of(Kind::kGoodbye), "");
+    }
+  }
+}
+
+bool DataLinks::is_goodbye_answered() const {
+  return std::ranges::all_of(peers_, [](const auto& entry) {
+    const Peer& peer = entry.second;
+    return peer.gone || std::ranges::all_of(peer.streams, [](const Stream& stream) {
+             return !stream.open || stream.left || stream.acknowledged;
+           });
+  });
+}
+
+FrameHeader DataLinks::header_of(Kind kind) const {
+  FrameHeader header;
+  header.kind = kind;
+  header.sender = self_;
+  header.epoch = world_.epoch;
+  return header;
+}
+
+void DataLinks::write_control(Node to, const Stream& stream, const FrameHeader& header,
+                              const std::string& text) {
+  report_.traffic.sent(to, kHeaderBytes + text.size(), 1);
+  write(stream, pack(header, text));
+}
+
+void DataLinks::take_frames(Node from, std::uint32_t stream_number, std::vector<Frame> frames) {
+  for (const Frame& frame : frames) {
+    if (frame.header.sender == from && frame.header.epoch == world_.epoch) continue;
+    throw FrameError("frame: sender is " + to_string(frame.header.sender) + " in epoch " +
+                     std::to_string(frame.header.epoch) + ", expected " + to_string(from) + " in epoch " +
+                     std::to_string(world_.epoch));
+  }
+  std::uint64_t bytes = 0;
+  for (const Frame& frame : frames) bytes += byte_count(frame);
+  report_.traffic.received(from, bytes, frames.size());
+
+  std::vector<Frame> data;
+  data.reserve(frames.size());
+  const auto hand_over = [&] {
+    if (!data.empty()) report_.inbox.post_frames(from, std::exchange(data, {}));
+  };
+  for (Frame& frame : frames) {
+    if (frame.header.kind >= Kind::kInit) {
+      data.push_back(std::move(frame));
+    } else {
+      hand_over();
+      on_control(from, peers_.at(from).streams[stream_number], frame);
+    }
+  }
+  hand_over();
+}
+
+void DataLinks::on_control(Node from, Stream& stream, const Frame& frame) {
+  if (frame.header.kind == Kind::kHello) {
+    stream.open = true;
+  } else if (frame.header.kind == Kind::kReject) {
+    report_.refusals.note(to_string(self_), to_string(from) + " refused it: " + payload_text(frame));
+  } else if (frame.header.kind == Kind::kGoodbye) {
+    if (frame.header.key == static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged)) {
+      stream.acknowledged = true;
+      return;
+    }
+    FrameHeader answer = header_of(Kind::kGoodbye);
+    answer.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
+    write_control(from, stream, answer, "");
+    stream.left = true;
+    settle_goodbye(from, peers_.at(from));
+  } else if (frame.header.kind != Kind::kHeartbeat) {
+    throw FrameError("frame: kind " + std::to_string(static_cast<int>(frame.header.kind)) +
+                     " has no place on a data connection");
+  }
+}
+
+WorkerLinks::WorkerLinks(Report report, const ZmqContext& context, const std::vector<std::string>& endpoints,
+                         std::uint32_t streams_per_peer, std::uint64_t max_frame_bytes,
+                         std::function<void(const std::string&)> refused)
+    : DataLinks(report), refused_(std::move(refused)) {
+  for (std::uint32_t rank = 0; rank < endpoints.size(); ++rank) {
+    Peer& peer = peers_[{Role::kServer, rank}];
+    for (std::uint32_t stream = 0; stream < streams_per_peer; ++stream) {
+      ZmqSocket& socket = sockets_.emplace_back(context, ZMQ_DEALER, max_frame_bytes);
+      socket.set(ZMQ_ROUTING_ID, random_routing_id());
+      socket.connect(endpoints[rank]);
+      peer.streams.emplace_back().socket = sockets_.size() - 1;
+    }
+  }
+  for (const ZmqSocket& socket : sockets_) handles_.push_back(socket.get());
+}
+
+void WorkerLinks::on_tick(Time now) {
+  if (now < next_hello_) return;
+  next_hello_ = now + kHelloEvery;
+  for (auto& [node, peer] : peers_) {
+    const auto streams = static_cast<std::uint32_t>(peer.streams.size());
+    for (std::uint32_t i = 0; i < streams; ++i) {
+      if (peer.gone || peer.streams[i].open) continue;
+      write_control(node, peer.streams[i], header_of(Kind::kHello), to_text(StreamHello{i, streams}));
+    }
+  }
+}
+
+bool WorkerLinks::take_messages() {
+  Parcel parcel;
+  bool more = false;
+  for (const auto& [node, peer] : peers_) {
+    for (std::uint32_t stream = 0; stream < peer.streams.size(); ++stream) {
+      ZmqSocket& socket = sockets_[peer.streams[stream].socket];
+      int i = 0;
+      while (i < kBatch && socket.receive(parcel)) {
+        take(node, stream, std::move(parcel));
+        ++i;
+      }
+      more = more || i == kBatch;
+    }
+  }
+  return more;
+}
+
+void WorkerLinks::take(Node from, std::uint32_t stream, Parcel parcel) {
+  try {
+    std::vector<Frame> frames = unpack(std::move(parcel), 0);
+    const bool open = peers_.at(from).streams[stream].open;
+    if (!open && frames.front().header.kind == Kind::kReject) {
+      return refused_(to_string(from) + " refused the connection: " + payload_text(frames.front()));
+    }
+    take_frames(from, stream, std::move(frames));
+  } catch (const FrameError& error) {
+    report_.refusals.note(to_string(from), error.what());
+  }
+}
+
+ServerLinks::ServerLinks(Report report, const ZmqContext& context, const std::string& endpoint,
+                         std::uint64_t max_frame_bytes)
+    : DataLinks(report), router_(context, ZMQ_ROUTER, max_frame_bytes) {
+  router_.set(ZMQ_ROUTER_MANDATORY, 1);
+  router_.set(ZMQ_ROUTER_HANDOVER, 1);  // a connection that comes back after a break takes its old place
+  endpoint_ = router_.bind(endpoint);
+  handles_.push_back(router_.get());
+}
+
+void ServerLinks::on_begin() {
+  for (std::uint32_t rank = 0; rank < world_.workers; ++rank) peers_[{Role::kWorker, rank}];
+}
+
+bool ServerLinks::take_messages() {
+  Parcel parcel;
+  int i = 0;
+  while (i < kBatch && router_.receive(parcel)) {
+    const std::string route = parcel.front().text();
+    take(route, std::move(parcel));
+    ++i;
+  }
+  return i == kBatch;
+}
+
+void ServerLinks::take(const std::string& route, Parcel parcel) {
+  const std::string address = origins_.contains(route) ? std::string() : parcel.back().peer_address();
+  const auto origin = origins_.find(route);
+  try {
+    std::vector<Frame> frames = unpack(std::move(parcel), 1);
+    if (frames.front().header.kind == Kind::kHello && frames.size() == 1) {
+      if (world_.epoch != 0) on_hello(route, frames.front());  // before the roster: the worker will ask again
+    } else if (origin == origins_.end()) {
+      throw FrameError("the first frame of a connection must be a hello with this job's epoch");
+    } else {
+      take_frames(origin->second.node, origin->second.stream, std::move(frames));
+    }
+  } catch (const FrameError& error) {
+    refuse(route, origin == origins_.end() ? address : to_string(origin->second.node), error.what());
+  }
+}
+
+void ServerLinks::on_hello(const std::string& route, const Frame& frame) {
+  const Node node = frame.header.sender;
+  const auto peer = peers_.find(node);
+  if (peer == peers_.end() || frame.header.epoch != world_.epoch) {
+    throw FrameError("hello: from " + to_string(node) + " in epoch " + std::to_string(frame.header.epoch) +
+                     ", expected a worker of this job and its epoch, as the roster gives them");
+  }
+  const StreamHello hello = parse_stream_hello(payload_text(frame));
+  std::vector<Stream>& streams = peer->second.streams;
+  if (streams.empty()) streams.resize(hello.streams);
+  if (streams.size() != hello.streams) {
+    throw FrameError("hello: " + to_string(node) + " has " + std::to_string(streams.size()) +
+                     " streams, not " + std::to_string(hello.streams));
+  }
+  Stream& stream = streams[hello.stream];
+  const auto origin = origins_.find(route);
+  const bool is_other =
+      origin != origins_.end() && (origin->second.node != node || origin->second.stream != hello.stream);
+  if ((stream.open && stream.route != route) || is_other) {
+    throw FrameError("hello: stream " + std::to_string(hello.stream) + " of " + to_string(node) +
+                     " or this connection is in use already");
+  }
+  stream.open = true;
+  stream.route = route;
+  origins_[route] = {node, hello.stream};
+  report_.traffic.received(node, byte_count(frame), 1);
+  write_control(node, stream, header_of(Kind::kHello), "");
+}
+
+void ServerLinks::refuse(const std::string& route, const std::string& address, const std::string& why) {
+  report_.refusals.note(address, why);
+  router_.send_to(route, pack(header_of(Kind::kReject), why));
+}
+
+}  // namespace gradwire::transport

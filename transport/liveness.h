@@ -1,0 +1,49 @@
+// Liveness says which of the watched nodes is dead: silent for too long, or gone with its connection.
+//
+// Threading: none of its own; one thread at a time. Pure: the clock is handed in.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace gradwire::transport {
+
+class Liveness {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  struct Lost {
+    std::string name;
+    std::string why;  ///< "sent no heartbeat for 5.0 s"
+  };
+
+  explicit Liveness(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+
+  /// How often a watched node shows itself, so that a few lost beats are not a death.
+  std::chrono::milliseconds beat() const;
+
+  /// Starts watching a node, or notes that it lives.
+  void heard(const std::string& name, Time now);
+  /// Notes that its connection ended; unless it is heard again soon, it is dead before its silence is long.
+  void disconnected(const std::string& name, Time now);
+  void forget(const std::string& name) { watched_.erase(name); }
+
+  /// Names one dead node. Call often: a watcher that was itself asleep blames nobody for that time.
+  std::optional<Lost> check(Time now);
+
+ private:
+  struct Watched {
+    Time heard;
+    std::optional<Time> disconnected;
+  };
+
+  std::chrono::milliseconds return_time() const;
+
+  const std::chrono::milliseconds timeout_;
+  std::map<std::string, Watched> watched_;
+  std::optional<Time> checked_;
+};
+
+}  // namespace gradwire::transport

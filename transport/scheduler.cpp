@@ -1,0 +1,471 @@
+// The scheduler of a job over ZeroMQ: roll call, liveness, exchanges, goodbyes. One thread owns its sockets.
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "transport/address.h"
+#include "transport/control.h"
+#include "transport/exchanges.h"
+#include "transport/liveness.h"
+#include "transport/nodes.h"
+#include "transport/refusals.h"
+#include "transport/roll_call.h"
+#include "transport/zmq_messenger.h"
+#include "transport/zmq_socket.h"
+
+namespace gradwire::transport {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kProgressEvery{3'000};
+constexpr milliseconds kFarewell{2'000};  // what servers get to say goodbye after the last worker did
+constexpr milliseconds kLastWords{1'000};
+
+std::uint64_t random_epoch() {
+  std::random_device random;
+  return std::uint64_t{random()} << 32 | random() | 1;  // never 0, which is "before the roster"
+}
+
+Buffer to_buffer(std::string text) {
+  auto owner = std::make_shared<std::string>(std::move(text));  // owners: the Buffer and its shares
+  const auto bytes = std::as_writable_bytes(std::span(*owner));
+  return Buffer(std::move(owner), bytes);
+}
+
+void check_options(const ZmqOptions& options) {
+  if (options.workers == 0 || options.workers >= kNoRank || options.servers >= kNoRank) {
+    throw std::invalid_argument("scheduler: workers=" + std::to_string(options.workers) + ", servers=" +
+                                std::to_string(options.servers) + "; expected at least one worker");
+  }
+  if (options.liveness_timeout < milliseconds(10) || options.rendezvous_timeout < milliseconds(1)) {
+    throw std::invalid_argument("scheduler: liveness_timeout and rendezvous_timeout must be positive");
+  }
+}
+
+}  // namespace
+
+struct Scheduler::State {
+  explicit State(const ZmqOptions& options_);
+  ~State();
+
+  void wait();
+  void ask_to_fail(const std::string& text);
+
+  std::string endpoint;
+
+ private:
+  enum class Phase : std::uint8_t { kRollCall, kRunning, kFailed, kOver };
+
+  struct Peer {
+    Node node;
+    std::string name;  // "worker 1 (host, pid 123)"
+    int fd = -1;
+    bool left = false;
+  };
+
+  void run();
+  void loop();
+  void take_requests();
+  void take_messages();
+  void tick(Clock::time_point now);
+  void tick_roll_call(Clock::time_point now);
+  void begin();
+
+  void handle(const std::string& peer, int fd, const std::string& address, const Frame& frame);
+  void on_hello(const std::string& peer, const std::string& address, const Frame& frame);
+  void on_exchange(const std::string& peer, Peer& from, const Frame& frame);
+  void on_goodbye(const std::string& peer, Peer& from, const Frame& frame);
+  void answer_deserted(std::uint64_t sequence);
+
+  void send(const std::string& peer, const FrameHeader& header, Buffer payload = {});
+  void send_all(const FrameHeader& header, const std::string& text);
+  void send_roster(const std::string& peer);
+  void refuse(const std::string& peer, const std::string& address, const std::string& why);
+  void log(const std::string& text) const {
+    if (options.log) options.log(text);
+  }
+  FrameHeader header_of(Kind kind) const;
+  bool all_left(Role role) const;
+
+  /// Ends the job. deadline: a roll call that was not complete in time.
+  void fail(const std::string& text, FailureCause cause);
+  void finish(Phase phase, std::exception_ptr outcome);
+
+  const ZmqOptions options;
+  const std::uint64_t epoch = random_epoch();
+  const Clock::time_point started = Clock::now();
+
+  ZmqContext context;
+  ZmqSocket router;
+  DisconnectWatch watch;
+  Wakeup wakeup;
+
+  // The thread's own.
+  Phase phase = Phase::kRollCall;
+  RollCall roll_call;
+  Liveness liveness;
+  Exchanges exchanges;
+  Refusals refusals;
+  std::map<std::string, Peer> peers;  // by routing id
+  Roster roster;
+  std::string failure;
+  FailureCause failure_cause = FailureCause::kFault;
+  Clock::time_point next_beat = started;
+  Clock::time_point next_progress = started + kProgressEvery;
+  std::optional<Clock::time_point> workers_left_at;
+
+  std::mutex mutex;  // guards what follows
+  std::condition_variable changed;
+  std::optional<std::string> fail_request;
+  bool stopping = false;
+  bool finished = false;
+  std::exception_ptr outcome_;
+
+  std::thread thread;
+};
+
+Scheduler::State::State(const ZmqOptions& options_)
+    : options(options_),
+      router(context, ZMQ_ROUTER, options_.max_frame_bytes),
+      watch(context, router),
+      roll_call(options_.workers, options_.servers),
+      liveness(options_.liveness_timeout),
+      exchanges(options_.workers),
+      refusals(options_.log) {
+  check_options(options);
+  router.set(ZMQ_ROUTER_MANDATORY, 1);
+  router.set(ZMQ_ROUTER_HANDOVER, 1);
+  endpoint = router.bind(resolve_endpoint(options.scheduler));
+  thread = std::thread([this] { run(); });
+}
+
+Scheduler::State::~State() {
+  {
+    const std::lock_guard lock(mutex);
+    stopping = true;
+  }
+  wakeup.ring();
+  thread.join();
+  router.set_linger(kLastWords);
+}
+
+void Scheduler::State::wait() {
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [this] { return finished; });
+  if (outcome_) std::rethrow_exception(outcome_);
+}
+
+void Scheduler::State::ask_to_fail(const std::string& text) {
+  {
+    const std::lock_guard lock(mutex);
+    if (!fail_request) fail_request = text;
+  }
+  wakeup.ring();
+}
+
+void Scheduler::State::run() {
+  try {
+    loop();
+  } catch (const std::exception& error) {
+    finish(Phase::kFailed,
+           std::make_exception_ptr(TransportError(std::string("scheduler: ") + error.what())));
+  }
+}
+
+void Scheduler::State::loop() {
+  const std::array<void*, 2> sockets{router.get(), watch.get()};
+  for (;;) {
+    const auto until_beat = std::chrono::ceil<milliseconds>(next_beat - Clock::now());
+    poll(sockets, wakeup, until_beat);
+    wakeup.clear();
+    take_messages();
+    take_requests();
+    const Clock::time_point now = Clock::now();
+    while (const auto fd = watch.next()) {
+      for (const auto& [id, peer] : peers) {
+        if (peer.fd == *fd) liveness.disconnected(id, now);
+      }
+    }
+    tick(now);
+    const std::lock_guard lock(mutex);
+    if (stopping) return;
+  }
+}
+
+void Scheduler::State::take_requests() {
+  std::optional<std::string> request;
+  bool ending = false;
+  {
+    const std::lock_guard lock(mutex);
+    request.swap(fail_request);
+    ending = stopping;
+  }
+  if (request) fail(*request, FailureCause::kFault);
+  if (ending) fail("the scheduler was closed before the job was over", FailureCause::kFault);
+}
+
+void Scheduler::State::take_messages() {
+  constexpr int kBatch = 1024;  // so that beats go out even in a flood
+  Parcel parcel;
+  for (int i = 0; i < kBatch && router.receive(parcel); ++i) {
+    const std::string peer = parcel.front().text();
+    const int fd = parcel.back().source_fd();
+    const std::string address = parcel.back().peer_address();
+    try {
+      for (const Frame& frame : unpack(std::move(parcel), 1)) handle(peer, fd, address, frame);
+    } catch (const FrameError& error) {
+      refuse(peer, address, error.what());
+    }
+  }
+}
+
+void Scheduler::State::tick(Clock::time_point now) {
+  if (now < next_beat) return;
+  next_beat = now + liveness.beat();
+  if (phase == Phase::kRollCall) tick_roll_call(now);
+  if (phase == Phase::kRunning && !workers_left_at) {
+    if (const auto lost = liveness.check(now))
+      fail(peers.at(lost->name).name + " " + lost->why, FailureCause::kFault);
+  }
+  if (phase == Phase::kRunning && workers_left_at) {
+    if (all_left(Role::kServer) || now - *workers_left_at >= kFarewell) finish(Phase::kOver, nullptr);
+  }
+  if (phase == Phase::kRollCall || phase == Phase::kRunning) send_all(header_of(Kind::kHeartbeat), "");
+}
+
+void Scheduler::State::tick_roll_call(Clock::time_point now) {
+  while (const auto lost = liveness.check(now)) {
+    log(peers.at(lost->name).name + " " + lost->why + "; the job has not begun and waits for another");
+    roll_call.forget(lost->name);
+    liveness.forget(lost->name);
+    peers.erase(lost->name);
+  }
+  if (now - started >= options.rendezvous_timeout) {
+    const double seconds = std::chrono::duration<double>(options.rendezvous_timeout).count();
+    std::array<char, 32> within{};
+    std::snprintf(within.data(), within.size(), "%.3g s", seconds);
+    fail("roll call: still waiting for " + roll_call.awaited() + " after " + within.data() + "; " +
+             list_nodes(roll_call.missing()) + " never arrived: check that they were started and can reach " +
+             endpoint,
+         FailureCause::kDeadline);
+  } else if (now >= next_progress) {
+    next_progress = now + kProgressEvery;
+    log("waiting for " + roll_call.awaited());
+  }
+}
+
+// Everybody is here: ranks are final.
+void Scheduler::State::begin() {
+  phase = Phase::kRunning;
+  roster = {0, epoch, options.workers, options.servers, std::vector<std::string>(options.servers)};
+  for (const RollCall::Member& member : roll_call.members()) {
+    Peer& peer = peers.at(member.peer);
+    peer.node = member.node;
+    peer.name = describe(member.node, member.hello);
+    if (member.node.role == Role::kServer) roster.endpoints[member.node.rank] = member.hello.endpoint;
+  }
+  for (const auto& [id, peer] : peers) send_roster(id);
+  log("all " + std::to_string(peers.size()) + " nodes are here");
+}
+
+void Scheduler::State::handle(const std::string& peer, int fd, const std::string& address,
+                              const Frame& frame) {
+  if (frame.header.kind == Kind::kHello) on_hello(peer, address, frame);
+  const auto found = peers.find(peer);
+  if (found == peers.end()) {
+    const Kind kind = frame.header.kind;
+    const bool is_harmless = kind == Kind::kHello || kind == Kind::kHeartbeat || kind == Kind::kGoodbye;
+    if (!is_harmless) refuse(peer, address, "the first frame of a connection must be a hello");
+    return;
+  }
+  Peer& from = found->second;
+  from.fd = fd;
+  if (!from.left) liveness.heard(peer, Clock::now());
+  if (frame.header.kind == Kind::kHello || frame.header.kind == Kind::kHeartbeat) return;
+  const bool knows_its_rank = phase != Phase::kRollCall && frame.header.sender.rank != kNoRank;
+  if (knows_its_rank && (frame.header.sender != from.node || frame.header.epoch != epoch)) {
+    refuse(peer, address,
+           "sender is " + to_string(frame.header.sender) + " in epoch " + std::to_string(frame.header.epoch) +
+               ", expected " + to_string(from.node) + " in this job's epoch");
+    return;
+  }
+  switch (frame.header.kind) {
+    case Kind::kExchange:
+      return on_exchange(peer, from, frame);
+    case Kind::kGoodbye:
+      return on_goodbye(peer, from, frame);
+    case Kind::kFailure:
+      return fail(payload_text(frame), FailureCause::kFault);
+    default:
+      refuse(peer, address,
+             "kind " + std::to_string(static_cast<int>(frame.header.kind)) +
+                 " is nothing that a scheduler takes");
+  }
+}
+
+void Scheduler::State::on_hello(const std::string& peer, const std::string& address, const Frame& frame) {
+  if (phase == Phase::kFailed) {
+    FrameHeader header = header_of(Kind::kFailure);
+    header.key = static_cast<std::uint64_t>(failure_cause);
+    return send(peer, header, to_buffer(failure));
+  }
+  if (phase != Phase::kRollCall) {
+    if (peers.contains(peer)) return send_roster(peer);
+    return refuse(peer, address, "roll call: the job has begun and all its nodes are here");
+  }
+  const Hello hello = parse_hello(payload_text(frame));
+  if (const auto why = roll_call.take(peer, hello)) return refuse(peer, address, *why);
+  const Node wanted{hello.role, hello.rank.value_or(kNoRank)};
+  const std::string role = hello.role == Role::kServer ? "a server" : "a worker";
+  Peer& known = peers[peer];
+  known.name = hello.rank ? describe(wanted, hello)
+                          : role + " (" + hello.host + ", pid " + std::to_string(hello.pid) + ")";
+  liveness.heard(peer, Clock::now());
+  if (roll_call.is_complete()) begin();
+}
+
+void Scheduler::State::on_exchange(const std::string& peer, Peer& from, const Frame& frame) {
+  const std::uint64_t sequence = frame.header.key;
+  if (phase != Phase::kRunning || from.node.role != Role::kWorker) return;
+  if (frame.header.step == static_cast<std::uint64_t>(ExchangeAsk::kOffer)) {
+    const std::string text = payload_text(frame);
+    const std::size_t end = text.find('\0');
+    if (end == std::string::npos) throw FrameError("exchange: its payload has no name that ends in a NUL");
+    exchanges.offer(sequence, from.node.rank, std::string_view(text).substr(0, end),
+                    std::string_view(text).substr(end + 1));
+  }
+  FrameHeader header = header_of(Kind::kExchangeResult);
+  header.key = sequence;
+  switch (exchanges.state(sequence)) {
+    case Exchanges::State::kMismatch:
+      return fail(exchanges.fault(sequence), FailureCause::kFault);
+    case Exchanges::State::kDeserted:
+      return answer_deserted(sequence);
+    case Exchanges::State::kComplete: {
+      const Buffer blobs = to_buffer(pack_blobs(exchanges.blobs(sequence)));
+      header.step = static_cast<std::uint64_t>(ExchangeAnswer::kComplete);
+      const bool asked_again = frame.header.step == static_cast<std::uint64_t>(ExchangeAsk::kStatus);
+      for (const auto& [id, other] : peers) {
+        if (other.node.role != Role::kWorker || (asked_again && id != peer)) continue;
+        send(id, header, blobs.share());
+      }
+      return;
+    }
+    case Exchanges::State::kWaiting:
+      if (frame.header.step != static_cast<std::uint64_t>(ExchangeAsk::kStatus)) return;
+      header.step = static_cast<std::uint64_t>(ExchangeAnswer::kWaiting);
+      return send(peer, header, to_buffer(pack_ranks(exchanges.missing(sequence))));
+  }
+}
+
+void Scheduler::State::answer_deserted(std::uint64_t sequence) {
+  FrameHeader header = header_of(Kind::kExchangeResult);
+  header.key = sequence;
+  header.step = static_cast<std::uint64_t>(ExchangeAnswer::kDeserted);
+  const auto ranks = exchanges.present(sequence);
+  for (const auto& [id, peer] : peers) {
+    const bool waits =
+        peer.node.role == Role::kWorker && std::ranges::find(ranks, peer.node.rank) != ranks.end();
+    if (waits) send(id, header, to_buffer(exchanges.fault(sequence)));
+  }
+}
+
+void Scheduler::State::on_goodbye(const std::string& peer, Peer& from, const Frame&) {
+  FrameHeader acknowledgement = header_of(Kind::kGoodbye);
+  acknowledgement.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
+  send(peer, acknowledgement);
+  if (from.left) return;
+  liveness.forget(peer);
+  if (phase == Phase::kRollCall) {
+    log(from.name + " left before the job began; waiting for another");
+    roll_call.forget(peer);
+    peers.erase(peer);
+    return;
+  }
+  from.left = true;
+  if (phase != Phase::kRunning) return;
+  for (const auto& [id, other] : peers) {
+    if (!other.left) send(id, header_of(Kind::kGoodbye), to_buffer(goodbye_text(from.node)));
+  }
+  if (from.node.role == Role::kWorker) {
+    exchanges.leave(from.node.rank);
+    for (const std::uint64_t sequence : exchanges.open()) {
+      if (exchanges.state(sequence) == Exchanges::State::kDeserted) answer_deserted(sequence);
+    }
+  }
+  if (!workers_left_at && all_left(Role::kWorker)) workers_left_at = Clock::now();
+  if (workers_left_at && all_left(Role::kServer)) finish(Phase::kOver, nullptr);
+}
+
+FrameHeader Scheduler::State::header_of(Kind kind) const {
+  FrameHeader header;
+  header.kind = kind;
+  header.sender = {Role::kScheduler, 0};
+  header.epoch = phase == Phase::kRollCall ? 0 : epoch;
+  return header;
+}
+
+void Scheduler::State::send(const std::string& peer, const FrameHeader& header, Buffer payload) {
+  std::vector<Frame> frames;
+  frames.push_back({header, std::move(payload)});
+  router.send_to(peer, pack(std::move(frames)));  // a peer that has gone is liveness's to name
+}
+
+void Scheduler::State::send_all(const FrameHeader& header, const std::string& text) {
+  const Buffer payload = to_buffer(text);
+  for (const auto& [id, peer] : peers) {
+    if (!peer.left) send(id, header, payload.share());
+  }
+}
+
+void Scheduler::State::send_roster(const std::string& peer) {
+  Roster own = roster;
+  own.rank = peers.at(peer).node.rank;
+  send(peer, header_of(Kind::kRoster), to_buffer(to_text(own)));
+}
+
+void Scheduler::State::refuse(const std::string& peer, const std::string& address, const std::string& why) {
+  refusals.note(address, why);
+  send(peer, header_of(Kind::kReject), to_buffer(why));
+}
+
+bool Scheduler::State::all_left(Role role) const {
+  return std::ranges::all_of(
+      peers, [&](const auto& entry) { return entry.second.node.role != role || entry.second.left; });
+}
+
+void Scheduler::State::fail(const std::string& text, FailureCause cause) {
+  if (phase == Phase::kFailed || phase == Phase::kOver) return;
+  failure = text;
+  failure_cause = cause;
+  FrameHeader header = header_of(Kind::kFailure);
+  header.key = static_cast<std::uint64_t>(cause);
+  send_all(header, text);
+  finish(Phase::kFailed, cause == FailureCause::kDeadline ? std::make_exception_ptr(TimeoutError(text))
+                                                          : std::make_exception_ptr(TransportError(text)));
+}
+
+void Scheduler::State::finish(Phase last, std::exception_ptr outcome) {
+  phase = last;
+  {
+    const std::lock_guard lock(mutex);
+    if (finished) return;
+    finished = true;
+    outcome_ = std::move(outcome);
+  }
+  changed.notify_all();
+}
+
+Scheduler::Scheduler(const ZmqOptions& options) : state_(std::make_unique<State>(options)) {}
+Scheduler::~Scheduler() = default;
+std::string Scheduler::endpoint() const { return state_->endpoint; }
+void Scheduler::wait() { state_->wait(); }
+void Scheduler::fail(const std::string& text) { state_->ask_to_fail(text); }
+
+}  // namespace gradwire::transport

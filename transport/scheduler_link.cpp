@@ -1,0 +1,137 @@
+#include "transport/scheduler_link.h"
+
+#include "transport/address.h"
+#include "transport/data_links.h"
+
+namespace gradwire::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+const std::string kScheduler = "scheduler";
+constexpr milliseconds kHelloEvery{500};
+constexpr milliseconds kVerdictGrace{
+    2'000};  // the scheduler's own deadline comes first: it knows who is missing
+constexpr Node kSchedulerNode{Role::kScheduler, 0};
+
+}  // namespace
+
+SchedulerLink::SchedulerLink(const ZmqContext& context, const ZmqOptions& options, Hello hello,
+                             Traffic& traffic, Refusals& refusals, Events& events)
+    : options_(options),
+      hello_(std::move(hello)),
+      traffic_(traffic),
+      refusals_(refusals),
+      events_(events),
+      socket_(context, ZMQ_DEALER, options.max_frame_bytes),
+      watch_(context, socket_),
+      liveness_(options.liveness_timeout),
+      next_beat_(std::chrono::steady_clock::now()),
+      next_hello_(next_beat_),
+      deadline_(next_beat_ + options.rendezvous_timeout),
+      self_{hello_.role, hello_.rank.value_or(kNoRank)} {
+  socket_.set(ZMQ_ROUTING_ID, random_routing_id());
+  socket_.connect(resolve_endpoint(options.scheduler));
+}
+
+void SchedulerLink::take_messages() {
+  Parcel parcel;
+  while (socket_.receive(parcel)) {
+    liveness_.heard(kScheduler, std::chrono::steady_clock::now());
+    lost_ = false;
+    try {
+      for (const Frame& frame : unpack(std::move(parcel), 0)) {
+        traffic_.received(kSchedulerNode, kHeaderBytes + frame.payload.size_bytes(), 1);
+        handle(frame);
+      }
+    } catch (const FrameError& error) {
+      refusals_.note(kScheduler, error.what());
+    }
+  }
+  while (watch_.next()) {
+    liveness_.disconnected(kScheduler, std::chrono::steady_clock::now());
+    lost_ = heard_;
+  }
+}
+
+void SchedulerLink::handle(const Frame& frame) {
+  if (!heard_) {  // from here on the scheduler's own deadline counts, which began before or after ours
+    heard_ = true;
+    deadline_ = std::chrono::steady_clock::now() + options_.rendezvous_timeout + kVerdictGrace;
+  }
+  switch (frame.header.kind) {
+    case Kind::kHeartbeat:
+      return;
+    case Kind::kRoster: {
+      if (epoch_ != 0) return;
+      const Roster roster = parse_roster(payload_text(frame));
+      self_.rank = roster.rank;
+      epoch_ = roster.epoch;
+      return events_.on_roster(roster);
+    }
+    case Kind::kExchangeResult:
+      return events_.on_exchange_result(frame);
+    case Kind::kGoodbye:
+      if (frame.header.key == static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged)) {
+        acknowledged_ = true;
+        return;
+      }
+      return events_.on_goodbye(parse_goodbye(payload_text(frame)));
+    case Kind::kFailure:
+      return events_.on_failure(payload_text(frame), static_cast<FailureCause>(frame.header.key));
+    case Kind::kReject:
+      if (epoch_ == 0) return events_.on_failure(payload_text(frame), FailureCause::kFault);
+      return refusals_.note(to_string(self_), "the scheduler refused it: " + payload_text(frame));
+    default:
+      throw FrameError("frame: kind " + std::to_string(static_cast<int>(frame.header.kind)) +
+                       " does not come from a scheduler");
+  }
+}
+
+void SchedulerLink::tick(Time now) {
+  if (now < next_beat_) return;
+  next_beat_ = now + liveness_.beat();
+  if (epoch_ == 0) check_rendezvous(now);
+  if (heard_) send(Kind::kHeartbeat, 0, 0, "");
+  if (released_) return;
+  if (const auto lost = liveness_.check(now)) {
+    events_.on_failure("the scheduler at " + options_.scheduler + " " + lost->why, FailureCause::kFault);
+  }
+}
+
+void SchedulerLink::check_rendezvous(Time now) {
+  if (now >= next_hello_) {
+    next_hello_ = now + kHelloEvery;
+    send(Kind::kHello, 0, 0, to_text(hello_));
+  }
+  if (now < deadline_) return;
+  const std::string seconds = std::to_string(options_.rendezvous_timeout.count() / 1000.0);
+  events_.on_failure(heard_
+                         ? "roll call: the scheduler at " + options_.scheduler +
+                               " is still waiting for other nodes after " + seconds + " s"
+                         : "roll call: no answer from the scheduler at " + options_.scheduler + " within " +
+                               seconds + " s; check that it was started and can be reached from here",
+                     FailureCause::kDeadline);
+}
+
+FrameHeader SchedulerLink::header_of(Kind kind) const {
+  FrameHeader header;
+  header.kind = kind;
+  header.sender = epoch_ == 0 ? Node{self_.role, kNoRank} : self_;
+  header.epoch = epoch_;
+  return header;
+}
+
+void SchedulerLink::send(Kind kind, std::uint64_t key, std::uint64_t step, const std::string& payload) {
+  FrameHeader header = header_of(kind);
+  header.key = key;
+  header.step = step;
+  traffic_.sent(kSchedulerNode, kHeaderBytes + payload.size(), 1);
+  socket_.send(pack(header, payload));
+}
+
+void SchedulerLink::say_goodbye() {
+  send(Kind::kGoodbye, static_cast<std::uint64_t>(GoodbyeStage::kLeaving), 0, "");
+}
+
+}  // namespace gradwire::transport

@@ -1,0 +1,74 @@
+// SchedulerLink is a node's connection to the scheduler: hello until the roster comes, heartbeats, goodbye.
+//
+// Threading: the I/O thread only; Events are called from within take_messages() and tick().
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "transport/control.h"
+#include "transport/liveness.h"
+#include "transport/refusals.h"
+#include "transport/traffic.h"
+#include "transport/zmq_messenger.h"
+#include "transport/zmq_socket.h"
+
+namespace gradwire::transport {
+
+class SchedulerLink {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  class Events {
+   public:
+    virtual ~Events() = default;
+    virtual void on_roster(const Roster& roster) = 0;
+    virtual void on_exchange_result(const Frame& frame) = 0;
+    virtual void on_goodbye(Node peer) = 0;
+    virtual void on_failure(const std::string& text, FailureCause cause) = 0;
+  };
+
+  /// Hello is what this node says of itself until it is on the roster.
+  SchedulerLink(const ZmqContext& context, const ZmqOptions& options, Hello hello, Traffic& traffic,
+                Refusals& refusals, Events& events);
+
+  std::vector<void*> sockets() const { return {socket_.get(), watch_.get()}; }
+  void take_messages();
+  void tick(Time now);
+  /// When tick() is due.
+  Time next_beat() const { return next_beat_; }
+
+  void send(Kind kind, std::uint64_t key, std::uint64_t step, const std::string& payload);
+  void say_goodbye();
+  /// Whether the goodbye was answered, or nobody is there to answer.
+  bool is_goodbye_answered() const { return acknowledged_ || lost_; }
+  /// From now on the scheduler may go: the job is over.
+  void release() { released_ = true; }
+  void set_linger(std::chrono::milliseconds time) { socket_.set_linger(time); }
+
+ private:
+  void handle(const Frame& frame);
+  void check_rendezvous(Time now);
+  FrameHeader header_of(Kind kind) const;
+
+  const ZmqOptions& options_;
+  const Hello hello_;
+  Traffic& traffic_;
+  Refusals& refusals_;
+  Events& events_;
+  ZmqSocket socket_;
+  DisconnectWatch watch_;
+  Liveness liveness_;
+  Time next_beat_;
+  Time next_hello_;
+  Time deadline_;  // of the roll call
+  Node self_;
+  std::uint64_t epoch_ = 0;  // 0 before the roster
+  bool heard_ = false;
+  bool acknowledged_ = false;
+  bool released_ = false;
+  bool lost_ = false;
+};
+
+}  // namespace gradwire::transport

@@ -1,0 +1,428 @@
+// A worker or a server over ZeroMQ: callers queue, one I/O thread owns the sockets.
+#include "transport/zmq_messenger.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "transport/address.h"
+#include "transport/data_links.h"
+#include "transport/nodes.h"
+#include "transport/scheduler_link.h"
+
+namespace gradwire::transport {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLeaveTimeout{2'000};   // of the destructor
+constexpr milliseconds kLastWords{500};        // what a failing node gives its last frames
+constexpr milliseconds kExchangeCheck{1'000};  // how often a waiting worker asks after its exchange
+constexpr milliseconds kMissingAnswer{1'000};  // how long a late worker waits to hear whom it waited for
+constexpr std::uint32_t kMostStreams = 64;
+
+void check_options(const ZmqOptions& options) {
+  const auto refuse = [](const std::string& given, const std::string& expected) {
+    throw std::invalid_argument("connect_zmq: " + given + ", expected " + expected);
+  };
+  if (options.role == Role::kScheduler)
+    refuse("role is scheduler", "worker or server; see the class Scheduler");
+  if (options.workers == 0 || options.workers >= kNoRank) {
+    refuse("workers=" + std::to_string(options.workers), "at least 1");
+  }
+  const std::uint32_t size = options.role == Role::kServer ? options.servers : options.workers;
+  if (size == 0 || (options.rank && *options.rank >= size)) {
+    refuse("rank=" + std::to_string(options.rank.value_or(0)) + " of " + std::to_string(size),
+           "a rank below the size");
+  }
+  if (options.streams_per_peer == 0 || options.streams_per_peer > kMostStreams) {
+    refuse("streams_per_peer=" + std::to_string(options.streams_per_peer), "1 to 64");
+  }
+  if (options.liveness_timeout < milliseconds(10) || options.rendezvous_timeout < milliseconds(1)) {
+    refuse("liveness_timeout or rendezvous_timeout is too short", "at least 10 ms");
+  }
+}
+
+std::string host_name(const ZmqOptions& options) {
+  std::string name = options.host;
+  if (name.empty()) {
+    std::array<char, 256> text{};
+    if (gethostname(text.data(), text.size() - 1) == 0) name = text.data();
+  }
+  std::erase(name, '\n');  // it travels in a line of text
+  return name;
+}
+
+// Frames of one partition go one way, so that they keep their order.
+std::uint64_t spread_of(const FrameHeader& header) {
+  std::uint64_t mix = header.key * 0x9E3779B97F4A7C15u + header.offset;
+  mix = (mix ^ mix >> 30) * 0xBF58476D1CE4E5B9u;
+  return mix >> 32;
+}
+
+class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
+ public:
+  explicit ZmqMessenger(const ZmqOptions& options);
+  ~ZmqMessenger() override;
+
+  /// Blocks until the node has joined; throws why it did not.
+  void join_job();
+
+  Node self() const override { return self_; }
+  World world() const override { return world_; }
+  void attach(Sink& sink) override;
+  void detach() override { inbox_.detach(); }
+  void send(Node to, std::vector<Frame> frames) override;
+  std::vector<std::string> exchange(std::string_view name, std::string_view blob,
+                                    milliseconds timeout) override;
+  void fail(const std::string& text) override;
+  void leave(milliseconds timeout) override;
+  std::vector<PeerCounters> counters() const override { return traffic_.snapshot(); }
+
+ private:
+  struct ControlRequest {
+    Kind kind;
+    std::uint64_t key = 0;
+    std::uint64_t step = 0;
+    std::string payload;
+  };
+  // What a caller of exchange() waits for.
+  struct Waiting {
+    std::optional<std::vector<std::string>> blobs;
+    std::optional<std::string> deserted;
+    std::optional<std::vector<std::uint32_t>> missing;
+  };
+
+  // I/O thread
+  void run();
+  void loop();
+  bool take_requests();
+  void tick(Clock::time_point now);
+  void close_sockets();
+  void on_roster(const Roster& roster) override;
+  void on_exchange_result(const Frame& frame) override;
+  void on_goodbye(Node peer) override;
+  void on_failure(const std::string& text, FailureCause cause) override;
+  Hello hello() const;
+
+  // callers
+  void check_member_locked() const;
+  void ask(ControlRequest request);
+  std::vector<std::string> await_exchange(std::unique_lock<std::mutex>& lock, std::uint64_t sequence,
+                                          std::string_view name, const std::string& payload,
+                                          milliseconds timeout);
+
+  const ZmqOptions options_;
+  Inbox inbox_;
+  Traffic traffic_;
+  Refusals refusals_;
+  Wakeup wakeup_;
+  Node self_;    // written by the I/O thread before joined_, constant after
+  World world_;  // likewise
+
+  // The I/O thread's own. Order: sockets are closed before the context ends.
+  ZmqContext context_;
+  std::unique_ptr<DataLinks> data_;  // a worker's exists from the roster on
+  std::unique_ptr<SchedulerLink> scheduler_;
+  std::uint32_t workers_left_ = 0;
+  Clock::time_point join_deadline_;                  // for data connections, set by the roster
+  bool opened_ = false;                              // all data connections are open
+  std::optional<Clock::time_point> leave_deadline_;  // set once goodbyes are said
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::vector<Outgoing> outgoing_;
+  std::vector<ControlRequest> requests_;
+  std::optional<milliseconds> leaving_;
+  bool joined_ = false;
+  bool closed_ = false;
+  bool deadline_passed_ = false;  // why the roll call failed
+  std::uint64_t exchange_count_ = 0;
+  std::map<std::uint64_t, Waiting> exchanges_;
+
+  std::thread thread_;
+};
+
+ZmqMessenger::ZmqMessenger(const ZmqOptions& options)
+    : options_(options), refusals_(options.log), self_{options.role, options.rank.value_or(kNoRank)} {
+  check_options(options_);
+  if (options_.role == Role::kServer) {
+    data_ = std::make_unique<ServerLinks>(DataLinks::Report{inbox_, traffic_, refusals_}, context_,
+                                          server_endpoint(options_), options_.max_frame_bytes);
+  }
+  scheduler_ = std::make_unique<SchedulerLink>(context_, options_, hello(), traffic_, refusals_, *this);
+  thread_ = std::thread([this] { run(); });
+}
+
+ZmqMessenger::~ZmqMessenger() {
+  leave(kLeaveTimeout);
+  inbox_.detach();
+  thread_.join();
+}
+
+Hello ZmqMessenger::hello() const {
+  Hello hello{options_.role, options_.rank,      options_.workers, options_.servers, {},
+              kVersion,      host_name(options_)};
+  hello.pid = static_cast<std::uint64_t>(getpid());
+  if (const auto* server = dynamic_cast<const ServerLinks*>(data_.get())) hello.endpoint = server->endpoint();
+  return hello;
+}
+
+// --- callers
+// -----------------------------------------------------------------------------------------------------
+
+void ZmqMessenger::join_job() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return joined_ || inbox_.failed(); });
+  if (!inbox_.failed()) return;
+  if (deadline_passed_) throw TimeoutError(inbox_.failure());
+  inbox_.rethrow();
+}
+
+void ZmqMessenger::attach(Sink& sink) {
+  inbox_.attach(sink);
+  wakeup_.ring();
+}
+
+void ZmqMessenger::check_member_locked() const {
+  inbox_.rethrow();
+  if (leaving_) throw TransportError(to_string(self_) + " has left the job");
+}
+
+void ZmqMessenger::send(Node to, std::vector<Frame> frames) {
+  check_route(self_, world_, to, frames);
+  if (frames.empty()) return;
+  for (Frame& frame : frames) {
+    frame.header.sender = self_;
+    frame.header.epoch = world_.epoch;
+  }
+  Outgoing outgoing{to, spread_of(frames.front().header), total_bytes(frames), frames.size(), {}};
+  outgoing.parcel = pack(std::move(frames));
+  bool was_idle = false;
+  {
+    const std::lock_guard lock(mutex_);
+    check_member_locked();
+    was_idle = outgoing_.empty();
+    outgoing_.push_back(std::move(outgoing));
+  }
+  if (was_idle) wakeup_.ring();
+}
+
+void ZmqMessenger::ask(ControlRequest request) {
+  requests_.push_back(std::move(request));
+  wakeup_.ring();
+}
+
+std::vector<std::string> ZmqMessenger::exchange(std::string_view name, std::string_view blob,
+                                                milliseconds timeout) {
+  check_exchange(self_, name);
+  const std::string payload = std::string(name) + '\0' + std::string(blob);
+  std::unique_lock lock(mutex_);
+  check_member_locked();
+  const std::uint64_t sequence = exchange_count_++;
+  exchanges_[sequence];
+  ask({Kind::kExchange, sequence, static_cast<std::uint64_t>(ExchangeAsk::kOffer), payload});
+  try {
+    auto blobs = await_exchange(lock, sequence, name, payload, timeout);
+    exchanges_.erase(sequence);
+    return blobs;
+  } catch (...) {
+    exchanges_.erase(sequence);
+    throw;
+  }
+}
+
+std::vector<std::string> ZmqMessenger::await_exchange(std::unique_lock<std::mutex>& lock,
+                                                      std::uint64_t sequence, std::string_view name,
+                                                      const std::string& payload, milliseconds timeout) {
+  const auto ask_status = [&] {
+    ask({Kind::kExchange, sequence, static_cast<std::uint64_t>(ExchangeAsk::kStatus), {}});
+  };
+  Waiting& waiting = exchanges_[sequence];
+  const auto settled = [&] { return inbox_.failed() || leaving_ || waiting.blobs || waiting.deserted; };
+  const Clock::time_point deadline = Clock::now() + timeout;
+  while (!settled() && Clock::now() < deadline) {
+    if (changed_.wait_until(lock, std::min(deadline, Clock::now() + kExchangeCheck), settled)) break;
+    const bool ours_was_lost =
+        waiting.missing && std::ranges::find(*waiting.missing, self_.rank) != waiting.missing->end();
+    if (ours_was_lost)
+      ask({Kind::kExchange, sequence, static_cast<std::uint64_t>(ExchangeAsk::kOffer), payload});
+    ask_status();
+  }
+  if (!settled()) {
+    waiting.missing.reset();
+    ask_status();
+    changed_.wait_for(lock, kMissingAnswer, [&] { return settled() || waiting.missing; });
+  }
+  if (waiting.blobs) return std::move(*waiting.blobs);
+  check_member_locked();
+  if (waiting.deserted) throw TransportError(*waiting.deserted);
+  throw TimeoutError(
+      exchange_timeout_text(sequence, name, waiting.missing.value_or(std::vector<std::uint32_t>{}), timeout));
+}
+
+void ZmqMessenger::fail(const std::string& text) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!inbox_.post_failure(text)) return;
+    ask({Kind::kFailure, static_cast<std::uint64_t>(FailureCause::kFault), 0, text});
+  }
+  changed_.notify_all();
+}
+
+void ZmqMessenger::leave(milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  if (!leaving_) {
+    leaving_ = timeout;
+    wakeup_.ring();
+    changed_.notify_all();
+  }
+  changed_.wait(lock, [this] { return closed_; });
+}
+
+// --- I/O thread
+// --------------------------------------------------------------------------------------------------
+
+void ZmqMessenger::run() {
+  try {
+    loop();
+  } catch (const std::exception& error) {
+    inbox_.post_failure(to_string(self_) + ": " + error.what());
+    inbox_.deliver();
+  }
+  close_sockets();
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+}
+
+void ZmqMessenger::loop() {
+  std::vector<void*> sockets;
+  bool more = false;
+  for (;;) {
+    sockets = scheduler_->sockets();
+    if (data_) sockets.insert(sockets.end(), data_->sockets().begin(), data_->sockets().end());
+    const auto until_tick = std::chrono::ceil<milliseconds>(scheduler_->next_beat() - Clock::now());
+    poll(sockets, wakeup_, more ? milliseconds(0) : until_tick);
+    wakeup_.clear();
+    if (take_requests()) return;
+    more = data_ && data_->take_messages();
+    scheduler_->take_messages();
+    tick(Clock::now());
+    inbox_.deliver();
+  }
+}
+
+// Returns whether the thread's work is over.
+bool ZmqMessenger::take_requests() {
+  std::vector<Outgoing> outgoing;
+  std::vector<ControlRequest> requests;
+  std::optional<milliseconds> leaving;
+  {
+    const std::lock_guard lock(mutex_);
+    outgoing.swap(outgoing_);
+    requests.swap(requests_);
+    leaving = leaving_;
+  }
+  if (!inbox_.failed() && data_) {
+    for (Outgoing& message : outgoing) data_->send(std::move(message));
+  }
+  for (const ControlRequest& request : requests) {
+    scheduler_->send(request.kind, request.key, request.step, request.payload);
+  }
+  if (!leaving) return false;
+  if (!leave_deadline_) {
+    leave_deadline_ = Clock::now() + *leaving;
+    if (data_) data_->say_goodbye();
+    scheduler_->say_goodbye();
+  }
+  const bool answered = scheduler_->is_goodbye_answered() && (!data_ || data_->is_goodbye_answered());
+  return answered || inbox_.failed() || Clock::now() >= *leave_deadline_;
+}
+
+void ZmqMessenger::tick(Clock::time_point now) {
+  scheduler_->tick(now);
+  if (!data_ || world_.epoch == 0) return;
+  data_->tick(now);
+  if (opened_) return;
+  if (data_->is_open()) {
+    opened_ = true;
+    {
+      const std::lock_guard lock(mutex_);
+      joined_ = true;
+    }
+    changed_.notify_all();
+  } else if (now >= join_deadline_) {
+    on_failure("roll call: " + to_string(self_) + " has no connection with " + list_nodes(data_->awaited()) +
+                   "; check that its address can be reached from here",
+               FailureCause::kDeadline);
+  }
+}
+
+void ZmqMessenger::close_sockets() {
+  if (scheduler_) scheduler_->set_linger(kLastWords);
+  scheduler_.reset();
+  data_.reset();
+}
+
+void ZmqMessenger::on_roster(const Roster& roster) {
+  self_.rank = roster.rank;
+  world_ = {roster.workers, roster.servers, roster.epoch};
+  if (self_.role == Role::kWorker) {
+    data_ = std::make_unique<WorkerLinks>(
+        DataLinks::Report{inbox_, traffic_, refusals_}, context_, roster.endpoints, options_.streams_per_peer,
+        options_.max_frame_bytes, [this](const std::string& why) { on_failure(why, FailureCause::kFault); });
+  }
+  join_deadline_ = Clock::now() + options_.rendezvous_timeout;
+  data_->begin(world_, self_, Clock::now());
+}
+
+void ZmqMessenger::on_exchange_result(const Frame& frame) {
+  const std::lock_guard lock(mutex_);
+  const auto found = exchanges_.find(frame.header.key);
+  if (found == exchanges_.end()) return;
+  const std::string payload = payload_text(frame);
+  switch (static_cast<ExchangeAnswer>(frame.header.step)) {
+    case ExchangeAnswer::kComplete:
+      found->second.blobs = parse_blobs(payload);
+      break;
+    case ExchangeAnswer::kWaiting:
+      found->second.missing = parse_ranks(payload);
+      break;
+    case ExchangeAnswer::kDeserted:
+      found->second.deserted = payload;
+      break;
+  }
+  changed_.notify_all();
+}
+
+void ZmqMessenger::on_goodbye(Node peer) {
+  if (peer.role == Role::kWorker && ++workers_left_ == world_.workers) scheduler_->release();
+  if (data_) data_->announce_goodbye(peer, Clock::now());
+}
+
+void ZmqMessenger::on_failure(const std::string& text, FailureCause cause) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!inbox_.post_failure(text)) return;
+    deadline_passed_ = cause == FailureCause::kDeadline;
+  }
+  changed_.notify_all();
+}
+
+}  // namespace
+
+std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options) {
+  auto messenger = std::make_unique<ZmqMessenger>(options);
+  messenger->join_job();
+  return messenger;
+}
+
+}  // namespace gradwire::transport

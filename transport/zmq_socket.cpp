@@ -1,0 +1,240 @@
+#include "transport/zmq_socket.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+namespace gradwire::transport {
+namespace {
+
+constexpr std::size_t kCopyBelow = 512;  // bytes; below, a copy is cheaper than an owner that is counted
+constexpr std::size_t kPayloadAlignment = 8;
+
+[[noreturn]] void throw_zmq(const std::string& what) {
+  throw TransportError(what + ": " + zmq_strerror(zmq_errno()));
+}
+
+void release_buffer(void*, void* hint) { delete static_cast<Buffer*>(hint); }
+
+}  // namespace
+
+ZmqContext::ZmqContext() : context_(zmq_ctx_new()) {
+  if (context_ == nullptr) throw_zmq("zmq: no context");
+}
+
+ZmqContext::~ZmqContext() {
+  while (zmq_ctx_term(context_) != 0 && zmq_errno() == EINTR) {
+  }
+}
+
+ZmqMessage::ZmqMessage(Buffer payload) {
+  const std::span<std::byte> bytes = payload.bytes();
+  if (bytes.size() <= kCopyBelow) {
+    zmq_msg_init_size(&message_, bytes.size());
+    if (!bytes.empty()) std::memcpy(zmq_msg_data(&message_), bytes.data(), bytes.size());
+    return;
+  }
+  auto owner = std::make_unique<Buffer>(std::move(payload));
+  if (zmq_msg_init_data(&message_, bytes.data(), bytes.size(), release_buffer, owner.get()) != 0)
+    throw std::bad_alloc();
+  owner.release();
+}
+
+ZmqMessage::ZmqMessage(std::span<const std::byte> bytes) {
+  if (zmq_msg_init_size(&message_, bytes.size()) != 0) throw std::bad_alloc();
+  if (!bytes.empty()) std::memcpy(zmq_msg_data(&message_), bytes.data(), bytes.size());
+}
+
+ZmqMessage::ZmqMessage(ZmqMessage&& other) noexcept : ZmqMessage() {
+  zmq_msg_move(&message_, &other.message_);
+}
+
+ZmqMessage& ZmqMessage::operator=(ZmqMessage&& other) noexcept {
+  zmq_msg_move(&message_, &other.message_);
+  return *this;
+}
+
+std::span<std::byte> ZmqMessage::bytes() const noexcept {
+  return {static_cast<std::byte*>(zmq_msg_data(&message_)), zmq_msg_size(&message_)};
+}
+
+std::string ZmqMessage::text() const {
+  return {reinterpret_cast<const char*>(bytes().data()), bytes().size()};
+}
+
+std::string ZmqMessage::peer_address() const {
+  const char* address = zmq_msg_gets(&message_, "Peer-Address");
+  return address == nullptr || *address == '\0' ? "an unknown address" : address;
+}
+
+Buffer ZmqMessage::into_buffer() && {
+  if (bytes().empty()) return {};
+  if (reinterpret_cast<std::uintptr_t>(bytes().data()) % kPayloadAlignment != 0) {
+    Buffer copy = Buffer::allocate(bytes().size());
+    std::memcpy(copy.bytes().data(), bytes().data(), bytes().size());
+    return copy;
+  }
+  auto owner = std::make_shared<ZmqMessage>(std::move(*this));  // owners: the Buffer and its shares
+  const std::span<std::byte> kept = owner->bytes();
+  return Buffer(std::move(owner), kept);
+}
+
+ZmqSocket::ZmqSocket(const ZmqContext& context, int type, std::uint64_t max_part_bytes)
+    : socket_(zmq_socket(context.get(), type)) {
+  if (socket_ == nullptr) throw_zmq("zmq: no socket");
+  set(ZMQ_LINGER, 0);
+  set(ZMQ_SNDHWM, 0);  // the credit of the send queue above bounds what is under way
+  set(ZMQ_RCVHWM, 0);
+  set(ZMQ_IPV6, 1);
+  set(ZMQ_TCP_KEEPALIVE, 1);
+  set(ZMQ_TCP_KEEPALIVE_IDLE, 30);  // seconds
+  const auto limit = static_cast<std::int64_t>(max_part_bytes);
+  zmq_setsockopt(socket_, ZMQ_MAXMSGSIZE, &limit, sizeof(limit));
+}
+
+ZmqSocket::~ZmqSocket() {
+  if (socket_ != nullptr) zmq_close(socket_);
+}
+
+ZmqSocket::ZmqSocket(ZmqSocket&& other) noexcept : socket_(std::exchange(other.socket_, nullptr)) {}
+
+void ZmqSocket::set(int option, int value) {
+  if (zmq_setsockopt(socket_, option, &value, sizeof(value)) != 0) throw_zmq("zmq: socket option");
+}
+
+void ZmqSocket::set(int option, const std::string& value) {
+  if (zmq_setsockopt(socket_, option, value.data(), value.size()) != 0) throw_zmq("zmq: socket option");
+}
+
+std::string ZmqSocket::bind(const std::string& endpoint) {
+  if (zmq_bind(socket_, endpoint.c_str()) != 0) throw_zmq("zmq: cannot listen on " + endpoint);
+  std::array<char, 256> last{};
+  std::size_t length = last.size();
+  if (zmq_getsockopt(socket_, ZMQ_LAST_ENDPOINT, last.data(), &length) != 0)
+    throw_zmq("zmq: endpoint in use");
+  return last.data();
+}
+
+void ZmqSocket::connect(const std::string& endpoint) {
+  if (zmq_connect(socket_, endpoint.c_str()) != 0) throw_zmq("zmq: cannot connect to " + endpoint);
+}
+
+bool ZmqSocket::send_part(ZmqMessage& part, int flags) {
+  while (zmq_msg_send(part.raw(), socket_, ZMQ_DONTWAIT | flags) < 0) {
+    if (zmq_errno() == EINTR) continue;
+    if (zmq_errno() == EHOSTUNREACH || zmq_errno() == EAGAIN) return false;
+    throw_zmq("zmq: send");
+  }
+  return true;
+}
+
+void ZmqSocket::send(Parcel parcel) {
+  for (std::size_t i = 0; i < parcel.size(); ++i)
+    send_part(parcel[i], i + 1 < parcel.size() ? ZMQ_SNDMORE : 0);
+}
+
+bool ZmqSocket::send_to(const std::string& peer, Parcel parcel) {
+  ZmqMessage route(peer);
+  if (!send_part(route, ZMQ_SNDMORE)) return false;
+  send(std::move(parcel));
+  return true;
+}
+
+bool ZmqSocket::receive(Parcel& parcel) {
+  parcel.clear();
+  do {
+    ZmqMessage part;
+    while (zmq_msg_recv(part.raw(), socket_, ZMQ_DONTWAIT) < 0) {
+      if (zmq_errno() == EINTR) continue;
+      if (zmq_errno() == EAGAIN) return false;  // a message arrives whole: never between two parts
+      throw_zmq("zmq: receive");
+    }
+    parcel.push_back(std::move(part));
+  } while (parcel.back().has_more());
+  return true;
+}
+
+DisconnectWatch::DisconnectWatch(const ZmqContext& context, const ZmqSocket& watched)
+    : socket_(context, ZMQ_PAIR, -1) {
+  static std::atomic<std::uint64_t> count{
+      0};  // inproc names are per context; this one is free in all of them
+  const std::string endpoint = "inproc://disconnects-" + std::to_string(count++);
+  if (zmq_socket_monitor(watched.get(), endpoint.c_str(), ZMQ_EVENT_DISCONNECTED) != 0)
+    throw_zmq("zmq: monitor");
+  socket_.connect(endpoint);
+}
+
+std::optional<int> DisconnectWatch::next() {
+  Parcel parcel;
+  if (!socket_.receive(parcel)) return std::nullopt;
+  constexpr std::size_t kEventBytes = 6;  // u16 event, u32 value; here the value is the file descriptor
+  if (parcel[0].bytes().size() != kEventBytes) return std::nullopt;
+  std::int32_t fd = -1;
+  std::memcpy(&fd, parcel[0].bytes().data() + 2, sizeof(fd));
+  return fd;
+}
+
+Wakeup::Wakeup() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+}
+
+Wakeup::~Wakeup() { close(fd_); }
+
+void Wakeup::ring() noexcept { eventfd_write(fd_, 1); }
+
+void Wakeup::clear() noexcept {
+  eventfd_t rings = 0;
+  eventfd_read(fd_, &rings);
+}
+
+void poll(std::span<void* const> sockets, const Wakeup& wakeup, std::chrono::milliseconds timeout) {
+  std::vector<zmq_pollitem_t> items;
+  items.reserve(sockets.size() + 1);
+  items.push_back({nullptr, wakeup.fd(), ZMQ_POLLIN, 0});
+  for (void* socket : sockets) items.push_back({socket, 0, ZMQ_POLLIN, 0});
+  zmq_poll(items.data(), static_cast<int>(items.size()), std::max<long>(0, timeout.count()));
+}
+
+Parcel pack(std::vector<Frame> frames) {
+  Parcel parcel;
+  parcel.reserve(frames.size() * 2);
+  for (Frame& frame : frames) {
+    parcel.emplace_back(std::span<const std::byte>(encode_header(frame.header, frame.payload.bytes())));
+    parcel.emplace_back(std::move(frame.payload));
+  }
+  return parcel;
+}
+
+Parcel pack(const FrameHeader& header, const std::string& payload) {
+  Parcel parcel;
+  parcel.emplace_back(std::span<const std::byte>(encode_header(header, std::as_bytes(std::span(payload)))));
+  parcel.emplace_back(payload);
+  return parcel;
+}
+
+std::vector<Frame> unpack(Parcel parcel, std::size_t first) {
+  const std::size_t parts = parcel.size() - first;
+  if (parts == 0 || parts % 2 != 0) {
+    throw FrameError("message: it has " + std::to_string(parts) +
+                     " parts, expected header and payload alternately");
+  }
+  std::vector<Frame> frames;
+  frames.reserve(parts / 2);
+  for (std::size_t i = first; i < parcel.size(); i += 2) {
+    const FrameHeader header = decode_header(parcel[i].bytes(), parcel[i + 1].bytes());
+    frames.push_back({header, std::move(parcel[i + 1]).into_buffer()});
+  }
+  return frames;
+}
+
+std::string payload_text(const Frame& frame) {
+  const std::span<const std::byte> bytes = frame.payload.bytes();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace gradwire::transport

@@ -1,0 +1,132 @@
+// RAII owners for what libzmq and the kernel hand out: context, socket, message, eventfd; and messages as
+// frames.
+//
+// Threading: a ZmqSocket belongs to one thread at a time; ZmqMessages move freely; Wakeup::ring() from any
+// thread.
+#pragma once
+
+#include <zmq.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/messenger.h"
+
+namespace gradwire::transport {
+
+class ZmqContext {
+ public:
+  ZmqContext();
+  /// Blocks until every socket is closed and has flushed, or its linger time has passed.
+  ~ZmqContext();
+  ZmqContext(const ZmqContext&) = delete;
+  ZmqContext& operator=(const ZmqContext&) = delete;
+  void* get() const noexcept { return context_; }
+
+ private:
+  void* context_;
+};
+
+class ZmqMessage {
+ public:
+  ZmqMessage() noexcept { zmq_msg_init(&message_); }
+  /// Sends payload without copying it (small ones are copied); its owner is released once libzmq is done with
+  /// it.
+  explicit ZmqMessage(Buffer payload);
+  explicit ZmqMessage(std::span<const std::byte> bytes);
+  explicit ZmqMessage(const std::string& text) : ZmqMessage(std::as_bytes(std::span(text))) {}
+  ZmqMessage(ZmqMessage&& other) noexcept;
+  ZmqMessage& operator=(ZmqMessage&& other) noexcept;
+  ~ZmqMessage() { zmq_msg_close(&message_); }
+
+  std::span<std::byte> bytes() const noexcept;
+  std::string text() const;
+  bool has_more() const noexcept { return zmq_msg_more(&message_) != 0; }
+  /// The file descriptor of the connection on which the message came; -1 where that is not known.
+  int source_fd() const noexcept { return zmq_msg_get(&message_, ZMQ_SRCFD); }
+  /// The peer's network address, for people.
+  std::string peer_address() const;
+  /// Keeps the received bytes where they are, or copies them where they do not begin at a multiple of 8.
+  Buffer into_buffer() &&;
+
+  zmq_msg_t* raw() noexcept { return &message_; }
+
+ private:
+  mutable zmq_msg_t message_;
+};
+
+/// The parts of one ZeroMQ message.
+using Parcel = std::vector<ZmqMessage>;
+
+class ZmqSocket {
+ public:
+  ZmqSocket(const ZmqContext& context, int type, std::uint64_t max_part_bytes);
+  ~ZmqSocket();
+  ZmqSocket(ZmqSocket&& other) noexcept;
+  ZmqSocket(const ZmqSocket&) = delete;
+  ZmqSocket& operator=(const ZmqSocket&) = delete;
+
+  void set(int option, int value);
+  void set(int option, const std::string& value);
+  void set_linger(std::chrono::milliseconds time) { set(ZMQ_LINGER, static_cast<int>(time.count())); }
+  /// Throws TransportError naming the endpoint. Returns the endpoint in use, its port filled in.
+  std::string bind(const std::string& endpoint);
+  void connect(const std::string& endpoint);
+
+  void send(Parcel parcel);
+  /// Of a ROUTER. Returns false when it has no such peer (any more).
+  bool send_to(const std::string& peer, Parcel parcel);
+  /// Takes one message if one is waiting.
+  bool receive(Parcel& parcel);
+  void* get() const noexcept { return socket_; }
+
+ private:
+  bool send_part(ZmqMessage& part, int flags);
+
+  void* socket_;
+};
+
+/// Watches a socket's connections and gives the file descriptors of those that ended.
+class DisconnectWatch {
+ public:
+  DisconnectWatch(const ZmqContext& context, const ZmqSocket& watched);
+  std::optional<int> next();
+  void* get() const noexcept { return socket_.get(); }
+
+ private:
+  ZmqSocket socket_;
+};
+
+/// Ends another thread's poll.
+class Wakeup {
+ public:
+  Wakeup();
+  ~Wakeup();
+  Wakeup(const Wakeup&) = delete;
+  Wakeup& operator=(const Wakeup&) = delete;
+  void ring() noexcept;
+  /// Forgets the rings so far.
+  void clear() noexcept;
+  int fd() const noexcept { return fd_; }
+
+ private:
+  int fd_;
+};
+
+/// Waits until one of the sockets or the wake-up has something, for at most timeout.
+void poll(std::span<void* const> sockets, const Wakeup& wakeup, std::chrono::milliseconds timeout);
+
+/// Turns frames into a message: header, payload, header, payload, ...
+Parcel pack(std::vector<Frame> frames);
+Parcel pack(const FrameHeader& header, const std::string& payload);
+/// Turns the parts of a message from first on back into checked frames. Throws FrameError.
+std::vector<Frame> unpack(Parcel parcel, std::size_t first);
+
+/// A node's payload of a control frame as text.
+std::string payload_text(const Frame& frame);
+
+}  // namespace gradwire::transport
