@@ -36,6 +36,11 @@ class Host(Protocol):
         """The address under which the other hosts of the job reach this one."""
         ...
 
+    @property
+    def namespace(self) -> str | None:
+        """Names the network namespace that makes this a host of its own; None: the machine itself."""
+        ...
+
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         """Starts command here; options are those of subprocess.Popen."""
         ...
@@ -46,6 +51,7 @@ class LocalHost:
     """This machine, reached over loopback, or under the address given."""
 
     address: str = "127.0.0.1"
+    namespace: str | None = None
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, **options)

@@ -100,13 +100,14 @@ def run(
         report=say,
     )
     record = {
-
-            "exit_code": result.exit_code,
-            "cause": result.cause,
-            "wall_seconds": round(result.wall_seconds, 3)
-        ,
-        "failed_role": result.failed_role, "failed_rank": result.failed_rank,
-        "workers": workers, "servers": workers if servers is None else servers, "command": command,
+        "exit_code": result.exit_code,
+        "cause": result.cause,
+        "wall_seconds": round(result.wall_seconds, 3),
+        "failed_role": result.failed_role,
+        "failed_rank": result.failed_rank,
+        "workers": workers,
+        "servers": workers if servers is None else servers,
+        "command": command,
     }
     write_json(record, json_file)
     raise typer.Exit(result.exit_code)
@@ -145,6 +146,78 @@ def _read_env(pairs: list[str]) -> dict[str, str]:
     return env
 
 
+@app.command(context_settings=_TAKES_COMMAND)
+def ab(
+    command: Annotated[
+        list[str], typer.Argument(metavar="CMD...", help="Program and arguments of every worker.")
+    ],
+    workers: Annotated[int, typer.Option("-n", "--num-workers", min=1, help="Workers.")],
+    report: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page and the logs.")],
+    arms: Annotated[
+        list[str],
+        typer.Option("--arm", metavar="CODEC", help="A codec spec; repeat. The first is the baseline."),
+    ],
+    servers: Annotated[
+        int | None, typer.Option("-s", "--num-servers", min=0, help="Servers. Unset: as many as workers.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm, with seeds 0, 1, ...")] = 3,
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Shape every host's link: 100mbit. Needs root.")
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(help="Accuracy (or loss) to which time is taken. Unset: near the baseline's."),
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Train the same job under several codecs and seeds, and say what each gains and costs.
+
+    CMD finds its codec in GRADWIRE_COMPRESSION and its seed in GRADWIRE_SEED, and leaves its record in
+    GRADWIRE_RESULT; two lines do that in any script:
+
+      import gradwire.result
+
+      gradwire.result.write(accuracy_per_epoch=accuracies)
+
+    [bold]Example[/bold]
+
+      gradwire ab -n 2 --arm none --arm 2bit --bandwidth 100mbit --report report -- python train.py
+    """
+    from rich.console import Console
+
+    from gradwire.ab import Plan, RunFailed
+    from gradwire.ab_command import run_experiment, show_failure
+
+    console = Console(stderr=json_file == "-")
+    plan = Plan(tuple(command), tuple(arms), tuple(range(seeds)), workers, servers, bandwidth, report)
+    try:
+        outcome = run_experiment(plan, target, console)
+    except RunFailed as failure:
+        from gradwire.console import say
+
+        show_failure(failure, console)
+        say(f"ab: {failure}")
+        raise typer.Exit(failure.exit_code) from None
+    write_json(outcome.record(), json_file)
+
+
+@app.command()
+def doctor(json_file: JsonOption = None) -> None:
+    """Show what was found here: parts, codecs, and every setting with where its value came from.
+
+    Returns 1 when something has to be put right before a job can run.
+    """
+    from rich.console import Console
+
+    from gradwire.doctor import examine, show
+
+    finding = examine()
+    if json_file != "-":
+        show(finding, Console())
+    write_json(finding.record(), json_file)
+    raise typer.Exit(1 if finding.faults else 0)
+
+
 @app.command()
 def version(json_file: JsonOption = None) -> None:
     """Print the version."""
@@ -159,6 +232,10 @@ def _mount(module: str, name: str) -> None:
     """Adds the command group of a part of gradwire; a part that is not installed must not cost the others."""
     if importlib.util.find_spec(module) is not None:
         app.add_typer(importlib.import_module(module).app, name=name)
+
+
+_mount("gradwire.bench", "bench")
+_mount("gradwire.netlab", "netlab")
 
 
 def _command_names() -> list[str]:

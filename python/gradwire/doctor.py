@@ -1,8 +1,74 @@
-"""Finds out what gradwire has to work with here: `gradwire doctor`."""
+"""Finds out what gradwire has to work with here: parts, settings and their origins. `gradwire doctor`."""
 
 from __future__ import annotations
 
+import fcntl
+import importlib
 import importlib.metadata
+import os
+import platform
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gradwire import job, settings
+from gradwire.units import format_bytes, format_duration
+
+_SIOCGIFADDR = 0x8915
+_NOT_YET = "not part of this version of gradwire"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """All that was found. `missing` gives the reason for each part that is not there."""
+
+    version: str
+    transports: list[str]
+    codecs: list[dict[str, Any]]
+    stores: list[str]
+    missing: dict[str, str]
+    libraries: dict[str, str]
+    machine: dict[str, str | int]
+    interfaces: dict[str, list[str]]
+    settings: list[settings.Resolved]
+    unknown: list[str]
+
+    @property
+    def faults(self) -> list[str]:
+        """What has to be put right before a job can run."""
+        faults = [row.error for row in self.settings if row.error is not None]
+        return faults + [
+            f"{name}: {self.missing[name]}" for name in ("core", "server") if name in self.missing
+        ]
+
+    def record(self) -> dict[str, Any]:
+        """The record that --json writes."""
+        values = {
+            row.definition.variable: {
+                "value": row.value,
+                "origin": row.origin,
+                "error": row.error,
+                "default": row.definition.default,
+                "help": row.definition.help,
+            }
+            for row in self.settings
+        }
+        return {
+            "version": self.version,
+            "transports": self.transports,
+            "codecs": [codec["name"] for codec in self.codecs],
+            "stores": self.stores,
+            "missing": self.missing,
+            "settings": values,
+            "unknown": self.unknown,
+            "libraries": self.libraries,
+            "machine": self.machine,
+            "interfaces": self.interfaces,
+        }
 
 
 def gradwire_version() -> str:
@@ -11,3 +77,161 @@ def gradwire_version() -> str:
         return importlib.metadata.version("gradwire")
     except importlib.metadata.PackageNotFoundError:
         return "source"
+
+
+def examine() -> Finding:
+    """Looks at everything. Never raises for what is missing or wrong: that is what it reports."""
+    missing = {"mpi": _NOT_YET, "nccl": _NOT_YET}
+    libraries: dict[str, str] = {}
+    machine = machine_description()
+    transports: list[str] = []
+    codecs: list[dict[str, Any]] = []
+    stores: list[str] = []
+    try:
+        core = importlib.import_module("gradwire._core")
+        stores = importlib.import_module("gradwire.kv").stores()
+        codecs = core.codecs()
+        build = core.build_info()
+        libraries["zmq"] = build["zmq"]
+        machine["simd"] = build["simd"]
+        transports = ["zmq", "inproc"]
+    except ImportError as error:
+        missing["core"] = f"the compiled part cannot be loaded ({error}); install gradwire again"
+    rows = settings.resolve()
+    program = {row.definition.name: row.value for row in rows}["server_program"]
+    try:
+        libraries["gradwire-server"] = job.find_server_program(settings.Settings(server_program=program))
+    except FileNotFoundError as error:
+        missing["server"] = str(error).removeprefix("run: ")
+    if (reason := netlab_reason()) is not None:
+        missing["netlab"] = reason
+    for module, use in (("torch", "gradwire.torch"), ("numpy", "arrays in gradwire.kv")):
+        try:
+            libraries[module] = importlib.metadata.version(module)
+        except importlib.metadata.PackageNotFoundError:
+            missing[module] = f"not installed; {use} needs it"
+    return Finding(
+        version=gradwire_version(),
+        transports=transports,
+        codecs=codecs,
+        stores=stores,
+        missing=missing,
+        libraries=libraries,
+        machine=machine,
+        interfaces=interfaces(),
+        settings=rows,
+        unknown=settings.unknown_variables(),
+    )
+
+
+def netlab_reason() -> str | None:
+    """Returns why hosts as network namespaces cannot be made here; None: they can."""
+    try:
+        netlab = importlib.import_module("gradwire.netlab")
+    except ImportError as error:
+        return f"cannot be imported ({error})"
+    reason: str | None = netlab.available()
+    return reason
+
+
+def machine_description() -> dict[str, str | int]:
+    """Names the processor, its cores, the memory and the system: what a measured figure depends on."""
+    model = platform.machine()
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": names[0] if names else model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": format_bytes(memory),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def interfaces() -> dict[str, list[str]]:
+    """Lists network interfaces that have an address, with their addresses."""
+    found: dict[str, list[str]] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # no IPv4 address
+            found.setdefault(name, []).append(socket.inet_ntoa(reply[20:24]))
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as file:
+            for line in file:
+                address, *_, name = line.split()
+                text = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))
+                found.setdefault(name, []).append(text)
+    except FileNotFoundError:
+        pass  # a kernel without IPv6
+    return found
+
+
+def show(finding: Finding, console: Console) -> None:
+    """Writes a finding for people."""
+    machine = finding.machine
+    libraries = ", ".join(f"{name} {version}" for name, version in sorted(finding.libraries.items()))
+    addresses = "; ".join(f"{name} {' '.join(row)}" for name, row in finding.interfaces.items())
+    summary = Table.grid(padding=(0, 2))
+    rows = [
+        ("version", finding.version),
+        (
+            "machine",
+            ", ".join(f"{value} cores" if key == "cores" else str(value) for key, value in machine.items()),
+        ),
+        ("libraries", libraries),
+        ("transports", ", ".join(finding.transports)),
+        ("codecs", ", ".join(codec["name"] for codec in finding.codecs)),
+        ("stores", ", ".join(finding.stores)),
+        ("interfaces", addresses),
+    ]
+    for name, text in rows:
+        summary.add_row(f"[bold]{name}[/bold]", text or "-")
+    console.print(summary)
+    if finding.missing:
+        console.print("\n[bold]missing[/bold]")
+        grid = Table.grid(padding=(0, 2))
+        for name, reason in finding.missing.items():
+            grid.add_row(f"  {name}", reason)
+        console.print(grid)
+    console.print("\n[bold]settings[/bold]")
+    console.print(_settings_table(finding.settings))
+    for text in [*finding.faults, *finding.unknown]:
+        console.print(f"[bold red]![/bold red] {text}", highlight=False)
+
+
+def _settings_table(rows: list[settings.Resolved]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("name", "value", "from", "what it is"):
+        table.add_column(title, overflow="fold", no_wrap=title != "what it is")
+    for row in rows:
+        set_by_hand = row.origin != "default"
+        style = "red" if row.error else "bold" if set_by_hand else "dim"
+        name = row.definition.name
+        table.add_row(
+            row.definition.variable,
+            _write_value(name, row.value),
+            row.origin,
+            row.definition.help,
+            style=style,
+        )
+    return table
+
+
+def _write_value(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name.endswith("_bytes"):
+        return _binary_size(value)
+    return format_duration(value) if isinstance(value, float) else str(value)
+
+
+def _binary_size(size: int) -> str:
+    """Writes 262144 as 256KiB, the form in which such defaults are round."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale and size % scale == 0:
+            return f"{size // scale}{unit}"
+    return str(size)

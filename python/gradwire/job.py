@@ -99,10 +99,15 @@ class Job:
             "OMP_NUM_THREADS": str(threads),  # or N workers would start N threads for each core
         }
         identity = {
-            "GRADWIRE_ROLE": "worker", "DMLC_ROLE": "worker",
-            "GRADWIRE_RANK": str(rank), "DMLC_RANK": str(rank), "DMLC_WORKER_ID": str(rank),
-            "GRADWIRE_NUM_WORKERS": str(self.workers), "DMLC_NUM_WORKER": str(self.workers),
-            "GRADWIRE_NUM_SERVERS": str(self.servers), "DMLC_NUM_SERVER": str(self.servers),
+            "GRADWIRE_ROLE": "worker",
+            "DMLC_ROLE": "worker",
+            "GRADWIRE_RANK": str(rank),
+            "DMLC_RANK": str(rank),
+            "DMLC_WORKER_ID": str(rank),
+            "GRADWIRE_NUM_WORKERS": str(self.workers),
+            "DMLC_NUM_WORKER": str(self.workers),
+            "GRADWIRE_NUM_SERVERS": str(self.servers),
+            "DMLC_NUM_SERVER": str(self.servers),
         }
         if scheduler:
             host, _, port = scheduler.removeprefix("tcp://").rpartition(":")
@@ -113,8 +118,8 @@ class Job:
         return defaults | dict(self.environment) | identity | dict(self.worker_environment(rank))
 
     def _host_identity(self, host: Host) -> str | None:
-        """A placed process has a host of its own: sharing this machine is not sharing a host."""
-        return self.settings.host_id if host is self.local else host.address
+        """A namespace is a host of its own: sharing this machine is not sharing a host."""
+        return host.namespace or self.settings.host_id
 
 
 def make_job(

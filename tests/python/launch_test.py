@@ -16,7 +16,7 @@ from gradwire.child import Line
 from gradwire.launch import JobResult, LocalHost, run_job
 
 ROOT = Path(__file__).resolve().parents[2]
-# Announces an endpoint, leaves its pid and flags in a folder, and ends after FAKE_SECONDS or once "done" is there.
+# Announces an endpoint, leaves pid and flags in a folder, ends after FAKE_SECONDS or once "done" is there.
 FAKE_SERVER = """\
 #!{python}
 import os, pathlib, sys, time
@@ -138,9 +138,16 @@ def test_servers_are_told_by_flags(folder: Path, recorder: Recorder) -> None:
     recorder.run(python("(folder / 'done').touch()"), workers=1, servers=1, env=env)
     flags = eval((folder / "server0.flags").read_text())
     assert flags == {
-        "--role": "server", "--scheduler": "tcp://127.0.0.1:4242", "--workers": "1", "--servers": "1",
-        "--rank": "0", "--bind-host": "127.0.0.1", "--host-id": "here", "--log-level": "info",
-        "--rendezvous-timeout": "120", "--liveness-timeout": "0.001",
+        "--role": "server",
+        "--scheduler": "tcp://127.0.0.1:4242",
+        "--workers": "1",
+        "--servers": "1",
+        "--rank": "0",
+        "--bind-host": "127.0.0.1",
+        "--host-id": "here",
+        "--log-level": "info",
+        "--rendezvous-timeout": "120",
+        "--liveness-timeout": "0.001",
     }
     scheduler = eval((folder / "scheduler.flags").read_text())
     assert scheduler["--scheduler"] == "tcp://127.0.0.1:0"
@@ -259,15 +266,15 @@ def test_an_output_that_raises_leaves_nothing(folder: Path) -> None:
 
 def test_placement_decides_host_and_addresses(folder: Path, recorder: Recorder) -> None:
     hosts = {
-        "worker": LocalHost("127.0.0.5"),
-        "server": LocalHost("127.0.0.6"),
+        "worker": LocalHost("127.0.0.5", "host5"),
+        "server": LocalHost("127.0.0.6", "host6"),
         "scheduler": LocalHost("127.0.0.7"),
     }
     program = "print(os.environ['GRADWIRE_HOST_ID']); (folder / 'done').touch()"
     recorder.run(python(program), workers=1, servers=1, placement=lambda role, rank: hosts[role])
-    assert recorder.texts("worker", 0) == ["127.0.0.5"]
+    assert recorder.texts("worker", 0) == ["host5"]
     server = eval((folder / "server0.flags").read_text())
-    assert (server["--bind-host"], server["--host-id"]) == ("127.0.0.6", "127.0.0.6")
+    assert (server["--bind-host"], server["--host-id"]) == ("127.0.0.6", "host6")
     assert eval((folder / "scheduler.flags").read_text())["--scheduler"] == "tcp://127.0.0.7:0"
 
 

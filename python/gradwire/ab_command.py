@@ -1,0 +1,136 @@
+"""`gradwire ab` on a terminal: live progress, then one table, the verdict and the page's path."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from gradwire.ab import UNSHAPED, Conditions, Plan, Run, RunFailed, network, run_plan
+from gradwire.child import Line
+from gradwire.doctor import gradwire_version, machine_description
+from gradwire.outcome import Outcome, summarise
+from gradwire.report import summary_rows, write_page
+
+
+class ProgressView:
+    """Shows a bar, the arm and seed under way, and rank 0's last line. On a plain stream: a line per run."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._live = console.is_terminal
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("runs", total=total)
+        self._last = Text("", style="dim", no_wrap=True, overflow="ellipsis")
+        self._display = Live(
+            Group(self._bar, self._last), console=console, refresh_per_second=8, transient=True
+        )
+
+    def __enter__(self) -> ProgressView:
+        if self._live:
+            self._display.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._display.stop()
+
+    def started(self, arm: str, seed: int) -> None:
+        self._bar.update(self._task, description=f"{arm}, seed {seed}")
+        self._last.plain = ""
+        if not self._live:
+            self._console.print(f"{arm}, seed {seed} ...", highlight=False)
+
+    def line(self, line: Line) -> None:
+        if (line.role, line.rank) == ("worker", 0) and line.text.strip():
+            self._last.plain = line.text
+
+    def finished(self, run: Run) -> None:
+        self._bar.advance(self._task)
+        value = (
+            f"{100 * run.result.final:.2f} %"
+            if run.result.metric == "accuracy"
+            else f"{run.result.final:.4g}"
+        )
+        speed = run.result.images_per_second
+        images = f", {speed:.0f} images/s" if speed is not None else ""
+        text = f"{run.arm}, seed {run.seed}: {run.result.metric} {value}{images}, {run.wall_seconds:.1f} s"
+        self._console.print(text, highlight=False)
+
+
+def run_experiment(plan: Plan, target: float | None, console: Console) -> Outcome:
+    """Runs plan, writes its page, and shows the table and verdict on console.
+
+    Raises:
+        RunFailed: a run failed; nothing is left running and no page is written.
+    """
+    started_at = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    begin = time.monotonic()
+    with network(plan) as conditions:
+        warning = _warning(plan, conditions)
+        if warning:
+            console.print(Text(f"NOTE: {warning}", style="bold yellow"))
+        with ProgressView(console, len(plan.arms) * len(plan.seeds)) as view:
+            runs = run_plan(plan, conditions, view)
+    outcome = summarise(runs, plan.arms, target, conditions.link)
+    facts = {
+        "command": shlex.join(["gradwire", *sys.argv[1:]]),
+        "workers, servers": f"{plan.workers}, {plan.workers if plan.servers is None else plan.servers}",
+        "link": _describe_link(conditions),
+        "seeds": ", ".join(map(str, plan.seeds)) + "; arms interleaved, order rotated from seed to seed",
+        "machine": ", ".join(f"{name} {value}" for name, value in machine_description().items()),
+        "started": f"{started_at}, {time.monotonic() - begin:.0f} s in all",
+        "gradwire": gradwire_version(),
+    }
+    path = write_page(plan.report, outcome, facts, warning)
+    show(outcome, path, console)
+    return outcome
+
+
+def _warning(plan: Plan, conditions: Conditions) -> str | None:
+    if conditions.reason is None:
+        return None
+    return (
+        f"the link is NOT shaped to {plan.bandwidth}: {conditions.reason}. All processes share this machine's "
+        "loopback, so speeds say nothing about a slow network; accuracy and bytes are not affected."
+    )
+
+
+def _describe_link(conditions: Conditions) -> str:
+    if conditions.link == UNSHAPED:
+        return "unshaped: loopback of one machine"
+    return f"{conditions.link} each way at every worker and server, each in a network namespace of its own"
+
+
+def show(outcome: Outcome, page: Path, console: Console) -> None:
+    """Writes the table, the verdict and where the page is."""
+    titles, rows = summary_rows(outcome)
+    table = Table(box=SIMPLE_HEAD, title=f"link: {outcome.link}", title_justify="left", title_style="dim")
+    table.add_column(titles[0])
+    for arm in rows:  # an arm is a column: this fits 80 characters
+        table.add_column(arm[0], justify="right", overflow="fold")
+    for index, title in enumerate(titles[1:], start=1):
+        table.add_row(title, *(arm[index] for arm in rows))
+    console.print(table)
+    console.print(Text(outcome.verdict, style="bold"))
+    console.print(f"report: {page}", highlight=False, soft_wrap=True)
+
+
+def show_failure(failure: RunFailed, console: Console) -> None:
+    """Writes the last lines of the process at fault."""
+    for line in failure.last_lines:
+        console.print(Text(f"  | {line}", style="dim"), soft_wrap=True)

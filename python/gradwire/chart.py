@@ -1,0 +1,194 @@
+"""Draws charts as inline SVG: lines with bands, and bars. No script, no font and no file from elsewhere.
+
+Arms differ by colour (Okabe and Ito's, which colour-blind readers can tell apart), by marker and by dash.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 2", "12 4")
+_INK, _FAINT, _GRID = "#1f2933", "#616e7c", "#e4e7eb"
+
+Format = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One arm's curve: x rising, y the mean over seeds, low and high the spread."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Bar:
+    name: str
+    value: float | None  # None: not measured
+    spread: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Maps values from low to high onto pixels from start to end."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    logarithmic: bool = False
+
+    def __call__(self, value: float) -> float:
+        scale = math.log10 if self.logarithmic else float
+        share = (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        if not self.logarithmic:
+            return linear_ticks(self.low, self.high, 8)
+        low, high = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        steps = (1, 2, 5) if high - low <= 3 else (1,)
+        values = [step * 10.0**power for power in range(low, high + 1) for step in steps]
+        return [value for value in values if self.low <= value <= self.high]
+
+
+def linear_ticks(low: float, high: float, most: int) -> list[float]:
+    """Returns round values (1, 2 or 5 times a power of ten apart) within low and high."""
+    raw = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def marker(index: int, x: float, y: float, title: str = "") -> str:
+    """Draws the index-th arm's mark at (x, y)."""
+    shapes = (
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"',
+        f'<rect x="{x - 3.6:.1f}" y="{y - 3.6:.1f}" width="7.2" height="7.2"',
+        f'<path d="M{x:.1f} {y - 4.8:.1f}l4.6 8.2h-9.2z"',
+        f'<path d="M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z"',
+    )
+    tip = f"<title>{html.escape(title)}</title>" if title else ""
+    shape = shapes[index % len(shapes)]
+    element = shape[1:].split()[0]
+    return f'{shape} fill="{COLOURS[index % len(COLOURS)]}" stroke="#fff">{tip}</{element}>'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = _FAINT, extra: str = "") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" {extra}'
+    return f"<text {place}>{html.escape(text)}</text>"
+
+
+def _svg(width: float, height: float, label: str, body: Sequence[str]) -> str:
+    what = f'role="img" aria-label="{html.escape(label)}" font-size="12"'
+    return f'<svg viewBox="0 0 {width:g} {height:g}" {what}>{"".join(body)}</svg>'
+
+
+def line_chart(
+    series: Sequence[Series],
+    x_label: str,
+    y_label: str,
+    x_format: Format,
+    y_format: Format,
+    reference: tuple[float, str] | None = None,
+) -> str:
+    """Draws one curve per series, its band behind it, and a dashed reference line across.
+
+    The x axis is logarithmic where the curves end more than 8 times apart, or the shorter could not be read.
+    """
+    width, height, left, right, top, bottom = 560.0, 330.0, 62.0, 16.0, 14.0, 46.0
+    xs = [x for row in series for x in row.x]
+    ys = [y for row in series for y in (*row.low, *row.high)] + ([reference[0]] if reference else [])
+    ends = [row.x[-1] for row in series]
+    logarithmic = min(xs) > 0 and max(ends) > 8 * min(ends)
+    pad = 0.06 * (max(ys) - min(ys)) or abs(max(ys)) * 0.05 or 1.0
+    x_low, x_high = (min(xs) / 1.15, max(xs) * 1.15) if logarithmic else (0.0, max(xs) * 1.04 or 1.0)
+    x_axis = Axis(x_low, x_high, left, width - right, logarithmic)
+    y_axis = Axis(min(ys) - pad, max(ys) + pad, height - bottom, top)
+    body = [
+        _frame(
+            x_axis, y_axis, x_label + (", logarithmic" if logarithmic else ""), y_label, x_format, y_format
+        )
+    ]
+    if reference is not None:
+        y = y_axis(reference[0])
+        ends_at = f'x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"'
+        body.append(f'<line {ends_at} stroke="{_FAINT}" stroke-dasharray="3 4"/>')
+        body.append(_text(left + 6, y - 5, reference[1]))
+    for index, row in enumerate(series):
+        body.append(_curve(index, row, x_axis, y_axis, x_format, y_format))
+    return _svg(width, height, f"{y_label} against {x_label}", body)
+
+
+def _frame(x_axis: Axis, y_axis: Axis, x_label: str, y_label: str, x_format: Format, y_format: Format) -> str:
+    parts = []
+    for value in y_axis.ticks():
+        y = y_axis(value)
+        parts.append(
+            f'<line x1="{x_axis.start}" x2="{x_axis.end}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>'
+        )
+        parts.append(_text(x_axis.start - 8, y + 4, y_format(value), "end"))
+    for value in x_axis.ticks():
+        x = x_axis(value)
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y_axis.start}" y2="{y_axis.start + 4}" stroke="{_FAINT}"/>'
+        )
+        parts.append(_text(x, y_axis.start + 18, x_format(value), "middle"))
+    base = f'x1="{x_axis.start}" x2="{x_axis.end}" y1="{y_axis.start}" y2="{y_axis.start}"'
+    parts.append(f'<line {base} stroke="{_FAINT}"/>')
+    parts.append(_text((x_axis.start + x_axis.end) / 2, y_axis.start + 38, x_label, "middle", _INK))
+    middle = (y_axis.start + y_axis.end) / 2
+    parts.append(_text(15, middle, y_label, "middle", _INK, f'transform="rotate(-90 15 {middle:.1f})"'))
+    return "".join(parts)
+
+
+def _curve(index: int, row: Series, x_axis: Axis, y_axis: Axis, x_format: Format, y_format: Format) -> str:
+    colour = COLOURS[index % len(COLOURS)]
+    points = [f"{x_axis(x):.1f},{y_axis(y):.1f}" for x, y in zip(row.x, row.y, strict=True)]
+    upper = [f"{x_axis(x):.1f},{y_axis(y):.1f}" for x, y in zip(row.x, row.high, strict=True)]
+    lower = [f"{x_axis(x):.1f},{y_axis(y):.1f}" for x, y in zip(row.x, row.low, strict=True)]
+    dash = f' stroke-dasharray="{_DASHES[index % len(_DASHES)]}"' if index else ""
+    parts = [
+        f'<polygon points="{" ".join(upper + lower[::-1])}" fill="{colour}" fill-opacity="0.14"/>',
+        f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>',
+    ]
+    for x, y in zip(row.x, row.y, strict=True):
+        parts.append(marker(index, x_axis(x), y_axis(y), f"{row.name}: {y_format(y)} at {x_format(x)}"))
+    return "".join(parts)
+
+
+def bar_chart(title: str, bars: Sequence[Bar], form: Format) -> str:
+    """Draws one bar per arm from 0, the value written beside it, and a line for the spread over seeds."""
+    width, row_height, top = 360.0, 30.0, 26.0
+    most = max(
+        (max(bar.value, bar.spread[1] if bar.spread else 0) for bar in bars if bar.value is not None),
+        default=1,
+    )
+    axis = Axis(0, most or 1, 6, width - 86)
+    body = [_text(6, 14, title, colour=_INK, extra='font-weight="600"')]
+    for index, bar in enumerate(bars):
+        y = top + index * row_height
+        if bar.value is None:
+            body.append(_text(6, y + 14, "not given by the script"))
+            continue
+        colour = COLOURS[index % len(COLOURS)]
+        tip = f"<title>{html.escape(bar.name)}: {form(bar.value)}</title>"
+        length = max(axis(bar.value) - 6, 1)
+        body.append(
+            f'<rect x="6" y="{y}" width="{length:.1f}" height="18" rx="2" fill="{colour}">{tip}</rect>'
+        )
+        end = axis(bar.value)
+        if bar.spread is not None and bar.spread[1] > bar.spread[0]:
+            low, high = axis(bar.spread[0]), axis(bar.spread[1])
+            body.append(f'<path d="M{low:.1f} {y + 9}H{high:.1f}" stroke="{_INK}" stroke-width="1.5"/>')
+            end = max(end, high)
+        body.append(_text(end + 7, y + 13, form(bar.value), colour=_INK))
+    return _svg(width, top + len(bars) * row_height, title, body)
