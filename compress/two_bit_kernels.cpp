@@ -8,6 +8,7 @@
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/two_bit_kernels.cpp"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 
@@ -54,8 +55,10 @@ using WordVector = hn::Vec<ByteWords>;
 
 constexpr std::size_t kLanes = hn::MaxLanes(Floats());
 constexpr std::size_t kByteLanes = hn::MaxLanes(Bytes());
-constexpr std::size_t kStep = 64;       // elements that encode handles at a time: one word of masks
-constexpr std::size_t kTile = 4096;     // counts that a sum keeps in the first-level cache
+constexpr std::size_t kStep = 64;    // elements that encode handles at a time: one word of masks
+constexpr std::size_t kTile = 4096;  // counts that a sum keeps in the first-level cache
+constexpr std::size_t kAhead = 1536 / sizeof(float);    // elements that encode asks memory for in advance
+constexpr std::size_t kStreamElements = kUnitElements;  // outputs from here on go around the cache
 constexpr std::size_t kNibbleWays = 7;  // payloads whose counts, at most 2 each, fit four bits
 
 template <class D>
@@ -128,6 +131,10 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
   std::size_t i = 0;
   for (; i + kStep <= elements; i += kStep) {
     FloatVector x[kStep / kLanes];
+    for (std::size_t e = 0; e < kStep; e += 16) {  // a cache line at a time
+      hwy::Prefetch(grad + i + kAhead + e);
+      if constexpr (kResidual) hwy::Prefetch(residual + i + kAhead + e);
+    }
     for (std::size_t v = 0; v < kStep / kLanes; ++v) {
       x[v] = hn::LoadU(d, grad + i + v * kLanes);
       if constexpr (kResidual) x[v] = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x[v]);
@@ -215,8 +222,26 @@ void Measure(const float* grad, const float* residual, std::size_t elements, flo
   measure_scalar(grad + i, residual == nullptr ? nullptr : residual + i, elements - i, threshold, sums);
 }
 
+/// Elements to write before out + that many is aligned for streaming.
+HWY_INLINE std::size_t ElementsToAlign(const float* out, std::size_t elements) {
+  const std::size_t bytes = -reinterpret_cast<std::uintptr_t>(out) % 64;
+  return HWY_MIN(bytes / sizeof(float), elements);
+}
+
+/// Writes a vector; kStream goes around the cache, whose lines need not be read then, and needs an aligned
+/// `to`.
+template <bool kStream>
+HWY_INLINE void StoreFloats(FloatVector value, float* to) {
+  if constexpr (kStream) {
+    hn::Stream(value, Floats(), to);
+  } else {
+    hn::StoreU(value, Floats(), to);
+  }
+}
+
 /// Decodes one payload: each lane shifts its own code down and looks its value up.
-void DecodeOne(const std::byte* HWY_RESTRICT packed, std::size_t elements, float level,
+template <bool kStream>
+void DecodeRun(const std::byte* HWY_RESTRICT packed, std::size_t elements, float level,
                float* HWY_RESTRICT out) {
   const Floats d;
   const Words dw;
@@ -234,10 +259,18 @@ void DecodeOne(const std::byte* HWY_RESTRICT packed, std::size_t elements, float
     const hn::Vec<Words> word = hn::Set(dw, load<std::uint32_t>(packed + i / 4));
     for (std::size_t v = 0; v < 16 / kLanes; ++v) {
       const hn::Vec<Words> code = hn::And(hn::Shr(word, shift[v]), hn::Set(dw, 3));
-      hn::StoreU(hn::TableLookupLanes(table, hn::IndicesFromVec(d, code)), d, out + i + v * kLanes);
+      StoreFloats<kStream>(hn::TableLookupLanes(table, hn::IndicesFromVec(d, code)), out + i + v * kLanes);
     }
   }
   for (; i < elements; ++i) out[i] = static_cast<float>(code_at(packed, i)) * level;
+}
+
+void DecodeOne(const std::byte* packed, std::size_t elements, float level, float* out) {
+  const std::size_t head = ElementsToAlign(out, elements);
+  if (elements < kStreamElements || head % 4 != 0) return DecodeRun<false>(packed, elements, level, out);
+  DecodeRun<false>(packed, head, level, out);
+  DecodeRun<true>(packed + head / 4, elements - head, level, out + head);
+  hwy::FlushStream();
 }
 
 /// Rewrites codes 00, 01, 10, 11 as the counts 1, 1, 0, 2: the code's value plus one.
@@ -285,6 +318,7 @@ void SumToCounts(const Codes& codes, std::size_t begin, std::size_t bytes,
   }
 }
 
+template <bool kStream>
 void CountsToFloats(const std::uint8_t* HWY_RESTRICT counts, std::size_t elements, std::size_t ways,
                     float level, float* HWY_RESTRICT out) {
   const Floats d;
@@ -292,23 +326,38 @@ void CountsToFloats(const std::uint8_t* HWY_RESTRICT counts, std::size_t element
   const hn::Rebind<std::uint8_t, Floats> quarter;
   const auto zero = hn::Set(di, static_cast<std::int32_t>(ways));
   const FloatVector scale = hn::Set(d, level);
+  const auto one = [&](std::size_t i) {
+    out[i] = static_cast<float>(counts[i] - static_cast<int>(ways)) * level;
+  };
   std::size_t i = 0;
+  for (const std::size_t head = kStream ? ElementsToAlign(out, elements) : 0; i < head; ++i) one(i);
   for (; i + kLanes <= elements; i += kLanes) {
     const auto sum = hn::Sub(hn::PromoteTo(di, hn::LoadU(quarter, counts + i)), zero);
-    hn::StoreU(hn::Mul(hn::ConvertTo(d, sum), scale), d, out + i);
+    StoreFloats<kStream>(hn::Mul(hn::ConvertTo(d, sum), scale), out + i);
   }
-  for (; i < elements; ++i) out[i] = static_cast<float>(counts[i] - static_cast<int>(ways)) * level;
+  for (; i < elements; ++i) one(i);
+}
+
+/// Fills tile after tile of counts by fill(first, length, counts) and writes them as floats.
+template <bool kStream, class Fill>
+HWY_INLINE void TilesToFloats(std::size_t elements, std::size_t ways, float level, float* out,
+                              const Fill& fill) {
+  alignas(64) std::uint8_t counts[kTile];
+  for (std::size_t i = 0; i < elements; i += kTile) {
+    const std::size_t length = HWY_MIN(kTile, elements - i);
+    fill(i, length, counts);
+    CountsToFloats<kStream>(counts, length, ways, level, out + i);
+  }
+  if constexpr (kStream) hwy::FlushStream();
 }
 
 void SumToFloats(const Codes& codes, std::size_t elements, float level, float* out) {
   if (codes.ways() == 1) return DecodeOne(codes.packed(0), elements, level, out);
   if (codes.ways() > kMaxByteWays) return sum_to_floats_scalar(codes, elements, level, out);
-  alignas(64) std::uint8_t counts[kTile];
-  for (std::size_t i = 0; i < elements; i += kTile) {
-    const std::size_t length = HWY_MIN(kTile, elements - i);
-    SumToCounts(codes, i / 4, packed_bytes(length), counts);
-    CountsToFloats(counts, length, codes.ways(), level, out + i);
-  }
+  const auto fill = [&](std::size_t first, std::size_t length, std::uint8_t* counts)
+                        HWY_ATTR { SumToCounts(codes, first / 4, packed_bytes(length), counts); };
+  if (elements < kStreamElements) return TilesToFloats<false>(elements, codes.ways(), level, out, fill);
+  TilesToFloats<true>(elements, codes.ways(), level, out, fill);
 }
 
 void SumToPlanes(const Codes& codes, std::size_t elements, std::byte* out) {
@@ -334,25 +383,31 @@ void SumToPlanes(const Codes& codes, std::size_t elements, std::byte* out) {
   }
 }
 
-std::uint32_t PlanesToFloats(const std::byte* HWY_RESTRICT planes, std::size_t ways, std::size_t elements,
-                             float level, float* HWY_RESTRICT out) {
+std::uint32_t PlanesToFloats(const std::byte* planes, std::size_t ways, std::size_t elements, float level,
+                             float* out) {
   if (ways > kMaxByteWays) return planes_to_floats_scalar(planes, ways, elements, level, out);
   const Bytes d;
   const std::size_t bits = count_bits(ways);
   ByteVector largest = hn::Zero(d);
-  alignas(64) std::uint8_t counts[kPlaneGroup];
-  for (std::size_t i = 0; i < elements; i += kPlaneGroup, planes += 8 * bits) {
-    for (std::size_t e = 0; e < kPlaneGroup; e += kByteLanes) {
-      ByteVector count = hn::Zero(d);
-      for (std::size_t j = 0; j < bits; ++j) {
-        const std::uint64_t plane = load<std::uint64_t>(planes + 8 * j) >> e;
-        const auto set = hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&plane));
-        count = hn::Or(count, hn::IfThenElseZero(set, hn::Set(d, static_cast<std::uint8_t>(1u << j))));
+  const auto fill = [&](std::size_t first, std::size_t length, std::uint8_t* counts) HWY_ATTR {
+    const std::byte* group = planes + first / kPlaneGroup * 8 * bits;
+    for (std::size_t e = 0; e < length; e += kPlaneGroup, group += 8 * bits) {
+      for (std::size_t lane = 0; lane < kPlaneGroup; lane += kByteLanes) {
+        ByteVector count = hn::Zero(d);
+        for (std::size_t j = 0; j < bits; ++j) {
+          const std::uint64_t plane = load<std::uint64_t>(group + 8 * j) >> lane;
+          const auto set = hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&plane));
+          count = hn::Or(count, hn::IfThenElseZero(set, hn::Set(d, static_cast<std::uint8_t>(1u << j))));
+        }
+        largest = hn::Max(largest, count);
+        hn::Store(count, d, counts + e + lane);
       }
-      largest = hn::Max(largest, count);
-      hn::Store(count, d, counts + e);
     }
-    CountsToFloats(counts, HWY_MIN(kPlaneGroup, elements - i), ways, level, out + i);
+  };
+  if (elements < kStreamElements) {
+    TilesToFloats<false>(elements, ways, level, out, fill);
+  } else {
+    TilesToFloats<true>(elements, ways, level, out, fill);
   }
   alignas(64) std::uint8_t lanes[kByteLanes];
   hn::Store(largest, d, lanes);
