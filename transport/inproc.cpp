@@ -1,6 +1,8 @@
 #include "transport/inproc.h"
 
 #include <condition_variable>
+#include <cstring>
+#include <cstring>
 #include <map>
 #include <random>
 #include <set>
@@ -102,10 +104,12 @@ class InprocHub {
 
 namespace {
 
-/// As a socket does: the sender's memory is its own again once it is sent, however long the receiver keeps what came.
+/// As a socket does: the sender's memory is its own again once it is sent, however long the receiver keeps
+/// what came.
 Buffer copy_of(const Buffer& payload) {
   Buffer copy = Buffer::allocate(payload.size_bytes());
-  if (payload.size_bytes() > 0) std::memcpy(copy.bytes().data(), payload.bytes().data(), payload.size_bytes());
+  if (payload.size_bytes() > 0)
+    std::memcpy(copy.bytes().data(), payload.bytes().data(), payload.size_bytes());
   return copy;
 }
 
