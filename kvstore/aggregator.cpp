@@ -124,6 +124,11 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
     throw Refused{Refusal::kSendAgain,
                   fmt::format("push of key {} offset {}: {}", header.key, header.offset, error.what())};
   }
+  if (const auto known = partitions_.find({header.key, header.offset});
+      updater_ && (known == partitions_.end() || known->second.value.empty())) {
+    throw Refused{Refusal::kFinal,
+                  fmt::format("push of key {}: the optimizer has no weight yet; init the key first", header.key)};
+  }
   auto& partition = partitions_[{header.key, header.offset}];
   if (partition.count == 0) partition.count = header.count;
   if (partition.count != header.count) {
@@ -144,7 +149,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
     round.first = header;
     round.payloads.resize(workers_);
   }
-  accept(worker, partition, round, std::move(frame));
+  accept(worker, round, std::move(frame));
   if (round.arrived == workers_ && header.step == partition.next_step) {
     for (auto next = partition.rounds.begin();
          next != partition.rounds.end() && next->first == partition.next_step &&
@@ -161,7 +166,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   }
 }
 
-void Aggregator::accept(std::uint32_t worker, Partition& partition, Round& round, Frame frame) {
+void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   const FrameHeader& header = frame.header;
   if (round.payloads[worker]) return;  // repeated
   const FrameHeader& first = round.first;
@@ -175,11 +180,6 @@ void Aggregator::accept(std::uint32_t worker, Partition& partition, Round& round
             header.key, header.step, worker, header.codec, fmt::join(header.codec_parameters, ","),
             header.reply, first.sender.rank, first.codec, fmt::join(first.codec_parameters, ","),
             first.reply)};
-  }
-  if (updater_ && partition.value.empty()) {
-    throw Refused{
-        Refusal::kFinal,
-        fmt::format("push of key {}: the optimizer has no weight yet; init the key first", header.key)};
   }
   round.flags |= header.flags & transport::kFlagNonfinite;
   round.payloads[worker] = std::move(frame.payload);

@@ -75,7 +75,7 @@ class Aggregator {
   void on_pull(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void on_probe(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void on_command(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
-  void accept(std::uint32_t worker, Partition& partition, Round& round, transport::Frame frame);
+  void accept(std::uint32_t worker, Round& round, transport::Frame frame);
   void complete(Partition& partition, Round round, std::vector<Answer>& answers);
   transport::Frame reply(Partition& partition, Round& round);
   transport::Frame update(Partition& partition, Round& round, const compress::Codec& codec,
