@@ -105,7 +105,7 @@ def _warning(plan: Plan, conditions: Conditions) -> str | None:
     if conditions.reason is None:
         return None
     return (
-        f"the link is NOT shaped to {plan.bandwidth}: {conditions.reason}. All processes share this machine's "
+        f"the link is NOT shaped to {plan.bandwidth}: {conditions.reason}. All processes share one "
         "loopback, so speeds say nothing about a slow network; accuracy and bytes are not affected."
     )
 
@@ -124,7 +124,9 @@ def show(outcome: Outcome, page: Path, console: Console) -> None:
     for arm in rows:  # an arm is a column: this fits 80 characters
         table.add_column(arm[0], justify="right", overflow="fold")
     for index, title in enumerate(titles[1:], start=1):
-        table.add_row(title, *(arm[index] for arm in rows))
+        cells = [arm[index] for arm in rows]
+        if any(cell != "-" for cell in cells):
+            table.add_row(title, *cells)
     console.print(table)
     console.print(Text(outcome.verdict, style="bold"))
     console.print(f"report: {page}", highlight=False, soft_wrap=True)

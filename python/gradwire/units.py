@@ -9,19 +9,30 @@ import math
 import re
 
 _SIZES = {
-    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
 }
 _DURATIONS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _QUANTITY = re.compile(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
-def _quantity(text: str, units: dict[str, float] | dict[str, int], expected: str) -> tuple[float, str]:
+def _quantity(text: str, units: dict[str, float] | dict[str, int], expected: str) -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2].lower() not in units:
         raise ValueError(f"{text!r} is not {expected}")
-    return float(match[1]) * units[match[2].lower()], match[2]
+    value = float(match[1]) * units[match[2].lower()]
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is not {expected}")
+    return value
 
 
 def parse_size(text: str) -> int:
@@ -30,7 +41,7 @@ def parse_size(text: str) -> int:
     Raises: ValueError: not a size, or not a whole number of bytes.
     """
     expected = "a size: expected a number of bytes, or one with KB, MB, GB, KiB, MiB or GiB, such as 64KiB"
-    value, _ = _quantity(text, _SIZES, expected)
+    value = _quantity(text, _SIZES, expected)
     if value != math.floor(value):
         raise ValueError(f"{text!r} is not {expected}")
     return int(value)
@@ -42,7 +53,7 @@ def parse_duration(text: str) -> float:
     Raises: ValueError: not a duration.
     """
     expected = "a duration: expected a number of seconds, or one with us, ms, s, min or h, such as 500ms"
-    return _quantity(text, _DURATIONS, expected)[0]
+    return _quantity(text, _DURATIONS, expected)
 
 
 def parse_rate(text: str) -> int:
@@ -51,7 +62,7 @@ def parse_rate(text: str) -> int:
     Raises: ValueError: not a rate, or zero.
     """
     expected = "a rate: expected a number with kbit, mbit or gbit, such as 100mbit"
-    value, _ = _quantity(text, _RATES, expected)
+    value = _quantity(text, _RATES, expected)
     if value < 1:
         raise ValueError(f"{text!r} is not {expected}")
     return int(value)

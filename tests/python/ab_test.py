@@ -1,0 +1,373 @@
+"""A/B experiments: the statistics against worked values, and whole experiments on a tiny training script."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gradwire import ab, outcome, paired, result
+from gradwire.ab import Plan, Run
+from gradwire.child import Line
+from gradwire.result import RunResult
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# Statistics
+
+
+# Two-sided 95 % points of Student's t as printed tables have them.
+@pytest.mark.parametrize(
+    ("degrees", "t"),
+    [
+        (1, 12.706),
+        (2, 4.303),
+        (3, 3.182),
+        (4, 2.776),
+        (5, 2.571),
+        (9, 2.262),
+        (10, 2.228),
+        (29, 2.045),
+        (120, 1.980),
+    ],
+)
+def test_t_quantile_equals_the_tables(degrees: int, t: float) -> None:
+    assert paired.t_quantile(degrees) == pytest.approx(t, abs=5e-4)
+
+
+def test_t_probability_equals_the_integral_of_its_density() -> None:
+    for degrees in (1, 2, 3, 4, 7, 12):
+        x = np.linspace(0.0, 2.5, 200_001)
+        gammas = math.gamma((degrees + 1) / 2) / math.gamma(degrees / 2) / math.sqrt(degrees * math.pi)
+        density = gammas * (1 + x**2 / degrees) ** (-(degrees + 1) / 2)
+        expected = 2 * np.trapezoid(density, x)
+        assert paired.t_probability(2.5, degrees) == pytest.approx(expected, abs=1e-9)
+
+
+def test_paired_difference_by_hand() -> None:
+    # Differences 1, 2, 3: mean 2, standard deviation 1, half width 4.3027 / sqrt(3).
+    interval = paired.paired_difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert interval.mean == 2.0
+    assert (interval.low, interval.high) == (
+        pytest.approx(-0.48414, abs=1e-4),
+        pytest.approx(4.48414, abs=1e-4),
+    )
+
+
+def test_paired_difference_equals_numpy() -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=8), rng.normal(size=8)
+    d = a - b
+    half = 2.36462 * d.std(ddof=1) / np.sqrt(8)  # 7 degrees of freedom
+    interval = paired.paired_difference(list(a), list(b))
+    assert interval.low == pytest.approx(d.mean() - half, abs=1e-5)
+    assert interval.high == pytest.approx(d.mean() + half, abs=1e-5)
+
+
+def test_ratio_is_geometric() -> None:
+    interval = paired.paired_ratio([2.0, 8.0], [1.0, 1.0])
+    assert interval.mean == pytest.approx(4.0)
+    assert interval.low is not None
+    assert interval.high is not None
+    assert interval.low * interval.high == pytest.approx(16.0)
+
+
+def test_one_value_has_no_interval() -> None:
+    interval = paired.mean_interval([5.0])
+    assert (interval.mean, interval.low, interval.high, interval.width) == (5.0, None, None, math.inf)
+
+
+# What runs add up to
+
+
+def run(
+    arm: str,
+    seed: int,
+    per_epoch: list[float],
+    *,
+    speed: float = 100.0,
+    metric: str = "accuracy",
+    step: float = 1e6,
+) -> Run:
+    seconds = tuple(10.0 * (index + 1) for index in range(len(per_epoch)))
+    record = RunResult(
+        metric,  # type: ignore[arg-type]
+        tuple(per_epoch),
+        seconds,
+        images_per_second=speed,
+        bytes_per_step=step,
+        steps=50,
+        codec_seconds=2.0,
+    )
+    return Run(arm, seed, record, wall_seconds=99.0)
+
+
+def test_summary_by_hand() -> None:
+    runs = [
+        run("none", 0, [0.5, 0.80], speed=100),
+        run("2bit", 0, [0.5, 0.79], speed=400, step=1e5),
+        run("none", 1, [0.5, 0.82], speed=100),
+        run("2bit", 1, [0.5, 0.81], speed=400, step=1e5),
+    ]
+    found = outcome.summarise(runs, ["none", "2bit"], None, "100mbit")
+    none, two_bit = found.arms
+    assert none.final == pytest.approx(0.81)
+    assert none.final_std == pytest.approx(math.sqrt(2) / 100)
+    assert two_bit.difference is not None
+    assert two_bit.difference.mean == pytest.approx(-0.01)
+    assert two_bit.difference.width == pytest.approx(0.0, abs=1e-12)
+    assert two_bit.speed_ratio is not None
+    assert two_bit.speed_ratio.mean == pytest.approx(4.0)
+    # Every run of the first arm reaches 0.80; not all reach 0.805, half a point below their mean.
+    assert found.target == pytest.approx(0.80)
+    assert none.seconds_to_target == pytest.approx((20.0 + (10 + 10 * 0.30 / 0.32)) / 2)
+    assert two_bit.seconds_to_target is None
+    record = found.record()
+    assert [arm["arm"] for arm in record["arms"]] == ["none", "2bit"]
+    assert record["arms"][1]["bytes_per_step"] == 1e5
+    assert record["arms"][1]["per_seed"][1]["accuracy"] == 0.81
+    assert json.loads(json.dumps(record, allow_nan=False))
+
+
+def test_seconds_to_target_lie_between_epochs_on_a_line() -> None:
+    assert outcome.seconds_to(run("a", 0, [0.2, 0.6, 0.7]), 0.4) == pytest.approx(15.0)
+    assert outcome.seconds_to(run("a", 0, [0.5]), 0.4) == 10.0
+    assert outcome.seconds_to(run("a", 0, [0.2, 0.3]), 0.4) is None
+    assert outcome.seconds_to(run("a", 0, [2.0, 1.0], metric="loss"), 1.5) == pytest.approx(15.0)
+
+
+def verdict(first: list[float], second: list[float], metric: str = "accuracy") -> str:
+    runs = [run("none", i, [v], metric=metric) for i, v in enumerate(first)]
+    runs += [run("2bit", i, [v], metric=metric, speed=300) for i, v in enumerate(second)]
+    return outcome.summarise(runs, ["none", "2bit"], None, "unshaped").verdict
+
+
+def test_verdicts() -> None:
+    same = verdict([0.900, 0.910, 0.905], [0.901, 0.910, 0.904])
+    assert same == (
+        "2bit runs at 3 [3, 3] times the speed of none, accuracy differs by +0.00 [-0.25, +0.25] points: "
+        "no difference seen (3 seeds, 95 % intervals of the paired differences; link: unshaped)."
+    )
+    assert "points: worse (" in verdict([0.90, 0.91, 0.92], [0.88, 0.89, 0.90])
+    assert "points: better (" in verdict([0.88, 0.89, 0.90], [0.90, 0.91, 0.92])
+    assert "inconclusive, the interval is wide" in verdict([0.90, 0.91, 0.92], [0.88, 0.92, 0.93])
+    assert "inconclusive, more seeds are needed (1 seed, one seed gives no interval" in verdict([0.9], [0.8])
+    assert ": worse (" in verdict([1.0, 1.0, 1.0], [1.1, 1.1, 1.1], "loss")
+
+
+def test_default_targets() -> None:
+    target, why = outcome.default_target([run("none", 0, [0.900]), run("none", 1, [0.902])])
+    assert (target, why) == (pytest.approx(0.896), "half a point below the mean final accuracy of none")
+    target, why = outcome.default_target([run("none", 0, [2.0], metric="loss")])
+    assert (target, why) == (pytest.approx(2.04), "2 % above the mean final loss of none")
+
+
+def test_order_is_seed_major_and_rotates() -> None:
+    plan = Plan(("true",), ("a", "b", "c"), (0, 1, 2, 3), 1, 0, None, Path())
+    words = "".join(arm for arm, _ in plan.order())
+    assert words == "abc" + "bca" + "cab" + "abc"
+    assert [seed for _, seed in plan.order()] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+
+
+# Records
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ([], "the record is list, expected an object"),
+        ({"steps": 3}, "the record has steps, expected accuracy_per_epoch or loss_per_epoch"),
+        ({"accuracy": 87.3}, "accuracy 87.3 is outside 0 to 1: write a fraction"),
+        ({"loss_per_epoch": [1.0, math.nan]}, "loss_per_epoch is .*expected finite numbers"),
+        ({"accuracy": "0.9"}, "accuracy is '0.9', expected finite numbers"),
+        (
+            {"accuracy_per_epoch": [0.1, 0.2], "seconds_per_epoch": [1.0]},
+            "seconds_per_epoch has 1 values for 2",
+        ),
+        ({"accuracy_per_epoch": [0.1, 0.2], "seconds_per_epoch": [2.0, 1.0]}, "or falls"),
+    ],
+)
+def test_bad_records_are_refused(record: object, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        result.parse(record)
+
+
+def test_a_record_of_one_number_is_enough() -> None:
+    found = result.parse({"accuracy": 0.5})
+    assert (found.metric, found.per_epoch, found.images_per_second) == ("accuracy", (0.5,), None)
+
+
+def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.json"
+    monkeypatch.setenv("GRADWIRE_NUM_WORKERS", "2")
+    monkeypatch.setenv("GRADWIRE_RANK", "0")
+    result.write(accuracy=0.5)  # outside an experiment: nothing to write to
+    monkeypatch.setenv("GRADWIRE_RESULT", str(path))
+    monkeypatch.setenv("GRADWIRE_RANK", "1")
+    result.write(accuracy=0.5)
+    assert not path.exists()
+    monkeypatch.setenv("GRADWIRE_RANK", "0")
+    result.write(accuracy=0.75, weights_sha256="ab")
+    assert (result.read(path).final, result.read(path).weights_sha256) == (0.75, "ab")
+
+
+# Whole experiments
+
+TRAIN = """
+import json, os, sys, time
+arm, seed = os.environ["GRADWIRE_COMPRESSION"], int(os.environ["GRADWIRE_SEED"])
+rank = os.environ["GRADWIRE_RANK"]
+print("epoch 0", arm, seed, rank, flush=True)
+dense = arm == "none"
+{body}
+record = {{
+    "accuracy_per_epoch": [0.5, 0.9 - 0.001 * seed - (0 if dense else 0.002)],
+    "seconds_per_epoch": [1.0, 2.0] if dense else [0.25, 0.5],
+    "images_per_second": 1000 if dense else 4000, "bytes_per_step": 1e6 if dense else 8e4, "steps": 10,
+    "codec_seconds": 0.0 if dense else 0.2,
+}}
+json.dump(record, open(os.environ["GRADWIRE_RESULT"], "w"))
+"""
+
+
+def script(tmp_path: Path, body: str = "") -> list[str]:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN.format(body=body))
+    return [sys.executable, str(path)]
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.lines: list[Line] = []
+
+    def started(self, arm: str, seed: int) -> None:
+        self.events.append((arm, seed))
+
+    def line(self, line: Line) -> None:
+        self.lines.append(line)
+
+    def finished(self, run: Run) -> None:
+        assert (run.arm, run.seed) == self.events[-1]
+
+
+def make_plan(tmp_path: Path, body: str = "", seeds: int = 2) -> Plan:
+    return Plan(
+        tuple(script(tmp_path, body)), ("none", "2bit"), tuple(range(seeds)), 2, 0, None, tmp_path / "report"
+    )
+
+
+def test_an_experiment_from_end_to_end(tmp_path: Path) -> None:
+    plan, recorder = make_plan(tmp_path), Recorder()
+    with ab.network(plan) as conditions:
+        runs = ab.run_plan(plan, conditions, recorder)
+    assert conditions.link == "unshaped"
+    assert recorder.events == [("none", 0), ("2bit", 0), ("2bit", 1), ("none", 1)]
+    found = outcome.summarise(runs, plan.arms, None, conditions.link)
+    assert found.arms[1].difference is not None
+    assert found.arms[1].difference.mean == pytest.approx(-0.002)
+    assert found.arms[1].speed_ratio is not None
+    assert found.arms[1].speed_ratio.mean == pytest.approx(4.0)
+    log = (tmp_path / "report/logs/2bit-seed1.log").read_text()
+    assert sorted(log.splitlines()) == ["[worker 0] epoch 0 2bit 1 0", "[worker 1] epoch 0 2bit 1 1"]
+
+
+def test_failing_run_stops_all_and_shows_the_last_lines(tmp_path: Path) -> None:
+    body = "if arm == '2bit' and rank == '1': print('oh no', file=sys.stderr); sys.exit(23)"
+    plan, recorder = make_plan(tmp_path, body), Recorder()
+    with pytest.raises(ab.RunFailed, match=r"2bit, seed 0: worker 1 .* ended with exit code 23") as caught:
+        ab.run_plan(plan, ab.Conditions(), recorder)
+    assert caught.value.exit_code == 23
+    assert caught.value.last_lines == ("epoch 0 2bit 0 1", "oh no")
+    assert len(recorder.events) == 2
+
+
+def test_a_command_that_leaves_no_record_is_told_how(tmp_path: Path) -> None:
+    with pytest.raises(ab.RunFailed, match="wrote nothing to GRADWIRE_RESULT: call "):
+        ab.run_plan(make_plan(tmp_path, "sys.exit(0)"), ab.Conditions(), Recorder())
+
+
+@pytest.mark.parametrize(
+    ("arms", "seeds", "bandwidth", "text"),
+    [
+        ((), 1, None, "ab: no --arm"),
+        (("a", "a"), 1, None, "ab: --arm a is given twice"),
+        (("a",), 0, None, "expected at least 1"),
+        (("a",), 1, "fast", "'fast' is not a rate"),
+    ],
+)
+def test_misuse(arms: tuple[str, ...], seeds: int, bandwidth: str | None, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Plan(("true",), arms, tuple(range(seeds)), 1, 0, bandwidth, Path())
+
+
+def start(tmp_path: Path, *arguments: str, body: str = "") -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "gradwire.cli",
+        "ab",
+        "-n",
+        "2",
+        "-s",
+        "0",
+        "--report",
+        str(tmp_path / "report"),
+    ]
+    command += [*arguments, "--arm", "none", "--arm", "2bit:threshold=auto", "--", *script(tmp_path, body)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_command_writes_table_page_and_record(tmp_path: Path) -> None:
+    out, err = start(tmp_path, "--seeds", "2", "--json", str(tmp_path / "r.json")).communicate(timeout=60)
+    assert err == ""
+    assert "final accuracy" in out
+    assert "no difference seen" in out or ": worse" in out
+    assert str(tmp_path / "report/index.html") in out
+    record = json.loads((tmp_path / "r.json").read_text())
+    fields = {"arm", "accuracy", "accuracy_std", "images_per_second", "bytes_per_step", "seconds_to_target"}
+    assert fields | {"codec_seconds"} <= set(record["arms"][0])
+    assert {"target", "link", "verdict"} <= set(record)
+    assert record["arms"][1]["arm"] == "2bit:threshold=auto"
+    page = (tmp_path / "report/index.html").read_text()
+    assert record["verdict"] in page
+    assert not re.search(r"https?:|src=|@import|url\(", page)
+
+
+def test_record_on_stdout_is_alone_there(tmp_path: Path) -> None:
+    out, err = start(tmp_path, "--seeds", "1", "--json", "-").communicate(timeout=60)
+    assert json.loads(out)["arms"][0]["accuracy_std"] is None
+    assert "final accuracy" in err
+
+
+def test_command_returns_the_failing_code(tmp_path: Path) -> None:
+    process = start(tmp_path, body="print('the reason', file=sys.stderr); sys.exit(17)")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 17
+    assert "| the reason" in out
+    assert err.startswith("gradwire: ab: none, seed 0: worker ")
+    assert "Traceback" not in err
+    assert not (tmp_path / "report/index.html").exists()
+
+
+def test_ctrl_c_ends_all(tmp_path: Path) -> None:
+    body = f"open({str(tmp_path)!r} + '/pid' + rank, 'w').write(str(os.getpid())); time.sleep(60)"
+    process = start(tmp_path, body=body)
+    pids = [tmp_path / "pid0", tmp_path / "pid1"]
+    end = time.monotonic() + 20
+    while not all(path.exists() and path.read_text() for path in pids):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "stopped by SIGINT" in err
+    assert not [path for path in pids if Path("/proc", path.read_text()).exists()]

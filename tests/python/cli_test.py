@@ -1,0 +1,106 @@
+"""The command line itself: help, misuse, exit codes, one clean line for an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gradwire.hosts import HostSlots, is_this_machine, read_hosts
+
+
+def gradwire(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gradwire.cli", *arguments]
+    env = {**os.environ, "COLUMNS": "120", **environ}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
+
+
+def test_help_teaches() -> None:
+    done = gradwire("--help")
+    assert done.returncode == 0
+    for words in ("gradwire run -n 2", "gradwire doctor", "gradwire ab -n 2", "--arm 2bit:threshold=auto"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "ab", "doctor", "version"])
+def test_every_command_has_help_and_json(command: str) -> None:
+    done = gradwire(command, "--help")
+    assert done.returncode == 0
+    assert "--json" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["rnu"], "gradwire: no such command 'rnu': did you mean run? See: gradwire --help\n"),
+        (["run", "true"], "Missing option '-n' / '--num-workers'. See: gradwire run --help"),
+        (
+            ["run", "-n", "0", "true"],
+            "Invalid value for '-n' / '--num-workers': Input should be greater than or equal to 1",
+        ),
+        (["run", "-n", "2"], "Missing argument 'CMD...'. See: gradwire run --help"),
+        (["run", "-n", "1", "--launcher", "ssh", "true"], "--launcher ssh is not there yet: expected local"),
+        (["run", "-n", "1", "--launcher", "shs", "true"], "--launcher shs is not a launcher: expected local"),
+        (["run", "-n", "1", "-H", "node7:2", "true"], "-H names node7, but --launcher local starts all"),
+        (["run", "-n", "3", "-H", "localhost:2", "true"], "-H has 2 slots for 3 workers"),
+        (["run", "-n", "1", "-H", "localhost:x", "true"], "'x' is not a number of slots"),
+        (["run", "-n", "1", "--env", "K", "true"], "--env K is not valid: expected NAME=VALUE"),
+        (["ab", "-n", "1", "--report", "r", "--arm", "a", "--arm", "a", "true"], "--arm a is given twice"),
+    ],
+)
+def test_misuse_is_one_line_and_2(arguments: list[str], text: str) -> None:
+    done = gradwire(*arguments)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert done.stderr.startswith("gradwire: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_bad_setting_is_one_line_and_2() -> None:
+    done = gradwire("run", "-n", "1", "-s", "0", "true", GRADWIRE_STREAMS="none")
+    assert done.returncode == 2
+    assert done.stderr.startswith("gradwire: settings: GRADWIRE_STREAMS: 'none' is not valid")
+
+
+def test_missing_program_is_one_line_and_1() -> None:
+    done = gradwire("run", "-n", "1", "-s", "0", "no-such-program")
+    assert done.returncode == 1
+    assert done.stderr.startswith("gradwire: run: no-such-program is not a program")
+
+
+def test_env_option_reaches_the_workers() -> None:
+    done = gradwire("run", "-n", "1", "-s", "0", "--env", "A=b=c", "sh", "-c", 'echo "$A"')
+    assert done.stdout == "[worker 0] b=c\n"
+
+
+def test_localhost_hosts_are_accepted() -> None:
+    assert gradwire("run", "-n", "2", "-s", "0", "-H", "localhost:2", "true").returncode == 0
+
+
+def test_version_as_json() -> None:
+    done = gradwire("version", "--json", "-")
+    assert set(json.loads(done.stdout)) == {"version"}
+
+
+def test_read_hosts(tmp_path: Path) -> None:
+    assert read_hosts("a:2, b ,[::1]:3") == [HostSlots("a", 2), HostSlots("b", 1), HostSlots("::1", 3)]
+    assert read_hosts("fe80::1") == [HostSlots("fe80::1", 1)]
+    file = tmp_path / "hosts"
+    file.write_text("# the lab\nnode1 slots=4\nnode2:2  # old\n\nnode3\n")
+    assert read_hosts(str(file)) == [HostSlots("node1", 4), HostSlots("node2", 2), HostSlots("node3", 1)]
+    with pytest.raises(ValueError, match="names no host"):
+        read_hosts(",")
+    with pytest.raises(ValueError, match="'0' is not a number of slots"):
+        read_hosts("a:0")
+
+
+def test_is_this_machine() -> None:
+    assert is_this_machine("localhost")
+    assert is_this_machine("127.0.0.3")
+    assert is_this_machine("::1")
+    assert not is_this_machine("10.1.2.3")
+    assert not is_this_machine("node7")

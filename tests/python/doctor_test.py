@@ -1,0 +1,85 @@
+"""Doctor: what it reports, and that nothing missing or wrong makes it fail to report the rest."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import sys
+
+import pytest
+from gradwire import doctor
+from rich.console import Console
+
+
+def test_record_has_the_promised_fields() -> None:
+    record = doctor.examine().record()
+    assert {"version", "transports", "codecs", "stores", "missing", "settings"} <= set(record)
+    assert {"mpi", "nccl"} <= set(record["missing"])
+    assert all(isinstance(reason, str) and reason for reason in record["missing"].values())
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+
+
+def test_settings_carry_value_and_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_STREAMS", "3")
+    monkeypatch.setenv("DMLC_INTERFACE", "eth9")
+    values = doctor.examine().record()["settings"]
+    assert (values["GRADWIRE_STREAMS"]["value"], values["GRADWIRE_STREAMS"]["origin"]) == (
+        3,
+        "GRADWIRE_STREAMS",
+    )
+    assert (values["GRADWIRE_INTERFACE"]["value"], values["GRADWIRE_INTERFACE"]["origin"]) == (
+        "eth9",
+        "DMLC_INTERFACE",
+    )
+    assert values["GRADWIRE_CREDIT_BYTES"]["origin"] == "default"
+
+
+def test_bad_and_unknown_settings_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_STREAMS", "0")
+    monkeypatch.setenv("GRADWIRE_RNAK", "1")
+    finding = doctor.examine()
+    assert any("GRADWIRE_STREAMS: '0' is not valid" in fault for fault in finding.faults)
+    assert finding.unknown == [
+        "GRADWIRE_RNAK is set but no setting has this name: did you mean GRADWIRE_RANK?"
+    ]
+    text = io.StringIO()
+    doctor.show(finding, Console(file=text, width=200))
+    assert "did you mean GRADWIRE_RANK?" in text.getvalue()
+    assert "GRADWIRE_STREAMS: '0' is not valid" in text.getvalue()
+
+
+def test_a_missing_core_is_a_reason_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gradwire._core", None)
+    finding = doctor.examine()
+    assert "the compiled part cannot be loaded" in finding.missing["core"]
+    assert (finding.codecs, finding.transports) == ([], [])
+    assert any(fault.startswith("core: ") for fault in finding.faults)
+
+
+def test_what_the_core_has_is_listed() -> None:
+    core = pytest.importorskip("gradwire._core")
+    finding = doctor.examine()
+    assert [codec["name"] for codec in finding.codecs] == [row["name"] for row in core.codecs()]
+    assert finding.transports == ["zmq", "inproc"]
+    assert finding.libraries["zmq"].count(".") == 2
+    assert finding.stores == importlib.import_module("gradwire.kv").stores()
+
+
+def test_missing_server_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_SERVER_PROGRAM", "/nowhere/server")
+    assert (
+        doctor.examine()
+        .missing["server"]
+        .startswith("GRADWIRE_SERVER_PROGRAM=/nowhere/server is not a program")
+    )
+
+
+def test_loopback_is_among_the_interfaces() -> None:
+    assert "127.0.0.1" in doctor.interfaces()["lo"]
+
+
+def test_machine_is_described() -> None:
+    machine = doctor.machine_description()
+    assert machine["cores"] >= 1  # type: ignore[operator]
+    assert machine["cpu"]
