@@ -1,8 +1,8 @@
-// A whole job inside one process: one Messenger per rank, each with its own I/O thread, frames moved by
-// pointer.
+// A whole job inside one process: one Messenger per rank, each with its own delivery thread. Payloads are copied once,
+// so that a sender's memory is its own again as soon as with a socket.
 //
-// Threading: InprocNetwork's methods may be called from any thread; each Messenger belongs to its rank's
-// thread(s). Lifetime: Messengers may outlive the network object.
+// Threading: InprocNetwork's methods may be called from any thread.
+// Lifetime: Messengers may outlive the network object.
 #pragma once
 
 #include <memory>

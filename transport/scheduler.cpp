@@ -25,7 +25,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kProgressEvery{3'000};
 constexpr milliseconds kFarewell{2'000};  // what servers get to say goodbye after the last worker did
-constexpr milliseconds kLastWords{1'000};
+constexpr milliseconds kLastWords{1'000};  // for the news of a failure to leave this process
+constexpr milliseconds kLastAnswers{100};
 
 std::uint64_t random_epoch() {
   std::random_device random;
@@ -152,7 +153,7 @@ Scheduler::State::~State() {
   }
   wakeup.ring();
   thread.join();
-  router.set_linger(kLastWords);
+  router.set_linger(phase == Phase::kFailed ? kLastWords : kLastAnswers);
 }
 
 void Scheduler::State::wait() {

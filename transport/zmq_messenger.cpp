@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLeaveTimeout{2'000};   // of the destructor
-constexpr milliseconds kLastWords{500};        // what a failing node gives its last frames
+constexpr milliseconds kLastWords{500};        // for a failing node to tell the scheduler why
 constexpr milliseconds kExchangeCheck{1'000};  // how often a waiting worker asks after its exchange
 constexpr milliseconds kMissingAnswer{1'000};  // how long a late worker waits to hear whom it waited for
 constexpr std::uint32_t kMostStreams = 64;
@@ -101,7 +101,8 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   // I/O thread
   void run();
   void loop();
-  bool take_requests();
+  void take_requests();
+  bool has_left(Clock::time_point now) const;
   void tick(Clock::time_point now);
   void close_sockets();
   void on_roster(const Roster& roster) override;
@@ -312,16 +313,16 @@ void ZmqMessenger::loop() {
     const auto until_tick = std::chrono::ceil<milliseconds>(scheduler_->next_beat() - Clock::now());
     poll(sockets, wakeup_, more ? milliseconds(0) : until_tick);
     wakeup_.clear();
-    if (take_requests()) return;
+    take_requests();
     more = data_ && data_->take_messages();
     scheduler_->take_messages();
     tick(Clock::now());
     inbox_.deliver();
+    if (has_left(Clock::now())) return;
   }
 }
 
-// Returns whether the thread's work is over.
-bool ZmqMessenger::take_requests() {
+void ZmqMessenger::take_requests() {
   std::vector<Outgoing> outgoing;
   std::vector<ControlRequest> requests;
   std::optional<milliseconds> leaving;
@@ -337,14 +338,18 @@ bool ZmqMessenger::take_requests() {
   for (const ControlRequest& request : requests) {
     scheduler_->send(request.kind, request.key, request.step, request.payload);
   }
-  if (!leaving) return false;
-  if (!leave_deadline_) {
+  if (leaving && !leave_deadline_) {
     leave_deadline_ = Clock::now() + *leaving;
     if (data_) data_->say_goodbye();
     scheduler_->say_goodbye();
   }
+}
+
+// Whether goodbyes were said and answered, or nobody needs them any more.
+bool ZmqMessenger::has_left(Clock::time_point now) const {
+  if (!leave_deadline_) return false;
   const bool answered = scheduler_->is_goodbye_answered() && (!data_ || data_->is_goodbye_answered());
-  return answered || inbox_.failed() || Clock::now() >= *leave_deadline_;
+  return answered || inbox_.failed() || now >= *leave_deadline_;
 }
 
 void ZmqMessenger::tick(Clock::time_point now) {
@@ -367,7 +372,7 @@ void ZmqMessenger::tick(Clock::time_point now) {
 }
 
 void ZmqMessenger::close_sockets() {
-  if (scheduler_) scheduler_->set_linger(kLastWords);
+  if (inbox_.failed()) scheduler_->set_linger(kLastWords);  // else all was answered, or waited for long enough
   scheduler_.reset();
   data_.reset();
 }

@@ -1,0 +1,76 @@
+// Endpoints, host names and interfaces.
+#include "transport/address.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace gradwire::transport {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(Address, EndpointsAreParsedAndWritten) {
+  EXPECT_EQ(parse_tcp("tcp://10.0.0.1:9091").host, "10.0.0.1");
+  EXPECT_EQ(parse_tcp("tcp://[fe80::1]:9091").host, "fe80::1");
+  EXPECT_EQ(parse_tcp("tcp://node-3:*").port, "*");
+  for (const char* text : {"tcp://10.0.0.1:9091", "tcp://[::1]:0", "tcp://host:*"}) {
+    EXPECT_EQ(to_endpoint(parse_tcp(text)), text);
+  }
+}
+
+TEST(Address, BadEndpointsAreNamedWithWhatIsExpected) {
+  for (const char* text : {"", "10.0.0.1:9091", "udp://h:1", "tcp://", "tcp://h", "tcp://h:", "tcp://h:x", "tcp://h:70000",
+                           "tcp://:1", "tcp://::1:9091", "tcp://h:123456789012"}) {
+    try {
+      parse_tcp(text);
+      ADD_FAILURE() << text << " was taken";
+    } catch (const std::invalid_argument& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(std::string("'") + text + "'"), HasSubstr("expected tcp://HOST:PORT")));
+    }
+  }
+}
+
+TEST(Address, NamesResolveToNumbers) {
+  EXPECT_EQ(resolve("127.0.0.1"), "127.0.0.1");
+  EXPECT_EQ(resolve("::1"), "::1");
+  EXPECT_EQ(resolve("localhost"), "127.0.0.1") << "IPv4 where there is a choice";
+  EXPECT_EQ(resolve_endpoint("tcp://localhost:5"), "tcp://127.0.0.1:5");
+  EXPECT_EQ(resolve_endpoint("tcp://*:5"), "tcp://*:5");
+  EXPECT_EQ(resolve_endpoint("ipc:///a/b"), "ipc:///a/b");
+  try {
+    resolve("no-such-host.invalid");
+    ADD_FAILURE();
+  } catch (const TransportError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("cannot resolve host 'no-such-host.invalid'"));
+  }
+}
+
+TEST(Address, AnInterfaceGivesItsAddressAndAWrongOneListsWhatThereIs) {
+  EXPECT_EQ(address_of_interface("lo", "127.0.0.1"), "127.0.0.1");
+  try {
+    address_of_interface("eth77", "127.0.0.1");
+    ADD_FAILURE();
+  } catch (const std::invalid_argument& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("no interface 'eth77'"), HasSubstr("lo (127.0.0.1)")));
+  }
+}
+
+TEST(Address, AServerListensWhereTheSchedulerIsReached) {
+  ZmqOptions options;
+  options.scheduler = "tcp://127.0.0.1:9091";
+  EXPECT_EQ(server_endpoint(options), "tcp://127.0.0.1:*");
+  options.scheduler = "tcp://[::1]:9091";
+  EXPECT_EQ(server_endpoint(options), "tcp://[::1]:*");
+  options.interface = "lo";
+  EXPECT_THAT(server_endpoint(options), testing::AnyOf("tcp://[::1]:*", "tcp://127.0.0.1:*"));
+  options.bind_host = "localhost";
+  EXPECT_EQ(server_endpoint(options), "tcp://127.0.0.1:*");
+  options = {};
+  options.scheduler = "ipc:///tmp/x";
+  EXPECT_THAT(server_endpoint(options), StartsWith("ipc:///tmp/x.server-"));
+}
+
+}  // namespace
+}  // namespace gradwire::transport
