@@ -81,11 +81,10 @@ class LineSplitter:
             return [_decode(rest)] if rest else []
         *whole, self._pending = (self._pending + data).replace(b"\r\n", b"\n").split(b"\n")
         lines = [_decode(line.rpartition(b"\r")[2] or line) for line in whole]
-        if (
-            b"\r" in self._pending[1:]
-        ):  # a bar begins with \r or ends with it; the state after the last \r is not whole
-            state, _, self._pending = self._pending.rpartition(b"\r")
-            state = state.rpartition(b"\r")[2]
+        before, bar, after = self._pending[:-1].rpartition(b"\r")  # a \r at the end may be half of a \r\n
+        if bar:
+            self._pending = after + self._pending[-1:]
+            state = before.rpartition(b"\r")[2]
             if state and now - self._shown_at >= _PROGRESS_INTERVAL:
                 self._shown_at = now
                 lines.append(_decode(state))
@@ -200,14 +199,13 @@ class Child:
         os.close(self.pidfd)
         return self.process.wait()
 
-    def state(self) -> str:
-        """Says why a process has not ended: "stopped" or "still running"."""
+    def is_stopped(self) -> bool:
+        """Tells whether a signal (SIGSTOP, a debugger) stopped the process: by itself it will never end."""
         try:
             with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
-                letter = file.read().rpartition(")")[2].split()[0]
+                return file.read().rpartition(")")[2].split()[0] in "tT"
         except (OSError, IndexError):
-            return "still running"
-        return "stopped (SIGSTOP)" if letter in "tT" else "still running"
+            return False
 
 
 def start(

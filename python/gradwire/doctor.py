@@ -91,12 +91,14 @@ def examine() -> Finding:
         core = importlib.import_module("gradwire._core")
         stores = importlib.import_module("gradwire.kv").stores()
         codecs = core.codecs()
+        transports = ["zmq", "inproc"]
         build = core.build_info()
         libraries["zmq"] = build["zmq"]
         machine["simd"] = build["simd"]
-        transports = ["zmq", "inproc"]
     except ImportError as error:
         missing["core"] = f"the compiled part cannot be loaded ({error}); install gradwire again"
+    except AttributeError as error:
+        missing["core"] = f"the compiled part is of another version ({error}); install gradwire again"
     rows = settings.resolve()
     program = {row.definition.name: row.value for row in rows}["server_program"]
     try:

@@ -72,6 +72,9 @@ class Job:
 
     def server_command(self, rank: int, scheduler: str) -> list[str]:
         command = [*self._node_command("server", scheduler), "--rank", str(rank)]
+        command += ["--streams", str(self.settings.streams)]
+        if self.settings.server_threads:
+            command += ["--threads", str(self.settings.server_threads)]
         host = self.host("server", rank)
         if identity := self._host_identity(host):
             command += ["--host-id", identity]

@@ -171,10 +171,7 @@ class _Run:
                 self.report(f"all workers have ended and left {names} waiting; stopping")
             self._stop()
         elif self.phase == "failing":
-            for child in self.alive:
-                state = f"did not end by itself ({child.state()})"
-                self.report(f"{child.name} (pid {child.pid}) {state}; stopping it")
-            self._stop()
+            self._give_up()
         elif self.phase == "stopping":
             self._set_phase("killing")
             for child in self.alive:
@@ -273,15 +270,23 @@ class _Run:
         elif self.phase == "starting":
             self._fail(child, f"{words} before it said where it listens", 1)
         elif self.phase == "running" and not any(other.role == "worker" for other in self.alive):
-            self._set_phase(
-                "draining", _DRAIN_SECONDS if self.job.servers_asked_for else _UNUSED_DRAIN_SECONDS
-            )
+            wanted = self.job.servers_asked_for
+            self._set_phase("draining", _DRAIN_SECONDS if wanted else _UNUSED_DRAIN_SECONDS)
+        if self.phase == "failing" and self.alive and all(other.is_stopped() for other in self.alive):
+            self._give_up()
 
     def _fail(self, child: Child | None, cause: str, exit_code: int) -> None:
         self.failed, self.cause, self.exit_code = child, cause, exit_code
         self.report(cause)
 
     # Ending
+
+    def _give_up(self) -> None:
+        """Stops those that a failure has not ended."""
+        for child in self.alive:
+            why = "it is stopped (SIGSTOP)" if child.is_stopped() else "it still runs"
+            self.report(f"{child.name} (pid {child.pid}) did not end by itself, {why}; ending it")
+        self._stop()
 
     def _stop(self) -> None:
         """Asks all that are left to end. A stopped process must be continued to hear it."""

@@ -135,6 +135,7 @@ def test_worker_learns_who_it_is_in_both_dialects(folder: Path, recorder: Record
 
 def test_servers_are_told_by_flags(folder: Path, recorder: Recorder) -> None:
     env = {"GRADWIRE_RENDEZVOUS_TIMEOUT": "2min", "GRADWIRE_HOST_ID": "here", "PS_VERBOSE": "1"}
+    env |= {"GRADWIRE_STREAMS": "3", "GRADWIRE_SERVER_THREADS": "2"}
     recorder.run(python("(folder / 'done').touch()"), workers=1, servers=1, env=env)
     flags = eval((folder / "server0.flags").read_text())
     assert flags == {
@@ -148,6 +149,8 @@ def test_servers_are_told_by_flags(folder: Path, recorder: Recorder) -> None:
         "--log-level": "info",
         "--rendezvous-timeout": "120",
         "--liveness-timeout": "0.001",
+        "--streams": "3",
+        "--threads": "2",
     }
     scheduler = eval((folder / "scheduler.flags").read_text())
     assert scheduler["--scheduler"] == "tcp://127.0.0.1:0"
@@ -168,7 +171,7 @@ def test_failing_worker_gives_its_own_exit_code(folder: Path, recorder: Recorder
     assert (result.exit_code, result.failed_role, result.failed_rank) == (7, "worker", 1)
     pid = noted_pids(folder)["worker1"]
     assert recorder.said[0] == f"worker 1 (pid {pid}) ended with exit code 7"
-    assert "did not end by itself (still running)" in recorder.said[1]
+    assert "did not end by itself, it still runs" in recorder.said[1]
     assert 3.0 < result.wall_seconds < 6.0
     assert_none_left(folder, {"worker0", "worker1"})
 
@@ -197,7 +200,10 @@ def test_stopped_process_is_removed_and_named(folder: Path, recorder: Recorder) 
     program = "if rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(0.3); sys.exit(3)"
     result = recorder.run(python("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + program))
     assert (result.exit_code, result.failed_rank) == (3, 1)
-    assert "did not end by itself (stopped (SIGSTOP))" in recorder.said[1]
+    assert "did not end by itself, it is stopped (SIGSTOP)" in recorder.said[1]
+    assert (
+        result.wall_seconds < 3.0
+    )  # 0.3 s, and 2 s from SIGTERM to SIGKILL: nobody waits for what cannot end
     assert_none_left(folder, {"worker0", "worker1"})
 
 
