@@ -46,7 +46,7 @@ class Rule:
     c: float = 1.0  # worker level: c * mean selected |gradient + residual|
     d: float = 1.0  # server level: d * mean selected |sum + residual|
     mc: int = 0  # 0: compress gradients; 1: compress the worker's momentum; 2: likewise, Nesterov's form
-    # (with reply none: 2 is uncompressed SGD with Nesterov's momentum, the baseline of the other arms with mc=2)
+    # (none:mc=2 is uncompressed SGD with Nesterov's momentum, the baseline of other arms with mc=2)
     warm: int = 1  # rounds sent dense before compression starts
     decay: float = 1.0  # worker residual is multiplied by this every round
     sdecay: float = 1.0  # server residual likewise

@@ -24,19 +24,12 @@ class Dataset:
     test_images: torch.Tensor
     test_labels: torch.Tensor
 
-    def limit(self, images: int) -> Dataset:
-        """Keeps the first `images` training images."""
-        return Dataset(
-            self.name,
-            self.train_images[:images],
-            self.train_labels[:images],
-            self.test_images,
-            self.test_labels,
-        )
 
-
-def load(folder: Path = FASHION_MNIST) -> Dataset:
+def load(limit: int | None = None, folder: Path = FASHION_MNIST) -> Dataset:
     """Loads Fashion-MNIST from the four idx files in folder, or the digits that come with scikit-learn.
+
+    Args:
+        limit: keep only so many training images, the first ones; None: all.
 
     Raises:
         FileNotFoundError: neither is here; says how to get one.
@@ -45,22 +38,22 @@ def load(folder: Path = FASHION_MNIST) -> Dataset:
     if folder.is_dir():
         pictures = [_read_idx(folder / f"{part}-images-idx3-ubyte.gz", 3) for part in ("train", "t10k")]
         labels = [_read_idx(folder / f"{part}-labels-idx1-ubyte.gz", 1) for part in ("train", "t10k")]
-        return _standardise("fashion-mnist", pictures, labels)
+        return _standardise("fashion-mnist", pictures, labels, limit)
     if importlib.util.find_spec("sklearn") is None:
         raise FileNotFoundError(
             f"dataset: {folder} is missing and scikit-learn is not installed: expected one of them; "
             "apt install dataset-fashion-mnist, or pip install scikit-learn"
         )
-    return _digits()
+    return _digits(limit)
 
 
-def _digits() -> Dataset:
+def _digits(limit: int | None) -> Dataset:
     from sklearn.datasets import load_digits
 
     digits = load_digits()  # 1797 pictures of 8x8, values 0 to 16
     pictures = np.pad(np.kron(digits.images, np.ones((3, 3))), ((0, 0), (2, 2), (2, 2))) * (255 / 16)
     pictures, labels, cut = pictures.astype(np.uint8), digits.target.astype(np.uint8), 1500
-    return _standardise("digits", [pictures[:cut], pictures[cut:]], [labels[:cut], labels[cut:]])
+    return _standardise("digits", [pictures[:cut], pictures[cut:]], [labels[:cut], labels[cut:]], limit)
 
 
 def _read_idx(path: Path, dimensions: int) -> np.ndarray:
@@ -76,13 +69,18 @@ def _read_idx(path: Path, dimensions: int) -> np.ndarray:
     return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape)
 
 
-def _standardise(name: str, pictures: list[np.ndarray], labels: list[np.ndarray]) -> Dataset:
-    train, test = (torch.from_numpy(part.astype(np.float32)).unsqueeze(1) for part in pictures)
-    mean, deviation = float(train.double().mean()), float(train.double().std())
-    train_labels, test_labels = (torch.from_numpy(part.astype(np.int64)) for part in labels)
-    return Dataset(
-        name, train.sub_(mean).div_(deviation), train_labels, test.sub_(mean).div_(deviation), test_labels
+def _standardise(
+    name: str, pictures: list[np.ndarray], labels: list[np.ndarray], limit: int | None
+) -> Dataset:
+    shares = np.bincount(pictures[0].ravel(), minlength=256) / pictures[0].size
+    mean = float(shares @ np.arange(256))
+    deviation = float(np.sqrt(shares @ (np.arange(256) - mean) ** 2))
+    kept = (pictures[0][:limit], pictures[1])
+    train, test = (
+        torch.from_numpy(part.astype(np.float32)).sub_(mean).div_(deviation).unsqueeze(1) for part in kept
     )
+    train_labels, test_labels = (torch.from_numpy(part.astype(np.int64)) for part in labels)
+    return Dataset(name, train, train_labels[:limit], test, test_labels)
 
 
 def batches(

@@ -287,13 +287,11 @@ def main() -> None:
     store = gw.kv.create(args.kv_store)
     torch.set_num_threads(args.threads or int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
     progress = Progress(None if store.rank else sys.stderr if args.json == "-" else sys.stdout)
-    data = load()
+    data = load(args.limit)
     if data.name != "fashion-mnist":
         progress.say(
             f"Fashion-MNIST is not installed (apt install dataset-fashion-mnist): training on {data.name}"
         )
-    if args.limit:
-        data = data.limit(args.limit)
     record = train(args, store, data, progress)
     store.barrier()
     if store.rank == 0:

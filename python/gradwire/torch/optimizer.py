@@ -82,7 +82,7 @@ def DistributedOptimizer(
         )
     session.set_compression(store, compression)
     base = type(optimizer)
-    wrapped = object.__new__(type(f"Distributed{base.__name__}", (_Distributed, base), {}))
+    wrapped: Any = object.__new__(type(f"Distributed{base.__name__}", (_Distributed, base), {}))
     # An LR scheduler made earlier has patched step() on the instance; its patch calls the class it knew.
     wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     if momentum_correction == "auto":
@@ -160,7 +160,8 @@ class _Distributed(torch.optim.Optimizer):
             if parameter.grad is not None:
                 raise RuntimeError(
                     f"gradwire.torch: {name!r} was frozen when the DistributedOptimizer was made and "
-                    "has a gradient now, which the other workers do not see; close() it and make another after unfreezing"
+                    "has a gradient now, which the other workers do not see; close() it and make another "
+                    "after unfreezing"
                 )
         if self._reducer is not None and self._reducer.take_veto():
             return loss

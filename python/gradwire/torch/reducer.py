@@ -15,6 +15,7 @@ import functools
 import itertools
 import sys
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -43,7 +44,7 @@ class GradientReducer:
     def __init__(
         self,
         store: KVStore,
-        named: Sequence[tuple[str, torch.nn.Parameter]],
+        named: Sequence[tuple[str, torch.Tensor]],
         *,
         passes: int,
         on_nonfinite: OnNonfinite,
@@ -74,19 +75,26 @@ class GradientReducer:
         self._ready = bytearray(len(named))
         self._graph_task: int | None = None
         prefix = f"gradient.{next(_calls)}."
-        keys = engine.declare([(prefix + name, list(p.shape), "float32") for name, p in named])
+        keys = engine.declare([(prefix + _wire_name(name, p), list(p.shape), "float32") for name, p in named])
         offsets, total = [], 0
         for parameter in self._parameters:
             offsets.append(total)
             total += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
         self._flat = torch.zeros(total, dtype=torch.float32)
         runs = [self._flat[o : o + p.numel()] for o, p in zip(offsets, self._parameters, strict=True)]
-        self._slots = [run.view(p.shape) for run, p in zip(runs, self._parameters, strict=True)]
+        self._slots = [
+            run.as_strided(p.shape, p.stride()) if _is_channels_last(p) else run.view(p.shape)
+            for run, p in zip(runs, self._parameters, strict=True)
+        ]
         self._in_place = [p.dtype == torch.float32 and p.device.type == "cpu" for p in self._parameters]
         engine.bind_slots(keys, [run.numpy() for run in runs])
         engine.set_slot_scale(1.0 / store.num_workers)
+        # Hooks live as long as the model; they must not keep the engine, or it would outlive the interpreter.
+        itself = weakref.ref(self)
         self._handles = [
-            p.register_post_accumulate_grad_hook(functools.partial(self._on_gradient, i))
+            p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                functools.partial(_on_gradient, itself, i)
+            )
             for i, p in enumerate(self._parameters)
         ]
 
@@ -98,7 +106,8 @@ class GradientReducer:
 
     # -- during backward() -----------------------------------------------------------------------------
 
-    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+    def on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+        """Takes what autograd has just accumulated in a parameter's grad."""
         if not self.sync:
             return
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
@@ -118,8 +127,8 @@ class GradientReducer:
             self._graph_task = None
             raise RuntimeError(
                 "gradwire.torch: a backward() began while another had sent only some of its gradients: "
-                "either that one failed half-way (the job has to be restarted) or it runs inside the other (use "
-                "torch.utils.checkpoint with use_reentrant=False)"
+                "either that one failed half-way (the job has to be restarted) or it runs inside the other "
+                "(use torch.utils.checkpoint with use_reentrant=False)"
             )
         self._graph_task = task
         Variable._execution_engine.queue_callback(self._on_backward_end)
@@ -160,6 +169,7 @@ class GradientReducer:
         self._drain()
         self._ready = bytearray(len(self._parameters))
         self._copy_back()
+        self._veto = False  # of an earlier step, which GradScaler may have skipped without asking
         if self._engine.take_nonfinite():
             self._handle_nonfinite()
 
@@ -201,3 +211,22 @@ class GradientReducer:
         """Says whether this step is to be skipped, and forgets it."""
         veto, self._veto = self._veto, False
         return veto
+
+
+def _on_gradient(reducer: weakref.ref[GradientReducer], index: int, parameter: torch.Tensor) -> None:
+    alive = reducer()
+    if alive is not None:
+        alive.on_gradient(index, parameter)
+
+
+def _is_channels_last(parameter: torch.Tensor) -> bool:
+    """True for channels_last memory; the gradient lies in it likewise, so that autograd adds in place."""
+    if parameter.is_contiguous():
+        return False
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return parameter.dim() in formats and parameter.is_contiguous(memory_format=formats[parameter.dim()])
+
+
+def _wire_name(name: str, parameter: torch.Tensor) -> str:
+    """Returns a name that differs where memory is laid out in another way, so that such ranks do not mix."""
+    return f"{name} (channels last)" if _is_channels_last(parameter) else name
