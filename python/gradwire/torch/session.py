@@ -36,4 +36,7 @@ def set_compression(store: kv.KVStore, wanted: Wanted | None) -> None:
     here = settings.read()
     given = here.compression or wanted
     if given is not None:
-        store.set_gradient_compression(str(Compression.parse(given, defaults=_DEFAULTS, reply=here.reply)))
+        parsed = Compression.parse(given, defaults=_DEFAULTS, reply=here.reply)
+        # Not set_gradient_compression(): it would read GRADWIRE_COMPRESSION again, with MXNet's default threshold.
+        store.engine.set_compression(parsed.spec, parsed.reply)
+        store._compression = parsed
