@@ -37,6 +37,6 @@ def set_compression(store: kv.KVStore, wanted: Wanted | None) -> None:
     given = here.compression or wanted
     if given is not None:
         parsed = Compression.parse(given, defaults=_DEFAULTS, reply=here.reply)
-        # Not set_gradient_compression(): it would read GRADWIRE_COMPRESSION again, with MXNet's default threshold.
+        # Not set_gradient_compression(): it reads GRADWIRE_COMPRESSION itself, with MXNet's defaults.
         store.engine.set_compression(parsed.spec, parsed.reply)
         store._compression = parsed
