@@ -11,8 +11,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kHelloEvery{250};
 constexpr milliseconds kGoodbyeOverdue{
-    5'000};                  // after the scheduler's word, a stream's own goodbye is not awaited longer
-constexpr int kBatch = 256;  // messages read before sends get their turn
+    5'000};  // after the scheduler's word, a stream's own goodbye is not awaited longer
+constexpr std::size_t kMostEarly = 4096;  // messages kept for the roster to judge
+constexpr int kBatch = 256;               // messages read before sends get their turn
 
 std::uint64_t byte_count(const Frame& frame) { return kHeaderBytes + frame.payload.size_bytes(); }
 
@@ -226,14 +227,19 @@ ServerLinks::ServerLinks(Report report, const ZmqContext& context, const std::st
 
 void ServerLinks::on_begin() {
   for (std::uint32_t rank = 0; rank < world_.workers; ++rank) peers_[{Role::kWorker, rank}];
+  for (auto& [route, parcel] : std::exchange(early_, {})) take(route, std::move(parcel));
 }
 
 bool ServerLinks::take_messages() {
   Parcel parcel;
   int i = 0;
   while (i < kBatch && router_.receive(parcel)) {
-    const std::string route = parcel.front().text();
-    take(route, std::move(parcel));
+    std::string route = parcel.front().text();
+    if (world_.epoch == 0 && early_.size() < kMostEarly) {
+      early_.emplace_back(std::move(route), std::move(parcel));
+    } else {
+      take(route, std::move(parcel));
+    }
     ++i;
   }
   return i == kBatch;
@@ -245,7 +251,7 @@ void ServerLinks::take(const std::string& route, Parcel parcel) {
   try {
     std::vector<Frame> frames = unpack(std::move(parcel), 1);
     if (frames.front().header.kind == Kind::kHello && frames.size() == 1) {
-      if (world_.epoch != 0) on_hello(route, frames.front());  // before the roster: the worker will ask again
+      on_hello(route, frames.front());
     } else if (origin == origins_.end()) {
       throw FrameError("the first frame of a connection must be a hello with this job's epoch");
     } else {

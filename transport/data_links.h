@@ -151,7 +151,8 @@ class ServerLinks final : public DataLinks {
   ZmqSocket router_;
   std::string endpoint_;
   std::vector<void*> handles_;
-  std::map<std::string, Origin> origins_;  // by routing id
+  std::map<std::string, Origin> origins_;              // by routing id
+  std::vector<std::pair<std::string, Parcel>> early_;  // what came before the roster, with its routing id
 };
 
 /// Ten bytes that name a connection: "gw" and eight random ones, so that a reconnect is known for what it is.

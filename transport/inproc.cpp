@@ -2,7 +2,6 @@
 
 #include <condition_variable>
 #include <cstring>
-#include <cstring>
 #include <map>
 #include <random>
 #include <set>

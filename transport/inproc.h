@@ -1,5 +1,5 @@
-// A whole job inside one process: one Messenger per rank, each with its own delivery thread. Payloads are copied once,
-// so that a sender's memory is its own again as soon as with a socket.
+// A whole job inside one process: one Messenger per rank, each with its own delivery thread. Payloads are
+// copied once, so that a sender's memory is its own again as soon as with a socket.
 //
 // Threading: InprocNetwork's methods may be called from any thread.
 // Lifetime: Messengers may outlive the network object.

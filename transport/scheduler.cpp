@@ -23,8 +23,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kProgressEvery{3'000};
-constexpr milliseconds kFarewell{2'000};  // what servers get to say goodbye after the last worker did
+constexpr milliseconds kProgressEvery{2'000};
+constexpr milliseconds kFarewell{2'000};   // what servers get to say goodbye after the last worker did
 constexpr milliseconds kLastWords{1'000};  // for the news of a failure to leave this process
 constexpr milliseconds kLastAnswers{100};
 

@@ -372,7 +372,8 @@ void ZmqMessenger::tick(Clock::time_point now) {
 }
 
 void ZmqMessenger::close_sockets() {
-  if (inbox_.failed()) scheduler_->set_linger(kLastWords);  // else all was answered, or waited for long enough
+  if (inbox_.failed())
+    scheduler_->set_linger(kLastWords);  // else all was answered, or waited for long enough
   scheduler_.reset();
   data_.reset();
 }

@@ -21,13 +21,14 @@ TEST(Address, EndpointsAreParsedAndWritten) {
 }
 
 TEST(Address, BadEndpointsAreNamedWithWhatIsExpected) {
-  for (const char* text : {"", "10.0.0.1:9091", "udp://h:1", "tcp://", "tcp://h", "tcp://h:", "tcp://h:x", "tcp://h:70000",
-                           "tcp://:1", "tcp://::1:9091", "tcp://h:123456789012"}) {
+  for (const char* text : {"", "10.0.0.1:9091", "udp://h:1", "tcp://", "tcp://h", "tcp://h:", "tcp://h:x",
+                           "tcp://h:70000", "tcp://:1", "tcp://::1:9091", "tcp://h:123456789012"}) {
     try {
       parse_tcp(text);
       ADD_FAILURE() << text << " was taken";
     } catch (const std::invalid_argument& error) {
-      EXPECT_THAT(error.what(), AllOf(HasSubstr(std::string("'") + text + "'"), HasSubstr("expected tcp://HOST:PORT")));
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr(std::string("'") + text + "'"), HasSubstr("expected tcp://HOST:PORT")));
     }
   }
 }

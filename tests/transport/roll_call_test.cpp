@@ -40,8 +40,8 @@ TEST(RollCall, WantedRanksAreHonouredAndTheOthersGoByArrival) {
   EXPECT_EQ(call.take("c", hello_of(Role::kWorker, 0)), std::nullopt);
   EXPECT_EQ(call.take("d", hello_of(Role::kServer, {})), std::nullopt);
   EXPECT_TRUE(call.is_complete());
-  EXPECT_THAT(nodes_of(call), ElementsAre(Node{Role::kWorker, 1}, Node{Role::kServer, 0}, Node{Role::kWorker, 0},
-                                          Node{Role::kServer, 1}));
+  EXPECT_THAT(nodes_of(call), ElementsAre(Node{Role::kWorker, 1}, Node{Role::kServer, 0},
+                                          Node{Role::kWorker, 0}, Node{Role::kServer, 1}));
 }
 
 TEST(RollCall, ARepeatedHelloChangesNothing) {
@@ -61,10 +61,12 @@ TEST(RollCall, ADuplicateRankIsRefusedNamingWhoHasIt) {
 
 TEST(RollCall, RanksOutsideTheJobAndSurplusNodesAreRefused) {
   RollCall call(2, 2);
-  EXPECT_THAT(call.take("a", hello_of(Role::kServer, 2)), Optional(HasSubstr("server 2 (host-a, pid 7) is outside a job of 2 servers")));
+  EXPECT_THAT(call.take("a", hello_of(Role::kServer, 2)),
+              Optional(HasSubstr("server 2 (host-a, pid 7) is outside a job of 2 servers")));
   EXPECT_EQ(call.take("b", hello_of(Role::kWorker, {})), std::nullopt);
   EXPECT_EQ(call.take("c", hello_of(Role::kWorker, {})), std::nullopt);
-  EXPECT_THAT(call.take("d", hello_of(Role::kWorker, {})), Optional(HasSubstr("one too many: all 2 workers are here")));
+  EXPECT_THAT(call.take("d", hello_of(Role::kWorker, {})),
+              Optional(HasSubstr("one too many: all 2 workers are here")));
   EXPECT_THAT(call.take("d", hello_of(Role::kWorker, 1)), Optional(HasSubstr("one too many")));
 }
 
@@ -95,7 +97,8 @@ TEST(RollCall, AForgottenNodeMakesRoomForAnother) {
 TEST(ControlText, HelloHasTheWrittenForm) {
   Hello hello = hello_of(Role::kServer, {}, 1234);
   const std::string text =
-      "role=server\nrank=any\nworkers=2\nservers=2\nendpoint=tcp://10.0.0.1:1\nversion=1\nhost=host-a\npid=1234\n";
+      "role=server\nrank=any\nworkers=2\nservers=2\nendpoint=tcp://"
+      "10.0.0.1:1\nversion=1\nhost=host-a\npid=1234\n";
   EXPECT_EQ(to_text(hello), text);
   EXPECT_EQ(parse_hello(text), hello);
   hello.rank = 1;
@@ -105,7 +108,8 @@ TEST(ControlText, HelloHasTheWrittenForm) {
 TEST(ControlText, RosterHasTheWrittenForm) {
   const Roster roster{1, 18446744073709551615u, 2, 2, {"tcp://10.0.0.1:1", "tcp://[::1]:2"}};
   const std::string text =
-      "rank=1\nepoch=18446744073709551615\nworkers=2\nservers=2\nserver=tcp://10.0.0.1:1\nserver=tcp://[::1]:2\n";
+      "rank=1\nepoch=18446744073709551615\nworkers=2\nservers=2\nserver=tcp://10.0.0.1:1\nserver=tcp://"
+      "[::1]:2\n";
   EXPECT_EQ(to_text(roster), text);
   EXPECT_EQ(parse_roster(text), roster);
 }
@@ -121,10 +125,13 @@ std::string error_of(const std::function<void()>& call) {
 
 TEST(ControlText, BadTextIsNamed) {
   EXPECT_THAT(error_of([] { parse_hello("role=worker"); }), HasSubstr("field 'rank' is missing"));
-  EXPECT_THAT(error_of([] { parse_hello("role=king\n"); }), HasSubstr("role is 'king', expected worker or server"));
+  EXPECT_THAT(error_of([] { parse_hello("role=king\n"); }),
+              HasSubstr("role is 'king', expected worker or server"));
   EXPECT_THAT(error_of([] { parse_hello("nonsense"); }), HasSubstr("line 'nonsense' is no key=value"));
-  EXPECT_THAT(error_of([] { parse_hello("role=worker\nrank=-1\n"); }), HasSubstr("rank is '-1', expected a whole number"));
-  EXPECT_THAT(error_of([] { parse_hello("role=worker\nrank=4294967296\n"); }), HasSubstr("expected a whole number"));
+  EXPECT_THAT(error_of([] { parse_hello("role=worker\nrank=-1\n"); }),
+              HasSubstr("rank is '-1', expected a whole number"));
+  EXPECT_THAT(error_of([] { parse_hello("role=worker\nrank=4294967296\n"); }),
+              HasSubstr("expected a whole number"));
   EXPECT_THAT(error_of([] { parse_roster("rank=0\nepoch=1\nworkers=1\nservers=2\nserver=x\n"); }),
               HasSubstr("it lists 1 endpoints for 2 servers"));
   EXPECT_THAT(error_of([] { parse_stream_hello("stream=2\nstreams=2\n"); }), HasSubstr("stream 2 of 2"));
