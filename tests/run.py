@@ -71,7 +71,9 @@ def cpp_files() -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="C++ tests at a time")
     parser.add_argument("--soak", action="store_true", help="run the long forms too")
     options = parser.parse_args()
@@ -83,7 +85,10 @@ def main() -> int:
     if options.soak:
         ctest += ["--timeout", "7200"]
     outcomes = [
-        check("clang-format", [shutil.which("clang-format") or "clang-format", "--dry-run", "-Werror", *cpp_files()]),
+        check(
+            "clang-format",
+            [shutil.which("clang-format") or "clang-format", "--dry-run", "-Werror", *cpp_files()],
+        ),
         check("ruff check", [*python, "ruff", "check", "--quiet", *PYTHON_FOLDERS]),
         check("ruff format", [*python, "ruff", "format", "--check", "--quiet", *PYTHON_FOLDERS]),
         check("mypy", [*python, "mypy"]),

@@ -58,7 +58,7 @@ def available() -> str | None:
 @dataclass(frozen=True)
 class Counters:
     """What a host's link carried since it was made, as the kernel counts it on a veth: one header per segment
-    handed to the link. TCP makes them up to 64 KiB long, but a slow link's bucket cuts them to packets again."""
+    handed to the link. TCP makes them up to 64 KiB long; a slow link's bucket cuts them to packets again."""
 
     sent_bytes: int
     received_bytes: int

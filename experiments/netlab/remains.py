@@ -81,8 +81,7 @@ def read(lab: str) -> Record | None:
 
 
 def started(pid: int) -> int | None:
-    """Returns when a process started, in clock ticks since boot. None: there is no such process, or it has ended
-    and its parent has yet to take note."""
+    """Returns when a process started, in clock ticks since boot. None: there is no such process, or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else int(fields[19])

@@ -19,7 +19,7 @@ ALLOWED = {
 }
 OURS = {*ALLOWED, "tests", "experiments"}
 # The one folder that may know each third-party library.
-HOME = {"hwy": "compress", "isa-l": "compress", "zmq": "transport", "mpi": "transport", "nanobind": "python"}
+HOME = {"hwy": "compress", "zmq": "transport", "mpi": "transport", "nanobind": "python"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 LINK = re.compile(r"target_link_libraries\(\s*(\S+)([^)]*)\)")
 
