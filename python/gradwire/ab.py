@@ -102,6 +102,22 @@ class Run:
         return own | {f"{self.result.metric}_per_epoch": self.result.per_epoch} | values
 
 
+def check_arms(arms: Sequence[str]) -> None:
+    """Finds a misspelt arm before hours of runs.
+
+    Raises: ValueError: an unknown codec, parameter or reply; names the nearest valid one.
+    """
+    try:
+        from gradwire.compress import Compression
+    except ImportError:  # without the compiled part a command of the user's own may still run
+        return
+    for arm in arms:
+        try:
+            Compression.parse(arm)
+        except ValueError as error:
+            raise ValueError(f"ab: --arm {arm}: {error}") from None
+
+
 class Progress(Protocol):
     """Is told what happens, as it happens."""
 

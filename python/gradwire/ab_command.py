@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from gradwire.ab import UNSHAPED, Conditions, Plan, Run, RunFailed, network, run_plan
+from gradwire.ab import UNSHAPED, Conditions, Plan, Run, RunFailed, check_arms, network, run_plan
 from gradwire.child import Line
 from gradwire.doctor import gradwire_version, machine_description
 from gradwire.outcome import Outcome, summarise
@@ -76,8 +76,10 @@ def run_experiment(plan: Plan, target: float | None, console: Console) -> Outcom
     """Runs plan, writes its page, and shows the table and verdict on console.
 
     Raises:
+        ValueError: an arm is no codec.
         RunFailed: a run failed; nothing is left running and no page is written.
     """
+    check_arms(plan.arms)
     started_at = time.strftime("%Y-%m-%d %H:%M:%S %z")
     begin = time.monotonic()
     with network(plan) as conditions:

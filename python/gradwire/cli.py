@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -262,6 +263,11 @@ def main(arguments: list[str] | None = None) -> None:
     from gradwire.console import say
 
     words = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(
+                errors="replace"
+            )  # a job's output must not fail on a terminal that lacks a sign
     try:
         code = app(words, prog_name="gradwire", standalone_mode=False)
     except typer.TyperException as error:

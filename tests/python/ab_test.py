@@ -309,6 +309,13 @@ def test_misuse(arms: tuple[str, ...], seeds: int, bandwidth: str | None, text: 
         Plan(("true",), arms, tuple(range(seeds)), 1, 0, bandwidth, Path())
 
 
+def test_misspelt_arm_is_found_before_any_run() -> None:
+    pytest.importorskip("gradwire._core")
+    ab.check_arms(["none", "2bit:threshold=auto,reply=2bit"])
+    with pytest.raises(ValueError, match=r"ab: --arm 2bti: .*2bit"):
+        ab.check_arms(["none", "2bti"])
+
+
 def start(tmp_path: Path, *arguments: str, body: str = "") -> subprocess.Popen[str]:
     command = [
         sys.executable,

@@ -77,6 +77,11 @@ def test_env_option_reaches_the_workers() -> None:
     assert done.stdout == "[worker 0] b=c\n"
 
 
+def test_output_that_the_terminal_cannot_show_does_not_end_the_job() -> None:
+    done = gradwire("run", "-n", "1", "-s", "0", "printf", "\\303\\274\\n", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout) == (0, "[worker 0] ?\n")
+
+
 def test_localhost_hosts_are_accepted() -> None:
     assert gradwire("run", "-n", "2", "-s", "0", "-H", "localhost:2", "true").returncode == 0
 
