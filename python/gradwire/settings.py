@@ -140,7 +140,7 @@ def _ps_heartbeat_timeout(text: str) -> str | None:
 class Settings:
     """Typed values. Durations are seconds, sizes are bytes."""
 
-    role: Role = _setting(
+    role: Role = _setting(  # noqa: RUF009 (it makes a dataclasses.field)
         _one_of("worker", "server", "scheduler"), "worker", "what this process is in the job", "DMLC_ROLE"
     )
     rank: int | None = _setting(
@@ -180,7 +180,7 @@ class Settings:
     seed: int | None = _setting(
         _integer(0), None, "random seed for the script to use; given by `gradwire ab`"
     )
-    log_level: LogLevel = _setting(
+    log_level: LogLevel = _setting(  # noqa: RUF009 (it makes a dataclasses.field)
         _one_of("error", "warning", "info", "debug"),
         "warning",
         "what is reported on stderr: error, warning, info or debug",
