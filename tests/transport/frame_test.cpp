@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <vector>
 
 namespace gradwire::transport {
@@ -88,6 +91,13 @@ std::array<std::byte, kHeaderBytes> forged(std::size_t at, T value) {
 
 TEST(Frame, HeaderHasTheGoldenBytes) {
   EXPECT_EQ(hex(encode_header(golden_header(), golden_payload())), kGoldenHex);
+}
+
+TEST(Frame, TheReadmeShowsTheGoldenBytes) {
+  std::ifstream file(GRADWIRE_SOURCE_DIR "/transport/README.md");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::erase_if(text, [](unsigned char c) { return std::isspace(c) != 0; });
+  EXPECT_THAT(text, HasSubstr(kGoldenHex));
 }
 
 TEST(Frame, DecodeGivesBackWhatWasEncoded) {
