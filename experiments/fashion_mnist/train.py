@@ -20,11 +20,13 @@ import os
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import gradwire as gw
+import gradwire.result
+import gradwire.settings
 import gradwire.torch
 import torch
 import torch.nn.functional as F
@@ -149,7 +151,6 @@ class Progress:
     """Rank 0's lines, one per epoch, and a line that moves where they go to a terminal."""
 
     stream: TextIO | None
-    started: float = field(default_factory=time.perf_counter)
     shown: float = 0.0
 
     def say(self, text: str) -> None:
@@ -267,25 +268,28 @@ def train(args: argparse.Namespace, store: Any, data: Dataset, progress: Progres
         "weights_sha256": weights_sha256(model),
         "dataset": data.name,
         "workers": store.num_workers,
+        "compression": str(store.compression),
+        "momentum_correction": optimizer.momentum_correction,
         "arguments": {name: value for name, value in vars(args).items() if name != "json"},
     }
 
 
 def write_record(record: dict[str, Any], args: argparse.Namespace) -> None:
-    """Writes the record where --json and GRADWIRE_RESULT say."""
+    """Writes the record where --json and `gradwire ab` want it."""
     text = json.dumps(record, indent=2)
     if args.json == "-":
         print(text)
     elif args.json:
         Path(args.json).write_text(text + "\n")
-    if result := gw.settings.read().result:
-        Path(result).write_text(text + "\n")
+    gradwire.result.write(**record)
 
 
 def main() -> None:
     args = parse_arguments()
     store = gw.kv.create(args.kv_store)
-    torch.set_num_threads(args.threads or int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
+    torch.set_num_threads(
+        args.threads or int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    )
     progress = Progress(None if store.rank else sys.stderr if args.json == "-" else sys.stdout)
     data = load(args.limit)
     if data.name != "fashion-mnist":

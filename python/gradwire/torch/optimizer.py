@@ -156,7 +156,7 @@ class _Distributed(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
             closure = None
-        for name, parameter in self._unsent:
+        for name, parameter in self._unsent if self._reducer is not None else ():
             if parameter.grad is not None:
                 raise RuntimeError(
                     f"gradwire.torch: {name!r} was frozen when the DistributedOptimizer was made and "
@@ -184,6 +184,11 @@ class _Distributed(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses: groups are agreed between the workers when the DistributedOptimizer is made."""
         raise RuntimeError("gradwire.torch: add parameter groups before making the DistributedOptimizer")
+
+    @property
+    def momentum_correction(self) -> bool:
+        """True where workers send momentum, and p.grad is its mean."""
+        return self._momentum is not None
 
     def close(self) -> None:
         """Takes the hooks off the parameters: gradients stay local, and the store is free for another."""
