@@ -5,6 +5,7 @@
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/dense_kernels.cpp"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 
@@ -31,6 +32,7 @@ using Bits = hn::RebindToUnsigned<Floats>;
 using Ints = hn::RebindToSigned<Floats>;
 using Halves = hn::Rebind<std::uint16_t, Floats>;
 constexpr std::size_t kLanes = hn::MaxLanes(Floats());
+constexpr std::size_t kAheadBytes = 1536;  // what a pass asks memory for in advance
 
 using FloatVector = hn::Vec<Floats>;
 using BitVector = hn::Vec<Bits>;
@@ -114,6 +116,8 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
   auto all_finite = hn::Eq(hn::Zero(d), hn::Zero(d));
   std::size_t i = 0;
   for (; i + kLanes <= elements; i += kLanes) {
+    hwy::Prefetch(grad + i + kAheadBytes / sizeof(float));
+    if constexpr (kResidual) hwy::Prefetch(residual + i + kAheadBytes / sizeof(float));
     FloatVector x = hn::LoadU(d, grad + i);
     const FloatVector kept = kResidual ? hn::LoadU(d, residual + i) : hn::Zero(d);
     if constexpr (kResidual) x = hn::Add(kept, x);
@@ -135,8 +139,11 @@ bool SumRun(std::span<const Payload> payloads, std::size_t offset, std::size_t e
   auto all_finite = hn::Eq(hn::Zero(d), hn::Zero(d));
   std::size_t i = 0;
   for (; i + kLanes <= elements; i += kLanes) {
-    FloatVector sum = Load<kFormat>(payloads[0].data() + offset + i * kWidth);
+    const std::byte* const first = payloads[0].data() + offset + i * kWidth;
+    hwy::Prefetch(first + kAheadBytes);
+    FloatVector sum = Load<kFormat>(first);
     for (const Payload& payload : payloads.subspan(1)) {
+      hwy::Prefetch(payload.data() + offset + i * kWidth + kAheadBytes);
       sum = hn::Add(sum, Load<kFormat>(payload.data() + offset + i * kWidth));
     }
     all_finite = hn::And(all_finite, Finite(sum));
