@@ -12,6 +12,7 @@
 #include <csignal>
 #include <deque>
 
+#include "compress/simd_target.h"
 #include "kvstore/server.h"
 #include "python/src/bindings.h"
 #include "transport/inproc.h"
@@ -310,6 +311,15 @@ void bind_engine(nb::module_& module) {
       .def("take_notices", [](PyEngine& s) { return s.engine().take_notices(); })
       .def("close", &PyEngine::close, "Says goodbye and ends the threads. Idempotent.");
 
+  module.def(
+      "build_info",
+      [] {
+        nb::dict info;
+        info["zmq"] = transport::zmq_version();
+        info["simd"] = compress::simd_target();
+        return info;
+      },
+      "What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs.");
   module.def("connect_engine", &connect_engine, "Joins a job as a worker. Keywords: gradwire.settings.");
   module.def("local_engine", &local_engine, "A store inside this process, of one worker.");
   module.def("run_server", &run_server, "Serves one job to its end in this process.");
