@@ -81,7 +81,7 @@ def read(lab: str) -> Record | None:
 
 
 def started(pid: int) -> int | None:
-    """Returns when a process started, in clock ticks since boot. None: there is no such process, or it is a zombie."""
+    """Returns when a process started, in clock ticks since boot. None: no such process, or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else int(fields[19])
