@@ -7,8 +7,8 @@ Example:
     kv.push(3, grad, priority=-1)
     kv.pull(3, out=total)      # no optimizer set: the sum of this round's pushes
 
-Values are float32, float16, bfloat16 or float64 arrays on the CPU: NumPy's, PyTorch's, or any with DLPack. Float32 ones
-that are contiguous are sent from and received into their own memory.
+Values are float32, float16, bfloat16 or float64 arrays on the CPU: NumPy's or PyTorch's. Float32 ones that are
+contiguous are sent from and received into their own memory.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 
 from gradwire import _core, settings
 from gradwire.compress import Compression
+from gradwire.devices import DeviceSum
 
 __all__ = ["KVStore", "create", "stores"]
 
@@ -47,8 +48,8 @@ def stores() -> list[str]:
 def create(name: str = "local") -> KVStore:
     """Opens a store; for `dist_*` joins the job that the environment describes (see `gradwire run`).
 
-    In a process whose role is server or scheduler (DMLC_ROLE or GRADWIRE_ROLE) it serves the job to its end and then
-    ends the process, as users of MXNet's scripts expect.
+    In a process whose role is server or scheduler (DMLC_ROLE or GRADWIRE_ROLE) it serves the job to its end and
+    then ends the process, as users of MXNet's scripts expect.
 
     Args:
         name: one of `stores()`.
@@ -81,8 +82,9 @@ def create(name: str = "local") -> KVStore:
 class KVStore:
     """A worker's end of a store. Made by create().
 
-    Methods that take a key also take a list of keys, with a list of values. A value may be a list of arrays, one per
-    device, which are summed first. Every call that waits can be interrupted by Ctrl-C.
+    Methods that take a key also take a list of keys, with a list of values. A value may be a list of arrays, one
+    per device, which are summed first: as they are in `dist_*`, through the codec with a residual per device in
+    `local` and `device`, as MXNet does. Every call that waits can be interrupted by Ctrl-C.
     """
 
     def __init__(self, kind: str, engine: _core.Engine, values: settings.Settings) -> None:
@@ -90,6 +92,7 @@ class KVStore:
         self._settings = values
         self._ids: dict[Key, int] = {}
         self._compression = Compression()
+        self._devices = DeviceSum("none")
         self.engine = engine
 
     # ---------------------------------------------------------------- what it is
@@ -116,7 +119,11 @@ class KVStore:
     @property
     def passthrough(self) -> bool:
         """True when a push of one value would come back as it went: one local worker, nothing compressed."""
-        return _PLACEMENTS[self._kind] == "local" and self._compression.spec == "none"
+        return self._is_local and self._compression.spec == "none"
+
+    @property
+    def _is_local(self) -> bool:
+        return _PLACEMENTS[self._kind] == "local"
 
     def is_capable(self, capability: str) -> bool:
         """Tells whether the store has "optimizer", "gradient_compression" or "gradient_compression:CODEC".
@@ -140,8 +147,8 @@ class KVStore:
         """Compresses every push from now on. Collective.
 
         Args:
-            compression_params: {"type": "2bit", "threshold": 0.5}, plus "reply": "exact" (default where the codec has
-                it), "fp32" or the codec's name; or the same as text, "2bit:threshold=0.5,reply=2bit".
+            compression_params: {"type": "2bit", "threshold": 0.5}, plus "reply": "exact" (default where the codec
+                has it), "fp32" or the codec's name; or the same as text, "2bit:threshold=0.5,reply=2bit".
                 The setting GRADWIRE_COMPRESSION overrides it.
 
         Raises:
@@ -149,7 +156,10 @@ class KVStore:
         """
         given = self._settings.compression or compression_params
         parsed = Compression.parse(given, reply=self._settings.reply)
-        self.engine.set_compression(parsed.spec, parsed.reply)
+        if self._is_local:
+            self._devices = DeviceSum(parsed.spec)
+        else:
+            self.engine.set_compression(parsed.spec, parsed.reply)
         self._compression = parsed
 
     def set_optimizer(self, name: str, **parameters: float) -> None:
@@ -171,8 +181,8 @@ class KVStore:
         """Declares keys and stores rank 0's values. Collective; once per key.
 
         Raises:
-            ValueError: a key was declared before, int and str keys are mixed, or ranks differ in key, shape or dtype
-                (every rank gets the same error, which names the first difference).
+            ValueError: a key was declared before, int and str keys are mixed, or ranks differ in key, shape or
+                dtype (every rank gets the same error, which names the first difference).
         """
         keys, values = _pairs("init", key, value)
         names = [*self._ids, *keys]
@@ -192,7 +202,7 @@ class KVStore:
             self.engine.init(identity, array)
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
-        """Adds value to the key's sum of this round. Returns when value has been taken; it may be reused then.
+        """Adds value to the key's sum of this round. Returns when value was taken; it may be reused then.
 
         Args:
             priority: higher is sent sooner; front layers first is priority=-index.
@@ -206,8 +216,8 @@ class KVStore:
             self.engine.push(self._id("push", name), self._merged("push", name, item), priority)
 
     def pull(self, key: Key | Sequence[Key], out: Any, priority: int = 0) -> None:
-        """Writes to out what the store holds after this worker's last push of the key: the sum of that round, or the
-        weight when an optimizer is set, or the initial value. Waits for the other workers' pushes.
+        """Writes to out what the store holds after this worker's last push of the key: the sum of that round, or
+        the weight when an optimizer is set, or the initial value. Waits for the other workers' pushes.
 
         Args:
             out: an array, or a list of arrays that all get the value.
@@ -220,7 +230,7 @@ class KVStore:
         self._finish(waiting)
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> None:
-        """Push and pull in one; without out, in place. The fastest way: arrays travel from and to their own memory."""
+        """Push and pull in one; without out, in place. The fastest: arrays travel from and to their own memory."""
         keys, values = _pairs("pushpull", key, value)
         _, outs = _pairs("pushpull", key, value if out is None else out)
         waiting = []
@@ -233,7 +243,7 @@ class KVStore:
         self._finish(waiting)
 
     def broadcast(self, key: Key | Sequence[Key], value: Any, out: Any, priority: int = 0) -> None:
-        """Declares keys with rank 0's values and writes those to out on every rank. Collective; once per key."""
+        """Declares keys with rank 0's values, and writes those to out on every rank. Collective; once a key."""
         self.init(key, value)
         self.pull(key, out, priority)
 
@@ -258,17 +268,15 @@ class KVStore:
             raise ValueError(f"{verb}: key {key!r} has not been initialised{near}; call init first") from None
 
     def _merged(self, verb: str, key: Key, value: Any) -> Any:
-        if not isinstance(value, list | tuple):
-            return _array(verb, key, value)
-        if len(value) > 1 and _PLACEMENTS[self._kind] == "local" and self._compression.spec != "none":
+        values = value if isinstance(value, list | tuple) else [value]
+        arrays = [_array(verb, key, part) for part in values]
+        if len({np.shape(array) for array in arrays}) != 1:
+            shapes = ", ".join(str(tuple(np.shape(array))) for array in arrays)
             raise ValueError(
-                f"{verb}: key {key!r} has {len(value)} values and the store {self._kind!r} compresses; this needs a "
-                "residual per device, which is not built yet: push one value, or do not compress"
+                f"{verb}: the values of key {key!r} have shapes {shapes}; give one shape, or no list"
             )
-        total = np.array(_array(verb, key, value[0]), copy=True)
-        for part in value[1:]:
-            total += np.asarray(_array(verb, key, part))
-        return total
+        compresses = self._is_local and not self.passthrough
+        return self._devices.add(key, arrays) if len(arrays) > 1 or compresses else arrays[0]
 
     def _finish(self, waiting: Sequence[tuple[_core.Ticket, _Target]]) -> None:
         for ticket, target in waiting:
@@ -329,7 +337,8 @@ def _array(verb: str, key: Key, value: Any) -> Any:
         )
     if _dtype(value) not in ("float32", "float64", "float16", "bfloat16"):
         raise ValueError(
-            f"{verb}: the value of key {key!r} has dtype {_dtype(value)}, expected float32, float16, bfloat16 or float64"
+            f"{verb}: the value of key {key!r} has dtype {_dtype(value)}, "
+            "expected float32, float16, bfloat16 or float64"
         )
     plain = _detached(value)
     if _is_plain(plain):
@@ -379,8 +388,8 @@ def _node_options(values: settings.Settings) -> dict[str, Any]:
 def _join(values: settings.Settings, name: str) -> _core.Engine:
     if values.scheduler is None:
         raise ValueError(
-            f"kv.create({name!r}): GRADWIRE_SCHEDULER is not set, so there is no job to join; start the script with "
-            "`gradwire run -n 2 -s 2 python script.py`, or use the store 'local'"
+            f"kv.create({name!r}): GRADWIRE_SCHEDULER is not set, so there is no job to join; start the script "
+            "with `gradwire run -n 2 -s 2 python script.py`, or use the store 'local'"
         )
     return _core.connect_engine(**_node_options(values), **_engine_options(values))
 
