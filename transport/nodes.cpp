@@ -1,5 +1,8 @@
 #include "transport/nodes.h"
 
+#include <array>
+#include <cstdio>
+
 namespace gradwire::transport {
 
 std::string list_nodes(const std::vector<Node>& nodes) {
@@ -15,6 +18,12 @@ std::string list_workers(const std::vector<std::uint32_t>& ranks) {
   std::vector<Node> nodes;
   for (const auto rank : ranks) nodes.push_back({Role::kWorker, rank});
   return list_nodes(nodes);
+}
+
+std::string in_seconds(std::chrono::milliseconds time) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.4g s", std::chrono::duration<double>(time).count());
+  return text.data();
 }
 
 void check_route(Node self, const World& world, Node to, std::span<const Frame> frames) {

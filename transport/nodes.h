@@ -16,6 +16,9 @@ namespace gradwire::transport {
 std::string list_nodes(const std::vector<Node>& nodes);
 std::string list_workers(const std::vector<std::uint32_t>& ranks);
 
+/// "0.7 s", "60 s"
+std::string in_seconds(std::chrono::milliseconds time);
+
 /// Throws std::invalid_argument unless self may send these frames to that node: workers to servers, servers
 /// to workers, data-plane kinds only.
 void check_route(Node self, const World& world, Node to, std::span<const Frame> frames);

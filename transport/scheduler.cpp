@@ -248,12 +248,9 @@ void Scheduler::State::tick_roll_call(Clock::time_point now) {
     peers.erase(lost->name);
   }
   if (now - started >= options.rendezvous_timeout) {
-    const double seconds = std::chrono::duration<double>(options.rendezvous_timeout).count();
-    std::array<char, 32> within{};
-    std::snprintf(within.data(), within.size(), "%.3g s", seconds);
-    fail("roll call: still waiting for " + roll_call.awaited() + " after " + within.data() + "; " +
-             list_nodes(roll_call.missing()) + " never arrived: check that they were started and can reach " +
-             endpoint,
+    fail("roll call: still waiting for " + roll_call.awaited() + " after " +
+             in_seconds(options.rendezvous_timeout) + "; " + list_nodes(roll_call.missing()) +
+             " never arrived: check that they were started and can reach " + endpoint,
          FailureCause::kDeadline);
   } else if (now >= next_progress) {
     next_progress = now + kProgressEvery;

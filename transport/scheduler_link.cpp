@@ -2,6 +2,7 @@
 
 #include "transport/address.h"
 #include "transport/data_links.h"
+#include "transport/nodes.h"
 
 namespace gradwire::transport {
 namespace {
@@ -105,12 +106,12 @@ void SchedulerLink::check_rendezvous(Time now) {
     send(Kind::kHello, 0, 0, to_text(hello_));
   }
   if (now < deadline_) return;
-  const std::string seconds = std::to_string(options_.rendezvous_timeout.count() / 1000.0);
+  const std::string time = in_seconds(options_.rendezvous_timeout);
   events_.on_failure(heard_
                          ? "roll call: the scheduler at " + options_.scheduler +
-                               " is still waiting for other nodes after " + seconds + " s"
+                               " is still waiting for other nodes after " + time
                          : "roll call: no answer from the scheduler at " + options_.scheduler + " within " +
-                               seconds + " s; check that it was started and can be reached from here",
+                               time + "; check that it was started and can be reached from here",
                      FailureCause::kDeadline);
 }
 

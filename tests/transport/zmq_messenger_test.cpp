@@ -139,6 +139,10 @@ class RawWorker {
     roster_ = parse_roster(answer->payload);
     return roster_;
   }
+  /// Waits for a first heartbeat: the scheduler has taken the hello.
+  void await_taken() {
+    if (!control_.read_message()) throw std::runtime_error("the scheduler did not take the hello");
+  }
   void beat() { control_.write_frame(control_header(Kind::kHeartbeat, kRawNode, roster_.epoch), ""); }
 
   RawPeer open_stream(std::uint32_t server) {
@@ -233,6 +237,7 @@ TEST(ZmqRollCall, ADuplicateRankIsRefusedNamingWhoHasIt) {
   const ZmqOptions options = job_of(2, 0);
   Scheduler scheduler(options);
   RawWorker first(scheduler, 2, 0);
+  first.await_taken();
   EXPECT_THAT(error_of([&] { connect_zmq(node_of(options, scheduler, Role::kWorker, 1)); }),
               AllOf(HasSubstr("worker 1 ("), HasSubstr("is here already, as raw-host, pid 4711")));
 }
