@@ -75,7 +75,7 @@ def round_to_8_bits(value: float) -> np.float32:
 
 
 def lane_sum(values: Floats) -> np.float32:
-    """Sums in the written order: element i to lane i % 16, in order; then lanes i and i + 8, + 4, + 2, + 1."""
+    """Sums in the written order: element i to lane i % 16, then lanes i and i + 8, + 4, + 2, + 1."""
     padded = np.zeros((values.size + LANES - 1) // LANES * LANES, np.float32)
     padded[: values.size] = values
     lanes = np.zeros(LANES, np.float32)
