@@ -174,8 +174,7 @@ Hello ZmqMessenger::hello() const {
   return hello;
 }
 
-// --- callers
-// -----------------------------------------------------------------------------------------------------
+// --- callers ---
 
 void ZmqMessenger::join_job() {
   std::unique_lock lock(mutex_);
@@ -286,8 +285,7 @@ void ZmqMessenger::leave(milliseconds timeout) {
   changed_.wait(lock, [this] { return closed_; });
 }
 
-// --- I/O thread
-// --------------------------------------------------------------------------------------------------
+// --- I/O thread ---
 
 void ZmqMessenger::run() {
   try {

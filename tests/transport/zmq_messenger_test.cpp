@@ -106,8 +106,7 @@ std::string fate_of(std::future<std::unique_ptr<Messenger>>& joining) {
   return error_of([&] { joining.get(); });
 }
 
-// --- a worker made of a plain socket
-// --------------------------------------------------------------------------------
+// --- a worker made of a plain socket ---
 
 constexpr Node kRawNode{Role::kWorker, 1};
 
@@ -162,8 +161,7 @@ class RawWorker {
   Roster roster_;
 };
 
-// --- roll call
-// ------------------------------------------------------------------------------------------------------
+// --- roll call ---
 
 TEST(ZmqRollCall, AServerThatNeverComesIsNamedToEveryNodePresent) {
   ZmqOptions options = job_of(2, 2);
@@ -283,8 +281,7 @@ TEST(ZmqRollCall, APortInUseIsNamed) {
               AllOf(HasSubstr("cannot listen on " + first.endpoint()), HasSubstr("in use")));
 }
 
-// --- the end of a job, good and bad
-// ---------------------------------------------------------------------------------
+// --- the end of a job, good and bad ---
 
 TEST(ZmqScheduler, WaitReturnsWhenAllWorkersHaveLeft) {
   const ZmqOptions options = job_of(2, 1);
@@ -303,32 +300,31 @@ TEST(ZmqScheduler, WaitReturnsWhenAllWorkersHaveLeft) {
 TEST(ZmqScheduler, ASchedulerThatIsClosedEarlyTellsEveryNode) {
   const ZmqOptions options = job_of(2, 0);
   auto scheduler = std::make_unique<Scheduler>(options);
-  auto worker1 = join_later(node_of(options, *scheduler, Role::kWorker, 1));
+  auto joining = join_later(node_of(options, *scheduler, Role::kWorker, 1));
   const auto worker0 = connect_zmq(node_of(options, *scheduler, Role::kWorker, 0));
+  const auto worker1 = joining.get();
   FailureEar ear;
   worker0->attach(ear);
   scheduler.reset();
   EXPECT_THAT(ear.await(), HasSubstr("the scheduler was closed before the job was over"));
   worker0->detach();
-  worker1.get();
 }
 
 TEST(ZmqScheduler, FailEndsWaitAndReachesEveryNode) {
   const ZmqOptions options = job_of(2, 0);
   Scheduler scheduler(options);
-  auto worker1 = join_later(node_of(options, scheduler, Role::kWorker, 1));
+  auto joining = join_later(node_of(options, scheduler, Role::kWorker, 1));
   const auto worker0 = connect_zmq(node_of(options, scheduler, Role::kWorker, 0));
+  const auto worker1 = joining.get();
   FailureEar ear;
   worker0->attach(ear);
   scheduler.fail("the launcher lost a child");
   EXPECT_EQ(error_of([&] { scheduler.wait(); }), "TransportError: the launcher lost a child");
   EXPECT_EQ(ear.await(), "the launcher lost a child");
   worker0->detach();
-  worker1.get();
 }
 
-// --- liveness
-// -------------------------------------------------------------------------------------------------------
+// --- liveness ---
 
 TEST(ZmqLiveness, AWorkerThatFallsSilentIsNamedEverywhere) {
   ZmqOptions options = job_of(2, 0);
@@ -390,8 +386,7 @@ TEST(ZmqLiveness, ASchedulerThatFallsSilentIsNamed) {
   worker->detach();
 }
 
-// --- hostile strangers
-// ----------------------------------------------------------------------------------------------
+// --- hostile strangers ---
 
 // Answers every push with a reply of the same payload.
 class Echo : public Sink {
