@@ -1,0 +1,61 @@
+"""The same numbers, bit for bit, however the job is cut: partitions, servers, verbs, a second run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from integration.processes import Ended, python, run_to_the_end
+
+CODECS = [
+    *("none", "fp16", "2bit:threshold=0.5", "2bit:threshold=0.5,reply=2bit"),
+    *("2bit:threshold=auto", "2bit:threshold=auto,reply=2bit"),
+]
+
+
+def agreed_hashes(ended: Ended, workers: int = 2) -> object:
+    """What all ranks received, by codec, which must be the same on all."""
+    assert ended.code == 0, str(ended)
+    records = ended.records()
+    assert {record["rank"] for record in records} == set(range(workers)), str(ended)
+    assert all(record["hashes"] == records[0]["hashes"] for record in records), records
+    return records[0]["hashes"]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> object:
+    command = python("sums_worker.py", "steps=4", "sizes=large", f"codecs={';'.join(CODECS)}")
+    return agreed_hashes(run_to_the_end(tmp_path_factory.mktemp("reference"), command))
+
+
+@pytest.mark.parametrize(
+    ("servers", "variables"),
+    [
+        pytest.param(2, {}, id="a second run"),
+        pytest.param(2, {"GRADWIRE_PARTITION_BYTES": "256KiB"}, id="small partitions"),
+        pytest.param(1, {}, id="one server"),
+        pytest.param(3, {"GRADWIRE_PARTITION_BYTES": "512KiB"}, id="three servers"),
+        pytest.param(
+            2,
+            {
+                "GRADWIRE_BIGARRAY_BOUND": "100000",
+                "GRADWIRE_STREAMS": "2",
+                "GRADWIRE_SERVER_THREADS": "2",
+                "GRADWIRE_CODEC_THREADS": "3",
+                "GRADWIRE_CREDIT_BYTES": "8KiB",
+                "GRADWIRE_FUSION_BYTES": "0",
+            },
+            id="every other knob",
+        ),
+    ],
+)
+def test_how_a_job_is_cut_changes_no_bit(
+    reference: object, servers: int, variables: dict[str, str], tmp_path: Path
+) -> None:
+    command = python("sums_worker.py", "steps=4", "sizes=large", f"codecs={';'.join(CODECS)}")
+    assert agreed_hashes(run_to_the_end(tmp_path, command, servers=servers, **variables)) == reference
+
+
+def test_push_and_pull_give_what_pushpull_gives(reference: object, tmp_path: Path) -> None:
+    command = python("sums_worker.py", "mode=push", "steps=4", "sizes=large", f"codecs={';'.join(CODECS)}")
+    assert agreed_hashes(run_to_the_end(tmp_path, command)) == reference

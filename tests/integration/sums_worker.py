@@ -1,0 +1,68 @@
+"""A worker that pushes known arrays and keeps a hash of all that comes back. Options are words NAME=VALUE.
+
+    sums_worker.py steps=20 'codecs=none;2bit:threshold=0.5' pause=0.05 mode=pushpull sizes=small sleep=0
+
+Codecs are run one after the other, each on keys of its own. In the third step it says that it is running, and rank 0
+then sleeps, if asked to, with Python's global lock held.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import gradwire
+import numpy as np
+
+OPTIONS = {"steps": "12", "codecs": "none", "pause": "0", "mode": "pushpull", "sleep": "0", "sizes": "small"}
+SIZES = {
+    "small": {"bias": (7,), "weight": (61, 83), "head": (10, 999)},
+    # one element, several partitions, a short last codec unit, above the shard bound, one whole unit
+    "large": {"a": (1,), "b": (130_001,), "c": (1100, 1000), "d": (65_536,)},
+}
+
+
+def train(store: gradwire.kv.KVStore, codec: str, options: dict[str, str]) -> str:
+    """Runs all steps with one codec and returns the hash of everything received."""
+    folder = Path(os.environ["TEST_FOLDER"])
+    store.set_gradient_compression(codec)
+    shapes = SIZES[options["sizes"]].items()
+    sums = {f"{name} {codec}": np.zeros(shape, np.float32) for name, shape in shapes}
+    store.init(list(sums), list(sums.values()))
+    random = np.random.default_rng(store.rank)
+    digest = hashlib.sha256()
+    for step in range(int(options["steps"])):
+        grads = {key: random.normal(0, 0.6, value.shape).astype(np.float32) for key, value in sums.items()}
+        if options["mode"] == "pushpull":
+            store.pushpull(list(grads), list(grads.values()), out=list(sums.values()))
+        else:
+            for index, key in enumerate(grads):
+                store.push(key, grads[key], priority=-index)
+            store.pull(list(sums), out=list(sums.values()))
+        assert all(value.any() for value in sums.values() if value.size > 1), "only zeros came back"
+        for value in sums.values():
+            digest.update(value.tobytes())
+        if step == 2:
+            (folder / f"worker{store.rank}.running").touch()
+            if float(options["sleep"]) and store.rank == 0:
+                ctypes.PyDLL(None).usleep(int(float(options["sleep"]) * 1e6))  # PyDLL keeps the lock
+        time.sleep(float(options["pause"]))
+    return digest.hexdigest()
+
+
+def main() -> None:
+    options = OPTIONS | dict(word.split("=", 1) for word in sys.argv[1:])
+    pid_file = Path(os.environ["TEST_FOLDER"]) / f"worker{os.environ['GRADWIRE_RANK']}.pid"
+    pid_file.write_text(str(os.getpid()))
+    store = gradwire.kv.create("dist_sync")
+    hashes = {codec: train(store, codec, options) for codec in options["codecs"].split(";")}
+    print(json.dumps({"rank": store.rank, "hashes": hashes}))
+    store.close()
+
+
+main()
