@@ -1,0 +1,92 @@
+"""Where a bench's processes run, what they cost there, and what went over their links."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gradwire.child import Host, LocalHost
+
+
+class Watched:
+    """A host as seen by one process of a job, which remembers that process."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.pid: int | None = None
+
+    @property
+    def address(self) -> str:
+        return self._host.address
+
+    @property
+    def namespace(self) -> str | None:
+        return self._host.namespace
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        process = self._host.popen(command, **options)
+        self.pid = process.pid
+        return process
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the process, all its threads, which must be alive."""
+        assert self.pid is not None
+        return time.clock_gettime((~self.pid << 3) | 2)  # Linux's clock id of another process's CPU time
+
+
+class Network:
+    """The hosts of a bench: this machine, or one namespace per worker and server behind shaped links."""
+
+    def __init__(self, workers: Sequence[Host], servers: Sequence[Host], scheduler: Host, lab: Any) -> None:
+        self._hosts = {"worker": workers, "server": servers, "scheduler": [scheduler]}
+        self._lab = lab
+        self._watched: dict[tuple[str, int], Watched] = {}
+
+    @classmethod
+    @contextmanager
+    def open(cls, ranks: int, servers: int, bandwidth: str | None, colocated: bool) -> Iterator[Network]:
+        """Makes the hosts, and removes them at the end.
+
+        Raises: NetLabUnavailable: a bandwidth was given, and namespaces cannot be made here.
+        """
+        here = LocalHost()
+        if bandwidth is None:
+            yield cls([here] * ranks, [here] * servers, here, None)
+            return
+        from gradwire.netlab import NetLab
+
+        with NetLab(hosts=ranks if colocated else ranks + servers, bandwidth=bandwidth) as lab:
+            workers = lab.hosts[:ranks]
+            yield cls(
+                workers, workers if colocated else lab.hosts[ranks:], LocalHost(lab.bridge_address), lab
+            )
+
+    def place(self, role: str, rank: int) -> Watched:
+        """The placement of run_job: where this process of the job runs."""
+        if (role, rank) not in self._watched:
+            self._watched[role, rank] = Watched(self._hosts[role][rank])
+        return self._watched[role, rank]
+
+    def forget_processes(self) -> None:
+        """To be called between two jobs."""
+        self._watched.clear()
+
+    def interface(self, host: Watched) -> str:
+        """Names the interface that host's traffic takes."""
+        if host.namespace is not None:
+            return "eth0"
+        return "lo" if self._lab is None else f"gl{self._lab.name}b"
+
+    def server_seconds(self) -> float:
+        """CPU seconds of all server processes so far."""
+        return sum(host.cpu_seconds() for (role, _), host in self._watched.items() if role == "server")
+
+    def sent_bytes(self) -> float | None:
+        """Bytes that left the workers' hosts so far; None where they have no links of their own."""
+        if self._lab is None:
+            return None
+        workers = self._lab.hosts[: len(self._hosts["worker"])]
+        return float(sum(host.counters().sent_bytes for host in workers))

@@ -1,0 +1,199 @@
+"""What a worker does in `gradwire bench ps`, whatever the system: rounds, clocks, and the check of every result.
+
+Only NumPy and the standard library: a peer's worker runs this in the peer's own environment.
+
+The worker of each rank checks its share of the elements against what NumPy expects, and names a digest of every
+share; equal digests on all ranks then vouch for all elements on all ranks.
+
+Threading: one thread. What it prints goes to the bench in lines that begin with MARKER.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+MARKER = "@bench "
+_UNIT_ELEMENTS = 65_536  # shares hold whole codec units
+
+
+def gradient(rank: int, elements: int) -> Any:
+    """Returns rank's gradient, float32, uniform in (-0.6, 0.6): a threshold of 0.5 sends some elements at once."""
+    values = np.random.default_rng(rank).random(elements, dtype=np.float32)
+    values *= np.float32(1.2)
+    values -= np.float32(0.6)
+    return values
+
+
+def shares(elements: int, ranks: int) -> list[slice]:
+    """Cuts the elements into one run of whole codec units per rank; some are empty if there are few units."""
+    units = -(-elements // _UNIT_ELEMENTS)
+    ends = [min(elements, units * rank // ranks * _UNIT_ELEMENTS) for rank in range(ranks + 1)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
+
+
+class Expectation(Protocol):
+    """Knows what a share of every round's sum must be."""
+
+    def next_round(self) -> Any:
+        """Returns the share of the next round's sum."""
+        ...
+
+
+class PlainSum:
+    """Uncompressed: the float32 sum in rank order, the same in every round."""
+
+    def __init__(self, grads: list[Any]) -> None:
+        self._total = grads[0].copy()
+        for grad in grads[1:]:
+            self._total += grad
+
+    def next_round(self) -> Any:
+        return self._total
+
+
+class TwoBitSum:
+    """MXNet's 2-bit rule, written from its description: r += g; r >= T sends +T, r <= -T sends -T, and r loses it.
+
+    requantised: the sum is sent as 2 bits as well, by the same rule with the level N*T and the threshold N*T/2,
+    and a residual of its own.
+    """
+
+    def __init__(self, grads: list[Any], threshold: float, requantised: bool) -> None:
+        self._grads = grads
+        self._threshold = np.float32(threshold)
+        self._residuals = [np.zeros_like(grad) for grad in grads]
+        self._reply_residual = np.zeros_like(grads[0]) if requantised else None
+
+    def next_round(self) -> Any:
+        counts = np.zeros(self._grads[0].size, dtype=np.int16)
+        for grad, residual in zip(self._grads, self._residuals, strict=True):
+            residual += grad
+            counts += _take(residual, self._threshold, self._threshold)
+        total = counts.astype(np.float32) * self._threshold
+        if self._reply_residual is None:
+            return total
+        level = np.float32(len(self._grads)) * self._threshold
+        self._reply_residual += total
+        return _take(self._reply_residual, level / np.float32(2), level).astype(np.float32) * level
+
+
+def _take(residual: Any, threshold: Any, level: Any) -> Any:
+    """Takes level from what reaches the threshold, in place. Returns the codes: -1, 0 or 1."""
+    codes = (residual >= threshold).astype(np.int16) - (residual <= -threshold).astype(np.int16)
+    residual -= codes.astype(np.float32) * level
+    return codes
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the bench asks of a worker.
+
+    codec, reply and transport are gradwire's words. threshold: of a 2bit codec with MXNet's rule, else None.
+    folder: where the bench answers marks.
+    """
+
+    elements: int
+    ranks: int
+    warm_up: int
+    rounds: int
+    codec: str
+    threshold: float | None
+    reply: str
+    transport: str
+    folder: str
+
+    @classmethod
+    def parse(cls, text: str) -> Task:
+        return cls(**json.loads(text))
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    def share_of_grads(self, rank: int) -> list[Any]:
+        """Every rank's gradient, cut to what this rank checks."""
+        share = shares(self.elements, self.ranks)[rank]
+        return [gradient(other, self.elements)[share].copy() for other in range(self.ranks)]
+
+    def known_expectation(self, rank: int) -> Expectation | None:
+        """Returns NumPy's expectation, or None for a codec whose rule is not written down here."""
+        if self.codec == "none":
+            return PlainSum(self.share_of_grads(rank))
+        if self.threshold is not None:
+            return TwoBitSum(self.share_of_grads(rank), self.threshold, requantised=self.reply == "2bit")
+        return None
+
+
+@dataclass(frozen=True)
+class Actions:
+    """How a system does one round. Only exchange is timed.
+
+    prepare: puts the gradient in place; exchange: from the gradient to the sum; result: the sum as an array;
+    sent_bytes: counts what went through this worker's sockets, None where the system does not tell.
+    """
+
+    barrier: Callable[[], None]
+    prepare: Callable[[], None]
+    exchange: Callable[[], None]
+    result: Callable[[], Any]
+    sent_bytes: Callable[[], int] | None = None
+
+
+def run(task: Task, rank: int, actions: Actions, expectation: Expectation, tolerance: float = 0.0) -> None:
+    """Does all rounds and reports them. Rank 0 marks where the timed ones begin and end."""
+    cuts = shares(task.elements, task.ranks)
+    rows = []
+    for index in range(task.warm_up + task.rounds):
+        if index == task.warm_up and rank == 0:
+            _mark("begin", task.folder)
+        actions.prepare()
+        sent = actions.sent_bytes() if actions.sent_bytes else None
+        actions.barrier()
+        cpu, begin = time.process_time(), time.perf_counter()
+        actions.exchange()
+        seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+        total = actions.result()
+        rows.append(
+            {
+                "timed": index >= task.warm_up,
+                "seconds": seconds,
+                "cpu_seconds": cpu,
+                "sent_bytes": actions.sent_bytes() - sent
+                if actions.sent_bytes and sent is not None
+                else None,
+                "right": _agrees(total[cuts[rank]], expectation.next_round(), tolerance),
+                "digests": [zlib.crc32(total[cut]) for cut in cuts],
+            }
+        )
+    actions.barrier()
+    if rank == 0:
+        _mark("end", task.folder)
+    actions.barrier()  # nobody leaves before the servers' clocks were read
+    _say({"rounds": rows})
+
+
+def _agrees(given: Any, expected: Any, tolerance: float) -> bool:
+    if tolerance:
+        return bool(np.allclose(given, expected, rtol=tolerance, atol=tolerance))
+    return bool(np.array_equal(given, expected))
+
+
+def _mark(name: str, folder: str) -> None:
+    """Tells the bench where we are and waits until it has read its counters."""
+    _say({"mark": name})
+    while not Path(folder, name).exists():
+        time.sleep(0.001)
+
+
+def _say(record: dict[str, Any]) -> None:
+    sys.stdout.write(f"{MARKER}{json.dumps(record)}\n")
+    sys.stdout.flush()
