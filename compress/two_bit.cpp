@@ -24,7 +24,7 @@ constexpr ParameterInfo kParameters[] = {
      "skip: an element whose gradient is NaN or infinite sends 0 and keeps its residual; mxnet: as MXNet, to "
      "the bit"},
     {"scale", "1.5", "with threshold=auto: the threshold in means of |gradient + residual|, above 0"},
-    {"reply_scale", "0.75",
+    {"reply_scale", "1.5",
      "with threshold=auto: the threshold of a 2bit reply in means of |sum + residual|, above 0"},
 };
 

@@ -13,7 +13,7 @@ class TwoBitAuto final : public Codec {
  public:
   static constexpr float kDefaultScale = 1.5f;  ///< threshold in means of |gradient + residual|
   static constexpr float kDefaultReplyScale =
-      0.75f;  ///< threshold of a 2bit reply in means of |sum + residual|
+      1.5f;  ///< threshold of a 2bit reply in means of |sum + residual|
 
   /// Requires both finite and above 0.
   TwoBitAuto(float scale, float reply_scale) noexcept : scale_(scale), reply_scale_(reply_scale) {}

@@ -156,11 +156,16 @@ class KVStore:
         """
         given = self._settings.compression or compression_params
         parsed = Compression.parse(given, reply=self._settings.reply)
-        if self._is_local:
-            self._devices = DeviceSum(parsed.spec)
-        else:
-            self.engine.set_compression(parsed.spec, parsed.reply)
+        if not self._is_local:
+            return self.use_compression(parsed)
+        self._devices = DeviceSum(parsed.spec)
         self._compression = parsed
+        return None
+
+    def use_compression(self, compression: Compression) -> None:
+        """Compresses what the engine sends, as given: for front ends that read settings themselves. Collective."""
+        self.engine.set_compression(compression.spec, compression.reply)
+        self._compression = compression
 
     def set_optimizer(self, name: str, **parameters: float) -> None:
         """Lets the servers update weights: pulls return weights from now on. Collective; init keys first.

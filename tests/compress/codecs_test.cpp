@@ -68,7 +68,7 @@ TEST(Codecs, CanonicalSpecWritesEveryParameterThatApplies) {
   EXPECT_EQ(canonical_spec(parse_spec("2bit:nonfinite=mxnet,threshold=2")),
             "2bit:threshold=2,nonfinite=mxnet");
   EXPECT_EQ(canonical_spec(parse_spec("2bit:threshold=auto")),
-            "2bit:threshold=auto,nonfinite=skip,scale=1.5,reply_scale=0.75");
+            "2bit:threshold=auto,nonfinite=skip,scale=1.5,reply_scale=1.5");
   EXPECT_EQ(canonical_spec({"2bit", {{"threshold", "0.25"}}}), "2bit:threshold=0.25,nonfinite=skip");
 }
 

@@ -125,7 +125,7 @@ TEST(Engine, SlotsExchangeEveryStep) {
     std::vector<KeySpec> specs;
     std::vector<std::vector<float>> values;
     for (unsigned i = 0; i < 40; ++i) {
-      specs.push_back({"p" + std::to_string(i), {1 + i * 37}});
+      specs.push_back({std::to_string(i), {1 + i * 37}});
       values.emplace_back(specs.back().elements());
     }
     const auto keys = engine.declare(specs);

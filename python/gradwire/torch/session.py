@@ -38,5 +38,4 @@ def set_compression(store: kv.KVStore, wanted: Wanted | None) -> None:
     if given is not None:
         parsed = Compression.parse(given, defaults=_DEFAULTS, reply=here.reply)
         # Not set_gradient_compression(): it reads GRADWIRE_COMPRESSION itself, with MXNet's defaults.
-        store.engine.set_compression(parsed.spec, parsed.reply)
-        store._compression = parsed
+        store.use_compression(parsed)
