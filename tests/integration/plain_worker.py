@@ -1,7 +1,7 @@
 """One worker of a 2bit job in plain Python: sockets, zlib and NumPy; nothing of gradwire's, no ZeroMQ.
 
-It is written from what the READMEs of transport/, compress/ and kvstore/ say of the wire: if it works, they are enough to
-write a node in any language. It does what a worker must; it neither retries nor probes.
+It is written from what the READMEs of transport/, compress/ and kvstore/ say of the wire: if it works, they are
+enough to write a node in any language. It does what a worker must; it neither retries nor probes.
 
     plain_worker.py tcp://127.0.0.1:9091 RANK WORKERS SERVERS
 """
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,11 @@ HELLO, ROSTER, HEARTBEAT, EXCHANGE, RESULT, GOODBYE = range(1, 7)
 INIT, PUSH, REPLY, ACK = 32, 33, 34, 41
 TWO_BIT, EXACT = 3, 1  # codec and reply on the wire
 PARTITION, SHARD_BOUND, THRESHOLD = 65536, 1_000_000, np.float32(0.5)
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = bytes.fromhex("041C 05 5245414459 0B 536F636B65742D54797065 00000006 4445414C4552")
 
 Message = list[tuple[dict[str, int], bytes]]
+Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Connection:
@@ -38,9 +40,7 @@ class Connection:
         self.socket = socket.create_connection((host.strip("[]"), int(port)), timeout=60)
         self.lock = threading.Lock()
         self.messages: queue.Queue[Message] = queue.Queue()
-        self.socket.sendall(
-            b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32) + READY
-        )
+        self.socket.sendall(GREETING + READY)
         self.read(64)
         threading.Thread(target=self.listen, daemon=True).start()
 
@@ -84,20 +84,9 @@ class Connection:
 
 HEADER = struct.Struct("<IBBBBBBHIQIiQQQQ4IQII16x")
 FIELDS = (
-    *(
-        "magic",
-        "version",
-        "kind",
-        "codec",
-        "dtype",
-        "reply",
-        "content",
-        "reserved",
-        "flags",
-        "epoch",
-        "sender",
-    ),
-    *("priority", "key", "step", "offset", "count", "p0", "p1", "p2", "p3", "bytes", "payload_crc", "crc"),
+    *("magic", "version", "kind", "codec", "dtype", "reply", "content", "reserved", "flags", "epoch"),
+    *("sender", "priority", "key", "step", "offset", "count", "p0", "p1", "p2", "p3"),
+    *("bytes", "payload_crc", "crc"),
 )
 
 
@@ -115,7 +104,7 @@ def read_header(header: bytes, payload: bytes) -> dict[str, int]:
     return values
 
 
-def encode(grad: np.ndarray, residual: np.ndarray) -> bytes:
+def encode(grad: Array, residual: Array) -> bytes:
     """2bit: 11 is +T, 10 is -T, the first element in the most significant bits, padded to 4 bytes."""
     residual += grad
     codes = np.where(residual >= THRESHOLD, 3, np.where(residual <= -THRESHOLD, 2, 0)).astype(np.uint8)
@@ -125,7 +114,7 @@ def encode(grad: np.ndarray, residual: np.ndarray) -> bytes:
     return (padded << np.array([6, 4, 2, 0], np.uint8)).sum(axis=1, dtype=np.uint8).tobytes()
 
 
-def decode_exact(payload: bytes, count: int, workers: int) -> np.ndarray:
+def decode_exact(payload: bytes, count: int, workers: int) -> Array:
     """Groups of 64 elements; word j of a group holds bit j of every element's sum of codes + workers."""
     planes = (2 * workers).bit_length()
     words = np.frombuffer(payload, np.uint8).reshape(-1, planes, 8)
@@ -138,10 +127,8 @@ class PlainWorker:
     def __init__(self, scheduler: str, rank: int, workers: int, servers: int) -> None:
         self.rank, self.workers, self.epoch, self.exchanges = rank, workers, 0, 0
         self.load, self.steps = [0] * servers, dict[str, int]()
-        self.keys, self.residuals = (
-            dict[str, tuple[int, int]](),
-            dict[str, np.ndarray](),
-        )  # key -> wire key, server
+        self.homes: dict[str, tuple[int, int]] = {}  # wire key and server by key
+        self.residuals: dict[str, Array] = {}
         self.control = Connection(scheduler)
         hello = f"role=worker\nrank={rank}\nworkers={workers}\nservers={servers}\nendpoint=\nversion=1\n"
         self.send(self.control, f"{hello}host=plain\npid=1\n".encode(), kind=HELLO, sender=3 << 24 | 0xFFFFFF)
@@ -172,47 +159,43 @@ class PlainWorker:
         assert payload == self.workers * (struct.pack("<Q", len(blob)) + blob.encode()), payload
         self.exchanges += 1
 
-    def init(self, values: dict[str, np.ndarray]) -> None:
+    def init(self, values: dict[str, Array]) -> None:
         lines = sorted(f"{k}\tfloat32\t{','.join(map(str, v.shape))}\n".encode() for k, v in values.items())
         self.exchange("declare", b"".join(lines).decode())
-        for wire_key, line in enumerate(lines, start=len(self.keys)):
+        for wire_key, line in enumerate(lines, start=len(self.homes)):
             key = line.split(b"\t")[0].decode()
             server = self.load.index(min(self.load))  # all are below the shard bound, so each goes whole
             self.load[server] += 4 * values[key].size
-            self.keys[key], self.steps[key] = (wire_key, server), 0
+            self.homes[key], self.steps[key] = (wire_key, server), 0
             self.residuals[key] = np.zeros(values[key].size, np.float32)
         for key, value in values.items():
             if self.rank == 0:
-                self.ask(key, INIT, lambda part, flat=value.ravel(): flat[part].tobytes(), ACK)
+                self.ask(key, INIT, ACK, (value.ravel()[part].tobytes() for part in self.parts(key)))
             self.exchange("init", "")
 
-    def ask(self, key: str, kind: int, payload: Callable[[slice], bytes], answer: int, **fields: int) -> Any:
-        """Sends a request for every partition of a key, and returns the answers' payloads by offset."""
-        (wire_key, server), size = self.keys[key], self.residuals[key].size
-        for offset in range(0, size, PARTITION):
-            count = min(PARTITION, size - offset)
-            part = payload(slice(offset, offset + count))
-            own = {"kind": kind, "key": wire_key, "offset": offset, "count": count}
-            self.send(self.streams[server], part, **own, **fields)
-        answers: dict[int, bytes] = {}
-        while len(answers) < -(-size // PARTITION):
+    def parts(self, key: str) -> list[slice]:
+        size = self.residuals[key].size
+        return [slice(begin, min(begin + PARTITION, size)) for begin in range(0, size, PARTITION)]
+
+    def ask(self, key: str, kind: int, answer: int, payloads: Iterable[bytes], **fields: int) -> list[bytes]:
+        """Sends one request per partition of a key; returns the answers' payloads in the same order."""
+        (wire_key, server), parts, answers = self.homes[key], self.parts(key), dict[int, bytes]()
+        for part, payload in zip(parts, payloads, strict=True):
+            fields |= {"kind": kind, "key": wire_key, "offset": part.start, "count": part.stop - part.start}
+            self.send(self.streams[server], payload, **fields)
+        while len(answers) < len(parts):
             for header, body in self.streams[server].receive(answer):
                 assert header["key"] == wire_key
                 answers[header["offset"]] = body
-        return answers
+        return [answers[part.start] for part in parts]
 
-    def pushpull(self, key: str, grad: np.ndarray) -> np.ndarray:
+    def pushpull(self, key: str, grad: Array) -> Array:
         flat, residual, total = grad.ravel(), self.residuals[key], np.empty(grad.size, np.float32)
-        codec = {
-            "codec": TWO_BIT,
-            "reply": EXACT,
-            "p0": int(THRESHOLD.view(np.uint32)),
-            "step": self.steps[key],
-        }
-        answers = self.ask(key, PUSH, lambda part: encode(flat[part], residual[part]), REPLY, **codec)
-        for offset, body in answers.items():
-            count = min(PARTITION, grad.size - offset)
-            total[offset : offset + count] = decode_exact(body, count, self.workers)
+        payloads = (encode(flat[part], residual[part]) for part in self.parts(key))
+        codec = {"codec": TWO_BIT, "reply": EXACT, "p0": int(THRESHOLD.view(np.uint32))}
+        answers = self.ask(key, PUSH, REPLY, payloads, step=self.steps[key], **codec)
+        for part, body in zip(self.parts(key), answers, strict=True):
+            total[part] = decode_exact(body, part.stop - part.start, self.workers)
         self.steps[key] += 1
         return total.reshape(grad.shape)
 
@@ -227,7 +210,7 @@ class PlainWorker:
 
 
 if __name__ == "__main__":
-    from linear_model import train
+    from linear_model import train  # beside this file
 
     endpoint, *numbers = sys.argv[1:]
     worker = PlainWorker(endpoint, *map(int, numbers))
