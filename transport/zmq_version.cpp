@@ -1,8 +1,6 @@
+#include "transport/zmq_version.h"
+
 #include <zmq.h>
-
-#include <string>
-
-#include "transport/zmq_messenger.h"
 
 namespace gradwire::transport {
 

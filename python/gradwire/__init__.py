@@ -7,16 +7,19 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradwire import compress, kv, torch
-    from gradwire._core import DecodeError, TimeoutError, TransportError, __version__
+    from gradwire._core import DecodeError, TimeoutError, TransportError
+
+    __version__: str
 
 __all__ = ["DecodeError", "TimeoutError", "TransportError", "__version__", "compress", "kv", "torch"]
 
 _MODULES = ("compress", "kv", "torch")
-_CORE = ("DecodeError", "TimeoutError", "TransportError", "__version__")
+_CORE = ("DecodeError", "TimeoutError", "TransportError")
 
 
 def __getattr__(name: str) -> Any:
@@ -25,4 +28,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"gradwire.{name}")
     if name in _CORE:
         return getattr(importlib.import_module("gradwire._core"), name)
+    if name == "__version__":
+        return importlib.metadata.version("gradwire")
     raise AttributeError(f"module 'gradwire' has no attribute {name!r}; it has {', '.join(__all__)}")

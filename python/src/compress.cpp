@@ -74,47 +74,48 @@ void require_elements(const char* verb, std::size_t elements) {
     throw std::invalid_argument(std::string(verb) + ": no element given, expected at least 1");
 }
 
-nb::object encode(const Codec& codec, const ConstFloats& grad, const std::optional<Floats>& residual,
-                  const std::optional<ConstFloats>& scales, const std::optional<OutBytes>& out) {
+std::size_t encode_into(const Codec& codec, const ConstFloats& grad, const std::optional<Floats>& residual,
+                        const std::optional<ConstFloats>& scales, std::span<std::byte> out) {
   require_elements("encode", grad.size());
   const auto kept = residual_of(residual, grad.size(), "encode");
   const auto agreed = scales_of(scales, grad.size());
   const std::size_t capacity = codec.max_encoded_size(grad.size());
-  if (out && out->size() < capacity) {
-    throw std::invalid_argument("encode: out has " + std::to_string(out->size()) +
+  if (out.size() < capacity) {
+    throw std::invalid_argument("encode: out has " + std::to_string(out.size()) +
                                 " bytes, expected at least " + std::to_string(capacity));
   }
-  std::unique_ptr<std::uint8_t[]> fresh;
-  if (!out) fresh.reset(new std::uint8_t[capacity]);
-  std::uint8_t* data = out ? out->data() : fresh.get();
-  compress::Encoded encoded;
-  {
-    const nb::gil_scoped_release release;
-    encoded = codec.encode(flat(grad), kept, agreed, {reinterpret_cast<std::byte*>(data), capacity});
-  }
-  if (out) return nb::cast(encoded.bytes);
-  return nb::cast(numpy_bytes(std::move(fresh), encoded.bytes));
+  const nb::gil_scoped_release release;
+  return codec.encode(flat(grad), kept, agreed, out).bytes;
 }
 
-nb::object decode_sum(const Codec& codec, const std::vector<ConstBytes>& payloads, std::size_t elements,
-                      const std::optional<Floats>& out) {
+NumpyBytes encode(const Codec& codec, const ConstFloats& grad, const std::optional<Floats>& residual,
+                  const std::optional<ConstFloats>& scales) {
+  require_elements("encode", grad.size());
+  const std::size_t capacity = codec.max_encoded_size(grad.size());
+  std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[capacity]);
+  const std::size_t bytes =
+      encode_into(codec, grad, residual, scales, {reinterpret_cast<std::byte*>(out.get()), capacity});
+  return numpy_bytes(std::move(out), bytes);
+}
+
+void decode_sum_into(const Codec& codec, const std::vector<ConstBytes>& payloads, std::size_t elements,
+                     std::span<float> out) {
   require_elements("decode_sum", elements);
   if (payloads.empty()) throw std::invalid_argument("decode_sum: no payload given, expected one per rank");
+  if (out.size() != elements) {
+    throw std::invalid_argument("decode_sum: out has " + std::to_string(out.size()) + " elements, expected " +
+                                std::to_string(elements));
+  }
   const auto spans = views(payloads);
   for (const Payload& payload : spans) codec.validate(payload, elements);
-  if (out && out->size() != elements) {
-    throw std::invalid_argument("decode_sum: out has " + std::to_string(out->size()) +
-                                " elements, expected " + std::to_string(elements));
-  }
-  std::unique_ptr<float[]> fresh;
-  if (!out) fresh.reset(new float[elements]);
-  const std::span<float> to = out ? flat(*out) : std::span<float>(fresh.get(), elements);
-  {
-    const nb::gil_scoped_release release;
-    codec.decode_sum(spans, to);
-  }
-  if (out) return nb::none();
-  return nb::cast(numpy_floats(std::move(fresh), elements));
+  const nb::gil_scoped_release release;
+  codec.decode_sum(spans, out);
+}
+
+NumpyFloats decode_sum(const Codec& codec, const std::vector<ConstBytes>& payloads, std::size_t elements) {
+  std::unique_ptr<float[]> out(new float[elements]);
+  decode_sum_into(codec, payloads, elements, {out.get(), elements});
+  return numpy_floats(std::move(out), elements);
 }
 
 NumpyBytes encode_reply(const Codec& codec, const std::vector<ConstBytes>& payloads, std::size_t elements,
@@ -189,21 +190,42 @@ void bind_compress(nb::module_& module) {
       .def("max_encoded_size", &Codec::max_encoded_size, "elements"_a,
            "Largest payload of that many elements, in bytes.")
       .def("encode", &encode, "grad"_a.noconvert(), nb::kw_only(), "residual"_a.noconvert() = nb::none(),
-           "scales"_a.noconvert() = nb::none(), "out"_a.noconvert() = nb::none(),
+           "scales"_a.noconvert() = nb::none(),
            "Encodes grad + residual (float32, shape (n,)), updates residual in place and returns the payload "
            "(uint8).\n"
-           "With out (uint8, at least max_encoded_size(n)) writes there and returns the payload's length.")
-      .def("decode_sum", &decode_sum, "payloads"_a.noconvert(), "elements"_a, nb::kw_only(),
-           "out"_a.noconvert() = nb::none(),
-           "Sums the payloads in rank order; returns float32 (elements,), or writes to out. Raises "
-           "DecodeError.")
+           "scales, float32 (units, 2), is what decode_reply() brought in the round before.")
+      .def(
+          "encode",
+          [](const Codec& c, const ConstFloats& grad, const std::optional<Floats>& residual,
+             const std::optional<ConstFloats>& scales, const OutBytes& out) {
+            return encode_into(c, grad, residual, scales,
+                               {reinterpret_cast<std::byte*>(out.data()), out.size()});
+          },
+          "grad"_a.noconvert(), nb::kw_only(), "residual"_a.noconvert() = nb::none(),
+          "scales"_a.noconvert() = nb::none(), "out"_a.noconvert(),
+          "Writes the payload to out (at least max_encoded_size(n) bytes); returns its length.")
+      .def("decode_sum", &decode_sum, "payloads"_a.noconvert(), "elements"_a,
+           "Sums the payloads in rank order; returns float32 (elements,). Raises DecodeError.")
+      .def(
+          "decode_sum",
+          [](const Codec& c, const std::vector<ConstBytes>& payloads, std::size_t n, const Floats& out) {
+            decode_sum_into(c, payloads, n, flat(out));
+          },
+          "payloads"_a.noconvert(), "elements"_a, nb::kw_only(), "out"_a.noconvert(),
+          "The same, written to out.")
       .def(
           "decode",
-          [](const Codec& c, const ConstBytes& payload, std::size_t n, const std::optional<Floats>& out) {
-            return decode_sum(c, {payload}, n, out);
+          [](const Codec& c, const ConstBytes& payload, std::size_t n) {
+            return decode_sum(c, {payload}, n);
           },
-          "payload"_a.noconvert(), "elements"_a, nb::kw_only(), "out"_a.noconvert() = nb::none(),
-          "Returns float32 (elements,), or writes to out. Raises DecodeError.")
+          "payload"_a.noconvert(), "elements"_a, "Returns float32 (elements,). Raises DecodeError.")
+      .def(
+          "decode",
+          [](const Codec& c, const ConstBytes& payload, std::size_t n, const Floats& out) {
+            decode_sum_into(c, {payload}, n, flat(out));
+          },
+          "payload"_a.noconvert(), "elements"_a, nb::kw_only(), "out"_a.noconvert(),
+          "The same, written to out.")
       .def("encode_reply", &encode_reply, "payloads"_a.noconvert(), "elements"_a, nb::kw_only(), "reply"_a,
            "residual"_a.noconvert() = nb::none(),
            "What a server answers to these payloads, in rank order (uint8).")

@@ -17,6 +17,7 @@
 #include "python/src/bindings.h"
 #include "transport/inproc.h"
 #include "transport/zmq_messenger.h"
+#include "transport/zmq_version.h"
 
 namespace gradwire::python {
 
@@ -320,10 +321,15 @@ void bind_engine(nb::module_& module) {
         return info;
       },
       "What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs.");
-  module.def("connect_engine", &connect_engine, "Joins a job as a worker. Keywords: gradwire.settings.");
-  module.def("local_engine", &local_engine, "A store inside this process, of one worker.");
-  module.def("run_server", &run_server, "Serves one job to its end in this process.");
-  module.def("run_scheduler", &run_scheduler, "Schedules one job to its end in this process.");
+  module.def("connect_engine", &connect_engine,
+             nb::sig("def connect_engine(**settings: typing.Any) -> Engine"),
+             "Joins a job as a worker. Keywords: gradwire.settings.");
+  module.def("local_engine", &local_engine, nb::sig("def local_engine(**settings: typing.Any) -> Engine"),
+             "A store inside this process, of one worker.");
+  module.def("run_server", &run_server, nb::sig("def run_server(**settings: typing.Any) -> None"),
+             "Serves one job to its end in this process.");
+  module.def("run_scheduler", &run_scheduler, nb::sig("def run_scheduler(**settings: typing.Any) -> None"),
+             "Schedules one job to its end in this process.");
 }
 
 }  // namespace gradwire::python

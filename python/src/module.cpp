@@ -5,7 +5,6 @@
 
 NB_MODULE(_core, module) {
   module.doc() = "gradwire's C++ core. Use the typed package around it.";
-  module.attr("__version__") = GRADWIRE_VERSION;
   gradwire::python::bind_errors(module);
   gradwire::python::bind_compress(module);
   gradwire::python::bind_engine(module);

@@ -1,0 +1,193 @@
+"""gradwire's C++ core. Use the typed package around it."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, overload
+
+import numpy
+from numpy.typing import NDArray
+
+
+class DecodeError(ValueError):
+    pass
+
+class TransportError(ConnectionError):
+    pass
+
+class TimeoutError(TimeoutError):
+    pass
+
+class Codec:
+    """
+    Floats to payloads and payloads to sums. Immutable; any thread may use it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lossy(self) -> bool:
+        """
+        True when encode() loses information, so that a residual is worth keeping.
+        """
+
+    @property
+    def has_exact_reply(self) -> bool: ...
+
+    @property
+    def agrees_scales(self) -> bool: ...
+
+    def max_encoded_size(self, elements: int) -> int:
+        """Largest payload of that many elements, in bytes."""
+
+    @overload
+    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], *, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')] | None = None, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """
+        Encodes grad + residual (float32, shape (n,)), updates residual in place and returns the payload (uint8).
+        scales, float32 (units, 2), is what decode_reply() brought in the round before.
+        """
+
+    @overload
+    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], *, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')] | None = None, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
+        """
+        Writes the payload to out (at least max_encoded_size(n) bytes); returns its length.
+        """
+
+    @overload
+    def decode_sum(self, payloads: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], elements: int) -> NDArray[numpy.float32]:
+        """
+        Sums the payloads in rank order; returns float32 (elements,). Raises DecodeError.
+        """
+
+    @overload
+    def decode_sum(self, payloads: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], elements: int, *, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]) -> None:
+        """The same, written to out."""
+
+    @overload
+    def decode(self, payload: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], elements: int) -> NDArray[numpy.float32]:
+        """Returns float32 (elements,). Raises DecodeError."""
+
+    @overload
+    def decode(self, payload: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], elements: int, *, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]) -> None:
+        """The same, written to out."""
+
+    def encode_reply(self, payloads: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], elements: int, *, reply: str, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')] | None = None) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """What a server answers to these payloads, in rank order (uint8)."""
+
+    def decode_reply(self, payload: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], ways: int, elements: int, *, reply: str) -> tuple:
+        """
+        Returns (sum float32 (elements,), next scales float32 (units, 2) or None).
+        """
+
+def make_codec(spec: str) -> Codec:
+    """
+    Makes a codec from text such as '2bit:threshold=0.5,nonfinite=mxnet'. Raises ValueError.
+    """
+
+def canonical_spec(spec: str) -> str:
+    """The same codec with every parameter written out."""
+
+def codecs() -> list:
+    """One dict per codec: name, summary, parameters, lossy, exact_reply."""
+
+def nearest(given: str, valid: Sequence[str]) -> str:
+    """The valid word nearest to given by edit distance."""
+
+UNIT_ELEMENTS: int = 65536
+
+def copy(to: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], from_: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None:
+    """memcpy, the yardstick of the codec benchmark."""
+
+class Ticket:
+    """An operation in flight."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def wait(self, seconds: float = 1000000000.0) -> bool:
+        """
+        Waits; returns False when seconds passed first. Raises the operation's error.
+        """
+
+class Engine:
+    """
+    A worker's end of the store. Made by connect_engine() or local_engine().
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def num_workers(self) -> int: ...
+
+    @property
+    def num_servers(self) -> int: ...
+
+    def barrier(self) -> None: ...
+
+    def all_gather(self, name: str, blob: bytes) -> list:
+        """Every worker's blob in rank order. Collective."""
+
+    def set_compression(self, spec: str, reply: str) -> None:
+        """Collective. Raises ValueError when ranks differ."""
+
+    def declare(self, keys: Sequence[tuple[str, Sequence[int], str]]) -> list[int]:
+        """
+        Agrees on new keys (name, shape, dtype) and returns their ids. Collective.
+        """
+
+    def init(self, key: int, value: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], root: int = 0) -> None:
+        """Stores root's value as the key's first. Collective."""
+
+    def set_optimizer(self, text: str) -> None: ...
+
+    def push(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> Ticket: ...
+
+    def pull(self, key: int, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], priority: int = 0) -> Ticket: ...
+
+    def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], priority: int = 0, scale: float = 1.0) -> Ticket: ...
+
+    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]]) -> None:
+        """
+        Binds slot i to keys[i] and to arrays[i], which is input and output of every step.
+        """
+
+    def set_slot_scale(self, scale: float) -> None: ...
+
+    def mark_ready(self, slot: int) -> None: ...
+
+    def unmarked(self) -> list[int]:
+        """Slots not marked in this step."""
+
+    def drain(self, seconds: float = 1000000000.0) -> bool:
+        """
+        Waits until every slot holds its sum. Returns False when seconds passed first.
+        """
+
+    def counters(self) -> dict:
+        """Bytes and frames at the socket since the start, all peers together."""
+
+    def codec_seconds(self) -> float: ...
+
+    def take_nonfinite(self) -> bool: ...
+
+    def take_notices(self) -> list[str]: ...
+
+    def close(self) -> None:
+        """Says goodbye and ends the threads. Idempotent."""
+
+def build_info() -> dict:
+    """
+    What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs.
+    """
+
+def connect_engine(**settings: Any) -> Engine:
+    """Joins a job as a worker. Keywords: gradwire.settings."""
+
+def local_engine(**settings: Any) -> Engine:
+    """A store inside this process, of one worker."""
+
+def run_server(**settings: Any) -> None:
+    """Serves one job to its end in this process."""
+
+def run_scheduler(**settings: Any) -> None:
+    """Schedules one job to its end in this process."""
