@@ -14,6 +14,7 @@ contiguous are sent from and received into their own memory.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import weakref
@@ -35,6 +36,8 @@ _PLACEMENTS = {
     "dist_sync_device": "servers",
     "dist_device_sync": "servers",
 }
+
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 Key = int | str
 _open: weakref.WeakSet[KVStore] = weakref.WeakSet()
@@ -91,6 +94,7 @@ class KVStore:
         self._kind = kind
         self._settings = values
         self._ids: dict[Key, int] = {}
+        self._sizes: dict[Key, int] = {}  # elements
         self._compression = Compression()
         self._devices = DeviceSum("none")
         self.engine = engine
@@ -203,7 +207,7 @@ class KVStore:
             ]
         )
         for name, identity, array in zip(keys, ids, arrays, strict=True):
-            self._ids[name] = identity
+            self._ids[name], self._sizes[name] = identity, _size(array)
             self.engine.init(identity, array)
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
@@ -217,8 +221,9 @@ class KVStore:
             gradwire.TransportError: the job has failed; names the rank at fault.
         """
         keys, values = _pairs("push", key, value)
-        for name, item in zip(keys, values, strict=True):
-            self.engine.push(self._id("push", name), self._merged("push", name, item), priority)
+        checked = [self._arrays("push", name, item) for name, item in zip(keys, values, strict=True)]
+        for name, arrays in zip(keys, checked, strict=True):
+            self.engine.push(self._ids[name], self._merged(name, arrays), priority)
 
     def pull(self, key: Key | Sequence[Key], out: Any, priority: int = 0) -> None:
         """Writes to out what the store holds after this worker's last push of the key: the sum of that round, or
@@ -228,24 +233,24 @@ class KVStore:
             out: an array, or a list of arrays that all get the value.
         """
         keys, outs = _pairs("pull", key, out)
-        waiting = []
-        for name, item in zip(keys, outs, strict=True):
-            target = _Target("pull", name, item)
-            waiting.append((self.engine.pull(self._id("pull", name), target.array, priority), target))
-        self._finish(waiting)
+        targets = [self._target("pull", name, item) for name, item in zip(keys, outs, strict=True)]
+        tickets = [
+            self.engine.pull(self._ids[name], target.array, priority)
+            for name, target in zip(keys, targets, strict=True)
+        ]
+        self._finish(tickets, targets)
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> None:
         """Push and pull in one; without out, in place. The fastest: arrays travel from and to their own memory."""
         keys, values = _pairs("pushpull", key, value)
         _, outs = _pairs("pushpull", key, value if out is None else out)
-        waiting = []
-        for name, item, to in zip(keys, values, outs, strict=True):
-            target = _Target("pushpull", name, to)
-            array = self._merged("pushpull", name, item)
-            waiting.append(
-                (self.engine.push_pull(self._id("pushpull", name), array, target.array, priority), target)
-            )
-        self._finish(waiting)
+        checked = [self._arrays("pushpull", name, item) for name, item in zip(keys, values, strict=True)]
+        targets = [self._target("pushpull", name, item) for name, item in zip(keys, outs, strict=True)]
+        tickets = [
+            self.engine.push_pull(self._ids[name], self._merged(name, arrays), target.array, priority)
+            for name, arrays, target in zip(keys, checked, targets, strict=True)
+        ]
+        self._finish(tickets, targets)
 
     def broadcast(self, key: Key | Sequence[Key], value: Any, out: Any, priority: int = 0) -> None:
         """Declares keys with rank 0's values, and writes those to out on every rank. Collective; once a key."""
@@ -264,27 +269,36 @@ class KVStore:
 
     # ---------------------------------------------------------------- inside
 
-    def _id(self, verb: str, key: Key) -> int:
-        try:
-            return self._ids[key]
-        except KeyError:
+    # What a call was given is checked whole before any of it is sent: a call that fails halfway would leave this
+    # worker a round ahead of the others in the keys before the mistake.
+
+    def _expect_size(self, verb: str, key: Key, given: int) -> None:
+        if key not in self._ids:
             known = [str(name) for name in self._ids]
             near = f"; did you mean {_core.nearest(str(key), known)!r}?" if known else ""
-            raise ValueError(f"{verb}: key {key!r} has not been initialised{near}; call init first") from None
+            raise ValueError(f"{verb}: key {key!r} has not been initialised{near}; call init first")
+        if given != self._sizes[key]:
+            raise ValueError(f"{verb}: key {key!r} has {self._sizes[key]} elements, {given} given")
 
-    def _merged(self, verb: str, key: Key, value: Any) -> Any:
+    def _arrays(self, verb: str, key: Key, value: Any) -> list[Any]:
+        """The values of a key's devices as float32, contiguous."""
         values = value if isinstance(value, list | tuple) else [value]
         arrays = [_array(verb, key, part) for part in values]
-        if len({np.shape(array) for array in arrays}) != 1:
-            shapes = ", ".join(str(tuple(np.shape(array))) for array in arrays)
-            raise ValueError(
-                f"{verb}: the values of key {key!r} have shapes {shapes}; give one shape, or no list"
-            )
+        _expect_one_shape(f"{verb}: the values of key {key!r}", arrays)
+        self._expect_size(verb, key, _size(arrays[0]))
+        return arrays
+
+    def _target(self, verb: str, key: Key, out: Any) -> _Target:
+        target = _Target(verb, key, out)
+        self._expect_size(verb, key, _size(target.array))
+        return target
+
+    def _merged(self, key: Key, arrays: list[Any]) -> Any:
         compresses = self._is_local and not self.passthrough
         return self._devices.add(key, arrays) if len(arrays) > 1 or compresses else arrays[0]
 
-    def _finish(self, waiting: Sequence[tuple[_core.Ticket, _Target]]) -> None:
-        for ticket, target in waiting:
+    def _finish(self, tickets: Sequence[_core.Ticket], targets: Sequence[_Target]) -> None:
+        for ticket, target in zip(tickets, targets, strict=True):
             while not ticket.wait(1.0):
                 for notice in self.engine.take_notices():
                     print(f"gradwire: worker {self.rank}: {notice}", file=sys.stderr, flush=True)
@@ -295,11 +309,10 @@ class _Target:
     """Where a pull writes: the caller's own memory, or a float32 array that is copied out at the end."""
 
     def __init__(self, verb: str, key: Key, out: Any) -> None:
-        self._outs = list(out) if isinstance(out, list | tuple) else [out]
-        first = _detached(self._outs[0])
-        self.array = first if _is_plain(first) else np.empty(np.shape(first), dtype=np.float32)
-        if isinstance(self._outs[0], np.ndarray) and not self._outs[0].flags.writeable:
-            raise ValueError(f"{verb}: out of key {key!r} is read-only; give a writable array")
+        self._outs = [_out(verb, key, item) for item in (out if isinstance(out, list | tuple) else [out])]
+        _expect_one_shape(f"{verb}: the outs of key {key!r}", self._outs)
+        first = self._outs[0]
+        self.array = first if _is_plain(first) else np.empty(tuple(first.shape), dtype=np.float32)
         self._copies = self._outs[1:] if self.array is first else self._outs
 
     def deliver(self) -> None:
@@ -307,7 +320,33 @@ class _Target:
             if isinstance(item, np.ndarray):
                 item[...] = np.asarray(self.array)
             else:
-                item.detach().copy_(_like(item, self.array))
+                item.copy_(_like(item, self.array))
+
+
+def _out(verb: str, key: Key, out: Any) -> Any:
+    """Checks one array that a pull is to write to; a tensor of torch comes back without its history."""
+    if not hasattr(out, "dtype") or isinstance(out, np.generic):
+        raise TypeError(
+            f"{verb}: out of key {key!r} is a {type(out).__name__}, expected a NumPy or PyTorch array to write to"
+        )
+    if _dtype(out) not in _DTYPES:
+        raise ValueError(
+            f"{verb}: out of key {key!r} has dtype {_dtype(out)}, expected one of {', '.join(_DTYPES)}"
+        )
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError(f"{verb}: out of key {key!r} is read-only; give a writable array")
+    return _detached(out)
+
+
+def _expect_one_shape(what: str, arrays: Sequence[Any]) -> None:
+    shapes = [tuple(array.shape) for array in arrays]
+    if len(set(shapes)) != 1:
+        given = ", ".join(map(str, shapes)) or "no array at all"
+        raise ValueError(f"{what} have shapes {given}; give one shape, or no list")
+
+
+def _size(array: Any) -> int:
+    return math.prod(array.shape)
 
 
 def _like(item: Any, array: Any) -> Any:
@@ -340,23 +379,30 @@ def _array(verb: str, key: Key, value: Any) -> Any:
         raise TypeError(
             f"{verb}: the value of key {key!r} is a {type(value).__name__}, expected a NumPy or PyTorch array"
         )
-    if _dtype(value) not in ("float32", "float64", "float16", "bfloat16"):
+    if _dtype(value) not in _DTYPES:
         raise ValueError(
-            f"{verb}: the value of key {key!r} has dtype {_dtype(value)}, "
-            "expected float32, float16, bfloat16 or float64"
+            f"{verb}: the value of key {key!r} has dtype {_dtype(value)}, expected one of {', '.join(_DTYPES)}"
         )
-    plain = _detached(value)
+    plain = np.asarray(value) if isinstance(value, np.generic) else _detached(value)
     if _is_plain(plain):
         return plain
     if isinstance(plain, np.ndarray):
-        return np.ascontiguousarray(plain, dtype=np.float32)
+        return np.asarray(plain, dtype=np.float32, order="C")
     return plain.cpu().float().contiguous()
 
 
+def _key(verb: str, key: Any) -> Key:
+    if not isinstance(key, int | str | np.integer):
+        raise TypeError(f"{verb}: key {key!r} is a {type(key).__name__}, expected a str or an int")
+    return key if isinstance(key, str) else int(key)
+
+
 def _pairs(verb: str, key: Key | Sequence[Key], value: Any) -> tuple[list[Key], list[Any]]:
-    if isinstance(key, int | str):
-        return [key], [value]
-    keys = list(key)
+    if isinstance(key, int | str | np.integer):
+        return [_key(verb, key)], [value]
+    if not isinstance(key, list | tuple | np.ndarray):
+        raise TypeError(f"{verb}: key is {key!r}, expected a str, an int or a list of them")
+    keys = [_key(verb, name) for name in key]
     if value is None or len(value) != len(keys):
         given = "none" if value is None else str(len(value))
         raise ValueError(f"{verb}: {len(keys)} keys but {given} values; give one value per key")

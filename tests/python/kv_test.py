@@ -1,0 +1,408 @@
+"""The in-process store: every method of MXNet's interface, and every kind of array it may be given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gradwire
+import numpy as np
+import pytest
+from gradwire.kv import KVStore
+from numpy.testing import assert_array_equal
+
+SHAPE = (4, 3)
+
+
+def ones(*shape: int, value: float = 1.0, dtype: Any = np.float32) -> Any:
+    return np.full(shape or SHAPE, value, dtype)
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("GRADWIRE_ROLE", "DMLC_ROLE", "GRADWIRE_COMPRESSION"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture(params=["local", "device"])
+def kv(request: pytest.FixtureRequest) -> Iterator[KVStore]:
+    store = gradwire.kv.create(request.param)
+    yield store
+    store.close()
+
+
+def pulled(kv: KVStore, key: Any, shape: tuple[int, ...] = SHAPE) -> Any:
+    out = np.full(shape, np.nan, np.float32)
+    kv.pull(key, out=out)
+    return out
+
+
+# ------------------------------------------------------------------------------------- what it is
+
+
+def test_stores_lists_what_create_takes() -> None:
+    assert gradwire.kv.stores() == [
+        *("local", "device", "dist_sync", "dist_sync_device", "dist_device_sync"),
+    ]
+
+
+def test_type_rank_and_number_of_workers(kv: KVStore) -> None:
+    assert kv.type in ("local", "device")
+    assert (kv.rank, kv.num_workers) == (0, 1)
+
+
+def test_a_name_in_capitals_is_the_same_store() -> None:
+    store = gradwire.kv.create("LOCAL")
+    assert store.type == "local"
+    store.close()
+
+
+@pytest.mark.parametrize("name", [None, 3, b"local"])
+def test_a_name_that_is_no_text(name: Any) -> None:
+    with pytest.raises(TypeError, match="expected a string"):
+        gradwire.kv.create(name)
+
+
+def test_capabilities(kv: KVStore) -> None:
+    assert kv.is_capable("optimizer")
+    assert kv.is_capable("gradient_compression")
+    assert kv.is_capable("gradient_compression:2bit")
+    assert not kv.is_capable("gradient_compression:zip")
+    with pytest.raises(ValueError, match="unknown capability"):
+        kv.is_capable("optimiser")
+
+
+# ------------------------------------------------------------------------------------- verbs
+
+
+def test_init_then_pull(kv: KVStore) -> None:
+    kv.init(3, ones(value=2))
+    assert_array_equal(pulled(kv, 3), ones(value=2))
+
+
+def test_pull_gives_the_last_push_and_not_what_was_before(kv: KVStore) -> None:
+    kv.init("w", ones(value=9))
+    for value in (1.0, 2.5, -4.0):
+        kv.push("w", ones(value=value))
+        assert_array_equal(pulled(kv, "w"), ones(value=value))
+    assert_array_equal(pulled(kv, "w"), ones(value=-4.0))  # a second pull gives the same
+
+
+def test_a_pushed_array_may_be_reused_at_once(kv: KVStore) -> None:
+    kv.init("w", ones())
+    grad = ones(value=7)
+    kv.push("w", grad)
+    grad[:] = 0
+    assert_array_equal(pulled(kv, "w"), ones(value=7))
+
+
+def test_several_pushes_before_a_pull(kv: KVStore) -> None:
+    kv.init("w", ones())
+    for value in range(20):
+        kv.push("w", ones(value=value), priority=value)
+    assert_array_equal(pulled(kv, "w"), ones(value=19))
+
+
+def test_lists_of_keys_and_values(kv: KVStore) -> None:
+    keys = [5, 7, 11]
+    kv.init(keys, [ones(value=key) for key in keys])
+    kv.push(keys, [ones(value=10 * key) for key in keys])
+    outs = [ones(value=0) for _ in keys]
+    kv.pull(keys, out=outs)
+    for key, out in zip(keys, outs, strict=True):
+        assert_array_equal(out, ones(value=10 * key))
+    assert_array_equal(pulled(kv, 7), ones(value=70))
+
+
+def test_a_tuple_of_keys(kv: KVStore) -> None:
+    kv.init(("a", "b"), (ones(), ones(2)))
+    assert_array_equal(pulled(kv, "b", (2,)), ones(2))
+
+
+def test_pushpull_in_place(kv: KVStore) -> None:
+    kv.init("w", ones())
+    grad = ones(value=3)
+    kv.pushpull("w", grad)
+    assert_array_equal(grad, ones(value=3))
+
+
+def test_pushpull_leaves_its_input_alone(kv: KVStore) -> None:
+    kv.init("w", ones())
+    kv.set_optimizer("test", rescale_grad=2)
+    grad, out = ones(value=3), ones(value=0)
+    kv.pushpull("w", grad, out=out)
+    assert_array_equal(grad, ones(value=3))
+    assert_array_equal(out, ones(value=7))
+
+
+def test_pushpull_of_many_keys_at_once(kv: KVStore) -> None:
+    keys = [f"layer{i}" for i in range(40)]
+    kv.init(keys, [ones(i + 1) for i in range(40)])
+    grads = [ones(i + 1, value=i) for i in range(40)]
+    outs = [ones(i + 1, value=np.nan) for i in range(40)]
+    kv.pushpull(keys, grads, out=outs, priority=-1)
+    for grad, out in zip(grads, outs, strict=True):
+        assert_array_equal(out, grad)
+
+
+def test_broadcast(kv: KVStore) -> None:
+    outs = [ones(value=0), ones(value=0)]
+    kv.broadcast("w", ones(value=5), out=outs)
+    for out in outs:
+        assert_array_equal(out, ones(value=5))
+    with pytest.raises(ValueError, match="declared before"):
+        kv.broadcast("w", ones(value=6), out=outs)
+
+
+def test_barrier_under_both_names(kv: KVStore) -> None:
+    kv.barrier()
+    kv._barrier()
+
+
+def test_close_may_be_repeated(kv: KVStore) -> None:
+    kv.close()
+    kv.close()
+
+
+# ------------------------------------------------------------------------------------- devices
+
+
+def test_values_of_several_devices_are_summed(kv: KVStore) -> None:
+    kv.init("w", ones())
+    kv.push("w", [ones(value=value) for value in (1, 2, 3.5)])
+    assert_array_equal(pulled(kv, "w"), ones(value=6.5))
+
+
+def test_several_outs_all_get_the_value(kv: KVStore) -> None:
+    kv.init("w", ones())
+    outs = [ones(value=0) for _ in range(4)]
+    kv.pushpull("w", [ones(), ones(value=2)], out=outs)
+    for out in outs:
+        assert_array_equal(out, ones(value=3))
+
+
+def test_several_values_in_place(kv: KVStore) -> None:
+    kv.init("w", ones())
+    values = [ones(), ones(value=2)]
+    kv.pushpull("w", values)
+    for value in values:
+        assert_array_equal(value, ones(value=3))
+
+
+def test_mxnets_numbers_for_four_devices(kv: KVStore) -> None:
+    """tests/nightly/test_kvstore.py of MXNet: threshold .5, rate 2, four devices: 0, 0, 4, 4, 8, then down by 4."""
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    kv.init("w", ones(value=0))
+    kv.set_optimizer("test", rescale_grad=2)
+    for value, expected in ((0, 0), (0.4, 0), (0.2, 4), (0.2, 4), (0.2, 8)):
+        kv.push("w", [ones(value=value) for _ in range(4)])
+        assert_array_equal(pulled(kv, "w"), ones(value=expected))
+    for k in range(1, 11):
+        kv.push("w", [ones(value=-0.5) for _ in range(4)])
+        assert_array_equal(pulled(kv, "w"), ones(value=8 - 4 * k))
+
+
+# ------------------------------------------------------------------------------------- arrays
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_dtypes_of_numpy(kv: KVStore, dtype: Any) -> None:
+    kv.init("w", ones(dtype=dtype))
+    kv.push("w", ones(value=0.375, dtype=dtype))
+    out = ones(value=0, dtype=dtype)
+    kv.pull("w", out=out)
+    assert out.dtype == dtype
+    assert_array_equal(out, ones(value=0.375, dtype=dtype))
+    kv.pushpull("w", out)
+    assert_array_equal(out, ones(value=0.375, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_dtypes_of_torch(kv: KVStore, name: str) -> None:
+    torch = pytest.importorskip("torch")
+    dtype = getattr(torch, name)
+    kv.init("w", torch.ones(SHAPE, dtype=dtype))
+    grad = torch.full(SHAPE, 0.375, dtype=dtype, requires_grad=True)
+    out = [torch.zeros(SHAPE, dtype=dtype), torch.zeros(SHAPE, dtype=torch.float32), ones(value=0)]
+    kv.pushpull("w", grad, out=out)
+    assert out[0].dtype == dtype
+    for item in out:
+        assert_array_equal(
+            np.asarray(item if isinstance(item, np.ndarray) else item.float()), ones(value=0.375)
+        )
+
+
+def test_a_float32_out_of_torch_is_written_where_it_is(kv: KVStore) -> None:
+    torch = pytest.importorskip("torch")
+    grad = torch.full(SHAPE, 2.0)
+    address = grad.data_ptr()
+    kv.init("w", grad)
+    kv.pushpull("w", grad)
+    assert grad.data_ptr() == address
+    assert_array_equal(grad.numpy(), ones(value=2))
+
+
+def test_arrays_that_are_not_contiguous(kv: KVStore) -> None:
+    square = np.arange(24, dtype=np.float32).reshape(4, 6)
+    kv.init("w", square[:, ::2])
+    assert_array_equal(pulled(kv, "w"), square[:, ::2])
+    kv.push("w", square[:, 1::2])
+    target = np.zeros((3, 4), np.float32)
+    kv.pull("w", out=target.T)
+    assert_array_equal(target.T, square[:, 1::2])
+    wide = np.zeros((4, 6), np.float32)
+    kv.pushpull("w", square[:, 3:], out=wide[:, ::2])
+    assert_array_equal(wide[:, ::2], square[:, 3:])
+    assert not wide[:, 1::2].any()
+
+
+def test_torch_arrays_that_are_not_contiguous(kv: KVStore) -> None:
+    torch = pytest.importorskip("torch")
+    square = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    kv.init("w", square[:, ::2])
+    out = torch.zeros(3, 4)
+    kv.pushpull("w", square[:, 1::2], out=out.T)
+    assert torch.equal(out.T, square[:, 1::2])
+
+
+def test_a_scalar_and_an_array_of_one_element(kv: KVStore) -> None:
+    kv.init("scalar", np.float32(2).reshape(()))
+    kv.init("one", ones(1))
+    out = np.zeros((), np.float32)
+    kv.pushpull("scalar", np.full((), 5, np.float32), out=out)
+    assert out == 5
+
+
+def test_an_array_of_several_partitions(kv: KVStore) -> None:
+    random = np.random.default_rng(0)
+    grad = random.normal(size=600_011).astype(np.float32)
+    kv.init("w", np.zeros_like(grad))
+    out = np.zeros_like(grad)
+    kv.pushpull("w", grad, out=out)
+    assert_array_equal(out, grad)
+
+
+def test_compression_keeps_its_residual(kv: KVStore) -> None:
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    assert kv.compression.spec.startswith("2bit:threshold=0.5")
+    assert kv.compression.reply == "exact"
+    kv.init("w", ones(value=1))
+    assert_array_equal(pulled(kv, "w"), ones(value=1))  # first values are not compressed
+    for value, expected in ((0.0, 0), (0.4, 0), (0.1, 0.5), (0.2, 0), (0.3, 0.5), (0.5, 0.5)):
+        out = ones(value=np.nan)
+        kv.pushpull("w", ones(value=value), out=out)
+        assert_array_equal(out, ones(value=expected))
+
+
+def test_a_setting_overrides_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_COMPRESSION", "fp16")
+    store = gradwire.kv.create("local")
+    store.set_gradient_compression({"type": "2bit"})
+    assert store.compression.spec.startswith("fp16")
+    store.close()
+
+
+def test_sgd_on_the_store(kv: KVStore) -> None:
+    kv.init("w", ones(value=2))
+    kv.set_optimizer("sgd", learning_rate=0.5)
+    kv.push("w", ones(value=1))
+    assert_array_equal(pulled(kv, "w"), ones(value=1.5))
+
+
+# ------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize("out", [None, 1.5, "w"])
+def test_an_out_that_is_no_array(kv: KVStore, out: Any) -> None:
+    kv.init("w", ones())
+    with pytest.raises(TypeError, match="out of key 'w'"):
+        kv.pull("w", out=out)
+
+
+def test_an_out_of_whole_numbers(kv: KVStore) -> None:
+    kv.init("w", ones())
+    with pytest.raises(ValueError, match="int32"):
+        kv.pull("w", out=np.zeros(SHAPE, np.int32))
+
+
+def test_an_out_of_another_shape_among_several(kv: KVStore) -> None:
+    kv.init("w", ones(4))
+    with pytest.raises(ValueError, match=r"\(4,\).*\(2, 4\)"):
+        kv.pull("w", out=[ones(4), ones(2, 4)])
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_read_only_out(kv: KVStore, position: int) -> None:
+    kv.init("w", ones())
+    outs = [ones(value=0), ones(value=0)]
+    outs[position].flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        kv.pull("w", out=outs)
+    assert not any(out.any() for out in outs)
+
+
+@pytest.mark.parametrize("bad", ["key", "out", "size"])
+def test_a_mistake_in_a_list_sends_nothing_of_it(kv: KVStore, bad: str) -> None:
+    """Else this worker would be a round ahead in the keys before the mistake, and the job would hang."""
+    kv.init(["a", "b"], [ones(value=1), ones(value=2)])
+    keys, outs, values = ["a", "b"], [ones(), ones()], [ones(value=8), ones(value=9)]
+    if bad == "key":
+        keys[1] = "c"
+    elif bad == "out":
+        outs[1].flags.writeable = False
+    else:
+        values[1] = ones(5)
+    reason = {"key": "not been initialised", "out": "read-only", "size": "5 given"}[bad]
+    with pytest.raises(ValueError, match=reason):
+        kv.pushpull(keys, values, out=outs)
+    assert_array_equal(pulled(kv, "a"), ones(value=1))
+    if bad != "out":
+        with pytest.raises(ValueError, match=reason):
+            kv.push(keys, values)
+        assert_array_equal(pulled(kv, "a"), ones(value=1))
+
+
+@pytest.mark.parametrize("key", [1.5, None, b"w", ["w", 1.5]])
+def test_a_key_that_is_neither_text_nor_number(kv: KVStore, key: Any) -> None:
+    with pytest.raises(TypeError, match="key"):
+        kv.init(key, [ones(), ones()])
+
+
+def test_a_whole_number_of_numpy_is_a_key(kv: KVStore) -> None:
+    kv.init(np.arange(2), [ones(), ones(value=2)])
+    assert_array_equal(pulled(kv, 1), ones(value=2))
+    assert_array_equal(pulled(kv, np.int64(1)), ones(value=2))
+
+
+def test_a_list_without_any_array(kv: KVStore) -> None:
+    kv.init("w", ones())
+    with pytest.raises(ValueError, match="no array at all"):
+        kv.push("w", [])
+
+
+@pytest.mark.parametrize(("given", "first"), [("a", 3), (3, "a")])
+def test_int_and_str_keys_do_not_mix(kv: KVStore, given: Any, first: Any) -> None:
+    kv.init(first, ones())
+    with pytest.raises(ValueError, match="mixed key types"):
+        kv.init(given, ones())
+
+
+def test_a_key_twice(kv: KVStore) -> None:
+    kv.init("w", ones())
+    with pytest.raises(ValueError, match="declared before"):
+        kv.init("w", ones())
+    with pytest.raises(ValueError, match="'x'"):
+        kv.init(["x", "x"], [ones(), ones()])
+
+
+def test_values_of_different_shapes_for_one_key(kv: KVStore) -> None:
+    kv.init("w", ones())
+    with pytest.raises(ValueError, match="shapes"):
+        kv.push("w", [ones(), ones(2)])
+
+
+def test_a_closed_store_says_so(kv: KVStore) -> None:
+    kv.init("w", ones())
+    kv.close()
+    with pytest.raises(Exception, match="closed"):
+        kv.push("w", ones())
