@@ -157,23 +157,20 @@ def _round_table(records: list[dict[str, Any]]) -> Table:
     where = first["bandwidth"] or "loopback"
     hosts = " on the same hosts" if first["colocated"] else ""
     title = f"{first['ranks']} workers, {first['servers']} servers{hosts}, {format_bytes(first['bytes'])}, {where}"
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    for heading in ("system", "codec", "reply"):
-        table.add_column(heading)
-    for heading in ("min", "median", "limit", "of limit", "sent per rank", "CPU s/GB", "sums"):
-        table.add_column(heading, justify="right")
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("system, codec, reply", overflow="fold")
+    for heading in ("min", "median", "limit", "x limit", "sent", "CPU s/GB"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in records:
         limit, sent = row["wire_limit_seconds"], row["bytes_sent_per_rank"]
+        reply = "" if row["reply"] == row["codec"] else f", {row['reply']}"
         table.add_row(
-            row["system"],
-            row["codec"],
-            row["reply"],
+            f"{row['system']} {row['codec']}{reply}" + ("" if row["checksum"] else " WRONG SUMS"),
             format_duration(row["seconds_min"]),
             format_duration(row["seconds_median"]),
             "-" if limit is None else format_duration(limit),
             "-" if limit is None else f"{row['seconds_median'] / limit:.2f}",
             "-" if sent is None else format_bytes(sent),
             f"{row['cpu_seconds_per_gb']:.2f}",
-            "right" if row["checksum"] else "WRONG",
         )
     return table
