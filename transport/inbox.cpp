@@ -1,5 +1,7 @@
 #include "transport/inbox.h"
 
+#include <exception>
+
 namespace gradwire::transport {
 
 void Inbox::post(Event event) {
@@ -51,16 +53,26 @@ void Inbox::deliver() {
     events_.pop_front();
     calling_ = true;
     lock.unlock();
-    if (auto* arrival = std::get_if<Arrival>(&event)) {
-      sink.on_frames(arrival->from, std::move(arrival->frames));
-    } else if (const auto* goodbye = std::get_if<Goodbye>(&event)) {
-      sink.on_goodbye(goodbye->peer);
-    } else {
-      sink.on_failure(std::get<Failure>(event).text);
+    std::exception_ptr thrown;
+    try {
+      call(sink, event);
+    } catch (...) {  // the caller judges it; detach() must not wait for ever
+      thrown = std::current_exception();
     }
     lock.lock();
     calling_ = false;
     changed_.notify_all();
+    if (thrown) std::rethrow_exception(thrown);
+  }
+}
+
+void Inbox::call(Sink& sink, Event& event) {
+  if (auto* arrival = std::get_if<Arrival>(&event)) {
+    sink.on_frames(arrival->from, std::move(arrival->frames));
+  } else if (const auto* goodbye = std::get_if<Goodbye>(&event)) {
+    sink.on_goodbye(goodbye->peer);
+  } else {
+    sink.on_failure(std::get<Failure>(event).text);
   }
 }
 

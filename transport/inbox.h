@@ -1,9 +1,8 @@
 // Inbox is the part every Messenger shares: what arrived, in order, until a Sink takes it, and the first
 // failure.
 //
-// Threading: post_*(), attach(), detach() and the queries from any thread; deliver() and wait() from the one
-// I/O
-//   thread, which is the only one that calls the Sink. No lock is held during a call into the Sink.
+// Threading: post_*(), attach(), detach() and the queries from any thread; deliver() and wait() from the
+//   one I/O thread, which is the only one that calls the Sink. No lock is held during a call into it.
 #pragma once
 
 #include <atomic>
@@ -32,7 +31,7 @@ class Inbox {
   /// Waits for a running call to end, unless the Sink itself calls this.
   void detach();
 
-  /// Hands what is waiting to the Sink, if there is one.
+  /// Hands what is waiting to the Sink, if there is one. Throws what the Sink throws.
   void deliver();
   /// Blocks until there is something for deliver() to do, or close() was called; then returns false.
   bool wait();
@@ -58,6 +57,7 @@ class Inbox {
   using Event = std::variant<Arrival, Goodbye, Failure>;
 
   void post(Event event);
+  static void call(Sink& sink, Event& event);
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -117,7 +117,7 @@ class InprocMessenger final : public Messenger {
   InprocMessenger(std::shared_ptr<InprocHub> hub, Node self)
       : hub_(std::move(hub)), self_(self), place_(hub_->place(self)) {
     thread_ = std::thread([this] {
-      while (place_.inbox.wait()) place_.inbox.deliver();
+      while (place_.inbox.wait()) deliver();
     });
   }
 
@@ -160,6 +160,14 @@ class InprocMessenger final : public Messenger {
   }
 
  private:
+  void deliver() {
+    try {
+      place_.inbox.deliver();
+    } catch (const std::exception& error) {  // a Sink's
+      hub_->fail(to_string(self_) + ": " + error.what());
+    }
+  }
+
   void check_member() const {
     place_.inbox.rethrow();
     if (hub_->has_left(self_)) throw TransportError(to_string(self_) + " has left the job");

@@ -1,12 +1,12 @@
 // Messenger moves frames between the ranks of one job and knows which of them are alive.
 //
 // Threading: every method may be called from any thread. A Sink is called from the Messenger's one I/O
-// thread: it
-//   must return at once (queue the frame and leave), and must not call exchange() or leave() from there.
+//   thread: it must return at once (queue the frame and leave) and must not call exchange() or leave()
+//   from there. What it throws fails the job.
 // Lifetime: the Sink outlives the Messenger or is detached with detach(). The destructor joins the I/O
-// thread. Failure: the first cause is final. It is handed to Sink::on_failure once, and thrown as
-// TransportError by every
-//   later send() and exchange().
+//   thread.
+// Failure: the first cause is final. It is handed to Sink::on_failure once, and thrown as TransportError
+//   by every later send() and exchange().
 #pragma once
 
 #include <chrono>
@@ -57,7 +57,8 @@ struct PeerCounters {
 class Sink {
  public:
   virtual ~Sink() = default;
-  /// Takes frames that arrived together from one checked, known peer.
+  /// Takes frames that arrived together from one checked, known peer. Payloads begin at a multiple of 8
+  /// bytes.
   virtual void on_frames(Node from, std::vector<Frame> frames) = 0;
   /// Learns that the job has failed; text names the rank and role at fault.
   virtual void on_failure(const std::string& text) = 0;

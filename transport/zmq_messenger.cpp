@@ -104,6 +104,7 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   void take_requests();
   bool has_left(Clock::time_point now) const;
   void tick(Clock::time_point now);
+  void give_up(const std::string& text);
   void close_sockets();
   void on_roster(const Roster& roster) override;
   void on_exchange_result(const Frame& frame) override;
@@ -290,9 +291,8 @@ void ZmqMessenger::leave(milliseconds timeout) {
 void ZmqMessenger::run() {
   try {
     loop();
-  } catch (const std::exception& error) {
-    inbox_.post_failure(to_string(self_) + ": " + error.what());
-    inbox_.deliver();
+  } catch (const std::exception& error) {  // ours, or a Sink's
+    give_up(to_string(self_) + ": " + error.what());
   }
   close_sockets();
   {
@@ -300,6 +300,15 @@ void ZmqMessenger::run() {
     closed_ = true;
   }
   changed_.notify_all();
+}
+
+void ZmqMessenger::give_up(const std::string& text) {
+  on_failure(text, FailureCause::kFault);
+  try {
+    scheduler_->send(Kind::kFailure, static_cast<std::uint64_t>(FailureCause::kFault), 0, text);
+    inbox_.deliver();
+  } catch (const std::exception&) {  // the first cause is what counts
+  }
 }
 
 void ZmqMessenger::loop() {

@@ -539,6 +539,25 @@ TEST_P(TransportConformance, FailReachesEveryRankOnceAndEndsSending) {
   for (const Node node : {kServer0, kServer1}) job->server(node.rank).detach();
 }
 
+class ThrowingSink final : public Sink {
+ public:
+  void on_frames(Node, std::vector<Frame>) override { throw std::runtime_error("a bug in the sink"); }
+  void on_failure(const std::string&) override {}
+  void on_goodbye(Node) override {}
+};
+
+TEST_P(TransportConformance, ASinkThatThrowsFailsTheJobNamingItsNode) {
+  const auto job = start(1, 1);
+  Ear ear;
+  ThrowingSink sink;
+  job->worker(0).attach(ear);
+  job->server(0).attach(sink);
+  job->worker(0).send(kServer0, one(make_frame(Kind::kPush, 1)));
+  EXPECT_THAT(ear.failures(1), ElementsAre("server 0: a bug in the sink"));
+  job->server(0).detach();
+  job->worker(0).detach();
+}
+
 TEST_P(TransportConformance, FailEndsAWaitingExchange) {
   const auto job = start(2, 0);
   auto waiting = std::async(
