@@ -17,7 +17,6 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -28,8 +27,8 @@ PARTITION, SHARD_BOUND, THRESHOLD = 65536, 1_000_000, np.float32(0.5)
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = bytes.fromhex("041C 05 5245414459 0B 536F636B65742D54797065 00000006 4445414C4552")
 
-Message = list[tuple[dict[str, int], bytes]]
-Array = np.ndarray[Any, np.dtype[np.float32]]
+Message = list[tuple[dict[str, int], bytes]]  # header and payload of each frame
+Array = np.ndarray  # of float32
 
 
 class Connection:
@@ -37,48 +36,33 @@ class Connection:
 
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        self.socket = socket.create_connection((host.strip("[]"), int(port)), timeout=60)
-        self.lock = threading.Lock()
+        self.socket = socket.create_connection((host.strip("[]"), int(port)))
+        self.reader, self.lock = self.socket.makefile("rb"), threading.Lock()
         self.messages: queue.Queue[Message] = queue.Queue()
         self.socket.sendall(GREETING + READY)
-        self.read(64)
+        self.reader.read(64)
         threading.Thread(target=self.listen, daemon=True).start()
-
-    def read(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            if not (more := self.socket.recv(count - len(data))):
-                raise ConnectionError("the other side closed")
-            data += more
-        return bytes(data)
 
     def listen(self) -> None:
         frames: list[bytes] = []
-        while True:
-            try:
-                flags = self.read(1)[0]
-                body = self.read(int.from_bytes(self.read(8 if flags & 2 else 1), "big"))
-            except OSError:
-                return
-            if flags & 4:  # a command: READY
-                continue
-            frames.append(body)
-            if flags & 1:
-                continue
-            message = [(read_header(h, p), p) for h, p in zip(frames[::2], frames[1::2], strict=True)]
-            frames = []
-            if message[0][0]["kind"] != HEARTBEAT:
-                self.messages.put(message)
+        while flags := self.reader.read(1):
+            size = int.from_bytes(self.reader.read(8 if flags[0] & 2 else 1), "big")
+            body = self.reader.read(size)
+            if not flags[0] & 4:  # no command, as READY is
+                frames.append(body)
+            if frames and not flags[0] & 1:  # the last frame of a message
+                self.messages.put([(read_header(h, p), p) for h, p in zip(*[iter(frames)] * 2, strict=True)])
+                frames = []
 
     def send(self, header: bytes, payload: bytes) -> None:
         with self.lock:
             for more, body in ((1, header), (0, payload)):
                 self.socket.sendall(bytes([more | 2]) + len(body).to_bytes(8, "big") + body)
 
-    def receive(self, *kinds: int) -> Message:
-        message = self.messages.get(timeout=60)
-        kind = message[0][0]["kind"]
-        assert kind in kinds, f"kind {kind}: {message[0][1].decode(errors='replace')}"
+    def receive(self, kind: int) -> Message:
+        while (message := self.messages.get(timeout=60))[0][0]["kind"] == HEARTBEAT:
+            pass
+        assert message[0][0]["kind"] == kind, message
         return message
 
 
@@ -116,19 +100,17 @@ def encode(grad: Array, residual: Array) -> bytes:
 
 def decode_exact(payload: bytes, count: int, workers: int) -> Array:
     """Groups of 64 elements; word j of a group holds bit j of every element's sum of codes + workers."""
-    planes = (2 * workers).bit_length()
-    words = np.frombuffer(payload, np.uint8).reshape(-1, planes, 8)
+    words = np.frombuffer(payload, np.uint8).reshape(-1, (2 * workers).bit_length(), 8)
     bits = np.unpackbits(words, axis=2, bitorder="little").astype(np.int32)
-    sums = (bits << np.arange(planes)[None, :, None]).sum(axis=1).ravel()[:count] - workers
-    return sums.astype(np.float32) * THRESHOLD
+    counts = (bits << np.arange(words.shape[1])[:, None]).sum(axis=1).ravel()[:count]
+    return (counts - workers).astype(np.float32) * THRESHOLD
 
 
 class PlainWorker:
     def __init__(self, scheduler: str, rank: int, workers: int, servers: int) -> None:
-        self.rank, self.workers, self.epoch, self.exchanges = rank, workers, 0, 0
-        self.load, self.steps = [0] * servers, dict[str, int]()
-        self.homes: dict[str, tuple[int, int]] = {}  # wire key and server by key
-        self.residuals: dict[str, Array] = {}
+        self.rank, self.workers, self.epoch, self.exchanges, self.load = rank, workers, 0, 0, [0] * servers
+        self.homes: dict[str, tuple[int, int]] = {}  # wire key and server
+        self.residuals, self.steps = dict[str, Array](), dict[str, int]()
         self.control = Connection(scheduler)
         hello = f"role=worker\nrank={rank}\nworkers={workers}\nservers={servers}\nendpoint=\nversion=1\n"
         self.send(self.control, f"{hello}host=plain\npid=1\n".encode(), kind=HELLO, sender=3 << 24 | 0xFFFFFF)
@@ -154,9 +136,9 @@ class PlainWorker:
     def exchange(self, name: str, blob: str) -> None:
         """Gives a blob and checks that every rank gave the same."""
         self.send(self.control, name.encode() + b"\0" + blob.encode(), kind=EXCHANGE, key=self.exchanges)
-        header, payload = self.control.receive(RESULT)[0]
+        header, blobs = self.control.receive(RESULT)[0]
         assert (header["key"], header["step"]) == (self.exchanges, 0)
-        assert payload == self.workers * (struct.pack("<Q", len(blob)) + blob.encode()), payload
+        assert blobs == self.workers * (struct.pack("<Q", len(blob)) + blob.encode()), blobs
         self.exchanges += 1
 
     def init(self, values: dict[str, Array]) -> None:
@@ -205,14 +187,13 @@ class PlainWorker:
     def close(self) -> None:
         for connection in [*self.streams, self.control]:
             self.send(connection, kind=GOODBYE)
-            while connection.receive(GOODBYE, RESULT)[0][0]["key"] != 1:
+            while connection.receive(GOODBYE)[0][0]["key"] != 1:
                 pass
 
 
 if __name__ == "__main__":
     from linear_model import train  # beside this file
 
-    endpoint, *numbers = sys.argv[1:]
-    worker = PlainWorker(endpoint, *map(int, numbers))
+    worker = PlainWorker(sys.argv[1], *map(int, sys.argv[2:]))
     print(json.dumps(train(worker, worker.rank)))
     worker.close()

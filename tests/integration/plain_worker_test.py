@@ -10,11 +10,12 @@ import pytest
 from integration.processes import HERE, ByHand, python
 
 SECONDS = 60.0
+PLAIN_WORKERS_SETTINGS = {"GRADWIRE_PARTITION_BYTES": "256KiB", "GRADWIRE_BIGARRAY_BOUND": "1000000"}
 
 
 def train_by_hand(folder: Path, plain_ranks: set[int]) -> list[dict[str, object]]:
     folder.mkdir()
-    with ByHand(folder, {"GRADWIRE_PARTITION_BYTES": "256KiB"}) as job:
+    with ByHand(folder, PLAIN_WORKERS_SETTINGS) as job:
         job.start_scheduler()
         for rank in range(2):
             job.start_server(rank)
