@@ -20,6 +20,10 @@ namespace {
 
 constexpr char kSeparator = '\t';
 
+/// A run on one server is cut into at least this many pieces (where it has the units), so that its push and its
+/// reply overlap on the wire.
+constexpr std::uint64_t kLeastPieces = 4;
+
 std::string describe(const KeySpec& key) {
   return fmt::format("'{}' {} ({})", key.name, key.dtype, fmt::join(key.shape, ", "));
 }
@@ -131,7 +135,8 @@ std::vector<std::vector<Part>> place_keys(std::span<const KeySpec> keys, std::ui
       const std::uint64_t begin = homes[k][s].begin;
       const std::uint64_t end = s + 1 < homes[k].size() ? homes[k][s + 1].begin : sizes[k].elements;
       if (end == begin) continue;
-      for (const auto& piece : fusion::cut(end - begin, compress::kUnitElements, partition_elements)) {
+      const std::uint64_t most = std::min(partition_elements, (end - begin) / kLeastPieces);
+      for (const auto& piece : fusion::cut(end - begin, compress::kUnitElements, most)) {
         placed[k].push_back({homes[k][s].server, begin + piece.offset, piece.count});
       }
     }

@@ -208,7 +208,7 @@ class Settings:
     )
     bigarray_bound: int = _setting(
         _integer(1, " of elements"),
-        1_000_000,
+        131_072,
         "arrays with this many elements or more are spread over all servers",
         "MXNET_KVSTORE_BIGARRAY_BOUND",
     )

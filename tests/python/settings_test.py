@@ -11,7 +11,7 @@ def test_defaults() -> None:
     assert (values.role, values.rank, values.num_workers, values.num_servers) == ("worker", None, 1, 0)
     assert (values.rendezvous_timeout, values.liveness_timeout, values.slow_abort) == (60.0, 5.0, 1800.0)
     assert (values.partition_bytes, values.fusion_bytes, values.credit_bytes) == (1 << 20, 1 << 18, 1 << 22)
-    assert (values.bigarray_bound, values.reply, values.scheduler) == (1_000_000, "exact", None)
+    assert (values.bigarray_bound, values.reply, values.scheduler) == (131_072, "exact", None)
 
 
 def test_every_default_is_what_its_own_text_reads_as() -> None:
