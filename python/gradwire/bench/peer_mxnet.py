@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -83,9 +84,11 @@ def role_of(process: int, servers: int) -> tuple[str, int]:
 def environment(
     process: int, workers: int, servers: int, scheduler: tuple[str, int], address: str, interface: str
 ) -> dict[str, str]:
-    """The DMLC_* variables of one process at address, whose traffic goes over interface."""
+    """The variables of one process at address, whose traffic goes over interface."""
     host, port = scheduler
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)  # what `gradwire run` gives a worker
     return {
+        "OMP_NUM_THREADS": str(threads),
         "DMLC_ROLE": role_of(process, servers)[0],
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": str(servers),
