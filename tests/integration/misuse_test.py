@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
+import gradwire
 import pytest
-from integration.processes import SCHEDULER, ByHand, Ended, run_to_the_end
+from integration.processes import SCHEDULER, ByHand, Ended, clean_environment, run_to_the_end
 
 # Every case is a few lines of one script; a rank that gets an error prints it and goes on, so that one job tries all.
 PROLOGUE = """
@@ -184,18 +187,12 @@ def test_a_worker_count_that_differs_on_one_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "near"), [("dist_snyc", "dist_sync"), ("locale", "local"), ("", "local")])
 def test_an_unknown_store(name: str, near: str) -> None:
-    import gradwire
-
     with pytest.raises(ValueError, match=f"did you mean '{near}'") as caught:
         gradwire.kv.create(name)
     assert all(store in str(caught.value) for store in gradwire.kv.stores())
 
 
 def test_a_store_without_a_job() -> None:
-    import subprocess
-
-    from integration.processes import clean_environment
-
     command = [sys.executable, "-c", "import gradwire; gradwire.kv.create('dist_sync')"]
     ended = subprocess.run(
         command, capture_output=True, text=True, env=clean_environment(Path(), {}), timeout=60
@@ -217,8 +214,6 @@ print(kv.rank, total.tolist())
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

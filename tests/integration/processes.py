@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -279,8 +279,3 @@ def names(text: str, member: Member) -> bool:
 def python(program: str, *arguments: str) -> list[str]:
     """The command of a program beside this file."""
     return [sys.executable, str(HERE / program), *arguments]
-
-
-def json_files(folder: Path, pattern: str) -> Iterator[dict[str, object]]:
-    for path in sorted(folder.glob(pattern)):
-        yield json.loads(path.read_text())
