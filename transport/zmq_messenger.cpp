@@ -347,6 +347,7 @@ void ZmqMessenger::take_requests() {
   }
   if (leaving && !leave_deadline_) {
     leave_deadline_ = Clock::now() + *leaving;
+    if (inbox_.failed()) return;  // a node whose job has failed must not look like one that left cleanly
     if (data_) data_->say_goodbye();
     scheduler_->say_goodbye();
   }
