@@ -1,4 +1,5 @@
-// Names the instruction set that the kernels were dispatched to on this processor, for `gradwire doctor` and reports.
+// Names the instruction set that the kernels were dispatched to on this processor, for `gradwire doctor` and
+// reports.
 #pragma once
 
 #include <string>

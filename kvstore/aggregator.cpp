@@ -126,8 +126,9 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   }
   if (const auto known = partitions_.find({header.key, header.offset});
       updater_ && (known == partitions_.end() || known->second.value.empty())) {
-    throw Refused{Refusal::kFinal,
-                  fmt::format("push of key {}: the optimizer has no weight yet; init the key first", header.key)};
+    throw Refused{
+        Refusal::kFinal,
+        fmt::format("push of key {}: the optimizer has no weight yet; init the key first", header.key)};
   }
   auto& partition = partitions_[{header.key, header.offset}];
   if (partition.count == 0) partition.count = header.count;

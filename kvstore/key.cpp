@@ -20,8 +20,8 @@ namespace {
 
 constexpr char kSeparator = '\t';
 
-/// A run on one server is cut into at least this many pieces (where it has the units), so that its push and its
-/// reply overlap on the wire.
+/// A run on one server is cut into at least this many pieces (where it has the units), so that its push and
+/// its reply overlap on the wire.
 constexpr std::uint64_t kLeastPieces = 4;
 
 std::string describe(const KeySpec& key) {

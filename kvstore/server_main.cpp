@@ -99,7 +99,8 @@ void run(Arguments& a) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // messages come from the heap, not from fresh pages every time (32 MiB: the most glibc takes)
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // messages come from the heap, not from fresh pages every time (32
+                                          // MiB: the most glibc takes)
   ::mallopt(M_TRIM_THRESHOLD, -1);
   CLI::App app;
   Arguments arguments;

@@ -76,8 +76,7 @@ TEST(Placement, PartsCoverEachKeyOnceOnUnitBoundaries) {
     }
     const std::uint32_t servers = 1 + random() % 5;
     std::vector<std::uint64_t> load(servers, 0);
-    const auto parts =
-        place_keys(keys, servers, compress::kUnitElements * (1 + random() % 8), 131'072, load);
+    const auto parts = place_keys(keys, servers, compress::kUnitElements * (1 + random() % 8), 131'072, load);
     std::uint64_t placed_bytes = 0;
     for (std::size_t k = 0; k < keys.size(); ++k) {
       auto sorted = parts[k];
