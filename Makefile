@@ -42,7 +42,8 @@ soak: build install  ## the long forms that `make test` keeps short: fuzzing, ki
 	@GRADWIRE_SOAK=1 GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} $(PYTHON) tests/run.py --jobs $(JOBS) --soak
 
 sanitize: packages  ## the C++ tests under ASan + UBSan, then under ThreadSanitizer
-	@for preset in dev tsan; do \
+	@export TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$(CURDIR)/tests/transport/tsan.supp"; \
+	for preset in dev tsan; do \
 	  [ -f build/$$preset/build.ninja ] || cmake --preset $$preset; \
 	  cmake --build --preset $$preset -j $(JOBS); \
 	  ctest --preset $$preset -j $(JOBS); \
