@@ -163,7 +163,7 @@ def _round_table(records: list[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in records:
         limit, sent = row["wire_limit_seconds"], row["bytes_sent_per_rank"]
-        reply = "" if row["reply"] == row["codec"] else f", {row['reply']}"
+        reply = "" if row["reply"] == "none" else f", {row['reply']}"
         table.add_row(
             f"{row['system']} {row['codec']}{reply}" + ("" if row["checksum"] else " WRONG SUMS"),
             format_duration(row["seconds_min"]),
