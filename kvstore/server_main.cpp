@@ -28,7 +28,6 @@ struct Arguments {
   double rendezvous_timeout = 60;
   double liveness_timeout = 5;
   int announce = -1;
-  std::string host_id;
   std::string log_level = "warning";
 };
 
@@ -64,7 +63,7 @@ void declare(CLI::App& app, Arguments& a) {
       ->capture_default_str();
   app.add_option("--announce", a.announce,
                  "file descriptor to write the scheduler's endpoint to, then close");
-  app.add_option("--host-id", a.host_id, "name of this host, where several share one machine");
+  app.add_option("--host-id", a.zmq.host, "name of this host, where several share one machine");
   app.add_option("--log-level", a.log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
       ->capture_default_str();

@@ -8,9 +8,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 
@@ -54,7 +57,26 @@ std::string random_suffix() {
   return std::to_string(random()) + std::to_string(random());
 }
 
+std::string first_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
 }  // namespace
+
+std::string machine_identity(const std::string& host) {
+  const std::string boot = first_line("/proc/sys/kernel/random/boot_id");
+  std::error_code error;
+  const std::string network = std::filesystem::read_symlink("/proc/self/ns/net", error).string();
+  if (boot.empty() || network.empty()) return {};
+  std::string identity = boot + "/" + network + "/" + host;
+  std::ranges::replace(identity, ' ', '_');
+  return identity;
+}
+
+std::string local_endpoint() { return "ipc://@gradwire-" + random_suffix(); }
 
 bool is_ipc(const std::string& endpoint) { return endpoint.starts_with("ipc://"); }
 

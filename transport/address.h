@@ -31,6 +31,12 @@ std::string address_of_interface(const std::string& name, const std::string& pee
 /// The local address from which packets to a numeric address leave. Throws TransportError.
 std::string address_towards(const std::string& peer_address);
 
+/// Names this machine, network namespace and host name without a space: processes for which it is equal can
+/// reach each other by ipc. Empty where the system does not tell.
+std::string machine_identity(const std::string& host);
+/// A new endpoint for this machine alone: an abstract socket, which leaves nothing behind.
+std::string local_endpoint();
+
 /// Where a server listens, its port left to the system: see ZmqOptions::bind_host and ::interface.
 std::string server_endpoint(const ZmqOptions& options);
 

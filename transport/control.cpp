@@ -83,7 +83,8 @@ std::string to_text(const Hello& hello) {
   return line("role", role_word(hello.role)) +
          line("rank", hello.rank ? std::to_string(*hello.rank) : std::string("any")) +
          line("workers", hello.workers) + line("servers", hello.servers) + line("endpoint", hello.endpoint) +
-         line("version", hello.version) + line("host", hello.host) + line("pid", hello.pid);
+         (hello.local.empty() ? std::string() : line("local", hello.local)) + line("version", hello.version) +
+         line("host", hello.host) + line("pid", hello.pid);
 }
 
 Hello parse_hello(std::string_view text) {
@@ -94,6 +95,7 @@ Hello parse_hello(std::string_view text) {
   hello.workers = fields.number<std::uint32_t>("workers");
   hello.servers = fields.number<std::uint32_t>("servers");
   hello.endpoint = fields.text("endpoint");
+  if (const auto local = fields.all("local"); !local.empty()) hello.local = local.front();
   hello.version = fields.number<std::uint32_t>("version");
   hello.host = fields.text("host");
   hello.pid = fields.number<std::uint64_t>("pid");
@@ -104,16 +106,24 @@ std::string to_text(const Roster& roster) {
   std::string text = line("rank", roster.rank) + line("epoch", roster.epoch) +
                      line("workers", roster.workers) + line("servers", roster.servers);
   for (const std::string& endpoint : roster.endpoints) text += line("server", endpoint);
+  for (const std::string& local : roster.locals) text += line("local", local);
   return text;
 }
 
 Roster parse_roster(std::string_view text) {
   const Fields fields(text);
-  Roster roster{fields.number<std::uint32_t>("rank"), fields.number<std::uint64_t>("epoch"),
-                fields.number<std::uint32_t>("workers"), fields.number<std::uint32_t>("servers"),
-                fields.all("server")};
+  Roster roster{fields.number<std::uint32_t>("rank"),
+                fields.number<std::uint64_t>("epoch"),
+                fields.number<std::uint32_t>("workers"),
+                fields.number<std::uint32_t>("servers"),
+                fields.all("server"),
+                fields.all("local")};
   if (roster.endpoints.size() != roster.servers) {
     throw FrameError("roster: it lists " + std::to_string(roster.endpoints.size()) + " endpoints for " +
+                     std::to_string(roster.servers) + " servers");
+  }
+  if (!roster.locals.empty() && roster.locals.size() != roster.servers) {
+    throw FrameError("roster: it lists " + std::to_string(roster.locals.size()) + " local endpoints for " +
                      std::to_string(roster.servers) + " servers");
   }
   return roster;

@@ -25,6 +25,7 @@ struct Hello {
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;
   std::string endpoint;  ///< where a server listens; empty for workers
+  std::string local;     ///< machine_identity() and where it listens for that machine alone; may be empty
   std::uint32_t version = kVersion;
   std::string host;
   std::uint64_t pid = 0;
@@ -40,6 +41,7 @@ struct Roster {
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;
   std::vector<std::string> endpoints;  ///< of the servers, in rank order
+  std::vector<std::string> locals;     ///< their Hello::local, likewise; none or one a server
   bool operator==(const Roster&) const = default;
 };
 std::string to_text(const Roster& roster);

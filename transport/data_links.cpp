@@ -4,6 +4,8 @@
 #include <random>
 #include <utility>
 
+#include "transport/address.h"
+
 namespace gradwire::transport {
 namespace {
 
@@ -222,6 +224,7 @@ ServerLinks::ServerLinks(Report report, const ZmqContext& context, const std::st
   router_.set(ZMQ_ROUTER_MANDATORY, 1);
   router_.set(ZMQ_ROUTER_HANDOVER, 1);  // a connection that comes back after a break takes its old place
   endpoint_ = router_.bind(endpoint);
+  if (!is_ipc(endpoint_)) local_endpoint_ = router_.bind(transport::local_endpoint());
   handles_.push_back(router_.get());
 }
 

@@ -130,6 +130,8 @@ class ServerLinks final : public DataLinks {
 
   /// Where it listens, port filled in.
   const std::string& endpoint() const { return endpoint_; }
+  /// For processes of this machine; empty when endpoint() is an ipc one already.
+  const std::string& local_endpoint() const { return local_endpoint_; }
   const std::vector<void*>& sockets() const override { return handles_; }
   bool take_messages() override;
 
@@ -149,7 +151,7 @@ class ServerLinks final : public DataLinks {
   void refuse(const std::string& route, const std::string& address, const std::string& why);
 
   ZmqSocket router_;
-  std::string endpoint_;
+  std::string endpoint_, local_endpoint_;
   std::vector<void*> handles_;
   std::map<std::string, Origin> origins_;              // by routing id
   std::vector<std::pair<std::string, Parcel>> early_;  // what came before the roster, with its routing id

@@ -261,12 +261,20 @@ void Scheduler::State::tick_roll_call(Clock::time_point now) {
 // Everybody is here: ranks are final.
 void Scheduler::State::begin() {
   phase = Phase::kRunning;
-  roster = {0, epoch, options.workers, options.servers, std::vector<std::string>(options.servers)};
+  roster = {0,
+            epoch,
+            options.workers,
+            options.servers,
+            std::vector<std::string>(options.servers),
+            std::vector<std::string>(options.servers)};
   for (const RollCall::Member& member : roll_call.members()) {
     Peer& peer = peers.at(member.peer);
     peer.node = member.node;
     peer.name = describe(member.node, member.hello);
-    if (member.node.role == Role::kServer) roster.endpoints[member.node.rank] = member.hello.endpoint;
+    if (member.node.role == Role::kServer) {
+      roster.endpoints[member.node.rank] = member.hello.endpoint;
+      roster.locals[member.node.rank] = member.hello.local;
+    }
   }
   for (const auto& [id, peer] : peers) send_roster(id);
   log("all " + std::to_string(peers.size()) + " nodes are here");

@@ -106,6 +106,7 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   void tick(Clock::time_point now);
   void give_up(const std::string& text);
   void close_sockets();
+  std::vector<std::string> endpoints_for_here(const Roster& roster) const;
   void on_roster(const Roster& roster) override;
   void on_exchange_result(const Frame& frame) override;
   void on_goodbye(Node peer) override;
@@ -168,10 +169,20 @@ ZmqMessenger::~ZmqMessenger() {
 }
 
 Hello ZmqMessenger::hello() const {
-  Hello hello{options_.role, options_.rank,      options_.workers, options_.servers, {},
-              kVersion,      host_name(options_)};
-  hello.pid = static_cast<std::uint64_t>(getpid());
-  if (const auto* server = dynamic_cast<const ServerLinks*>(data_.get())) hello.endpoint = server->endpoint();
+  Hello hello{.role = options_.role,
+              .rank = options_.rank,
+              .workers = options_.workers,
+              .servers = options_.servers,
+              .endpoint = {},
+              .local = {},
+              .host = host_name(options_),
+              .pid = static_cast<std::uint64_t>(getpid())};
+  if (const auto* server = dynamic_cast<const ServerLinks*>(data_.get())) {
+    hello.endpoint = server->endpoint();
+    const std::string machine = machine_identity(hello.host);
+    if (!machine.empty() && !server->local_endpoint().empty())
+      hello.local = machine + " " + server->local_endpoint();
+  }
   return hello;
 }
 
@@ -386,13 +397,24 @@ void ZmqMessenger::close_sockets() {
   data_.reset();
 }
 
+// Servers of the same machine are reached without its network stack.
+std::vector<std::string> ZmqMessenger::endpoints_for_here(const Roster& roster) const {
+  std::vector<std::string> endpoints = roster.endpoints;
+  const std::string here = machine_identity(host_name(options_)) + " ";
+  for (std::size_t i = 0; options_.ipc && here.size() > 1 && i < roster.locals.size(); ++i) {
+    if (roster.locals[i].starts_with(here)) endpoints[i] = roster.locals[i].substr(here.size());
+  }
+  return endpoints;
+}
+
 void ZmqMessenger::on_roster(const Roster& roster) {
   self_.rank = roster.rank;
   world_ = {roster.workers, roster.servers, roster.epoch};
   if (self_.role == Role::kWorker) {
     data_ = std::make_unique<WorkerLinks>(
-        DataLinks::Report{inbox_, traffic_, refusals_}, context_, roster.endpoints, options_.streams_per_peer,
-        options_.max_frame_bytes, [this](const std::string& why) { on_failure(why, FailureCause::kFault); });
+        DataLinks::Report{inbox_, traffic_, refusals_}, context_, endpoints_for_here(roster),
+        options_.streams_per_peer, options_.max_frame_bytes,
+        [this](const std::string& why) { on_failure(why, FailureCause::kFault); });
   }
   join_deadline_ = Clock::now() + options_.rendezvous_timeout;
   data_->begin(world_, self_, Clock::now());

@@ -28,7 +28,8 @@ struct ZmqOptions {
   std::chrono::milliseconds rendezvous_timeout{60'000};
   std::chrono::milliseconds liveness_timeout{5'000};  ///< a silent peer is dead after this
   std::uint64_t max_frame_bytes = std::uint64_t{1} << 31;
-  std::string host;  ///< this host's name for people and errors; empty: what the system says
+  std::string host;  ///< this host's name, for people and to tell hosts apart; empty: what the system says
+  bool ipc = true;   ///< worker: reach servers of the same host and network namespace by a local socket
   /// Gets progress for people ("waiting for server 1 of 2, worker 3"); called on the I/O thread. May be
   /// empty.
   std::function<void(const std::string&)> log;

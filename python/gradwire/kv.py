@@ -429,10 +429,11 @@ def _node_options(values: settings.Settings) -> dict[str, Any]:
         "workers": values.num_workers,
         "servers": values.num_servers,
         "streams": values.streams,
+        "ipc": values.ipc == "auto",
         "rendezvous_timeout": values.rendezvous_timeout,
         "liveness_timeout": values.liveness_timeout,
     }
-    optional = {"rank": values.rank, "bind_host": values.bind_host, "interface": values.interface}
+    optional = {"rank": values.rank, "host": values.host_id, "bind_host": values.bind_host, "interface": values.interface}
     return options | {name: value for name, value in optional.items() if value is not None}
 
 

@@ -218,6 +218,11 @@ class Settings:
     credit_bytes: int = _setting(
         _positive(parse_size, "4KiB"), 4 * 2**20, "encoded bytes that may be under way to one server"
     )
+    ipc: Literal["auto", "off"] = _setting(
+        _one_of("auto", "off"),
+        "auto",
+        "auto: workers reach servers on the same host by a local socket instead of TCP; off: never",
+    )
     streams: int = _setting(_integer(1), 1, "connections between a worker and a server")
     codec_threads: int = _setting(
         _integer(0), 0, "threads that encode and decode in a worker; 0: chosen here"

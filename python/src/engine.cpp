@@ -140,6 +140,8 @@ transport::ZmqOptions zmq_options(transport::Role role, const nb::kwargs& given)
   take("bind_host", options.bind_host);
   take("interface", options.interface);
   take("streams", options.streams_per_peer);
+  take("host", options.host);
+  take("ipc", options.ipc);
   take_seconds("rendezvous_timeout", options.rendezvous_timeout);
   take_seconds("liveness_timeout", options.liveness_timeout);
   return options;

@@ -11,6 +11,12 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
+TEST(Address, MachinesAreToldApartByNameToo) {
+  EXPECT_EQ(machine_identity("a"), machine_identity("a"));
+  EXPECT_NE(machine_identity("a"), machine_identity("b"));
+  EXPECT_EQ(machine_identity("a b").find(' '), std::string::npos);
+}
+
 TEST(Address, EndpointsAreParsedAndWritten) {
   EXPECT_EQ(parse_tcp("tcp://10.0.0.1:9091").host, "10.0.0.1");
   EXPECT_EQ(parse_tcp("tcp://[fe80::1]:9091").host, "fe80::1");

@@ -13,7 +13,14 @@ using ::testing::HasSubstr;
 using ::testing::Optional;
 
 Hello hello_of(Role role, std::optional<std::uint32_t> rank, std::uint64_t pid = 7) {
-  Hello hello{role, rank, 2, 2, {}, kVersion, "host-a", pid};
+  Hello hello{.role = role,
+              .rank = rank,
+              .workers = 2,
+              .servers = 2,
+              .endpoint = {},
+              .local = {},
+              .host = "host-a",
+              .pid = pid};
   if (role == Role::kServer) hello.endpoint = "tcp://10.0.0.1:1";
   return hello;
 }
@@ -105,8 +112,19 @@ TEST(ControlText, HelloHasTheWrittenForm) {
   EXPECT_EQ(parse_hello(to_text(hello)), hello);
 }
 
+TEST(ControlText, WhereAServerListensForItsMachineIsOptional) {
+  Hello hello = hello_of(Role::kServer, {}, 1234);
+  hello.local = "boot/net/host ipc://@gradwire-1";
+  EXPECT_THAT(to_text(hello), HasSubstr("\nlocal=boot/net/host ipc://@gradwire-1\n"));
+  EXPECT_EQ(parse_hello(to_text(hello)), hello);
+  const Roster roster{0, 1, 2, 2, {"tcp://10.0.0.1:1", "tcp://10.0.0.2:1"}, {"", hello.local}};
+  EXPECT_EQ(parse_roster(to_text(roster)), roster);
+  EXPECT_THROW(parse_roster("rank=0\nepoch=1\nworkers=1\nservers=2\nserver=x\nserver=y\nlocal=z\n"),
+               FrameError);
+}
+
 TEST(ControlText, RosterHasTheWrittenForm) {
-  const Roster roster{1, 18446744073709551615u, 2, 2, {"tcp://10.0.0.1:1", "tcp://[::1]:2"}};
+  const Roster roster{1, 18446744073709551615u, 2, 2, {"tcp://10.0.0.1:1", "tcp://[::1]:2"}, {}};
   const std::string text =
       "rank=1\nepoch=18446744073709551615\nworkers=2\nservers=2\nserver=tcp://10.0.0.1:1\nserver=tcp://"
       "[::1]:2\n";

@@ -119,7 +119,7 @@ FrameHeader control_header(Kind kind, Node sender, std::uint64_t epoch) {
 }
 
 std::string raw_hello(std::uint32_t workers, std::uint32_t servers) {
-  return to_text(Hello{Role::kWorker, kRawNode.rank, workers, servers, {}, kVersion, "raw-host", 4711});
+  return to_text(Hello{Role::kWorker, kRawNode.rank, workers, servers, {}, {}, kVersion, "raw-host", 4711});
 }
 
 // Worker 1 of a job, by hand: it stops beating when told to.
@@ -377,7 +377,7 @@ TEST(ZmqLiveness, ASchedulerThatFallsSilentIsNamed) {
   Parcel hello;
   while (!fake.receive(hello)) std::this_thread::sleep_for(5ms);
   fake.send_to(hello[0].text(), pack(control_header(Kind::kRoster, {Role::kScheduler, 0}, 7),
-                                     to_text(Roster{0, 7, 1, 0, {}})));
+                                     to_text(Roster{0, 7, 1, 0, {}, {}})));
   const auto worker = joining.get();
   FailureEar ear;
   worker->attach(ear);
