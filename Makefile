@@ -10,8 +10,8 @@ BASE_PYTHON ?= python3
 PYTHON := $(CURDIR)/.venv/bin/python
 STAMPS := build/stamps
 
-# What the demo compares: two workers and two servers on a 100 Mbit link, with and without 2-bit gradients.
-DEMO = -n 2 -s 2 --arm none --arm 2bit --seeds 1 --bandwidth 100mbit --report report/demo -- \
+# What the demo compares: two workers and two servers on 100 Mbit links; no compression, 2-bit gradients, 2 bits both ways.
+DEMO = -n 2 -s 2 --arm none --arm 2bit --arm 2bit:reply=2bit --seeds 2 --bandwidth 100mbit --report report/demo -- \
   $(PYTHON) experiments/fashion_mnist/train.py --network lenet --kv-store dist_sync --num-epochs 2 --limit 8000
 
 CPP_FOLDERS := compress fusion transport kvstore
@@ -60,8 +60,8 @@ tidy: build  ## clang-tidy over the libraries (minutes)
 
 format:  ## formats C++ and Python
 	@clang-format -i $(CPP_FILES)
-	@$(PYTHON) -m ruff check --fix --quiet $(PY_FOLDERS)
 	@$(PYTHON) -m ruff format --quiet $(PY_FOLDERS)
+	@$(PYTHON) -m ruff check --fix --quiet $(PY_FOLDERS)
 
 clean:  ## removes build/, report/ and .venv/
 	rm -rf build report .venv

@@ -433,7 +433,12 @@ def _node_options(values: settings.Settings) -> dict[str, Any]:
         "rendezvous_timeout": values.rendezvous_timeout,
         "liveness_timeout": values.liveness_timeout,
     }
-    optional = {"rank": values.rank, "host": values.host_id, "bind_host": values.bind_host, "interface": values.interface}
+    optional = {
+        "rank": values.rank,
+        "host": values.host_id,
+        "bind_host": values.bind_host,
+        "interface": values.interface,
+    }
     return options | {name: value for name, value in optional.items() if value is not None}
 
 
