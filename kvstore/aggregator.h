@@ -18,19 +18,11 @@
 #include <vector>
 
 #include "compress/codec.h"
+#include "kvstore/protocol.h"
 #include "kvstore/updater.h"
 #include "transport/frame.h"
 
 namespace gradwire::kvstore {
-
-/// What a value in a reply is. Part of the wire format, never renumber.
-enum class Content : std::uint8_t { kSum = 0, kWeight = 1, kWeightDelta = 2 };
-
-/// How final a kError is (in header.content). Part of the wire format, never renumber.
-enum class Refusal : std::uint8_t {
-  kFinal = 0,      ///< the request is wrong; the text says why
-  kSendAgain = 1,  ///< the payload did not arrive whole
-};
 
 class Aggregator {
  public:

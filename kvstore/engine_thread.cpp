@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kvstore/protocol.h"
+
 namespace gradwire::kvstore {
 
 using compress::kUnitElements;
@@ -387,8 +389,8 @@ void EngineThread::handle(Node from, Frame frame) {
 
 void EngineThread::handle_refusal(Tensor& tensor, std::size_t index, const Frame& frame) {
   PartState& state = tensor.parts[index];
-  constexpr std::uint8_t kSendAgain = 1;  // Refusal::kSendAgain
-  if (frame.header.content == kSendAgain && state.resends++ < kMaxResends) {
+  const bool damaged = frame.header.content == static_cast<std::uint8_t>(Refusal::kSendAgain);
+  if (damaged && state.resends++ < kMaxResends) {
     outbox_.add(state.part.server, {header_of(tensor, index), state.payload.share()});
     return;
   }
@@ -401,6 +403,36 @@ void EngineThread::handle_refusal(Tensor& tensor, std::size_t index, const Frame
   fail_all(std::make_exception_ptr(transport::TransportError(text)));
 }
 
+void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Compression* compression,
+                                 const Frame& frame) const {
+  const FrameHeader& header = frame.header;
+  const Part& part = tensor.parts[index].part;
+  const auto out = tensor.current->out.subspan(part.offset, part.count);
+  const auto payload = frame.payload.bytes();
+  const auto reply = static_cast<compress::ReplyKind>(header.reply);
+  if (header.kind == Kind::kValue) {
+    if (payload.size() != out.size_bytes())
+      throw compress::DecodeError("value: payload length is not the key's");
+    std::memcpy(out.data(), payload.data(), payload.size());
+  } else if (tensor.parts[index].request == Kind::kPush) {
+    const auto& codec = *compression->codec;
+    if (header.codec != static_cast<std::uint8_t>(codec.wire_id()) ||
+        header.codec_parameters != codec.wire_parameters()) {
+      throw compress::DecodeError("reply: its codec is not that of the push");
+    }
+    std::span<compress::UnitScale> next;
+    if (codec.agrees_scales()) {
+      next = std::span(tensor.scales).subspan(part.offset / kUnitElements, compress::unit_count(part.count));
+    }
+    codec.decode_reply(payload, messenger_.world().workers, reply, out, next);
+  } else {  // the answer to a round that may have had another codec; its scales are not ours to use
+    const auto codec =
+        compress::from_wire(static_cast<compress::WireId>(header.codec), header.codec_parameters);
+    std::vector<compress::UnitScale> unused(codec->agrees_scales() ? compress::unit_count(part.count) : 0);
+    codec->decode_reply(payload, messenger_.world().workers, reply, out, unused);
+  }
+}
+
 void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
   ++tensor.jobs;
   if ((frame.header.flags & transport::kFlagNonfinite) != 0) nonfinite_ = true;
@@ -409,31 +441,9 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
     const auto begin = Clock::now();
     const Part& part = tensor.parts[index].part;
     const auto out = tensor.current->out.subspan(part.offset, part.count);
-    const auto payload = frame.payload.bytes();
     std::exception_ptr error;
     try {
-      if (frame.header.kind == Kind::kValue) {
-        if (payload.size() != out.size_bytes())
-          throw compress::DecodeError("value: payload length is not the key's");
-        std::memcpy(out.data(), payload.data(), payload.size());
-      } else {
-        const auto codec = compress::from_wire(static_cast<compress::WireId>(frame.header.codec),
-                                               frame.header.codec_parameters);
-        const bool ours = tensor.parts[index].request == Kind::kPush;
-        std::vector<compress::UnitScale> unused;
-        std::span<compress::UnitScale> next;
-        if (codec->agrees_scales()) {
-          if (ours) {
-            next = std::span(tensor.scales)
-                       .subspan(part.offset / kUnitElements, compress::unit_count(part.count));
-          } else {
-            unused.resize(compress::unit_count(part.count));
-            next = unused;
-          }
-        }
-        codec->decode_reply(payload, messenger_.world().workers,
-                            static_cast<compress::ReplyKind>(frame.header.reply), out, next);
-      }
+      decode_answer(tensor, index, compression.get(), frame);
       if (const float scale = tensor.current->scale; scale != 1) {
         for (float& value : out) value *= scale;
       }

@@ -82,6 +82,8 @@ class EngineThread final : private transport::Sink {
             std::uint32_t flags);
   void handle(transport::Node from, transport::Frame frame);
   void handle_refusal(Tensor& tensor, std::size_t part, const transport::Frame& frame);
+  void decode_answer(Tensor& tensor, std::size_t index, const Compression* compression,
+                     const transport::Frame& frame) const;
   void decode(Tensor& tensor, std::size_t part, transport::Frame frame);
   void job_done(Tensor& tensor, std::exception_ptr error);
   void part_done(Tensor& tensor, std::exception_ptr error);

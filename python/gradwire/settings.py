@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-import socket
 import urllib.parse
 import warnings
 from collections.abc import Callable, Mapping
@@ -313,8 +312,3 @@ def warn_unknown_variables(environ: Mapping[str, str] | None = None) -> None:
     """Warns, once per process and name, of GRADWIRE_* variables that have no effect."""
     for text in unknown_variables(environ):
         warnings.warn(text, stacklevel=3)
-
-
-def host_identity(settings: Settings) -> str:
-    """Returns GRADWIRE_HOST_ID where set, else this host's own name."""
-    return settings.host_id or socket.gethostname()
