@@ -1,0 +1,25 @@
+// NodePair is the two nodes that one process has in placement peers: a worker, and the server of its shard.
+//
+// Threading: as Messenger. Between the two, frames are handed over on the sender's thread.
+#pragma once
+
+#include <memory>
+
+#include "transport/messenger.h"
+
+namespace gradwire::transport {
+
+/// Both have the same rank, so that every worker knows which server is its own. `world().servers` is
+/// `world().workers`.
+struct NodePair {
+  std::unique_ptr<Messenger> worker;
+  std::unique_ptr<Messenger> server;
+};
+
+/// Lets frames between the two stay in memory: they are not copied, not counted, and never on a socket. What
+/// the receiver keeps of a payload, it keeps of the sender's memory. `Messenger::is_local` tells such a peer.
+/// Everything else goes through the messengers given. Throws std::invalid_argument unless they are worker and
+/// server of one job.
+NodePair colocate(NodePair pair);
+
+}  // namespace gradwire::transport
