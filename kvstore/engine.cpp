@@ -245,7 +245,14 @@ void Engine::set_slot_scale(float scale) {
   if (slots_) slots_->scale = scale;
 }
 
-std::vector<transport::PeerCounters> Engine::counters() const { return messenger_->counters(); }
+std::vector<transport::PeerCounters> Engine::counters() const {
+  auto counters = messenger_->counters();
+  if (hosted_) {
+    const auto of_server = hosted_->counters();
+    counters.insert(counters.end(), of_server.begin(), of_server.end());
+  }
+  return counters;
+}
 double Engine::codec_seconds() const { return thread_ ? thread_->codec_seconds() : 0; }
 bool Engine::take_nonfinite() { return thread_ && thread_->take_nonfinite(); }
 std::vector<std::string> Engine::take_notices() {
@@ -257,6 +264,7 @@ void Engine::close() {
   try {
     thread_->idle().wait_for(std::chrono::seconds(2));  // pushes that nobody pulls
     messenger_->leave(std::chrono::seconds(5));
+    if (hosted_) hosted_->retire(std::chrono::seconds(5));
   } catch (
       const std::exception&) {  // NOLINT(bugprone-empty-catch): the job has failed; there is nobody to tell
   }

@@ -46,7 +46,8 @@ class EngineThread;
 class Engine {
  public:
   /// Joins with the other workers: throws std::invalid_argument naming a setting that differs between ranks.
-  /// `hosted` is the Server of placement local; dedicated servers leave it empty.
+  /// `hosted` is the Server that lives in this process (placements local and peers), the other node of the
+  /// Messenger's pair; with dedicated servers it is empty.
   Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
          std::unique_ptr<Server> hosted = nullptr);
   ~Engine();

@@ -69,6 +69,7 @@ struct EngineThread::Tensor {
 EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions& options)
     : messenger_(messenger),
       options_(options),
+      hosts_server_(messenger.is_local({Role::kServer, messenger.self().rank})),
       compression_(
           std::make_shared<Compression>(Compression{compress::make({}), compress::ReplyKind::kSame})),
       outbox_(messenger, loop_, Role::kServer, messenger.world().servers, messenger.self().rank,
@@ -181,7 +182,28 @@ void EngineThread::on_failure(const std::string& text) {
 
 void EngineThread::on_goodbye(Node peer) {
   if (peer.role != Role::kServer) return;
-  on_failure(fmt::format("{} left the job while this worker still needs it", transport::to_string(peer)));
+  loop_->post([this, rank = peer.rank] { lose_server(rank); });
+}
+
+/// A worker that takes its server along when it leaves has done all its rounds: only what still needs it
+/// fails.
+void EngineThread::lose_server(std::uint32_t rank) {
+  servers_gone_.insert(rank);
+  const auto awaits = [rank](const Tensor* tensor) {
+    return std::any_of(tensor->parts.begin(), tensor->parts.end(), [rank](const PartState& state) {
+      return !state.answered && state.part.server == rank;
+    });
+  };
+  const bool is_needed = !hosts_server_ || std::any_of(active_.begin(), active_.end(), awaits);
+  if (is_needed) fail_all(std::make_exception_ptr(transport::TransportError(lost_server_text(rank))));
+}
+
+std::string EngineThread::server_name(std::uint32_t rank) const {
+  return transport::to_string({hosts_server_ ? Role::kWorker : Role::kServer, rank});
+}
+
+std::string EngineThread::lost_server_text(std::uint32_t rank) const {
+  return server_name(rank) + " left the job while this worker still needs it";
 }
 
 // ------------------------------------------------------------------------------------- operations begin
@@ -325,6 +347,9 @@ void EngineThread::send(Tensor& tensor, std::size_t index, Kind kind, Buffer pay
   state.resends = 0;
   state.asked = Clock::now();
   state.awaited.clear();
+  if (servers_gone_.contains(state.part.server)) {  // posted: our caller is not done with this tensor
+    return fail(std::make_exception_ptr(transport::TransportError(lost_server_text(state.part.server))));
+  }
   outbox_.add(state.part.server, {header_of(tensor, index), state.payload.share()});
 }
 
@@ -394,8 +419,8 @@ void EngineThread::handle_refusal(Tensor& tensor, std::size_t index, const Frame
     outbox_.add(state.part.server, {header_of(tensor, index), state.payload.share()});
     return;
   }
-  const auto text =
-      fmt::format("server {} refused key '{}': {}", state.part.server, tensor.spec.name, text_of(frame));
+  const auto text = fmt::format("{} refused key '{}': {}", server_name(state.part.server), tensor.spec.name,
+                                text_of(frame));
   if (state.request != Kind::kPush) {  // nothing that others wait for
     state.answered = true;
     return part_done(tensor, std::make_exception_ptr(std::invalid_argument(text)));
@@ -550,16 +575,17 @@ void EngineThread::probe(Tensor& tensor, Clock::time_point now) {
 }
 
 std::string EngineThread::describe_wait(const Tensor& tensor, Clock::time_point now) const {
-  std::set<std::uint32_t> ranks, servers;
+  std::set<std::uint32_t> ranks;
+  std::set<std::string> servers;
   for (const PartState& state : tensor.parts) {
     if (state.answered) continue;
-    servers.insert(state.part.server);
+    servers.insert(server_name(state.part.server));
     ranks.insert(state.awaited.begin(), state.awaited.end());
   }
   const std::string what = fmt::format("key '{}' step {} has waited {:.0f} s", tensor.spec.name,
                                        tensor.step == 0 ? 0 : tensor.step - 1, seconds(now - tensor.started));
   if (!ranks.empty()) return fmt::format("{} for worker {}", what, fmt::join(ranks, ", "));
-  return fmt::format("{} for server {}", what, fmt::join(servers, ", "));
+  return fmt::format("{} for {}", what, fmt::join(servers, ", "));
 }
 
 }  // namespace gradwire::kvstore

@@ -92,17 +92,22 @@ class EngineThread final : private transport::Sink {
   void flush();
   void tick();
   void probe(Tensor& tensor, Clock::time_point now);
+  void lose_server(std::uint32_t rank);
+  std::string server_name(std::uint32_t rank) const;
+  std::string lost_server_text(std::uint32_t rank) const;
   std::string describe_wait(const Tensor& tensor, Clock::time_point now) const;
   transport::FrameHeader header_of(const Tensor& tensor, std::size_t part) const;
 
   transport::Messenger& messenger_;
   const EngineOptions options_;
+  const bool hosts_server_;  ///< placements local and peers: a server is its worker, to people
   std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket
   std::vector<std::unique_ptr<Tensor>> tensors_;
   std::set<Tensor*> active_;
   std::vector<Ticket> waiting_idle_;
   std::shared_ptr<const Compression> compression_;  // owners: this and jobs in the pool
   Outbox outbox_;
+  std::set<std::uint32_t> servers_gone_;
   std::optional<std::pair<Ticket, std::set<std::uint32_t>>>
       command_;  ///< and the servers that have not answered it
   std::exception_ptr failure_;

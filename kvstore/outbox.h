@@ -1,5 +1,6 @@
 // Outbox sends frames by priority and within credit, and fuses small ones that go to the same peer.
-// Engine uses one for its pushes, each Server thread one for its replies.
+// Engine uses one for its pushes, each Server thread one for its replies. Frames to a peer in the same
+// process take no wire and wait for nothing.
 //
 // Threading: used inside one Loop; only the release of a sent payload comes from elsewhere, as a posted task.
 // Lifetime: payloads may be released after the Outbox is gone.
@@ -30,6 +31,8 @@ class Outbox {
   void add(std::uint32_t rank, transport::Frame frame);
   /// Sends what credit allows.
   void flush();
+  /// Whether all has been handed to the Messenger.
+  bool empty() const { return frames_.empty() && local_.empty(); }
 
  private:
   transport::Frame metered(std::uint32_t rank, transport::Frame frame);
@@ -40,6 +43,7 @@ class Outbox {
   Limits limits_;
   std::shared_ptr<fusion::SendQueue> queue_;  // owners: this; release tasks hold it weakly
   std::unordered_map<std::uint64_t, transport::Frame> frames_;
+  std::vector<transport::Frame> local_;
   std::uint64_t next_id_ = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "kvstore/server.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <set>
@@ -10,6 +11,7 @@
 #include "kvstore/aggregator.h"
 #include "kvstore/loop.h"
 #include "kvstore/outbox.h"
+#include "kvstore/ticket.h"
 
 namespace gradwire::kvstore {
 
@@ -43,6 +45,13 @@ class Server::Shard {
     });
   }
 
+  /// Done when every answer is with the Messenger.
+  Ticket sent() {
+    Ticket ticket;
+    loop_->post([this, ticket] { waiting_sent_.push_back(ticket); });
+    return ticket;
+  }
+
   /// The goodbye comes through the scheduler and may overtake the worker's last frames: act on it a tick
   /// later.
   void forget_worker(std::uint32_t rank) {
@@ -69,12 +78,15 @@ class Server::Shard {
     } catch (const transport::TransportError&) {
       loop_->stop();  // the job has failed; on_failure tells wait() why
     }
+    if (!outbox_.empty()) return;
+    for (const Ticket& ticket : std::exchange(waiting_sent_, {})) ticket.succeed();
   }
 
   std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket
   Aggregator aggregator_;
   std::vector<Aggregator::Answer> answers_;
   std::vector<std::uint32_t> leaving_, gone_;  // said goodbye since the last tick; before it
+  std::vector<Ticket> waiting_sent_;
   Outbox outbox_;
   std::jthread thread_;  // last member: joined before the rest dies
 };
@@ -103,6 +115,22 @@ bool Server::wait_for(std::chrono::milliseconds timeout) {
   }
   messenger_->leave(std::chrono::seconds(2));
   return true;
+}
+
+void Server::retire(std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto left = [&] {
+    return std::max(std::chrono::milliseconds(0), std::chrono::duration_cast<std::chrono::milliseconds>(
+                                                      deadline - std::chrono::steady_clock::now()));
+  };
+  const auto failed = [this] {
+    const std::lock_guard lock(end_->mutex);
+    return !end_->failure.empty();
+  };
+  for (auto& shard : shards_) {
+    if (!failed()) shard->sent().wait_for(left());
+  }
+  messenger_->leave(left());
 }
 
 void Server::wait() {

@@ -35,6 +35,11 @@ class Server final : private transport::Sink {
   void wait();
   /// As wait(), for at most timeout; returns false when it is not over yet.
   bool wait_for(std::chrono::milliseconds timeout);
+  /// Leaves before the other workers do, for a Server whose own worker has left: sends what is answered
+  /// already, for at most timeout. Rounds that are not complete then never will be.
+  void retire(std::chrono::milliseconds timeout);
+
+  std::vector<transport::PeerCounters> counters() const { return messenger_->counters(); }
 
  private:
   class Shard;

@@ -58,6 +58,8 @@ void declare(CLI::App& app, Arguments& a) {
   app.add_option("--rendezvous-timeout", a.rendezvous_timeout, "seconds to wait for all nodes")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_flag("--servers-optional", a.zmq.servers_optional,
+               "scheduler: workers that host servers of their own may come instead of using the servers");
   app.add_option("--liveness-timeout", a.liveness_timeout, "seconds of silence after which a node is dead")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

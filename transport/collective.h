@@ -35,9 +35,9 @@ class Collective {
   virtual std::uint32_t rank() const noexcept = 0;
   virtual std::uint32_t size() const noexcept = 0;
 
-  /// Starts summing values elementwise over all ranks, in place. Requires values.size_bytes() to be a multiple
-  /// of bytes_of(type) and equal on all ranks. Floats: in the library's own order of addition, 16-bit ones
-  /// rounded after each addition; integers wrap.
+  /// Starts summing values elementwise over all ranks, in place. Requires values.size_bytes() to be a
+  /// multiple of bytes_of(type) and equal on all ranks. Floats: in the library's own order of addition,
+  /// 16-bit ones rounded after each addition; integers wrap.
   virtual void all_reduce(Buffer values, ElementType type, Done done) = 0;
   /// Starts gathering every rank's block; all have the same length.
   virtual void all_gather(Buffer block, Done done) = 0;

@@ -83,7 +83,8 @@ std::string to_text(const Hello& hello) {
   return line("role", role_word(hello.role)) +
          line("rank", hello.rank ? std::to_string(*hello.rank) : std::string("any")) +
          line("workers", hello.workers) + line("servers", hello.servers) + line("endpoint", hello.endpoint) +
-         (hello.local.empty() ? std::string() : line("local", hello.local)) + line("version", hello.version) +
+         (hello.local.empty() ? std::string() : line("local", hello.local)) +
+         (hello.pair.empty() ? std::string() : line("pair", hello.pair)) + line("version", hello.version) +
          line("host", hello.host) + line("pid", hello.pid);
 }
 
@@ -96,6 +97,7 @@ Hello parse_hello(std::string_view text) {
   hello.servers = fields.number<std::uint32_t>("servers");
   hello.endpoint = fields.text("endpoint");
   if (const auto local = fields.all("local"); !local.empty()) hello.local = local.front();
+  if (const auto pair = fields.all("pair"); !pair.empty()) hello.pair = pair.front();
   hello.version = fields.number<std::uint32_t>("version");
   hello.host = fields.text("host");
   hello.pid = fields.number<std::uint64_t>("pid");

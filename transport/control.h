@@ -26,6 +26,7 @@ struct Hello {
   std::uint32_t servers = 0;
   std::string endpoint;  ///< where a server listens; empty for workers
   std::string local;     ///< machine_identity() and where it listens for that machine alone; may be empty
+  std::string pair;      ///< the same for a worker and the server that its process hosts; else empty
   std::uint32_t version = kVersion;
   std::string host;
   std::uint64_t pid = 0;

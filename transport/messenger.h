@@ -74,6 +74,8 @@ class Messenger {
 
   virtual Node self() const = 0;
   virtual World world() const = 0;
+  /// Whether frames to this node stay in the process's memory (see node_pair.h): they need no credit.
+  virtual bool is_local(Node) const { return false; }
 
   /// Starts handing arrived frames to sink; what came earlier is handed over first.
   virtual void attach(Sink& sink) = 0;

@@ -2,7 +2,8 @@
 // (libgradwire_mpi.so), loaded when one of these is called, so that nothing here needs MPI to be installed.
 //
 // Threading: call once per process, from any thread. MPI calls are made by one thread of its own.
-// Lifetime: the library is never unloaded. MPI is initialised where the process has not done so, and finalised
+// Lifetime: the library is never unloaded. MPI is initialised where the process has not done so, and
+// finalised
 //   at the end of a job that did not fail; after a failure MPI_Finalize is never entered.
 #pragma once
 
@@ -27,8 +28,8 @@ struct MpiOptions {
 /// reason where the library or MPI cannot be loaded, or MPI gives a lower thread level than it needs.
 NodePair connect_mpi(const MpiOptions& options);
 
-/// What placement native needs: a Messenger for the control plane (exchange, fail, leave; no servers), and the
-/// sums.
+/// What placement native needs: a Messenger for the control plane (exchange, fail, leave; no servers), and
+/// the sums.
 struct MpiNative {
   std::unique_ptr<Messenger> messenger;
   std::unique_ptr<Collective> collective;

@@ -1,6 +1,9 @@
 // NodePair is the two nodes that one process has in placement peers: a worker, and the server of its shard.
 //
-// Threading: as Messenger. Between the two, frames are handed over on the sender's thread.
+// Threading: as Messenger, but a Sink is called from two threads: the I/O thread, and the other node's
+// sending one,
+//   on which frames between the two are handed over.
+// Failure: what the two send each other arrives even after the job has failed.
 #pragma once
 
 #include <memory>
@@ -18,8 +21,8 @@ struct NodePair {
 
 /// Lets frames between the two stay in memory: they are not copied, not counted, and never on a socket. What
 /// the receiver keeps of a payload, it keeps of the sender's memory. `Messenger::is_local` tells such a peer.
-/// Everything else goes through the messengers given. Throws std::invalid_argument unless they are worker and
-/// server of one job.
+/// Everything else goes through the messengers given. Throws std::invalid_argument unless they are a worker
+/// and the server of its rank, of one job.
 NodePair colocate(NodePair pair);
 
 }  // namespace gradwire::transport

@@ -55,7 +55,7 @@ struct Scheduler::State {
   explicit State(const ZmqOptions& options_);
   ~State();
 
-  void wait();
+  bool wait_for(milliseconds timeout);
   void ask_to_fail(const std::string& text);
 
   std::string endpoint;
@@ -68,6 +68,8 @@ struct Scheduler::State {
     std::string name;  // "worker 1 (host, pid 123)"
     int fd = -1;
     bool left = false;
+    bool dedicated = false;  // a server of its own, hosted by no worker
+    bool spare = false;      // one that nobody will use: it waits until it is ended
   };
 
   void run();
@@ -80,6 +82,7 @@ struct Scheduler::State {
 
   void handle(const std::string& peer, int fd, const std::string& address, const Frame& frame);
   void on_hello(const std::string& peer, const std::string& address, const Frame& frame);
+  void set_spare_aside();
   void on_exchange(const std::string& peer, Peer& from, const Frame& frame);
   void on_goodbye(const std::string& peer, Peer& from, const Frame& frame);
   void answer_deserted(std::uint64_t sequence);
@@ -119,7 +122,7 @@ struct Scheduler::State {
   FailureCause failure_cause = FailureCause::kFault;
   Clock::time_point next_beat = started;
   Clock::time_point next_progress = started + kProgressEvery;
-  std::optional<Clock::time_point> workers_left_at;
+  std::optional<Clock::time_point> first_worker_at, workers_left_at;
 
   std::mutex mutex;  // guards what follows
   std::condition_variable changed;
@@ -135,7 +138,7 @@ Scheduler::State::State(const ZmqOptions& options_)
     : options(options_),
       router(context, ZMQ_ROUTER, options_.max_frame_bytes),
       watch(context, router),
-      roll_call(options_.workers, options_.servers),
+      roll_call(options_.workers, options_.servers, options_.servers_optional),
       liveness(options_.liveness_timeout),
       exchanges(options_.workers),
       refusals(options_.log) {
@@ -156,10 +159,11 @@ Scheduler::State::~State() {
   router.set_linger(phase == Phase::kFailed ? kLastWords : kLastAnswers);
 }
 
-void Scheduler::State::wait() {
+bool Scheduler::State::wait_for(milliseconds timeout) {
   std::unique_lock lock(mutex);
-  changed.wait(lock, [this] { return finished; });
+  if (!changed.wait_for(lock, timeout, [this] { return finished; })) return false;
   if (outcome_) std::rethrow_exception(outcome_);
+  return true;
 }
 
 void Scheduler::State::ask_to_fail(const std::string& text) {
@@ -247,10 +251,11 @@ void Scheduler::State::tick_roll_call(Clock::time_point now) {
     liveness.forget(lost->name);
     peers.erase(lost->name);
   }
-  if (now - started >= options.rendezvous_timeout) {
+  const auto since = options.servers_optional ? first_worker_at : started;
+  if (since && now - *since >= options.rendezvous_timeout) {
     fail("roll call: still waiting for " + roll_call.awaited() + " after " +
-             in_seconds(options.rendezvous_timeout) + "; " + list_nodes(roll_call.missing()) +
-             " never arrived: check that they were started and can reach " + endpoint,
+             in_seconds(options.rendezvous_timeout) + ": check that all were started and can reach " +
+             endpoint,
          FailureCause::kDeadline);
   } else if (now >= next_progress) {
     next_progress = now + kProgressEvery;
@@ -261,12 +266,13 @@ void Scheduler::State::tick_roll_call(Clock::time_point now) {
 // Everybody is here: ranks are final.
 void Scheduler::State::begin() {
   phase = Phase::kRunning;
+  const std::uint32_t servers = roll_call.servers();
   roster = {0,
             epoch,
             options.workers,
-            options.servers,
-            std::vector<std::string>(options.servers),
-            std::vector<std::string>(options.servers)};
+            servers,
+            std::vector<std::string>(servers),
+            std::vector<std::string>(servers)};
   for (const RollCall::Member& member : roll_call.members()) {
     Peer& peer = peers.at(member.peer);
     peer.node = member.node;
@@ -276,8 +282,10 @@ void Scheduler::State::begin() {
       roster.locals[member.node.rank] = member.hello.local;
     }
   }
-  for (const auto& [id, peer] : peers) send_roster(id);
-  log("all " + std::to_string(peers.size()) + " nodes are here");
+  for (const auto& [id, peer] : peers) {
+    if (!peer.spare) send_roster(id);
+  }
+  log("all " + std::to_string(options.workers + servers) + " nodes are here");
 }
 
 void Scheduler::State::handle(const std::string& peer, int fd, const std::string& address,
@@ -292,7 +300,7 @@ void Scheduler::State::handle(const std::string& peer, int fd, const std::string
   }
   Peer& from = found->second;
   from.fd = fd;
-  if (!from.left) liveness.heard(peer, Clock::now());
+  if (!from.left && !from.spare) liveness.heard(peer, Clock::now());
   if (frame.header.kind == Kind::kHello || frame.header.kind == Kind::kHeartbeat) return;
   const bool knows_its_rank = phase != Phase::kRollCall && frame.header.sender.rank != kNoRank;
   if (knows_its_rank && (frame.header.sender != from.node || frame.header.epoch != epoch)) {
@@ -321,19 +329,33 @@ void Scheduler::State::on_hello(const std::string& peer, const std::string& addr
     header.key = static_cast<std::uint64_t>(failure_cause);
     return send(peer, header, to_buffer(failure));
   }
-  if (phase != Phase::kRollCall) {
-    if (peers.contains(peer)) return send_roster(peer);
-    return refuse(peer, address, "roll call: the job has begun and all its nodes are here");
-  }
   const Hello hello = parse_hello(payload_text(frame));
+  if (phase != Phase::kRollCall) {
+    if (const auto known = peers.find(peer); known != peers.end() && !known->second.spare)
+      return send_roster(peer);
+    if (!roll_call.is_spare(hello))
+      return refuse(peer, address, "roll call: the job has begun and all its nodes are here");
+  }
   if (const auto why = roll_call.take(peer, hello)) return refuse(peer, address, *why);
   const Node wanted{hello.role, hello.rank.value_or(kNoRank)};
   const std::string role = hello.role == Role::kServer ? "a server" : "a worker";
   Peer& known = peers[peer];
   known.name = hello.rank ? describe(wanted, hello)
                           : role + " (" + hello.host + ", pid " + std::to_string(hello.pid) + ")";
+  known.node.role = hello.role;
+  if (hello.role == Role::kWorker && !first_worker_at) first_worker_at = Clock::now();
+  known.dedicated = hello.role == Role::kServer && hello.pair.empty();
   liveness.heard(peer, Clock::now());
-  if (roll_call.is_complete()) begin();
+  set_spare_aside();
+  if (phase == Phase::kRollCall && roll_call.is_complete()) begin();
+}
+
+void Scheduler::State::set_spare_aside() {
+  for (auto& [id, peer] : peers) {
+    if (!peer.dedicated || !roll_call.has_pairs()) continue;
+    peer.spare = true;
+    liveness.forget(id);
+  }
 }
 
 void Scheduler::State::on_exchange(const std::string& peer, Peer& from, const Frame& frame) {
@@ -442,8 +464,10 @@ void Scheduler::State::refuse(const std::string& peer, const std::string& addres
 }
 
 bool Scheduler::State::all_left(Role role) const {
-  return std::ranges::all_of(
-      peers, [&](const auto& entry) { return entry.second.node.role != role || entry.second.left; });
+  return std::ranges::all_of(peers, [&](const auto& entry) {
+    const Peer& peer = entry.second;
+    return peer.node.role != role || peer.left || peer.spare;
+  });
 }
 
 void Scheduler::State::fail(const std::string& text, FailureCause cause) {
@@ -471,7 +495,11 @@ void Scheduler::State::finish(Phase last, std::exception_ptr outcome) {
 Scheduler::Scheduler(const ZmqOptions& options) : state_(std::make_unique<State>(options)) {}
 Scheduler::~Scheduler() = default;
 std::string Scheduler::endpoint() const { return state_->endpoint; }
-void Scheduler::wait() { state_->wait(); }
+bool Scheduler::wait_for(milliseconds timeout) { return state_->wait_for(timeout); }
+void Scheduler::wait() {
+  while (!wait_for(std::chrono::hours(1))) {
+  }
+}
 void Scheduler::fail(const std::string& text) { state_->ask_to_fail(text); }
 
 }  // namespace gradwire::transport

@@ -96,7 +96,8 @@ void SchedulerLink::tick(Time now) {
   if (heard_) send(Kind::kHeartbeat, 0, 0, "");
   if (released_) return;
   if (const auto lost = liveness_.check(now)) {
-    events_.on_failure("the scheduler at " + options_.scheduler + " " + lost->why, FailureCause::kFault);
+    events_.on_failure(options_.scheduler_name + " at " + options_.scheduler + " " + lost->why,
+                       FailureCause::kFault);
   }
 }
 
@@ -107,11 +108,11 @@ void SchedulerLink::check_rendezvous(Time now) {
   }
   if (now < deadline_) return;
   const std::string time = in_seconds(options_.rendezvous_timeout);
-  events_.on_failure(heard_
-                         ? "roll call: the scheduler at " + options_.scheduler +
-                               " is still waiting for other nodes after " + time
-                         : "roll call: no answer from the scheduler at " + options_.scheduler + " within " +
-                               time + "; check that it was started and can be reached from here",
+  events_.on_failure(heard_ ? "roll call: " + options_.scheduler_name + " at " + options_.scheduler +
+                                  " is still waiting for other nodes after " + time
+                            : "roll call: no answer from " + options_.scheduler_name + " at " +
+                                  options_.scheduler + " within " + time +
+                                  "; check that it was started and can be reached from here",
                      FailureCause::kDeadline);
 }
 

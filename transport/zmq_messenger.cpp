@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <map>
+#include <random>
 #include <thread>
 #include <utility>
 
@@ -175,6 +176,7 @@ Hello ZmqMessenger::hello() const {
               .servers = options_.servers,
               .endpoint = {},
               .local = {},
+              .pair = options_.pair,
               .host = host_name(options_),
               .pid = static_cast<std::uint64_t>(getpid())};
   if (const auto* server = dynamic_cast<const ServerLinks*>(data_.get())) {
@@ -459,6 +461,20 @@ std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options) {
   auto messenger = std::make_unique<ZmqMessenger>(options);
   messenger->join_job();
   return messenger;
+}
+
+NodePair connect_zmq_pair(ZmqOptions options) {
+  std::random_device random;
+  options.pair = std::to_string(std::uint64_t{random()} << 32 | random());
+  options.servers = options.workers;
+  options.role = Role::kWorker;
+  auto worker = std::make_unique<ZmqMessenger>(options);
+  options.role = Role::kServer;
+  options.rank.reset();  // the worker's, by their common name
+  auto server = std::make_unique<ZmqMessenger>(options);
+  worker->join_job();
+  server->join_job();
+  return colocate({std::move(worker), std::move(server)});
 }
 
 }  // namespace gradwire::transport

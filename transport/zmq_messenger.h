@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "transport/messenger.h"
+#include "transport/node_pair.h"
 
 namespace gradwire::transport {
 
@@ -19,6 +20,9 @@ struct ZmqOptions {
   std::string scheduler;      ///< "tcp://10.0.0.1:9091", "tcp://[::1]:9091", "tcp://host:9091", "ipc:///path"
   std::uint32_t workers = 1;  ///< job size as this node knows it; all nodes must agree
   std::uint32_t servers = 0;
+  /// Scheduler: node pairs may come instead, and leave the servers waiting; or nobody, so that the roll
+  /// call's time begins with the first worker.
+  bool servers_optional = false;
   std::string
       bind_host;  ///< server: name or address to listen on and to publish; empty: chosen by `interface`
   std::string interface;  ///< server: take the address of this network interface ("eth0"); empty: the
@@ -30,6 +34,9 @@ struct ZmqOptions {
   std::uint64_t max_frame_bytes = std::uint64_t{1} << 31;
   std::string host;  ///< this host's name, for people and to tell hosts apart; empty: what the system says
   bool ipc = true;   ///< worker: reach servers of the same host and network namespace by a local socket
+  std::string pair;  ///< set by connect_zmq_pair()
+  /// What the scheduler is to people; another name where a worker's process serves as it.
+  std::string scheduler_name = "the scheduler";
   /// Gets progress for people ("waiting for server 1 of 2, worker 3"); called on the I/O thread. May be
   /// empty.
   std::function<void(const std::string&)> log;
@@ -40,9 +47,14 @@ struct ZmqOptions {
 /// taken) or a node fails, std::invalid_argument for bad options.
 std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options);
 
+/// Joins the job as a worker and as the server of its shard, which takes the worker's rank. role and servers
+/// are ignored. Throws as connect_zmq().
+NodePair connect_zmq_pair(ZmqOptions options);
+
 /// Serves roll call, exchanges and liveness from a thread of its own; binds options.scheduler (port 0 or *
 /// picks one) and takes workers, servers, the timeouts, max_frame_bytes and log from the options. The
-/// destructor ends a job that is not over: every node hears of it.
+/// destructor ends a job that is not over: every node hears of it. With servers = 0 or servers_optional it
+/// serves a job of node pairs too.
 class Scheduler {
  public:
   explicit Scheduler(const ZmqOptions& options);
@@ -52,6 +64,8 @@ class Scheduler {
   /// Returns when all workers said goodbye. Throws TimeoutError (roll call) or TransportError (a node
   /// failed).
   void wait();
+  /// As wait(), for at most timeout; returns false when the job is not over yet.
+  bool wait_for(std::chrono::milliseconds timeout);
   /// Makes wait() throw TransportError(text) after telling every node.
   void fail(const std::string& text);
 

@@ -175,6 +175,11 @@ class Engine:
     def close(self) -> None:
         """Says goodbye and ends the threads. Idempotent."""
 
+    def outlast(self, seconds: float) -> bool:
+        """
+        After close(): waits until all have left the job, if this process serves its roll call. Returns False when seconds passed first.
+        """
+
 def build_info() -> dict:
     """
     What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs.
@@ -182,6 +187,11 @@ def build_info() -> dict:
 
 def connect_engine(**settings: Any) -> Engine:
     """Joins a job as a worker. Keywords: gradwire.settings."""
+
+def connect_peers(serves_roll_call: bool, **settings: Any) -> Engine:
+    """
+    Joins a job whose every worker sums a share itself. Keywords: gradwire.settings.
+    """
 
 def local_engine(**settings: Any) -> Engine:
     """A store inside this process, of one worker."""

@@ -85,13 +85,16 @@ class Job:
         return [*command, "--bind-host", self.settings.bind_host or host.address]
 
     def _node_command(self, role: str, scheduler: str) -> list[str]:
-        rendezvous = self.settings.rendezvous_timeout if self.servers_asked_for else _NO_TIMEOUT
+        optional = ["--servers-optional"] if role == "scheduler" and not self.servers_asked_for else []
+        may_be_unused = role == "server" and not self.servers_asked_for
+        rendezvous = _NO_TIMEOUT if may_be_unused else self.settings.rendezvous_timeout
         return [
             *(self.server_program, "--role", role, "--scheduler", scheduler),
             *("--workers", str(self.workers), "--servers", str(self.servers)),
             *("--rendezvous-timeout", f"{rendezvous:g}"),
             *("--liveness-timeout", f"{self.settings.liveness_timeout:g}"),
             *("--log-level", self.settings.log_level),
+            *optional,
         ]
 
     def worker_env(self, rank: int, scheduler: str) -> dict[str, str]:
@@ -112,10 +115,12 @@ class Job:
             "GRADWIRE_NUM_SERVERS": str(self.servers),
             "DMLC_NUM_SERVER": str(self.servers),
         }
-        if scheduler:
-            host, _, port = scheduler.removeprefix("tcp://").rpartition(":")
-            identity["GRADWIRE_SCHEDULER"] = scheduler
-            identity |= {"DMLC_PS_ROOT_URI": host.strip("[]"), "DMLC_PS_ROOT_PORT": port}
+        host, _, port = scheduler.removeprefix("tcp://").rpartition(":")
+        identity |= {
+            "GRADWIRE_SCHEDULER": scheduler,
+            "DMLC_PS_ROOT_URI": host.strip("[]"),
+            "DMLC_PS_ROOT_PORT": port,
+        }
         if host_id := self._host_identity(self.host("worker", rank)):
             identity["GRADWIRE_HOST_ID"] = host_id
         return defaults | dict(self.environment) | identity | dict(self.worker_environment(rank))
@@ -154,11 +159,11 @@ def make_job(
         command=command,
         workers=workers,
         servers=count,
-        servers_asked_for=servers is not None,
+        servers_asked_for=bool(servers),
         environment=base,
         worker_environment=worker_env or (lambda rank: {}),
         placement=placement or (lambda role, rank: None),
         settings=settings,
-        server_program=find_server_program(settings) if count else "",
+        server_program=find_server_program(settings),
         local=LocalHost(),
     )

@@ -17,6 +17,7 @@ import atexit
 import math
 import os
 import sys
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,6 +36,8 @@ _PLACEMENTS = {
     "dist_sync": "servers",
     "dist_sync_device": "servers",
     "dist_device_sync": "servers",
+    "allreduce": "peers",
+    "horovod": "peers",
 }
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -49,7 +52,11 @@ def stores() -> list[str]:
 
 
 def create(name: str = "local") -> KVStore:
-    """Opens a store; for `dist_*` joins the job that the environment describes (see `gradwire run`).
+    """Opens a store; all but `local` and `device` join the job that the environment describes (see `gradwire run`).
+
+    `dist_*` sums on parameter servers. `allreduce` and `horovod` sum without: every worker owns a share of each
+    gradient, and sums that for all. They join by MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE (as torchrun sets
+    them) too.
 
     In a process whose role is server or scheduler (DMLC_ROLE or GRADWIRE_ROLE) it serves the job to its end and
     then ends the process, as users of MXNet's scripts expect.
@@ -74,10 +81,7 @@ def create(name: str = "local") -> KVStore:
     values = settings.read()
     if values.role != "worker":
         _serve(values)
-    engine = (
-        _core.local_engine(**_engine_options(values)) if _PLACEMENTS[kind] == "local" else _join(values, name)
-    )
-    store = KVStore(kind, engine, values)
+    store = KVStore(kind, _JOIN[_PLACEMENTS[kind]](values, name), values)
     _open.add(store)
     return store
 
@@ -264,8 +268,22 @@ class KVStore:
     _barrier = barrier  # MXNet's name
 
     def close(self) -> None:
-        """Leaves the job cleanly. Called at exit for stores still open."""
+        """Leaves the job cleanly. Called at exit for stores still open.
+
+        Where this process serves the roll call (rank 0 without a scheduler), waits until the others have left too.
+        """
         self.engine.close()
+        began = time.monotonic()
+        pause = 5.0
+        while not self.engine.outlast(pause) and time.monotonic() - began < self._settings.slow_abort:
+            waited = f"{time.monotonic() - began:.0f} s"
+            print(
+                f"gradwire: worker {self.rank}: all is done here; has waited {waited} for the other workers to leave "
+                "the job, whose roll call it serves",
+                file=sys.stderr,
+                flush=True,
+            )
+            pause = 60.0
 
     # ---------------------------------------------------------------- inside
 
@@ -442,13 +460,34 @@ def _node_options(values: settings.Settings) -> dict[str, Any]:
     return options | {name: value for name, value in optional.items() if value is not None}
 
 
-def _join(values: settings.Settings, name: str) -> _core.Engine:
+def _open_local(values: settings.Settings, name: str) -> _core.Engine:
+    return _core.local_engine(**_engine_options(values))
+
+
+def _join_servers(values: settings.Settings, name: str) -> _core.Engine:
     if values.scheduler is None:
         raise ValueError(
             f"kv.create({name!r}): GRADWIRE_SCHEDULER is not set, so there is no job to join; start the script "
             "with `gradwire run -n 2 -s 2 python script.py`, or use the store 'local'"
         )
     return _core.connect_engine(**_node_options(values), **_engine_options(values))
+
+
+def _join_peers(values: settings.Settings, name: str) -> _core.Engine:
+    options = _node_options(values) | _engine_options(values)
+    if values.scheduler is not None:
+        return _core.connect_peers(False, **options)
+    if values.master is None or values.rank is None:
+        raise ValueError(
+            f"kv.create({name!r}): there is no job to join; start the script with `gradwire run -n 2 python "
+            "script.py` or torchrun, or set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
+        )
+    options["scheduler"] = values.master
+    options["scheduler_name"] = "worker 0, which serves the roll call,"
+    return _core.connect_peers(values.rank == 0, **options)
+
+
+_JOIN = {"local": _open_local, "servers": _join_servers, "peers": _join_peers}
 
 
 def _serve(values: settings.Settings) -> None:

@@ -80,7 +80,7 @@ def run_job(
     Args:
         command: program and arguments of a worker.
         workers: how many, at least 1.
-        servers: how many; 0: none, and no scheduler; None: one per worker, ended quietly if none is used.
+        servers: how many; 0: none, for stores that need none; None: one per worker, ended quietly if none is used.
         env: variables for all processes, over this process's own; GRADWIRE_* reach the servers' flags too.
         worker_env: further variables for the worker of a rank.
         placement: where role ("worker", "server", "scheduler") and rank runs; None, or returning None: here.
@@ -125,10 +125,7 @@ class _Run:
     def to_the_end(self) -> JobResult:
         restore_signals = self._catch_signals()
         try:
-            if self.job.servers:
-                self._start_scheduler()
-            else:
-                self._start_workers("")
+            self._start_scheduler()
             while self.alive:
                 self._step()
         finally:
@@ -269,11 +266,23 @@ class _Run:
             self._set_phase("failing", self.job.settings.liveness_timeout + _NOTICE_SECONDS)
         elif self.phase == "starting":
             self._fail(child, f"{words} before it said where it listens", 1)
-        elif self.phase == "running" and not any(other.role == "worker" for other in self.alive):
+        elif self.phase == "running" and not self._has_workers():
             wanted = self.job.servers_asked_for
             self._set_phase("draining", _DRAIN_SECONDS if wanted else _UNUSED_DRAIN_SECONDS)
-        if self.phase == "failing" and self.alive and all(other.is_stopped() for other in self.alive):
+        if self.phase != "failing":
+            return
+        awaited = [other for other in self.alive if self._is_awaited(other)]
+        if self.alive and not awaited:
+            self._set_phase("failing", _UNUSED_DRAIN_SECONDS)
+        elif awaited and all(other.is_stopped() for other in awaited):
             self._give_up()
+
+    def _has_workers(self) -> bool:
+        return any(child.role == "worker" for child in self.alive)
+
+    def _is_awaited(self, child: Child) -> bool:
+        """Whether a child must end by itself when the job is over: nobody may ever have met the others."""
+        return child.role == "worker" or self.job.servers_asked_for
 
     def _fail(self, child: Child | None, cause: str, exit_code: int) -> None:
         self.failed, self.cause, self.exit_code = child, cause, exit_code
@@ -284,6 +293,8 @@ class _Run:
     def _give_up(self) -> None:
         """Stops those that a failure has not ended."""
         for child in self.alive:
+            if not self._is_awaited(child):
+                continue
             why = "it is stopped (SIGSTOP)" if child.is_stopped() else "it still runs"
             self.report(f"{child.name} (pid {child.pid}) did not end by itself, {why}; ending it")
         self._stop()

@@ -127,6 +127,10 @@ def endpoint(host: str, port: int | str) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
+def _beside_master(host: str, port: str) -> str:
+    return endpoint(host, int(port) + 1 if port.isdecimal() else port)
+
+
 def _ps_verbose(text: str) -> str | None:
     return {"0": None, "1": "info"}.get(text, "debug")
 
@@ -150,14 +154,24 @@ class Settings:
         Alias(("DMLC_WORKER_ID",), roles=("worker",)),
         Alias(("DMLC_SERVER_ID",), roles=("server",)),
         Alias(("DMLC_TASK_ID",), roles=("worker", "server")),
+        Alias(("RANK",), roles=("worker",)),
     )
-    num_workers: int = _setting(_integer(1), 1, "workers in the job", "DMLC_NUM_WORKER")
+    num_workers: int = _setting(
+        _integer(1), 1, "workers in the job", "DMLC_NUM_WORKER", Alias(("WORLD_SIZE",), roles=("worker",))
+    )
     num_servers: int = _setting(_integer(0), 0, "servers in the job", "DMLC_NUM_SERVER")
     scheduler: str | None = _setting(
         parse_endpoint,
         None,
         "where the scheduler listens: tcp://host:port",
         Alias(("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"), endpoint),
+    )
+    master: str | None = _setting(
+        parse_endpoint,
+        None,
+        "where rank 0 of an all-reduce store serves the roll call itself, if there is no scheduler; torchrun's "
+        "MASTER_PORT is its own, so the next one is taken: tcp://host:port",
+        Alias(("MASTER_ADDR", "MASTER_PORT"), _beside_master),
     )
     interface: str | None = _setting(
         _text, None, "network interface whose address servers listen on: eth0", "DMLC_INTERFACE"

@@ -16,6 +16,7 @@
 #include "kvstore/server.h"
 #include "python/src/bindings.h"
 #include "transport/inproc.h"
+#include "transport/node_pair.h"
 #include "transport/zmq_messenger.h"
 #include "transport/zmq_version.h"
 
@@ -66,9 +67,14 @@ class InterruptEnds {
 /// An Engine and the Python arrays that its operations still touch.
 class PyEngine {
  public:
-  PyEngine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
-           std::unique_ptr<kvstore::Server> hosted)
-      : engine_(std::move(messenger), options, std::move(hosted)) {}
+  PyEngine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options)
+      : engine_(std::move(messenger), options) {}
+  /// Of a pair of nodes; scheduler: the job's, if this process serves it.
+  PyEngine(transport::NodePair pair, const EngineOptions& options,
+           std::unique_ptr<transport::Scheduler> scheduler = nullptr)
+      : scheduler_(std::move(scheduler)),
+        engine_(std::move(pair.worker), options,
+                std::make_unique<kvstore::Server>(std::move(pair.server), kvstore::ServerOptions())) {}
 
   Engine& engine() { return engine_; }
 
@@ -94,12 +100,23 @@ class PyEngine {
     slots_.clear();
   }
 
+  /// Waits until nobody needs what this process serves for the whole job.
+  bool outlast_for(milliseconds timeout) {
+    if (!scheduler_) return true;
+    try {
+      return scheduler_->wait_for(timeout);
+    } catch (const std::exception&) {  // the job has failed, and everybody knows
+      return true;
+    }
+  }
+
  private:
   struct Kept {
     Ticket ticket;
     nb::object in, out;
   };
-  std::deque<Kept> kept_;  // before engine_: outlives it
+  std::unique_ptr<transport::Scheduler> scheduler_;  // before engine_, which needs it to the end
+  std::deque<Kept> kept_;                            // before engine_: outlives it
   std::vector<Floats> slots_;
   Engine engine_;
 };
@@ -136,6 +153,7 @@ transport::ZmqOptions zmq_options(transport::Role role, const nb::kwargs& given)
   take("scheduler", options.scheduler);
   take("rank", options.rank);
   take("workers", options.workers);
+  take("scheduler_name", options.scheduler_name);
   take("servers", options.servers);
   take("bind_host", options.bind_host);
   take("interface", options.interface);
@@ -152,17 +170,26 @@ std::unique_ptr<PyEngine> connect_engine(const nb::kwargs& given) {
   const auto options = engine_options(given);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
-  return std::make_unique<PyEngine>(transport::connect_zmq(zmq), options, nullptr);
+  return std::make_unique<PyEngine>(transport::connect_zmq(zmq), options);
+}
+
+std::unique_ptr<PyEngine> connect_peers(bool serves_roll_call, const nb::kwargs& given) {
+  auto zmq = zmq_options(transport::Role::kWorker, given);
+  const auto options = engine_options(given);
+  const InterruptEnds interrupt;
+  const nb::gil_scoped_release release;
+  zmq.servers = 0;  // each worker brings one
+  auto scheduler = serves_roll_call ? std::make_unique<transport::Scheduler>(zmq) : nullptr;
+  return std::make_unique<PyEngine>(transport::connect_zmq_pair(zmq), options, std::move(scheduler));
 }
 
 std::unique_ptr<PyEngine> local_engine(const nb::kwargs& given) {
   const auto options = engine_options(given);
   const nb::gil_scoped_release release;
   transport::InprocNetwork network(1, 1);
-  auto server = std::make_unique<kvstore::Server>(network.connect({transport::Role::kServer, 0}),
-                                                  kvstore::ServerOptions());
-  return std::make_unique<PyEngine>(network.connect({transport::Role::kWorker, 0}), options,
-                                    std::move(server));
+  return std::make_unique<PyEngine>(transport::colocate({network.connect({transport::Role::kWorker, 0}),
+                                                         network.connect({transport::Role::kServer, 0})}),
+                                    options);
 }
 
 void run_server(const nb::kwargs& given) {
@@ -312,7 +339,16 @@ void bind_engine(nb::module_& module) {
       .def("codec_seconds", [](PyEngine& s) { return s.engine().codec_seconds(); })
       .def("take_nonfinite", [](PyEngine& s) { return s.engine().take_nonfinite(); })
       .def("take_notices", [](PyEngine& s) { return s.engine().take_notices(); })
-      .def("close", &PyEngine::close, "Says goodbye and ends the threads. Idempotent.");
+      .def("close", &PyEngine::close, "Says goodbye and ends the threads. Idempotent.")
+      .def(
+          "outlast",
+          [](PyEngine& s, double seconds) {
+            return wait_interruptibly(seconds, [&](milliseconds slice) { return s.outlast_for(slice); });
+          },
+          "seconds"_a,
+          "After close(): waits until all have left the job, if this process serves its roll call. Returns "
+          "False "
+          "when seconds passed first.");
 
   module.def(
       "build_info",
@@ -326,6 +362,9 @@ void bind_engine(nb::module_& module) {
   module.def("connect_engine", &connect_engine,
              nb::sig("def connect_engine(**settings: typing.Any) -> Engine"),
              "Joins a job as a worker. Keywords: gradwire.settings.");
+  module.def("connect_peers", &connect_peers, "serves_roll_call"_a, "settings"_a,
+             nb::sig("def connect_peers(serves_roll_call: bool, **settings: typing.Any) -> Engine"),
+             "Joins a job whose every worker sums a share itself. Keywords: gradwire.settings.");
   module.def("local_engine", &local_engine, nb::sig("def local_engine(**settings: typing.Any) -> Engine"),
              "A store inside this process, of one worker.");
   module.def("run_server", &run_server, nb::sig("def run_server(**settings: typing.Any) -> None"),

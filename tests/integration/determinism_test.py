@@ -56,6 +56,16 @@ def test_how_a_job_is_cut_changes_no_bit(
     assert agreed_hashes(run_to_the_end(tmp_path, command, servers=servers, **variables)) == reference
 
 
+@pytest.mark.parametrize("servers", [None, 0])
+def test_an_all_reduce_gives_what_servers_give(
+    reference: object, servers: int | None, tmp_path: Path
+) -> None:
+    command = python(
+        "sums_worker.py", "store=allreduce", "steps=4", "sizes=large", f"codecs={';'.join(CODECS)}"
+    )
+    assert agreed_hashes(run_to_the_end(tmp_path, command, servers=servers)) == reference
+
+
 def test_push_and_pull_give_what_pushpull_gives(reference: object, tmp_path: Path) -> None:
     command = python("sums_worker.py", "mode=push", "steps=4", "sizes=large", f"codecs={';'.join(CODECS)}")
     assert agreed_hashes(run_to_the_end(tmp_path, command)) == reference

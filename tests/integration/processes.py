@@ -29,7 +29,8 @@ Member = tuple[str, int]  # role and rank
 
 def clean_environment(folder: Path, variables: dict[str, str]) -> dict[str, str]:
     """This process's environment without what describes another job."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "DMLC_"))}
+    others = ("GRADWIRE_", "DMLC_", "MASTER_", "RANK", "WORLD_SIZE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return kept | single | {"TEST_FOLDER": str(folder)} | variables
 
@@ -225,14 +226,14 @@ class Run(Job):
     """A job under `gradwire run`."""
 
     workers: int = 2
-    servers: int = 2
+    servers: int | None = 2
 
     @property
     def launcher(self) -> Started:
         return self.members["run", 0]
 
     def launch(self, command: Sequence[str]) -> None:
-        counts = ["-n", str(self.workers), "-s", str(self.servers)]
+        counts = ["-n", str(self.workers), *([] if self.servers is None else ["-s", str(self.servers)])]
         self.start(("run", 0), [str(PROGRAMS / "gradwire"), "run", *counts, *command])
 
     def pids(self) -> dict[Member, int]:
@@ -253,7 +254,7 @@ def run_to_the_end(
     command: Sequence[str],
     *,
     workers: int = 2,
-    servers: int = 2,
+    servers: int | None = 2,
     seconds: float = 90.0,
     **variables: str,
 ) -> Ended:

@@ -1,6 +1,6 @@
 """A worker that pushes known arrays and keeps a hash of all that comes back. Options are words NAME=VALUE.
 
-    sums_worker.py steps=20 'codecs=none;2bit:threshold=0.5' pause=0.05 mode=pushpull sizes=small sleep=0
+    sums_worker.py store=dist_sync steps=20 'codecs=none;2bit:threshold=0.5' pause=0.05 mode=pushpull sizes=small sleep=0
 
 Codecs are run one after the other, each on keys of its own. In the third step it says that it is running, and rank 0
 then sleeps, if asked to, with Python's global lock held.
@@ -17,9 +17,18 @@ import time
 from pathlib import Path
 
 import gradwire
+import gradwire.settings
 import numpy as np
 
-OPTIONS = {"steps": "12", "codecs": "none", "pause": "0", "mode": "pushpull", "sleep": "0", "sizes": "small"}
+OPTIONS = {
+    "store": "dist_sync",
+    "steps": "12",
+    "codecs": "none",
+    "pause": "0",
+    "mode": "pushpull",
+    "sleep": "0",
+    "sizes": "small",
+}
 SIZES = {
     "small": {"bias": (7,), "weight": (61, 83), "head": (10, 999)},
     # one element, several partitions, a short last codec unit, above the shard bound, one whole unit
@@ -57,9 +66,9 @@ def train(store: gradwire.kv.KVStore, codec: str, options: dict[str, str]) -> st
 
 def main() -> None:
     options = OPTIONS | dict(word.split("=", 1) for word in sys.argv[1:])
-    pid_file = Path(os.environ["TEST_FOLDER"]) / f"worker{os.environ['GRADWIRE_RANK']}.pid"
-    pid_file.write_text(str(os.getpid()))
-    store = gradwire.kv.create("dist_sync")
+    rank = gradwire.settings.read().rank
+    (Path(os.environ["TEST_FOLDER"]) / f"worker{rank}.pid").write_text(str(os.getpid()))
+    store = gradwire.kv.create(options["store"])
     hashes = {codec: train(store, codec, options) for codec in options["codecs"].split(";")}
     print(json.dumps({"rank": store.rank, "hashes": hashes}))
     store.close()

@@ -6,24 +6,14 @@
 #include <cmath>
 #include <map>
 #include <mutex>
-#include <random>
 
 #include "tests/kvstore/job.h"
+#include "tests/kvstore/sums.h"
 
 namespace gradwire::kvstore {
 namespace {
 
 using testing::HasSubstr;
-
-std::vector<float> random_floats(std::size_t n, unsigned seed) {
-  std::mt19937 random(seed);
-  std::uniform_real_distribution<float> uniform(-0.6F, 0.6F);
-  std::vector<float> values(n);
-  for (float& v : values) v = uniform(random);
-  return values;
-}
-
-compress::CodecSpec spec(const std::string& text) { return compress::parse_spec(text); }
 
 TEST(Engine, PushPullSumsInRankOrderInPlace) {
   run_job({3, 2}, [](Engine& engine) {
@@ -33,13 +23,8 @@ TEST(Engine, PushPullSumsInRankOrderInPlace) {
       for (std::size_t k = 0; k < keys.size(); ++k) {
         const auto n = specs[k].elements();
         auto values = random_floats(n, 100 * step + engine.rank());
-        std::vector<float> expected(n);
-        for (unsigned r = 0; r < 3; ++r) {
-          const auto theirs = random_floats(n, 100 * step + r);
-          for (std::size_t i = 0; i < n; ++i) expected[i] = r == 0 ? theirs[i] : expected[i] + theirs[i];
-        }
         engine.push_pull(keys[k], values, values, 0).wait();
-        EXPECT_EQ(values, expected);
+        EXPECT_EQ(values, rank_order_sum(n, 100 * step, 3));
       }
     }
   });
@@ -71,36 +56,6 @@ TEST(Engine, TwoBitAcceptanceOfMxnet) {
       }
     }
   });
-}
-
-/// Weights of rank 0 after a few steps of every codec and reply, for one way of cutting and placing.
-std::map<std::string, std::vector<float>> results_of(const JobSize& size) {
-  std::map<std::string, std::vector<float>> results;
-  for (const auto& [codec, reply] :
-       std::vector<std::pair<std::string, std::string>>{{"none", "none"},
-                                                        {"fp16", "fp16"},
-                                                        {"bf16", "fp32"},
-                                                        {"2bit:threshold=0.25", "exact"},
-                                                        {"2bit:threshold=0.25", "2bit"},
-                                                        {"2bit:threshold=auto", "exact"},
-                                                        {"2bit:threshold=auto", "2bit"},
-                                                        {"2bit:threshold=auto", "fp32"}}) {
-    run_job(size, [&](Engine& engine) {
-      engine.set_compression(spec(codec), reply);
-      const std::vector<KeySpec> specs = {{"w", {1'100'000}}, {"b", {300}}};
-      const auto keys = engine.declare(specs);
-      std::vector<float> last;
-      for (unsigned step = 0; step < 4; ++step) {
-        for (std::size_t k = 0; k < keys.size(); ++k) {
-          auto values = random_floats(specs[k].elements(), 10 * step + engine.rank());
-          engine.push_pull(keys[k], values, values, 0, 0.5F).wait();
-          last.insert(last.end(), values.begin(), values.end());
-        }
-      }
-      if (engine.rank() == 0) results[codec + reply] = last;
-    });
-  }
-  return results;
 }
 
 TEST(Engine, NeitherPartitionSizeNorServersNorThreadsChangeABit) {

@@ -9,6 +9,7 @@
 #include "kvstore/engine.h"
 #include "kvstore/server.h"
 #include "transport/inproc.h"
+#include "transport/node_pair.h"
 
 namespace gradwire::kvstore {
 
@@ -47,6 +48,31 @@ inline void run_job(const JobSize& size, const std::function<void(Engine&)>& bod
     if (error) std::rethrow_exception(error);
   }
   for (auto& server : servers) server->wait();
+}
+
+/// As run_job, with the servers inside the workers' processes (placement peers). size.servers is ignored.
+inline void run_peers(const JobSize& size, const std::function<void(Engine&)>& body) {
+  transport::InprocNetwork network(size.workers, size.workers);
+  std::vector<std::exception_ptr> errors(size.workers);
+  {
+    std::vector<std::jthread> workers;
+    for (std::uint32_t rank = 0; rank < size.workers; ++rank) {
+      workers.emplace_back([&, rank] {
+        try {
+          auto [worker, server] = transport::colocate({network.connect({transport::Role::kWorker, rank}),
+                                                       network.connect({transport::Role::kServer, rank})});
+          Engine engine(std::move(worker), size.engine,
+                        std::make_unique<Server>(std::move(server), ServerOptions()));
+          body(engine);
+        } catch (...) {
+          errors[rank] = std::current_exception();
+        }
+      });
+    }
+  }
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
 }
 
 }  // namespace gradwire::kvstore

@@ -19,6 +19,7 @@ Hello hello_of(Role role, std::optional<std::uint32_t> rank, std::uint64_t pid =
               .servers = 2,
               .endpoint = {},
               .local = {},
+              .pair = {},
               .host = "host-a",
               .pid = pid};
   if (role == Role::kServer) hello.endpoint = "tcp://10.0.0.1:1";
@@ -49,6 +50,66 @@ TEST(RollCall, WantedRanksAreHonouredAndTheOthersGoByArrival) {
   EXPECT_TRUE(call.is_complete());
   EXPECT_THAT(nodes_of(call), ElementsAre(Node{Role::kWorker, 1}, Node{Role::kServer, 0},
                                           Node{Role::kWorker, 0}, Node{Role::kServer, 1}));
+}
+
+Hello hosted(Role role, const std::string& pair, std::optional<std::uint32_t> rank = {}) {
+  Hello hello = hello_of(role, rank);
+  hello.pair = pair;
+  return hello;
+}
+
+TEST(RollCall, AHostedServerTakesTheRankOfItsWorker) {
+  RollCall call(2, 0);
+  EXPECT_EQ(call.take("a", hosted(Role::kServer, "x")), std::nullopt);
+  EXPECT_EQ(call.awaited(), "worker 0 and worker 1 (0 of 2 workers are here)");
+  EXPECT_EQ(call.take("b", hosted(Role::kServer, "y")), std::nullopt);
+  EXPECT_EQ(call.take("c", hosted(Role::kWorker, "y")), std::nullopt);
+  EXPECT_EQ(call.awaited(), "worker 1 (1 of 2 workers are here)");
+  EXPECT_EQ(call.take("d", hosted(Role::kWorker, "x")), std::nullopt);
+  EXPECT_TRUE(call.is_complete());
+  EXPECT_EQ(call.servers(), 2u);
+  EXPECT_THAT(nodes_of(call), ElementsAre(Node{Role::kWorker, 0}, Node{Role::kWorker, 1},
+                                          Node{Role::kServer, 1}, Node{Role::kServer, 0}));
+  EXPECT_EQ(describe(Node{Role::kServer, 1}, hosted(Role::kServer, "x")), "worker 1 (host-a, pid 7)");
+}
+
+TEST(RollCall, PairsAndDedicatedServersDoNotMix) {
+  RollCall call(2, 2);
+  EXPECT_EQ(call.take("a", hello_of(Role::kServer, {})), std::nullopt);
+  EXPECT_THAT(call.take("b", hosted(Role::kWorker, "x")),
+              Optional(HasSubstr("hosts a server of its own, but the job was started with 2 servers")));
+  RollCall pairs(2, 0);
+  EXPECT_EQ(pairs.take("a", hosted(Role::kServer, "x")), std::nullopt);
+  EXPECT_THAT(pairs.take("b", hosted(Role::kServer, "x")), Optional(HasSubstr("is here already")));
+  EXPECT_THAT(pairs.take("c", hello_of(Role::kWorker, {})),
+              Optional(HasSubstr("give every rank the same store")));
+}
+
+TEST(RollCall, OptionalServersAreSpareOnceAPairIsHere) {
+  RollCall call(2, 2, true);
+  const Hello dedicated = hello_of(Role::kServer, {});
+  EXPECT_EQ(call.take("a", dedicated), std::nullopt);
+  EXPECT_EQ(call.take("b", dedicated), std::nullopt);
+  EXPECT_FALSE(call.is_spare(dedicated));
+  for (const std::string pair : {"x", "y"}) {
+    EXPECT_EQ(call.take("s" + pair, hosted(Role::kServer, pair)), std::nullopt);
+    EXPECT_EQ(call.take("w" + pair, hosted(Role::kWorker, pair)), std::nullopt);
+  }
+  EXPECT_TRUE(call.is_spare(dedicated));
+  EXPECT_EQ(call.take("c", dedicated), std::nullopt);
+  EXPECT_TRUE(call.is_complete());
+  EXPECT_EQ(call.members().size(), 4u);
+}
+
+TEST(RollCall, OptionalServersServeWorkersWithoutPairs) {
+  RollCall call(2, 2, true);
+  EXPECT_EQ(call.take("a", hello_of(Role::kWorker, {})), std::nullopt);
+  EXPECT_THAT(call.take("b", hosted(Role::kWorker, "x")),
+              Optional(HasSubstr("give every rank the same store")));
+  EXPECT_EQ(call.take("b", hello_of(Role::kWorker, {})), std::nullopt);
+  EXPECT_EQ(call.take("c", hello_of(Role::kServer, {})), std::nullopt);
+  EXPECT_EQ(call.take("d", hello_of(Role::kServer, {})), std::nullopt);
+  EXPECT_TRUE(call.is_complete());
 }
 
 TEST(RollCall, ARepeatedHelloChangesNothing) {

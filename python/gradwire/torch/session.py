@@ -17,10 +17,14 @@ _default: kv.KVStore | None = None
 
 
 def default_store() -> kv.KVStore:
-    """Returns the store used where none is given: `dist_sync` inside a job, `local` outside. Made once."""
+    """Returns the store used where none is given, made once: inside a job `dist_sync` where it has servers and
+    `allreduce` where it has none, outside `local`.
+    """
     global _default
     if _default is None:
-        _default = kv.create("local" if settings.read().scheduler is None else "dist_sync")
+        here = settings.read()
+        in_a_job = "dist_sync" if here.num_servers else "allreduce"
+        _default = kv.create("local" if here.scheduler is None and here.master is None else in_a_job)
     return _default
 
 

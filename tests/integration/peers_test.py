@@ -1,0 +1,103 @@
+"""Jobs without servers: every worker sums a share. They meet by a scheduler, or at rank 0 alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from integration.processes import Job, Run, assert_gone, names, python, run_to_the_end
+
+NOTICE_SECONDS = 10.0  # in which everybody must have ended
+ENDLESS = python(
+    "sums_worker.py", "store=allreduce", "steps=100000", "codecs=2bit:threshold=0.5", "pause=0.01"
+)
+
+
+def master_port() -> int:
+    """A port whose successor, where rank 0 will listen, is free too."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+def start_as_torchrun_does(job: Job, workers: int, command: list[str]) -> None:
+    at = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(master_port()), "WORLD_SIZE": str(workers)}
+    for rank in reversed(range(workers)):
+        job.start(("worker", rank), command, at | {"RANK": str(rank)})
+
+
+def test_rank_0_serves_the_roll_call_where_nobody_else_does(tmp_path: Path) -> None:
+    command = python("sums_worker.py", "store=allreduce", "codecs=none;2bit:threshold=auto,reply=2bit")
+    with Job(tmp_path, {}) as job:
+        start_as_torchrun_does(job, 3, command)
+        ended = {rank: job.members["worker", rank].ended(60) for rank in range(3)}
+    for process in ended.values():
+        assert process.code == 0, str(process)
+    hashes = [process.records()[0]["hashes"] for process in ended.values()]
+    assert hashes[0] == hashes[1] == hashes[2]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_is_named_by_the_others(victim: int, tmp_path: Path) -> None:
+    with Job(tmp_path, {}) as job:
+        start_as_torchrun_does(job, 3, ENDLESS)
+        job.wait_until_training(3)
+        os.kill(job.pids()["worker", victim], signal.SIGKILL)
+        ended = {member: started.ended(NOTICE_SECONDS) for member, started in job.members.items()}
+    for (role, rank), process in ended.items():
+        if rank == victim:
+            continue
+        assert process.code > 0, str(process)
+        assert names(process.err, (role, victim)), str(process)
+
+
+def test_a_killed_worker_ends_the_job_under_the_launcher(tmp_path: Path) -> None:
+    with Run(tmp_path, {}, workers=3, servers=None) as job:
+        job.launch(ENDLESS)
+        job.wait_until_training(3)
+        everything = job.all_pids()
+        os.kill(job.pids()["worker", 1], signal.SIGKILL)
+        ended = job.end(NOTICE_SECONDS)
+        assert_gone(everything)
+    assert ended.code == 128 + signal.SIGKILL, str(ended)
+    for rank in (0, 2):
+        own = "\n".join(line for line in ended.err.splitlines() if line.startswith(f"[worker {rank}]"))
+        assert names(own, ("worker", 1)), str(ended)
+        assert "server" not in own.splitlines()[-1], str(ended)
+
+
+def test_dedicated_servers_are_refused(tmp_path: Path) -> None:
+    command = python("sums_worker.py", "store=allreduce")
+    ended = run_to_the_end(tmp_path, command, servers=1)
+    assert ended.code == 1
+    assert "the job was started with 1 servers; start it without them (-s 0)" in ended.err, str(ended)
+
+
+def test_without_a_job_the_error_says_how_to_start_one(tmp_path: Path) -> None:
+    with Job(tmp_path, {}) as job:
+        program = "import gradwire; gradwire.kv.create('allreduce')"
+        ended = job.start(("worker", 0), [sys.executable, "-c", program], {"MASTER_ADDR": "localhost"}).ended(
+            30
+        )
+    assert ended.code == 1
+    assert "MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE" in ended.err
+
+
+def test_workers_of_different_stores_are_told_so(tmp_path: Path) -> None:
+    program = (
+        "import gradwire, gradwire.settings; r = gradwire.settings.read().rank; "
+        "gradwire.kv.create('allreduce' if r else 'dist_sync')"
+    )
+    ended = run_to_the_end(tmp_path, [sys.executable, "-c", program], servers=None)
+    assert ended.code == 1
+    assert "give every rank the same store" in ended.err, str(ended)

@@ -1,0 +1,65 @@
+// Gradients to push, and what whole jobs make of them.
+#pragma once
+
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/kvstore/job.h"
+
+namespace gradwire::kvstore {
+
+inline std::vector<float> random_floats(std::size_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-0.6F, 0.6F);
+  std::vector<float> values(n);
+  for (float& v : values) v = uniform(random);
+  return values;
+}
+
+inline compress::CodecSpec spec(const std::string& text) { return compress::parse_spec(text); }
+
+/// The float32 sum in rank order of random_floats(n, seed + rank).
+inline std::vector<float> rank_order_sum(std::size_t n, unsigned seed, std::uint32_t workers) {
+  std::vector<float> sum = random_floats(n, seed);
+  for (std::uint32_t rank = 1; rank < workers; ++rank) {
+    const auto theirs = random_floats(n, seed + rank);
+    for (std::size_t i = 0; i < n; ++i) sum[i] += theirs[i];
+  }
+  return sum;
+}
+
+/// Weights of rank 0 after a few steps of every codec and reply, for one way of cutting and placing.
+inline std::map<std::string, std::vector<float>> results_of(
+    const JobSize& size, void (*run)(const JobSize&, const std::function<void(Engine&)>&) = run_job) {
+  std::map<std::string, std::vector<float>> results;
+  for (const auto& [codec, reply] :
+       std::vector<std::pair<std::string, std::string>>{{"none", "none"},
+                                                        {"fp16", "fp16"},
+                                                        {"bf16", "fp32"},
+                                                        {"2bit:threshold=0.25", "exact"},
+                                                        {"2bit:threshold=0.25", "2bit"},
+                                                        {"2bit:threshold=auto", "exact"},
+                                                        {"2bit:threshold=auto", "2bit"},
+                                                        {"2bit:threshold=auto", "fp32"}}) {
+    run(size, [&](Engine& engine) {
+      engine.set_compression(spec(codec), reply);
+      const std::vector<KeySpec> specs = {{"w", {1'100'000}}, {"b", {300}}};
+      const auto keys = engine.declare(specs);
+      std::vector<float> last;
+      for (unsigned step = 0; step < 4; ++step) {
+        for (std::size_t k = 0; k < keys.size(); ++k) {
+          auto values = random_floats(specs[k].elements(), 10 * step + engine.rank());
+          engine.push_pull(keys[k], values, values, 0, 0.5F).wait();
+          last.insert(last.end(), values.begin(), values.end());
+        }
+      }
+      if (engine.rank() == 0) results[codec + reply] = last;
+    });
+  }
+  return results;
+}
+
+}  // namespace gradwire::kvstore

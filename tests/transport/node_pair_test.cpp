@@ -1,0 +1,183 @@
+#include "transport/node_pair.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <future>
+#include <mutex>
+
+#include "transport/inproc.h"
+#include "transport/zmq_messenger.h"
+
+namespace gradwire::transport {
+namespace {
+
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+class Ear final : public Sink {
+ public:
+  void on_frames(Node from, std::vector<Frame> frames) override {
+    const std::lock_guard lock(mutex_);
+    for (Frame& frame : frames) heard_.emplace_back(from, std::move(frame));
+    changed_.notify_all();
+  }
+  void on_failure(const std::string&) override {}
+  void on_goodbye(Node) override {}
+
+  std::vector<std::pair<Node, Frame>> take(std::size_t count) {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, 20s, [&] { return heard_.size() >= count; }));
+    return std::exchange(heard_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::pair<Node, Frame>> heard_;
+};
+
+constexpr Node worker(std::uint32_t rank) { return {Role::kWorker, rank}; }
+constexpr Node server(std::uint32_t rank) { return {Role::kServer, rank}; }
+
+NodePair inproc_pair(InprocNetwork& network, std::uint32_t rank) {
+  return colocate({network.connect(worker(rank)), network.connect(server(rank))});
+}
+
+std::vector<Frame> push_of(std::span<const std::byte> payload) {
+  std::vector<Frame> frames(1);
+  frames[0].header.kind = Kind::kPush;
+  frames[0].payload = Buffer::borrow(payload);
+  return frames;
+}
+
+TEST(NodePair, FramesBetweenTheTwoAreNeitherCopiedNorCounted) {
+  InprocNetwork network(2, 2);
+  const NodePair pair = inproc_pair(network, 1);
+  const std::vector<std::byte> bytes(1000, std::byte{7});
+  Ear ear, at_worker;
+  pair.worker->send(server(1), push_of(bytes));  // before anybody listens
+  pair.server->attach(ear);
+  pair.worker->send(server(1), push_of(bytes));
+  const auto heard = ear.take(2);
+  for (const auto& [from, frame] : heard) {
+    EXPECT_EQ(from, worker(1));
+    EXPECT_EQ(frame.header.sender, worker(1));
+    EXPECT_EQ(frame.header.epoch, pair.worker->world().epoch);
+    EXPECT_EQ(frame.payload.bytes().data(), bytes.data());
+  }
+  pair.worker->attach(at_worker);
+  pair.server->send(worker(1), push_of(bytes));
+  EXPECT_EQ(at_worker.take(1)[0].first, server(1));
+  EXPECT_TRUE(pair.worker->counters().empty());
+  EXPECT_TRUE(pair.server->counters().empty());
+  pair.server->detach();
+  pair.worker->detach();
+  pair.worker->send(server(1), push_of(bytes));  // to nobody
+}
+
+TEST(NodePair, OtherPeersAreReachedAsBefore) {
+  InprocNetwork network(2, 2);
+  const NodePair a = inproc_pair(network, 0), b = inproc_pair(network, 1);
+  EXPECT_TRUE(a.worker->is_local(server(0)));
+  EXPECT_FALSE(a.worker->is_local(server(1)));
+  EXPECT_FALSE(a.worker->is_local(worker(0)));
+  Ear ear;
+  b.server->attach(ear);
+  const std::vector<std::byte> bytes(1000, std::byte{7});
+  a.worker->send(server(1), push_of(bytes));
+  const auto heard = ear.take(1);
+  EXPECT_NE(heard[0].second.payload.bytes().data(), bytes.data());
+  EXPECT_EQ(a.worker->counters().at(0).counters.bytes_sent, kHeaderBytes + bytes.size());
+  b.server->detach();
+}
+
+TEST(NodePair, TakesOnlyAWorkerAndItsServer) {
+  InprocNetwork network(2, 2);
+  try {
+    colocate({network.connect(worker(0)), network.connect(server(1))});
+    FAIL();
+  } catch (const std::invalid_argument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("given worker 0 and server 1"));
+  }
+}
+
+// Ranks by order of arrival, and a scheduler that was told of no servers.
+TEST(ZmqNodePair, ServersTakeTheRankOfTheirWorker) {
+  static constexpr std::uint32_t kWorkers = 3;
+  ZmqOptions options;
+  options.scheduler = "tcp://127.0.0.1:*";
+  options.workers = kWorkers;
+  options.rendezvous_timeout = 20s;
+  Scheduler scheduler(options);
+  options.scheduler = scheduler.endpoint();
+  std::vector<std::future<NodePair>> joining;
+  for (std::uint32_t i = 0; i < kWorkers; ++i)
+    joining.push_back(std::async(std::launch::async, [options] { return connect_zmq_pair(options); }));
+  std::vector<NodePair> pairs;
+  for (auto& future : joining) pairs.push_back(future.get());
+  std::vector<Ear> ears(kWorkers);
+  const std::vector<std::byte> bytes(100'000, std::byte{7});
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    EXPECT_EQ(pairs[i].worker->self().rank, pairs[i].server->self().rank);
+    EXPECT_EQ(pairs[i].worker->world().servers, kWorkers);
+    pairs[i].server->attach(ears[i]);
+  }
+  for (const NodePair& pair : pairs) {
+    for (std::uint32_t rank = 0; rank < kWorkers; ++rank) pair.worker->send(server(rank), push_of(bytes));
+  }
+  for (Ear& ear : ears) EXPECT_EQ(ear.take(kWorkers).size(), kWorkers);
+  for (const NodePair& pair : pairs) pair.worker->leave(2s);
+  for (const NodePair& pair : pairs) pair.server->leave(2s);
+  EXPECT_TRUE(scheduler.wait_for(5s));
+}
+
+TEST(ZmqNodePair, DoesNotMixWithDedicatedServers) {
+  ZmqOptions options;
+  options.scheduler = "tcp://127.0.0.1:*";
+  options.workers = 1;
+  options.servers = 1;
+  options.rendezvous_timeout = 5s;
+  Scheduler scheduler(options);
+  options.scheduler = scheduler.endpoint();
+  options.role = Role::kServer;
+  auto dedicated = std::async(std::launch::async, [options] { return connect_zmq(options); });
+  std::this_thread::sleep_for(300ms);
+  try {
+    connect_zmq_pair(options);
+    FAIL();
+  } catch (const TransportError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("the job was started with 1 servers; start it without them (-s 0)"));
+  }
+  scheduler.fail("over");
+  EXPECT_THROW(dedicated.get(), TransportError);
+}
+
+TEST(ZmqNodePair, LeavesOptionalServersWaiting) {
+  ZmqOptions options;
+  options.scheduler = "tcp://127.0.0.1:*";
+  options.workers = 1;
+  options.servers = 1;
+  options.servers_optional = true;
+  options.rendezvous_timeout = 20s;
+  options.liveness_timeout = 400ms;
+  Scheduler scheduler(options);
+  options.scheduler = scheduler.endpoint();
+  ZmqOptions of_dedicated = options;
+  of_dedicated.role = Role::kServer;
+  of_dedicated.rendezvous_timeout = 3s;
+  auto dedicated = std::async(std::launch::async, [of_dedicated] { return connect_zmq(of_dedicated); });
+  std::this_thread::sleep_for(300ms);
+  const NodePair pair = connect_zmq_pair(options);
+  std::this_thread::sleep_for(1s);  // longer than silence is allowed to last
+  EXPECT_EQ(dedicated.wait_for(0s), std::future_status::timeout);
+  pair.worker->leave(2s);
+  pair.server->leave(2s);
+  EXPECT_TRUE(scheduler.wait_for(5s));
+  EXPECT_THROW(dedicated.get(), TimeoutError);
+}
+
+}  // namespace
+}  // namespace gradwire::transport

@@ -1,0 +1,101 @@
+#include "transport/node_pair.h"
+
+#include <mutex>
+#include <utility>
+
+namespace gradwire::transport {
+namespace {
+
+/// Where one of the two hears the other. The Sink's two callers, the other node and the Messenger's I/O
+/// thread, need not wait for each other.
+class Ear {
+ public:
+  void hear(Node from, std::vector<Frame> frames) {
+    const std::lock_guard lock(mutex_);
+    if (sink_ != nullptr) return sink_->on_frames(from, std::move(frames));
+    if (!detached_) early_.emplace_back(from, std::move(frames));
+  }
+
+  void attach(Sink& sink) {
+    const std::lock_guard lock(mutex_);
+    sink_ = &sink;
+    detached_ = false;
+    for (auto& [from, frames] : std::exchange(early_, {})) sink.on_frames(from, std::move(frames));
+  }
+
+  void detach() {
+    const std::lock_guard lock(mutex_);
+    sink_ = nullptr;
+    detached_ = true;
+    early_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  Sink* sink_ = nullptr;
+  bool detached_ = false;
+  std::vector<std::pair<Node, std::vector<Frame>>> early_;
+};
+
+class Colocated final : public Messenger {
+ public:
+  Colocated(std::unique_ptr<Messenger> messenger, Node other, std::shared_ptr<Ear> own,
+            std::shared_ptr<Ear> others)
+      : messenger_(std::move(messenger)), other_(other), own_(std::move(own)), others_(std::move(others)) {}
+  ~Colocated() override { own_->detach(); }
+
+  Node self() const override { return messenger_->self(); }
+  World world() const override { return messenger_->world(); }
+  bool is_local(Node node) const override { return node == other_; }
+  void fail(const std::string& text) override { messenger_->fail(text); }
+  void leave(std::chrono::milliseconds timeout) override { messenger_->leave(timeout); }
+  std::vector<PeerCounters> counters() const override { return messenger_->counters(); }
+
+  void attach(Sink& sink) override {
+    own_->attach(sink);
+    messenger_->attach(sink);
+  }
+
+  void detach() override {
+    own_->detach();
+    messenger_->detach();
+  }
+
+  void send(Node to, std::vector<Frame> frames) override {
+    if (to != other_) return messenger_->send(to, std::move(frames));
+    for (Frame& frame : frames) {
+      frame.header.sender = messenger_->self();
+      frame.header.epoch = messenger_->world().epoch;
+    }
+    others_->hear(messenger_->self(), std::move(frames));
+  }
+
+  std::vector<std::string> exchange(std::string_view name, std::string_view blob,
+                                    std::chrono::milliseconds timeout) override {
+    return messenger_->exchange(name, blob, timeout);
+  }
+
+ private:
+  const std::unique_ptr<Messenger> messenger_;
+  const Node other_;
+  const std::shared_ptr<Ear> own_;     // owners: this and the other node
+  const std::shared_ptr<Ear> others_;  // likewise
+};
+
+}  // namespace
+
+NodePair colocate(NodePair pair) {
+  const Node worker = pair.worker->self();
+  const Node server = pair.server->self();
+  if (worker != Node{Role::kWorker, server.rank} || server.role != Role::kServer ||
+      pair.worker->world() != pair.server->world()) {
+    throw std::invalid_argument("colocate: given " + to_string(worker) + " and " + to_string(server) +
+                                ", expected a worker and the server of its rank, of one job");
+  }
+  const auto to_worker = std::make_shared<Ear>();
+  const auto to_server = std::make_shared<Ear>();
+  return {std::make_unique<Colocated>(std::move(pair.worker), server, to_worker, to_server),
+          std::make_unique<Colocated>(std::move(pair.server), worker, to_server, to_worker)};
+}
+
+}  // namespace gradwire::transport
