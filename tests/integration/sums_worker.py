@@ -1,6 +1,6 @@
 """A worker that pushes known arrays and keeps a hash of all that comes back. Options are words NAME=VALUE.
 
-    sums_worker.py store=dist_sync steps=20 'codecs=none;2bit:threshold=0.5' pause=0.05 mode=pushpull sizes=small sleep=0
+    sums_worker.py store=dist_sync steps=20 "codecs=none;2bit:threshold=0.5" pause=0.05 mode=push sizes=small
 
 Codecs are run one after the other, each on keys of its own. In the third step it says that it is running, and rank 0
 then sleeps, if asked to, with Python's global lock held.
