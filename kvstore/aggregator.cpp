@@ -187,6 +187,18 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   ++round.arrived;
 }
 
+void Aggregator::complete_round(const FrameHeader& header, std::vector<Buffer> payloads,
+                                std::vector<Answer>& answers) {
+  Partition& partition = partitions_[{header.key, header.offset}];
+  partition.count = header.count;
+  partition.next_step = header.step;
+  Round round;
+  round.first = header;
+  round.flags = header.flags & transport::kFlagNonfinite;
+  for (Buffer& payload : payloads) round.payloads.emplace_back(std::move(payload));
+  complete(partition, std::move(round), answers);
+}
+
 void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>& answers) {
   ++partition.next_step;
   try {

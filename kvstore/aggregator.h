@@ -38,6 +38,10 @@ class Aggregator {
   /// sent: bad requests are answered with kError and change nothing.
   void handle(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
 
+  /// Answers a round of which all payloads are here, in rank order, or one that is their sum already.
+  void complete_round(const transport::FrameHeader& header, std::vector<transport::Buffer> payloads,
+                      std::vector<Answer>& answers);
+
   /// Notes that a worker will push no more: rounds that need it fail for those who wait, now and later.
   void forget_worker(std::uint32_t worker, std::vector<Answer>& answers);
 

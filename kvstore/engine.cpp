@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "fusion/bucket.h"
 #include "kvstore/engine_thread.h"
+#include "kvstore/native.h"
 #include "kvstore/updater.h"
 
 namespace gradwire::kvstore {
@@ -41,7 +43,8 @@ struct Engine::Slots {
       : slots(bytes.size()),
         layout(fusion::fuse(bytes, fusion_bytes)),
         countdown(layout),
-        tickets(bytes.size()) {}
+        tickets(bytes.size()),
+        sealed(layout.buckets.size()) {}
 
   std::vector<Slot> slots;
   fusion::BucketLayout layout;
@@ -49,18 +52,31 @@ struct Engine::Slots {
   std::atomic<float> scale{1};
   std::mutex tickets_mutex;
   std::vector<Ticket> tickets;  ///< by slot, of the step in progress
+  std::vector<bool> sealed;     ///< by bucket, in the step in progress, where they go in order
+  std::uint32_t next = 0;       ///< first bucket that has not gone
 };
 
 Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
                std::unique_ptr<Server> hosted)
-    : messenger_(std::move(messenger)), hosted_(std::move(hosted)), options_(checked(options)) {
+    : Engine(std::move(messenger), options, std::move(hosted), false) {}
+
+Engine::Engine(std::unique_ptr<transport::Messenger> control,
+               std::unique_ptr<transport::Collective> collective, const EngineOptions& options)
+    : Engine(make_native(std::move(control), std::move(collective)), options, nullptr, true) {}
+
+Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
+               std::unique_ptr<Server> hosted, bool in_order)
+    : messenger_(std::move(messenger)),
+      hosted_(std::move(hosted)),
+      options_(checked(options)),
+      in_order_(in_order) {
   const auto world = messenger_->world();
   if (world.servers == 0)
     throw std::invalid_argument("Engine: the job has no server; start it with at least one (-s 1)");
   server_load_.assign(world.servers, 0);
   const auto settings = messenger_->exchange("settings", agreed_settings(options_), options_.slow_abort);
   require_same_settings("settings", settings);
-  thread_ = std::make_unique<EngineThread>(*messenger_, options_);
+  thread_ = std::make_unique<EngineThread>(*messenger_, options_, in_order_);
 }
 
 Engine::~Engine() { close(); }
@@ -122,7 +138,18 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
     throw std::invalid_argument(
         fmt::format("init: root={} is not a worker rank; expected 0 to {}", root, num_workers() - 1));
   }
-  if (rank() == root) {
+  std::vector<float> roots;
+  if (in_order_) {  // every rank answers itself, and needs root's value for that
+    roots.resize(value.size());
+    const auto bytes = std::as_bytes(value);
+    const std::string_view own(reinterpret_cast<const char*>(bytes.data()), rank() == root ? bytes.size() : 0);
+    const std::string blob = std::move(all_gather("init value", own)[root]);
+    if (blob.size() != bytes.size())
+      throw transport::TransportError(fmt::format("init: worker {} gave {} bytes, expected {}", root, blob.size(), bytes.size()));
+    std::memcpy(roots.data(), blob.data(), blob.size());
+    value = roots;
+  }
+  if (rank() == root || in_order_) {
     EngineThread::Operation operation;
     operation.verb = Verb::kInit;
     operation.in = value;
@@ -136,7 +163,7 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
 void Engine::set_optimizer(const std::string& text) {
   make_updater(parse_optimizer(text));  // a bad one fails here, on every rank
   require_same_settings("set_optimizer", all_gather("optimizer", text));
-  if (rank() == 0) thread_->command("optimizer " + text).wait();
+  if (rank() == 0 || in_order_) thread_->command("optimizer " + text).wait();
   barrier();
 }
 
@@ -207,8 +234,15 @@ void Engine::mark_ready(std::uint32_t slot) {
   if (slots_->countdown.arrive(bucket)) submit_bucket(bucket);
 }
 
+// Buckets that must go in order wait for those before them.
 void Engine::submit_bucket(std::uint32_t bucket) {
   const std::lock_guard lock(slots_->tickets_mutex);
+  if (!in_order_) return submit_slots_of(bucket);
+  slots_->sealed[bucket] = true;
+  while (slots_->next < slots_->sealed.size() && slots_->sealed[slots_->next]) submit_slots_of(slots_->next++);
+}
+
+void Engine::submit_slots_of(std::uint32_t bucket) {
   for (const std::uint32_t slot : slots_->layout.buckets[bucket].slots) {
     const auto& bound = slots_->slots[slot];
     slots_->tickets[slot] = push_pull(bound.key, bound.values, bound.values, -static_cast<std::int32_t>(slot),
@@ -238,6 +272,8 @@ bool Engine::drain_for(std::chrono::milliseconds timeout) {
     if (!ticket.wait_for(std::max(left, std::chrono::milliseconds(0)))) return false;
   }
   for (auto& slot : slots_->slots) slot.marked = false;
+  slots_->sealed.assign(slots_->sealed.size(), false);
+  slots_->next = 0;
   return true;
 }
 

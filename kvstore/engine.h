@@ -23,6 +23,7 @@
 #include "kvstore/key.h"
 #include "kvstore/server.h"
 #include "kvstore/ticket.h"
+#include "transport/collective.h"
 #include "transport/messenger.h"
 
 namespace gradwire::kvstore {
@@ -50,6 +51,10 @@ class Engine {
   /// Messenger's pair; with dedicated servers it is empty.
   Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
          std::unique_ptr<Server> hosted = nullptr);
+  /// Placement native: collective sums, control carries the rest. Every rank must push the same keys in the same
+  /// order.
+  Engine(std::unique_ptr<transport::Messenger> control, std::unique_ptr<transport::Collective> collective,
+         const EngineOptions& options);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -113,13 +118,17 @@ class Engine {
 
  private:
   struct Slots;
+  Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
+         std::unique_ptr<Server> hosted, bool in_order);
   std::uint64_t elements_of(KeyId key) const;
   void require_size(const char* verb, KeyId key, std::size_t given) const;
   void submit_bucket(std::uint32_t bucket);
+  void submit_slots_of(std::uint32_t bucket);
 
   std::unique_ptr<transport::Messenger> messenger_;
   std::unique_ptr<Server> hosted_;
   EngineOptions options_;
+  const bool in_order_;  ///< placement native
   mutable std::shared_mutex keys_mutex_;
   std::vector<KeySpec> keys_;
   std::vector<std::uint64_t> server_load_;

@@ -66,10 +66,11 @@ struct EngineThread::Tensor {
   bool warned = false;
 };
 
-EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions& options)
+EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions& options, bool in_order)
     : messenger_(messenger),
       options_(options),
-      hosts_server_(messenger.is_local({Role::kServer, messenger.self().rank})),
+      in_order_(in_order ? std::make_unique<InOrder>() : nullptr),
+      hosts_server_(messenger.local_peer().has_value()),
       compression_(
           std::make_shared<Compression>(Compression{compress::make({}), compress::ReplyKind::kSame})),
       outbox_(messenger, loop_, Role::kServer, messenger.world().servers, messenger.self().rank,
@@ -123,6 +124,8 @@ void EngineThread::submit(KeyId key, Operation operation) {
       operation.done.fail(failure_);
       return;
     }
+    const bool pushes = operation.verb == Verb::kPush || operation.verb == Verb::kPushPull;
+    if (in_order_ && pushes) operation.number = in_order_->expect(tensor.parts.size());
     if (operation.verb == Verb::kPush &&
         tensor.current) {  // the caller waits only until its values are taken
       operation.staged.assign(operation.in.begin(), operation.in.end());
@@ -350,7 +353,10 @@ void EngineThread::send(Tensor& tensor, std::size_t index, Kind kind, Buffer pay
   if (servers_gone_.contains(state.part.server)) {  // posted: our caller is not done with this tensor
     return fail(std::make_exception_ptr(transport::TransportError(lost_server_text(state.part.server))));
   }
-  outbox_.add(state.part.server, {header_of(tensor, index), state.payload.share()});
+  Frame frame{header_of(tensor, index), state.payload.share()};
+  if (!in_order_ || kind != Kind::kPush) return outbox_.add(state.part.server, std::move(frame));
+  for (Frame& next : in_order_->add(tensor.current->number, index, std::move(frame)))
+    outbox_.add(state.part.server, std::move(next));
 }
 
 void EngineThread::flush() {

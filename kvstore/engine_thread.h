@@ -19,6 +19,7 @@
 
 #include "kvstore/codec_pool.h"
 #include "kvstore/engine.h"
+#include "kvstore/in_order.h"
 #include "kvstore/loop.h"
 #include "kvstore/outbox.h"
 
@@ -40,11 +41,13 @@ class EngineThread final : private transport::Sink {
     std::vector<float> staged;  ///< owns what `in` shows when the caller could not wait
     std::int32_t priority = 0;
     float scale = 1;
+    std::uint64_t number = 0;  ///< among all pushes, when they go in order
     Ticket done;
     Ticket taken;  ///< `in` is no longer read
   };
 
-  EngineThread(transport::Messenger& messenger, const EngineOptions& options);
+  /// in_order: pushes go in the order in which they were submitted, as a library that sums needs it.
+  EngineThread(transport::Messenger& messenger, const EngineOptions& options, bool in_order);
   ~EngineThread() override;
 
   void add_keys(std::vector<KeySpec> specs, std::vector<std::vector<Part>> parts);
@@ -100,6 +103,7 @@ class EngineThread final : private transport::Sink {
 
   transport::Messenger& messenger_;
   const EngineOptions options_;
+  std::unique_ptr<InOrder> in_order_;
   const bool hosts_server_;  ///< placements local and peers: a server is its worker, to people
   std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket
   std::vector<std::unique_ptr<Tensor>> tensors_;

@@ -12,13 +12,14 @@ Outbox::Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, tran
     : messenger_(messenger),
       loop_(std::move(loop)),
       role_(role),
+      local_peer_(messenger.local_peer()),
       limits_(limits),
       queue_(std::make_shared<fusion::SendQueue>(peers, limits.credit_bytes)) {
   queue_->start_at(first % peers);
 }
 
 void Outbox::add(std::uint32_t rank, Frame frame) {
-  if (messenger_.is_local({role_, rank})) return local_.push_back(std::move(frame));
+  if (local_peer_ == transport::Node{role_, rank}) return local_.push_back(std::move(frame));
   const std::uint64_t id = next_id_++;
   queue_->push({id, frame.header.priority, rank, transport::kHeaderBytes + frame.payload.size_bytes()});
   frames_.emplace(id, std::move(frame));
@@ -43,9 +44,7 @@ Frame Outbox::metered(std::uint32_t rank, Frame frame) {
 }
 
 void Outbox::flush() {
-  // The only local peer is the other node of this process, which has this one's rank.
-  if (!local_.empty())
-    messenger_.send({role_, messenger_.self().rank}, std::exchange(local_, std::vector<Frame>()));
+  if (!local_.empty()) messenger_.send(*local_peer_, std::exchange(local_, std::vector<Frame>()));
   std::unordered_map<std::uint32_t, std::pair<std::uint64_t, std::vector<Frame>>> fused;
   const auto send = [&](std::uint32_t rank) {
     auto& [bytes, frames] = fused[rank];

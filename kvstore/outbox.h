@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -40,6 +41,7 @@ class Outbox {
   transport::Messenger& messenger_;
   std::shared_ptr<Loop> loop_;  // owners: the Outbox's owner and payloads still in the socket
   transport::Role role_;
+  std::optional<transport::Node> local_peer_;
   Limits limits_;
   std::shared_ptr<fusion::SendQueue> queue_;  // owners: this; release tasks hold it weakly
   std::unordered_map<std::uint64_t, transport::Frame> frames_;

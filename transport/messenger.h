@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -74,8 +75,8 @@ class Messenger {
 
   virtual Node self() const = 0;
   virtual World world() const = 0;
-  /// Whether frames to this node stay in the process's memory (see node_pair.h): they need no credit.
-  virtual bool is_local(Node) const { return false; }
+  /// The peer to which frames stay in the process's memory, if there is one (see node_pair.h): they need no credit.
+  virtual std::optional<Node> local_peer() const { return std::nullopt; }
 
   /// Starts handing arrived frames to sink; what came earlier is handed over first.
   virtual void attach(Sink& sink) = 0;

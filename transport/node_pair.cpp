@@ -46,7 +46,7 @@ class Colocated final : public Messenger {
 
   Node self() const override { return messenger_->self(); }
   World world() const override { return messenger_->world(); }
-  bool is_local(Node node) const override { return node == other_; }
+  std::optional<Node> local_peer() const override { return other_; }
   void fail(const std::string& text) override { messenger_->fail(text); }
   void leave(std::chrono::milliseconds timeout) override { messenger_->leave(timeout); }
   std::vector<PeerCounters> counters() const override { return messenger_->counters(); }

@@ -81,9 +81,8 @@ TEST(NodePair, FramesBetweenTheTwoAreNeitherCopiedNorCounted) {
 TEST(NodePair, OtherPeersAreReachedAsBefore) {
   InprocNetwork network(2, 2);
   const NodePair a = inproc_pair(network, 0), b = inproc_pair(network, 1);
-  EXPECT_TRUE(a.worker->is_local(server(0)));
-  EXPECT_FALSE(a.worker->is_local(server(1)));
-  EXPECT_FALSE(a.worker->is_local(worker(0)));
+  EXPECT_EQ(a.worker->local_peer(), server(0));
+  EXPECT_EQ(a.server->local_peer(), worker(0));
   Ear ear;
   b.server->attach(ear);
   const std::vector<std::byte> bytes(1000, std::byte{7});
