@@ -1,6 +1,5 @@
 #include "transport/inproc_collective.h"
 
-#include <bit>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -9,23 +8,16 @@
 #include <string>
 #include <vector>
 
+#include "transport/half_sums.h"
 #include "transport/messenger.h"
 
 namespace gradwire::transport {
 namespace {
 
-/// Adds 16-bit floats as a processor without them would: widened, and rounded to nearest even after each addition.
-float widened(std::uint16_t bits, ElementType type) {
-  if (type == ElementType::kFloat16) return static_cast<float>(std::bit_cast<_Float16>(bits));
-  return std::bit_cast<float>(std::uint32_t{bits} << 16);
+const std::uint16_t* halves(std::span<const std::byte> bytes) {
+  return reinterpret_cast<const std::uint16_t*>(bytes.data());
 }
-
-std::uint16_t narrowed(float value, ElementType type) {
-  if (type == ElementType::kFloat16) return std::bit_cast<std::uint16_t>(static_cast<_Float16>(value));
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  if (value != value) return static_cast<std::uint16_t>(bits >> 16 | 0x40U);
-  return static_cast<std::uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
-}
+std::uint16_t* halves(std::span<std::byte> bytes) { return reinterpret_cast<std::uint16_t*>(bytes.data()); }
 
 template <typename T>
 void add(std::span<std::byte> to, std::span<const std::byte> from) {
@@ -35,16 +27,6 @@ void add(std::span<std::byte> to, std::span<const std::byte> from) {
     std::memcpy(&b, &from[i], sizeof(T));
     a = static_cast<T>(a + b);
     std::memcpy(&to[i], &a, sizeof(T));
-  }
-}
-
-void add_narrow(std::span<std::byte> to, std::span<const std::byte> from, ElementType type) {
-  for (std::size_t i = 0; i < to.size(); i += sizeof(std::uint16_t)) {
-    std::uint16_t a = 0, b = 0;
-    std::memcpy(&a, &to[i], sizeof(a));
-    std::memcpy(&b, &from[i], sizeof(b));
-    a = narrowed(widened(a, type) + widened(b, type), type);
-    std::memcpy(&to[i], &a, sizeof(a));
   }
 }
 
@@ -59,8 +41,9 @@ void add(std::span<std::byte> to, std::span<const std::byte> from, ElementType t
     case ElementType::kInt8:
       return add<std::uint8_t>(to, from);
     case ElementType::kFloat16:
+      return add_float16(halves(from), halves(to), to.size() / sizeof(std::uint16_t));
     case ElementType::kBfloat16:
-      return add_narrow(to, from, type);
+      return add_bfloat16(halves(from), halves(to), to.size() / sizeof(std::uint16_t));
   }
 }
 
@@ -111,7 +94,7 @@ struct InprocCollectives::Hub {
       if (!part.type || rank == 0) {
         result.insert(result.end(), bytes.begin(), bytes.end());
       } else {
-        add(result, bytes, *part.type);
+        add(std::span(result), bytes, *part.type);
       }
     }
     for (auto& [rank, part] : whole) {

@@ -9,7 +9,7 @@
 
 #include "transport/address.h"
 #include "transport/control.h"
-#include "transport/exchanges.h"
+#include "transport/exchange_desk.h"
 #include "transport/liveness.h"
 #include "transport/nodes.h"
 #include "transport/refusals.h"
@@ -83,9 +83,9 @@ struct Scheduler::State {
   void handle(const std::string& peer, int fd, const std::string& address, const Frame& frame);
   void on_hello(const std::string& peer, const std::string& address, const Frame& frame);
   void set_spare_aside();
-  void on_exchange(const std::string& peer, Peer& from, const Frame& frame);
+  void on_exchange(const Peer& from, const Frame& frame);
   void on_goodbye(const std::string& peer, Peer& from, const Frame& frame);
-  void answer_deserted(std::uint64_t sequence);
+  void answer(ExchangeReply reply);
 
   void send(const std::string& peer, const FrameHeader& header, Buffer payload = {});
   void send_all(const FrameHeader& header, const std::string& text);
@@ -114,7 +114,7 @@ struct Scheduler::State {
   Phase phase = Phase::kRollCall;
   RollCall roll_call;
   Liveness liveness;
-  Exchanges exchanges;
+  ExchangeDesk exchanges;
   Refusals refusals;
   std::map<std::string, Peer> peers;  // by routing id
   Roster roster;
@@ -311,7 +311,7 @@ void Scheduler::State::handle(const std::string& peer, int fd, const std::string
   }
   switch (frame.header.kind) {
     case Kind::kExchange:
-      return on_exchange(peer, from, frame);
+      return on_exchange(from, frame);
     case Kind::kGoodbye:
       return on_goodbye(peer, from, frame);
     case Kind::kFailure:
@@ -358,49 +358,27 @@ void Scheduler::State::set_spare_aside() {
   }
 }
 
-void Scheduler::State::on_exchange(const std::string& peer, Peer& from, const Frame& frame) {
-  const std::uint64_t sequence = frame.header.key;
+void Scheduler::State::on_exchange(const Peer& from, const Frame& frame) {
   if (phase != Phase::kRunning || from.node.role != Role::kWorker) return;
-  if (frame.header.step == static_cast<std::uint64_t>(ExchangeAsk::kOffer)) {
-    const std::string text = payload_text(frame);
-    const std::size_t end = text.find('\0');
-    if (end == std::string::npos) throw FrameError("exchange: its payload has no name that ends in a NUL");
-    exchanges.offer(sequence, from.node.rank, std::string_view(text).substr(0, end),
-                    std::string_view(text).substr(end + 1));
+  std::optional<ExchangeReply> reply;
+  try {
+    const auto ask = static_cast<ExchangeAsk>(frame.header.step);
+    reply = exchanges.take(from.node.rank, frame.header.key, ask, payload_text(frame));
+  } catch (const TransportError& mismatch) {
+    return fail(mismatch.what(), FailureCause::kFault);
   }
-  FrameHeader header = header_of(Kind::kExchangeResult);
-  header.key = sequence;
-  switch (exchanges.state(sequence)) {
-    case Exchanges::State::kMismatch:
-      return fail(exchanges.fault(sequence), FailureCause::kFault);
-    case Exchanges::State::kDeserted:
-      return answer_deserted(sequence);
-    case Exchanges::State::kComplete: {
-      const Buffer blobs = to_buffer(pack_blobs(exchanges.blobs(sequence)));
-      header.step = static_cast<std::uint64_t>(ExchangeAnswer::kComplete);
-      const bool asked_again = frame.header.step == static_cast<std::uint64_t>(ExchangeAsk::kStatus);
-      for (const auto& [id, other] : peers) {
-        if (other.node.role != Role::kWorker || (asked_again && id != peer)) continue;
-        send(id, header, blobs.share());
-      }
-      return;
-    }
-    case Exchanges::State::kWaiting:
-      if (frame.header.step != static_cast<std::uint64_t>(ExchangeAsk::kStatus)) return;
-      header.step = static_cast<std::uint64_t>(ExchangeAnswer::kWaiting);
-      return send(peer, header, to_buffer(pack_ranks(exchanges.missing(sequence))));
-  }
+  if (reply) answer(std::move(*reply));
 }
 
-void Scheduler::State::answer_deserted(std::uint64_t sequence) {
+void Scheduler::State::answer(ExchangeReply reply) {
   FrameHeader header = header_of(Kind::kExchangeResult);
-  header.key = sequence;
-  header.step = static_cast<std::uint64_t>(ExchangeAnswer::kDeserted);
-  const auto ranks = exchanges.present(sequence);
+  header.key = reply.sequence;
+  header.step = static_cast<std::uint64_t>(reply.answer);
+  const Buffer payload = to_buffer(std::move(reply.payload));
   for (const auto& [id, peer] : peers) {
-    const bool waits =
-        peer.node.role == Role::kWorker && std::ranges::find(ranks, peer.node.rank) != ranks.end();
-    if (waits) send(id, header, to_buffer(exchanges.fault(sequence)));
+    const bool waits = peer.node.role == Role::kWorker &&
+                       std::ranges::find(reply.workers, peer.node.rank) != reply.workers.end();
+    if (waits) send(id, header, payload.share());
   }
 }
 
@@ -422,10 +400,7 @@ void Scheduler::State::on_goodbye(const std::string& peer, Peer& from, const Fra
     if (!other.left) send(id, header_of(Kind::kGoodbye), to_buffer(goodbye_text(from.node)));
   }
   if (from.node.role == Role::kWorker) {
-    exchanges.leave(from.node.rank);
-    for (const std::uint64_t sequence : exchanges.open()) {
-      if (exchanges.state(sequence) == Exchanges::State::kDeserted) answer_deserted(sequence);
-    }
+    for (ExchangeReply& reply : exchanges.leave(from.node.rank)) answer(std::move(reply));
   }
   if (!workers_left_at && all_left(Role::kWorker)) workers_left_at = Clock::now();
   if (workers_left_at && all_left(Role::kServer)) finish(Phase::kOver, nullptr);

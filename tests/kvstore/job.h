@@ -9,6 +9,7 @@
 #include "kvstore/engine.h"
 #include "kvstore/server.h"
 #include "transport/inproc.h"
+#include "transport/inproc_collective.h"
 #include "transport/node_pair.h"
 
 namespace gradwire::kvstore {
@@ -20,7 +21,27 @@ struct JobSize {
   EngineOptions engine{};
 };
 
-/// Runs body(engine) as every worker, each on its own thread, and joins. Rethrows the lowest rank's error.
+/// Runs worker(rank) for every rank, each on its own thread, and joins. Rethrows the lowest rank's error.
+inline void run_workers(std::uint32_t workers, const std::function<void(std::uint32_t)>& worker) {
+  std::vector<std::exception_ptr> errors(workers);
+  {
+    std::vector<std::jthread> threads;
+    for (std::uint32_t rank = 0; rank < workers; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          worker(rank);
+        } catch (...) {
+          errors[rank] = std::current_exception();
+        }
+      });
+    }
+  }
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+/// Runs body(engine) as every worker.
 inline void run_job(const JobSize& size, const std::function<void(Engine&)>& body) {
   transport::InprocNetwork network(size.workers, size.servers);
   std::vector<std::unique_ptr<Server>> servers;
@@ -30,49 +51,32 @@ inline void run_job(const JobSize& size, const std::function<void(Engine&)>& bod
     servers.push_back(
         std::make_unique<Server>(network.connect({transport::Role::kServer, s}), server_options));
   }
-  std::vector<std::exception_ptr> errors(size.workers);
-  {
-    std::vector<std::jthread> workers;
-    for (std::uint32_t rank = 0; rank < size.workers; ++rank) {
-      workers.emplace_back([&, rank] {
-        try {
-          Engine engine(network.connect({transport::Role::kWorker, rank}), size.engine);
-          body(engine);
-        } catch (...) {
-          errors[rank] = std::current_exception();
-        }
-      });
-    }
-  }
-  for (const auto& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
+  run_workers(size.workers, [&](std::uint32_t rank) {
+    Engine engine(network.connect({transport::Role::kWorker, rank}), size.engine);
+    body(engine);
+  });
   for (auto& server : servers) server->wait();
 }
 
 /// As run_job, with the servers inside the workers' processes (placement peers). size.servers is ignored.
 inline void run_peers(const JobSize& size, const std::function<void(Engine&)>& body) {
   transport::InprocNetwork network(size.workers, size.workers);
-  std::vector<std::exception_ptr> errors(size.workers);
-  {
-    std::vector<std::jthread> workers;
-    for (std::uint32_t rank = 0; rank < size.workers; ++rank) {
-      workers.emplace_back([&, rank] {
-        try {
-          auto [worker, server] = transport::colocate({network.connect({transport::Role::kWorker, rank}),
-                                                       network.connect({transport::Role::kServer, rank})});
-          Engine engine(std::move(worker), size.engine,
-                        std::make_unique<Server>(std::move(server), ServerOptions()));
-          body(engine);
-        } catch (...) {
-          errors[rank] = std::current_exception();
-        }
-      });
-    }
-  }
-  for (const auto& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
+  run_workers(size.workers, [&](std::uint32_t rank) {
+    auto [worker, server] = transport::colocate({network.connect({transport::Role::kWorker, rank}),
+                                                 network.connect({transport::Role::kServer, rank})});
+    Engine engine(std::move(worker), size.engine, std::make_unique<Server>(std::move(server), ServerOptions()));
+    body(engine);
+  });
+}
+
+/// As run_job, with a library that sums (placement native). size.servers is ignored.
+inline void run_native(const JobSize& size, const std::function<void(Engine&)>& body) {
+  transport::InprocNetwork network(size.workers, 0);
+  transport::InprocCollectives collectives(size.workers);
+  run_workers(size.workers, [&](std::uint32_t rank) {
+    Engine engine(network.connect({transport::Role::kWorker, rank}), collectives.connect(rank), size.engine);
+    body(engine);
+  });
 }
 
 }  // namespace gradwire::kvstore
