@@ -142,10 +142,12 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
   if (in_order_) {  // every rank answers itself, and needs root's value for that
     roots.resize(value.size());
     const auto bytes = std::as_bytes(value);
-    const std::string_view own(reinterpret_cast<const char*>(bytes.data()), rank() == root ? bytes.size() : 0);
+    const std::string_view own(reinterpret_cast<const char*>(bytes.data()),
+                               rank() == root ? bytes.size() : 0);
     const std::string blob = std::move(all_gather("init value", own)[root]);
     if (blob.size() != bytes.size())
-      throw transport::TransportError(fmt::format("init: worker {} gave {} bytes, expected {}", root, blob.size(), bytes.size()));
+      throw transport::TransportError(
+          fmt::format("init: worker {} gave {} bytes, expected {}", root, blob.size(), bytes.size()));
     std::memcpy(roots.data(), blob.data(), blob.size());
     value = roots;
   }
@@ -239,7 +241,8 @@ void Engine::submit_bucket(std::uint32_t bucket) {
   const std::lock_guard lock(slots_->tickets_mutex);
   if (!in_order_) return submit_slots_of(bucket);
   slots_->sealed[bucket] = true;
-  while (slots_->next < slots_->sealed.size() && slots_->sealed[slots_->next]) submit_slots_of(slots_->next++);
+  while (slots_->next < slots_->sealed.size() && slots_->sealed[slots_->next])
+    submit_slots_of(slots_->next++);
 }
 
 void Engine::submit_slots_of(std::uint32_t bucket) {

@@ -51,8 +51,8 @@ class Engine {
   /// Messenger's pair; with dedicated servers it is empty.
   Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
          std::unique_ptr<Server> hosted = nullptr);
-  /// Placement native: collective sums, control carries the rest. Every rank must push the same keys in the same
-  /// order.
+  /// Placement native: collective sums, control carries the rest. Every rank must push the same keys in the
+  /// same order.
   Engine(std::unique_ptr<transport::Messenger> control, std::unique_ptr<transport::Collective> collective,
          const EngineOptions& options);
   ~Engine();

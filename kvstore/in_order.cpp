@@ -9,7 +9,8 @@ std::uint64_t InOrder::expect(std::size_t parts) {
   return next_++;
 }
 
-std::vector<transport::Frame> InOrder::add(std::uint64_t operation, std::size_t part, transport::Frame frame) {
+std::vector<transport::Frame> InOrder::add(std::uint64_t operation, std::size_t part,
+                                           transport::Frame frame) {
   operations_.at(operation).waiting.emplace(part, std::move(frame));
   std::vector<transport::Frame> ready;
   while (!operations_.empty()) {

@@ -61,12 +61,13 @@ FrameHeader identity_of(FrameHeader header) {
 }
 
 std::string describe(const FrameHeader& header) {
-  return fmt::format("key {} offset {} step {} (codec {}, {} elements)", header.key, header.offset, header.step,
-                     header.codec, header.count);
+  return fmt::format("key {} offset {} step {} (codec {}, {} elements)", header.key, header.offset,
+                     header.step, header.codec, header.count);
 }
 
-/// Elements that ride behind the payload of a sum: 32 that spell a hash of what is summed, each 0 or 1, so that
-/// a sum that is neither 0 nor the number of ranks tells every rank that they differ; and one for a met NaN.
+/// Elements that ride behind the payload of a sum: 32 that spell a hash of what is summed, each 0 or 1, so
+/// that a sum that is neither 0 nor the number of ranks tells every rank that they differ; and one for a met
+/// NaN.
 constexpr std::size_t kHashElements = 32;
 constexpr std::size_t kTailElements = kHashElements + 1;
 
@@ -184,9 +185,8 @@ class Native final : public transport::Messenger {
     frame.header.sender = self();
     const bool under_way = rounds_.contains(id_of(frame.header));
     if (under_way && frame.header.kind == Kind::kProbe) return answer_held(frame.header);
-    if (frame.header.kind != Kind::kPush) return answer([&](auto& answers) {
-        aggregator_.handle(rank_, std::move(frame), answers);
-      });
+    if (frame.header.kind != Kind::kPush)
+      return answer([&](auto& answers) { aggregator_.handle(rank_, std::move(frame), answers); });
     if (under_way) return;  // pushed again
     rounds_.insert(id_of(frame.header));
     if (const auto type = summable(frame.header.codec)) return sum(std::move(frame), *type);
@@ -244,7 +244,8 @@ class Native final : public transport::Messenger {
       try {
         theirs = transport::decode_header(block.first(transport::kHeaderBytes), payload);
       } catch (const transport::FrameError& error) {
-        return control_->fail(fmt::format("sum of {}: worker {}: {}", describe(header), worker, error.what()));
+        return control_->fail(
+            fmt::format("sum of {}: worker {}: {}", describe(header), worker, error.what()));
       }
       if (identity_of(theirs) != identity_of(header))
         return fail_order(header, fmt::format("worker {} with {}", worker, describe(theirs)));
@@ -273,10 +274,11 @@ class Native final : public transport::Messenger {
   }
 
   void fail_order(const FrameHeader& header, const std::string& other) {
-    control_->fail(fmt::format(
-        "{} pushed {} where {} pushed something else; with a store in which {} sums, every rank must push the same "
-        "keys in the same order",
-        to_string(self()), describe(header), other, collective_->name()));
+    control_->fail(
+        fmt::format("{} pushed {} where {} pushed something else; with a store in which {} sums, every rank "
+                    "must push the same "
+                    "keys in the same order",
+                    to_string(self()), describe(header), other, collective_->name()));
   }
 
   void answer_held(const FrameHeader& probe) {

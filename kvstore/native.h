@@ -1,8 +1,8 @@
-// Placement native: a library sums (MPI_Iallreduce, ncclAllReduce), and nobody hosts a Server. To the Engine it
-// looks like a job with one server, in its own process.
+// Placement native: a library sums (MPI_Iallreduce, ncclAllReduce), and nobody hosts a Server. To the Engine
+// it looks like a job with one server, in its own process.
 //
-// Dense payloads (none, fp16, bf16) are summed by the library, in its order. Those of lossy codecs are gathered,
-// and every rank answers itself as a Server would, so the bits are those of the other placements.
+// Dense payloads (none, fp16, bf16) are summed by the library, in its order. Those of lossy codecs are
+// gathered, and every rank answers itself as a Server would, so the bits are those of the other placements.
 //
 // Threading: as Messenger, plus one thread that answers.
 // Failure: ranks that push in different orders are an error on all of them.

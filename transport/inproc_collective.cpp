@@ -86,7 +86,8 @@ struct InprocCollectives::Hub {
     const Part& first = whole.at(0);
     for (const auto& [rank, part] : whole) {
       if (part.type == first.type && part.values.size_bytes() == first.values.size_bytes()) continue;
-      return fail("rank " + std::to_string(rank) + " came with another type or length than rank 0", std::move(whole));
+      return fail("rank " + std::to_string(rank) + " came with another type or length than rank 0",
+                  std::move(whole));
     }
     std::vector<std::byte> result;
     for (const auto& [rank, part] : whole) {
@@ -151,7 +152,8 @@ InprocCollectives::InprocCollectives(std::uint32_t ranks) : hub_(std::make_share
 
 std::unique_ptr<Collective> InprocCollectives::connect(std::uint32_t rank) {
   if (rank >= hub_->ranks)
-    throw std::invalid_argument("inproc: rank " + std::to_string(rank) + " of " + std::to_string(hub_->ranks));
+    throw std::invalid_argument("inproc: rank " + std::to_string(rank) + " of " +
+                                std::to_string(hub_->ranks));
   return std::make_unique<OfRank>(hub_, rank);
 }
 

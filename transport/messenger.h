@@ -75,7 +75,8 @@ class Messenger {
 
   virtual Node self() const = 0;
   virtual World world() const = 0;
-  /// The peer to which frames stay in the process's memory, if there is one (see node_pair.h): they need no credit.
+  /// The peer to which frames stay in the process's memory, if there is one (see node_pair.h): they need no
+  /// credit.
   virtual std::optional<Node> local_peer() const { return std::nullopt; }
 
   /// Starts handing arrived frames to sink; what came earlier is handed over first.

@@ -20,9 +20,9 @@ struct NodePair {
 };
 
 /// Lets frames between the two stay in memory: they are not copied, not counted, and never on a socket. What
-/// the receiver keeps of a payload, it keeps of the sender's memory. `Messenger::local_peer` tells which that is.
-/// Everything else goes through the messengers given. Throws std::invalid_argument unless they are a worker
-/// and the server of its rank, of one job.
+/// the receiver keeps of a payload, it keeps of the sender's memory. `Messenger::local_peer` tells which that
+/// is. Everything else goes through the messengers given. Throws std::invalid_argument unless they are a
+/// worker and the server of its rank, of one job.
 NodePair colocate(NodePair pair);
 
 }  // namespace gradwire::transport

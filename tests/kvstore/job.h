@@ -64,7 +64,8 @@ inline void run_peers(const JobSize& size, const std::function<void(Engine&)>& b
   run_workers(size.workers, [&](std::uint32_t rank) {
     auto [worker, server] = transport::colocate({network.connect({transport::Role::kWorker, rank}),
                                                  network.connect({transport::Role::kServer, rank})});
-    Engine engine(std::move(worker), size.engine, std::make_unique<Server>(std::move(server), ServerOptions()));
+    Engine engine(std::move(worker), size.engine,
+                  std::make_unique<Server>(std::move(server), ServerOptions()));
     body(engine);
   });
 }

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "tests/kvstore/job.h"
@@ -89,7 +90,9 @@ TEST(Native, SlotsGoInTheSameOrderHoweverTheyAreMarked) {
     const auto keys = engine.declare(specs);
     engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
     for (unsigned step = 0; step < 4; ++step) {
-      for (unsigned i = 0; i < 9; ++i) values[i] = random_floats(values[i].size(), 40 * step + 4 * i + engine.rank());
+      for (unsigned i = 0; i < 9; ++i)  // in place: slots stay where they are
+        std::ranges::copy(random_floats(values[i].size(), 40 * step + 4 * i + engine.rank()),
+                          values[i].begin());
       for (unsigned i = 0; i < 9; ++i) engine.mark_ready(engine.rank() == 0 ? i : 8 - i);
       ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
       for (unsigned i = 0; i < 9; ++i)
