@@ -57,7 +57,7 @@ compress::Payload view(const Buffer& buffer) { return buffer.bytes(); }
 
 }  // namespace
 
-Aggregator::Aggregator(std::uint32_t workers) : workers_(workers) {}
+Aggregator::Aggregator(std::uint32_t workers, Sealing sealing) : workers_(workers), sealing_(sealing) {}
 
 void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   const FrameHeader header = frame.header;
@@ -67,6 +67,11 @@ void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& 
     if (header.count > kMaxCount) {
       throw Refused{Refusal::kFinal,
                     fmt::format("count {} of key {} is above {}", header.count, header.key, kMaxCount)};
+    }
+    if (!frame.payload.is_intact()) {
+      throw Refused{Refusal::kSendAgain,
+                    fmt::format("key {} offset {}: the payload arrived damaged; send it again", header.key,
+                                header.offset)};
     }
     switch (header.kind) {
       case Kind::kInit:
@@ -203,6 +208,7 @@ void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>
   ++partition.next_step;
   try {
     partition.answer = reply(partition, round);
+    if (sealing_ == Sealing::kAll || codec_of(round.first).lossy()) partition.answer->payload.seal();
   } catch (const std::exception& error) {  // payloads fine one by one, but not together
     const std::string text =
         fmt::format("key {} step {}: {}", round.first.key, round.first.step, error.what());

@@ -31,8 +31,12 @@ class Aggregator {
     transport::Frame frame;
   };
 
+  /// Which replies are sealed as soon as they are made (transport/buffer.h): while the cache has them, and
+  /// once for all workers. Those of a lossy codec always are.
+  enum class Sealing : std::uint8_t { kLossy, kAll };
+
   /// Requires workers >= 1.
-  explicit Aggregator(std::uint32_t workers);
+  explicit Aggregator(std::uint32_t workers, Sealing sealing = Sealing::kLossy);
 
   /// Takes one frame from a worker and appends what is to be answered, to whom. Never throws for what a peer
   /// sent: bad requests are answered with kError and change nothing.
@@ -80,6 +84,7 @@ class Aggregator {
   const compress::Codec& codec_of(const transport::FrameHeader& header);
 
   std::uint32_t workers_;
+  Sealing sealing_;
   std::set<std::uint32_t> gone_;
   std::map<PartitionId, Partition> partitions_;
   std::map<std::pair<std::uint8_t, compress::WireParameters>, std::unique_ptr<compress::Codec>> codecs_;

@@ -22,7 +22,7 @@ using Verb = EngineThread::Operation::Verb;
 namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(250);
-/// How often a payload that arrived damaged is sent again before the round fails.
+/// How often a payload that arrived damaged, here or there, is sent again before the round fails.
 constexpr int kMaxResends = 3;
 
 std::string text_of(const Frame& frame) {
@@ -306,6 +306,7 @@ void EngineThread::encode(Tensor& tensor, std::size_t index) {
       encoded_run = codec.encode(tensor.current->in.subspan(part.offset, part.count), residual, scales,
                                  payload.bytes());
       payload.truncate(encoded_run.bytes);
+      if (codec.lossy() || messenger_.seals_payloads()) payload.seal();
     } catch (...) {
       error = std::current_exception();
     }
@@ -393,6 +394,9 @@ void EngineThread::handle(Node from, Frame frame) {
     return;
   if (found->request == Kind::kPush && header.step + 1 != tensor.step) return;
   const auto index = static_cast<std::size_t>(found - tensor.parts.begin());
+  const bool is_answer = header.kind == Kind::kReply || header.kind == Kind::kValue;
+  if (!is_answer && !frame.payload.is_intact())
+    return;  // a word about the answer: it will be asked for again
   switch (header.kind) {
     case Kind::kReply:
     case Kind::kValue:
@@ -470,6 +474,7 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
   const std::int32_t priority = tensor.current->priority;
   pool_.submit(priority, [this, &tensor, index, compression = tensor.compression, frame = std::move(frame)] {
     const auto begin = Clock::now();
+    if (!frame.payload.is_intact()) return loop_->post([this, &tensor, index] { ask_again(tensor, index); });
     const Part& part = tensor.parts[index].part;
     const auto out = tensor.current->out.subspan(part.offset, part.count);
     std::exception_ptr error;
@@ -484,6 +489,19 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
     codec_nanoseconds_ += static_cast<std::uint64_t>((Clock::now() - begin).count());
     loop_->post([this, &tensor, error] { job_done(tensor, error); });
   });
+}
+
+void EngineThread::ask_again(Tensor& tensor, std::size_t index) {
+  if (tensor.error) return job_done(tensor, nullptr);
+  PartState& state = tensor.parts[index];
+  if (state.resends++ == kMaxResends) {
+    const auto text = fmt::format("the answers of {} for key '{}' arrive damaged",
+                                  server_name(state.part.server), tensor.spec.name);
+    return job_done(tensor, std::make_exception_ptr(transport::TransportError(text)));
+  }
+  --tensor.jobs;
+  state.answered = false;
+  ask(tensor, index);
 }
 
 // ------------------------------------------------------------------------------------- operations end
@@ -567,17 +585,21 @@ void EngineThread::tick() {
 
 void EngineThread::probe(Tensor& tensor, Clock::time_point now) {
   for (std::size_t p = 0; p < tensor.parts.size(); ++p) {
-    PartState& state = tensor.parts[p];
-    if (state.answered || now - state.asked < options_.retry_timeout) continue;
-    state.asked = now;
-    FrameHeader header = header_of(tensor, p);
-    if (state.request != Kind::kPush) {  // small, and harmless when repeated
-      outbox_.add(state.part.server, {header, state.payload.share()});
-      continue;
-    }
-    header.kind = Kind::kProbe;
-    outbox_.add(state.part.server, {header, Buffer()});
+    const PartState& state = tensor.parts[p];
+    if (!state.answered && now - state.asked >= options_.retry_timeout) ask(tensor, p);
   }
+}
+
+void EngineThread::ask(Tensor& tensor, std::size_t index) {
+  PartState& state = tensor.parts[index];
+  state.asked = Clock::now();
+  FrameHeader header = header_of(tensor, index);
+  if (state.request != Kind::kPush) {  // small, and harmless when repeated
+    outbox_.add(state.part.server, {header, state.payload.share()});
+    return;
+  }
+  header.kind = Kind::kProbe;
+  outbox_.add(state.part.server, {header, Buffer()});
 }
 
 std::string EngineThread::describe_wait(const Tensor& tensor, Clock::time_point now) const {

@@ -88,6 +88,7 @@ class EngineThread final : private transport::Sink {
   void decode_answer(Tensor& tensor, std::size_t index, const Compression* compression,
                      const transport::Frame& frame) const;
   void decode(Tensor& tensor, std::size_t part, transport::Frame frame);
+  void ask_again(Tensor& tensor, std::size_t part);
   void job_done(Tensor& tensor, std::exception_ptr error);
   void part_done(Tensor& tensor, std::exception_ptr error);
   void finish(Tensor& tensor, std::exception_ptr error);
@@ -95,6 +96,7 @@ class EngineThread final : private transport::Sink {
   void flush();
   void tick();
   void probe(Tensor& tensor, Clock::time_point now);
+  void ask(Tensor& tensor, std::size_t part);
   void lose_server(std::uint32_t rank);
   std::string server_name(std::uint32_t rank) const;
   std::string lost_server_text(std::uint32_t rank) const;

@@ -33,6 +33,7 @@ Frame Outbox::metered(std::uint32_t rank, Frame frame) {
     return frame;
   }
   const std::span<const std::byte> view = std::as_const(frame.payload).bytes();
+  const auto checksum = frame.payload.checksum();
   auto kept = std::make_shared<Buffer>(std::move(frame.payload));  // owner: the release closure
   frame.payload =
       Buffer::borrow(view, [kept = std::move(kept), loop = loop_, weak = std::weak_ptr(queue_), rank, bytes] {
@@ -40,6 +41,7 @@ Frame Outbox::metered(std::uint32_t rank, Frame frame) {
           if (const auto queue = weak.lock()) queue->release(rank, bytes);
         });
       });
+  if (checksum) frame.payload.seal(*checksum);
   return frame;
 }
 

@@ -32,7 +32,8 @@ struct Server::End {
 class Server::Shard {
  public:
   Shard(transport::Messenger& messenger, const ServerOptions& options)
-      : aggregator_(messenger.world().workers),
+      : aggregator_(messenger.world().workers,
+                    messenger.seals_payloads() ? Aggregator::Sealing::kAll : Aggregator::Sealing::kLossy),
         outbox_(messenger, loop_, Role::kWorker, messenger.world().workers, messenger.self().rank,
                 {options.credit_bytes, options.fusion_bytes}),
         thread_([this] { run(); }) {}

@@ -4,6 +4,8 @@
 #include <map>
 #include <new>
 
+#include "transport/checksum.h"
+
 namespace gradwire::transport {
 namespace {
 
@@ -42,6 +44,21 @@ Buffer Buffer::borrow(std::span<const std::byte> bytes, std::function<void()> re
   if (released) owner = std::shared_ptr<void>(data, [released = std::move(released)](void*) { released(); });
   return Buffer(std::move(owner), {data, bytes.size()});
 }
+
+void Buffer::truncate(std::size_t size_bytes) {
+  bytes_ = bytes_.first(size_bytes);
+  checksum_.reset();
+}
+
+Buffer Buffer::share() const {
+  Buffer share(owner_, bytes_);
+  share.checksum_ = checksum_;
+  return share;
+}
+
+void Buffer::seal() { checksum_ = transport::checksum(bytes_); }
+
+bool Buffer::is_intact() const noexcept { return !checksum_ || *checksum_ == transport::checksum(bytes_); }
 
 struct BufferPool::Shelf {
   explicit Shelf(std::size_t limit) : keep_bytes(limit) {}

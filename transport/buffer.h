@@ -3,12 +3,16 @@
 // Threading: a Buffer is used by one thread at a time; copies made by share() only read.
 // Lifetime: the owner behind a Buffer (heap, pool, ZeroMQ message, a caller's array) is released with the
 // last share.
+// A Buffer may be sealed: it then knows the checksum of its bytes, from whoever made or sent them. Nothing
+// compares the two unless asked.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -33,14 +37,27 @@ class Buffer {
   std::span<const std::byte> bytes() const noexcept { return bytes_; }
   std::size_t size_bytes() const noexcept { return bytes_.size(); }
 
-  /// Cuts the buffer to its first size_bytes bytes. Requires size_bytes <= this->size_bytes().
-  void truncate(std::size_t size_bytes) { bytes_ = bytes_.first(size_bytes); }
-  /// Another handle on the same bytes, to send one payload to many. Nobody may write from then on.
-  Buffer share() const { return Buffer(owner_, bytes_); }
+  /// Cuts the buffer to its first size_bytes bytes and breaks the seal. Requires size_bytes <=
+  /// this->size_bytes().
+  void truncate(std::size_t size_bytes);
+  /// Another handle on the same bytes, sealed alike, to send one payload to many. Nobody may write from then
+  /// on.
+  Buffer share() const;
+
+  /// Computes the checksum (checksum.h), best while the bytes are in the cache. Nobody may write from then
+  /// on.
+  void seal();
+  /// Takes the checksum that came with the bytes.
+  void seal(std::uint32_t checksum) noexcept { checksum_ = checksum; }
+  void unseal() noexcept { checksum_.reset(); }
+  std::optional<std::uint32_t> checksum() const noexcept { return checksum_; }
+  /// Whether the bytes have the checksum of their seal; true without one. Reads every byte.
+  bool is_intact() const noexcept;
 
  private:
   std::shared_ptr<void> owner_;  // owners: this Buffer and every share() of it
   std::span<std::byte> bytes_;
+  std::optional<std::uint32_t> checksum_;
 };
 
 /// Hands out buffers of at least the asked size and takes them back when the last share dies, so that large

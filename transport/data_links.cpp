@@ -98,6 +98,13 @@ bool DataLinks::is_goodbye_answered() const {
   });
 }
 
+bool DataLinks::is_local(Node peer) const {
+  const auto found = peers_.find(peer);
+  return found != peers_.end() && !found->second.streams.empty() &&
+         std::ranges::all_of(found->second.streams,
+                             [](const Stream& stream) { return stream.open && stream.local; });
+}
+
 FrameHeader DataLinks::header_of(Kind kind) const {
   FrameHeader header;
   header.kind = kind;
@@ -207,9 +214,10 @@ bool WorkerLinks::take_messages() {
 
 void WorkerLinks::take(Node from, std::uint32_t stream, Parcel parcel) {
   try {
+    Stream& opening = peers_.at(from).streams[stream];
+    if (!opening.open) opening.local = parcel.back().came_locally();
     std::vector<Frame> frames = unpack(std::move(parcel), 0);
-    const bool open = peers_.at(from).streams[stream].open;
-    if (!open && frames.front().header.kind == Kind::kReject) {
+    if (!opening.open && frames.front().header.kind == Kind::kReject) {
       return refused_(to_string(from) + " refused the connection: " + payload_text(frames.front()));
     }
     take_frames(from, stream, std::move(frames));
@@ -249,23 +257,26 @@ bool ServerLinks::take_messages() {
 }
 
 void ServerLinks::take(const std::string& route, Parcel parcel) {
-  const std::string address = origins_.contains(route) ? std::string() : parcel.back().peer_address();
   const auto origin = origins_.find(route);
+  const bool is_known = origin != origins_.end();
+  const std::string address = is_known ? to_string(origin->second.node) : parcel.back().peer_address();
+  const bool came_locally = !is_known && parcel.back().came_locally();
   try {
     std::vector<Frame> frames = unpack(std::move(parcel), 1);
     if (frames.front().header.kind == Kind::kHello && frames.size() == 1) {
-      on_hello(route, frames.front());
-    } else if (origin == origins_.end()) {
+      Stream& opened = on_hello(route, frames.front());
+      if (!is_known) opened.local = came_locally;
+    } else if (!is_known) {
       throw FrameError("the first frame of a connection must be a hello with this job's epoch");
     } else {
       take_frames(origin->second.node, origin->second.stream, std::move(frames));
     }
   } catch (const FrameError& error) {
-    refuse(route, origin == origins_.end() ? address : to_string(origin->second.node), error.what());
+    refuse(route, address, error.what());
   }
 }
 
-void ServerLinks::on_hello(const std::string& route, const Frame& frame) {
+ServerLinks::Stream& ServerLinks::on_hello(const std::string& route, const Frame& frame) {
   const Node node = frame.header.sender;
   const auto peer = peers_.find(node);
   if (peer == peers_.end() || frame.header.epoch != world_.epoch) {
@@ -292,6 +303,7 @@ void ServerLinks::on_hello(const std::string& route, const Frame& frame) {
   origins_[route] = {node, hello.stream};
   report_.traffic.received(node, byte_count(frame), 1);
   write_control(node, stream, header_of(Kind::kHello), "");
+  return stream;
 }
 
 void ServerLinks::refuse(const std::string& route, const std::string& address, const std::string& why) {

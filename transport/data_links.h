@@ -63,10 +63,13 @@ class DataLinks {
   void say_goodbye();
   /// Whether every peer that is still there has answered say_goodbye().
   bool is_goodbye_answered() const;
+  /// Whether all streams with a peer are open and local (ZmqMessage::came_locally).
+  bool is_local(Node peer) const;
 
  protected:
   struct Stream {
     bool open = false;
+    bool local = false;         // its hello came locally
     bool left = false;          // the peer said goodbye on it
     bool acknowledged = false;  // the peer answered our goodbye on it
     std::string route;          // server: the routing id of the connection
@@ -147,7 +150,7 @@ class ServerLinks final : public DataLinks {
   }
   void on_tick(Time) override {}
   void take(const std::string& route, Parcel parcel);
-  void on_hello(const std::string& route, const Frame& frame);
+  Stream& on_hello(const std::string& route, const Frame& frame);
   void refuse(const std::string& route, const std::string& address, const std::string& why);
 
   ZmqSocket router_;

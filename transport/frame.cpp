@@ -1,9 +1,9 @@
 #include "transport/frame.h"
 
-#include <isa-l/crc.h>
-
 #include <bit>
 #include <cstring>
+
+#include "transport/checksum.h"
 
 namespace gradwire::transport {
 namespace {
@@ -35,7 +35,6 @@ enum Offset : std::size_t {
   kAtReserved = 96,
 };
 
-using HeaderBytes = std::array<std::byte, kHeaderBytes>;
 constexpr std::size_t kReservedBytes = kHeaderBytes - kAtReserved;
 constexpr std::uint32_t kRankMask = 0x00FFFFFF;
 
@@ -49,11 +48,6 @@ T load(const HeaderBytes& from, Offset at) {
   T value;
   std::memcpy(&value, from.data() + at, sizeof(value));
   return value;
-}
-
-std::uint32_t crc32(std::span<const std::byte> bytes) {
-  if (bytes.empty()) return 0;
-  return crc32_gzip_refl(0, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 
 bool is_known(Kind kind) {
@@ -82,21 +76,28 @@ Node load_node(const HeaderBytes& bytes) {
   return {role, packed & kRankMask};
 }
 
+bool has_checksum(const HeaderBytes& bytes) {
+  return (load<std::uint32_t>(bytes, kAtFlags) & kFlagNoChecksum) == 0;
+}
+
 // Everything that must hold before the fields mean anything.
-void check(const HeaderBytes& bytes, std::span<const std::byte> payload) {
+void check(const HeaderBytes& bytes, std::uint64_t payload_bytes) {
   require("magic", load<std::uint32_t>(bytes, kAtMagic), kMagic);
   require("version", load<std::uint8_t>(bytes, kAtVersion), kVersion);
   HeaderBytes unsigned_bytes = bytes;
   store(unsigned_bytes, kAtHeaderCrc, std::uint32_t{0});
-  require("header checksum", load<std::uint32_t>(bytes, kAtHeaderCrc), crc32(unsigned_bytes));
+  require("header checksum", load<std::uint32_t>(bytes, kAtHeaderCrc), checksum(unsigned_bytes));
   const auto kind = load<Kind>(bytes, kAtKind);
   if (!is_known(kind)) refuse("kind", static_cast<std::uint8_t>(kind), "one of 1-8 and 32-42");
   require("reserved field at 10", load<std::uint16_t>(bytes, kAtReserved16), 0);
   for (const auto byte : load<std::array<std::uint8_t, kReservedBytes>>(bytes, kAtReserved)) {
     require("reserved field at 96", byte, 0);
   }
-  require("payload length", load<std::uint64_t>(bytes, kAtPayloadBytes), payload.size());
-  require("payload checksum", load<std::uint32_t>(bytes, kAtPayloadCrc), crc32(payload));
+  require("payload length", load<std::uint64_t>(bytes, kAtPayloadBytes), payload_bytes);
+  if (has_checksum(bytes)) return;
+  require("absent payload checksum", load<std::uint32_t>(bytes, kAtPayloadCrc), 0);
+  if (is_control(kind))
+    refuse("kind", static_cast<std::uint8_t>(kind), "32 or above without a payload checksum");
 }
 
 }  // namespace
@@ -113,7 +114,10 @@ std::string to_string(Node node) {
   return "role " + std::to_string(static_cast<int>(node.role)) + " rank " + std::to_string(node.rank);
 }
 
-HeaderBytes encode_header(const FrameHeader& header, std::span<const std::byte> payload) {
+HeaderBytes encode_header(const Frame& frame) {
+  const FrameHeader& header = frame.header;
+  const std::uint64_t payload_bytes = frame.payload.size_bytes();
+  const auto sealed = payload_bytes == 0 ? 0U : frame.payload.checksum();
   HeaderBytes bytes{};
   store(bytes, kAtMagic, kMagic);
   store(bytes, kAtVersion, kVersion);
@@ -122,7 +126,7 @@ HeaderBytes encode_header(const FrameHeader& header, std::span<const std::byte> 
   store(bytes, kAtDtype, header.dtype);
   store(bytes, kAtReply, header.reply);
   store(bytes, kAtContent, header.content);
-  store(bytes, kAtFlags, header.flags);
+  store(bytes, kAtFlags, header.flags | (sealed ? 0U : kFlagNoChecksum));
   store(bytes, kAtEpoch, header.epoch);
   store(bytes, kAtSender,
         static_cast<std::uint32_t>(header.sender.role) << 24 | (header.sender.rank & kRankMask));
@@ -132,24 +136,32 @@ HeaderBytes encode_header(const FrameHeader& header, std::span<const std::byte> 
   store(bytes, kAtOffset, header.offset);
   store(bytes, kAtCount, header.count);
   store(bytes, kAtCodecParameters, header.codec_parameters);
-  store(bytes, kAtPayloadBytes, std::uint64_t{payload.size()});
-  store(bytes, kAtPayloadCrc, crc32(payload));
-  store(bytes, kAtHeaderCrc, crc32(bytes));
+  store(bytes, kAtPayloadBytes, payload_bytes);
+  store(bytes, kAtPayloadCrc, sealed.value_or(0));
+  store(bytes, kAtHeaderCrc, checksum(bytes));
   return bytes;
 }
 
-FrameHeader decode_header(std::span<const std::byte> header, std::span<const std::byte> payload) {
+HeaderBytes encode_header(const FrameHeader& header, std::span<const std::byte> payload) {
+  Frame frame{header, Buffer::borrow(payload)};
+  frame.payload.seal();
+  return encode_header(frame);
+}
+
+OpenedHeader open_header(std::span<const std::byte> header, std::uint64_t payload_bytes) {
   require("header length", header.size(), kHeaderBytes);
   HeaderBytes bytes;
   std::memcpy(bytes.data(), header.data(), kHeaderBytes);
-  check(bytes, payload);
-  FrameHeader out;
+  check(bytes, payload_bytes);
+  OpenedHeader opened;
+  if (has_checksum(bytes)) opened.checksum = load<std::uint32_t>(bytes, kAtPayloadCrc);
+  FrameHeader& out = opened.header;
   out.kind = load<Kind>(bytes, kAtKind);
   out.codec = load<std::uint8_t>(bytes, kAtCodec);
   out.dtype = load<std::uint8_t>(bytes, kAtDtype);
   out.reply = load<std::uint8_t>(bytes, kAtReply);
   out.content = load<std::uint8_t>(bytes, kAtContent);
-  out.flags = load<std::uint32_t>(bytes, kAtFlags);
+  out.flags = load<std::uint32_t>(bytes, kAtFlags) & ~kFlagNoChecksum;
   out.epoch = load<std::uint64_t>(bytes, kAtEpoch);
   out.sender = load_node(bytes);
   out.priority = load<std::int32_t>(bytes, kAtPriority);
@@ -158,7 +170,19 @@ FrameHeader decode_header(std::span<const std::byte> header, std::span<const std
   out.offset = load<std::uint64_t>(bytes, kAtOffset);
   out.count = load<std::uint64_t>(bytes, kAtCount);
   out.codec_parameters = load<std::array<std::uint32_t, 4>>(bytes, kAtCodecParameters);
-  return out;
+  return opened;
+}
+
+FrameHeader decode_header(std::span<const std::byte> header, std::span<const std::byte> payload) {
+  const OpenedHeader opened = open_header(header, payload.size());
+  Buffer sealed = Buffer::borrow(payload);
+  if (opened.checksum) sealed.seal(*opened.checksum);
+  require_intact(sealed);
+  return opened.header;
+}
+
+void require_intact(const Buffer& payload) {
+  if (payload.checksum()) require("payload checksum", *payload.checksum(), checksum(payload.bytes()));
 }
 
 }  // namespace gradwire::transport

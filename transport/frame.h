@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -58,9 +59,14 @@ enum class Kind : std::uint8_t {
   kError = 42,    ///< server -> worker: the request was refused; text
 };
 
+/// Whether a frame is the transport's own. Its payload always has a checksum, and is compared with it on
+/// arrival.
+constexpr bool is_control(Kind kind) { return kind < Kind::kInit; }
+
 /// Part of the wire format, never renumber.
 enum Flags : std::uint32_t {
-  kFlagNonfinite = 1u << 0,  ///< a NaN or infinity was met while encoding (OR-ed into the reply)
+  kFlagNonfinite = 1u << 0,   ///< a NaN or infinity was met while encoding (OR-ed into the reply)
+  kFlagNoChecksum = 1u << 1,  ///< the payload has no checksum; transport's own: no FrameHeader holds it
 };
 
 /// Every field is on the wire; the meaning of those marked (kv) is kvstore's, transport only carries them.
@@ -82,6 +88,9 @@ struct FrameHeader {
   bool operator==(const FrameHeader&) const = default;
 };
 
+/// A frame that arrived has a header that was checked. Its payload has the sender's seal, if it came with
+/// one, and was not compared with it yet: whoever takes it does that (Buffer::is_intact) in the pass that
+/// reads it.
 struct Frame {
   FrameHeader header;
   Buffer payload;
@@ -94,12 +103,24 @@ class FrameError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Writes the header of (header, payload), both checksums (CRC-32 as zlib's) filled in.
-std::array<std::byte, kHeaderBytes> encode_header(const FrameHeader& header,
-                                                  std::span<const std::byte> payload);
+using HeaderBytes = std::array<std::byte, kHeaderBytes>;
 
-/// Reads and checks a header against its payload: magic, version, header checksum, payload length and
-/// checksum. Throws FrameError.
+/// Writes the header of a frame: with its payload's checksum where that is sealed, else saying that there is
+/// none.
+HeaderBytes encode_header(const Frame& frame);
+/// Writes the header of (header, payload), both checksums filled in.
+HeaderBytes encode_header(const FrameHeader& header, std::span<const std::byte> payload);
+
+struct OpenedHeader {
+  FrameHeader header;
+  std::optional<std::uint32_t> checksum;  ///< of the payload
+};
+
+/// Reads and checks a header alone: magic, version, its checksum, the payload's length. Throws FrameError.
+OpenedHeader open_header(std::span<const std::byte> header, std::uint64_t payload_bytes);
+/// Compares a payload with its seal, if it has one. Throws FrameError.
+void require_intact(const Buffer& payload);
+/// Both in one.
 FrameHeader decode_header(std::span<const std::byte> header, std::span<const std::byte> payload);
 
 }  // namespace gradwire::transport

@@ -59,7 +59,7 @@ class Sink {
  public:
   virtual ~Sink() = default;
   /// Takes frames that arrived together from one checked, known peer. Payloads begin at a multiple of 8
-  /// bytes.
+  /// bytes; nobody has compared them with their checksums yet (frame.h).
   virtual void on_frames(Node from, std::vector<Frame> frames) = 0;
   /// Learns that the job has failed; text names the rank and role at fault.
   virtual void on_failure(const std::string& text) = 0;
@@ -88,6 +88,9 @@ class Messenger {
   /// sender and epoch. Workers reach servers, servers reach workers: anything else, and the transport's own
   /// kinds, are std::invalid_argument. What is sent to a peer that has left cleanly is dropped.
   virtual void send(Node to, std::vector<Frame> frames) = 0;
+  /// Whether send() computes the checksum of a payload that comes without one, to some peer. Who sends one
+  /// payload to several then computes it first (Buffer::seal), once.
+  virtual bool seals_payloads() const { return false; }
 
   /// Gives blob to all workers and returns every worker's blob in rank order. A collective of the workers:
   /// the n-th call of each meets. Throws TimeoutError naming the ranks that did not come, TransportError when

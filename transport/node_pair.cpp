@@ -47,6 +47,7 @@ class Colocated final : public Messenger {
   Node self() const override { return messenger_->self(); }
   World world() const override { return messenger_->world(); }
   std::optional<Node> local_peer() const override { return other_; }
+  bool seals_payloads() const override { return messenger_->seals_payloads(); }
   void fail(const std::string& text) override { messenger_->fail(text); }
   void leave(std::chrono::milliseconds timeout) override { messenger_->leave(timeout); }
   std::vector<PeerCounters> counters() const override { return messenger_->counters(); }
@@ -66,6 +67,7 @@ class Colocated final : public Messenger {
     for (Frame& frame : frames) {
       frame.header.sender = messenger_->self();
       frame.header.epoch = messenger_->world().epoch;
+      frame.payload.unseal();  // the bytes stay where they are: there is nothing to compare
     }
     others_->hear(messenger_->self(), std::move(frames));
   }

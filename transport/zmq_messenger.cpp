@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <map>
 #include <random>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -79,6 +80,7 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   void attach(Sink& sink) override;
   void detach() override { inbox_.detach(); }
   void send(Node to, std::vector<Frame> frames) override;
+  bool seals_payloads() const override { return seals_some_; }
   std::vector<std::string> exchange(std::string_view name, std::string_view blob,
                                     milliseconds timeout) override;
   void fail(const std::string& text) override;
@@ -107,6 +109,7 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   void tick(Clock::time_point now);
   void give_up(const std::string& text);
   void close_sockets();
+  void note_local_peers();
   std::vector<std::string> endpoints_for_here(const Roster& roster) const;
   void on_roster(const Roster& roster) override;
   void on_exchange_result(const Frame& frame) override;
@@ -116,6 +119,8 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
 
   // callers
   void check_member_locked() const;
+  bool seals(Node to) const;
+  void seal(Node to, Buffer& payload) const;
   void ask(ControlRequest request);
   std::vector<std::string> await_exchange(std::unique_lock<std::mutex>& lock, std::uint64_t sequence,
                                           std::string_view name, const std::string& payload,
@@ -126,8 +131,10 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   Traffic traffic_;
   Refusals refusals_;
   Wakeup wakeup_;
-  Node self_;    // written by the I/O thread before joined_, constant after
-  World world_;  // likewise
+  Node self_;                   // written by the I/O thread before joined_, constant after
+  World world_;                 // likewise
+  std::set<Node> local_peers_;  // likewise
+  bool seals_some_ = false;     // likewise
 
   // The I/O thread's own. Order: sockets are closed before the context ends.
   ZmqContext context_;
@@ -214,6 +221,7 @@ void ZmqMessenger::send(Node to, std::vector<Frame> frames) {
   for (Frame& frame : frames) {
     frame.header.sender = self_;
     frame.header.epoch = world_.epoch;
+    seal(to, frame.payload);
   }
   Outgoing outgoing{to, spread_of(frames.front().header), total_bytes(frames), frames.size(), {}};
   outgoing.parcel = pack(std::move(frames));
@@ -225,6 +233,19 @@ void ZmqMessenger::send(Node to, std::vector<Frame> frames) {
     outgoing_.push_back(std::move(outgoing));
   }
   if (was_idle) wakeup_.ring();
+}
+
+bool ZmqMessenger::seals(Node to) const {
+  if (options_.checksum != PayloadChecksum::kAuto) return options_.checksum == PayloadChecksum::kAlways;
+  return !local_peers_.contains(to);
+}
+
+void ZmqMessenger::seal(Node to, Buffer& payload) const {
+  if (options_.checksum == PayloadChecksum::kOff) {
+    payload.unseal();
+  } else if (!payload.checksum() && seals(to)) {
+    payload.seal();
+  }
 }
 
 void ZmqMessenger::ask(ControlRequest request) {
@@ -380,6 +401,7 @@ void ZmqMessenger::tick(Clock::time_point now) {
   if (opened_) return;
   if (data_->is_open()) {
     opened_ = true;
+    note_local_peers();
     {
       const std::lock_guard lock(mutex_);
       joined_ = true;
@@ -389,6 +411,16 @@ void ZmqMessenger::tick(Clock::time_point now) {
     on_failure("roll call: " + to_string(self_) + " has no connection with " + list_nodes(data_->awaited()) +
                    "; check that its address can be reached from here",
                FailureCause::kDeadline);
+  }
+}
+
+void ZmqMessenger::note_local_peers() {
+  const bool is_worker = self_.role == Role::kWorker;
+  const std::uint32_t peers = is_worker ? world_.servers : world_.workers;
+  for (std::uint32_t rank = 0; rank < peers; ++rank) {
+    const Node peer{is_worker ? Role::kServer : Role::kWorker, rank};
+    if (data_->is_local(peer)) local_peers_.insert(peer);
+    seals_some_ = seals_some_ || seals(peer);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "transport/checksum.h"
 #include "transport/messenger.h"
 #include "transport/node_pair.h"
 
@@ -34,6 +35,7 @@ struct ZmqOptions {
   std::uint64_t max_frame_bytes = std::uint64_t{1} << 31;
   std::string host;  ///< this host's name, for people and to tell hosts apart; empty: what the system says
   bool ipc = true;   ///< worker: reach servers of the same host and network namespace by a local socket
+  PayloadChecksum checksum = PayloadChecksum::kAuto;
   std::string pair;  ///< set by connect_zmq_pair()
   /// What the scheduler is to people; another name where a worker's process serves as it.
   std::string scheduler_name = "the scheduler";

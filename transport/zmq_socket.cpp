@@ -1,6 +1,7 @@
 #include "transport/zmq_socket.h"
 
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -65,6 +66,16 @@ std::span<std::byte> ZmqMessage::bytes() const noexcept {
 
 std::string ZmqMessage::text() const {
   return {reinterpret_cast<const char*>(bytes().data()), bytes().size()};
+}
+
+bool ZmqMessage::came_locally() const noexcept {
+  int domain = AF_UNSPEC;
+  ucred peer{};
+  const auto ask = [fd = source_fd()](int option, auto& answer) {
+    socklen_t length = sizeof(answer);
+    return getsockopt(fd, SOL_SOCKET, option, &answer, &length) == 0;
+  };
+  return ask(SO_DOMAIN, domain) && domain == AF_UNIX && ask(SO_PEERCRED, peer) && peer.uid == geteuid();
 }
 
 std::string ZmqMessage::peer_address() const {
@@ -204,7 +215,8 @@ Parcel pack(std::vector<Frame> frames) {
   Parcel parcel;
   parcel.reserve(frames.size() * 2);
   for (Frame& frame : frames) {
-    parcel.emplace_back(std::span<const std::byte>(encode_header(frame.header, frame.payload.bytes())));
+    if (is_control(frame.header.kind)) frame.payload.seal();
+    parcel.emplace_back(std::span<const std::byte>(encode_header(frame)));
     parcel.emplace_back(std::move(frame.payload));
   }
   return parcel;
@@ -226,8 +238,10 @@ std::vector<Frame> unpack(Parcel parcel, std::size_t first) {
   std::vector<Frame> frames;
   frames.reserve(parts / 2);
   for (std::size_t i = first; i < parcel.size(); i += 2) {
-    const FrameHeader header = decode_header(parcel[i].bytes(), parcel[i + 1].bytes());
-    frames.push_back({header, std::move(parcel[i + 1]).into_buffer()});
+    const OpenedHeader opened = open_header(parcel[i].bytes(), parcel[i + 1].bytes().size());
+    Frame& frame = frames.emplace_back(opened.header, std::move(parcel[i + 1]).into_buffer());
+    if (opened.checksum) frame.payload.seal(*opened.checksum);
+    if (is_control(opened.header.kind)) require_intact(frame.payload);
   }
   return frames;
 }

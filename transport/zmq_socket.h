@@ -48,6 +48,9 @@ class ZmqMessage {
   bool has_more() const noexcept { return zmq_msg_more(&message_) != 0; }
   /// The file descriptor of the connection on which the message came; -1 where that is not known.
   int source_fd() const noexcept { return zmq_msg_get(&message_, ZMQ_SRCFD); }
+  /// Whether it came over a local socket from a process of this user: the kernel vouches for bytes and
+  /// sender.
+  bool came_locally() const noexcept;
   /// The peer's network address, for people.
   std::string peer_address() const;
   /// Keeps the received bytes where they are, or copies them where they do not begin at a multiple of 8.
@@ -120,10 +123,11 @@ class Wakeup {
 /// Waits until one of the sockets or the wake-up has something, for at most timeout.
 void poll(std::span<void* const> sockets, const Wakeup& wakeup, std::chrono::milliseconds timeout);
 
-/// Turns frames into a message: header, payload, header, payload, ...
+/// Turns frames into a message: header, payload, header, payload, ... Payloads have the checksums they are
+/// sealed with.
 Parcel pack(std::vector<Frame> frames);
 Parcel pack(const FrameHeader& header, const std::string& payload);
-/// Turns the parts of a message from first on back into checked frames. Throws FrameError.
+/// Turns the parts of a message from first on back into frames as frame.h describes them. Throws FrameError.
 std::vector<Frame> unpack(Parcel parcel, std::size_t first);
 
 /// A node's payload of a control frame as text.

@@ -141,6 +141,50 @@ TEST(Aggregator, RefusesWhatDiffersAndTheRoundGoesOn) {
             (std::vector<float>{3, 3, 3}));
 }
 
+TEST(Aggregator, ADamagedPayloadIsToBeSentAgainAndTheRoundGoesOn) {
+  Aggregator aggregator(2);
+  handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  Frame damaged = request(Kind::kPush, 0, kTwos, 1);
+  damaged.payload.seal();
+  damaged.payload.bytes()[5] ^= std::byte{1};
+  const auto refused = handle(aggregator, 1, std::move(damaged));
+  ASSERT_EQ(refused.size(), 1U);
+  EXPECT_EQ(refused[0].worker, 1U);
+  EXPECT_EQ(refused[0].frame.header.kind, Kind::kError);
+  EXPECT_EQ(refused[0].frame.header.content, static_cast<std::uint8_t>(Refusal::kSendAgain));
+  EXPECT_THAT(text_of(refused[0].frame), HasSubstr("key 4 offset 0: the payload arrived damaged"));
+  Frame whole = request(Kind::kPush, 0, kTwos, 1);
+  whole.payload.seal();
+  EXPECT_EQ(floats_of(handle(aggregator, 1, std::move(whole)).at(0).frame), (std::vector<float>{3, 3, 3}));
+}
+
+Frame two_bit_push() {
+  compress::CodecSpec spec;
+  spec.name = "2bit";
+  const auto codec = compress::make(spec);
+  Frame frame = request(Kind::kPush, 0, kOnes);
+  frame.header.codec = static_cast<std::uint8_t>(codec->wire_id());
+  frame.header.codec_parameters = codec->wire_parameters();
+  frame.header.reply = static_cast<std::uint8_t>(ReplyKind::kExact);
+  frame.payload = Buffer::allocate(codec->max_encoded_size(kOnes.size()));
+  frame.payload.truncate(codec->encode(kOnes, {}, {}, frame.payload.bytes()).bytes);
+  return frame;
+}
+
+TEST(Aggregator, RepliesOfALossyCodecAreSealedAndAllWhereAsked) {
+  using Sealing = Aggregator::Sealing;
+  const auto is_sealed = [](Sealing sealing, Frame push) {
+    Aggregator aggregator(1, sealing);
+    const auto answers = handle(aggregator, 0, std::move(push));
+    EXPECT_EQ(answers.at(0).frame.header.kind, Kind::kReply);
+    EXPECT_TRUE(answers.at(0).frame.payload.is_intact());
+    return answers.at(0).frame.payload.checksum().has_value();
+  };
+  EXPECT_FALSE(is_sealed(Sealing::kLossy, request(Kind::kPush, 0, kOnes)));
+  EXPECT_TRUE(is_sealed(Sealing::kLossy, two_bit_push()));
+  EXPECT_TRUE(is_sealed(Sealing::kAll, request(Kind::kPush, 0, kOnes)));
+}
+
 TEST(Aggregator, PullGetsTheFirstValueThenTheSum) {
   Aggregator aggregator(1);
   Frame pull = request(Kind::kPull, 0, kOnes);

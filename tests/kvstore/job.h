@@ -41,21 +41,29 @@ inline void run_workers(std::uint32_t workers, const std::function<void(std::uin
   }
 }
 
-/// Runs body(engine) as every worker.
-inline void run_job(const JobSize& size, const std::function<void(Engine&)>& body) {
+using Line = std::unique_ptr<transport::Messenger>;
+
+/// Runs body(engine) as every worker; `wire` may put something into every node's line.
+inline void run_wired(const JobSize& size, const std::function<void(Engine&)>& body,
+                      const std::function<Line(Line)>& wire) {
   transport::InprocNetwork network(size.workers, size.servers);
   std::vector<std::unique_ptr<Server>> servers;
   ServerOptions server_options;
   server_options.threads = size.server_threads;
   for (std::uint32_t s = 0; s < size.servers; ++s) {
     servers.push_back(
-        std::make_unique<Server>(network.connect({transport::Role::kServer, s}), server_options));
+        std::make_unique<Server>(wire(network.connect({transport::Role::kServer, s})), server_options));
   }
   run_workers(size.workers, [&](std::uint32_t rank) {
-    Engine engine(network.connect({transport::Role::kWorker, rank}), size.engine);
+    Engine engine(wire(network.connect({transport::Role::kWorker, rank})), size.engine);
     body(engine);
   });
   for (auto& server : servers) server->wait();
+}
+
+/// Runs body(engine) as every worker.
+inline void run_job(const JobSize& size, const std::function<void(Engine&)>& body) {
+  run_wired(size, body, [](Line line) { return line; });
 }
 
 /// As run_job, with the servers inside the workers' processes (placement peers). size.servers is ignored.

@@ -8,6 +8,8 @@
 #include <optional>
 #include <thread>
 
+#include "transport/checksum.h"
+
 namespace gradwire::transport {
 namespace {
 
@@ -51,6 +53,35 @@ TEST(Buffer, TruncateKeepsTheFront) {
   buffer.truncate(10);
   EXPECT_EQ(buffer.size_bytes(), 10u);
   EXPECT_EQ(buffer.bytes().data(), front);
+}
+
+TEST(Buffer, ASealIsTheChecksumOfTheBytesAndItsSharesHaveIt) {
+  Buffer buffer = Buffer::allocate(100);
+  std::memset(buffer.bytes().data(), 7, 100);
+  EXPECT_FALSE(buffer.checksum());
+  EXPECT_TRUE(buffer.is_intact());
+  buffer.seal();
+  EXPECT_EQ(buffer.checksum(), checksum(buffer.bytes()));
+  EXPECT_EQ(buffer.share().checksum(), buffer.checksum());
+  EXPECT_TRUE(buffer.share().is_intact());
+}
+
+TEST(Buffer, DamageIsNoticedByTheSealAlone) {
+  Buffer buffer = Buffer::allocate(100);
+  std::memset(buffer.bytes().data(), 7, 100);
+  buffer.seal();
+  buffer.bytes()[99] ^= std::byte{1};
+  EXPECT_FALSE(buffer.is_intact());
+  EXPECT_FALSE(buffer.share().is_intact());
+  buffer.seal(checksum(buffer.bytes()));
+  EXPECT_TRUE(buffer.is_intact());
+}
+
+TEST(Buffer, TruncateBreaksTheSeal) {
+  Buffer buffer = Buffer::allocate(100);
+  buffer.seal(1);
+  buffer.truncate(99);
+  EXPECT_FALSE(buffer.checksum());
 }
 
 TEST(BufferPool, TakesBackWhatTheLastShareLetGo) {

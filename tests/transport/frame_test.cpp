@@ -125,6 +125,36 @@ TEST(Frame, EveryBitFlipOfHeaderOrPayloadIsNoticed) {
   }
 }
 
+Frame golden_frame() {
+  Frame frame{golden_header(), Buffer::allocate(4)};
+  std::memcpy(frame.payload.bytes().data(), golden_payload().data(), 4);
+  return frame;
+}
+
+TEST(Frame, ASealTravelsInTheHeaderAsItIs) {
+  Frame frame = golden_frame();
+  frame.payload.seal();
+  EXPECT_EQ(hex(encode_header(frame)), kGoldenHex);
+  frame.payload.seal(7);
+  EXPECT_EQ(open_header(encode_header(frame), 4).checksum, 7U);
+}
+
+TEST(Frame, WithoutASealTheHeaderSaysSoAndNothingIsCompared) {
+  const auto bytes = encode_header(golden_frame());
+  EXPECT_EQ(hex(std::span(bytes).subspan(12, 4)), "03000000");
+  EXPECT_EQ(hex(std::span(bytes).subspan(88, 4)), "00000000");
+  const OpenedHeader opened = open_header(bytes, 4);
+  EXPECT_EQ(opened.checksum, std::nullopt);
+  EXPECT_EQ(opened.header, golden_header());
+  EXPECT_EQ(decode_header(bytes, std::vector<std::byte>(4)), golden_header());
+}
+
+TEST(Frame, AnEmptyPayloadNeedsNoSeal) {
+  Frame frame;
+  frame.header = golden_header();
+  EXPECT_EQ(encode_header(frame), encode_header(golden_header(), {}));
+}
+
 TEST(Frame, TruncatedHeaderIsRefused) {
   const auto bytes = encode_header(golden_header(), golden_payload());
   for (std::size_t length = 0; length < kHeaderBytes; ++length) {
@@ -147,6 +177,8 @@ TEST(Frame, ErrorsNameTheFieldWhatWasGivenAndWhatWasExpected) {
               HasSubstr("reserved field at 96 is 5, expected 0"));
   EXPECT_THAT(error_of(forged(27, std::uint8_t{0}), payload), HasSubstr("sender role is 0, expected"));
   EXPECT_THAT(error_of(forged(27, std::uint8_t{4}), payload), HasSubstr("sender role is 4"));
+  EXPECT_THAT(error_of(forged(12, std::uint32_t{3}), payload),
+              AllOf(HasSubstr("absent payload checksum is 1019603883"), HasSubstr("expected 0")));
   EXPECT_THAT(error_of(forged(80, std::uint64_t{1} << 63), payload),
               AllOf(HasSubstr("payload length is 9223372036854775808"), HasSubstr("expected 4")));
 }

@@ -389,12 +389,18 @@ TEST(ZmqLiveness, ASchedulerThatFallsSilentIsNamed) {
 
 // --- hostile strangers ---
 
-// Answers every push with a reply of the same payload.
+Buffer to_buffer(const std::string& text) {
+  Buffer buffer = Buffer::allocate(text.size());
+  std::memcpy(buffer.bytes().data(), text.data(), text.size());
+  return buffer;
+}
+
+// Answers every push with a reply of the same payload, and refuses what arrived damaged, as a Sink must.
 class Echo : public Sink {
  public:
   explicit Echo(Messenger& server) : server_(server) {}
   void on_frames(Node from, std::vector<Frame> frames) override {
-    for (Frame& frame : frames) frame.header.kind = Kind::kReply;
+    for (Frame& frame : frames) answer(frame);
     try {
       server_.send(from, std::move(frames));
     } catch (const TransportError&) {  // the server has left: the test is over
@@ -404,6 +410,16 @@ class Echo : public Sink {
   void on_goodbye(Node) override {}
 
  private:
+  static void answer(Frame& frame) {
+    frame.header.kind = Kind::kReply;
+    try {
+      require_intact(frame.payload);
+    } catch (const FrameError& error) {
+      frame.header.kind = Kind::kError;
+      frame.payload = to_buffer(error.what());
+    }
+  }
+
   Messenger& server_;
 };
 
@@ -603,8 +619,11 @@ TEST_F(Hostile, AMembersSpoofedAndBrokenFramesAreRefusedAndItsGoodOnesGoOn) {
   const auto header =
       encode_header(control_header(Kind::kPush, kRawNode, roster_.epoch), std::as_bytes(std::span(payload)));
   const std::string good(reinterpret_cast<const char*>(header.data()), header.size());
-  stream_->write_message({good, "fouR"});
-  EXPECT_THAT(expect_reject(*stream_), HasSubstr("payload checksum"));
+  stream_->write_message({good, "fouR"});  // not the transport's to refuse: it did not read it
+  const auto refusal = stream_->read_control();
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->header.kind, Kind::kError);
+  EXPECT_THAT(refusal->payload, HasSubstr("payload checksum"));
   stream_->write_message({good, payload, good});
   EXPECT_THAT(expect_reject(*stream_), HasSubstr("3 parts"));
   stream_->write_message({good, payload});
