@@ -22,6 +22,7 @@ using gradwire::transport::ZmqOptions;
 
 struct Arguments {
   std::string role = "server";
+  std::string checksum = "auto";
   ZmqOptions zmq;
   ServerOptions server;
   int rank = -1;
@@ -55,6 +56,9 @@ void declare(CLI::App& app, Arguments& a) {
   app.add_option("--streams", a.zmq.streams_per_peer, "connections between a worker and a server")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--checksum", a.checksum, "payload checksums of what a server sends: auto, always or off")
+      ->check(CLI::IsMember({"auto", "always", "off"}))
+      ->capture_default_str();
   app.add_option("--rendezvous-timeout", a.rendezvous_timeout, "seconds to wait for all nodes")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -82,6 +86,7 @@ void announce(int descriptor, const std::string& endpoint) {
 
 void run(Arguments& a) {
   a.zmq.role = a.role == "scheduler" ? Role::kScheduler : Role::kServer;
+  a.zmq.checksum = gradwire::transport::parse_payload_checksum(a.checksum);
   if (a.rank >= 0) a.zmq.rank = static_cast<std::uint32_t>(a.rank);
   a.zmq.rendezvous_timeout =
       std::chrono::milliseconds(static_cast<std::int64_t>(a.rendezvous_timeout * 1000));

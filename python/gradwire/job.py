@@ -72,7 +72,7 @@ class Job:
 
     def server_command(self, rank: int, scheduler: str) -> list[str]:
         command = [*self._node_command("server", scheduler), "--rank", str(rank)]
-        command += ["--streams", str(self.settings.streams)]
+        command += ["--streams", str(self.settings.streams), "--checksum", self.settings.checksum]
         if self.settings.server_threads:
             command += ["--threads", str(self.settings.server_threads)]
         host = self.host("server", rank)

@@ -448,6 +448,7 @@ def _node_options(values: settings.Settings) -> dict[str, Any]:
         "servers": values.num_servers,
         "streams": values.streams,
         "ipc": values.ipc == "auto",
+        "checksum": values.checksum,
         "rendezvous_timeout": values.rendezvous_timeout,
         "liveness_timeout": values.liveness_timeout,
     }

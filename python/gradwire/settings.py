@@ -236,6 +236,11 @@ class Settings:
         "auto",
         "auto: workers reach servers on the same host by a local socket instead of TCP; off: never",
     )
+    checksum: Literal["auto", "always", "off"] = _setting(
+        _one_of("auto", "always", "off"),
+        "auto",
+        "payload checksums: always; off; auto: everywhere but for dense payloads over local sockets",
+    )
     streams: int = _setting(_integer(1), 1, "connections between a worker and a server")
     codec_threads: int = _setting(
         _integer(0), 0, "threads that encode and decode in a worker; 0: chosen here"

@@ -160,6 +160,8 @@ transport::ZmqOptions zmq_options(transport::Role role, const nb::kwargs& given)
   take("streams", options.streams_per_peer);
   take("host", options.host);
   take("ipc", options.ipc);
+  if (given.contains("checksum"))
+    options.checksum = transport::parse_payload_checksum(nb::cast<std::string>(given["checksum"]));
   take_seconds("rendezvous_timeout", options.rendezvous_timeout);
   take_seconds("liveness_timeout", options.liveness_timeout);
   return options;

@@ -139,7 +139,7 @@ def test_worker_learns_who_it_is_in_both_dialects(folder: Path, recorder: Record
 
 def test_servers_are_told_by_flags(folder: Path, recorder: Recorder) -> None:
     env = {"GRADWIRE_RENDEZVOUS_TIMEOUT": "2min", "GRADWIRE_HOST_ID": "here", "PS_VERBOSE": "1"}
-    env |= {"GRADWIRE_STREAMS": "3", "GRADWIRE_SERVER_THREADS": "2"}
+    env |= {"GRADWIRE_STREAMS": "3", "GRADWIRE_SERVER_THREADS": "2", "GRADWIRE_CHECKSUM": "off"}
     recorder.run(python("(folder / 'done').touch()"), workers=1, servers=1, env=env)
     flags = eval((folder / "server0.flags").read_text())
     assert flags == {
@@ -154,6 +154,7 @@ def test_servers_are_told_by_flags(folder: Path, recorder: Recorder) -> None:
         "--rendezvous-timeout": "120",
         "--liveness-timeout": "0.001",
         "--streams": "3",
+        "--checksum": "off",
         "--threads": "2",
     }
     scheduler = eval((folder / "scheduler.flags").read_text())
