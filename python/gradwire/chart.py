@@ -30,9 +30,18 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
+    """limit, note and colour (an index) count in a panel_chart."""
+
     name: str
     value: float | None  # None: not measured
     spread: tuple[float, float] | None = None
+    limit: float | None = None
+    note: str = ""
+    colour: int = 0
+
+    def ends(self) -> list[float]:
+        """Every value that has a place on the axis."""
+        return [end for end in (self.value, self.limit, *(self.spread or ())) if end is not None]
 
 
 @dataclass(frozen=True)
@@ -192,3 +201,57 @@ def bar_chart(title: str, bars: Sequence[Bar], form: Format) -> str:
             end = max(end, high)
         body.append(_text(end + 7, y + 13, form(bar.value), colour=_INK))
     return _svg(width, top + len(bars) * row_height, title, body)
+
+
+def standalone(svg: str) -> str:
+    """Returns a chart as the text of an .svg file, on a white ground."""
+    opening = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff" font-family="sans-serif" '
+    return svg.replace("<svg ", opening, 1) + "\n"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Bars under one title, on an axis of their own."""
+
+    title: str
+    bars: tuple[Bar, ...]
+
+
+def panel_chart(panels: Sequence[Panel], form: Format) -> str:
+    """Draws panels one under the other: each bar from 0, its name before it, its value and note behind it, a line for
+    its spread, and a capped tick where its limit is."""
+    width, left, right, row_height, head = 760.0, 250.0, 150.0, 22.0, 34.0
+    body: list[str] = []
+    top = 4.0
+    for panel in panels:
+        most = max((end for bar in panel.bars for end in bar.ends()), default=0.0) or 1.0
+        axis = Axis(0, most, left, width - right)
+        body.append(_text(6, top + 18, panel.title, colour=_INK, extra='font-weight="600"'))
+        for index, bar in enumerate(panel.bars):
+            body.append(_panel_row(bar, axis, top + head + index * row_height, form))
+        top += head + len(panel.bars) * row_height + 12
+    label = "; ".join(panel.title for panel in panels)
+    return _svg(width, top, label, body)
+
+
+def _panel_row(bar: Bar, axis: Axis, y: float, form: Format) -> str:
+    parts = [_text(axis.start - 8, y + 12, bar.name, "end", _INK)]
+    if bar.value is None:
+        return "".join([*parts, _text(axis.start, y + 12, "not measured")])
+    colour = COLOURS[bar.colour % len(COLOURS)]
+    length = max(axis(bar.value) - axis.start, 1)
+    tip = f"<title>{html.escape(bar.name)}: {form(bar.value)}</title>"
+    parts.append(
+        f'<rect x="{axis.start}" y="{y}" width="{length:.1f}" height="15" rx="2" fill="{colour}">{tip}</rect>'
+    )
+    if bar.spread is not None:
+        low, high = axis(bar.spread[0]), axis(bar.spread[1])
+        parts.append(f'<path d="M{low:.1f} {y + 7.5}H{high:.1f}" stroke="{_INK}" stroke-width="1.5"/>')
+    if bar.limit is not None:
+        x = axis(bar.limit)
+        parts.append(
+            f'<path d="M{x - 3:.1f} {y - 2}h6m-3 0v19m-3 0h6" fill="none" stroke="#000" stroke-width="1.5"/>'
+        )
+    text = form(bar.value) + (f", {bar.note}" if bar.note else "")
+    parts.append(_text(max(map(axis, bar.ends())) + 8, y + 12, text, colour=_INK))
+    return "".join(parts)
