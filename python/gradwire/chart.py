@@ -220,7 +220,9 @@ class Panel:
 def panel_chart(panels: Sequence[Panel], form: Format) -> str:
     """Draws panels one under the other: each bar from 0, its name before it, its value and note behind it, a line for
     its spread, and a capped tick where its limit is."""
-    width, left, right, row_height, head = 760.0, 250.0, 150.0, 22.0, 34.0
+    longest = max((len(bar.name) for panel in panels for bar in panel.bars), default=0)
+    left, right, row_height, head = 20 + 7.0 * longest, 150.0, 22.0, 34.0
+    width = left + 360 + right
     body: list[str] = []
     top = 4.0
     for panel in panels:

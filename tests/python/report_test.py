@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 from gradwire.ab import Run
-from gradwire.chart import Axis, Bar, Series, bar_chart, line_chart, linear_ticks
+from gradwire.chart import (
+    Axis,
+    Bar,
+    Panel,
+    Series,
+    bar_chart,
+    line_chart,
+    linear_ticks,
+    panel_chart,
+    standalone,
+)
 from gradwire.outcome import Outcome, summarise
 from gradwire.report import page, summary_rows, write_page
 from gradwire.result import RunResult
@@ -162,6 +172,21 @@ def test_bars_are_to_scale_and_start_at_zero() -> None:
     widths = [float(width) for width in re.findall(r'<rect x="6"[^>]*? width="([\d.]+)"', svg)]
     assert widths[0] == pytest.approx(2 * widths[1], abs=0.2)
     assert len(widths) == 3
+
+
+def test_panels_are_to_scale_each_on_its_own_axis_and_stand_alone() -> None:
+    first = Panel("1 < 2", (Bar("a", 10.0, (9.0, 20.0), 5.0, "x"), Bar("b", 5.0, colour=1), Bar("c", None)))
+    svg = standalone(panel_chart([first, Panel("far", (Bar("d", 0.001),))], str))
+    root = ElementTree.fromstring(svg)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    widths = [float(width) for width in re.findall(r'<rect [^>]*? width="([\d.]+)"', svg)]
+    assert len(widths) == 3
+    assert widths[0] == pytest.approx(2 * widths[1], abs=0.2)
+    assert widths[2] == pytest.approx(2 * widths[0], abs=0.2)  # alone on its axis, where a's spread has none
+    (tick,) = re.findall(r'<path d="M([\d.]+) [\d.]+h6m-3', svg)
+    assert float(tick) + 3 - 27 == pytest.approx(widths[1], abs=0.2)
+    assert "10.0, x" in svg
+    assert "not measured" in svg
 
 
 def test_bars_of_nothing() -> None:
