@@ -1,4 +1,4 @@
-"""`gradwire bench`: what the records hold, and that a wrong sum is found. No times are asserted."""
+"""`gradwire bench codec` and `ps`: what the records hold, and that a wrong sum is found. No times are asserted."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from gradwire.bench import hosts, peer_mxnet, rounds
 from gradwire.bench.codec import Bench, Plan, measure
-from gradwire.bench.plan import Plan as RoundPlan
-from gradwire.bench.ps import BenchFailed, Collector
-from gradwire.bench.systems import encoded_bytes
+from gradwire.bench.launches import BenchFailed, Collector
+from gradwire.bench.plan import ServersPlan
+from gradwire.bench.system import encoded_bytes
 from gradwire.bench.worker import CodecSum
 from gradwire.child import Line
 from gradwire.compress import Compression
@@ -172,13 +172,13 @@ def test_misuse_is_one_line_and_2(arguments: list[str], text: str) -> None:
 
 def test_wire_limits_follow_the_formula() -> None:
     rate = 0.955 * 1e9 / 8
-    apart = RoundPlan(ranks=4, servers=2, gradient_bytes=400, bandwidth="1gbit")
+    apart = ServersPlan(ranks=4, servers=2, gradient_bytes=400, bandwidth="1gbit")
     assert apart.wire_limit(100, 300) == pytest.approx(300 * 2 / rate)
-    spare = RoundPlan(ranks=2, servers=4, gradient_bytes=400, bandwidth="1gbit")
+    spare = ServersPlan(ranks=2, servers=4, gradient_bytes=400, bandwidth="1gbit")
     assert spare.wire_limit(300, 100) == pytest.approx(300 / rate)
-    beside = RoundPlan(ranks=4, servers=4, gradient_bytes=400, bandwidth="1gbit", colocated=True)
+    beside = ServersPlan(ranks=4, servers=4, gradient_bytes=400, bandwidth="1gbit", colocated=True)
     assert beside.wire_limit(100, 300) == pytest.approx(3 / 4 * 400 / rate)
-    assert RoundPlan(ranks=1, servers=1, gradient_bytes=400).wire_limit(1, 1) is None
+    assert ServersPlan(ranks=1, servers=1, gradient_bytes=400).wire_limit(1, 1) is None
 
 
 def test_encoded_bytes_are_those_of_the_payload_formats() -> None:
@@ -234,10 +234,10 @@ class Planted:
 
 @pytest.mark.parametrize(("wrong_on", "right"), [(None, True), (0, False), (1, False)])
 def test_one_wrong_element_of_one_round_on_one_rank_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong_on: int | None, right: bool
+    tmp_path: Path, wrong_on: int | None, right: bool
 ) -> None:
     """The last element is rank 1's to check: on rank 0 only the digest tells."""
-    task = rounds.Task(3 * 65_536, 2, 1, 2, "none", None, "none", "zmq", str(tmp_path))
+    task = rounds.Task(3 * 65_536, 2, 1, 2, "none", None, "none", "none", 1, str(tmp_path))
     with hosts.Network.open(2, 1, None, False) as network:
         collector = Collector(network, tmp_path)
         for mark in ("begin", "end"):
@@ -247,9 +247,7 @@ def test_one_wrong_element_of_one_round_on_one_rank_is_found(
             actions = rounds.Actions(lambda: None, lambda: None, system.exchange, lambda s=system: s.total)
             expectation = task.known_expectation(rank)
             assert expectation is not None
-            rounds.run(task, rank, actions, expectation)
-        for line in capsys.readouterr().out.splitlines():
-            collector(Line("worker", 0, "stdout", line))
+            rounds.run(task, rank, actions, rounds.matches(expectation, task.share(rank)))
         launch = collector.launch(2)
     assert launch.right is right
     assert len(launch.seconds) == 2

@@ -1,4 +1,5 @@
-"""`gradwire bench`: how fast the codecs are, and how long one round through parameter servers takes."""
+"""`gradwire bench`: how fast the codecs are, and how long a round takes, through parameter servers or as an
+all-reduce."""
 
 from gradwire.bench.command import app
 

@@ -1,4 +1,4 @@
-"""The commands `gradwire bench codec` and `gradwire bench ps`: options, tables, records."""
+"""The commands `gradwire bench codec`, `ps` and `allreduce`: their options."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from gradwire.units import format_bytes, format_duration
+from gradwire.bench.tables import all_reduce_table, codec_table, servers_table, speed_table, speed_titles
 
 app = typer.Typer(
     name="bench",
@@ -61,33 +59,8 @@ def codec(
         with console.status(f"{spec} ..."):
             rows = measure(spec, plan)
         records += rows
-        console.print(_codec_table(rows))
+        console.print(codec_table(rows))
     _write(records, json_file)
-
-
-def _codec_table(rows: list[dict[str, Any]]) -> Table:
-    first = rows[0]
-    title = (
-        f"{first['codec']}: {first['bits_per_element']:.2f} bits an element, "
-        f"relative error {first['relative_error']:.2g}"
-    )
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("operation")
-    for heading in ("G elements/s", "memcpy", "of memcpy", "limit", "of 8 adds"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        name = row["op"] + (f", {row['ways']} ways" if row["ways"] > 1 else "")
-        name += " with residual" if row["residual"] != "none" else ""
-        adds = row["ratio_to_separate_adds"]
-        table.add_row(
-            name,
-            f"{row['elements_per_second'] / 1e9:.2f}",
-            f"{row['memcpy_elements_per_second'] / 1e9:.2f}",
-            f"{row['ratio_to_memcpy']:.2f}",
-            f"{row['memory_limit_ratio']:.2f}",
-            f"{adds:.2f}" if adds is not None else "",
-        )
-    return table
 
 
 @app.command()
@@ -127,12 +100,12 @@ def ps(
 
       gradwire bench ps --ranks 4 --servers 4 --colocated --bandwidth 10gbit
     """
-    from gradwire.bench.plan import Plan
+    from gradwire.bench.plan import ServersPlan
     from gradwire.bench.ps import measure
     from gradwire.console import say
     from gradwire.units import parse_size
 
-    plan = Plan(
+    plan = ServersPlan(
         ranks=ranks,
         servers=ranks if servers is None else servers,
         gradient_bytes=parse_size(size),
@@ -140,37 +113,124 @@ def ps(
         codec=codec,
         reply=reply,
         transport=transport,
-        peers=tuple(word for word in peer.split(",") if word),
+        peers=_words(peer),
         repeat=repeat,
+        launches=2 if peer else 1,
         colocated=colocated,
         mxnet_python=mxnet_python,
     )
     records = measure(plan, say)
-    Console(stderr=json_file == "-").print(_round_table(records))
+    Console(stderr=json_file == "-").print(servers_table(records))
     _write(records, json_file)
-    if wrong := [f"{row['system']} {row['codec']}" for row in records if not row["checksum"]]:
-        raise RuntimeError(f"bench ps: wrong sums: {', '.join(wrong)}")
+    _expect_right_sums("ps", records)
 
 
-def _round_table(records: list[dict[str, Any]]) -> Table:
-    first = records[0]
-    where = first["bandwidth"] or "loopback"
-    hosts = " on the same hosts" if first["colocated"] else ""
-    title = f"{first['ranks']} workers, {first['servers']} servers{hosts}, {format_bytes(first['bytes'])}, {where}"
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("system, codec, reply", overflow="fold")
-    for heading in ("min", "median", "limit", "x limit", "sent", "CPU s/GB"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in records:
-        limit, sent = row["wire_limit_seconds"], row["bytes_sent_per_rank"]
-        reply = "" if row["reply"] == "none" else f", {row['reply']}"
-        table.add_row(
-            f"{row['system']} {row['codec']}{reply}" + ("" if row["checksum"] else " WRONG SUMS"),
-            format_duration(row["seconds_min"]),
-            format_duration(row["seconds_median"]),
-            "-" if limit is None else format_duration(limit),
-            "-" if limit is None else f"{row['seconds_median'] / limit:.2f}",
-            "-" if sent is None else format_bytes(sent),
-            f"{row['cpu_seconds_per_gb']:.2f}",
-        )
-    return table
+@app.command(name="allreduce")
+def all_reduce(
+    ranks: Annotated[int, typer.Option("--ranks", "-n", min=1, help="Workers, one per host.")],
+    size: Annotated[
+        str, typer.Option("--bytes", "--size", metavar="SIZE", help="The fp32 gradient: 100MB.")
+    ] = "100MB",
+    tensors: Annotated[
+        int, typer.Option(min=1, help="Tensors that the gradient consists of; several run fused and not.")
+    ] = 1,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="Of each host's link: 1gbit, or unshaped. Needs root. Unset: one host, over loopback.",
+        ),
+    ] = None,
+    codecs: Annotated[
+        list[str] | None,
+        typer.Option("--codec", metavar="SPEC", help="Such as 2bit:threshold=0.5,reply=2bit; repeatable."),
+    ] = None,
+    reply: Annotated[
+        str, typer.Option(help="Where SPEC names none: exact, fp32 or the codec's own name.")
+    ] = "exact",
+    store: Annotated[str, typer.Option(help="gradwire's stores, by commas. Unset: by --transport.")] = "",
+    transport: Annotated[str, typer.Option(help="Of gradwire's store: zmq.")] = "zmq",
+    checksum: Annotated[
+        str, typer.Option(help="Payload checksums of gradwire, by commas: auto, always, off.")
+    ] = "auto",
+    peer: Annotated[
+        str,
+        typer.Option(help="Other systems, by commas: openmpi, gloo, gloo-fp16, gloo-powersgd, mxnet."),
+    ] = "",
+    repeat: Annotated[int, typer.Option(min=1, help="Timed rounds of each system.")] = 7,
+    launches: Annotated[int, typer.Option(min=1, help="Jobs of each system, which take turns.")] = 2,
+    mxnet_python: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A Python that has MXNet 1.9.1. Unset: one is made on first use."),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for a page with charts: DIR/index.html.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure one all-reduce: from every rank's own gradient to the sum in the same place.
+
+    Encode, residual, sums and decode are included, the slowest rank counts, and every round's result is
+    checked. All systems run in turns on the same links. "limit" is the time that the links need for the encoded
+    bytes: (N-1)/N of what is pushed and of what comes back leaves each host. "sent" is counted at gradwire's
+    sockets, and must be that formula to within headers; for peers it is counted at the link. Returns 1 when a
+    result was wrong.
+
+    [bold]Peers[/bold]
+
+      openmpi        MPI_Allreduce over TCP, by mpirun and mpi4py
+
+      gloo           torch.distributed.all_reduce; gloo-fp16: cast to fp16 before and back after
+
+      gloo-powersgd  PyTorch's PowerSGD hook, rank 1, one bucket of 1000 x 1000 matrices; a lossy mean
+
+      mxnet          dist_sync with a server beside every worker; with its own 2bit too if a codec is 2bit
+
+    [bold]Examples[/bold]
+
+      gradwire bench allreduce -n 4 --bandwidth 1gbit --peer gloo,openmpi --report report/dense
+
+      gradwire bench allreduce -n 4 --bandwidth 1gbit --codec 2bit --codec 2bit:reply=2bit --peer gloo,gloo-fp16
+
+      gradwire bench allreduce -n 2 --bandwidth 1gbit --tensors 1000 --bytes 1MB --peer openmpi
+    """
+    from gradwire.bench import page, stores
+    from gradwire.bench.all_reduce import measure
+    from gradwire.bench.plan import AllReducePlan
+    from gradwire.console import say
+    from gradwire.units import parse_size
+
+    plan = AllReducePlan(
+        ranks=ranks,
+        gradient_bytes=parse_size(size),
+        bandwidth=bandwidth,
+        stores=_words(store) or (stores.of_transport(transport).name,),
+        codecs=tuple(codecs or ["none"]),
+        reply=reply,
+        tensors=tensors,
+        checksums=_words(checksum),
+        transport=transport,
+        peers=_words(peer),
+        repeat=repeat,
+        launches=launches,
+        mxnet_python=mxnet_python,
+    )
+    records = measure(plan, say)
+    console = Console(stderr=json_file == "-")
+    console.print(all_reduce_table(records))
+    if speed_titles(records):
+        console.print(speed_table(records))
+    if report is not None:
+        say(f"wrote {page.write_page(report, records, page.facts_of(plan))}")
+    _write(records, json_file)
+    _expect_right_sums("allreduce", records)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
+
+
+def _expect_right_sums(command: str, records: list[dict[str, Any]]) -> None:
+    wrong = [row.get("label", f"{row['system']} {row['codec']}") for row in records if not row["checksum"]]
+    if wrong:
+        raise RuntimeError(f"bench {command}: wrong sums: {', '.join(wrong)}")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gradwire.bench.plan import UNSHAPED
 from gradwire.child import Host, LocalHost
+
+_FIRST_PORT = 29_500
 
 
 class Watched:
@@ -44,11 +48,14 @@ class Network:
         self._hosts = {"worker": workers, "server": servers, "scheduler": [scheduler]}
         self._lab = lab
         self._watched: dict[tuple[str, int], Watched] = {}
+        self._meetings = 0
 
     @classmethod
     @contextmanager
     def open(cls, ranks: int, servers: int, bandwidth: str | None, colocated: bool) -> Iterator[Network]:
         """Makes the hosts, and removes them at the end.
+
+        bandwidth: of each link; UNSHAPED: hosts of their own behind links as fast as they are; None: all here.
 
         Raises: NetLabUnavailable: a bandwidth was given, and namespaces cannot be made here.
         """
@@ -58,7 +65,8 @@ class Network:
             return
         from gradwire.netlab import NetLab
 
-        with NetLab(hosts=ranks if colocated else ranks + servers, bandwidth=bandwidth) as lab:
+        rate = None if bandwidth == UNSHAPED else bandwidth
+        with NetLab(hosts=ranks if colocated else ranks + servers, bandwidth=rate) as lab:
             workers = lab.hosts[:ranks]
             yield cls(
                 workers, workers if colocated else lab.hosts[ranks:], LocalHost(lab.bridge_address), lab
@@ -74,11 +82,32 @@ class Network:
         """To be called between two jobs."""
         self._watched.clear()
 
+    def meeting(self, ranks: int) -> Callable[[int], dict[str, str]]:
+        """Returns the variables by which the workers of one job find rank 0, each rank's: those of torchrun."""
+        address = self.place("worker", 0).address
+        self._meetings += 1  # no process listens in a fresh namespace, but the job before may just have
+        port = free_port(address) if self._lab is None else _FIRST_PORT + self._meetings
+
+        def environment(rank: int) -> dict[str, str]:
+            return {
+                "MASTER_ADDR": address,
+                "MASTER_PORT": str(port),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+            }
+
+        return environment
+
     def interface(self, host: Watched) -> str:
         """Names the interface that host's traffic takes."""
         if host.namespace is not None:
             return "eth0"
         return "lo" if self._lab is None else f"gl{self._lab.name}b"
+
+    @property
+    def lab(self) -> str | None:
+        """Names the netlab whose hosts these are; None: there is but this machine."""
+        return None if self._lab is None else str(self._lab.name)
 
     def server_seconds(self) -> float:
         """CPU seconds of all server processes so far."""
@@ -90,3 +119,9 @@ class Network:
             return None
         workers = self._lab.hosts[: len(self._hosts["worker"])]
         return float(sum(host.counters().sent_bytes for host in workers))
+
+
+def free_port(address: str) -> int:
+    """Finds a port nobody listens on, for systems that cannot choose one themselves. address: of this machine."""
+    with socket.create_server((address, 0)) as listener:
+        return int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Any process of an MXNet job in `gradwire bench ps --peer mxnet`: worker, server or scheduler, as DMLC_ROLE says.
+"""Any process of an MXNet job in `gradwire bench ... --peer mxnet`: worker, server or scheduler, as DMLC_ROLE says.
 
 Run by MXNet's own Python, in isolated mode (-I): nothing of gradwire but rounds.py, beside this file, is there.
 """
@@ -48,7 +48,8 @@ def main(text: str) -> None:
 
     actions = rounds.Actions(store._barrier, prepare, exchange, total.asnumpy)
     # It adds in the order of arrival.
-    rounds.run(task, store.rank, actions, task.known_expectation(store.rank), tolerance=1e-5)
+    expectation = task.known_expectation(store.rank)
+    rounds.run(task, store.rank, actions, rounds.matches(expectation, task.share(store.rank), tolerance=1e-5))
 
 
 if __name__ == "__main__":

@@ -1,21 +1,74 @@
-"""MXNet 1.9.1 as a peer of `gradwire bench ps`: its own environment, made on first use, and its processes' settings."""
+"""MXNet 1.9.1 as a peer: its own environment, made on first use, and its processes' settings."""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+
+from gradwire.bench.hosts import Network, Watched, free_port
+from gradwire.bench.plan import RoundPlan
+from gradwire.bench.rounds import Task
+from gradwire.bench.system import PeerUnavailable, System, fixed_threshold
+from gradwire.child import Line
+from gradwire.compress import Compression
+from gradwire.launch import JobResult, run_job
 
 PACKAGES = ("mxnet==1.9.1", "numpy==1.23.5")  # MXNet's last release, and the last NumPy it can import
 _PYTHONS = ("python3.11", "python3.10")  # that NumPy exists for no later one, and rounds.py needs 3.10
 _INSTALL_SECONDS = 900
 
 
-class PeerUnavailable(RuntimeError):
-    """The peer cannot be run here; the message says why and what to do."""
+def systems(
+    plan: RoundPlan, servers: int, compressions: Iterable[Compression], say: Callable[[str], None]
+) -> list[System]:
+    """Lists MXNet without compression, and with its own 2bit where compressions have a 2bit.
+
+    Raises: PeerUnavailable: it cannot be run here.
+    """
+    python = find_python(plan.mxnet_python, say)
+    two_bit = [fixed_threshold(wanted) or 0.5 for wanted in compressions if wanted.spec.startswith("2bit")]
+    return [_system(plan, servers, python, threshold) for threshold in (None, *dict.fromkeys(two_bit))]
+
+
+def _system(plan: RoundPlan, servers: int, python: Path, threshold: float | None) -> System:
+    def start(network: Network, task: Task, output: Callable[[Line], None], timeout: float) -> JobResult:
+        root_address = network.place("scheduler", 0).address
+        root = root_address, free_port(root_address)
+
+        def host(process: int) -> Watched:
+            return network.place(*role_of(process, servers))
+
+        def env(process: int) -> Mapping[str, str]:
+            here = host(process)
+            return environment(process, plan.ranks, servers, root, here.address, network.interface(here))
+
+        return run_job(  # to the launcher, MXNet's scheduler and servers are workers as well
+            command(python, task.text()),
+            1 + servers + plan.ranks,
+            0,
+            worker_env=env,
+            placement=lambda role, process: host(process),
+            output=output,
+            timeout=timeout,
+        )
+
+    compressed = threshold is not None
+    codec = "2bit" if compressed else "none"
+    return System(
+        name="mxnet",
+        codec=codec,
+        spec=codec,
+        reply="fp32" if compressed else "none",
+        pushed=4 * math.ceil(plan.elements / 16) if compressed else plan.gradient_bytes,
+        replied=plan.gradient_bytes,
+        start=start,
+        threshold=threshold,
+        servers=servers,
+    )
 
 
 def default_folder() -> Path:
@@ -97,9 +150,3 @@ def environment(
         "DMLC_NODE_HOST": address,
         "DMLC_INTERFACE": interface,
     }
-
-
-def free_port(host: str) -> int:
-    """Finds a port nobody listens on; MXNet cannot choose one itself."""
-    with socket.create_server((host, 0)) as listener:
-        return int(listener.getsockname()[1])

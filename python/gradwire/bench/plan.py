@@ -1,74 +1,148 @@
-"""What `gradwire bench ps` is asked to measure, and the least time the wire needs for it."""
+"""What `gradwire bench ps` and `allreduce` are asked to measure, and the least time the wire needs for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from gradwire.compress import Compression
 from gradwire.units import parse_rate
 
 PAYLOAD_SHARE = 0.955  # of a link's rate: the rest is headers, at an MTU of 1500
-PEERS = ("mxnet",)
+UNSHAPED = "unshaped"  # a bandwidth: every rank on a host of its own, behind a link of no given rate
+SERVER_PEERS = ("mxnet",)
+ALL_REDUCE_PEERS = ("openmpi", "gloo", "gloo-fp16", "gloo-powersgd", "mxnet")
+CHECKSUMS = ("auto", "always", "off")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is measured. codec and reply: as Compression.parse takes them.
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """What both benches are told.
+
+    bandwidth: of each link; None: one host, over loopback. launches: jobs of each system, which take turns.
 
     Raises: ValueError: an option that is out of its range, or does not go with another.
     """
 
+    command: ClassVar[str]
+    known_peers: ClassVar[tuple[str, ...]]
+
     ranks: int
-    servers: int
     gradient_bytes: int
     bandwidth: str | None = None
-    codec: str = "none"
-    reply: str = "exact"
     transport: str = "zmq"
     peers: tuple[str, ...] = ()
     repeat: int = 7
-    colocated: bool = False
+    launches: int = 1
     mxnet_python: Path | None = None
 
     def __post_init__(self) -> None:
-        for option, value in (("ranks", self.ranks), ("servers", self.servers), ("repeat", self.repeat)):
-            _expect(value >= 1, f"--{option} {value}", "1 or more")
+        for option in ("ranks", "repeat", "launches"):
+            self._expect(getattr(self, option) >= 1, f"--{option} {getattr(self, option)}", "1 or more")
         size = self.gradient_bytes
-        _expect(size >= 4 and size % 4 == 0, f"--bytes {size}", "a multiple of 4, the bytes of a float")
-        _expect(self.transport in ("zmq", "inproc"), f"--transport {self.transport}", "zmq or inproc")
+        self._expect(size >= 4 and size % 4 == 0, f"--bytes {size}", "a multiple of 4, the bytes of a float")
         for peer in self.peers:
-            _expect(peer in PEERS, f"--peer {peer}", f"one of {', '.join(PEERS)}")
-        fits = not self.colocated or self.servers == self.ranks
-        _expect(fits, f"--colocated with --servers {self.servers}", "as many servers as ranks")
-        if self.transport == "inproc":
-            alone = (self.ranks, self.servers, self.bandwidth, self.peers) == (1, 1, None, ())
-            _expect(alone, "--transport inproc here", "--ranks 1 --servers 1, no --bandwidth and no --peer")
-        if self.bandwidth is not None:
+            self._expect(peer in self.known_peers, f"--peer {peer}", f"one of {', '.join(self.known_peers)}")
+        if self.bandwidth is not None and self.bandwidth != UNSHAPED:
             parse_rate(self.bandwidth)
 
     @property
     def elements(self) -> int:
         return self.gradient_bytes // 4
 
+    def wire_limit(self, pushed: int, replied: int) -> float | None:
+        """Returns the seconds that the links need for one round; None where they are not shaped.
+
+        Every host has a worker and the server of an equal share, so that it sends (N-1)/N of both: to the other
+        hosts' servers, and to the other hosts' workers.
+
+        pushed, replied: encoded bytes of one worker's gradient and of the reply to it. Push and pull overlap, and all
+        links are full duplex.
+        """
+        return self.link_seconds((self.ranks - 1) / self.ranks * (pushed + replied))
+
+    def link_seconds(self, payload_bytes: float) -> float | None:
+        """Returns the seconds in which a link carries so many bytes; None where links are not shaped."""
+        if self.bandwidth is None or self.bandwidth == UNSHAPED:
+            return None
+        return payload_bytes / (PAYLOAD_SHARE * parse_rate(self.bandwidth) / 8)
+
+    def _expect(self, valid: bool, given: str, expected: str) -> None:
+        if not valid:
+            raise ValueError(f"{self.command}: {given} is not valid: expected {expected}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServersPlan(RoundPlan):
+    """`gradwire bench ps`. codec and reply: as Compression.parse takes them."""
+
+    command: ClassVar[str] = "bench ps"
+    known_peers: ClassVar[tuple[str, ...]] = SERVER_PEERS
+
+    servers: int
+    codec: str = "none"
+    reply: str = "exact"
+    colocated: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._expect(self.servers >= 1, f"--servers {self.servers}", "1 or more")
+        self._expect(self.transport in ("zmq", "inproc"), f"--transport {self.transport}", "zmq or inproc")
+        fits = not self.colocated or self.servers == self.ranks
+        self._expect(fits, f"--colocated with --servers {self.servers}", "as many servers as ranks")
+        if self.transport == "inproc":
+            alone = (self.ranks, self.servers, self.bandwidth, self.peers) == (1, 1, None, ())
+            expected = "--ranks 1 --servers 1, no --bandwidth and no --peer"
+            self._expect(alone, "--transport inproc here", expected)
+
     @property
     def compression(self) -> Compression:
         return Compression.parse(self.codec, reply=self.reply)
 
     def wire_limit(self, pushed: int, replied: int) -> float | None:
-        """Returns the seconds that the links need for one round; None where they are not shaped.
-
-        pushed, replied: encoded bytes of one worker's gradient and of the reply to it. Push and pull overlap, and all
-        links are full duplex.
-        """
-        if self.bandwidth is None:
-            return None
-        bytes_per_second = PAYLOAD_SHARE * parse_rate(self.bandwidth) / 8
         if self.colocated:
-            return (self.ranks - 1) / self.ranks * (pushed + replied) / bytes_per_second
-        return max(pushed, replied) * max(1.0, self.ranks / self.servers) / bytes_per_second
+            return super().wire_limit(pushed, replied)
+        return self.link_seconds(max(pushed, replied) * max(1.0, self.ranks / self.servers))
 
 
-def _expect(valid: bool, given: str, expected: str) -> None:
-    if not valid:
-        raise ValueError(f"bench ps: {given} is not valid: expected {expected}")
+@dataclass(frozen=True, kw_only=True)
+class AllReducePlan(RoundPlan):
+    """`gradwire bench allreduce`.
+
+    stores: names in the bench's table of stores. codecs: what they run with, all in the same run; reply: where a codec
+    names none. tensors: into how many of equal length the gradient is cut. checksums: what GRADWIRE_CHECKSUM is set
+    to, one after the other.
+    """
+
+    command: ClassVar[str] = "bench allreduce"
+    known_peers: ClassVar[tuple[str, ...]] = ALL_REDUCE_PEERS
+
+    stores: tuple[str, ...]
+    codecs: tuple[str, ...] = ("none",)
+    reply: str = "exact"
+    tensors: int = 1
+    checksums: tuple[str, ...] = ("auto",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._expect(self.tensors >= 1, f"--tensors {self.tensors}", "1 or more")
+        whole = self.elements % self.tensors == 0
+        self._expect(
+            whole, f"--tensors {self.tensors}", f"a divisor of the {self.elements} floats of --bytes"
+        )
+        single = self.tensors == 1 or "mxnet" not in self.peers
+        self._expect(single, f"--tensors {self.tensors} with --peer mxnet", "--tensors 1")
+        for word in self.checksums:
+            self._expect(word in CHECKSUMS, f"--checksum {word}", f"one of {', '.join(CHECKSUMS)}")
+
+    @property
+    def compressions(self) -> list[tuple[str, Compression]]:
+        """Every codec as it was given, but for its reply, and what it means."""
+        return [(_without_reply(spec), Compression.parse(spec, reply=self.reply)) for spec in self.codecs]
+
+
+def _without_reply(spec: str) -> str:
+    name, _, rest = spec.partition(":")
+    words = [word for word in rest.split(",") if word and not word.startswith("reply=")]
+    return f"{name}:{','.join(words)}" if words else name

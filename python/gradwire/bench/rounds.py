@@ -1,17 +1,20 @@
-"""What a worker does in `gradwire bench ps`, whatever the system: rounds, clocks, and the check of every result.
+"""What a worker does in `gradwire bench ps` and `allreduce`, whatever the system: rounds, clocks, and the check of
+every result.
 
 Only NumPy and the standard library: a peer's worker runs this in the peer's own environment.
 
 The worker of each rank checks its share of the elements against what NumPy expects, and names a digest of every
 share; equal digests on all ranks then vouch for all elements on all ranks.
 
-Threading: one thread. What it prints goes to the bench in lines that begin with MARKER.
+Threading: one thread. Rank 0 tells the bench where it is in lines that begin with MARKER; results are left in the
+task's folder, since a launcher that forwards output may mix long lines of several ranks.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import time
 import zlib
@@ -34,10 +37,10 @@ def gradient(rank: int, elements: int) -> Any:
     return values
 
 
-def shares(elements: int, ranks: int) -> list[slice]:
-    """Cuts the elements into one run of whole codec units per rank; some are empty if there are few units."""
-    units = -(-elements // _UNIT_ELEMENTS)
-    ends = [min(elements, units * rank // ranks * _UNIT_ELEMENTS) for rank in range(ranks + 1)]
+def shares(elements: int, ranks: int, unit: int = _UNIT_ELEMENTS) -> list[slice]:
+    """Cuts the elements into one run of whole units per rank; some are empty if there are few units."""
+    units = -(-elements // unit)
+    ends = [min(elements, units * rank // ranks * unit) for rank in range(ranks + 1)]
     return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
@@ -98,8 +101,9 @@ def _take(residual: Any, threshold: Any, level: Any) -> Any:
 class Task:
     """What the bench asks of a worker.
 
-    codec, reply and transport are gradwire's words. threshold: of a 2bit codec with MXNet's rule, else None.
-    folder: where the bench answers marks.
+    codec, reply and store are gradwire's words; a peer reads codec in its own way. threshold: of a 2bit codec with
+    MXNet's rule, else None. tensors: into how many of equal length the elements are cut. folder: where results
+    are left and the bench answers marks.
     """
 
     elements: int
@@ -109,7 +113,8 @@ class Task:
     codec: str
     threshold: float | None
     reply: str
-    transport: str
+    store: str
+    tensors: int
     folder: str
 
     @classmethod
@@ -119,10 +124,26 @@ class Task:
     def text(self) -> str:
         return json.dumps(asdict(self))
 
+    @property
+    def tensor_elements(self) -> int:
+        return self.elements // self.tensors
+
+    def shares(self) -> list[slice]:
+        """What each rank checks: whole codec units, or whole tensors where there are several."""
+        return shares(self.elements, self.ranks, self.tensor_elements if self.tensors > 1 else _UNIT_ELEMENTS)
+
+    def share(self, rank: int) -> slice:
+        return self.shares()[rank]
+
     def share_of_grads(self, rank: int) -> list[Any]:
         """Every rank's gradient, cut to what this rank checks."""
-        share = shares(self.elements, self.ranks)[rank]
+        share = self.share(rank)
         return [gradient(other, self.elements)[share].copy() for other in range(self.ranks)]
+
+    def cut(self, values: Any) -> list[Any]:
+        """Returns views of the tensors in values, the array of all elements."""
+        length = self.tensor_elements
+        return [values[at : at + length] for at in range(0, self.elements, length)]
 
     def known_expectation(self, rank: int) -> Expectation | None:
         """Returns NumPy's expectation, or None for a codec whose rule is not written down here."""
@@ -142,58 +163,78 @@ class Actions:
     """
 
     barrier: Callable[[], None]
-    prepare: Callable[[], None]
-    exchange: Callable[[], None]
+    prepare: Callable[[], object]
+    exchange: Callable[[], object]
     result: Callable[[], Any]
     sent_bytes: Callable[[], int] | None = None
 
 
-def run(task: Task, rank: int, actions: Actions, expectation: Expectation, tolerance: float = 0.0) -> None:
-    """Does all rounds and reports them. Rank 0 marks where the timed ones begin and end."""
-    cuts = shares(task.elements, task.ranks)
+Accepts = Callable[[Any], bool]
+"""Tells whether the sum of the next round, all elements, is right."""
+
+
+def matches(expectation: Expectation, share: slice, tolerance: float = 0.0) -> Accepts:
+    """Compares share with what is expected: bit for bit, or within tolerance, relative and absolute."""
+
+    def accepts(total: Any) -> bool:
+        given, expected = total[share], expectation.next_round()
+        if tolerance:
+            return bool(np.allclose(given, expected, rtol=tolerance, atol=tolerance))
+        return bool(np.array_equal(given, expected))
+
+    return accepts
+
+
+def run(task: Task, rank: int, actions: Actions, accepts: Accepts) -> None:
+    """Does all rounds and leaves their record. Rank 0 marks where the timed ones begin and end.
+
+    CPU time counts until all ranks are done, since a rank may still be working for others when it has its sum.
+    """
+    cuts = task.shares()
     rows = []
     for index in range(task.warm_up + task.rounds):
         if index == task.warm_up and rank == 0:
             _mark("begin", task.folder)
         actions.prepare()
-        sent = actions.sent_bytes() if actions.sent_bytes else None
+        sent = actions.sent_bytes() if actions.sent_bytes else 0
         actions.barrier()
-        cpu, begin = time.process_time(), time.perf_counter()
+        busy, cpu, begin = machine_seconds(), time.process_time(), time.perf_counter()
         actions.exchange()
-        seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+        seconds = time.perf_counter() - begin
+        actions.barrier()
+        row: dict[str, Any] = {
+            "timed": index >= task.warm_up,
+            "seconds": seconds,
+            "cpu_seconds": time.process_time() - cpu,
+            "machine_seconds": machine_seconds() - busy,
+            "sent_bytes": actions.sent_bytes() - sent if actions.sent_bytes else None,
+        }
         total = actions.result()
-        rows.append(
-            {
-                "timed": index >= task.warm_up,
-                "seconds": seconds,
-                "cpu_seconds": cpu,
-                "sent_bytes": actions.sent_bytes() - sent
-                if actions.sent_bytes and sent is not None
-                else None,
-                "right": _agrees(total[cuts[rank]], expectation.next_round(), tolerance),
-                "digests": [zlib.crc32(total[cut]) for cut in cuts],
-            }
-        )
+        row |= {"right": accepts(total), "digests": [zlib.crc32(total[cut]) for cut in cuts]}
+        rows.append(row)
     actions.barrier()
     if rank == 0:
         _mark("end", task.folder)
     actions.barrier()  # nobody leaves before the servers' clocks were read
-    _say({"rounds": rows})
+    draft = Path(task.folder, f"{rank}.draft")
+    draft.write_text(json.dumps(rows))
+    draft.rename(result_file(task.folder, rank))
 
 
-def _agrees(given: Any, expected: Any, tolerance: float) -> bool:
-    if tolerance:
-        return bool(np.allclose(given, expected, rtol=tolerance, atol=tolerance))
-    return bool(np.array_equal(given, expected))
+def result_file(folder: str | Path, rank: int) -> Path:
+    """Where rank leaves its rounds."""
+    return Path(folder, f"rank-{rank}.json")
+
+
+def machine_seconds() -> float:
+    """CPU seconds of this machine so far, the kernel's own included, in ticks (1/100 s); whoever caused them."""
+    user, nice, system, _idle, _wait, irq, softirq, *_ = Path("/proc/stat").read_text().split(None, 8)[1:]
+    return sum(map(int, (user, nice, system, irq, softirq))) / os.sysconf("SC_CLK_TCK")
 
 
 def _mark(name: str, folder: str) -> None:
     """Tells the bench where we are and waits until it has read its counters."""
-    _say({"mark": name})
+    sys.stdout.write(f"{MARKER}{json.dumps({'mark': name})}\n")
+    sys.stdout.flush()
     while not Path(folder, name).exists():
         time.sleep(0.001)
-
-
-def _say(record: dict[str, Any]) -> None:
-    sys.stdout.write(f"{MARKER}{json.dumps(record)}\n")
-    sys.stdout.flush()

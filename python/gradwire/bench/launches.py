@@ -1,0 +1,160 @@
+"""Runs the systems of a bench in turns, each launch a real job of processes, and keeps what they measured."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradwire.bench.hosts import Network
+from gradwire.bench.plan import RoundPlan
+from gradwire.bench.rounds import MARKER, result_file
+from gradwire.bench.system import WARM_UP, System
+from gradwire.child import Line
+
+_SLOWEST_BYTES_PER_SECOND = 20e6  # of one rank's round, with its check: below this a job has hung
+_START_SECONDS = 120.0
+_LAST_LINES = 20
+
+
+class BenchFailed(RuntimeError):
+    """A job failed, or its traffic was not what it had to be; the message says which."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one job measured over its timed rounds."""
+
+    seconds: list[float]  # per round, of the slowest rank
+    sent_bytes: list[int] | None  # per round and rank; None where the system does not tell
+    cpu_seconds: float  # of all workers and servers
+    machine_seconds: float  # CPU time of the whole machine while rounds were timed
+    link_bytes: float | None  # per round and rank; None where there are no links
+    right: bool
+
+    @property
+    def mean_sent_bytes(self) -> float | None:
+        """Per round and rank."""
+        return None if self.sent_bytes is None else statistics.fmean(self.sent_bytes)
+
+
+class Collector:
+    """Answers the marks of one job, and takes its results and its last words."""
+
+    def __init__(self, network: Network, folder: Path) -> None:
+        self._network = network
+        self._folder = folder
+        self._marks: dict[str, tuple[float, float | None]] = {}
+        self._last: list[str] = []
+
+    def __call__(self, line: Line) -> None:
+        if not line.text.startswith(MARKER):
+            self._last = [*self._last, f"{line.role} {line.rank}: {line.text}"][-_LAST_LINES:]
+            return
+        mark = json.loads(line.text.removeprefix(MARKER))["mark"]
+        self._marks[mark] = self._network.server_seconds(), self._network.sent_bytes()
+        (self._folder / mark).touch()
+
+    def last_words(self) -> str:
+        return "".join(f"\n  | {text}" for text in self._last)
+
+    def launch(self, ranks: int) -> Launch:
+        """Sums up a job that has ended well.
+
+        Raises: BenchFailed: a worker left no result.
+        """
+        files = [file for rank in range(ranks) if (file := result_file(self._folder, rank)).exists()]
+        if len(files) != ranks:
+            raise BenchFailed(f"{len(files)} of {ranks} workers gave results{self.last_words()}")
+        by_round = list(zip(*(json.loads(file.read_text()) for file in files), strict=True))
+        alike = all(row["digests"] == rows[0]["digests"] for rows in by_round for row in rows)
+        timed = [rows for rows in by_round if rows[0]["timed"]]
+        flat = [row for rows in timed for row in rows]
+        (servers_before, links_before), (servers, links) = self._marks["begin"], self._marks["end"]
+        return Launch(
+            seconds=[max(row["seconds"] for row in rows) for rows in timed],
+            sent_bytes=None if flat[0]["sent_bytes"] is None else [row["sent_bytes"] for row in flat],
+            cpu_seconds=servers - servers_before + sum(row["cpu_seconds"] for row in flat),
+            machine_seconds=sum(rows[0]["machine_seconds"] for rows in timed),
+            link_bytes=None if links is None or links_before is None else (links - links_before) / len(flat),
+            right=alike and all(row["right"] for rows in by_round for row in rows),
+        )
+
+
+def take_turns(
+    plan: RoundPlan,
+    systems: Sequence[System],
+    network: Network,
+    tensors: int,
+    say: Callable[[str], None],
+    check: Callable[[System, Launch], None],
+) -> list[list[Launch]]:
+    """Launches every system once, then every system again, and so on. Returns each one's launches.
+
+    check: called after each launch; raises BenchFailed where its traffic was not what it had to be.
+
+    Raises: BenchFailed: a job failed; says which, and what it said last.
+    """
+    launches = min(plan.launches, plan.repeat)
+    counts = [plan.repeat * (i + 1) // launches - plan.repeat * i // launches for i in range(launches)]
+    taken: list[list[Launch]] = [[] for _ in systems]
+    for number, count in enumerate(counts, start=1):
+        for system, done in zip(systems, taken, strict=True):
+            say(f"{system.label}: launch {number} of {launches}, {count} rounds")
+            launch = _run(plan, system, network, tensors, count)
+            check(system, launch)
+            done.append(launch)
+    return taken
+
+
+def _run(plan: RoundPlan, system: System, network: Network, tensors: int, count: int) -> Launch:
+    network.forget_processes()
+    dense = plan.wire_limit(plan.gradient_bytes, plan.gradient_bytes) or 0.0
+    round_patience = 10 * dense + plan.ranks * plan.gradient_bytes / _SLOWEST_BYTES_PER_SECOND
+    patience = _START_SECONDS + (WARM_UP + count) * round_patience
+    with tempfile.TemporaryDirectory(prefix="gradwire-bench-") as folder:
+        collector = Collector(network, Path(folder))
+        task = system.task(plan.ranks, plan.elements, tensors, count, folder)
+        job = system.start(network, task, collector, patience)
+        if job.exit_code != 0:
+            raise BenchFailed(f"{plan.command}: {system.label}: {job.cause}{collector.last_words()}")
+        try:
+            return collector.launch(plan.ranks)
+        except BenchFailed as error:
+            raise BenchFailed(f"{plan.command}: {system.label}: {error}") from None
+
+
+def record(plan: RoundPlan, system: System, launches: Sequence[Launch]) -> dict[str, Any]:
+    """Returns what the records of both benches have in common."""
+    seconds = [value for launch in launches for value in launch.seconds]
+    gradient_gb = plan.ranks * plan.gradient_bytes * len(seconds) / 1e9
+    sent = [launch.mean_sent_bytes for launch in launches if launch.mean_sent_bytes is not None]
+    links = [launch.link_bytes for launch in launches if launch.link_bytes is not None]
+    link_bytes = round(statistics.fmean(links)) if links else None
+    return {
+        "system": system.name,
+        "codec": system.codec,
+        "reply": system.reply,
+        "ranks": plan.ranks,
+        "servers": system.servers,
+        "bytes": plan.gradient_bytes,
+        "bandwidth": plan.bandwidth,
+        "transport": system.transport,
+        "seconds_min": min(seconds),
+        "seconds_median": statistics.median(seconds),
+        "seconds": seconds,
+        "launch_medians": [statistics.median(launch.seconds) for launch in launches],
+        "wire_limit_seconds": plan.wire_limit(system.pushed, system.replied),
+        "encoded_push_bytes": system.pushed,
+        "encoded_reply_bytes": system.replied,
+        "bytes_sent_per_rank": round(statistics.fmean(sent)) if sent else link_bytes,
+        "link_bytes_sent_per_rank": link_bytes,
+        "cpu_seconds_per_gb": sum(launch.cpu_seconds for launch in launches) / gradient_gb,
+        "machine_cpu_seconds_per_gb": sum(launch.machine_seconds for launch in launches) / gradient_gb,
+        "checksum": all(launch.right for launch in launches),
+        "encrypted": False,
+    }
