@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from gradwire import settings
 from gradwire.bench import peer_openmpi
 from gradwire.bench.hosts import Network
 from gradwire.bench.plan import AllReducePlan
@@ -86,6 +87,8 @@ def _system(
         environment["GRADWIRE_CHECKSUM"] = checksum
     if fused is False:
         environment["GRADWIRE_FUSION_BYTES"] = "0"
+    for text in settings.unknown_variables(environment):  # else the record would name what had no effect
+        raise ValueError(f"bench allreduce: {text}")
 
     servers = plan.ranks if store.placement == "servers" else 0
 
