@@ -209,7 +209,6 @@ def all_reduce(
         reply=reply,
         tensors=tensors,
         checksums=_words(checksum),
-        transport=transport,
         peers=_words(peer),
         repeat=repeat,
         launches=launches,

@@ -31,7 +31,6 @@ class RoundPlan:
     ranks: int
     gradient_bytes: int
     bandwidth: str | None = None
-    transport: str = "zmq"
     peers: tuple[str, ...] = ()
     repeat: int = 7
     launches: int = 1
@@ -83,6 +82,7 @@ class ServersPlan(RoundPlan):
     servers: int
     codec: str = "none"
     reply: str = "exact"
+    transport: str = "zmq"
     colocated: bool = False
 
     def __post_init__(self) -> None:
