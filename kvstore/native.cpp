@@ -134,8 +134,8 @@ class Native final : public transport::Messenger {
 
   ~Native() override {
     detach();
-    collective_.reset();  // what is under way fails, and is posted
     loop_->stop();
+    thread_.join();  // nobody asks the library for more; what is under way fails, unheard
   }
 
   Node self() const override { return control_->self(); }

@@ -67,7 +67,7 @@ def suite(name: str, command: list[str], report: Path) -> Outcome:
 
 def cpp_files() -> list[str]:
     folders = [*CPP_FOLDERS, "python/src", *(f"tests/{folder}" for folder in CPP_FOLDERS)]
-    return sorted(str(f) for d in folders for f in (ROOT / d).glob("*") if f.suffix in {".h", ".cpp"})
+    return sorted(str(f) for d in folders for f in (ROOT / d).rglob("*") if f.suffix in {".h", ".cpp"})
 
 
 def main() -> int:

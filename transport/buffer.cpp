@@ -1,6 +1,7 @@
 #include "transport/buffer.h"
 
 #include <bit>
+#include <cstring>
 #include <map>
 #include <new>
 
@@ -59,6 +60,12 @@ Buffer Buffer::share() const {
 void Buffer::seal() { checksum_ = transport::checksum(bytes_); }
 
 bool Buffer::is_intact() const noexcept { return !checksum_ || *checksum_ == transport::checksum(bytes_); }
+
+Buffer Buffer::copy() const {
+  Buffer copy = allocate(size_bytes());
+  if (size_bytes() > 0) std::memcpy(copy.bytes_.data(), bytes_.data(), size_bytes());
+  return copy;
+}
 
 struct BufferPool::Shelf {
   explicit Shelf(std::size_t limit) : keep_bytes(limit) {}

@@ -80,13 +80,21 @@ bool has_checksum(const HeaderBytes& bytes) {
   return (load<std::uint32_t>(bytes, kAtFlags) & kFlagNoChecksum) == 0;
 }
 
-// Everything that must hold before the fields mean anything.
-void check(const HeaderBytes& bytes, std::uint64_t payload_bytes) {
+// Throws unless these bytes are a header, whole and unchanged.
+HeaderBytes load_header(std::span<const std::byte> header) {
+  require("header length", header.size(), kHeaderBytes);
+  HeaderBytes bytes;
+  std::memcpy(bytes.data(), header.data(), kHeaderBytes);
   require("magic", load<std::uint32_t>(bytes, kAtMagic), kMagic);
   require("version", load<std::uint8_t>(bytes, kAtVersion), kVersion);
   HeaderBytes unsigned_bytes = bytes;
   store(unsigned_bytes, kAtHeaderCrc, std::uint32_t{0});
   require("header checksum", load<std::uint32_t>(bytes, kAtHeaderCrc), checksum(unsigned_bytes));
+  return bytes;
+}
+
+// Everything else that must hold before the fields mean anything.
+void check(const HeaderBytes& bytes, std::uint64_t payload_bytes) {
   const auto kind = load<Kind>(bytes, kAtKind);
   if (!is_known(kind)) refuse("kind", static_cast<std::uint8_t>(kind), "one of 1-8 and 32-42");
   require("reserved field at 10", load<std::uint16_t>(bytes, kAtReserved16), 0);
@@ -148,10 +156,12 @@ HeaderBytes encode_header(const FrameHeader& header, std::span<const std::byte> 
   return encode_header(frame);
 }
 
+std::uint64_t payload_bytes_of(std::span<const std::byte> header) {
+  return load<std::uint64_t>(load_header(header), kAtPayloadBytes);
+}
+
 OpenedHeader open_header(std::span<const std::byte> header, std::uint64_t payload_bytes) {
-  require("header length", header.size(), kHeaderBytes);
-  HeaderBytes bytes;
-  std::memcpy(bytes.data(), header.data(), kHeaderBytes);
+  const HeaderBytes bytes = load_header(header);
   check(bytes, payload_bytes);
   OpenedHeader opened;
   if (has_checksum(bytes)) opened.checksum = load<std::uint32_t>(bytes, kAtPayloadCrc);

@@ -120,6 +120,10 @@ struct OpenedHeader {
 OpenedHeader open_header(std::span<const std::byte> header, std::uint64_t payload_bytes);
 /// Compares a payload with its seal, if it has one. Throws FrameError.
 void require_intact(const Buffer& payload);
+/// Reads how long the payload of a header is, to make room for it. Checks magic, version and header checksum;
+/// throws FrameError.
+std::uint64_t payload_bytes_of(std::span<const std::byte> header);
+
 /// Both in one.
 FrameHeader decode_header(std::span<const std::byte> header, std::span<const std::byte> payload);
 

@@ -1,7 +1,6 @@
 #include "transport/inproc.h"
 
 #include <condition_variable>
-#include <cstring>
 #include <map>
 #include <random>
 #include <set>
@@ -103,15 +102,6 @@ class InprocHub {
 
 namespace {
 
-/// As a socket does: the sender's memory is its own again once it is sent, however long the receiver keeps
-/// what came.
-Buffer copy_of(const Buffer& payload) {
-  Buffer copy = Buffer::allocate(payload.size_bytes());
-  if (payload.size_bytes() > 0)
-    std::memcpy(copy.bytes().data(), payload.bytes().data(), payload.size_bytes());
-  return copy;
-}
-
 class InprocMessenger final : public Messenger {
  public:
   InprocMessenger(std::shared_ptr<InprocHub> hub, Node self)
@@ -142,7 +132,8 @@ class InprocMessenger final : public Messenger {
     for (Frame& frame : frames) {
       frame.header.sender = self_;
       frame.header.epoch = hub_->world().epoch;
-      frame.payload = copy_of(frame.payload);
+      // As a socket does: the sender's memory is its own again, however long the receiver keeps what came.
+      frame.payload = frame.payload.copy();
     }
     const std::uint64_t bytes = total_bytes(frames);
     place_.traffic.sent(to, bytes, frames.size());

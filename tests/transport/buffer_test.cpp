@@ -84,6 +84,30 @@ TEST(Buffer, TruncateBreaksTheSeal) {
   EXPECT_FALSE(buffer.checksum());
 }
 
+TEST(Buffer, AShareOfAPartKeepsTheWholeAlive) {
+  int released = 0;
+  std::vector<std::byte> bytes(16);
+  std::optional<Buffer> part;
+  {
+    const Buffer whole = Buffer::borrow(bytes, [&] { ++released; });
+    part = whole.share(8, 4);
+  }
+  EXPECT_EQ(part->bytes().data(), bytes.data() + 8);
+  EXPECT_EQ(part->size_bytes(), 4u);
+  EXPECT_EQ(released, 0);
+  part.reset();
+  EXPECT_EQ(released, 1);
+}
+
+TEST(Buffer, ACopyIsItsOwn) {
+  std::vector<std::byte> bytes(16, std::byte{3});
+  const Buffer copy = Buffer::borrow(bytes).copy();
+  bytes.assign(16, std::byte{4});
+  EXPECT_EQ(std::vector<std::byte>(copy.bytes().begin(), copy.bytes().end()),
+            std::vector<std::byte>(16, std::byte{3}));
+  EXPECT_EQ(Buffer().copy().size_bytes(), 0u);
+}
+
 TEST(BufferPool, TakesBackWhatTheLastShareLetGo) {
   BufferPool pool;
   const std::byte* first = nullptr;

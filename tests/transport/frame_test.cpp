@@ -194,6 +194,15 @@ TEST(Frame, ChecksumsOfEveryLengthEqualTheReference) {
   }
 }
 
+TEST(Frame, TheLengthOfThePayloadIsReadFromACheckedHeader) {
+  const std::vector<std::byte> payload(1234, std::byte{7});
+  auto bytes = encode_header(golden_header(), payload);
+  EXPECT_EQ(payload_bytes_of(bytes), 1234u);
+  bytes[80] ^= std::byte{1};
+  EXPECT_THROW(payload_bytes_of(bytes), FrameError);
+  EXPECT_THROW(payload_bytes_of(std::span(bytes).first(100)), FrameError);
+}
+
 TEST(Frame, NodesHaveNamesForPeople) {
   EXPECT_EQ(to_string(Node{Role::kWorker, 3}), "worker 3");
   EXPECT_EQ(to_string(Node{Role::kServer, 0}), "server 0");

@@ -11,6 +11,8 @@
 #include <numeric>
 #include <thread>
 
+#include "tests/transport/ear.h"
+#include "tests/transport/frames.h"
 #include "transport/inproc.h"
 #include "transport/zmq_messenger.h"
 
@@ -23,61 +25,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
-
-constexpr auto kPatience = 20s;  // no test waits that long unless something is broken
-
-// Keeps what it hears, and lets a test wait for it.
-class Ear final : public Sink {
- public:
-  struct Heard {
-    Node from;
-    std::vector<Frame> frames;
-  };
-
-  void on_frames(Node from, std::vector<Frame> frames) override {
-    const std::lock_guard lock(mutex_);
-    frame_count_ += frames.size();
-    heard_.push_back({from, std::move(frames)});
-    changed_.notify_all();
-  }
-  void on_failure(const std::string& text) override {
-    const std::lock_guard lock(mutex_);
-    failures_.push_back(text);
-    changed_.notify_all();
-  }
-  void on_goodbye(Node peer) override {
-    const std::lock_guard lock(mutex_);
-    goodbyes_.push_back(peer);
-    changed_.notify_all();
-  }
-
-  std::vector<Heard> take_frames(std::size_t count) {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, kPatience, [&] { return frame_count_ >= count; })) {
-      ADD_FAILURE() << "heard " << frame_count_ << " frames, awaited " << count;
-    }
-    frame_count_ = 0;
-    return std::move(heard_);
-  }
-  std::vector<std::string> failures(std::size_t count) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kPatience, [&] { return failures_.size() >= count; });
-    return failures_;
-  }
-  std::vector<Node> goodbyes(std::size_t count) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kPatience, [&] { return goodbyes_.size() >= count; });
-    return goodbyes_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Heard> heard_;
-  std::size_t frame_count_ = 0;
-  std::vector<std::string> failures_;
-  std::vector<Node> goodbyes_;
-};
 
 // A job whose every node is a Messenger of this process.
 class Job {
@@ -151,41 +98,10 @@ class TransportConformance : public ::testing::TestWithParam<Transport> {
   }
 };
 
-Frame make_frame(Kind kind, std::uint64_t key, std::size_t payload_bytes = 0) {
-  Frame frame;
-  frame.header.kind = kind;
-  frame.header.key = key;
-  frame.payload = Buffer::allocate(payload_bytes);
-  for (std::size_t i = 0; i < payload_bytes; ++i) {
-    frame.payload.bytes()[i] = static_cast<std::byte>((key * 31 + i * 7) >> 2);
-  }
-  return frame;
-}
-
-bool has_payload_of(const Frame& frame, std::uint64_t key, std::size_t payload_bytes) {
-  const Frame expected = make_frame(Kind::kPush, key, payload_bytes);
-  return frame.payload.size_bytes() == payload_bytes &&
-         (payload_bytes == 0 ||
-          std::memcmp(frame.payload.bytes().data(), expected.payload.bytes().data(), payload_bytes) == 0);
-}
-
-std::vector<Frame> one(Frame frame) {
-  std::vector<Frame> frames;
-  frames.push_back(std::move(frame));
-  return frames;
-}
-
 constexpr Node kWorker0{Role::kWorker, 0};
 constexpr Node kWorker1{Role::kWorker, 1};
 constexpr Node kServer0{Role::kServer, 0};
 constexpr Node kServer1{Role::kServer, 1};
-
-Counters counters_with(const Messenger& messenger, Node peer) {
-  for (const PeerCounters& entry : messenger.counters()) {
-    if (entry.peer == peer) return entry.counters;
-  }
-  return {};
-}
 
 TEST_P(TransportConformance, NodesKnowThemselvesAndTheWorld) {
   const auto job = start(2, 2);
@@ -415,17 +331,6 @@ TEST_P(TransportConformance, ExchangesGiveEveryBlobInRankOrder) {
     }));
   }
   for (auto& rank : ranks) rank.get();
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const TimeoutError& error) {
-    return std::string("TimeoutError: ") + error.what();
-  } catch (const TransportError& error) {
-    return std::string("TransportError: ") + error.what();
-  }
-  return "no error";
 }
 
 TEST_P(TransportConformance, ALateExchangeNamesTheMissingRanksAndMeetsLater) {

@@ -1,0 +1,464 @@
+#include "transport/mpi_endpoint.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "transport/mpi_library.h"
+#include "transport/nodes.h"
+
+namespace gradwire::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kMissingAnswer{1'000};  // how long a late worker waits to hear whom it waited for
+constexpr milliseconds kLastWords{2'000};  // for a failure to reach the other ranks, and what was being sent
+
+void check_options(const MpiOptions& options) {
+  const auto refuse = [](const std::string& given, const std::string& expected) {
+    throw std::invalid_argument("connect_mpi: " + given + ", expected " + expected);
+  };
+  if (options.library.empty()) refuse("library is empty", "the path of libgradwire_mpi.so");
+  if (options.liveness_timeout < milliseconds(10) || options.rendezvous_timeout < milliseconds(10)) {
+    refuse("liveness_timeout or rendezvous_timeout is too short", "at least 10 ms");
+  }
+  constexpr std::size_t kMost = std::size_t{1} << 30;
+  if (options.largest_message_bytes < 8 || options.largest_message_bytes > kMost) {
+    refuse("largest_message_bytes=" + std::to_string(options.largest_message_bytes), "8 to 2^30");
+  }
+}
+
+MpiEntry entry_of(const MpiOptions& options, MpiJob job) {
+  MpiEntry entry;
+  entry.job = job;
+  std::random_device random;
+  entry.epoch = std::uint64_t{random()} << 32 | random() | 1;  // never 0, which is "before the roster"
+  entry.largest_message_bytes = options.largest_message_bytes;
+  entry.pid = static_cast<std::uint64_t>(getpid());
+  gethostname(entry.host.data(), entry.host.size() - 1);
+  return entry;
+}
+
+std::string has_left_text(Node node) { return to_string(node) + " has left the job"; }
+
+}  // namespace
+
+// --- start and end ---
+
+MpiEndpoint::MpiEndpoint(const MpiOptions& options, MpiJob job, int users)
+    : options_(options), job_(job), pace_(Clock::now()), open_users_(users) {}
+
+std::shared_ptr<MpiEndpoint> MpiEndpoint::connect(const MpiOptions& options, MpiJob job, int users) {
+  check_options(options);
+  std::shared_ptr<MpiEndpoint> endpoint(new MpiEndpoint(options, job, users));
+  endpoint->port_ = load_mpi(options.library);
+  endpoint->thread_ = std::thread([endpoint] { endpoint->run(); });
+  endpoint->await_start();
+  return endpoint;
+}
+
+void MpiEndpoint::await_start() {
+  Lock lock(mutex_);
+  const bool is_initialised = changed_.wait_for(lock, options_.rendezvous_timeout,
+                                                [this] { return mpi_is_initialised_ || has_ended_; });
+  if (!is_initialised) {
+    has_ended_ = true;
+    thread_
+        .detach();  // nothing calls it back from inside MPI; it holds the endpoint, and ends once MPI returns
+    throw TimeoutError("mpi: MPI_Init_thread did not return within " +
+                       in_seconds(options_.rendezvous_timeout) +
+                       "; every process that mpirun starts must create the store");
+  }
+  changed_.wait(lock, [this] { return has_begun_ || has_ended_; });
+  if (!start_error_) return;
+  lock.unlock();
+  thread_.join();
+  std::rethrow_exception(start_error_);
+}
+
+void MpiEndpoint::run() {
+  try {
+    join_job();
+  } catch (...) {  // the caller gets it
+    port_->abandon();
+    const Lock lock(mutex_);
+    start_error_ = std::current_exception();
+    has_ended_ = true;
+    changed_.notify_all();
+    return;
+  }
+  serve();
+  const Lock lock(mutex_);
+  has_ended_ = true;
+  changed_.notify_all();
+}
+
+void MpiEndpoint::join_job() {
+  port_->initialise();
+  {
+    const Lock lock(mutex_);
+    if (has_ended_) throw TimeoutError("mpi: nobody waits for this job any more");
+    mpi_is_initialised_ = true;
+    changed_.notify_all();
+  }
+  const auto entries = call_roll(*port_, entry_of(options_, job_), options_.rendezvous_timeout, options_.log);
+  worker_.node.rank = server_.node.rank = port_->rank();
+  world_ = {port_->size(), job_ == MpiJob::kPairs ? port_->size() : 0, entries.front().epoch};
+  MpiPeers::Events& events = *this;
+  peers_.emplace(*port_, options_, entries, worker_.traffic, events);
+  sums_.emplace(*port_, options_.largest_message_bytes);
+  const Lock lock(mutex_);
+  has_begun_ = true;
+  changed_.notify_all();
+}
+
+void MpiEndpoint::close() {
+  {
+    const Lock lock(mutex_);
+    if (--open_users_ > 0) return;
+    wake();
+  }
+  thread_.join();
+}
+
+// --- callers ---
+
+void MpiEndpoint::wake() {
+  has_work_ = true;
+  wake_.notify_all();
+}
+
+void MpiEndpoint::check_member(const Place& place) const {
+  place.inbox.rethrow();
+  if (place.is_leaving) throw TransportError(has_left_text(place.node));
+}
+
+void MpiEndpoint::attach(Place& place, Sink& sink) {
+  place.inbox.attach(sink);
+  const Lock lock(mutex_);
+  wake();
+}
+
+void MpiEndpoint::send(Place& from, Node to, std::vector<Frame> frames) {
+  check_route(from.node, world_, to, frames);
+  if (frames.empty()) return;
+  for (Frame& frame : frames) {
+    frame.header.sender = from.node;
+    frame.header.epoch = world_.epoch;
+  }
+  if (to.rank == from.node.rank) return send_here(from, place(to.role), std::move(frames));
+  const std::uint64_t bytes = total_bytes(frames), count = frames.size();
+  Outgoing outgoing{&from, to.rank, pack_for_mpi(std::move(frames))};
+  const Lock lock(mutex_);
+  check_member(from);
+  if (left_.contains(to)) return;
+  from.traffic.sent(to, bytes, count);
+  requests_.outgoing.push_back(std::move(outgoing));
+  wake();
+}
+
+// Copied as a socket would: the sender's memory is its own again, however long the receiver keeps what came.
+void MpiEndpoint::send_here(Place& from, Place& to, std::vector<Frame> frames) {
+  for (Frame& frame : frames) frame.payload = frame.payload.copy();
+  const std::uint64_t bytes = total_bytes(frames), count = frames.size();
+  const Lock lock(mutex_);
+  check_member(from);
+  from.traffic.sent(to.node, bytes, count);
+  if (to.is_leaving) return;
+  to.traffic.received(from.node, bytes, count);
+  to.inbox.post_frames(from.node, std::move(frames));
+  wake();
+}
+
+void MpiEndpoint::ask(std::uint64_t sequence, ExchangeAsk ask, const std::string& payload) {
+  requests_.others.push_back([=, this] { peers_->submit_exchange(sequence, ask, payload); });
+  wake();
+}
+
+std::vector<std::string> MpiEndpoint::exchange(std::string_view name, std::string_view blob,
+                                               milliseconds timeout) {
+  Lock lock(mutex_);
+  check_member(worker_);
+  const std::uint64_t sequence = exchange_count_++;
+  exchanges_[sequence];
+  ask(sequence, ExchangeAsk::kOffer, std::string(name) + '\0' + std::string(blob));
+  try {
+    auto blobs = await_exchange(lock, sequence, name, timeout);
+    exchanges_.erase(sequence);
+    return blobs;
+  } catch (...) {
+    exchanges_.erase(sequence);
+    throw;
+  }
+}
+
+std::vector<std::string> MpiEndpoint::await_exchange(Lock& lock, std::uint64_t sequence,
+                                                     std::string_view name, milliseconds timeout) {
+  Waiting& waiting = exchanges_[sequence];
+  const auto is_settled = [&] { return failed_ || worker_.is_leaving || waiting.blobs || waiting.deserted; };
+  if (!changed_.wait_for(lock, timeout, is_settled)) {
+    ask(sequence, ExchangeAsk::kStatus, "");
+    changed_.wait_for(lock, kMissingAnswer, [&] { return is_settled() || waiting.missing; });
+  }
+  if (waiting.blobs) return std::move(*waiting.blobs);
+  check_member(worker_);
+  if (waiting.deserted) throw TransportError(*waiting.deserted);
+  const std::vector<std::uint32_t> coordinator{0};
+  throw TimeoutError(exchange_timeout_text(sequence, name, waiting.missing.value_or(coordinator), timeout));
+}
+
+bool MpiEndpoint::note_failure(const std::string& text) {
+  if (failed_) return false;
+  failed_ = true;
+  worker_.inbox.post_failure(text);
+  server_.inbox.post_failure(text);
+  changed_.notify_all();
+  wake();
+  return true;
+}
+
+void MpiEndpoint::fail(const std::string& text) {
+  const Lock lock(mutex_);
+  if (note_failure(text)) requests_.others.push_back([=, this] { peers_->spread_failure(text); });
+}
+
+void MpiEndpoint::leave(Place& place, milliseconds timeout) {
+  Lock lock(mutex_);
+  if (!place.is_leaving) {
+    place.is_leaving = true;
+    requests_.others.push_back([this, &place] { start_leaving(place); });
+    changed_.notify_all();
+    wake();
+  }
+  changed_.wait_for(lock, timeout, [&] { return place.has_left || failed_; });
+}
+
+void MpiEndpoint::sum(Buffer values, std::optional<ElementType> type, Collective::Done done) {
+  const Lock lock(mutex_);
+  ++sums_under_way_;
+  ++sums_untold_;
+  const auto count_down = [this](std::size_t& count) {
+    const Lock counting(mutex_);
+    --count;
+    changed_.notify_all();
+  };
+  auto done_and_counted = [=, this, done = std::move(done)](Buffer result, std::exception_ptr error) {
+    count_down(sums_under_way_);
+    done(std::move(result), std::move(error));
+    count_down(sums_untold_);
+  };
+  const bool is_too_late = worker_.is_leaving && !failed_;
+  auto refusal = is_too_late ? std::make_exception_ptr(TransportError(has_left_text(worker_.node))) : nullptr;
+  requests_.sums.push_back({std::move(values), type, std::move(done_and_counted), std::move(refusal)});
+  wake();
+}
+
+void MpiEndpoint::close_sums() {
+  Lock lock(mutex_);
+  if (const std::size_t count = sums_under_way_; count > 0) {
+    lock.unlock();
+    fail(to_string(worker_.node) + " closed its Collective while " + std::to_string(count) +
+         " of its sums were under way");
+    lock.lock();
+  }
+  changed_.wait(lock, [this] { return sums_untold_ == 0; });
+}
+
+// --- I/O thread ---
+
+void MpiEndpoint::serve() {
+  while (!is_over()) {
+    const auto now = Clock::now();
+    try {
+      if (step(now)) pace_.moved(Clock::now());
+    } catch (const std::exception& error) {
+      if (!on_fault(to_string(worker_.node) + ": " + error.what())) give_up_mpi();
+    }
+    sleep(now);
+  }
+}
+
+bool MpiEndpoint::step(Clock::time_point now) {
+  bool moved = take_requests();
+  if (!mpi_is_over_) moved |= work_with_mpi(now);
+  deliver(worker_);
+  deliver(server_);
+  settle_failure(now);
+  part_when_all_have_left(now);
+  return moved;
+}
+
+bool MpiEndpoint::take_requests() {
+  if (!has_work_.exchange(false)) return false;
+  Requests requests;
+  {
+    const Lock lock(mutex_);
+    std::swap(requests, requests_);
+  }
+  for (Outgoing& outgoing : requests.outgoing) send_parcel(std::move(outgoing));
+  for (SumRequest& request : requests.sums) start_sum(std::move(request));
+  for (const auto& request : requests.others) {
+    if (!mpi_is_over_) request();
+  }
+  return !requests.outgoing.empty() || !requests.sums.empty() || !requests.others.empty();
+}
+
+void MpiEndpoint::send_parcel(Outgoing outgoing) {
+  if (worker_.inbox.failed() || mpi_is_over_) return;
+  Place& from = *outgoing.from;
+  ++from.under_way;
+  peers_->send(outgoing.rank, std::move(outgoing.parcel), [this, &from] { note_sent(from); });
+}
+
+void MpiEndpoint::start_sum(SumRequest request) {
+  if (request.refusal) {
+    request.done(std::move(request.values), request.refusal);
+  } else if (request.type) {
+    sums_->all_reduce(std::move(request.values), *request.type, std::move(request.done));
+  } else {
+    sums_->all_gather(std::move(request.values), std::move(request.done));
+  }
+}
+
+// A node whose job has failed must not look like one that left cleanly.
+void MpiEndpoint::start_leaving(Place& place) {
+  if (worker_.inbox.failed()) return;
+  on_goodbye(place.node);
+  ++place.under_way;
+  peers_->say_goodbye(place.node, [this, &place] { note_sent(place); });
+}
+
+void MpiEndpoint::note_sent(Place& place) {
+  if (--place.under_way > 0) return;
+  const Lock lock(mutex_);
+  if (!left_.contains(place.node)) return;
+  place.has_left = true;
+  changed_.notify_all();
+}
+
+bool MpiEndpoint::work_with_mpi(Clock::time_point now) {
+  std::size_t events = port_->poll() + peers_->receive();
+  if (!worker_.inbox.failed()) events += sums_->start_queued();
+  if (!parting_since_) peers_->tick(now);
+  return events > 0;
+}
+
+void MpiEndpoint::deliver(Place& place) {
+  try {
+    place.inbox.deliver();
+  } catch (const std::exception& error) {  // a Sink's
+    on_fault(to_string(place.node) + ": " + error.what());
+  }
+}
+
+void MpiEndpoint::sleep(Clock::time_point now) {
+  const auto has_work = [this] { return has_work_.load(); };
+  Lock lock(mutex_, std::defer_lock);
+  if (mpi_is_over_) {
+    lock.lock();
+    wake_.wait(lock, [&] { return has_work() || open_users_ == 0; });
+    return;
+  }
+  const auto pause = pace_.pause(now, port_->under_way() > 0);
+  if (pause == Clock::duration::zero()) return std::this_thread::yield();
+  lock.lock();
+  wake_.wait_for(lock, pause, has_work);
+}
+
+bool MpiEndpoint::is_over() {
+  if (!mpi_is_over_) return false;
+  const Lock lock(mutex_);
+  return open_users_ == 0;
+}
+
+// Nobody stops asking MPI before everybody has what was sent: the barrier says that.
+void MpiEndpoint::part_when_all_have_left(Clock::time_point now) {
+  if (mpi_is_over_ || worker_.inbox.failed()) return;
+  if (!parting_since_) {
+    const Lock lock(mutex_);
+    if (left_.size() < world_.workers + world_.servers || sums_untold_ > 0 || port_->under_way() > 0) return;
+    parting_since_ = now;
+    port_->barrier([this] { has_parted_ = true; });
+  } else if (has_parted_ && port_->under_way() == 0) {
+    mpi_is_over_ = true;
+    port_->finish();
+  } else if (now - *parting_since_ >= options_.leave_timeout) {
+    on_fault("mpi: not every rank came to the end of the job within " + in_seconds(options_.leave_timeout));
+  }
+}
+
+// Returns whether the other ranks can be told.
+bool MpiEndpoint::on_fault(const std::string& text) {
+  {
+    const Lock lock(mutex_);
+    if (!note_failure(text)) return false;
+  }
+  if (mpi_is_over_) return false;
+  try {
+    peers_->spread_failure(text);
+    return true;
+  } catch (const std::exception&) {  // the first cause is what counts
+    return false;
+  }
+}
+
+// What is being sent is still received, and dropped: else MPI would go on reading memory that is its owner's
+// again.
+void MpiEndpoint::settle_failure(Clock::time_point now) {
+  if (mpi_is_over_ || !worker_.inbox.failed()) return;
+  if (!failed_at_) failed_at_ = now;
+  const bool nothing_is_sent = port_->under_way() == sums_->pieces_under_way();
+  if ((peers_->is_failure_known() && nothing_is_sent) || now - *failed_at_ >= kLastWords) give_up_mpi();
+}
+
+// Sums are ended after MPI, which may work on them as long as it is called.
+void MpiEndpoint::give_up_mpi() {
+  if (mpi_is_over_) return;
+  mpi_is_over_ = true;
+  port_->abandon();
+  sums_->fail(std::make_exception_ptr(TransportError(worker_.inbox.failure())));
+}
+
+void MpiEndpoint::on_frames(Node from, std::vector<Frame> frames) {
+  Place& to = place(from.role == Role::kWorker ? Role::kServer : Role::kWorker);
+  to.traffic.received(from, total_bytes(frames), frames.size());
+  to.inbox.post_frames(from, std::move(frames));
+}
+
+void MpiEndpoint::on_goodbye(Node peer) {
+  const Lock lock(mutex_);
+  left_.insert(peer);
+  for (Place* place : {&worker_, &server_}) {
+    if (!place->is_leaving) place->inbox.post_goodbye(peer);
+  }
+}
+
+void MpiEndpoint::on_exchange_result(std::uint64_t sequence, ExchangeAnswer answer,
+                                     std::string_view payload) {
+  const Lock lock(mutex_);
+  const auto found = exchanges_.find(sequence);
+  if (found == exchanges_.end()) return;
+  switch (answer) {
+    case ExchangeAnswer::kComplete:
+      found->second.blobs = parse_blobs(payload);
+      break;
+    case ExchangeAnswer::kWaiting:
+      found->second.missing = parse_ranks(payload);
+      break;
+    case ExchangeAnswer::kDeserted:
+      found->second.deserted = payload;
+      break;
+  }
+  changed_.notify_all();
+}
+
+void MpiEndpoint::on_failure(const std::string& text) {
+  const Lock lock(mutex_);
+  note_failure(text);
+}
+
+}  // namespace gradwire::transport
