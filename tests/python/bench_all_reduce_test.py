@@ -67,19 +67,22 @@ def test_misuse_is_one_line_and_2(arguments: list[str], text: str) -> None:
     assert error.count("\n") == 1
 
 
-def test_every_store_codec_and_fusion_is_a_row_with_a_label_of_its_own() -> None:
+def test_every_store_codec_checksum_and_fusion_is_a_row_with_a_label_of_its_own() -> None:
     wanted = plan(
         stores=tuple(store.name for store in stores.STORES),
         codecs=("none", "2bit", "2bit:reply=2bit", "2bit:threshold=auto"),
+        checksums=("always", "off"),
         tensors=1000,
     )
     rows = stores.systems(wanted)
-    assert len(rows) == len(stores.STORES) * 4 * 2
+    assert len(rows) == len(stores.STORES) * 4 * 2 * 2
     assert len({row.label for row in rows}) == len(rows)
     first = [row.label for row in rows if row.store == OURS and row.codec == "2bit" and row.fused]
     assert first == [
-        f"gradwire {OURS} 2bit, exact reply, fused",
-        f"gradwire {OURS} 2bit both ways, fused",
+        f"gradwire {OURS} 2bit, exact reply, fused, checksum always",
+        f"gradwire {OURS} 2bit, exact reply, fused, checksum off",
+        f"gradwire {OURS} 2bit both ways, fused, checksum always",
+        f"gradwire {OURS} 2bit both ways, fused, checksum off",
     ]
     assert [row.threshold for row in rows if row.codec != "2bit"] == [None] * (len(rows) // 2)
 
@@ -210,6 +213,11 @@ def test_small_tensors_run_fused_and_not() -> None:
     assert [row["fused"] for row in rows] == [True, False, True]
     assert all(row["checksum"] for row in rows)
     assert {row["tensors"] for row in rows} == {125}
+
+
+def test_with_payload_checksums_and_without() -> None:
+    rows = records("--checksum", "always,off")
+    assert [(row["payload_checksum"], row["checksum"]) for row in rows] == [("always", True), ("off", True)]
 
 
 def test_the_page_shows_every_system_and_stands_alone(tmp_path: Path) -> None:
