@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "fusion/bucket.h"
+#include "kvstore/collectives.h"
 #include "kvstore/engine_thread.h"
 #include "kvstore/native.h"
 #include "kvstore/updater.h"
@@ -77,6 +78,8 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
   const auto settings = messenger_->exchange("settings", agreed_settings(options_), options_.slow_abort);
   require_same_settings("settings", settings);
   thread_ = std::make_unique<EngineThread>(*messenger_, options_, in_order_);
+  collectives_ = std::make_unique<Collectives>(
+      *messenger_, thread_->mail(), options_.partition_elements * sizeof(float), options_.slow_abort);
 }
 
 Engine::~Engine() { close(); }
@@ -89,6 +92,16 @@ void Engine::barrier() { messenger_->exchange("barrier", "", options_.slow_abort
 
 std::vector<std::string> Engine::all_gather(std::string_view name, std::string_view blob) {
   return messenger_->exchange(name, blob, options_.slow_abort);
+}
+
+Collectives& Engine::collectives() {
+  if (!collectives_) throw std::logic_error("collectives: the store is closed");
+  if (in_order_) {
+    throw std::invalid_argument(
+        "collectives: they need servers, and where a library sums there is none; use a store such as "
+        "'allreduce' or 'dist_sync'");
+  }
+  return *collectives_;
 }
 
 void Engine::set_compression(const compress::CodecSpec& spec, const std::string& reply) {
@@ -307,6 +320,7 @@ void Engine::close() {
   } catch (
       const std::exception&) {  // NOLINT(bugprone-empty-catch): the job has failed; there is nobody to tell
   }
+  collectives_.reset();
   thread_.reset();
   hosted_.reset();
 }

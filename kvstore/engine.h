@@ -42,6 +42,7 @@ struct EngineOptions {
   std::chrono::milliseconds retry_timeout{10'000};  ///< then a server is asked whether it has our push
 };
 
+class Collectives;
 class EngineThread;
 
 class Engine {
@@ -68,6 +69,8 @@ class Engine {
   void barrier();
   /// Gives blob to all and returns every worker's in rank order.
   std::vector<std::string> all_gather(std::string_view name, std::string_view blob);
+  /// Exact collectives on arrays of many types. Lives until close(); throws std::logic_error after it.
+  Collectives& collectives();
   /// Sets the codec and reply for all keys from the next round on. Throws std::invalid_argument (bad spec, or
   /// ranks that differ).
   void set_compression(const compress::CodecSpec& spec, const std::string& reply);
@@ -133,6 +136,7 @@ class Engine {
   std::vector<KeySpec> keys_;
   std::vector<std::uint64_t> server_load_;
   std::unique_ptr<EngineThread> thread_;
+  std::unique_ptr<Collectives> collectives_;
   std::unique_ptr<Slots> slots_;
 };
 

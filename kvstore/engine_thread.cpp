@@ -75,6 +75,8 @@ EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions&
           std::make_shared<Compression>(Compression{compress::make({}), compress::ReplyKind::kSame})),
       outbox_(messenger, loop_, Role::kServer, messenger.world().servers, messenger.self().rank,
               {options.credit_bytes, options.fusion_bytes}),
+      mail_(messenger, loop_, outbox_, options.retry_timeout,
+            [this](const std::exception_ptr& error) { fail_all(error); }),
       pool_(options.codec_threads),
       thread_([this] { run(); }) {
   messenger_.attach(*this);
@@ -197,7 +199,8 @@ void EngineThread::lose_server(std::uint32_t rank) {
       return !state.answered && state.part.server == rank;
     });
   };
-  const bool is_needed = !hosts_server_ || std::any_of(active_.begin(), active_.end(), awaits);
+  const bool is_needed =
+      !hosts_server_ || mail_.awaits_server(rank) || std::any_of(active_.begin(), active_.end(), awaits);
   if (is_needed) fail_all(std::make_exception_ptr(transport::TransportError(lost_server_text(rank))));
 }
 
@@ -371,7 +374,7 @@ void EngineThread::flush() {
 // ------------------------------------------------------------------------------------- answers
 
 void EngineThread::handle(Node from, Frame frame) {
-  if (from.role != Role::kServer) return;
+  if (from.role != Role::kServer || mail_.handle(from, frame)) return;
   const FrameHeader& header = frame.header;
   if (command_ && header.count == 0 && (header.kind == Kind::kAck || header.kind == Kind::kError)) {
     auto& [ticket, servers] = *command_;
@@ -547,6 +550,7 @@ void EngineThread::finish(Tensor& tensor, std::exception_ptr error) {
 void EngineThread::fail_all(std::exception_ptr error) {
   if (failure_) return;
   failure_ = error;
+  mail_.fail_all(error);
   if (command_) command_->first.fail(error);
   command_.reset();
   for (auto& tensor : tensors_) {
@@ -568,19 +572,33 @@ void EngineThread::tick() {
   const auto now = Clock::now();
   for (Tensor* tensor : std::vector<Tensor*>(active_.begin(), active_.end())) {
     const auto age = now - tensor->started;
-    if (age >= options_.slow_abort) {
-      const std::string text = describe_wait(*tensor, now);
-      fail_all(std::make_exception_ptr(transport::TimeoutError(text)));
-      messenger_.fail(fmt::format("{} gave up: {}", transport::to_string(messenger_.self()), text));
-      return;
-    }
+    if (age >= options_.slow_abort) return give_up(describe_wait(*tensor, now));
     if (age >= options_.slow_warning && !tensor->warned) {
       tensor->warned = true;
-      const std::lock_guard lock(notices_mutex_);
-      notices_.push_back(describe_wait(*tensor, now));
+      notify(describe_wait(*tensor, now));
     }
     probe(*tensor, now);
   }
+  tick_mail(now);
+}
+
+void EngineThread::tick_mail(Clock::time_point now) {
+  const auto age = mail_.idle() ? Clock::duration(0) : now - mail_.oldest();
+  if (age >= options_.slow_abort) return give_up(mail_.describe_wait(now));
+  const bool is_slow = age >= options_.slow_warning;
+  if (is_slow && !warned_of_mail_) notify(mail_.describe_wait(now));
+  warned_of_mail_ = is_slow;
+  mail_.retry(now);
+}
+
+void EngineThread::give_up(const std::string& text) {
+  fail_all(std::make_exception_ptr(transport::TimeoutError(text)));
+  messenger_.fail(fmt::format("{} gave up: {}", transport::to_string(messenger_.self()), text));
+}
+
+void EngineThread::notify(std::string text) {
+  const std::lock_guard lock(notices_mutex_);
+  notices_.push_back(std::move(text));
 }
 
 void EngineThread::probe(Tensor& tensor, Clock::time_point now) {

@@ -21,6 +21,7 @@
 #include "kvstore/engine.h"
 #include "kvstore/in_order.h"
 #include "kvstore/loop.h"
+#include "kvstore/mailbox_client.h"
 #include "kvstore/outbox.h"
 
 namespace gradwire::kvstore {
@@ -57,6 +58,7 @@ class EngineThread final : private transport::Sink {
   Ticket command(std::string text);
   /// Done when nothing is in flight.
   Ticket idle();
+  MailboxClient& mail() { return mail_; }
   /// Fails everything in flight and to come.
   void fail(std::exception_ptr error);
 
@@ -95,6 +97,9 @@ class EngineThread final : private transport::Sink {
   void fail_all(std::exception_ptr error);
   void flush();
   void tick();
+  void give_up(const std::string& text);
+  void notify(std::string text);
+  void tick_mail(Clock::time_point now);
   void probe(Tensor& tensor, Clock::time_point now);
   void ask(Tensor& tensor, std::size_t part);
   void lose_server(std::uint32_t rank);
@@ -113,6 +118,8 @@ class EngineThread final : private transport::Sink {
   std::vector<Ticket> waiting_idle_;
   std::shared_ptr<const Compression> compression_;  // owners: this and jobs in the pool
   Outbox outbox_;
+  MailboxClient mail_;
+  bool warned_of_mail_ = false;
   std::set<std::uint32_t> servers_gone_;
   std::optional<std::pair<Ticket, std::set<std::uint32_t>>>
       command_;  ///< and the servers that have not answered it

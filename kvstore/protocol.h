@@ -13,6 +13,7 @@ enum class Content : std::uint8_t { kSum = 0, kWeight = 1, kWeightDelta = 2 };
 enum class Refusal : std::uint8_t {
   kFinal = 0,      ///< the request is wrong; the text says why
   kSendAgain = 1,  ///< the payload did not arrive whole
+  kLetter = 2,     ///< kPost, kFetch or kReceipt: nothing to do with a key; final
 };
 
 }  // namespace gradwire::kvstore

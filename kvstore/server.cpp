@@ -10,6 +10,7 @@
 
 #include "kvstore/aggregator.h"
 #include "kvstore/loop.h"
+#include "kvstore/mailbox.h"
 #include "kvstore/outbox.h"
 #include "kvstore/ticket.h"
 
@@ -34,6 +35,7 @@ class Server::Shard {
   Shard(transport::Messenger& messenger, const ServerOptions& options)
       : aggregator_(messenger.world().workers,
                     messenger.seals_payloads() ? Aggregator::Sealing::kAll : Aggregator::Sealing::kLossy),
+        mailbox_(messenger.world().workers),
         outbox_(messenger, loop_, Role::kWorker, messenger.world().workers, messenger.self().rank,
                 {options.credit_bytes, options.fusion_bytes}),
         thread_([this] { run(); }) {}
@@ -42,7 +44,13 @@ class Server::Shard {
 
   void post(Node from, std::vector<Frame> frames) {
     loop_->post([this, rank = from.rank, frames = std::move(frames)]() mutable {
-      for (Frame& frame : frames) aggregator_.handle(rank, std::move(frame), answers_);
+      for (Frame& frame : frames) {
+        if (Mailbox::takes(frame.header.kind)) {
+          mailbox_.handle(rank, std::move(frame), answers_);
+        } else {
+          aggregator_.handle(rank, std::move(frame), answers_);
+        }
+      }
     });
   }
 
@@ -66,7 +74,10 @@ class Server::Shard {
   }
 
   void forget_the_gone() {
-    for (const std::uint32_t rank : gone_) aggregator_.forget_worker(rank, answers_);
+    for (const std::uint32_t rank : gone_) {
+      aggregator_.forget_worker(rank, answers_);
+      mailbox_.forget_worker(rank, answers_);
+    }
     gone_ = std::exchange(leaving_, {});
     send_answers();
   }
@@ -85,6 +96,7 @@ class Server::Shard {
 
   std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket
   Aggregator aggregator_;
+  Mailbox mailbox_;
   std::vector<Aggregator::Answer> answers_;
   std::vector<std::uint32_t> leaving_, gone_;  // said goodbye since the last tick; before it
   std::vector<Ticket> waiting_sent_;

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from gradwire import _core, settings
+from gradwire.collectives import Collectives
 from gradwire.compress import Compression
 from gradwire.devices import DeviceSum
 
@@ -102,6 +103,7 @@ class KVStore:
         self._compression = Compression()
         self._devices = DeviceSum("none")
         self.engine = engine
+        self.collectives = Collectives(engine)  # all_reduce, all_gather, ...: exact, of any arrays
 
     # ---------------------------------------------------------------- what it is
 

@@ -10,11 +10,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <csignal>
-#include <deque>
 
 #include "compress/simd_target.h"
-#include "kvstore/server.h"
 #include "python/src/bindings.h"
+#include "python/src/py_engine.h"
 #include "transport/inproc.h"
 #include "transport/node_pair.h"
 #include "transport/zmq_messenger.h"
@@ -51,75 +50,6 @@ bool wait_interruptibly(double seconds, const Poll& poll) {
     if (left <= kSignalCheck) return false;
   }
 }
-
-/// While it lives, Ctrl-C ends the process at once: for waits that cannot look at Python's signals.
-class InterruptEnds {
- public:
-  InterruptEnds() : before_(std::signal(SIGINT, SIG_DFL)) {}
-  ~InterruptEnds() { std::signal(SIGINT, before_); }
-  InterruptEnds(const InterruptEnds&) = delete;
-  InterruptEnds& operator=(const InterruptEnds&) = delete;
-
- private:
-  void (*before_)(int);
-};
-
-/// An Engine and the Python arrays that its operations still touch.
-class PyEngine {
- public:
-  PyEngine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options)
-      : engine_(std::move(messenger), options) {}
-  /// Of a pair of nodes; scheduler: the job's, if this process serves it.
-  PyEngine(transport::NodePair pair, const EngineOptions& options,
-           std::unique_ptr<transport::Scheduler> scheduler = nullptr)
-      : scheduler_(std::move(scheduler)),
-        engine_(std::move(pair.worker), options,
-                std::make_unique<kvstore::Server>(std::move(pair.server), kvstore::ServerOptions())) {}
-
-  Engine& engine() { return engine_; }
-
-  Ticket keep(Ticket ticket, nb::object in, nb::object out) {
-    while (!kept_.empty() && kept_.front().ticket.done() && !kept_.front().ticket.failed()) kept_.pop_front();
-    kept_.push_back({ticket, std::move(in), std::move(out)});
-    return ticket;
-  }
-
-  void bind_slots(const std::vector<KeyId>& keys, const std::vector<Floats>& arrays) {
-    std::vector<std::span<float>> values;
-    for (const auto& array : arrays) values.push_back(flat(array));
-    engine_.bind_slots(keys, values);
-    slots_ = arrays;
-  }
-
-  void close() {
-    {
-      const nb::gil_scoped_release release;
-      engine_.close();
-    }
-    kept_.clear();
-    slots_.clear();
-  }
-
-  /// Waits until nobody needs what this process serves for the whole job.
-  bool outlast_for(milliseconds timeout) {
-    if (!scheduler_) return true;
-    try {
-      return scheduler_->wait_for(timeout);
-    } catch (const std::exception&) {  // the job has failed, and everybody knows
-      return true;
-    }
-  }
-
- private:
-  struct Kept {
-    Ticket ticket;
-    nb::object in, out;
-  };
-  std::unique_ptr<transport::Scheduler> scheduler_;  // before engine_, which needs it to the end
-  std::deque<Kept> kept_;                            // before engine_: outlives it
-  std::vector<Floats> slots_;
-  Engine engine_;
-};
 
 // One keyword per setting; names are those of gradwire.settings.
 EngineOptions engine_options(const nb::kwargs& given) {
@@ -251,9 +181,10 @@ void bind_engine(nb::module_& module) {
           },
           "seconds"_a = 1e9, "Waits; returns False when seconds passed first. Raises the operation's error.");
 
-  nb::class_<PyEngine>(module, "Engine",
-                       "A worker's end of the store. Made by connect_engine() or local_engine().")
-      .def_prop_ro("rank", [](PyEngine& s) { return s.engine().rank(); })
+  nb::class_<PyEngine> engine(module, "Engine",
+                              "A worker's end of the store. Made by connect_engine() or local_engine().");
+  bind_collectives(engine);
+  engine.def_prop_ro("rank", [](PyEngine& s) { return s.engine().rank(); })
       .def_prop_ro("num_workers", [](PyEngine& s) { return s.engine().num_workers(); })
       .def_prop_ro("num_servers", [](PyEngine& s) { return s.engine().num_servers(); })
       .def(

@@ -1,0 +1,101 @@
+// PyEngine is what Python's Engine is: an Engine, the Python arrays that its operations still touch, and the
+// scheduler, if this process serves the job's roll call.
+//
+// Threading: as Engine; what touches Python objects holds the GIL.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <chrono>
+#include <csignal>
+#include <deque>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kvstore/engine.h"
+#include "kvstore/server.h"
+#include "python/src/bindings.h"
+#include "transport/node_pair.h"
+#include "transport/zmq_messenger.h"
+
+namespace gradwire::python {
+
+/// While it lives, Ctrl-C ends the process at once: for waits that cannot look at Python's signals.
+class InterruptEnds {
+ public:
+  InterruptEnds() : before_(std::signal(SIGINT, SIG_DFL)) {}
+  ~InterruptEnds() { std::signal(SIGINT, before_); }
+  InterruptEnds(const InterruptEnds&) = delete;
+  InterruptEnds& operator=(const InterruptEnds&) = delete;
+
+ private:
+  void (*before_)(int);
+};
+
+/// An Engine and the Python arrays that its operations still touch.
+class PyEngine {
+ public:
+  PyEngine(std::unique_ptr<transport::Messenger> messenger, const kvstore::EngineOptions& options)
+      : engine_(std::move(messenger), options) {}
+  /// Of a pair of nodes; scheduler: the job's, if this process serves it.
+  PyEngine(transport::NodePair pair, const kvstore::EngineOptions& options,
+           std::unique_ptr<transport::Scheduler> scheduler = nullptr)
+      : scheduler_(std::move(scheduler)),
+        engine_(std::move(pair.worker), options,
+                std::make_unique<kvstore::Server>(std::move(pair.server), kvstore::ServerOptions())) {}
+
+  kvstore::Engine& engine() { return engine_; }
+
+  kvstore::Ticket keep(kvstore::Ticket ticket, nanobind::object in, nanobind::object out) {
+    while (!kept_.empty() && kept_.front().ticket.done() && !kept_.front().ticket.failed()) kept_.pop_front();
+    kept_.push_back({ticket, std::move(in), std::move(out)});
+    return ticket;
+  }
+
+  void bind_slots(const std::vector<kvstore::KeyId>& keys, const std::vector<Floats>& arrays) {
+    std::vector<std::span<float>> values;
+    for (const auto& array : arrays) values.push_back(flat(array));
+    engine_.bind_slots(keys, values);
+    slots_ = arrays;
+  }
+
+  /// Of an operation that failed: threads that end with close() may still read its arrays.
+  void keep_until_close(nanobind::object arrays) { failed_.push_back(std::move(arrays)); }
+
+  void close() {
+    {
+      const nanobind::gil_scoped_release release;
+      engine_.close();
+    }
+    kept_.clear();
+    failed_.clear();
+    slots_.clear();
+  }
+
+  /// Waits until nobody needs what this process serves for the whole job.
+  bool outlast_for(std::chrono::milliseconds timeout) {
+    if (!scheduler_) return true;
+    try {
+      return scheduler_->wait_for(timeout);
+    } catch (const std::exception&) {  // the job has failed, and everybody knows
+      return true;
+    }
+  }
+
+ private:
+  struct Kept {
+    kvstore::Ticket ticket;
+    nanobind::object in, out;
+  };
+  std::unique_ptr<transport::Scheduler> scheduler_;  // before engine_, which needs it to the end
+  std::deque<Kept> kept_;                            // before engine_: outlives it
+  std::vector<nanobind::object> failed_;
+  std::vector<Floats> slots_;
+  kvstore::Engine engine_;
+};
+
+void bind_collectives(nanobind::class_<PyEngine>& engine);
+
+}  // namespace gradwire::python
