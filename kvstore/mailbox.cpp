@@ -88,6 +88,7 @@ void Mailbox::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& an
     throw Refused{fmt::format("post of {}: {} bytes given, {} announced; a letter has at least one",
                               name_of(id), frame.payload.size_bytes(), header.count)};
   }
+  if (!frame.payload.is_intact()) return;     // as if it were lost: it will be posted again
   if (id.sequence < newest_[worker]) return;  // repeated, and its poster has gone on since
   if (delivered_.contains(id)) return answers.push_back({worker, answer_to(header, Kind::kDelivered)});
   if (const auto known = letters_.find(id); known != letters_.end()) {  // a letter or receipt may be lost

@@ -84,6 +84,7 @@ void MailboxClient::ask(const FrameHeader& header, Buffer bytes) {
   outbox_.add(server_of(letter_of(header)), {header, std::move(bytes)});
 }
 
+/// What arrives damaged counts as lost.
 bool MailboxClient::handle(transport::Node, const Frame& frame) {
   switch (frame.header.kind) {
     case Kind::kLetter:
@@ -103,7 +104,7 @@ bool MailboxClient::handle(transport::Node, const Frame& frame) {
 
 void MailboxClient::on_letter(const Frame& frame) {
   const LetterId id = letter_of(frame.header);
-  if (id.poster >= workers_) return;
+  if (id.poster >= workers_ || !frame.payload.is_intact()) return;
   if (const auto found = fetches_.find(id); found != fetches_.end()) {
     Fetch& fetch = found->second;
     if (frame.payload.size_bytes() != fetch.into.size()) {
@@ -124,7 +125,7 @@ void MailboxClient::on_refusal(const Frame& frame) {
   const LetterId id = letter_of(frame.header);
   const auto post = posts_.find(id);
   const auto fetch = fetches_.find(id);
-  if (post == posts_.end() && fetch == fetches_.end()) return;
+  if ((post == posts_.end() && fetch == fetches_.end()) || !frame.payload.is_intact()) return;
   const char* what = post != posts_.end() ? post->second.what : fetch->second.what;
   fail_(std::make_exception_ptr(transport::TransportError(fmt::format("{}: {}", what, text_of(frame)))));
 }

@@ -435,10 +435,10 @@ INSTANTIATE_TEST_SUITE_P(Collectives, Failure,
                          [](const auto& info) { return std::string(info.param.name); });
 
 // A connection that breaks and comes back loses what was on its way.
-TEST(Collectives, AskAgainForWhatWasLost) {
+TEST(Collectives, AskAgainForWhatWasLostOrDamaged) {
   JobSize size{3, 2};
   size.engine.retry_timeout = 100ms;
-  std::atomic<int> lost{0};
+  std::atomic<int> lost{0}, damaged{0};
   const auto body = [](Engine& engine) {
     for (unsigned step = 0; step < 3; ++step) {
       auto values = given<float>(kLarge / 7, engine.rank(), step);
@@ -447,8 +447,10 @@ TEST(Collectives, AskAgainForWhatWasLost) {
     }
     engine.barrier();  // who leaves cannot be asked for a receipt again
   };
-  run_wired(size, body, [&](Line line) { return std::make_unique<LossyMessenger>(std::move(line), lost); });
+  run_wired(size, body,
+            [&](Line line) { return std::make_unique<LossyMessenger>(std::move(line), lost, damaged); });
   EXPECT_GT(lost, 10);
+  EXPECT_GT(damaged, 5);
 }
 
 }  // namespace

@@ -123,6 +123,16 @@ TEST(Mailbox, RepeatedRequestsChangeNothing) {
   EXPECT_EQ(again[0].frame.header.kind, Kind::kDelivered);
 }
 
+TEST(Mailbox, ADamagedLetterCountsAsLost) {
+  Mailbox mailbox(2);
+  Frame frame{header_of(Kind::kPost, kFromZero, 5), bytes_of("hello")};
+  frame.payload.seal();
+  frame.payload.bytes()[0] ^= std::byte{1};
+  EXPECT_THAT(handle(mailbox, 0, std::move(frame)), IsEmpty());
+  EXPECT_THAT(fetch(mailbox, 1, kFromZero, 5), IsEmpty());
+  expect_letter(post(mailbox, kFromZero, "hello"), 1, "hello");
+}
+
 TEST(Mailbox, ALaterSequenceForgetsWhatCameBefore) {
   Mailbox mailbox(2, 3);
   LetterId id{0, 0, 0, 0};
