@@ -38,8 +38,8 @@ demo: install  ## train a real network at 100 Mbit with and without compression,
 test: build install  ## style, C++ tests and Python tests; the last line counts them
 	@$(PYTHON) tests/run.py --jobs $(JOBS)
 
-soak: build install  ## the long forms that `make test` keeps short: fuzzing, kills, endurance (an hour)
-	@GRADWIRE_SOAK=1 GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} $(PYTHON) tests/run.py --jobs $(JOBS) --soak
+soak: build install  ## `make test` with a million fuzzing rounds and the tests marked soak
+	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} $(PYTHON) tests/run.py --jobs $(JOBS) --soak
 
 sanitize: packages  ## the C++ tests under ASan + UBSan, then under ThreadSanitizer
 	@export TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$(CURDIR)/tests/transport/tsan.supp"; \
