@@ -107,6 +107,19 @@ std::string to_endpoint(const TcpAddress& address) {
   return "tcp://" + host + ":" + address.port;
 }
 
+std::string without_mapping(const std::string& address) {
+  if (address.starts_with("tcp://[")) {
+    TcpAddress parsed = parse_tcp(address);
+    parsed.host = without_mapping(parsed.host);
+    return to_endpoint(parsed);
+  }
+  constexpr std::string_view kMapped = "::ffff:";
+  if (!address.starts_with(kMapped)) return address;
+  std::string ipv4 = address.substr(kMapped.size());
+  in_addr ignored{};
+  return inet_pton(AF_INET, ipv4.c_str(), &ignored) == 1 ? ipv4 : address;
+}
+
 std::string resolve(const std::string& host) {
   const AddressList found = look_up(host, SOCK_STREAM);
   const addrinfo* chosen = found.get();

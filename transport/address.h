@@ -19,6 +19,9 @@ bool is_ipc(const std::string& endpoint);
 /// Throws std::invalid_argument unless endpoint is "tcp://host:port", IPv6 addresses in brackets.
 TcpAddress parse_tcp(const std::string& endpoint);
 std::string to_endpoint(const TcpAddress& address);
+/// The address, or endpoint, as people know it: 10.0.0.1 where the system, which listens for both families on
+/// one socket, says ::ffff:10.0.0.1.
+std::string without_mapping(const std::string& address);
 
 /// The numeric address of a host: its IPv4 address where it has one, else its IPv6 address. Throws
 /// TransportError.

@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "transport/address.h"
+
 namespace gradwire::transport {
 namespace {
 
@@ -80,7 +82,7 @@ bool ZmqMessage::came_locally() const noexcept {
 
 std::string ZmqMessage::peer_address() const {
   const char* address = zmq_msg_gets(&message_, "Peer-Address");
-  return address == nullptr || *address == '\0' ? "an unknown address" : address;
+  return address == nullptr || *address == '\0' ? "an unknown address" : without_mapping(address);
 }
 
 Buffer ZmqMessage::into_buffer() && {
@@ -128,7 +130,7 @@ std::string ZmqSocket::bind(const std::string& endpoint) {
   std::size_t length = last.size();
   if (zmq_getsockopt(socket_, ZMQ_LAST_ENDPOINT, last.data(), &length) != 0)
     throw_zmq("zmq: endpoint in use");
-  return last.data();
+  return without_mapping(last.data());
 }
 
 void ZmqSocket::connect(const std::string& endpoint) {

@@ -26,6 +26,15 @@ TEST(Address, EndpointsAreParsedAndWritten) {
   }
 }
 
+TEST(Address, MappedAddressesAreWrittenAsTheIpv4OnesThatTheyAre) {
+  EXPECT_EQ(without_mapping("tcp://[::ffff:127.0.0.1]:9091"), "tcp://127.0.0.1:9091");
+  EXPECT_EQ(without_mapping("::ffff:10.0.0.1"), "10.0.0.1");
+  for (const char* text : {"tcp://127.0.0.1:9091", "tcp://[::1]:9091", "tcp://[::ffff:0:1]:9091", "::1",
+                           "ipc:///tmp/[::ffff:1.2.3.4]", "tcp://[::ffff:abcd:1.2.3.4]:1"}) {
+    EXPECT_EQ(without_mapping(text), text);
+  }
+}
+
 TEST(Address, BadEndpointsAreNamedWithWhatIsExpected) {
   for (const char* text : {"", "10.0.0.1:9091", "udp://h:1", "tcp://", "tcp://h", "tcp://h:", "tcp://h:x",
                            "tcp://h:70000", "tcp://:1", "tcp://::1:9091", "tcp://h:123456789012"}) {

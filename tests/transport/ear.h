@@ -1,20 +1,24 @@
-// Ear is a Sink that keeps what it hears, and lets a test wait for it.
+// What tests of transport listen with: a Sink that keeps what it hears, and the text of an error.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/messenger.h"
 
 namespace gradwire::transport {
 
-inline constexpr std::chrono::seconds kPatience{20};  // no test waits that long unless something is broken
+constexpr std::chrono::seconds kPatience{20};  // no test waits that long unless something is broken
 
+/// Keeps what it hears, and lets a test wait for it.
 class Ear final : public Sink {
  public:
   struct Heard {
@@ -52,14 +56,14 @@ class Ear final : public Sink {
     changed_.wait_for(lock, kPatience, [&] { return failures_.size() >= count; });
     return failures_;
   }
+  bool hears_goodbye_of(Node peer) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, kPatience, [&] { return std::ranges::count(goodbyes_, peer) == 1; });
+  }
   std::vector<Node> goodbyes(std::size_t count) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kPatience, [&] { return goodbyes_.size() >= count; });
     return goodbyes_;
-  }
-  bool hears_goodbye_of(Node peer) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, kPatience, [&] { return std::ranges::count(goodbyes_, peer) == 1; });
   }
 
  private:
@@ -70,5 +74,17 @@ class Ear final : public Sink {
   std::vector<std::string> failures_;
   std::vector<Node> goodbyes_;
 };
+
+/// What call throws, with the name of its kind; "no error" where it returns.
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const TimeoutError& error) {
+    return std::string("TimeoutError: ") + error.what();
+  } catch (const TransportError& error) {
+    return std::string("TransportError: ") + error.what();
+  }
+  return "no error";
+}
 
 }  // namespace gradwire::transport

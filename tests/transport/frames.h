@@ -1,4 +1,4 @@
-// Frames with payloads that tell whether they arrived whole, and what went wrong as text.
+// Frames with payloads that tell whether they arrived whole.
 #pragma once
 
 #include <cstring>
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/transport/ear.h"
 #include "transport/messenger.h"
 
 namespace gradwire::transport {
@@ -34,23 +35,16 @@ inline std::vector<Frame> one(Frame frame) {
   return frames;
 }
 
+inline constexpr Node kWorker0{Role::kWorker, 0};
+inline constexpr Node kWorker1{Role::kWorker, 1};
+inline constexpr Node kServer0{Role::kServer, 0};
+inline constexpr Node kServer1{Role::kServer, 1};
+
 inline Counters counters_with(const Messenger& messenger, Node peer) {
   for (const PeerCounters& entry : messenger.counters()) {
     if (entry.peer == peer) return entry.counters;
   }
   return {};
-}
-
-/// "TimeoutError: ...", "TransportError: ...", or "no error".
-inline std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const TimeoutError& error) {
-    return std::string("TimeoutError: ") + error.what();
-  } catch (const TransportError& error) {
-    return std::string("TransportError: ") + error.what();
-  }
-  return "no error";
 }
 
 }  // namespace gradwire::transport

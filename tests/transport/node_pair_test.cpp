@@ -3,11 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <condition_variable>
 #include <cstring>
 #include <future>
-#include <mutex>
 
+#include "tests/transport/ear.h"
 #include "transport/inproc.h"
 #include "transport/zmq_messenger.h"
 
@@ -16,28 +15,6 @@ namespace {
 
 using testing::HasSubstr;
 using namespace std::chrono_literals;
-
-class Ear final : public Sink {
- public:
-  void on_frames(Node from, std::vector<Frame> frames) override {
-    const std::lock_guard lock(mutex_);
-    for (Frame& frame : frames) heard_.emplace_back(from, std::move(frame));
-    changed_.notify_all();
-  }
-  void on_failure(const std::string&) override {}
-  void on_goodbye(Node) override {}
-
-  std::vector<std::pair<Node, Frame>> take(std::size_t count) {
-    std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, 20s, [&] { return heard_.size() >= count; }));
-    return std::exchange(heard_, {});
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::pair<Node, Frame>> heard_;
-};
 
 constexpr Node worker(std::uint32_t rank) { return {Role::kWorker, rank}; }
 constexpr Node server(std::uint32_t rank) { return {Role::kServer, rank}; }
@@ -61,8 +38,8 @@ TEST(NodePair, FramesBetweenTheTwoAreNeitherCopiedNorCounted) {
   pair.worker->send(server(1), push_of(bytes));  // before anybody listens
   pair.server->attach(ear);
   pair.worker->send(server(1), push_of(bytes));
-  const auto heard = ear.take(2);
-  for (const auto& [from, frame] : heard) {
+  for (const auto& [from, frames] : ear.take_frames(2)) {
+    const Frame& frame = frames.at(0);
     EXPECT_EQ(from, worker(1));
     EXPECT_EQ(frame.header.sender, worker(1));
     EXPECT_EQ(frame.header.epoch, pair.worker->world().epoch);
@@ -70,7 +47,7 @@ TEST(NodePair, FramesBetweenTheTwoAreNeitherCopiedNorCounted) {
   }
   pair.worker->attach(at_worker);
   pair.server->send(worker(1), push_of(bytes));
-  EXPECT_EQ(at_worker.take(1)[0].first, server(1));
+  EXPECT_EQ(at_worker.take_frames(1)[0].from, server(1));
   EXPECT_TRUE(pair.worker->counters().empty());
   EXPECT_TRUE(pair.server->counters().empty());
   pair.server->detach();
@@ -87,8 +64,8 @@ TEST(NodePair, OtherPeersAreReachedAsBefore) {
   b.server->attach(ear);
   const std::vector<std::byte> bytes(1000, std::byte{7});
   a.worker->send(server(1), push_of(bytes));
-  const auto heard = ear.take(1);
-  EXPECT_NE(heard[0].second.payload.bytes().data(), bytes.data());
+  const auto heard = ear.take_frames(1);
+  EXPECT_NE(heard[0].frames[0].payload.bytes().data(), bytes.data());
   EXPECT_EQ(a.worker->counters().at(0).counters.bytes_sent, kHeaderBytes + bytes.size());
   b.server->detach();
 }
@@ -127,7 +104,7 @@ TEST(ZmqNodePair, ServersTakeTheRankOfTheirWorker) {
   for (const NodePair& pair : pairs) {
     for (std::uint32_t rank = 0; rank < kWorkers; ++rank) pair.worker->send(server(rank), push_of(bytes));
   }
-  for (Ear& ear : ears) EXPECT_EQ(ear.take(kWorkers).size(), kWorkers);
+  for (Ear& ear : ears) EXPECT_EQ(ear.take_frames(kWorkers).size(), kWorkers);
   for (const NodePair& pair : pairs) pair.worker->leave(2s);
   for (const NodePair& pair : pairs) pair.server->leave(2s);
   EXPECT_TRUE(scheduler.wait_for(5s));
