@@ -29,7 +29,7 @@ from gradwire.collectives import Collectives
 from gradwire.compress import Compression
 from gradwire.devices import DeviceSum
 
-__all__ = ["KVStore", "create", "stores"]
+__all__ = ["KVStore", "create", "joined", "stores"]
 
 _PLACEMENTS = {
     "local": "local",
@@ -67,7 +67,8 @@ def create(name: str = "local") -> KVStore:
 
     Raises:
         TypeError: name is not a string.
-        ValueError: an unknown name (the nearest valid ones are named), or settings that are missing or bad.
+        ValueError: an unknown name (the nearest valid ones are named), settings that are missing or bad, or a job
+            that this process has joined already.
         gradwire.TimeoutError: not every rank appeared in time; names those missing.
     """
     if not isinstance(name, str):
@@ -78,6 +79,11 @@ def create(name: str = "local") -> KVStore:
         raise ValueError(
             f"kv.create: unknown store {name!r}; did you mean {near!r}? Valid are {', '.join(stores())}"
         )
+    if _PLACEMENTS[kind] != "local" and (other := joined()) is not None:
+        raise ValueError(
+            f"kv.create({name!r}): this process has joined its job already, by the store {other.type!r}; use that "
+            "one everywhere (a process is one worker)"
+        )
     settings.warn_unknown_variables()
     values = settings.read()
     if values.role != "worker":
@@ -85,6 +91,11 @@ def create(name: str = "local") -> KVStore:
     store = KVStore(kind, _JOIN[_PLACEMENTS[kind]](values, name), values)
     _open.add(store)
     return store
+
+
+def joined() -> KVStore | None:
+    """Returns the open store by which this process has joined a job; None where there is none but local ones."""
+    return next((store for store in _open if not store._is_local), None)
 
 
 class KVStore:
@@ -274,6 +285,7 @@ class KVStore:
 
         Where this process serves the roll call (rank 0 without a scheduler), waits until the others have left too.
         """
+        _open.discard(self)
         self.engine.close()
         began = time.monotonic()
         pause = 5.0

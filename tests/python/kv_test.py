@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,28 @@ def test_a_name_in_capitals_is_the_same_store() -> None:
     store = gradwire.kv.create("LOCAL")
     assert store.type == "local"
     store.close()
+
+
+@pytest.fixture
+def job_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("GRADWIRE_MASTER", f"tcp://127.0.0.1:{probe.getsockname()[1]}")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_a_process_joins_its_job_once() -> None:
+    local = gradwire.kv.create("local")
+    assert gradwire.kv.joined() is None
+    store = gradwire.kv.create("allreduce")
+    assert gradwire.kv.joined() is store
+    with pytest.raises(ValueError, match="has joined its job already, by the store 'allreduce'; use that"):
+        gradwire.kv.create("dist_sync")
+    store.close()
+    assert gradwire.kv.joined() is None
+    local.close()
 
 
 @pytest.mark.parametrize("name", [None, 3, b"local"])

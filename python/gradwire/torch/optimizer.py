@@ -40,8 +40,8 @@ def DistributedOptimizer(
         compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit" or a
             mapping with "type". For 2bit the threshold is "auto" unless given. GRADWIRE_COMPRESSION overrides
             it. Default: what the store has.
-        store: from `gradwire.kv.create()`. Default: inside a job `dist_sync` if it has servers, else
-            `allreduce`; outside `local`.
+        store: from `gradwire.kv.create()`. Default: the one that this process has created to join its job;
+            else, inside a job, `dist_sync` if it has servers and `allreduce` if not; outside `local`.
         momentum_correction: True: each worker sends its own momentum in place of its gradient, and SGD
             applies the mean; p.grad is then the mean momentum, gradients are clipped before they enter it
             only if you clip them in a hook of your own, and GradScaler cannot be used (the momentum would

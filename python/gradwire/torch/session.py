@@ -17,10 +17,12 @@ _default: kv.KVStore | None = None
 
 
 def default_store() -> kv.KVStore:
-    """Returns the store used where none is given, made once: inside a job `dist_sync` where it has servers and
-    `allreduce` where it has none, outside `local`.
+    """Returns the store used where none is given: the one by which this process has joined its job. Where there is
+    none yet, one is made, once: inside a job `dist_sync` if it has servers, else `allreduce`; outside `local`.
     """
     global _default
+    if (store := kv.joined()) is not None:
+        return store
     if _default is None:
         here = settings.read()
         in_a_job = "dist_sync" if here.num_servers else "allreduce"
