@@ -231,12 +231,13 @@ class KVStore:
         """Adds value to the key's sum of this round. Returns when value was taken; it may be reused then.
 
         Args:
-            priority: higher is sent sooner; front layers first is priority=-index.
+            priority: higher is sent sooner; front layers first is priority=-index. A whole number of 32 bits.
 
         Raises:
             ValueError: the key was not initialised, or value has another size.
             gradwire.TransportError: the job has failed; names the rank at fault.
         """
+        _check_priority("push", priority)
         keys, values = _pairs("push", key, value)
         checked = [self._arrays("push", name, item) for name, item in zip(keys, values, strict=True)]
         for name, arrays in zip(keys, checked, strict=True):
@@ -249,6 +250,7 @@ class KVStore:
         Args:
             out: an array, or a list of arrays that all get the value.
         """
+        _check_priority("pull", priority)
         keys, outs = _pairs("pull", key, out)
         targets = [self._target("pull", name, item) for name, item in zip(keys, outs, strict=True)]
         tickets = [
@@ -259,6 +261,7 @@ class KVStore:
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> None:
         """Push and pull in one; without out, in place. The fastest: arrays travel from and to their own memory."""
+        _check_priority("pushpull", priority)
         keys, values = _pairs("pushpull", key, value)
         _, outs = _pairs("pushpull", key, value if out is None else out)
         checked = [self._arrays("pushpull", name, item) for name, item in zip(keys, values, strict=True)]
@@ -426,7 +429,20 @@ def _array(verb: str, key: Key, value: Any) -> Any:
 def _key(verb: str, key: Any) -> Key:
     if not isinstance(key, int | str | np.integer):
         raise TypeError(f"{verb}: key {key!r} is a {type(key).__name__}, expected a str or an int")
-    return key if isinstance(key, str) else int(key)
+    if not isinstance(key, str):
+        return int(key)
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{verb}: key {key!r} is not text that UTF-8 can write; name it otherwise") from None
+    return key
+
+
+def _check_priority(verb: str, priority: Any) -> None:
+    if not isinstance(priority, int | np.integer) or not -(2**31) <= priority < 2**31:
+        raise ValueError(
+            f"{verb}: priority={priority!r}, expected a whole number that 32 bits hold, such as -3"
+        )
 
 
 def _pairs(verb: str, key: Key | Sequence[Key], value: Any) -> tuple[list[Key], list[Any]]:

@@ -5,12 +5,15 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <deque>
 #include <memory>
 #include <span>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -35,18 +38,39 @@ class InterruptEnds {
 };
 
 /// An Engine and the Python arrays that its operations still touch.
+///
+/// A process forked from its own has memory of it but none of its threads: there it answers what it is,
+/// refuses the rest, and is left behind whole, for its end would wait for those threads.
 class PyEngine {
  public:
   PyEngine(std::unique_ptr<transport::Messenger> messenger, const kvstore::EngineOptions& options)
-      : engine_(std::move(messenger), options) {}
+      : engine_(std::make_unique<kvstore::Engine>(std::move(messenger), options)) {}
   /// Of a pair of nodes; scheduler: the job's, if this process serves it.
   PyEngine(transport::NodePair pair, const kvstore::EngineOptions& options,
            std::unique_ptr<transport::Scheduler> scheduler = nullptr)
       : scheduler_(std::move(scheduler)),
-        engine_(std::move(pair.worker), options,
-                std::make_unique<kvstore::Server>(std::move(pair.server), kvstore::ServerOptions())) {}
+        engine_(std::make_unique<kvstore::Engine>(
+            std::move(pair.worker), options,
+            std::make_unique<kvstore::Server>(std::move(pair.server), kvstore::ServerOptions()))) {}
+  ~PyEngine() {
+    if (!is_inherited()) return;
+    static_cast<void>(engine_.release());
+    static_cast<void>(scheduler_.release());
+  }
+  PyEngine(const PyEngine&) = delete;
+  PyEngine& operator=(const PyEngine&) = delete;
 
-  kvstore::Engine& engine() { return engine_; }
+  /// Throws std::logic_error in a forked process.
+  kvstore::Engine& engine() {
+    if (is_inherited()) {
+      throw std::logic_error("the store was opened by process " + std::to_string(owner_) +
+                             ", from which this one was forked; use it there, or start this one afresh "
+                             "(multiprocessing: spawn)");
+    }
+    return *engine_;
+  }
+  /// For what never changes.
+  const kvstore::Engine& identity() const { return *engine_; }
 
   kvstore::Ticket keep(kvstore::Ticket ticket, nanobind::object in, nanobind::object out) {
     while (!kept_.empty() && kept_.front().ticket.done() && !kept_.front().ticket.failed()) kept_.pop_front();
@@ -57,7 +81,7 @@ class PyEngine {
   void bind_slots(const std::vector<kvstore::KeyId>& keys, const std::vector<Floats>& arrays) {
     std::vector<std::span<float>> values;
     for (const auto& array : arrays) values.push_back(flat(array));
-    engine_.bind_slots(keys, values);
+    engine().bind_slots(keys, values);
     slots_ = arrays;
   }
 
@@ -65,9 +89,10 @@ class PyEngine {
   void keep_until_close(nanobind::object arrays) { failed_.push_back(std::move(arrays)); }
 
   void close() {
+    if (is_inherited()) return;
     {
       const nanobind::gil_scoped_release release;
-      engine_.close();
+      engine_->close();
     }
     kept_.clear();
     failed_.clear();
@@ -76,7 +101,7 @@ class PyEngine {
 
   /// Waits until nobody needs what this process serves for the whole job.
   bool outlast_for(std::chrono::milliseconds timeout) {
-    if (!scheduler_) return true;
+    if (!scheduler_ || is_inherited()) return true;
     try {
       return scheduler_->wait_for(timeout);
     } catch (const std::exception&) {  // the job has failed, and everybody knows
@@ -89,11 +114,14 @@ class PyEngine {
     kvstore::Ticket ticket;
     nanobind::object in, out;
   };
+  bool is_inherited() const { return getpid() != owner_; }
+
+  const pid_t owner_ = getpid();
   std::unique_ptr<transport::Scheduler> scheduler_;  // before engine_, which needs it to the end
   std::deque<Kept> kept_;                            // before engine_: outlives it
   std::vector<nanobind::object> failed_;
   std::vector<Floats> slots_;
-  kvstore::Engine engine_;
+  std::unique_ptr<kvstore::Engine> engine_;
 };
 
 void bind_collectives(nanobind::class_<PyEngine>& engine);

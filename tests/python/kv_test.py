@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,6 +59,50 @@ def test_a_name_in_capitals_is_the_same_store() -> None:
     store = gradwire.kv.create("LOCAL")
     assert store.type == "local"
     store.close()
+
+
+FORKED = """
+import os, sys, gradwire, numpy as np
+store = gradwire.kv.create("local")
+value = np.ones(5, np.float32)
+store.init("a", value)
+child = os.fork()
+if child == 0:
+    print("child is", store.rank, "of", store.num_workers)
+    for call in (lambda: store.push("a", value), store.barrier):
+        try:
+            call()
+        except RuntimeError as error:
+            print("child:", error)
+    sys.exit(0)  # with all that Python does at its end
+_, status = os.waitpid(child, 0)
+store.pushpull("a", value)
+print("child ended with", status, "and the parent goes on")
+"""
+
+
+def test_a_forked_process_is_refused_and_ends() -> None:
+    done = subprocess.run([sys.executable, "-u", "-c", FORKED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "child is 0 of 1\n" in done.stdout
+    assert (
+        len(re.findall(r"child: the store was opened by process \d+, from which this one", done.stdout)) == 2
+    )
+    assert "child ended with 0 and the parent goes on" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 0.5, None, "1"])
+def test_a_priority_is_a_number_of_32_bits(priority: Any, kv: KVStore) -> None:
+    kv.init("a", ones())
+    for call in (kv.push, kv.pull, kv.pushpull):
+        with pytest.raises(ValueError, match="expected a whole number that 32 bits hold"):
+            call("a", ones(), priority=priority)
+
+
+def test_a_key_that_is_no_text(kv: KVStore) -> None:
+    with pytest.raises(ValueError, match="is not text that UTF-8 can write"):
+        kv.init("\ud800", ones())
 
 
 @pytest.fixture
