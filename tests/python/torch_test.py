@@ -457,6 +457,7 @@ def test_a_parameter_thawed_later_is_noticed(store: gw.kv.KVStore) -> None:
     [
         ({"momentum_correction": "yes"}, "momentum_correction='yes'"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step=0"),
+        ({"backward_passes_per_step": "2"}, "backward_passes_per_step='2'"),
         ({"on_nonfinite": "stop"}, "on_nonfinite='stop'"),
         ({"compression": "2bits"}, "2bit"),
         ({"compression": "2bit:threshold=0"}, "threshold"),
@@ -470,6 +471,44 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], text: str, store: gw
     arguments = {"named_parameters": model.named_parameters(), **arguments}
     with pytest.raises(ValueError, match=text):
         gw.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store=store, **arguments)
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_complex_parameters_are_refused(compression: str, store: gw.kv.KVStore) -> None:
+    model = nn.ParameterDict({"phase": nn.Parameter(torch.zeros(3, dtype=torch.complex64))})
+    with pytest.raises(ValueError, match=r"'phase' is torch\.complex64, expected float32"):
+        wrap(model, store, compression=compression)
+
+
+def test_things_of_another_kind_are_named(store: gw.kv.KVStore) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"optimizer is a Linear, expected a torch\.optim\.Optimizer"):
+        gw.torch.DistributedOptimizer(model, store=store)
+    with pytest.raises(TypeError, match=r"store is 'local', expected what gradwire\.kv\.create\(\) returns"):
+        gw.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store="local")
+    for given in (model, model.parameters()):
+        with pytest.raises(TypeError, match=r"expected names with tensors; pass model\.state_dict\(\)"):
+            gw.torch.broadcast_parameters(given, store=store)
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_a_step_with_a_nan_is_skipped_alone_too(compression: str) -> None:
+    store = gw.kv.create("local")
+    model = nn.Linear(4, 3)
+    optimizer = wrap(model, store, compression=compression, on_nonfinite="skip_step")
+    before = copy.deepcopy(model.state_dict())
+
+    def step(value: float) -> None:
+        optimizer.zero_grad()
+        model(torch.full((2, 4), value)).sum().backward()
+        optimizer.step()
+
+    with pytest.warns(RuntimeWarning, match="no rank takes this step"):
+        step(float("nan"))
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    step(1.0)
+    assert not torch.equal(model.weight, before["weight"])
+    store.close()
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,12 @@ def broadcast_parameters(
         store: from `gradwire.kv.create()`. Default: as for DistributedOptimizer.
 
     Raises:
+        TypeError: parameters are not named.
         ValueError: root_rank is no rank; or ranks differ, and the text, the same on all, names the first
             difference.
     """
+    pairs = _pairs(parameters)
     store = session.default_store() if store is None else store
-    pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
     named = [(name, value) for name, value in pairs if isinstance(value, torch.Tensor)]
     _check_root(store, "broadcast_parameters", root_rank)
     layout = [[name, _dtype_name(value), list(value.shape)] for name, value in named]
@@ -79,6 +80,18 @@ def broadcast_optimizer_state(
     _broadcast(store, tensors, root_rank)
     if store.rank != root_rank:
         optimizer.load_state_dict(state)
+
+
+def _pairs(parameters: Any) -> list[tuple[str, Any]]:
+    pairs = parameters.items() if isinstance(parameters, Mapping) else parameters
+    given = list(pairs) if isinstance(pairs, Iterable) else [pairs]
+    for pair in given:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise TypeError(
+                f"broadcast_parameters: given a {type(pair).__name__}, expected names with tensors; pass "
+                "model.state_dict() or model.named_parameters()"
+            )
+    return given
 
 
 def _check_root(store: kv.KVStore, what: str, root_rank: int) -> None:

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import torch
 
+from gradwire import kv
 from gradwire.torch import session
 from gradwire.torch.momentum import WorkerMomentum
-from gradwire.torch.reducer import GradientReducer, OnNonfinite
+from gradwire.torch.reducer import GradientReducer, OnNonfinite, warn_of_nonfinite
 
 _bound: weakref.WeakKeyDictionary[Any, weakref.ref[_Distributed]] = weakref.WeakKeyDictionary()  # by store
 
@@ -34,7 +35,7 @@ def DistributedOptimizer(
 
     Args:
         optimizer: any torch.optim.Optimizer, with all its parameter groups. Parameters may be float32, or
-            bfloat16 and float16 (sent as float32), on any device; their gradients must be dense.
+            bfloat16, float16 and float64 (sent as float32), on any device; their gradients must be dense.
         named_parameters: `model.named_parameters()`. The names stand in error texts; the order is the order
             of urgency, front layers first. Default: the optimizer's parameters by number.
         compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit" or a
@@ -52,7 +53,7 @@ def DistributedOptimizer(
         backward_passes_per_step: calls of backward() whose gradients are added up before they are sent.
         on_nonfinite: a rank met a NaN or an infinity: "warn"; "ignore"; or "skip_step": step() does nothing
             on any rank, and a NaN is left in the first gradient so that GradScaler sees it and lowers its
-            scale everywhere.
+            scale everywhere. Alone and without compression gradients are looked at for "skip_step" only.
 
     A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
     `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local.
@@ -70,9 +71,17 @@ def DistributedOptimizer(
         raise ValueError(
             f"gradwire.torch: momentum_correction={momentum_correction!r}: expected True, False or 'auto'"
         )
-    if backward_passes_per_step < 1:
+    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
         raise ValueError(
-            f"gradwire.torch: backward_passes_per_step={backward_passes_per_step}: expected 1 or more"
+            f"gradwire.torch: backward_passes_per_step={backward_passes_per_step!r}: expected 1 or more"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"
+        )
+    if store is not None and not isinstance(store, kv.KVStore):
+        raise TypeError(
+            f"gradwire.torch: store is {store!r}, expected what gradwire.kv.create() returns, or None"
         )
     named = _name_parameters(optimizer, named_parameters)
     store = session.default_store() if store is None else store
@@ -130,6 +139,7 @@ class _Distributed(torch.optim.Optimizer):
     _reducer: GradientReducer | None
     _momentum: WorkerMomentum | None
     _unsent: list[tuple[str, torch.Tensor]]
+    _skips_nonfinite: bool  # where no reducer looks
 
     def _attach(
         self,
@@ -143,7 +153,14 @@ class _Distributed(torch.optim.Optimizer):
         sent = [(name, p) for name, p in named if p.requires_grad and p.numel() > 0]
         self._unsent = [(name, p) for name, p in named if not p.requires_grad]
         self._reducer = self._momentum = None
+        self._skips_nonfinite = False
+        if other := [name for name, p in sent if not p.is_floating_point()]:
+            raise ValueError(
+                f"gradwire.torch: {other[0]!r} is {dict(sent)[other[0]].dtype}, expected float32, bfloat16, float16 "
+                "or float64; hold real and imaginary parts as two real parameters"
+            )
         if store.passthrough:  # alone and uncompressed: nothing to exchange
+            self._skips_nonfinite = on_nonfinite == "skip_step"
             return
         self._momentum = momentum
         self._reducer = GradientReducer(
@@ -166,9 +183,16 @@ class _Distributed(torch.optim.Optimizer):
                 )
         if self._reducer is not None and self._reducer.take_veto():
             return loss
+        if self._skips_nonfinite and self._has_nonfinite():
+            warn_of_nonfinite("skip_step")
+            return loss
         with contextlib.nullcontext() if self._momentum is None else self._momentum.applied():
             result = super().step() if closure is None else super().step(closure)
         return result if loss is None else loss
+
+    def _has_nonfinite(self) -> bool:
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        return not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -190,12 +190,7 @@ class GradientReducer:
     def _handle_nonfinite(self) -> None:
         if self._on_nonfinite == "ignore":
             return
-        warnings.warn(
-            "gradwire.torch: a worker's gradient held a NaN or an infinity"
-            + ("; no rank takes this step" if self._on_nonfinite == "skip_step" else ""),
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warn_of_nonfinite(self._on_nonfinite)
         if self._on_nonfinite == "skip_step":
             self._veto = True
             first = self._parameters[0].grad
@@ -211,6 +206,15 @@ class GradientReducer:
         """Says whether this step is to be skipped, and forgets it."""
         veto, self._veto = self._veto, False
         return veto
+
+
+def warn_of_nonfinite(what_then: OnNonfinite) -> None:
+    warnings.warn(
+        "gradwire.torch: a worker's gradient held a NaN or an infinity"
+        + ("; no rank takes this step" if what_then == "skip_step" else ""),
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def _on_gradient(reducer: weakref.ref[GradientReducer], index: int, parameter: torch.Tensor) -> None:
