@@ -6,13 +6,14 @@ import difflib
 import importlib
 import importlib.util
 import io
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TextIO
 
 import typer
+
+from gradwire.json_option import JsonOption, write_json
 
 app = typer.Typer(
     name="gradwire",
@@ -36,22 +37,8 @@ app = typer.Typer(
 Each command explains itself: gradwire run --help.""",
 )
 
-JsonOption = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write a JSON record to FILE; - is stdout.")
-]
 # Options end at the first word that is not one: the rest is the user's command, options of its own included.
 _TAKES_COMMAND = {"allow_interspersed_args": False}
-
-
-def write_json(record: Any, file: str | None) -> None:
-    """Writes a command's record where --json says."""
-    if file is None:
-        return
-    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
-    if file == "-":
-        sys.stdout.write(text)
-    else:
-        Path(file).write_text(text, encoding="utf-8")
 
 
 @app.command(context_settings=_TAKES_COMMAND)
@@ -258,11 +245,17 @@ def _explain_misuse(error: typer.TyperException, words: list[str]) -> str:
     return f"{text}? See: {path} --help" if "did you mean" in text.lower() else f"{text}. See: {path} --help"
 
 
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line. Exit codes: 2 for misuse, 1 for other failures, a job's own for a job."""
     from gradwire.console import say
 
     words = sys.argv[1:] if arguments is None else arguments
+    sys.stdout = sys.stdout or _nowhere()  # None where a daemon or a shell's >&- has closed it
+    sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(
@@ -277,7 +270,7 @@ def main(arguments: list[str] | None = None) -> None:
         if os.environ.get("GRADWIRE_LOG_LEVEL") == "debug":
             raise
         say(str(error))
-        code = 2 if isinstance(error, ValueError) else 1
+        code = 2 if isinstance(error, ValueError) else getattr(error, "exit_code", 1)
     sys.exit(code)
 
 

@@ -49,6 +49,7 @@ _UNUSED_DRAIN_SECONDS = 0.5  # the same, where nobody asked for servers
 _NOTICE_SECONDS = 3.0  # beyond the liveness timeout, for the others to name a dead rank and end
 _STOP_SECONDS = 2.0  # between SIGTERM and SIGKILL
 _TIMED_OUT = 124
+_LONGEST_WAIT = 3600.0  # one look at the children an hour; the system's own limit is a month
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,8 @@ class _Run:
     def _step(self) -> None:
         """Waits for one batch of events, or for the next deadline, and handles it."""
         times = [at for at in (self.deadline, self.end) if at is not None]
-        events = self.selector.select(max(0.0, min(times) - time.monotonic()) if times else None)
+        patience = min([at - time.monotonic() for at in times], default=_LONGEST_WAIT)
+        events = self.selector.select(min(max(0.0, patience), _LONGEST_WAIT))
         for key, _ in events:
             if self.selector.get_map().get(key.fd) is key:  # else an event just before removed it
                 key.data()

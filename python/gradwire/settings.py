@@ -81,14 +81,16 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-def _integer(least: int, unit: str = "") -> Callable[[str], int]:
+def _integer(least: int, unit: str = "", most: int | None = None) -> Callable[[str], int]:
+    expected = f"a whole number{unit}, " + (f"{least} or more" if most is None else f"{least} to {most}")
+
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if value < least:
-            raise ValueError(f"{text!r} is not valid: expected a whole number{unit}, {least} or more")
+        if value < least or (most is not None and value > most):
+            raise ValueError(f"{text!r} is not valid: expected {expected}")
         return value
 
     return parse
@@ -241,11 +243,11 @@ class Settings:
         "auto",
         "payload checksums: always; off; auto: everywhere but for dense payloads over local sockets",
     )
-    streams: int = _setting(_integer(1), 1, "connections between a worker and a server")
+    streams: int = _setting(_integer(1, most=64), 1, "connections between a worker and a server")
     codec_threads: int = _setting(
-        _integer(0), 0, "threads that encode and decode in a worker; 0: chosen here"
+        _integer(0, most=1024), 0, "threads that encode and decode in a worker; 0: chosen here"
     )
-    server_threads: int = _setting(_integer(0), 0, "threads that sum in a server; 0: chosen here")
+    server_threads: int = _setting(_integer(0, most=1024), 0, "threads that sum in a server; 0: chosen here")
     reply: str = _setting(
         _text, "exact", "how servers answer: exact, fp32 or the codec's own name, such as 2bit"
     )

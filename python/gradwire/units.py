@@ -21,6 +21,9 @@ _SIZES = {
     "tib": 2**40,
 }
 _DURATIONS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+_LONGEST = (
+    10 * 365 * 24 * 3600
+)  # seconds; clocks of the C++ core and of the system take more, but not without end
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _QUANTITY = re.compile(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
@@ -50,10 +53,13 @@ def parse_size(text: str) -> int:
 def parse_duration(text: str) -> float:
     """Returns seconds. A plain number is seconds.
 
-    Raises: ValueError: not a duration.
+    Raises: ValueError: not a duration, or one above ten years.
     """
     expected = "a duration: expected a number of seconds, or one with us, ms, s, min or h, such as 500ms"
-    return _quantity(text, _DURATIONS, expected)
+    seconds = _quantity(text, _DURATIONS, expected)
+    if seconds > _LONGEST:
+        raise ValueError(f"{text!r} is too long: expected 87600h (ten years) or less")
+    return seconds
 
 
 def parse_rate(text: str) -> int:

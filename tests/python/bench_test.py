@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +297,16 @@ def test_mxnet_in_the_same_run() -> None:
     ]
     assert all(row["checksum"] for row in rows)
     assert all(len(row["seconds"]) == 3 for row in rows)
+
+
+def test_a_bench_that_is_interrupted_ends_as_a_shell_expects() -> None:
+    command = [sys.executable, "-m", "gradwire.cli", "bench", "ps", "--ranks", "1", "--servers", "1"]
+    command += ["--bytes", "4MB", "--repeat", "1000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "launch 1 of" in process.stderr.readline()
+        time.sleep(1)  # into the job
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "stopped by SIGINT" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,32 @@ def gradwire(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str
     command = [sys.executable, "-m", "gradwire.cli", *arguments]
     env = {**os.environ, "COLUMNS": "120", **environ}
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (1, 2), (0, 1, 2)])
+def test_closed_streams_cost_a_job_nothing(closed: tuple[int, ...], tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    shut = " ".join(f"{number}>&-" for number in closed)
+    words = [
+        sys.executable,
+        "-m",
+        "gradwire.cli",
+        "run",
+        "-n",
+        "1",
+        "-s",
+        "0",
+        "--json",
+        str(record),
+        "echo",
+        "hi",
+    ]
+    done = subprocess.run(
+        ["sh", "-c", f"exec {shlex.join(words)} {shut}"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(record.read_text())["exit_code"] == 0
 
 
 def test_help_teaches() -> None:
@@ -49,6 +76,11 @@ def test_every_command_has_help_and_json(command: str) -> None:
         (["run", "-n", "1", "-H", "localhost:x", "true"], "'x' is not a number of slots"),
         (["run", "-n", "1", "--env", "K", "true"], "--env K is not valid: expected NAME=VALUE"),
         (["ab", "-n", "1", "--report", "r", "--arm", "a", "--arm", "a", "true"], "--arm a is given twice"),
+        (
+            ["run", "-n", "1", "--json", "/no/such/x.json", "true"],
+            "there is no folder /no/such: make it first",
+        ),
+        (["bench", "codec", "--json", "/"], "/ is a folder: expected a file, or - for stdout"),
     ],
 )
 def test_misuse_is_one_line_and_2(arguments: list[str], text: str) -> None:

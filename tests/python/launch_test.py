@@ -51,6 +51,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_timeout_beyond_what_the_system_can_wait_is_no_error(folder: Path) -> None:
+    (folder / "done").touch()
+    assert run_job(["true"], 1, 0, timeout=1e300).exit_code == 0
+
+
 def python(program: str) -> list[str]:
     """A worker; rank is its rank, folder the fixture's, note(name) leaves its pid there."""
     head = (

@@ -86,7 +86,9 @@ def test_rank_falls_back_by_role(environ: dict[str, str], rank: int | None, orig
 @pytest.mark.parametrize(
     ("environ", "text"),
     [
-        ({"GRADWIRE_STREAMS": "0"}, "GRADWIRE_STREAMS: '0' is not valid: expected a whole number, 1 or more"),
+        ({"GRADWIRE_STREAMS": "0"}, "GRADWIRE_STREAMS: '0' is not valid: expected a whole number, 1 to 64"),
+        ({"GRADWIRE_CODEC_THREADS": "100000"}, "'100000' is not valid: expected a whole number, 0 to 1024"),
+        ({"GRADWIRE_LIVENESS_TIMEOUT": "1e99"}, r"'1e99' is too long: expected 87600h \(ten years\) or less"),
         ({"GRADWIRE_ROLE": "boss"}, "'boss' is not valid: expected one of worker, server, scheduler"),
         ({"GRADWIRE_SCHEDULER": "host:1"}, "'host:1' is not valid: expected tcp://host:port"),
         ({"GRADWIRE_SCHEDULER": "tcp://host:99999"}, "GRADWIRE_SCHEDULER: 'tcp://host:99999' is not valid"),

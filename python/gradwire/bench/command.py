@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from gradwire.bench.tables import all_reduce_table, codec_table, servers_table, speed_table, speed_titles
+from gradwire.json_option import JsonOption, write_json
 
 app = typer.Typer(
     name="bench",
@@ -16,15 +17,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Measure codecs against memcpy, and rounds against the wire and against other systems.",
 )
-JsonOption = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write a JSON record to FILE; - is stdout.")
-]
-
-
-def _write(records: list[dict[str, Any]], file: str | None) -> None:
-    from gradwire.cli import write_json  # late: cli imports this module
-
-    write_json(records, file)
 
 
 @app.command()
@@ -60,7 +52,7 @@ def codec(
             rows = measure(spec, plan)
         records += rows
         console.print(codec_table(rows))
-    _write(records, json_file)
+    write_json(records, json_file)
 
 
 @app.command()
@@ -121,7 +113,7 @@ def ps(
     )
     records = measure(plan, say)
     Console(stderr=json_file == "-").print(servers_table(records))
-    _write(records, json_file)
+    write_json(records, json_file)
     _expect_right_sums("ps", records)
 
 
@@ -221,7 +213,7 @@ def all_reduce(
         console.print(speed_table(records))
     if report is not None:
         say(f"wrote {page.write_page(report, records, page.facts_of(plan))}")
-    _write(records, json_file)
+    write_json(records, json_file)
     _expect_right_sums("allreduce", records)
 
 

@@ -22,7 +22,14 @@ _LAST_LINES = 20
 
 
 class BenchFailed(RuntimeError):
-    """A job failed, or its traffic was not what it had to be; the message says which."""
+    """A job failed, or its traffic was not what it had to be; the message says which.
+
+    exit_code: what the command is to return: a signal's own where one ended the job.
+    """
+
+    def __init__(self, text: str, exit_code: int = 1) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,8 @@ def _run(plan: RoundPlan, system: System, network: Network, tensors: int, count:
         collector = Collector(network, Path(folder))
         task = system.task(plan.ranks, plan.elements, tensors, count, folder)
         job = system.start(network, task, collector, patience)
+        if job.interrupted is not None:
+            raise BenchFailed(f"{plan.command}: {job.cause}", job.exit_code)
         if job.exit_code != 0:
             raise BenchFailed(f"{plan.command}: {system.label}: {job.cause}{collector.last_words()}")
         try:
