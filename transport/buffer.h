@@ -43,7 +43,8 @@ class Buffer {
   /// Another handle on the same bytes, sealed alike, to send one payload to many. Nobody may write from then
   /// on.
   Buffer share() const;
-  /// Another handle on size_bytes of the bytes, from offset on, without a seal. Requires that this one has them.
+  /// Another handle on size_bytes of the bytes, from offset on, without a seal. Requires that this one has
+  /// them.
   Buffer share(std::size_t offset, std::size_t size_bytes) const {
     return Buffer(owner_, bytes_.subspan(offset, size_bytes));
   }

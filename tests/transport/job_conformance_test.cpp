@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "tests/transport/ear.h"
-#include "tests/transport/messenger_jobs.h"
 #include "tests/transport/frames.h"
+#include "tests/transport/messenger_jobs.h"
 
 namespace gradwire::transport {
 namespace {

@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "tests/transport/ear.h"
-#include "transport/zmq_socket.h"
 #include "tests/transport/zmq_jobs.h"
+#include "transport/zmq_socket.h"
 
 namespace gradwire::transport {
 namespace {
