@@ -113,6 +113,27 @@ class Engine:
     A worker's end of the store. Made by connect_engine() or local_engine().
     """
 
+    def collective_broadcast(self, values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], dtype: str, root: int, agreed: str) -> None:
+        """Writes root's bytes to everybody's. Collective."""
+
+    def collective_all_reduce(self, values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], dtype: str, op: str, agreed: str) -> None:
+        """Combines all workers' arrays elementwise. Collective."""
+
+    def collective_reduce_scatter(self, values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], dtype: str, op: str, row_elements: int, agreed: str) -> None:
+        """
+        As collective_all_reduce, for this worker's near-equal share of the rows. Collective.
+        """
+
+    def collective_all_gather(self, block: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], dtype: str, agreed: str) -> tuple[list[int], Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C')]]:
+        """
+        Elements of every worker's block, and the blocks one after the other. Collective.
+        """
+
+    def collective_all_to_all(self, blocks: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], dtype: str, agreed: str) -> tuple[list[int], Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C')]]:
+        """
+        Elements of what each worker had for this one, one after the other. Collective.
+        """
+
     @property
     def rank(self) -> int: ...
 
