@@ -5,12 +5,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "compress/codec.h"
+#include "compress/float_bits.h"
+#include "compress/host_device.h"
 #include "compress/little_endian.h"
 
 namespace gradwire::compress::dense {
@@ -27,8 +28,6 @@ constexpr std::size_t bytes_per_element(Format format) {
   return format == Format::kF32 || format == Format::kF32Finite ? 4 : 2;
 }
 
-inline constexpr std::uint32_t kSignBit = 0x80000000;
-inline constexpr std::uint32_t kInfinityBits = 0x7f800000;
 inline constexpr std::uint32_t kF16LargestBits = 0x477fe000;     // 65504 as a float
 inline constexpr std::uint32_t kF16SmallestNormal = 0x38800000;  // 2^-14 as a float
 inline constexpr std::uint32_t kF16Rebias = 112u << 23;          // difference of the exponents' biases
@@ -36,9 +35,9 @@ inline constexpr std::uint32_t kHalfBits = 0x3f000000;  // 0.5f: its last bit we
 inline constexpr std::uint32_t kBf16Largest = 0x7f7f;
 
 /// Rounds a finite float to binary16, ties to even.
-inline std::uint16_t f16_from_float(float value) noexcept {
+GRADWIRE_HOST_DEVICE inline std::uint16_t f16_from_float(float value) noexcept {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t magnitude = std::min(bits & ~kSignBit, kF16LargestBits);
+  const std::uint32_t magnitude = std::min(bits & ~kSignBit, std::uint32_t{kF16LargestBits});
   std::uint32_t rounded;
   if (magnitude < kF16SmallestNormal) {
     rounded = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - kHalfBits;
@@ -48,7 +47,7 @@ inline std::uint16_t f16_from_float(float value) noexcept {
   return static_cast<std::uint16_t>(rounded | ((bits & kSignBit) >> 16));
 }
 
-inline float float_from_f16(std::uint16_t half) noexcept {
+GRADWIRE_HOST_DEVICE inline float float_from_f16(std::uint16_t half) noexcept {
   const std::uint32_t magnitude = half & 0x7fffu;
   std::uint32_t bits;
   if (magnitude < 0x400) {
@@ -60,37 +59,61 @@ inline float float_from_f16(std::uint16_t half) noexcept {
 }
 
 /// Rounds a finite float to bfloat16, ties to even.
-inline std::uint16_t bf16_from_float(float value) noexcept {
+GRADWIRE_HOST_DEVICE inline std::uint16_t bf16_from_float(float value) noexcept {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t magnitude = bits & ~kSignBit;
-  const std::uint32_t rounded = std::min((magnitude + 0x7fff + ((magnitude >> 16) & 1)) >> 16, kBf16Largest);
+  const std::uint32_t rounded =
+      std::min((magnitude + 0x7fff + ((magnitude >> 16) & 1)) >> 16, std::uint32_t{kBf16Largest});
   return static_cast<std::uint16_t>(rounded | ((bits & kSignBit) >> 16));
 }
 
-inline float float_from_bf16(std::uint16_t upper) noexcept {
+GRADWIRE_HOST_DEVICE inline float float_from_bf16(std::uint16_t upper) noexcept {
   return std::bit_cast<float>(std::uint32_t{upper} << 16);
 }
 
-inline float decode_element(Format format, const std::byte* from) noexcept {
+/// The bits in which a finite x travels, in the lowest bytes_per_element(format) bytes.
+GRADWIRE_HOST_DEVICE inline std::uint32_t bits_from_float(Format format, float x) noexcept {
   switch (format) {
     case Format::kF16:
-      return float_from_f16(load<std::uint16_t>(from));
+      return f16_from_float(x);
     case Format::kBf16:
-      return float_from_bf16(load<std::uint16_t>(from));
+      return bf16_from_float(x);
     default:
-      return load<float>(from);
+      return std::bit_cast<std::uint32_t>(x);
   }
 }
 
-inline void encode_element(Format format, float x, std::byte* to) noexcept {
+GRADWIRE_HOST_DEVICE inline float float_from_bits(Format format, std::uint32_t bits) noexcept {
   switch (format) {
     case Format::kF16:
-      return store(f16_from_float(x), to);
+      return float_from_f16(static_cast<std::uint16_t>(bits));
     case Format::kBf16:
-      return store(bf16_from_float(x), to);
+      return float_from_bf16(static_cast<std::uint16_t>(bits));
     default:
-      return store(x, to);
+      return std::bit_cast<float>(bits);
   }
+}
+
+inline float decode_element(Format format, const std::byte* from) noexcept {
+  if (bytes_per_element(format) == 4) return load<float>(from);
+  return float_from_bits(format, load<std::uint16_t>(from));
+}
+
+/// What one element sends, as bits, and what it keeps.
+struct Element {
+  std::uint32_t bits = 0;
+  float kept = 0;
+  bool nonfinite = false;
+};
+
+/// Encodes x = kept + grad, or a gradient without residual, of which `kept` is then ignored. An x that is not
+/// finite leaves `kept` as it was.
+GRADWIRE_HOST_DEVICE inline Element encode_element(Format format, float x, float kept) noexcept {
+  if (is_finite(x)) {
+    const std::uint32_t bits = bits_from_float(format, x);
+    return {bits, x - float_from_bits(format, bits), false};
+  }
+  return {format == Format::kF32 ? std::bit_cast<std::uint32_t>(x) : 0, kept, true};
 }
 
 /// Sends x = grad + residual and keeps x - sent. An x that is not finite leaves the residual as it was.
@@ -100,15 +123,15 @@ inline bool encode_scalar(Format format, const float* grad, float* residual, std
   const std::size_t width = bytes_per_element(format);
   bool nonfinite = false;
   for (std::size_t i = 0; i < elements; ++i) {
-    const float x = residual == nullptr ? grad[i] : residual[i] + grad[i];
-    std::byte* const to = out + i * width;
-    if (!std::isfinite(x)) {
-      nonfinite = true;
-      encode_element(format, format == Format::kF32 ? x : 0.0f, to);
-      continue;
+    const float kept = residual == nullptr ? 0 : residual[i];
+    const Element element = encode_element(format, residual == nullptr ? grad[i] : kept + grad[i], kept);
+    if (width == 4) {
+      store(element.bits, out + i * width);
+    } else {
+      store(static_cast<std::uint16_t>(element.bits), out + i * width);
     }
-    encode_element(format, x, to);
-    if (residual != nullptr) residual[i] = x - decode_element(format, to);
+    if (residual != nullptr) residual[i] = element.kept;
+    nonfinite |= element.nonfinite;
   }
   return nonfinite;
 }
@@ -125,7 +148,7 @@ inline bool sum_scalar(Format format, std::span<const Payload> payloads, std::si
       sum += decode_element(format, payload.data() + offset + i * width);
     }
     out[i] = sum;
-    nonfinite |= !std::isfinite(sum);
+    nonfinite |= !is_finite(sum);
   }
   return nonfinite;
 }

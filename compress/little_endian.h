@@ -8,20 +8,22 @@
 #include <cstdint>
 #include <cstring>
 
+#include "compress/host_device.h"
+
 namespace gradwire::compress {
 
 static_assert(std::endian::native == std::endian::little,
               "payloads are little endian and are copied as they lie");
 
 template <typename T>
-inline T load(const std::byte* from) noexcept {
+GRADWIRE_HOST_DEVICE inline T load(const std::byte* from) noexcept {
   T value;
   std::memcpy(&value, from, sizeof value);
   return value;
 }
 
 template <typename T>
-inline void store(T value, std::byte* to) noexcept {
+GRADWIRE_HOST_DEVICE inline void store(T value, std::byte* to) noexcept {
   std::memcpy(to, &value, sizeof value);
 }
 

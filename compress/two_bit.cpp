@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <stdexcept>
 
 #include "compress/dense_kernels.h"
@@ -77,13 +76,9 @@ std::size_t TwoBitFixed::max_reply_size(std::size_t elements, std::size_t ways,
   }
 }
 
-float TwoBitFixed::reply_level(std::size_t ways) const noexcept {
-  return std::min(static_cast<float>(ways) * threshold_, std::numeric_limits<float>::max());
-}
-
 Encoded TwoBitFixed::requantise(const two_bit::Codes& codes, std::size_t elements, float* residual,
                                 std::byte* out) const {
-  const float level = reply_level(codes.ways());
+  const float level = two_bit::reply_level(threshold_, codes.ways());
   const two_bit::Quantiser quantiser{level / 2, level, two_bit::NonFinite::kSkip};
   bool nonfinite = false;
   alignas(64) float sums[kTileElements];
@@ -130,7 +125,7 @@ void TwoBitFixed::decode_reply(Payload reply, std::size_t ways, ReplyKind kind, 
       return;
     }
     case ReplyKind::kSame:
-      two_bit::sum_to_floats({{&reply, 1}}, out.size(), reply_level(ways), out.data());
+      two_bit::sum_to_floats({{&reply, 1}}, out.size(), two_bit::reply_level(threshold_, ways), out.data());
       return;
     default:
       dense::sum(dense::Format::kF32, {&reply, 1}, 0, out.size(), out.data());

@@ -41,8 +41,6 @@ class TwoBitFixed final : public Codec {
                     std::span<UnitScale> next) const override;
 
  private:
-  /// Level of a 2bit reply: the largest sum that `ways` codes can have, so one code can always take it away.
-  float reply_level(std::size_t ways) const noexcept;
   Encoded requantise(const two_bit::Codes& codes, std::size_t elements, float* residual,
                      std::byte* out) const;
 

@@ -2,108 +2,29 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <stdexcept>
 #include <string>
 
 #include "compress/agreed_scale.h"
 #include "compress/dense_kernels.h"
-#include "compress/little_endian.h"
-#include "compress/parameters.h"
 #include "compress/payloads.h"
+#include "compress/two_bit_auto_checks.h"
+#include "compress/two_bit_auto_layout.h"
 #include "compress/two_bit_kernels.h"
 
 namespace gradwire::compress {
 namespace {
 
-/// What the body of a payload or reply holds. Part of the wire format, never renumber.
-enum class Form : std::uint32_t { kDense = 0, kCodes = 1 };
+using two_bit::body_offset;
+using two_bit::finite_and_not_negative;
+using two_bit::Form;
+using two_bit::load_unit;
+using two_bit::PayloadUnit;
+using two_bit::ReplyUnit;
+using two_bit::unit_elements;
+using two_bit::unit_offset;
 
 constexpr std::size_t kTileElements = 2048;
-constexpr std::size_t kHeadBytes = 8;   // form, units
-constexpr std::size_t kUnitBytes = 16;  // one header per unit
-constexpr std::uint32_t kLargestFloatBits = 0x7f7fffff;
-
-constexpr std::size_t body_offset(std::size_t elements) {
-  return kHeadBytes + kUnitBytes * unit_count(elements);
-}
-
-/// Fields of a unit's header, as 32-bit words. A payload and a reply share the layout of level-like values.
-struct PayloadUnit {
-  float level = 0;
-  float sum_all = 0;
-  float sum_selected = 0;
-  std::uint32_t selected_count = 0;
-};
-struct ReplyUnit {
-  float next_threshold = 0;
-  float next_level = 0;
-  float level = 0;
-  std::uint32_t reserved = 0;
-};
-static_assert(sizeof(PayloadUnit) == kUnitBytes && sizeof(ReplyUnit) == kUnitBytes);
-
-template <typename Unit>
-Unit load_unit(Payload bytes, std::size_t unit) {
-  return load<Unit>(bytes.data() + kHeadBytes + unit * kUnitBytes);
-}
-
-std::size_t unit_elements(std::size_t elements, std::size_t unit) {
-  return std::min(kUnitElements, elements - unit * kUnitElements);
-}
-
-bool finite_and_not_negative(float value) { return std::bit_cast<std::uint32_t>(value) <= kLargestFloatBits; }
-
-[[noreturn]] void fail(const std::string& what, const std::string& problem) {
-  throw DecodeError("2bit: " + what + " " + problem);
-}
-
-/// Checks form, unit count and, given the codes' size, the length. `what` is called only to word an error.
-template <typename What>
-Form check_head(Payload bytes, std::size_t elements, std::size_t code_bytes, const What& what) {
-  if (bytes.size() < body_offset(elements)) {
-    fail(what(), "has " + std::to_string(bytes.size()) + " bytes, the header alone needs " +
-                     std::to_string(body_offset(elements)));
-  }
-  const auto form = load<std::uint32_t>(bytes.data());
-  if (form > static_cast<std::uint32_t>(Form::kCodes))
-    fail(what(), "has form " + std::to_string(form) + ", expected 0 or 1");
-  const auto units = load<std::uint32_t>(bytes.data() + 4);
-  if (units != unit_count(elements)) {
-    fail(what(), "has " + std::to_string(units) + " units, " + std::to_string(elements) + " elements have " +
-                     std::to_string(unit_count(elements)));
-  }
-  const std::size_t body = static_cast<Form>(form) == Form::kDense ? elements * sizeof(float) : code_bytes;
-  if (bytes.size() != body_offset(elements) + body) {
-    fail(what(), "has " + std::to_string(bytes.size()) + " bytes, " + std::to_string(elements) +
-                     " elements need " + std::to_string(body_offset(elements) + body));
-  }
-  return static_cast<Form>(form);
-}
-
-template <typename What>
-Form check_payload(Payload payload, std::size_t elements, const What& what) {
-  const Form form = check_head(payload, elements, two_bit::packed_bytes(elements), what);
-  for (std::size_t u = 0; u < unit_count(elements); ++u) {
-    const auto unit = load_unit<PayloadUnit>(payload, u);
-    if (!finite_and_not_negative(unit.level) || !finite_and_not_negative(unit.sum_all) ||
-        !finite_and_not_negative(unit.sum_selected)) {
-      fail(what(), "has a negative or non-finite level or sum in unit " + std::to_string(u));
-    }
-    if (unit.selected_count > unit_elements(elements, u)) {
-      fail(what(), "counts " + std::to_string(unit.selected_count) + " sent elements in unit " +
-                       std::to_string(u) + " of " + std::to_string(unit_elements(elements, u)));
-    }
-    if (form == Form::kDense && unit.level != 0)
-      fail(what(), "is dense but has a level in unit " + std::to_string(u));
-  }
-  return form;
-}
-
-void write_head(Form form, std::size_t elements, std::byte* out) {
-  store(static_cast<std::uint32_t>(form), out);
-  store(static_cast<std::uint32_t>(unit_count(elements)), out + 4);
-}
 
 }  // namespace
 
@@ -117,58 +38,28 @@ struct TwoBitAuto::Run {
 struct TwoBitAuto::Round {
   std::span<const Payload> payloads;
   std::size_t elements;
-  std::size_t dense_count = 0;
-  std::size_t levels_from = 0;  // a payload of codes, if there is one
+  two_bit::RoundForms forms;
 
   Round(std::span<const Payload> given, std::size_t element_count)
-      : payloads(given), elements(element_count) {
-    expect_ways("2bit", payloads.size());
-    bool any_codes = false;
-    for (std::size_t i = 0; i < payloads.size(); ++i) {
-      const auto what = [&] { return payload_name(i, payloads.size()); };
-      if (check_payload(payloads[i], elements, what) == Form::kDense) {
-        ++dense_count;
-      } else if (!any_codes) {
-        any_codes = true;
-        levels_from = i;
-      } else {
-        check_levels(i);
-      }
-    }
-  }
-
-  void check_levels(std::size_t i) const {
-    for (std::size_t u = 0; u < unit_count(elements); ++u) {
-      const float expected = load_unit<PayloadUnit>(payloads[levels_from], u).level;
-      const float found = load_unit<PayloadUnit>(payloads[i], u).level;
-      if (found == expected) continue;
-      fail(payload_name(i, payloads.size()),
-           "has level " + parameter_text(static_cast<double>(found)) + " in unit " + std::to_string(u) +
-               " where payload " + std::to_string(levels_from) + " has " +
-               parameter_text(static_cast<double>(expected)) + "; all workers of a round share one level");
-    }
-  }
+      : payloads(given), elements(element_count), forms(two_bit::check_round(given, element_count)) {}
 
   Run unit(std::size_t u) const { return {u * kUnitElements, unit_elements(elements, u)}; }
-  float level(std::size_t u) const { return load_unit<PayloadUnit>(payloads[levels_from], u).level; }
+  float level(std::size_t u) const {
+    return load_unit<PayloadUnit>(payloads[forms.levels_from].data(), u).level;
+  }
   two_bit::Codes codes(std::size_t first) const { return {payloads, body_offset(elements) + first / 4}; }
 
   UnitScale next(std::size_t u, float scale) const {
     RoundSums sums;
-    for (const Payload& payload : payloads) {
-      const auto unit = load_unit<PayloadUnit>(payload, u);
-      sums.all += unit.sum_all;
-      sums.selected += unit.sum_selected;
-      sums.selected_count += unit.selected_count;
-    }
+    for (const Payload& payload : payloads) sums.add(load_unit<PayloadUnit>(payload.data(), u));
     return agreed_scale(sums, scale, payloads.size() * unit_elements(elements, u));
   }
 
   /// Writes the sum of a run that lies in one unit: by integers where all sent codes, else float by float in
   /// rank order.
   void sum(const Run& run, float level, float* out) const {
-    if (dense_count == 0) return two_bit::sum_to_floats(codes(run.first), run.elements, level, out);
-    if (dense_count == payloads.size()) {
+    if (forms.dense_count == 0) return two_bit::sum_to_floats(codes(run.first), run.elements, level, out);
+    if (forms.dense_count == payloads.size()) {
       dense::sum(dense::Format::kF32, payloads, body_offset(elements) + run.first * sizeof(float),
                  run.elements, out);
       return;
@@ -186,7 +77,7 @@ struct TwoBitAuto::Round {
 
   void decode_one(std::size_t way, const Run& run, float level, float* out) const {
     const auto payload = payloads.subspan(way, 1);
-    if (load<std::uint32_t>(payload[0].data()) == static_cast<std::uint32_t>(Form::kDense)) {
+    if (two_bit::form_of(payload[0].data()) == Form::kDense) {
       dense::sum(dense::Format::kF32, payload, body_offset(elements) + run.first * sizeof(float),
                  run.elements, out);
     } else {
@@ -229,18 +120,14 @@ Encoded TwoBitAuto::encode(std::span<const float> grad, std::span<float> residua
                            std::span<const UnitScale> scales, std::span<std::byte> out) const {
   const std::size_t elements = grad.size();
   expect_encode_spans(name(), elements, residual.size(), out.size(), max_encoded_size(elements));
-  if (!scales.empty() && scales.size() != unit_count(elements)) {
-    throw std::invalid_argument("2bit: " + std::to_string(scales.size()) + " scales were given, " +
-                                std::to_string(elements) + " elements have " +
-                                std::to_string(unit_count(elements)) + " units");
-  }
+  two_bit::expect_scales(scales.size(), elements);
   const bool dense = scales.empty();
-  write_head(dense ? Form::kDense : Form::kCodes, elements, out.data());
+  two_bit::write_head(dense ? Form::kDense : Form::kCodes, elements, out.data());
   std::byte* const body = out.data() + body_offset(elements);
   bool nonfinite = false;
   for (std::size_t u = 0; u < unit_count(elements); ++u) {
     const Run unit{u * kUnitElements, unit_elements(elements, u)};
-    std::byte* const header = out.data() + kHeadBytes + u * kUnitBytes;
+    std::byte* const header = out.data() + unit_offset(u);
     float* const kept = residual.empty() ? nullptr : residual.data() + unit.first;
     if (dense) {
       nonfinite |=
@@ -271,7 +158,7 @@ void TwoBitAuto::decode_sum(std::span<const Payload> payloads, std::span<float> 
 }
 
 void TwoBitAuto::validate(Payload payload, std::size_t elements) const {
-  check_payload(payload, elements, [] { return std::string("the payload"); });
+  two_bit::check_payload(payload, elements);
 }
 
 std::size_t TwoBitAuto::max_reply_size(std::size_t elements, std::size_t ways,
@@ -327,8 +214,8 @@ Encoded TwoBitAuto::encode_reply(std::span<const Payload> payloads, std::size_t 
   const Round round(payloads, elements);
   expect_encode_spans(name(), elements, residual.size(), out.size(),
                       max_reply_size(elements, payloads.size(), kind));
-  const Form form = kind == ReplyKind::kFp32 || round.dense_count > 0 ? Form::kDense : Form::kCodes;
-  write_head(form, elements, out.data());
+  const Form form = kind == ReplyKind::kFp32 || round.forms.dense_count > 0 ? Form::kDense : Form::kCodes;
+  two_bit::write_head(form, elements, out.data());
   std::byte* const body = out.data() + body_offset(elements);
   const std::size_t bits = two_bit::count_bits(payloads.size());
   bool nonfinite = false;
@@ -336,7 +223,7 @@ Encoded TwoBitAuto::encode_reply(std::span<const Payload> payloads, std::size_t 
     const Run unit = round.unit(u);
     const float level = round.level(u);
     const UnitScale next = round.next(u, scale_);
-    std::byte* const header = out.data() + kHeadBytes + u * kUnitBytes;
+    std::byte* const header = out.data() + unit_offset(u);
     store(ReplyUnit{next.threshold, next.level, form == Form::kCodes ? level : 0.0f, 0}, header);
     float* const kept =
         kind == ReplyKind::kSame && !residual.empty() ? residual.data() + unit.first : nullptr;
@@ -363,26 +250,12 @@ Encoded TwoBitAuto::encode_reply(std::span<const Payload> payloads, std::size_t 
 
 void TwoBitAuto::decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
                               std::span<UnitScale> next) const {
-  expect_ways(name(), ways);
   const std::size_t elements = out.size();
-  const std::size_t code_bytes =
-      kind == ReplyKind::kExact ? two_bit::plane_bytes(elements, ways) : two_bit::packed_bytes(elements);
-  const auto what = [] { return std::string("the reply"); };
-  const Form form = check_head(reply, elements, code_bytes, what);
-  if (form == Form::kCodes && kind == ReplyKind::kFp32)
-    fail(what(), "holds codes where floats were asked for");
-  if (!next.empty() && next.size() != unit_count(elements)) {
-    throw std::invalid_argument("2bit: room for " + std::to_string(next.size()) + " scales was given, " +
-                                std::to_string(elements) + " elements have " +
-                                std::to_string(unit_count(elements)) + " units");
-  }
+  const Form form = two_bit::check_reply(reply, elements, ways, kind);
+  two_bit::expect_scales(next.size(), elements);
   const std::size_t body = body_offset(elements);
   for (std::size_t u = 0; u < unit_count(elements); ++u) {
-    const auto unit = load_unit<ReplyUnit>(reply, u);
-    if (!finite_and_not_negative(unit.next_threshold) || !finite_and_not_negative(unit.next_level) ||
-        !finite_and_not_negative(unit.level) || unit.reserved != 0) {
-      fail(what(), "has a bad threshold or level in unit " + std::to_string(u));
-    }
+    const auto unit = load_unit<ReplyUnit>(reply.data(), u);
     if (!next.empty()) next[u] = {unit.next_threshold, unit.next_level};
     const std::size_t first = u * kUnitElements;
     const std::size_t length = unit_elements(elements, u);

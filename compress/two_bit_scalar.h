@@ -8,13 +8,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
 
 #include "compress/codec.h"
+#include "compress/float_bits.h"
+#include "compress/host_device.h"
 #include "compress/little_endian.h"
 
 namespace gradwire::compress::two_bit {
@@ -32,7 +33,7 @@ struct Quantiser {
   NonFinite nonfinite = NonFinite::kSkip;
 
   /// The threshold that also holds "no level, nothing sent".
-  float effective_threshold() const noexcept {
+  GRADWIRE_HOST_DEVICE float effective_threshold() const noexcept {
     return level > 0 ? threshold : std::numeric_limits<float>::infinity();
   }
 };
@@ -45,7 +46,7 @@ struct UnitSums {
   std::uint32_t selected_count = 0;
 
   /// Folds lanes i and i + 8, then i + 4, i + 2, i + 1; infinity becomes the largest float.
-  static float fold(std::array<float, kLanes> lanes) noexcept {
+  GRADWIRE_HOST_DEVICE static float fold(std::array<float, kLanes> lanes) noexcept {
     for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
       for (std::size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
     }
@@ -72,11 +73,34 @@ constexpr std::size_t plane_bytes(std::size_t elements, std::size_t ways) {
   return (elements + kPlaneGroup - 1) / kPlaneGroup * 8 * count_bits(ways);
 }
 
-/// Reads the code of element i: +1, -1 or 0. Element 0 of a byte is its two most significant bits; 11 is +1,
-/// 10 is -1, 00 is 0, and so is 01, which no encoder writes.
-inline int code_at(const std::byte* packed, std::size_t i) noexcept {
-  const unsigned code = std::to_integer<unsigned>(packed[i / 4]) >> (6 - 2 * (i % 4)) & 3;
+/// The code of x: 11 sends +level, 10 sends -level, 00 nothing.
+GRADWIRE_HOST_DEVICE inline unsigned code_of(float x, float threshold) noexcept {
+  return x >= threshold ? 3 : x <= -threshold ? 2 : 0;
+}
+
+/// What x keeps once its code is sent.
+GRADWIRE_HOST_DEVICE inline float rest_of(float x, unsigned code, float level) noexcept {
+  return code == 3 ? x - level : code == 2 ? x + level : x;
+}
+
+/// The code of element i % 4 of a byte, in its place: element 0 is the two most significant bits.
+constexpr unsigned code_shift(std::size_t i) { return static_cast<unsigned>(6 - 2 * (i % 4)); }
+
+/// Level of a reply in codes to `ways` payloads of a fixed threshold: the largest sum that they can have, so
+/// one code can always take it away.
+inline float reply_level(float threshold, std::size_t ways) noexcept {
+  return std::min(static_cast<float>(ways) * threshold, std::numeric_limits<float>::max());
+}
+
+/// Reads the code of element i of its byte: +1, -1 or 0. 11 is +1, 10 is -1, 00 is 0, and so is 01, which no
+/// encoder writes.
+GRADWIRE_HOST_DEVICE inline int code_in(std::byte four, std::size_t i) noexcept {
+  const unsigned code = std::to_integer<unsigned>(four) >> code_shift(i) & 3;
   return code == 3 ? 1 : code == 2 ? -1 : 0;
+}
+
+GRADWIRE_HOST_DEVICE inline int code_at(const std::byte* packed, std::size_t i) noexcept {
+  return code_in(packed[i / 4], i);
 }
 
 /// Encodes x = residual + grad (x = grad when residual is null) and keeps x - sent. Writes
@@ -89,17 +113,16 @@ inline bool encode_scalar(const float* grad, float* residual, std::size_t elemen
   std::fill_n(out, packed_bytes(elements), std::byte{0});
   for (std::size_t i = 0; i < elements; ++i) {
     const float x = residual == nullptr ? grad[i] : residual[i] + grad[i];
-    const bool finite = std::isfinite(x);
+    const bool finite = is_finite(x);
     nonfinite |= !finite;
     if (!finite && quantiser.nonfinite == NonFinite::kSkip) continue;
-    const bool up = x >= threshold;
-    const bool down = !up && x <= -threshold;
-    if (up || down) out[i / 4] |= static_cast<std::byte>((up ? 3 : 2) << (6 - 2 * (i % 4)));
-    if (residual != nullptr) residual[i] = up ? x - quantiser.level : down ? x + quantiser.level : x;
+    const unsigned code = code_of(x, threshold);
+    out[i / 4] |= static_cast<std::byte>(code << code_shift(i));
+    if (residual != nullptr) residual[i] = rest_of(x, code, quantiser.level);
     if (sums == nullptr) continue;
-    sums->all[i % UnitSums::kLanes] += std::fabs(x);
-    sums->selected[i % UnitSums::kLanes] += up || down ? std::fabs(x) : 0.0f;
-    sums->selected_count += up || down;
+    sums->all[i % UnitSums::kLanes] += magnitude(x);
+    sums->selected[i % UnitSums::kLanes] += code != 0 ? magnitude(x) : 0.0f;
+    sums->selected_count += code != 0;
   }
   return nonfinite;
 }
@@ -108,8 +131,8 @@ inline bool encode_scalar(const float* grad, float* residual, std::size_t elemen
 inline void measure_scalar(const float* grad, const float* residual, std::size_t elements, float threshold,
                            UnitSums* sums) noexcept {
   for (std::size_t i = 0; i < elements; ++i) {
-    const float x = std::fabs(residual == nullptr ? grad[i] : residual[i] + grad[i]);
-    if (!std::isfinite(x)) continue;
+    const float x = magnitude(residual == nullptr ? grad[i] : residual[i] + grad[i]);
+    if (!is_finite(x)) continue;
     sums->all[i % UnitSums::kLanes] += x;
     sums->selected[i % UnitSums::kLanes] += x >= threshold ? x : 0.0f;
     sums->selected_count += x >= threshold;
