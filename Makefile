@@ -15,11 +15,13 @@ DEMO = -n 2 -s 2 --arm none --arm 2bit --arm 2bit:reply=2bit --seeds 2 --bandwid
   $(PYTHON) experiments/fashion_mnist/train.py --network lenet --kv-store dist_sync --num-epochs 2 --limit 8000
 
 CPP_FOLDERS := compress fusion transport kvstore
-CPP_FILES = $(shell find $(CPP_FOLDERS) python/src $(addprefix tests/,$(CPP_FOLDERS)) -name '*.h' -o -name '*.cpp')
+CPP_FILES = $(shell find $(CPP_FOLDERS) python/src $(addprefix tests/,$(CPP_FOLDERS)) experiments \
+  -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 PY_FOLDERS := python tests experiments
 
 # One compiler cache for the tests and for the extension: both compile with the same flags.
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 
 .PHONY: help setup packages venv build install demo test soak sanitize lint tidy format clean
 

@@ -66,8 +66,8 @@ def suite(name: str, command: list[str], report: Path) -> Outcome:
 
 
 def cpp_files() -> list[str]:
-    folders = [*CPP_FOLDERS, "python/src", *(f"tests/{folder}" for folder in CPP_FOLDERS)]
-    return sorted(str(f) for d in folders for f in (ROOT / d).rglob("*") if f.suffix in {".h", ".cpp"})
+    folders = [*CPP_FOLDERS, "python/src", *(f"tests/{folder}" for folder in CPP_FOLDERS), "experiments"]
+    return sorted(str(f) for d in folders for f in (ROOT / d).rglob("*") if f.suffix in {".h", ".cpp", ".cu"})
 
 
 def main() -> int:

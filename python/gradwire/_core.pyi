@@ -203,7 +203,7 @@ class Engine:
 
 def build_info() -> dict:
     """
-    What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs.
+    What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs, number of CUDA devices and, where there is none, the reason.
     """
 
 def connect_engine(**settings: Any) -> Engine:

@@ -95,6 +95,10 @@ def examine() -> Finding:
         build = core.build_info()
         libraries["zmq"] = build["zmq"]
         machine["simd"] = build["simd"]
+        if build["cuda_devices"]:
+            machine["cuda"] = f"CUDA devices: {build['cuda_devices']}"
+        else:
+            missing["cuda"] = build["cuda_missing"]
     except ImportError as error:
         missing["core"] = f"the compiled part cannot be loaded ({error}); install gradwire again"
     except AttributeError as error:

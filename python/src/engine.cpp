@@ -11,6 +11,7 @@
 
 #include <csignal>
 
+#include "compress/cuda_devices.h"
 #include "compress/simd_target.h"
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
@@ -289,9 +290,14 @@ void bind_engine(nb::module_& module) {
         nb::dict info;
         info["zmq"] = transport::zmq_version();
         info["simd"] = compress::simd_target();
+        const compress::CudaDevices cuda = compress::cuda_devices();
+        info["cuda_devices"] = cuda.count;
+        info["cuda_missing"] = cuda.missing;
         return info;
       },
-      "What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs.");
+      "What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs, number of "
+      "CUDA "
+      "devices and, where there is none, the reason.");
   module.def("connect_engine", &connect_engine,
              nb::sig("def connect_engine(**settings: typing.Any) -> Engine"),
              "Joins a job as a worker. Keywords: gradwire.settings.");

@@ -3,19 +3,16 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
-#include <random>
 #include <vector>
 
+#include "tests/compress/rough_values.h"
 #include "tests/compress/simd_targets.h"
 
 namespace gradwire::compress::two_bit {
 namespace {
 
-constexpr float kThreshold = 0.3f;
+constexpr float kThreshold = kRoughThreshold;
 
 std::vector<std::size_t> sizes() {
   std::vector<std::size_t> all;
@@ -23,48 +20,6 @@ std::vector<std::size_t> sizes() {
   for (std::size_t n = 4095; n <= 4099; ++n) all.push_back(n);
   for (std::size_t n = 65535; n <= 65537; ++n) all.push_back(n);
   all.push_back(200003);
-  return all;
-}
-
-/// Gaussian values with every special float strewn in; about one in `rarity` is special.
-std::vector<float> values(std::size_t elements, unsigned seed, unsigned rarity) {
-  constexpr float kInf = std::numeric_limits<float>::infinity();
-  const float specials[] = {std::numeric_limits<float>::quiet_NaN(),
-                            kInf,
-                            -kInf,
-                            0.0f,
-                            -0.0f,
-                            1e-40f,
-                            -1e-40f,
-                            kThreshold,
-                            -kThreshold,
-                            std::nextafter(kThreshold, 0.0f),
-                            std::nextafter(kThreshold, kInf),
-                            std::nextafter(-kThreshold, 0.0f),
-                            std::nextafter(-kThreshold, -kInf),
-                            3e38f,
-                            -3e38f,
-                            std::numeric_limits<float>::max()};
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, 0.4f);
-  std::vector<float> all(elements);
-  for (float& value : all)
-    value = random() % rarity == 0 ? specials[random() % std::size(specials)] : normal(random);
-  return all;
-}
-
-std::vector<std::byte> random_bytes(std::size_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::vector<std::byte> bytes(count);
-  for (std::byte& b : bytes) b = static_cast<std::byte>(random() & 0xff);
-  return bytes;
-}
-
-/// Bits of floats; every NaN reads as one value, since which operand's NaN an addition keeps is the
-/// processor's.
-std::vector<std::uint32_t> bits(const std::vector<float>& floats) {
-  std::vector<std::uint32_t> all;
-  for (float f : floats) all.push_back(std::isnan(f) ? 0x7fc00000 : std::bit_cast<std::uint32_t>(f));
   return all;
 }
 
@@ -76,8 +31,8 @@ bool equal(const UnitSums& a, const UnitSums& b) {
 
 void check_encode(std::size_t elements, const Quantiser& quantiser, bool with_residual, bool with_sums,
                   unsigned rarity) {
-  const std::vector<float> grad = values(elements, 1 + static_cast<unsigned>(elements), rarity);
-  std::vector<float> expected_residual = values(elements, 2, rarity);
+  const std::vector<float> grad = rough_values(elements, 1 + static_cast<unsigned>(elements), rarity);
+  std::vector<float> expected_residual = rough_values(elements, 2, rarity);
   std::vector<float> residual = expected_residual;
   std::vector<std::byte> expected(packed_bytes(elements) + 1, std::byte{0xee});
   std::vector<std::byte> out = expected;
@@ -115,8 +70,8 @@ TEST(TwoBitKernels, EncodeEqualsScalar) {
 TEST(TwoBitKernels, MeasureEqualsScalar) {
   on_every_target([] {
     for (std::size_t elements : sizes()) {
-      const std::vector<float> grad = values(elements, 5, 7);
-      const std::vector<float> residual = values(elements, 6, 7);
+      const std::vector<float> grad = rough_values(elements, 5, 7);
+      const std::vector<float> residual = rough_values(elements, 6, 7);
       for (const float* kept : {static_cast<const float*>(nullptr), residual.data()}) {
         UnitSums expected{{2.5f}, {1.0f}, 1};
         UnitSums sums = expected;

@@ -20,6 +20,11 @@ def test_record_has_the_promised_fields() -> None:
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
+def test_cuda_devices_are_counted_or_missed_for_a_reason() -> None:
+    record = doctor.examine().record()
+    assert ("cuda" in record["machine"]) != ("cuda" in record["missing"])
+
+
 def test_settings_carry_value_and_origin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_STREAMS", "3")
     monkeypatch.setenv("DMLC_INTERFACE", "eth9")

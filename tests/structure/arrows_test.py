@@ -19,7 +19,15 @@ ALLOWED = {
 }
 OURS = {*ALLOWED, "tests", "experiments"}
 # The one folder that may know each third-party library.
-HOME = {"hwy": "compress", "zmq": "transport", "mpi": "transport", "nanobind": "python"}
+HOME = {
+    "hwy": "compress",
+    "thrust": "compress",
+    "cub": "compress",
+    "cuda": "compress",
+    "zmq": "transport",
+    "mpi": "transport",
+    "nanobind": "python",
+}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 LINK = re.compile(r"target_link_libraries\(\s*(\S+)([^)]*)\)")
 
@@ -73,6 +81,8 @@ def test_a_planted_arrow_is_found() -> None:
     ]
     for folder, line in [("kvstore", '"python/src/b.h"'), ("kvstore", "<zmq.h>"), ("compress", '"codec.h"')]:
         assert bad_includes(folder, "x.h", f"#include {line}")
+    assert bad_includes("kvstore", "x.cu", "#include <thrust/for_each.h>")
     assert not bad_includes("compress", "x.cpp", '#include "hwy/highway.h"\n#include <span>')
+    assert not bad_includes("compress", "x.cu", "#include <thrust/for_each.h>\n#include <cuda/atomic>")
     assert bad_links("fusion", "target_link_libraries(gradwire_fusion PUBLIC gradwire_compress)")
     assert not bad_links("kvstore", "target_link_libraries(gradwire_kvstore PUBLIC gradwire_fusion fmt::fmt)")
