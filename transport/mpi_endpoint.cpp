@@ -111,6 +111,7 @@ void MpiEndpoint::join_job() {
   MpiPeers::Events& events = *this;
   peers_.emplace(*port_, options_, entries, worker_.traffic, events);
   sums_.emplace(*port_, options_.largest_message_bytes);
+  watch_.emplace(options_.liveness_timeout, [this] { on_stuck(); });
   const Lock lock(mutex_);
   has_begun_ = true;
   changed_.notify_all();
@@ -122,7 +123,10 @@ void MpiEndpoint::close() {
     if (--open_users_ > 0) return;
     wake();
   }
-  thread_.join();
+  Lock lock(mutex_);
+  changed_.wait(lock, [this] { return has_ended_; });
+  lock.unlock();
+  is_stuck_ ? thread_.detach() : thread_.join();  // it holds the endpoint, and ends should MPI ever return
 }
 
 // --- callers ---
@@ -238,7 +242,11 @@ void MpiEndpoint::leave(Place& place, milliseconds timeout) {
 }
 
 void MpiEndpoint::sum(Buffer values, std::optional<ElementType> type, Collective::Done done) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
+  if (is_stuck_) {  // there is no thread of ours to tell it from
+    lock.unlock();
+    return done(std::move(values), std::make_exception_ptr(TransportError(worker_.inbox.failure())));
+  }
   ++sums_under_way_;
   ++sums_untold_;
   const auto count_down = [this](std::size_t& count) {
@@ -271,7 +279,7 @@ void MpiEndpoint::close_sums() {
 // --- I/O thread ---
 
 void MpiEndpoint::serve() {
-  while (!is_over()) {
+  while (!is_over() && !is_stuck_) {
     const auto now = Clock::now();
     try {
       if (step(now)) pace_.moved(Clock::now());
@@ -283,12 +291,17 @@ void MpiEndpoint::serve() {
 }
 
 bool MpiEndpoint::step(Clock::time_point now) {
-  bool moved = take_requests();
-  if (!mpi_is_over_) moved |= work_with_mpi(now);
+  bool moved = false;
+  {
+    const MpiWatch::Stay stay(*watch_, now);
+    moved = take_requests();
+    if (!mpi_is_over_) moved |= work_with_mpi(now);
+  }
+  if (is_stuck_) return false;
   deliver(worker_);
   deliver(server_);
   settle_failure(now);
-  part_when_all_have_left(now);
+  finish_when_all_have_parted();
   return moved;
 }
 
@@ -344,6 +357,7 @@ bool MpiEndpoint::work_with_mpi(Clock::time_point now) {
   std::size_t events = port_->poll() + peers_->receive();
   if (!worker_.inbox.failed()) events += sums_->start_queued();
   if (!parting_since_) peers_->tick(now);
+  part_when_all_have_left(now);
   return events > 0;
 }
 
@@ -377,18 +391,22 @@ bool MpiEndpoint::is_over() {
 
 // Nobody stops asking MPI before everybody has what was sent: the barrier says that.
 void MpiEndpoint::part_when_all_have_left(Clock::time_point now) {
-  if (mpi_is_over_ || worker_.inbox.failed()) return;
+  if (worker_.inbox.failed()) return;
   if (!parting_since_) {
     const Lock lock(mutex_);
     if (left_.size() < world_.workers + world_.servers || sums_untold_ > 0 || port_->under_way() > 0) return;
     parting_since_ = now;
     port_->barrier([this] { has_parted_ = true; });
-  } else if (has_parted_ && port_->under_way() == 0) {
-    mpi_is_over_ = true;
-    port_->finish();
-  } else if (now - *parting_since_ >= options_.leave_timeout) {
+  } else if (!has_parted_ && now - *parting_since_ >= options_.leave_timeout) {
     on_fault("mpi: not every rank came to the end of the job within " + in_seconds(options_.leave_timeout));
   }
+}
+
+// MPI_Finalize may wait for a rank that has initialised MPI for more than us.
+void MpiEndpoint::finish_when_all_have_parted() {
+  if (!has_parted_ || mpi_is_over_ || port_->under_way() > 0) return;
+  mpi_is_over_ = true;
+  port_->finish();
 }
 
 // Returns whether the other ranks can be told.
@@ -421,6 +439,31 @@ void MpiEndpoint::give_up_mpi() {
   mpi_is_over_ = true;
   port_->abandon();
   sums_->fail(std::make_exception_ptr(TransportError(worker_.inbox.failure())));
+}
+
+// What the I/O thread would do, were it not in MPI: Sinks and sums hear of it from here.
+void MpiEndpoint::on_stuck() {
+  Requests requests;
+  {
+    const Lock lock(mutex_);
+    is_stuck_ = true;
+    note_failure(to_string(worker_.node) + ": MPI has not returned for " +
+                 in_seconds(options_.liveness_timeout) + "; another rank or its network may have died");
+    std::swap(requests, requests_);
+  }
+  const auto error = std::make_exception_ptr(TransportError(worker_.inbox.failure()));
+  for (SumRequest& request : requests.sums) request.done(std::move(request.values), error);
+  sums_->fail(error);
+  for (Place* place : {&worker_, &server_}) {
+    try {
+      place->inbox.deliver();
+    } catch (
+        const std::exception&) {  // NOLINT(bugprone-empty-catch): a Sink's; the first cause is what counts
+    }
+  }
+  const Lock lock(mutex_);
+  has_ended_ = true;
+  changed_.notify_all();
 }
 
 void MpiEndpoint::on_frames(Node from, std::vector<Frame> frames) {

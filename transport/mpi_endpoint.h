@@ -26,6 +26,7 @@
 #include "transport/mpi_peers.h"
 #include "transport/mpi_port.h"
 #include "transport/mpi_sums.h"
+#include "transport/mpi_watch.h"
 #include "transport/traffic.h"
 
 namespace gradwire::transport {
@@ -107,6 +108,9 @@ class MpiEndpoint final : private MpiPeers::Events {
   void wake();                                 // with mutex_ held
   bool note_failure(const std::string& text);  // likewise
 
+  // The watch's, while the I/O thread is stuck in MPI.
+  void on_stuck();
+
   // The I/O thread's.
   void run();
   void join_job();
@@ -122,6 +126,7 @@ class MpiEndpoint final : private MpiPeers::Events {
   void sleep(Clock::time_point now);
   bool is_over();
   void part_when_all_have_left(Clock::time_point now);
+  void finish_when_all_have_parted();
   bool on_fault(const std::string& text);
   void settle_failure(Clock::time_point now);
   void give_up_mpi();
@@ -158,12 +163,15 @@ class MpiEndpoint final : private MpiPeers::Events {
   int open_users_;
   bool mpi_is_initialised_ = false;
   bool has_begun_ = false;
-  bool has_ended_ = false;
+  bool has_ended_ = false;  // the I/O thread, or the wait for it
   std::exception_ptr start_error_;
   std::uint64_t exchange_count_ = 0;
   std::map<std::uint64_t, Waiting> exchanges_;
 
+  std::atomic<bool> is_stuck_{
+      false};  // in MPI for good; whatever it does when it returns, it is to do no harm
   std::thread thread_;
+  std::optional<MpiWatch> watch_;  // last member: its thread ends before the rest dies
 };
 
 }  // namespace gradwire::transport

@@ -8,8 +8,8 @@ namespace {
 using std::chrono::microseconds;
 
 // Measured: transport/README.md ("Why it is like this").
-constexpr microseconds kAwake{50};               // after the last message no sleep at all: an answer is near
-constexpr int kShare = 8;                        // a sleep is this part of the time waited so far
+constexpr microseconds kAwake{100};              // after the last message no sleep at all: an answer is near
+constexpr int kShare = 16;                       // a sleep is this part of the time waited so far
 constexpr microseconds kLongestInTransfer{100};  // less than what a socket's buffers hold at 10 Gbit
 constexpr microseconds kLongest{1000};
 

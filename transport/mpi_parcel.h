@@ -13,9 +13,9 @@
 
 namespace gradwire::transport {
 
-/// Payloads up to here travel in the head: a message of its own costs more than two copies. Part of the wire
+/// Payloads up to here travel in the head: a message of its own costs more than the copy. Part of the wire
 /// format.
-inline constexpr std::size_t kInlinePayloadBytes = 4096;
+inline constexpr std::size_t kInlinePayloadBytes = 16384;
 
 struct MpiParcel {
   Buffer head;

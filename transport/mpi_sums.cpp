@@ -7,8 +7,9 @@
 namespace gradwire::transport {
 namespace {
 
-// MPI looks at every one under way each time it is asked.
-constexpr std::size_t kMostUnderWay = 8;
+// MPI looks at every one under way each time it is asked. Measured: transport/README.md ("Why it is like
+// this").
+constexpr std::size_t kMostUnderWay = 16;
 
 }  // namespace
 
@@ -25,18 +26,27 @@ void MpiSums::all_gather(Buffer block, Collective::Done done) {
 }
 
 void MpiSums::add(Sum sum) {
-  if (error_) return sum.done(std::move(sum.values), error_);
-  queued_.push_back(std::make_shared<Sum>(std::move(sum)));
+  std::unique_lock lock(mutex_);
+  if (!error_) return queued_.push_back(std::make_shared<Sum>(std::move(sum)));
+  lock.unlock();
+  sum.done(std::move(sum.values), error_);
 }
 
 std::size_t MpiSums::start_queued() {
   std::size_t count = 0;
-  for (; !queued_.empty() && started_.size() < kMostUnderWay; ++count) {
-    started_.push_back(std::move(queued_.front()));
-    queued_.pop_front();
-    start(SumPointer(started_.back()));
+  for (SumPointer sum = take_queued(); sum; sum = take_queued()) {
+    start(sum);
+    ++count;
   }
   return count;
+}
+
+MpiSums::SumPointer MpiSums::take_queued() {
+  const std::lock_guard lock(mutex_);
+  if (queued_.empty() || started_.size() >= kMostUnderWay) return nullptr;
+  started_.push_back(std::move(queued_.front()));
+  queued_.pop_front();
+  return started_.back();
 }
 
 void MpiSums::start(const SumPointer& sum) {
@@ -60,20 +70,29 @@ void MpiSums::start(const SumPointer& sum) {
 
 void MpiSums::finish_piece(const SumPointer& sum) {
   if (--sum->pieces > 0) return;
-  std::erase(started_, sum);
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::erase(started_, sum) == 0) return;  // fail() has ended it
+  }
   sum->done(sum->type ? std::move(sum->values) : std::move(sum->gathered), nullptr);
 }
 
-std::size_t MpiSums::pieces_under_way() const noexcept {
+std::size_t MpiSums::pieces_under_way() const {
+  const std::lock_guard lock(mutex_);
   return std::accumulate(started_.begin(), started_.end(), std::size_t{0},
                          [](std::size_t count, const SumPointer& sum) { return count + sum->pieces; });
 }
 
 void MpiSums::fail(std::exception_ptr error) {
-  error_ = std::move(error);
-  for (std::deque<SumPointer>* sums : {&started_, &queued_}) {
-    for (const SumPointer& sum : std::exchange(*sums, {})) sum->done(std::move(sum->values), error_);
+  std::deque<SumPointer> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_) return;
+    error_ = std::move(error);
+    ended = std::exchange(started_, {});
+    std::ranges::move(std::exchange(queued_, {}), std::back_inserter(ended));
   }
+  for (const SumPointer& sum : ended) sum->done(std::move(sum->values), error_);
 }
 
 }  // namespace gradwire::transport

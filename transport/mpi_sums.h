@@ -1,12 +1,13 @@
 // MpiSums is the queue of a rank's collectives: started in order, several at a time, long ones in pieces.
 //
-// Threading: the I/O thread only; each Done runs there.
+// Threading: the I/O thread only, but fail(): any. Each Done runs where its end is known.
 // Lifetime: the port outlives it.
 #pragma once
 
 #include <deque>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "transport/collective.h"
@@ -18,8 +19,6 @@ class MpiSums {
  public:
   /// What does not fit into largest_message_bytes is summed in pieces; all ranks must use the same.
   MpiSums(MpiPort& port, std::size_t largest_message_bytes);
-  /// Requires idle(), or that fail() was called.
-  ~MpiSums() = default;
   MpiSums(const MpiSums&) = delete;
   MpiSums& operator=(const MpiSums&) = delete;
 
@@ -27,11 +26,10 @@ class MpiSums {
   void all_gather(Buffer block, Collective::Done done);
   /// Starts what there is room for; call it whenever something has ended. Returns how many it started.
   std::size_t start_queued();
-  bool idle() const noexcept { return queued_.empty() && started_.empty(); }
   /// Operations of the port.
-  std::size_t pieces_under_way() const noexcept;
-  /// Ends what is under way and what will come with error. Requires that MPI does not touch memory any more:
-  /// MpiPort::abandon().
+  std::size_t pieces_under_way() const;
+  /// Ends what is under way and what will come with error. MPI must not be called after it, or only in the
+  /// way in which one is dying: it would work on memory that is its owner's again.
   void fail(std::exception_ptr error);
 
  private:
@@ -45,12 +43,14 @@ class MpiSums {
   using SumPointer = std::shared_ptr<Sum>;  // owners: this queue and the operations of its pieces
 
   void add(Sum sum);
+  SumPointer take_queued();
   void start(const SumPointer& sum);
   void finish_piece(const SumPointer& sum);
 
   MpiPort& port_;
   const std::size_t largest_message_bytes_;
   BufferPool pool_;
+  mutable std::mutex mutex_;  // guards what follows; not held while MPI or a Done is called
   std::deque<SumPointer> queued_;
   std::deque<SumPointer> started_;
   std::exception_ptr error_;
