@@ -325,6 +325,8 @@ void Engine::close() {
   hosted_.reset();
 }
 
+bool Engine::outlast_for(std::chrono::milliseconds timeout) { return messenger_->outlast(timeout); }
+
 std::uint64_t Engine::elements_of(KeyId key) const {
   const std::shared_lock lock(keys_mutex_);
   if (key >= keys_.size())

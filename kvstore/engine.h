@@ -118,6 +118,9 @@ class Engine {
 
   /// Waits for pushes still out, says goodbye, ends the threads. Idempotent; the destructor calls it.
   void close();
+  /// After close(): waits until the process may end without harm to other ranks, for at most timeout; returns
+  /// false when that passed first.
+  bool outlast_for(std::chrono::milliseconds timeout);
 
  private:
   struct Slots;

@@ -147,6 +147,7 @@ class Native final : public transport::Messenger {
   std::optional<Node> local_peer() const override { return kItself; }
   void fail(const std::string& text) override { control_->fail(text); }
   void leave(std::chrono::milliseconds timeout) override { control_->leave(timeout); }
+  bool outlast(std::chrono::milliseconds timeout) override { return control_->outlast(timeout); }
   std::vector<transport::PeerCounters> counters() const override { return control_->counters(); }
   std::vector<std::string> exchange(std::string_view name, std::string_view blob,
                                     std::chrono::milliseconds timeout) override {

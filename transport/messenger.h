@@ -103,6 +103,10 @@ class Messenger {
   /// Says goodbye and flushes what is queued, for at most timeout. Then send() throws. Idempotent. The
   /// destructor leaves too, where this was not called.
   virtual void leave(std::chrono::milliseconds timeout) = 0;
+  /// After leave(): waits until the process may end without harm to ranks that are still at work, for at most
+  /// timeout; returns false when that passed first. Over MPI that is when all have left: MPI ends once, for
+  /// all.
+  virtual bool outlast(std::chrono::milliseconds) { return true; }
 
   virtual std::vector<PeerCounters> counters() const = 0;
 

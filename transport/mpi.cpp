@@ -24,10 +24,12 @@ class MpiMessenger final : public Messenger {
 
   Node self() const override { return place_.node; }
   World world() const override { return endpoint_->world(); }
+  bool seals_payloads() const override { return endpoint_->seals_payloads(); }
   void attach(Sink& sink) override { endpoint_->attach(place_, sink); }
   void detach() override { place_.inbox.detach(); }
   void fail(const std::string& text) override { endpoint_->fail(text); }
   void leave(std::chrono::milliseconds timeout) override { endpoint_->leave(place_, timeout); }
+  bool outlast(std::chrono::milliseconds timeout) override { return endpoint_->outlast(timeout); }
   std::vector<PeerCounters> counters() const override { return place_.traffic.snapshot(); }
   void send(Node to, std::vector<Frame> frames) override { endpoint_->send(place_, to, std::move(frames)); }
 

@@ -16,6 +16,7 @@
 #include <memory>
 #include <string>
 
+#include "transport/checksum.h"
 #include "transport/collective.h"
 #include "transport/node_pair.h"
 
@@ -28,6 +29,8 @@ struct MpiOptions {
   std::chrono::milliseconds liveness_timeout{5'000};  ///< a silent peer is dead after this
   /// Longer payloads and arrays go in pieces, since MPI counts in int. The same on all ranks.
   std::size_t largest_message_bytes = std::size_t{1} << 30;
+  std::string host;  ///< this host's name, for people and to tell hosts apart; empty: what the system says
+  PayloadChecksum checksum = PayloadChecksum::kAuto;  ///< ranks of one machine count as local sockets
   std::function<void(const std::string&)> log;  ///< progress for people, from the I/O thread; may be empty
 };
 

@@ -7,6 +7,7 @@
 #include <random>
 #include <utility>
 
+#include "transport/address.h"
 #include "transport/mpi_library.h"
 #include "transport/nodes.h"
 
@@ -39,7 +40,15 @@ MpiEntry entry_of(const MpiOptions& options, MpiJob job) {
   entry.epoch = std::uint64_t{random()} << 32 | random() | 1;  // never 0, which is "before the roster"
   entry.largest_message_bytes = options.largest_message_bytes;
   entry.pid = static_cast<std::uint64_t>(getpid());
-  gethostname(entry.host.data(), entry.host.size() - 1);
+  std::string host = options.host;
+  if (host.empty()) {
+    gethostname(entry.host.data(), entry.host.size() - 1);
+    host = entry.host.data();
+  } else {
+    host.copy(entry.host.data(), entry.host.size() - 1);
+  }
+  const std::string machine = machine_identity(host);
+  if (!machine.empty()) entry.machine = std::hash<std::string>{}(machine);
   return entry;
 }
 
@@ -108,6 +117,8 @@ void MpiEndpoint::join_job() {
   const auto entries = call_roll(*port_, entry_of(options_, job_), options_.rendezvous_timeout, options_.log);
   worker_.node.rank = server_.node.rank = port_->rank();
   world_ = {port_->size(), job_ == MpiJob::kPairs ? port_->size() : 0, entries.front().epoch};
+  for (const MpiEntry& entry : entries)
+    is_local_.push_back(entry.machine != 0 && entry.machine == entries[port_->rank()].machine);
   MpiPeers::Events& events = *this;
   peers_.emplace(*port_, options_, entries, worker_.traffic, events);
   sums_.emplace(*port_, options_.largest_message_bytes);
@@ -141,6 +152,26 @@ void MpiEndpoint::check_member(const Place& place) const {
   if (place.is_leaving) throw TransportError(has_left_text(place.node));
 }
 
+bool MpiEndpoint::seals(std::uint32_t rank) const {
+  if (options_.checksum != PayloadChecksum::kAuto) return options_.checksum == PayloadChecksum::kAlways;
+  return !is_local_[rank];
+}
+
+bool MpiEndpoint::seals_payloads() const {
+  for (std::uint32_t rank = 0; rank < is_local_.size(); ++rank) {
+    if (rank != worker_.node.rank && seals(rank)) return true;
+  }
+  return false;
+}
+
+void MpiEndpoint::seal(std::uint32_t rank, Buffer& payload) const {
+  if (options_.checksum == PayloadChecksum::kOff) {
+    payload.unseal();
+  } else if (!payload.checksum() && seals(rank)) {
+    payload.seal();
+  }
+}
+
 void MpiEndpoint::attach(Place& place, Sink& sink) {
   place.inbox.attach(sink);
   const Lock lock(mutex_);
@@ -155,6 +186,7 @@ void MpiEndpoint::send(Place& from, Node to, std::vector<Frame> frames) {
     frame.header.epoch = world_.epoch;
   }
   if (to.rank == from.node.rank) return send_here(from, place(to.role), std::move(frames));
+  for (Frame& frame : frames) seal(to.rank, frame.payload);
   const std::uint64_t bytes = total_bytes(frames), count = frames.size();
   Outgoing outgoing{&from, to.rank, pack_for_mpi(std::move(frames))};
   const Lock lock(mutex_);
@@ -239,6 +271,11 @@ void MpiEndpoint::leave(Place& place, milliseconds timeout) {
     wake();
   }
   changed_.wait_for(lock, timeout, [&] { return place.has_left || failed_; });
+}
+
+bool MpiEndpoint::outlast(milliseconds timeout) {
+  Lock lock(mutex_);
+  return changed_.wait_for(lock, timeout, [this] { return mpi_was_ended_ || has_ended_; });
 }
 
 void MpiEndpoint::sum(Buffer values, std::optional<ElementType> type, Collective::Done done) {
@@ -406,7 +443,17 @@ void MpiEndpoint::part_when_all_have_left(Clock::time_point now) {
 void MpiEndpoint::finish_when_all_have_parted() {
   if (!has_parted_ || mpi_is_over_ || port_->under_way() > 0) return;
   mpi_is_over_ = true;
-  port_->finish();
+  try {
+    port_->finish();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): all have left; there is nobody to tell
+  }
+  note_end_of_mpi();
+}
+
+void MpiEndpoint::note_end_of_mpi() {
+  const Lock lock(mutex_);
+  mpi_was_ended_ = true;
+  changed_.notify_all();
 }
 
 // Returns whether the other ranks can be told.
@@ -439,6 +486,7 @@ void MpiEndpoint::give_up_mpi() {
   mpi_is_over_ = true;
   port_->abandon();
   sums_->fail(std::make_exception_ptr(TransportError(worker_.inbox.failure())));
+  note_end_of_mpi();
 }
 
 // What the I/O thread would do, were it not in MPI: Sinks and sums hear of it from here.

@@ -52,6 +52,7 @@ class MpiEndpoint final : private MpiPeers::Events {
 
   Place& place(Role role) { return role == Role::kServer ? server_ : worker_; }
   World world() const { return world_; }
+  bool seals_payloads() const;
   std::chrono::milliseconds leave_timeout() const { return options_.leave_timeout; }
 
   void attach(Place& place, Sink& sink);
@@ -60,6 +61,8 @@ class MpiEndpoint final : private MpiPeers::Events {
                                     std::chrono::milliseconds timeout);
   void fail(const std::string& text);
   void leave(Place& place, std::chrono::milliseconds timeout);
+  /// Waits until MPI is not needed any more: every rank has left, or the job has failed and all know it.
+  bool outlast(std::chrono::milliseconds timeout);
   /// Starts a sum over all ranks, or without a type gathers blocks: see Collective.
   void sum(Buffer values, std::optional<ElementType> type, Collective::Done done);
   /// Fails the job if sums are under way: the other ranks would wait for ever. Returns when no Done is
@@ -101,6 +104,8 @@ class MpiEndpoint final : private MpiPeers::Events {
   // Callers'.
   void await_start();
   void check_member(const Place& place) const;
+  bool seals(std::uint32_t rank) const;
+  void seal(std::uint32_t rank, Buffer& payload) const;
   void send_here(Place& from, Place& to, std::vector<Frame> frames);
   void ask(std::uint64_t sequence, ExchangeAsk ask, const std::string& payload);
   std::vector<std::string> await_exchange(Lock& lock, std::uint64_t sequence, std::string_view name,
@@ -130,6 +135,7 @@ class MpiEndpoint final : private MpiPeers::Events {
   bool on_fault(const std::string& text);
   void settle_failure(Clock::time_point now);
   void give_up_mpi();
+  void note_end_of_mpi();
   void on_frames(Node from, std::vector<Frame> frames) override;
   void on_goodbye(Node peer) override;
   void on_exchange_result(std::uint64_t sequence, ExchangeAnswer answer, std::string_view payload) override;
@@ -139,7 +145,8 @@ class MpiEndpoint final : private MpiPeers::Events {
   const MpiJob job_;
   Place worker_{Role::kWorker};
   Place server_{Role::kServer};
-  World world_;  // written by the I/O thread before the job has begun, constant after
+  World world_;                 // written by the I/O thread before the job has begun, constant after
+  std::vector<bool> is_local_;  // likewise; by rank
 
   // The I/O thread's own.
   std::unique_ptr<MpiPort> port_;
@@ -163,7 +170,8 @@ class MpiEndpoint final : private MpiPeers::Events {
   int open_users_;
   bool mpi_is_initialised_ = false;
   bool has_begun_ = false;
-  bool has_ended_ = false;  // the I/O thread, or the wait for it
+  bool mpi_was_ended_ = false;  // what mpi_is_over_ says
+  bool has_ended_ = false;      // the I/O thread, or the wait for it
   std::exception_ptr start_error_;
   std::uint64_t exchange_count_ = 0;
   std::map<std::uint64_t, Waiting> exchanges_;

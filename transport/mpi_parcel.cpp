@@ -44,7 +44,8 @@ MpiParcel pack_for_mpi(std::vector<Frame> frames) {
   std::size_t header_at = kCountBytes;
   std::size_t payload_at = kCountBytes + frames.size() * kHeaderBytes;
   for (Frame& frame : frames) {
-    const auto header = encode_header(frame.header, frame.payload.bytes());
+    if (is_control(frame.header.kind)) frame.payload.seal();
+    const auto header = encode_header(frame);
     std::memcpy(&head[header_at], header.data(), kHeaderBytes);
     header_at += kHeaderBytes;
     const std::size_t payload_bytes = frame.payload.size_bytes();
@@ -81,13 +82,17 @@ ArrivingParcel::ArrivingParcel(Buffer head, BufferPool& pool) : head_(std::move(
 
 std::vector<Frame> ArrivingParcel::unpack() && {
   std::vector<Frame> frames(payloads_.size());
+  const std::span<const std::byte> head = head_.bytes();
   for (std::size_t i = 0; i < frames.size(); ++i) {
     const auto [offset, payload_bytes] = payloads_[i];
-    frames[i].payload =
+    Frame& frame = frames[i];
+    const OpenedHeader opened =
+        open_header(head.subspan(kCountBytes + i * kHeaderBytes, kHeaderBytes), payload_bytes);
+    frame.header = opened.header;
+    frame.payload =
         is_inline(payload_bytes) ? head_.share(offset, payload_bytes) : std::move(awaited_[offset]);
-    const std::span<const std::byte> head = head_.bytes();
-    frames[i].header =
-        decode_header(head.subspan(kCountBytes + i * kHeaderBytes, kHeaderBytes), frames[i].payload.bytes());
+    if (opened.checksum) frame.payload.seal(*opened.checksum);
+    if (is_control(frame.header.kind)) require_intact(frame.payload);
   }
   return frames;
 }

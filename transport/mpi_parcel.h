@@ -22,7 +22,7 @@ struct MpiParcel {
   std::vector<Buffer> payloads;  ///< the large ones, in the order of their frames
 };
 
-/// Computes the checksums; small payloads are copied and released.
+/// Payloads travel with the seal they have, or without; small ones are copied and released.
 MpiParcel pack_for_mpi(std::vector<Frame> frames);
 
 /// A parcel whose head is here.
@@ -33,7 +33,8 @@ class ArrivingParcel {
 
   /// Where the payloads belong that are under way, in their order.
   std::span<Buffer> awaited() noexcept { return awaited_; }
-  /// Requires that all that was awaited is here; small payloads keep the head's memory. Throws FrameError.
+  /// Requires that all that was awaited is here; small payloads keep the head's memory. Seals are taken over,
+  /// and compared for control frames alone. Throws FrameError.
   std::vector<Frame> unpack() &&;
 
  private:

@@ -25,6 +25,7 @@ struct MpiEntry {
   std::uint64_t epoch = 0;  ///< rank 0's is the job's
   std::uint64_t largest_message_bytes = 0;
   std::uint64_t pid = 0;
+  std::uint64_t machine = 0;    ///< the same for ranks of one machine (machine_identity()); 0: not known
   std::array<char, 64> host{};  ///< for people; ends in a NUL
 };
 

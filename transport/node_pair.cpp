@@ -50,6 +50,7 @@ class Colocated final : public Messenger {
   bool seals_payloads() const override { return messenger_->seals_payloads(); }
   void fail(const std::string& text) override { messenger_->fail(text); }
   void leave(std::chrono::milliseconds timeout) override { messenger_->leave(timeout); }
+  bool outlast(std::chrono::milliseconds timeout) override { return messenger_->outlast(timeout); }
   std::vector<PeerCounters> counters() const override { return messenger_->counters(); }
 
   void attach(Sink& sink) override {

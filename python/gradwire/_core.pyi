@@ -214,6 +214,21 @@ def connect_peers(serves_roll_call: bool, **settings: Any) -> Engine:
     Joins a job whose every worker sums a share itself. Keywords: gradwire.settings.
     """
 
+def connect_mpi(library: str, **settings: Any) -> Engine:
+    """
+    As connect_peers, over MPI: every rank of MPI_COMM_WORLD is a worker. library: libgradwire_mpi.so.
+    """
+
+def connect_mpi_native(library: str, **settings: Any) -> Engine:
+    """
+    As connect_mpi, and MPI sums: every rank must push the same keys in the same order.
+    """
+
+def describe_mpi(library: str) -> dict:
+    """
+    Version and thread level of MPI, which it initialises and finalises: for a process of its own.
+    """
+
 def local_engine(**settings: Any) -> Engine:
     """A store inside this process, of one worker."""
 

@@ -81,7 +81,7 @@ def gradwire_version() -> str:
 
 def examine() -> Finding:
     """Looks at everything. Never raises for what is missing or wrong: that is what it reports."""
-    missing = {"mpi": _NOT_YET, "nccl": _NOT_YET}
+    missing = {"nccl": _NOT_YET}
     libraries: dict[str, str] = {}
     machine = machine_description()
     transports: list[str] = []
@@ -99,6 +99,7 @@ def examine() -> Finding:
             machine["cuda"] = f"CUDA devices: {build['cuda_devices']}"
         else:
             missing["cuda"] = build["cuda_missing"]
+        _examine_mpi(transports, libraries, missing)
     except ImportError as error:
         missing["core"] = f"the compiled part cannot be loaded ({error}); install gradwire again"
     except AttributeError as error:
@@ -128,6 +129,17 @@ def examine() -> Finding:
         settings=rows,
         unknown=settings.unknown_variables(),
     )
+
+
+def _examine_mpi(transports: list[str], libraries: dict[str, str], missing: dict[str, str]) -> None:
+    mpi = importlib.import_module("gradwire.mpi")
+    try:
+        found = mpi.describe()
+    except mpi.MpiUnavailable as reason:
+        missing["mpi"] = f"{reason}; stores dist_sync_mpi and allreduce_mpi need it"
+        return
+    transports.append("mpi")
+    libraries["mpi"] = f"{found['version'].split(', ')[0]} ({found['thread_level']})"
 
 
 def netlab_reason() -> str | None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from gradwire import _core, settings
+from gradwire import _core, mpi, settings
 from gradwire.collectives import Collectives
 from gradwire.compress import Compression
 from gradwire.devices import DeviceSum
@@ -39,6 +39,8 @@ _PLACEMENTS = {
     "dist_device_sync": "servers",
     "allreduce": "peers",
     "horovod": "peers",
+    "dist_sync_mpi": "mpi_peers",
+    "allreduce_mpi": "mpi_native",
 }
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -57,7 +59,10 @@ def create(name: str = "local") -> KVStore:
 
     `dist_*` sums on parameter servers. `allreduce` and `horovod` sum without: every worker owns a share of each
     gradient, and sums that for all. They join by MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE (as torchrun sets
-    them) too.
+    them) too. `dist_sync_mpi` is `allreduce` over MPI's messages, and in `allreduce_mpi` MPI sums as well, so that
+    every worker must push the same keys in the same order: start these with mpirun (`--bind-to none`, or the threads
+    of a rank share one core). What else in the process uses MPI (mpi4py) must have initialised it with
+    MPI_THREAD_MULTIPLE; after a failure nobody finalises MPI, and mpirun ends the job.
 
     In a process whose role is server or scheduler (DMLC_ROLE or GRADWIRE_ROLE) it serves the job to its end and
     then ends the process, as users of MXNet's scripts expect.
@@ -286,7 +291,8 @@ class KVStore:
     def close(self) -> None:
         """Leaves the job cleanly. Called at exit for stores still open.
 
-        Where this process serves the roll call (rank 0 without a scheduler), waits until the others have left too.
+        Where others need this process to the end (it serves the roll call; or over MPI, which ends for all ranks at
+        once), waits until they have left too.
         """
         _open.discard(self)
         self.engine.close()
@@ -296,7 +302,7 @@ class KVStore:
             waited = f"{time.monotonic() - began:.0f} s"
             print(
                 f"gradwire: worker {self.rank}: all is done here; has waited {waited} for the other workers to leave "
-                "the job, whose roll call it serves",
+                "the job, which needs this process to its end",
                 file=sys.stderr,
                 flush=True,
             )
@@ -518,7 +524,39 @@ def _join_peers(values: settings.Settings, name: str) -> _core.Engine:
     return _core.connect_peers(values.rank == 0, **options)
 
 
-_JOIN = {"local": _open_local, "servers": _join_servers, "peers": _join_peers}
+def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engine:
+    options: dict[str, Any] = {
+        "checksum": values.checksum,
+        "rendezvous_timeout": values.rendezvous_timeout,
+        "liveness_timeout": values.liveness_timeout,
+    }
+    if values.host_id is not None:
+        options["host"] = values.host_id
+    engine: _core.Engine = connect(mpi.library(), **options, **_engine_options(values))
+    if engine.num_workers == 1 < values.num_workers:
+        engine.close()
+        raise ValueError(
+            f"kv.create({name!r}): this process is alone in MPI's world, though its job has {values.num_workers} "
+            f"workers; start the script with `mpirun -np {values.num_workers} --bind-to none python script.py`"
+        )
+    return engine
+
+
+def _join_mpi_peers(values: settings.Settings, name: str) -> _core.Engine:
+    return _join_mpi(_core.connect_mpi, values, name)
+
+
+def _join_mpi_native(values: settings.Settings, name: str) -> _core.Engine:
+    return _join_mpi(_core.connect_mpi_native, values, name)
+
+
+_JOIN = {
+    "local": _open_local,
+    "servers": _join_servers,
+    "peers": _join_peers,
+    "mpi_peers": _join_mpi_peers,
+    "mpi_native": _join_mpi_native,
+}
 
 
 def _serve(values: settings.Settings) -> None:

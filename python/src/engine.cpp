@@ -116,6 +116,41 @@ std::unique_ptr<PyEngine> connect_peers(bool serves_roll_call, const nb::kwargs&
   return std::make_unique<PyEngine>(transport::connect_zmq_pair(zmq), options, std::move(scheduler));
 }
 
+transport::MpiOptions mpi_options(const std::string& library, const nb::kwargs& given) {
+  const auto node = zmq_options(transport::Role::kWorker, given);
+  transport::MpiOptions options;
+  options.library = library;
+  options.rendezvous_timeout = node.rendezvous_timeout;
+  options.liveness_timeout = node.liveness_timeout;
+  options.host = node.host;
+  options.checksum = node.checksum;
+  return options;
+}
+
+std::unique_ptr<PyEngine> connect_mpi(const std::string& library, const nb::kwargs& given) {
+  const auto mpi = mpi_options(library, given);
+  const auto options = engine_options(given);
+  const InterruptEnds interrupt;
+  const nb::gil_scoped_release release;
+  return std::make_unique<PyEngine>(transport::colocate(transport::connect_mpi(mpi)), options);
+}
+
+std::unique_ptr<PyEngine> connect_mpi_native(const std::string& library, const nb::kwargs& given) {
+  const auto mpi = mpi_options(library, given);
+  const auto options = engine_options(given);
+  const InterruptEnds interrupt;
+  const nb::gil_scoped_release release;
+  return std::make_unique<PyEngine>(transport::connect_mpi_native(mpi), options);
+}
+
+nb::dict describe_mpi(const std::string& library) {
+  const auto description = transport::describe_mpi(library);
+  nb::dict out;
+  out["version"] = description.version;
+  out["thread_level"] = description.thread_level;
+  return out;
+}
+
 std::unique_ptr<PyEngine> local_engine(const nb::kwargs& given) {
   const auto options = engine_options(given);
   const nb::gil_scoped_release release;
@@ -304,6 +339,16 @@ void bind_engine(nb::module_& module) {
   module.def("connect_peers", &connect_peers, "serves_roll_call"_a, "settings"_a,
              nb::sig("def connect_peers(serves_roll_call: bool, **settings: typing.Any) -> Engine"),
              "Joins a job whose every worker sums a share itself. Keywords: gradwire.settings.");
+  module.def(
+      "connect_mpi", &connect_mpi, "library"_a, "settings"_a,
+      nb::sig("def connect_mpi(library: str, **settings: typing.Any) -> Engine"),
+      "As connect_peers, over MPI: every rank of MPI_COMM_WORLD is a worker. library: libgradwire_mpi.so.");
+  module.def("connect_mpi_native", &connect_mpi_native, "library"_a, "settings"_a,
+             nb::sig("def connect_mpi_native(library: str, **settings: typing.Any) -> Engine"),
+             "As connect_mpi, and MPI sums: every rank must push the same keys in the same order.");
+  module.def(
+      "describe_mpi", &describe_mpi, "library"_a,
+      "Version and thread level of MPI, which it initialises and finalises: for a process of its own.");
   module.def("local_engine", &local_engine, nb::sig("def local_engine(**settings: typing.Any) -> Engine"),
              "A store inside this process, of one worker.");
   module.def("run_server", &run_server, nb::sig("def run_server(**settings: typing.Any) -> None"),

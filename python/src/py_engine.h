@@ -20,6 +20,7 @@
 #include "kvstore/engine.h"
 #include "kvstore/server.h"
 #include "python/src/bindings.h"
+#include "transport/mpi.h"
 #include "transport/node_pair.h"
 #include "transport/zmq_messenger.h"
 
@@ -52,6 +53,10 @@ class PyEngine {
         engine_(std::make_unique<kvstore::Engine>(
             std::move(pair.worker), options,
             std::make_unique<kvstore::Server>(std::move(pair.server), kvstore::ServerOptions()))) {}
+  /// Where a library sums.
+  PyEngine(transport::MpiNative native, const kvstore::EngineOptions& options)
+      : engine_(std::make_unique<kvstore::Engine>(std::move(native.messenger), std::move(native.collective),
+                                                  options)) {}
   ~PyEngine() {
     if (!is_inherited()) return;
     static_cast<void>(engine_.release());
@@ -101,7 +106,8 @@ class PyEngine {
 
   /// Waits until nobody needs what this process serves for the whole job.
   bool outlast_for(std::chrono::milliseconds timeout) {
-    if (!scheduler_ || is_inherited()) return true;
+    if (is_inherited()) return true;
+    if (!scheduler_) return engine_->outlast_for(timeout);
     try {
       return scheduler_->wait_for(timeout);
     } catch (const std::exception&) {  // the job has failed, and everybody knows

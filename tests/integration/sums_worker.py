@@ -64,11 +64,17 @@ def train(store: gradwire.kv.KVStore, codec: str, options: dict[str, str]) -> st
     return digest.hexdigest()
 
 
+def write_pid(rank: int) -> None:
+    (Path(os.environ["TEST_FOLDER"]) / f"worker{rank}.pid").write_text(str(os.getpid()))
+
+
 def main() -> None:
     options = OPTIONS | dict(word.split("=", 1) for word in sys.argv[1:])
     rank = gradwire.settings.read().rank
-    (Path(os.environ["TEST_FOLDER"]) / f"worker{rank}.pid").write_text(str(os.getpid()))
+    if rank is not None:
+        write_pid(rank)
     store = gradwire.kv.create(options["store"])
+    write_pid(store.rank)  # over MPI it is not known before
     hashes = {codec: train(store, codec, options) for codec in options["codecs"].split(";")}
     print(json.dumps({"rank": store.rank, "hashes": hashes}))
     store.close()

@@ -5,17 +5,21 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from gradwire import doctor
+from gradwire import doctor, mpi
 from rich.console import Console
 
 
 def test_record_has_the_promised_fields() -> None:
     record = doctor.examine().record()
     assert {"version", "transports", "codecs", "stores", "missing", "settings"} <= set(record)
-    assert {"mpi", "nccl"} <= set(record["missing"])
+    assert "nccl" in record["missing"]
+    assert ("mpi" in record["missing"]) != ("mpi" in record["transports"])
     assert all(isinstance(reason, str) and reason for reason in record["missing"].values())
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 
@@ -66,9 +70,40 @@ def test_what_the_core_has_is_listed() -> None:
     core = pytest.importorskip("gradwire._core")
     finding = doctor.examine()
     assert [codec["name"] for codec in finding.codecs] == [row["name"] for row in core.codecs()]
-    assert finding.transports == ["zmq", "inproc"]
+    assert finding.transports[:2] == ["zmq", "inproc"]
     assert finding.libraries["zmq"].count(".") == 2
     assert finding.stores == importlib.import_module("gradwire.kv").stores()
+
+
+def test_mpi_is_described_by_version_and_thread_level() -> None:
+    pytest.importorskip("gradwire._core")
+    if not Path(mpi.library()).exists():
+        pytest.fail("libgradwire_mpi.so was not installed beside the core")
+    finding = doctor.examine()
+    assert re.fullmatch(r"Open MPI v[0-9.]+ \(MPI_THREAD_\w+\)", finding.libraries["mpi"])
+    assert finding.transports == ["zmq", "inproc", "mpi"]
+
+
+def test_a_missing_mpi_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(mpi, "_DESCRIBE", "from gradwire import _core; _core.describe_mpi('/nowhere/mpi.so')")
+    finding = doctor.examine()
+    assert "'/nowhere/mpi.so' cannot be loaded: " in finding.missing["mpi"]
+    assert "install Open MPI" in finding.missing["mpi"]
+    assert "mpi" not in finding.transports
+
+
+def test_doctor_under_mpirun_is_no_rank_of_its_job() -> None:
+    """Else it would wait in MPI_Init for ranks that never come."""
+    command = [sys.executable, "-c", "from gradwire import mpi; print(mpi.describe()['thread_level'])"]
+    done = subprocess.run(
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("MPI_THREAD_") == 2
 
 
 def test_missing_server_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

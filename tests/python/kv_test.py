@@ -47,6 +47,7 @@ def pulled(kv: KVStore, key: Any, shape: tuple[int, ...] = SHAPE) -> Any:
 def test_stores_lists_what_create_takes() -> None:
     assert gradwire.kv.stores() == [
         *("local", "device", "dist_sync", "dist_sync_device", "dist_device_sync", "allreduce", "horovod"),
+        *("dist_sync_mpi", "allreduce_mpi"),
     ]
 
 

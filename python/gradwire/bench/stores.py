@@ -39,6 +39,8 @@ class Store:
 STORES = (
     Store("allreduce", "zmq", "peers", "run"),
     Store("dist_sync", "zmq", "servers", "run"),
+    Store("dist_sync_mpi", "mpi", "peers", "mpirun"),
+    Store("allreduce_mpi", "mpi", "native", "mpirun"),
 )
 
 

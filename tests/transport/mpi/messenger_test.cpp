@@ -216,6 +216,45 @@ TEST(MpiRanks, CountersAreTheBytesOfBothSides) {
   rank.meet();
 }
 
+TEST(MpiRanks, PayloadsHaveChecksumsAsAskedFor) {
+  using Policy = PayloadChecksum;
+  struct Case {
+    Policy policy;
+    std::string host;
+    bool sealed_by_sender, arrives_sealed;
+  };
+  MpiOptions options = mpi_options();
+  std::uint32_t self = 0;
+  {
+    Rank rank(options);
+    self = rank.rank();
+    if (rank.size() == 1) return;  // nothing leaves the process
+  }
+  const std::string elsewhere = "host" + std::to_string(self);
+  for (const auto& [policy, host, sealed_by_sender, arrives_sealed] :
+       {Case{Policy::kAuto, "", false, false}, Case{Policy::kAuto, "", true, true},
+        Case{Policy::kAuto, elsewhere, false, true}, Case{Policy::kAlways, "", false, true},
+        Case{Policy::kOff, elsewhere, true, false}}) {
+    options.checksum = policy;
+    options.host = host;
+    Rank rank(options);
+    rank.listen();
+    EXPECT_EQ(rank.worker().seals_payloads(), arrives_sealed && !sealed_by_sender);
+    std::vector<Frame> frames;
+    for (const std::size_t size : {std::size_t{100}, kInlinePayloadBytes + 1}) {
+      frames.push_back(make_frame(Kind::kPush, 1, size));
+      if (sealed_by_sender) frames.back().payload.seal();
+    }
+    rank.worker().send(server(rank.next()), std::move(frames));
+    for (const auto& heard : rank.server_ear.take_frames(2)) {
+      for (const Frame& frame : heard.frames) {
+        EXPECT_EQ(frame.payload.checksum().has_value(), arrives_sealed);
+        EXPECT_TRUE(frame.payload.is_intact());
+      }
+    }
+  }
+}
+
 TEST(MpiRanks, SendsThatCannotBeAreInvalidArguments) {
   Rank rank;
   const std::uint32_t size = rank.size();

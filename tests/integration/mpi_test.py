@@ -1,0 +1,208 @@
+"""Jobs over MPI, started by mpirun: the bits of every other store, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from integration.processes import (
+    Ended,
+    Job,
+    Started,
+    assert_gone,
+    descendants,
+    python,
+    run_to_the_end,
+)
+
+CODECS = [
+    *("none", "fp16", "2bit:threshold=0.5", "2bit:threshold=0.5,reply=2bit"),
+    *("2bit:threshold=auto", "2bit:threshold=auto,reply=2bit"),
+]
+NOTICE_SECONDS = 10.0  # in which everybody must have ended
+
+
+@dataclass
+class Mpi(Job):
+    """A job under mpirun."""
+
+    ranks: int = 2
+
+    @property
+    def launcher(self) -> Started:
+        return self.members["run", 0]
+
+    def launch(self, command: list[str]) -> None:
+        asked = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(self.ranks)]
+        self.start(("run", 0), ["mpirun", *asked, *command])
+
+    def all_pids(self) -> list[int]:
+        return descendants(self.launcher.process.pid)
+
+    def pid_of(self, rank: int) -> int:
+        return int((self.folder / f"worker{rank}.pid").read_text())
+
+
+def mpirun(folder: Path, command: list[str], ranks: int = 2, **variables: str) -> Ended:
+    with Mpi(folder, variables, ranks=ranks) as job:
+        job.launch(command)
+        return job.launcher.ended(90)
+
+
+def script(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def agreed_hashes(ended: Ended, ranks: int) -> object:
+    """What all ranks received, by codec, which must be the same on all."""
+    assert ended.code == 0, str(ended)
+    records = ended.records()
+    assert {record["rank"] for record in records} == set(range(ranks)), str(ended)
+    assert all(record["hashes"] == records[0]["hashes"] for record in records), records
+    return records[0]["hashes"]
+
+
+def test_peers_over_mpi_give_what_servers_give(tmp_path: Path) -> None:
+    arguments = ("steps=4", "sizes=large", f"codecs={';'.join(CODECS)}")
+    by_servers = run_to_the_end(
+        tmp_path / "servers", python("sums_worker.py", "store=dist_sync", *arguments), workers=3
+    )
+    (tmp_path / "mpi").mkdir()
+    over_mpi = mpirun(tmp_path / "mpi", python("sums_worker.py", "store=dist_sync_mpi", *arguments), ranks=3)
+    assert agreed_hashes(over_mpi, 3) == agreed_hashes(by_servers, 3)
+
+
+def test_mpi_sums_codes_to_the_same_bits(tmp_path: Path) -> None:
+    """Dense sums are in MPI's own order: with three ranks, only those of codes are the same to the bit."""
+    lossy = [codec for codec in CODECS if codec.startswith("2bit")]
+    arguments = ("steps=4", "sizes=large", f"codecs={';'.join(lossy)}")
+    by_servers = run_to_the_end(
+        tmp_path / "servers", python("sums_worker.py", "store=dist_sync", *arguments), workers=3
+    )
+    (tmp_path / "mpi").mkdir()
+    by_mpi = mpirun(tmp_path / "mpi", python("sums_worker.py", "store=allreduce_mpi", *arguments), ranks=3)
+    assert agreed_hashes(by_mpi, 3) == agreed_hashes(by_servers, 3)
+
+
+def test_mpi_sums_dense_gradients(tmp_path: Path) -> None:
+    """Of two ranks the order does not matter."""
+    arguments = ("steps=4", "sizes=large", "codecs=none")
+    by_servers = run_to_the_end(tmp_path / "servers", python("sums_worker.py", "store=dist_sync", *arguments))
+    (tmp_path / "mpi").mkdir()
+    by_mpi = mpirun(tmp_path / "mpi", python("sums_worker.py", "store=allreduce_mpi", *arguments))
+    assert agreed_hashes(by_mpi, 2) == agreed_hashes(by_servers, 2)
+
+
+@pytest.mark.parametrize("store", ["dist_sync_mpi", "allreduce_mpi"])
+def test_a_killed_rank_ends_the_job_and_is_named(store: str, tmp_path: Path) -> None:
+    endless = python(
+        "sums_worker.py", f"store={store}", "steps=100000", "codecs=2bit:threshold=0.5", "pause=0.01"
+    )
+    with Mpi(tmp_path, {}, ranks=3) as job:
+        job.launch(endless)
+        job.wait_until_training(3)
+        everything = job.all_pids()
+        os.kill(job.pid_of(1), signal.SIGKILL)
+        ended = job.launcher.ended(NOTICE_SECONDS)
+        assert_gone(everything)
+    assert ended.code != 0, str(ended)
+    assert "process rank 1" in ended.err or "worker 1" in ended.err, str(ended)
+
+
+def test_a_rank_that_fails_is_told_by_name_on_stderr(tmp_path: Path) -> None:
+    program = """
+import gradwire, numpy as np
+kv = gradwire.kv.create("dist_sync_mpi")
+kv.init(0, np.zeros(10, np.float32))
+if kv.rank == 1:
+    raise RuntimeError("rank 1 has a bug")
+kv.pushpull(0, np.ones(10, np.float32), out=np.zeros(10, np.float32))
+"""
+    ended = mpirun(tmp_path, script(program), ranks=3)
+    assert ended.code != 0
+    assert "rank 1 has a bug" in ended.err, str(ended)
+
+
+def test_who_is_done_early_waits_for_the_others(tmp_path: Path) -> None:
+    program = """
+import gradwire, time
+kv = gradwire.kv.create("dist_sync_mpi")
+kv.barrier()
+if kv.rank == 1:
+    time.sleep(3)
+began = time.monotonic()
+kv.close()
+print({"rank": kv.rank, "waited": time.monotonic() - began}, flush=True)
+"""
+    began = time.monotonic()
+    ended = mpirun(tmp_path, script(program), ranks=3)
+    assert ended.code == 0, str(ended)
+    assert ended.out.count("waited") == 3
+    assert time.monotonic() - began > 3
+    assert not ended.err, str(ended)
+
+
+def test_mpi4py_and_gradwire_share_one_mpi(tmp_path: Path) -> None:
+    program = """
+from mpi4py import MPI
+import gradwire, numpy as np
+kv = gradwire.kv.create("dist_sync_mpi")
+assert kv.rank == MPI.COMM_WORLD.rank
+kv.init(0, np.zeros(1000, np.float32))
+out = np.zeros(1000, np.float32)
+for step in range(20):
+    total = MPI.COMM_WORLD.allreduce(1)
+    kv.pushpull(0, np.ones(1000, np.float32), out=out)
+assert out[0] == total == kv.num_workers == 2
+kv.close()
+MPI.COMM_WORLD.Barrier()
+"""
+    ended = mpirun(tmp_path, script(program))
+    assert ended.code == 0, str(ended)
+
+
+def test_an_mpi4py_of_too_low_a_level_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    program = """
+import mpi4py
+mpi4py.rc.thread_level = "serialized"
+from mpi4py import MPI
+import gradwire
+gradwire.kv.create("dist_sync_mpi")
+"""
+    ended = mpirun(tmp_path, script(program), ranks=1)
+    assert ended.code != 0
+    assert "initialised MPI with MPI_THREAD_SERIALIZED" in ended.err, str(ended)
+    assert "mpi4py.rc.thread_level" in ended.err, str(ended)
+
+
+def test_ranks_of_different_stores_are_told_so(tmp_path: Path) -> None:
+    program = """
+import gradwire, os
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+gradwire.kv.create("dist_sync_mpi" if rank == "0" else "allreduce_mpi")
+"""
+    ended = mpirun(tmp_path, script(program))
+    assert ended.code != 0
+    assert "every rank must run the same version and make the same calls" in ended.err, str(ended)
+
+
+def test_without_mpirun_a_job_of_several_is_an_error_that_says_so(tmp_path: Path) -> None:
+    program = "import gradwire; gradwire.kv.create('dist_sync_mpi')"
+    with Job(tmp_path, {}) as job:
+        ended = job.start(("worker", 0), script(program), {"WORLD_SIZE": "2"}).ended(60)
+    assert ended.code == 1
+    assert "this process is alone in MPI's world, though its job has 2 workers" in ended.err, str(ended)
+    assert "mpirun -np 2 --bind-to none" in ended.err
+
+
+def test_alone_it_is_a_job_of_one(tmp_path: Path) -> None:
+    command = python("sums_worker.py", "store=dist_sync_mpi", "steps=2")
+    with Job(tmp_path, {}) as job:
+        ended = job.start(("worker", 0), command).ended(60)
+    assert ended.code == 0, str(ended)
+    assert ended.records()[0]["rank"] == 0
