@@ -90,6 +90,8 @@ class Codec {
   virtual bool has_exact_reply() const noexcept = 0;
   /// True when encode() needs scales that the reply of the round before brought.
   virtual bool agrees_scales() const noexcept = 0;
+  /// True when payloads of two runs, one behind the other, are the payload of both: units mean nothing to it.
+  virtual bool concatenates() const noexcept { return false; }
 
   // Requires for all below: `elements` > 0; spans do not overlap unless said.
 

@@ -21,6 +21,7 @@ class DenseCodec final : public Codec {
   bool lossy() const noexcept override { return format_ != dense::Format::kF32; }
   bool has_exact_reply() const noexcept override { return false; }
   bool agrees_scales() const noexcept override { return false; }
+  bool concatenates() const noexcept override { return true; }
 
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
   Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "compress/codecs.h"
+#include "compress/segmented.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -58,6 +59,14 @@ compress::Payload view(const Buffer& buffer) { return buffer.bytes(); }
 }  // namespace
 
 Aggregator::Aggregator(std::uint32_t workers, Sealing sealing) : workers_(workers), sealing_(sealing) {}
+
+template <typename Use>
+auto Aggregator::with_codec(const FrameHeader& header, compress::Payload payload, const Use& use) {
+  const compress::Codec& codec = codec_of(header);
+  if ((header.flags & transport::kFlagSegments) == 0) return use(codec);
+  const compress::Segmented whole(codec, compress::Segmented::segments_of(payload, header.count));
+  return use(static_cast<const compress::Codec&>(whole));
+}
 
 void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   const FrameHeader header = frame.header;
@@ -124,7 +133,8 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
                                                codec.name(), header.reply)};
   }
   try {
-    codec.validate(view(frame.payload), header.count);
+    with_codec(header, view(frame.payload),
+               [&](const compress::Codec& whole) { whole.validate(view(frame.payload), header.count); });
   } catch (const compress::DecodeError& error) {
     throw Refused{Refusal::kSendAgain,
                   fmt::format("push of key {} offset {}: {}", header.key, header.offset, error.what())};
@@ -177,7 +187,8 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   if (round.payloads[worker]) return;  // repeated
   const FrameHeader& first = round.first;
   if (header.codec != first.codec || header.codec_parameters != first.codec_parameters ||
-      header.reply != first.reply || header.dtype != first.dtype) {
+      header.reply != first.reply || header.dtype != first.dtype ||
+      ((header.flags ^ first.flags) & transport::kFlagSegments) != 0) {
     throw Refused{
         Refusal::kFinal,
         fmt::format(
@@ -218,12 +229,16 @@ void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>
     answers.push_back({worker, share(*partition.answer)});
 }
 
-Frame Aggregator::reply(Partition& partition, Round& round) {
-  const auto& codec = codec_of(round.first);
+Frame Aggregator::reply(Partition& partition, const Round& round) {
   std::vector<compress::Payload> payloads;
   for (const auto& payload : round.payloads) payloads.push_back(view(*payload));
-  if (updater_) return update(partition, round, codec, payloads);
+  return with_codec(round.first, payloads.front(), [&](const compress::Codec& codec) {
+    return updater_ ? update(partition, round, codec, payloads) : reply(partition, round, codec, payloads);
+  });
+}
 
+Frame Aggregator::reply(Partition& partition, const Round& round, const compress::Codec& codec,
+                        std::span<const compress::Payload> payloads) {
   const auto kind = static_cast<ReplyKind>(round.first.reply);
   if (kind == ReplyKind::kSame && codec.lossy() && partition.residual.empty()) {
     partition.residual.assign(partition.count, 0.0F);
@@ -236,11 +251,12 @@ Frame Aggregator::reply(Partition& partition, Round& round) {
   partition.value = {};  // from now on the sum is what a pull gets
   Frame frame = answer_to(round.first, Kind::kReply, std::move(out));
   frame.header.content = static_cast<std::uint8_t>(Content::kSum);
-  frame.header.flags = round.flags | (encoded.nonfinite ? transport::kFlagNonfinite : 0U);
+  frame.header.flags = round.flags | (encoded.nonfinite ? transport::kFlagNonfinite : 0U) |
+                       (round.first.flags & transport::kFlagSegments);
   return frame;
 }
 
-Frame Aggregator::update(Partition& partition, Round& round, const compress::Codec& codec,
+Frame Aggregator::update(Partition& partition, const Round& round, const compress::Codec& codec,
                          std::span<const compress::Payload> payloads) {
   std::vector<float> gradient(partition.count);
   codec.decode_sum(payloads, gradient);

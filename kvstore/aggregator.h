@@ -77,11 +77,16 @@ class Aggregator {
   void on_command(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
   void accept(std::uint32_t worker, Round& round, transport::Frame frame);
   void complete(Partition& partition, Round round, std::vector<Answer>& answers);
-  transport::Frame reply(Partition& partition, Round& round);
-  transport::Frame update(Partition& partition, Round& round, const compress::Codec& codec,
+  transport::Frame reply(Partition& partition, const Round& round);
+  transport::Frame reply(Partition& partition, const Round& round, const compress::Codec& codec,
+                         std::span<const compress::Payload> payloads);
+  transport::Frame update(Partition& partition, const Round& round, const compress::Codec& codec,
                           std::span<const compress::Payload> payloads);
   void fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers);
   const compress::Codec& codec_of(const transport::FrameHeader& header);
+  /// Calls use(codec) with the codec of a push, which for several tensors in one depends on the payload.
+  template <typename Use>
+  auto with_codec(const transport::FrameHeader& header, compress::Payload payload, const Use& use);
 
   std::uint32_t workers_;
   Sealing sealing_;

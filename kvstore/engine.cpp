@@ -1,9 +1,11 @@
 #include "kvstore/engine.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 #include "fusion/bucket.h"
@@ -44,17 +46,25 @@ struct Engine::Slots {
       : slots(bytes.size()),
         layout(fusion::fuse(bytes, fusion_bytes)),
         countdown(layout),
-        tickets(bytes.size()),
+        fused(layout.buckets.size()),
+        tickets(layout.buckets.size()),
         sealed(layout.buckets.size()) {}
+
+  struct Fused {
+    Together* together = nullptr;  ///< none: each slot goes alone
+    std::vector<std::span<float>> tensors;
+    std::int32_t priority = 0;
+  };
 
   std::vector<Slot> slots;
   fusion::BucketLayout layout;
   fusion::BucketCountdown countdown;
   std::atomic<float> scale{1};
   std::mutex tickets_mutex;
-  std::vector<Ticket> tickets;  ///< by slot, of the step in progress
-  std::vector<bool> sealed;     ///< by bucket, in the step in progress, where they go in order
-  std::uint32_t next = 0;       ///< first bucket that has not gone
+  std::vector<Fused> fused;                  ///< by bucket
+  std::vector<std::vector<Ticket>> tickets;  ///< by bucket, of the step in progress
+  std::vector<bool> sealed;                  ///< by bucket, in the step in progress, where they go in order
+  std::uint32_t next = 0;                    ///< first bucket that has not gone
 };
 
 Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
@@ -178,6 +188,7 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
 void Engine::set_optimizer(const std::string& text) {
   make_updater(parse_optimizer(text));  // a bad one fails here, on every rank
   require_same_settings("set_optimizer", all_gather("optimizer", text));
+  has_optimizer_ = true;
   if (rank() == 0 || in_order_) thread_->command("optimizer " + text).wait();
   barrier();
 }
@@ -234,9 +245,58 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
     slots_->slots[i].key = keys[i];
     slots_->slots[i].values = values[i];
   }
+  require_same_settings("bind_slots", all_gather("bind_slots", describe_buckets()));
+  if (has_optimizer_) return;
+  for (std::size_t bucket = 0; bucket < slots_->fused.size(); ++bucket) {
+    if (slots_->layout.buckets[bucket].slots.size() > 1) fuse(bucket);
+  }
+}
+
+std::string Engine::describe_buckets() const {
+  const std::shared_lock lock(keys_mutex_);
+  std::string text;
+  for (const fusion::Bucket& bucket : slots_->layout.buckets) {
+    std::vector<std::string_view> names;
+    for (const std::uint32_t slot : bucket.slots) names.push_back(keys_[slots_->slots[slot].key].name);
+    text += fmt::format("a bucket of keys {}\n", fmt::join(names, ", "));
+  }
+  return text;
+}
+
+void Engine::fuse(std::size_t bucket) {
+  Slots::Fused& fused = slots_->fused[bucket];
+  const auto& members = slots_->layout.buckets[bucket].slots;
+  std::vector<KeyId> keys;
+  for (const std::uint32_t slot : members) {
+    keys.push_back(slots_->slots[slot].key);
+    fused.tensors.push_back(slots_->slots[slot].values);
+  }
+  fused.together = &together(keys);
+  fused.priority = -static_cast<std::int32_t>(std::ranges::min(members));
+}
+
+Engine::Together& Engine::together(const std::vector<KeyId>& members) {
+  const auto [found, is_new] = together_.try_emplace(members);
+  Together& one = found->second;
+  if (!is_new) return one;
+  const std::unique_lock lock(keys_mutex_);
+  KeySpec spec{fmt::format("{} to {}", keys_[members.back()].name, keys_[members.front()].name), {0}};
+  std::vector<std::uint32_t> segments;
+  for (const KeyId member : members) {
+    segments.push_back(static_cast<std::uint32_t>(keys_[member].elements()));
+    spec.shape.front() += segments.back();
+  }
+  const auto parts = place_keys({&spec, 1}, num_servers(), options_.partition_elements,
+                                std::numeric_limits<std::uint64_t>::max(), server_load_);
+  thread_->add_bucket(spec, {parts.front().front().server, 0, spec.elements()}, std::move(segments));
+  one.key = keys_.size();
+  one.values.resize(spec.elements());
+  keys_.push_back(std::move(spec));
+  return one;
 }
 
 void Engine::mark_ready(std::uint32_t slot) {
+  require_open("mark_ready");
   if (!slots_ || slot >= slots_->slots.size()) {
     throw std::invalid_argument(
         fmt::format("mark_ready: slot {} is not bound; {} are", slot, slots_ ? slots_->slots.size() : 0));
@@ -246,24 +306,42 @@ void Engine::mark_ready(std::uint32_t slot) {
         fmt::format("mark_ready: slot {} was marked twice in one step; drain the step first", slot));
   }
   const std::uint32_t bucket = slots_->layout.bucket_of_slot[slot];
-  if (slots_->countdown.arrive(bucket)) submit_bucket(bucket);
+  if (slots_->countdown.arrive(bucket)) submit_sealed(bucket);
 }
 
 // Buckets that must go in order wait for those before them.
-void Engine::submit_bucket(std::uint32_t bucket) {
+void Engine::submit_sealed(std::uint32_t bucket) {
   const std::lock_guard lock(slots_->tickets_mutex);
-  if (!in_order_) return submit_slots_of(bucket);
+  if (!in_order_) return submit_bucket(bucket);
   slots_->sealed[bucket] = true;
-  while (slots_->next < slots_->sealed.size() && slots_->sealed[slots_->next])
-    submit_slots_of(slots_->next++);
+  while (slots_->next < slots_->sealed.size() && slots_->sealed[slots_->next]) submit_bucket(slots_->next++);
 }
 
-void Engine::submit_slots_of(std::uint32_t bucket) {
-  for (const std::uint32_t slot : slots_->layout.buckets[bucket].slots) {
-    const auto& bound = slots_->slots[slot];
-    slots_->tickets[slot] = push_pull(bound.key, bound.values, bound.values, -static_cast<std::int32_t>(slot),
-                                      slots_->scale.load());
+// The values of a fused bucket are gathered here, where the caller has just written most of them.
+void Engine::submit_bucket(std::uint32_t bucket) {
+  Slots::Fused& fused = slots_->fused[bucket];
+  auto& tickets = slots_->tickets[bucket];
+  tickets.clear();
+  const float scale = slots_->scale.load();
+  if (fused.together == nullptr) {
+    for (const std::uint32_t slot : slots_->layout.buckets[bucket].slots) {
+      const auto& bound = slots_->slots[slot];
+      tickets.push_back(
+          push_pull(bound.key, bound.values, bound.values, -static_cast<std::int32_t>(slot), scale));
+    }
+    return;
   }
+  std::vector<float>& values = fused.together->values;
+  auto to = values.begin();
+  for (const std::span<float> tensor : fused.tensors) to = std::ranges::copy(tensor, to).out;
+  EngineThread::Operation operation;
+  operation.in = values;
+  operation.out = values;
+  operation.scatter = fused.tensors;
+  operation.priority = fused.priority;
+  operation.scale = scale;
+  tickets.push_back(operation.done);
+  thread_->submit(fused.together->key, std::move(operation));
 }
 
 std::vector<std::uint32_t> Engine::unmarked() const {
@@ -282,10 +360,12 @@ bool Engine::drain_for(std::chrono::milliseconds timeout) {
   }
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   const std::lock_guard lock(slots_->tickets_mutex);
-  for (const Ticket& ticket : slots_->tickets) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (!ticket.wait_for(std::max(left, std::chrono::milliseconds(0)))) return false;
+  for (const auto& tickets : slots_->tickets) {
+    for (const Ticket& ticket : tickets) {
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      if (!ticket.wait_for(std::max(left, std::chrono::milliseconds(0)))) return false;
+    }
   }
   for (auto& slot : slots_->slots) slot.marked = false;
   slots_->sealed.assign(slots_->sealed.size(), false);
@@ -334,8 +414,12 @@ std::uint64_t Engine::elements_of(KeyId key) const {
   return keys_[key].elements();
 }
 
-void Engine::require_size(const char* verb, KeyId key, std::size_t given) const {
+void Engine::require_open(const char* verb) const {
   if (!thread_) throw std::logic_error(fmt::format("{}: the store is closed", verb));
+}
+
+void Engine::require_size(const char* verb, KeyId key, std::size_t given) const {
+  require_open(verb);
   if (const std::uint64_t expected = elements_of(key); given != expected) {
     const std::shared_lock lock(keys_mutex_);
     throw std::invalid_argument(

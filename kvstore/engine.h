@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <shared_mutex>
 #include <span>
@@ -95,7 +96,8 @@ class Engine {
 
   /// Binds slot i to keys[i] and values[i], fuses neighbours into buckets. The memory stays alive until
   /// close(). Priority of slot i is -i: front layers first. Replaces an earlier binding; no step may be in
-  /// progress.
+  /// progress. A collective: small tensors of one bucket travel as one key that the ranks agree on here, with
+  /// a residual of its own; where servers have an optimizer, each goes alone, since each is a weight.
   void bind_slots(std::span<const KeyId> keys, std::span<const std::span<float>> values);
   /// Says that slot's gradient is complete. Throws std::logic_error when marked twice in a step.
   void mark_ready(std::uint32_t slot);
@@ -124,13 +126,23 @@ class Engine {
 
  private:
   struct Slots;
+  /// Keys that travel as one: the key that they have then, and their values, one behind the other.
+  struct Together {
+    KeyId key = 0;
+    std::vector<float> values;  ///< what failed in them may be read until close()
+  };
   Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
          std::unique_ptr<Server> hosted, bool in_order);
   std::uint64_t elements_of(KeyId key) const;
+  void require_open(const char* verb) const;
   void require_size(const char* verb, KeyId key, std::size_t given) const;
+  std::string describe_buckets() const;
+  void fuse(std::size_t bucket);
+  Together& together(const std::vector<KeyId>& members);
+  void submit_sealed(std::uint32_t bucket);
   void submit_bucket(std::uint32_t bucket);
-  void submit_slots_of(std::uint32_t bucket);
 
+  std::map<std::vector<KeyId>, Together> together_;  // outlives what is sent from it
   std::unique_ptr<transport::Messenger> messenger_;
   std::unique_ptr<Server> hosted_;
   EngineOptions options_;
@@ -138,6 +150,7 @@ class Engine {
   mutable std::shared_mutex keys_mutex_;
   std::vector<KeySpec> keys_;
   std::vector<std::uint64_t> server_load_;
+  bool has_optimizer_ = false;
   std::unique_ptr<EngineThread> thread_;
   std::unique_ptr<Collectives> collectives_;
   std::unique_ptr<Slots> slots_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "compress/segmented.h"
 #include "kvstore/protocol.h"
 
 namespace gradwire::kvstore {
@@ -28,6 +29,15 @@ constexpr int kMaxResends = 3;
 std::string text_of(const Frame& frame) {
   const auto bytes = frame.payload.bytes();
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// Copies what was received to the tensors that it is of.
+void scatter(const EngineThread::Operation& operation) {
+  const float* from = operation.out.data();
+  for (const std::span<float> tensor : operation.scatter) {
+    std::memcpy(tensor.data(), from, tensor.size_bytes());
+    from += tensor.size();
+  }
 }
 
 double seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
@@ -54,8 +64,10 @@ struct EngineThread::Tensor {
   bool value_current = false;
   std::vector<compress::UnitScale> scales;  ///< one per unit, agreed in the last round
   bool scales_known = false;
-  std::uint64_t step = 0;                          ///< rounds begun
-  std::shared_ptr<const Compression> compression;  ///< of the round in flight
+  std::vector<std::uint32_t> segments;  ///< of several tensors in one: the elements of each; else empty
+  std::uint64_t step = 0;               ///< rounds begun
+  std::shared_ptr<const Compression> compression;      ///< of the round in flight
+  std::optional<compress::Segmented> segmented_codec;  ///< likewise, where tensors in one need one
   std::optional<Operation> current;
   std::deque<Operation> waiting;
   std::size_t parts_left = 0;
@@ -64,6 +76,25 @@ struct EngineThread::Tensor {
   std::exception_ptr error;  ///< of the current operation
   Clock::time_point started;
   bool warned = false;
+
+  const compress::Codec& codec() const {
+    if (segmented_codec) return *segmented_codec;
+    return *compression->codec;
+  }
+  std::uint32_t push_flags() const { return segmented_codec ? transport::kFlagSegments : 0U; }
+  std::size_t unit_count() const {
+    return segmented_codec ? segmented_codec->unit_count() : compress::unit_count(spec.elements());
+  }
+  std::span<compress::UnitScale> scales_of(const Part& part) {
+    if (segmented_codec) return scales;
+    return std::span(scales).subspan(part.offset / kUnitElements, compress::unit_count(part.count));
+  }
+  void use(std::shared_ptr<const Compression> next) {
+    compression = std::move(next);
+    segmented_codec.reset();
+    if (!segments.empty() && !compression->codec->concatenates())
+      segmented_codec.emplace(*compression->codec, segments);
+  }
 };
 
 EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions& options, bool in_order)
@@ -108,6 +139,18 @@ void EngineThread::add_keys(std::vector<KeySpec> specs, std::vector<std::vector<
                 [](const PartState& a, const PartState& b) { return a.part.offset < b.part.offset; });
       tensors_.push_back(std::move(tensor));
     }
+  });
+}
+
+void EngineThread::add_bucket(KeySpec spec, Part part, std::vector<std::uint32_t> segment_elements) {
+  loop_->post([this, spec = std::move(spec), part, segments = std::move(segment_elements)]() mutable {
+    auto tensor = std::make_unique<Tensor>();
+    tensor->id = tensors_.size();
+    tensor->spec = std::move(spec);
+    tensor->parts.resize(1);
+    tensor->parts.front().part = part;
+    tensor->segments = std::move(segments);
+    tensors_.push_back(std::move(tensor));
   });
 }
 
@@ -242,11 +285,11 @@ void EngineThread::start_next(Tensor& tensor) {
 
 void EngineThread::start_push(Tensor& tensor) {
   Operation& operation = *tensor.current;
-  tensor.compression = compression_;
-  const auto& codec = *tensor.compression->codec;
+  tensor.use(compression_);
+  const auto& codec = tensor.codec();
   const std::uint64_t elements = tensor.spec.elements();
   if (codec.lossy() && tensor.residual.empty()) tensor.residual.assign(elements, 0.0F);
-  if (codec.agrees_scales() && tensor.scales.empty()) tensor.scales.resize(compress::unit_count(elements));
+  if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
   if (operation.verb == Verb::kPush) {
     tensor.value.resize(elements);
     operation.out = tensor.value;
@@ -291,20 +334,18 @@ void EngineThread::start_init(Tensor& tensor) {
 
 void EngineThread::encode(Tensor& tensor, std::size_t index) {
   ++tensor.jobs;
-  pool_.submit(tensor.current->priority, [this, &tensor, index, compression = tensor.compression] {
+  pool_.submit(tensor.current->priority, [this, &tensor, index] {
     const auto begin = Clock::now();
     const Part& part = tensor.parts[index].part;
-    const auto& codec = *compression->codec;
+    const auto& codec = tensor.codec();
     Buffer payload;
     compress::Encoded encoded_run;
     std::exception_ptr error;
     try {
       const auto residual =
           codec.lossy() ? std::span(tensor.residual).subspan(part.offset, part.count) : std::span<float>();
-      const auto scales = tensor.scales_known
-                              ? std::span<const compress::UnitScale>(tensor.scales)
-                                    .subspan(part.offset / kUnitElements, compress::unit_count(part.count))
-                              : std::span<const compress::UnitScale>();
+      const auto scales =
+          tensor.scales_known ? tensor.scales_of(part) : std::span<const compress::UnitScale>();
       payload = buffers_.take(codec.max_encoded_size(part.count));
       encoded_run = codec.encode(tensor.current->in.subspan(part.offset, part.count), residual, scales,
                                  payload.bytes());
@@ -324,7 +365,8 @@ void EngineThread::encoded(Tensor& tensor, std::size_t part, Buffer payload, boo
   if (error || tensor.error) return job_done(tensor, error);
   --tensor.jobs;
   if (--tensor.parts_to_take == 0 && tensor.current->verb == Verb::kPush) tensor.current->taken.succeed();
-  send(tensor, part, Kind::kPush, std::move(payload), nonfinite ? transport::kFlagNonfinite : 0U);
+  send(tensor, part, Kind::kPush, std::move(payload),
+       tensor.push_flags() | (nonfinite ? transport::kFlagNonfinite : 0U));
 }
 
 FrameHeader EngineThread::header_of(const Tensor& tensor, std::size_t index) const {
@@ -441,8 +483,7 @@ void EngineThread::handle_refusal(Tensor& tensor, std::size_t index, const Frame
   fail_all(std::make_exception_ptr(transport::TransportError(text)));
 }
 
-void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Compression* compression,
-                                 const Frame& frame) const {
+void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame& frame) const {
   const FrameHeader& header = frame.header;
   const Part& part = tensor.parts[index].part;
   const auto out = tensor.current->out.subspan(part.offset, part.count);
@@ -453,15 +494,13 @@ void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Compre
       throw compress::DecodeError("value: payload length is not the key's");
     std::memcpy(out.data(), payload.data(), payload.size());
   } else if (tensor.parts[index].request == Kind::kPush) {
-    const auto& codec = *compression->codec;
+    const auto& codec = tensor.codec();
     if (header.codec != static_cast<std::uint8_t>(codec.wire_id()) ||
-        header.codec_parameters != codec.wire_parameters()) {
+        header.codec_parameters != codec.wire_parameters() ||
+        (header.flags & transport::kFlagSegments) != tensor.push_flags()) {
       throw compress::DecodeError("reply: its codec is not that of the push");
     }
-    std::span<compress::UnitScale> next;
-    if (codec.agrees_scales()) {
-      next = std::span(tensor.scales).subspan(part.offset / kUnitElements, compress::unit_count(part.count));
-    }
+    const auto next = codec.agrees_scales() ? tensor.scales_of(part) : std::span<compress::UnitScale>();
     codec.decode_reply(payload, messenger_.world().workers, reply, out, next);
   } else {  // the answer to a round that may have had another codec; its scales are not ours to use
     const auto codec =
@@ -475,17 +514,18 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
   ++tensor.jobs;
   if ((frame.header.flags & transport::kFlagNonfinite) != 0) nonfinite_ = true;
   const std::int32_t priority = tensor.current->priority;
-  pool_.submit(priority, [this, &tensor, index, compression = tensor.compression, frame = std::move(frame)] {
+  pool_.submit(priority, [this, &tensor, index, frame = std::move(frame)] {
     const auto begin = Clock::now();
     if (!frame.payload.is_intact()) return loop_->post([this, &tensor, index] { ask_again(tensor, index); });
     const Part& part = tensor.parts[index].part;
     const auto out = tensor.current->out.subspan(part.offset, part.count);
     std::exception_ptr error;
     try {
-      decode_answer(tensor, index, compression.get(), frame);
+      decode_answer(tensor, index, frame);
       if (const float scale = tensor.current->scale; scale != 1) {
         for (float& value : out) value *= scale;
       }
+      scatter(*tensor.current);
     } catch (...) {
       error = std::current_exception();
     }

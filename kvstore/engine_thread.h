@@ -42,6 +42,8 @@ class EngineThread final : private transport::Sink {
     std::vector<float> staged;  ///< owns what `in` shows when the caller could not wait
     std::int32_t priority = 0;
     float scale = 1;
+    std::vector<std::span<float>>
+        scatter;               ///< of several tensors in one: where the parts of `out` are copied to
     std::uint64_t number = 0;  ///< among all pushes, when they go in order
     Ticket done;
     Ticket taken;  ///< `in` is no longer read
@@ -52,6 +54,8 @@ class EngineThread final : private transport::Sink {
   ~EngineThread() override;
 
   void add_keys(std::vector<KeySpec> specs, std::vector<std::vector<Part>> parts);
+  /// Adds a key for several tensors that travel as one: one part, whose segments have these elements.
+  void add_bucket(KeySpec spec, Part part, std::vector<std::uint32_t> segment_elements);
   void set_compression(std::shared_ptr<const Compression> compression);
   void submit(KeyId key, Operation operation);
   /// Sends text to every server; done when all have acknowledged.
@@ -87,8 +91,7 @@ class EngineThread final : private transport::Sink {
             std::uint32_t flags);
   void handle(transport::Node from, transport::Frame frame);
   void handle_refusal(Tensor& tensor, std::size_t part, const transport::Frame& frame);
-  void decode_answer(Tensor& tensor, std::size_t index, const Compression* compression,
-                     const transport::Frame& frame) const;
+  void decode_answer(Tensor& tensor, std::size_t index, const transport::Frame& frame) const;
   void decode(Tensor& tensor, std::size_t part, transport::Frame frame);
   void ask_again(Tensor& tensor, std::size_t part);
   void job_done(Tensor& tensor, std::exception_ptr error);

@@ -169,7 +169,7 @@ class Engine:
 
     def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]]) -> None:
         """
-        Binds slot i to keys[i] and to arrays[i], which is input and output of every step.
+        Binds slot i to keys[i] and to arrays[i], which is input and output of every step. A collective.
         """
 
     def set_slot_scale(self, scale: float) -> None: ...

@@ -289,7 +289,7 @@ void bind_engine(nb::module_& module) {
           },
           "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0F)
       .def("bind_slots", &PyEngine::bind_slots, "keys"_a, "arrays"_a.noconvert(),
-           "Binds slot i to keys[i] and to arrays[i], which is input and output of every step.")
+           "Binds slot i to keys[i] and to arrays[i], which is input and output of every step. A collective.")
       .def(
           "set_slot_scale", [](PyEngine& s, float scale) { s.engine().set_slot_scale(scale); }, "scale"_a)
       .def(

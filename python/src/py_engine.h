@@ -86,7 +86,11 @@ class PyEngine {
   void bind_slots(const std::vector<kvstore::KeyId>& keys, const std::vector<Floats>& arrays) {
     std::vector<std::span<float>> values;
     for (const auto& array : arrays) values.push_back(flat(array));
-    engine().bind_slots(keys, values);
+    kvstore::Engine& engine = this->engine();
+    {
+      const nanobind::gil_scoped_release release;
+      engine.bind_slots(keys, values);
+    }
     slots_ = arrays;
   }
 

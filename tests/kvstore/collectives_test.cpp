@@ -372,7 +372,7 @@ class Failure : public testing::TestWithParam<Placement> {
     std::mutex mutex;
     std::vector<std::string> texts;
     JobSize size = GetParam().size;
-    size.engine.slow_abort = 2s;
+    size.engine.slow_abort = deadline_;
     size.engine.retry_timeout = 300ms;
     const auto body = [&](Engine& engine) {
       if (engine.rank() == 1) {
@@ -393,6 +393,8 @@ class Failure : public testing::TestWithParam<Placement> {
     EXPECT_EQ(texts.size(), size.workers - 1);
     return texts;
   }
+
+  std::chrono::milliseconds deadline_ = 30s;
 };
 
 TEST_P(Failure, AWorkerThatLeavesIsNamedByThoseThatFetchFromIt) {
@@ -415,6 +417,7 @@ TEST_P(Failure, AWorkerThatLeavesIsNamedByThePosterItDoesNotFetchFrom) {
 }
 
 TEST_P(Failure, AWorkerThatHangsIsNamedAfterTheDeadline) {
+  deadline_ = 2s;
   std::vector<float> values(500'000);
   std::atomic<bool> over{false};
   const auto hang = [&] {

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "tests/kvstore/job.h"
+#include "tests/kvstore/passing_messenger.h"
 #include "tests/kvstore/sums.h"
 
 namespace gradwire::kvstore {
@@ -100,6 +101,112 @@ TEST(Engine, SlotsExchangeEveryStep) {
   });
 }
 
+/// What 30 slots of up to 4000 elements hold on rank 0 after four steps.
+std::vector<std::vector<float>> slots_after_steps(const std::string& codec, const std::string& reply,
+                                                  std::uint64_t fusion_bytes,
+                                                  void (*run)(const JobSize&,
+                                                              const std::function<void(Engine&)>&)) {
+  JobSize size{3, 2};
+  size.engine.fusion_bytes = fusion_bytes;
+  std::vector<std::vector<float>> result;
+  run(size, [&](Engine& engine) {
+    engine.set_compression(spec(codec), reply);
+    std::vector<KeySpec> specs;
+    std::vector<std::vector<float>> values;
+    for (unsigned i = 0; i < 30; ++i) {
+      specs.push_back({std::to_string(i), {1 + i * i * 4}});
+      values.emplace_back(specs.back().elements());
+    }
+    specs.push_back({"large", {70'000}});
+    values.emplace_back(70'000);
+    const auto keys = engine.declare(specs);
+    engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.set_slot_scale(0.5F);
+    for (unsigned step = 0; step < 4; ++step) {
+      for (unsigned i = 0; i < values.size(); ++i)
+        std::ranges::copy(random_floats(values[i].size(), 100 * step + 3 * i + engine.rank()),
+                          values[i].begin());
+      for (unsigned i = 0; i < values.size(); ++i) engine.mark_ready((i * 7) % 31);
+      ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+    }
+    if (engine.rank() == 0) result = values;
+  });
+  return result;
+}
+
+TEST(Engine, FusingTensorsChangesNoBit) {
+  for (const auto& [codec, reply] :
+       std::vector<std::pair<std::string, std::string>>{{"none", "none"},
+                                                        {"fp16", "fp16"},
+                                                        {"2bit:threshold=0.25", "exact"},
+                                                        {"2bit:threshold=auto", "2bit"}}) {
+    const auto alone = slots_after_steps(codec, reply, 0, run_job);
+    ASSERT_EQ(alone.size(), 31U);
+    for (const std::uint64_t bytes : {4096, 65536, 1 << 20}) {
+      EXPECT_EQ(slots_after_steps(codec, reply, bytes, run_job), alone) << codec << ", " << bytes;
+      EXPECT_EQ(slots_after_steps(codec, reply, bytes, run_peers), alone) << codec << ", peers, " << bytes;
+      if (codec == "fp16") continue;  // which a library adds as fp16
+      EXPECT_EQ(slots_after_steps(codec, reply, bytes, run_native), alone) << codec << ", native, " << bytes;
+    }
+  }
+}
+
+/// Counts what is sent.
+class CountingMessenger final : public PassingMessenger {
+ public:
+  CountingMessenger(Line line, std::atomic<int>& pushes)
+      : PassingMessenger(std::move(line)), pushes_(pushes) {}
+  void send(transport::Node to, std::vector<transport::Frame> frames) override {
+    for (const transport::Frame& frame : frames)
+      pushes_ += frame.header.kind == transport::Kind::kPush ? 1 : 0;
+    PassingMessenger::send(to, std::move(frames));
+  }
+
+ private:
+  std::atomic<int>& pushes_;
+};
+
+TEST(Engine, FusedTensorsAreOneFrame) {
+  std::atomic<int> pushes{0};
+  const auto body = [](Engine& engine) {
+    std::vector<KeySpec> specs;
+    for (int i = 0; i < 200; ++i) specs.push_back({std::to_string(i), {256}});
+    const auto keys = engine.declare(specs);
+    std::vector<std::vector<float>> values(200, std::vector<float>(256, 1.0F));
+    engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    for (unsigned i = 0; i < 200; ++i) engine.mark_ready(i);
+    ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+    for (const auto& v : values) EXPECT_EQ(v, std::vector<float>(256, 2.0F));
+  };
+  run_wired({2, 1}, body,
+            [&](Line line) { return std::make_unique<CountingMessenger>(std::move(line), pushes); });
+  EXPECT_EQ(pushes, 2);
+}
+
+TEST(Engine, WithAnOptimizerOnTheServersEverySlotIsAWeight) {
+  run_job({2, 1}, [](Engine& engine) {
+    const auto keys = engine.declare(std::vector<KeySpec>{{"a", {2}}, {"b", {2}}});
+    std::vector<std::vector<float>> values(2, std::vector<float>(2, 10.0F));
+    for (std::size_t i = 0; i < 2; ++i) engine.init(keys[i], values[i]);
+    engine.set_optimizer("test rescale_grad=1");
+    engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    for (auto& v : values) std::ranges::fill(v, 1.0F);
+    for (unsigned i = 0; i < 2; ++i) engine.mark_ready(i);
+    ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+    for (const auto& v : values) EXPECT_EQ(v, std::vector<float>(2, 12.0F));
+  });
+}
+
+TEST(Engine, SlotsOfAClosedStoreAreRefused) {
+  run_job({1, 1}, [](Engine& engine) {
+    const auto keys = engine.declare(std::vector<KeySpec>{{"a", {2}}, {"b", {2}}});
+    std::vector<std::vector<float>> values(2, std::vector<float>(2));
+    engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.close();
+    EXPECT_THROW(engine.mark_ready(0), std::logic_error);
+  });
+}
+
 TEST(Engine, WorkersMayPushTheirKeysInAnyOrder) {
   JobSize size{2, 1};
   size.engine.credit_bytes = 1;
@@ -167,6 +274,16 @@ TEST(Engine, DifferencesBetweenRanksAreTheSameErrorOnAll) {
   EXPECT_THAT(
       error_of_all(2, [](Engine& e) { e.set_compression(spec("2bit"), e.rank() == 1 ? "2bit" : "exact"); }),
       HasSubstr("reply="));
+  EXPECT_THAT(
+      error_of_all(3,
+                   [](Engine& e) {
+                     const auto keys = e.declare(std::vector<KeySpec>{{"a", {3}}, {"b", {3}}, {"c", {3}}});
+                     std::vector<std::vector<float>> values(3, std::vector<float>(3));
+                     std::vector<KeyId> order = {keys[0], keys[1], keys[2]};
+                     if (e.rank() == 2) std::swap(order[0], order[1]);
+                     e.bind_slots(order, std::vector<std::span<float>>(values.begin(), values.end()));
+                   }),
+      HasSubstr("worker 0 has a bucket of keys c, b, a, worker 2 has a bucket of keys c, a, b"));
   EXPECT_THAT(error_of_all(2, [](Engine& e) { e.set_optimizer(e.rank() == 1 ? "test" : "sgd"); }),
               HasSubstr("differ"));
 }

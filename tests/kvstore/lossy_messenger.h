@@ -3,20 +3,16 @@
 #pragma once
 
 #include <atomic>
-#include <memory>
-#include <optional>
-#include <utility>
-#include <vector>
 
-#include "transport/messenger.h"
+#include "tests/kvstore/passing_messenger.h"
 
 namespace gradwire::kvstore {
 
-class LossyMessenger final : public transport::Messenger, private transport::Sink {
+class LossyMessenger final : public PassingMessenger {
  public:
   LossyMessenger(std::unique_ptr<transport::Messenger> messenger, std::atomic<int>& lost,
                  std::atomic<int>& damaged)
-      : messenger_(std::move(messenger)), lost_(lost), damaged_(damaged) {}
+      : PassingMessenger(std::move(messenger)), lost_(lost), damaged_(damaged) {}
 
   void send(transport::Node to, std::vector<transport::Frame> frames) override {
     std::erase_if(frames, [this](const transport::Frame& frame) {
@@ -24,24 +20,8 @@ class LossyMessenger final : public transport::Messenger, private transport::Sin
       ++lost_;
       return true;
     });
-    if (!frames.empty()) messenger_->send(to, std::move(frames));
+    if (!frames.empty()) PassingMessenger::send(to, std::move(frames));
   }
-
-  transport::Node self() const override { return messenger_->self(); }
-  transport::World world() const override { return messenger_->world(); }
-  std::optional<transport::Node> local_peer() const override { return messenger_->local_peer(); }
-  void attach(transport::Sink& sink) override {
-    sink_ = &sink;
-    messenger_->attach(*this);
-  }
-  void detach() override { messenger_->detach(); }
-  std::vector<std::string> exchange(std::string_view name, std::string_view blob,
-                                    std::chrono::milliseconds timeout) override {
-    return messenger_->exchange(name, blob, timeout);
-  }
-  void fail(const std::string& text) override { messenger_->fail(text); }
-  void leave(std::chrono::milliseconds timeout) override { messenger_->leave(timeout); }
-  std::vector<transport::PeerCounters> counters() const override { return messenger_->counters(); }
 
  private:
   void on_frames(transport::Node from, std::vector<transport::Frame> frames) override {
@@ -52,16 +32,12 @@ class LossyMessenger final : public transport::Messenger, private transport::Sin
       frame.payload.bytes()[frame.payload.size_bytes() / 2] ^= std::byte{4};
       ++damaged_;
     }
-    sink_->on_frames(from, std::move(frames));
+    PassingMessenger::on_frames(from, std::move(frames));
   }
-  void on_failure(const std::string& text) override { sink_->on_failure(text); }
-  void on_goodbye(transport::Node peer) override { sink_->on_goodbye(peer); }
 
-  const std::unique_ptr<transport::Messenger> messenger_;
   std::atomic<int>& lost_;
   std::atomic<int>& damaged_;
   std::atomic<unsigned> sent_{0}, arrived_{0};
-  transport::Sink* sink_ = nullptr;
 };
 
 }  // namespace gradwire::kvstore
