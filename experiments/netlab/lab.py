@@ -26,6 +26,9 @@ from . import remains
 MAX_HOSTS = 250
 _NEEDED = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 _SUBNETS = ("10.77", "172.29", "192.168")
+# Linux's default. BBR, which some machines have instead, shares a link unevenly among a job's flows.
+_CONGESTION_CONTROL = "cubic"
+_CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 _BRIDGE_FILTER = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 # Everything a lab needs of the kernel, in a namespace that ends with the trial.
 _TRIAL = """ip link add gwtry0 type veth peer name gwtry1 && ip link add gwtry2 type bridge &&
@@ -189,7 +192,7 @@ class NetLab:
         addresses = list(subnet.hosts())
         for index in range(hosts):
             self.hosts.append(NetHost(self.name, index, str(addresses[index])))
-            self._make_host(self.hosts[index], subnet.prefixlen)
+            self._make_host(self.hosts[index], subnet)
 
     def _record(self, hosts: int, subnet: ipaddress.IPv4Network) -> remains.Record:
         owner = None if self._keep else self._owner
@@ -214,7 +217,7 @@ class NetLab:
         if iptables and _BRIDGE_FILTER.exists() and _BRIDGE_FILTER.read_text().strip() == "1":
             _demand([iptables, "-w", "-I", *remains.accept_rule(self.name)])
 
-    def _make_host(self, host: NetHost, prefix_length: int) -> None:
+    def _make_host(self, host: NetHost, subnet: ipaddress.IPv4Network) -> None:
         link, bridge = remains.link_of(self.name, host.index), remains.bridge_of(self.name)
         _ip(
             f"netns add {host.namespace}",
@@ -222,9 +225,10 @@ class NetLab:
             f"link set {link} master {bridge} up",
         )
         _ip(
-            f"addr add {host.address}/{prefix_length} dev eth0",
+            f"addr add {host.address}/{subnet.prefixlen} dev eth0",
             "link set lo up",
             "link set eth0 up",
+            f"route change {subnet} dev eth0 proto kernel scope link src {host.address} {congestion_control()}",
             namespace=host.namespace,
         )
         if self._bits_per_second is not None:
@@ -240,6 +244,12 @@ class NetLab:
             drop = ["-m", "statistic", "--mode", "random", "--probability", f"{share:.9f}", "-j", "DROP"]
             inside = [_program("nsenter"), f"--net={remains.NETNS / host.namespace}"]
             _demand([*inside, iptables, "-w", "-A", "INPUT", "-i", "eth0", *drop])
+
+
+def congestion_control() -> str:
+    """Returns ip-route's words for TCP on a lab's links: cubic, or the machine's own where it has none."""
+    known = _CONGESTION_CONTROLS.read_text().split() if _CONGESTION_CONTROLS.exists() else []
+    return f"congctl {_CONGESTION_CONTROL}" if _CONGESTION_CONTROL in known else ""
 
 
 def shaping(bits_per_second: int) -> list[str]:

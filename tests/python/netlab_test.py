@@ -167,6 +167,26 @@ def test_a_host_is_itself_and_the_root_reaches_it() -> None:
 
 
 @needs_hosts
+def test_tcp_is_cubic_at_both_ends() -> None:
+    listen = (
+        "import socket, sys; server = socket.create_server((sys.argv[1], 5000)); print('ready', flush=True); "
+        "peer, _ = server.accept(); print(peer.getsockopt(socket.IPPROTO_TCP, 13, 16)); peer.recv(1)"
+    )
+    ask = (
+        "import socket, sys; peer = socket.create_connection((sys.argv[1], 5000)); "
+        "print(peer.getsockopt(socket.IPPROTO_TCP, 13, 16))"  # TCP_CONGESTION
+    )
+    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    assert "cubic" in known, "this kernel has no cubic; a lab then takes what the machine has"
+    with NetLab(hosts=2) as two:
+        process = start(two.host(1), listen, two.host(1).address)
+        asked = run(two.host(0), sys.executable, "-c", ask, two.host(1).address)
+        answered = process.communicate(timeout=10)[0]
+    assert "cubic" in asked
+    assert "cubic" in answered
+
+
+@needs_hosts
 def test_loss_is_the_share_asked_for_on_the_host_asked_for() -> None:
     sent = 2000
     with NetLab(hosts=3, loss=[0.0, 0.3, 0.0]) as lossy:
