@@ -126,6 +126,14 @@ class Codec {
   virtual void decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
                             std::span<UnitScale> next) const = 0;
 
+  /// decode_reply(), then out times scale unless that is 1: the same bits, in one pass where the codec can.
+  virtual void decode_reply_scaled(Payload reply, std::size_t ways, ReplyKind kind, float scale,
+                                   std::span<float> out, std::span<UnitScale> next) const {
+    decode_reply(reply, ways, kind, out, next);
+    if (scale == 1) return;
+    for (float& value : out) value *= scale;
+  }
+
  protected:
   Codec() = default;
 };

@@ -70,10 +70,16 @@ Encoded DenseCodec::encode_reply(std::span<const Payload> payloads, std::size_t 
 }
 
 void DenseCodec::decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
-                              std::span<UnitScale>) const {
+                              std::span<UnitScale> next) const {
+  decode_reply_scaled(reply, ways, kind, 1, out, next);
+}
+
+void DenseCodec::decode_reply_scaled(Payload reply, std::size_t ways, ReplyKind kind, float scale,
+                                     std::span<float> out, std::span<UnitScale>) const {
   if (kind == ReplyKind::kExact) throw DecodeError(std::string(name_) + ": has no exact reply");
   expect_bytes(name_, "the reply", reply.size(), max_reply_size(out.size(), ways, kind), out.size());
-  dense::sum(kind == ReplyKind::kSame ? format_ : Format::kF32, {&reply, 1}, 0, out.size(), out.data());
+  dense::decode(kind == ReplyKind::kSame ? format_ : Format::kF32, reply.data(), out.size(), scale,
+                out.data());
 }
 
 }  // namespace gradwire::compress

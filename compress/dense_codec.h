@@ -33,6 +33,8 @@ class DenseCodec final : public Codec {
                        std::span<float> residual, std::span<std::byte> out) const override;
   void decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
                     std::span<UnitScale> next) const override;
+  void decode_reply_scaled(Payload reply, std::size_t ways, ReplyKind kind, float scale, std::span<float> out,
+                           std::span<UnitScale> next) const override;
 
  private:
   std::string_view name_;

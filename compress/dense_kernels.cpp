@@ -24,6 +24,10 @@ bool Sum(Format format, std::span<const Payload> payloads, std::size_t offset, s
   return sum_scalar(format, payloads, offset, elements, out);
 }
 
+void Decode(Format format, const std::byte* payload, std::size_t elements, float scale, float* out) {
+  decode_scalar(format, payload, elements, scale, out);
+}
+
 #else
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -32,7 +36,8 @@ using Bits = hn::RebindToUnsigned<Floats>;
 using Ints = hn::RebindToSigned<Floats>;
 using Halves = hn::Rebind<std::uint16_t, Floats>;
 constexpr std::size_t kLanes = hn::MaxLanes(Floats());
-constexpr std::size_t kAheadBytes = 1536;  // what a pass asks memory for in advance
+constexpr std::size_t kAheadBytes = 1536;               // what a pass asks memory for in advance
+constexpr std::size_t kStreamElements = kUnitElements;  // outputs from here on go around the cache
 
 using FloatVector = hn::Vec<Floats>;
 using BitVector = hn::Vec<Bits>;
@@ -184,6 +189,53 @@ bool Sum(Format format, std::span<const Payload> payloads, std::size_t offset, s
   }
 }
 
+/// Around the cache, whose lines need not be read then: needs out + head aligned to a vector.
+template <Format kFormat, bool kScale, bool kStream>
+void DecodeRun(const std::byte* HWY_RESTRICT payload, std::size_t head, std::size_t elements, float scale,
+               float* HWY_RESTRICT out) {
+  constexpr std::size_t kWidth = bytes_per_element(kFormat);
+  const Floats d;
+  const FloatVector factor = hn::Set(d, scale);
+  decode_scalar(kFormat, payload, head, scale, out);
+  std::size_t i = head;
+  for (; i + kLanes <= elements; i += kLanes) {
+    hwy::Prefetch(payload + i * kWidth + kAheadBytes);
+    FloatVector value = Load<kFormat>(payload + i * kWidth);
+    if constexpr (kScale) value = hn::Mul(value, factor);
+    if constexpr (kStream) {
+      hn::Stream(value, d, out + i);
+    } else {
+      hn::StoreU(value, d, out + i);
+    }
+  }
+  if constexpr (kStream) hwy::FlushStream();
+  decode_scalar(kFormat, payload + i * kWidth, elements - i, scale, out + i);
+}
+
+template <Format kFormat, bool kScale>
+void DecodeAs(const std::byte* payload, std::size_t elements, float scale, float* out) {
+  if (elements < kStreamElements) return DecodeRun<kFormat, kScale, false>(payload, 0, elements, scale, out);
+  const std::size_t head = -reinterpret_cast<std::uintptr_t>(out) / sizeof(float) % kLanes;
+  DecodeRun<kFormat, kScale, true>(payload, head, elements, scale, out);
+}
+
+template <Format kFormat>
+void DecodeAs(const std::byte* payload, std::size_t elements, float scale, float* out) {
+  if (scale == 1) return DecodeAs<kFormat, false>(payload, elements, scale, out);
+  DecodeAs<kFormat, true>(payload, elements, scale, out);
+}
+
+void Decode(Format format, const std::byte* payload, std::size_t elements, float scale, float* out) {
+  switch (format) {
+    case Format::kF16:
+      return DecodeAs<Format::kF16>(payload, elements, scale, out);
+    case Format::kBf16:
+      return DecodeAs<Format::kBf16>(payload, elements, scale, out);
+    default:
+      return DecodeAs<Format::kF32>(payload, elements, scale, out);
+  }
+}
+
 #endif
 
 }  // namespace HWY_NAMESPACE
@@ -195,6 +247,7 @@ namespace gradwire::compress::dense {
 
 HWY_EXPORT(Encode);
 HWY_EXPORT(Sum);
+HWY_EXPORT(Decode);
 
 bool encode(Format format, const float* grad, float* residual, std::size_t elements,
             std::byte* out) noexcept {
@@ -204,6 +257,10 @@ bool encode(Format format, const float* grad, float* residual, std::size_t eleme
 bool sum(Format format, std::span<const Payload> payloads, std::size_t offset, std::size_t elements,
          float* out) noexcept {
   return HWY_DYNAMIC_DISPATCH(Sum)(format, payloads, offset, elements, out);
+}
+
+void decode(Format format, const std::byte* payload, std::size_t elements, float scale, float* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(Decode)(format, payload, elements, scale, out);
 }
 
 }  // namespace gradwire::compress::dense

@@ -18,4 +18,7 @@ bool encode(Format format, const float* grad, float* residual, std::size_t eleme
 bool sum(Format format, std::span<const Payload> payloads, std::size_t offset, std::size_t elements,
          float* out) noexcept;
 
+/// As decode_scalar(). From 65 536 elements on, out is written around the cache.
+void decode(Format format, const std::byte* payload, std::size_t elements, float scale, float* out) noexcept;
+
 }  // namespace gradwire::compress::dense

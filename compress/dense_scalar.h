@@ -153,4 +153,14 @@ inline bool sum_scalar(Format format, std::span<const Payload> payloads, std::si
   return nonfinite;
 }
 
+/// Writes every element of a payload, times scale unless that is 1.
+inline void decode_scalar(Format format, const std::byte* payload, std::size_t elements, float scale,
+                          float* out) noexcept {
+  const std::size_t width = bytes_per_element(format);
+  for (std::size_t i = 0; i < elements; ++i) {
+    const float value = decode_element(format, payload + i * width);
+    out[i] = scale == 1 ? value : value * scale;
+  }
+}
+
 }  // namespace gradwire::compress::dense

@@ -487,12 +487,16 @@ void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame&
   const FrameHeader& header = frame.header;
   const Part& part = tensor.parts[index].part;
   const auto out = tensor.current->out.subspan(part.offset, part.count);
+  const float scale = tensor.current->scale;
   const auto payload = frame.payload.bytes();
   const auto reply = static_cast<compress::ReplyKind>(header.reply);
   if (header.kind == Kind::kValue) {
     if (payload.size() != out.size_bytes())
       throw compress::DecodeError("value: payload length is not the key's");
     std::memcpy(out.data(), payload.data(), payload.size());
+    if (scale != 1) {
+      for (float& value : out) value *= scale;
+    }
   } else if (tensor.parts[index].request == Kind::kPush) {
     const auto& codec = tensor.codec();
     if (header.codec != static_cast<std::uint8_t>(codec.wire_id()) ||
@@ -501,12 +505,12 @@ void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame&
       throw compress::DecodeError("reply: its codec is not that of the push");
     }
     const auto next = codec.agrees_scales() ? tensor.scales_of(part) : std::span<compress::UnitScale>();
-    codec.decode_reply(payload, messenger_.world().workers, reply, out, next);
+    codec.decode_reply_scaled(payload, messenger_.world().workers, reply, scale, out, next);
   } else {  // the answer to a round that may have had another codec; its scales are not ours to use
     const auto codec =
         compress::from_wire(static_cast<compress::WireId>(header.codec), header.codec_parameters);
     std::vector<compress::UnitScale> unused(codec->agrees_scales() ? compress::unit_count(part.count) : 0);
-    codec->decode_reply(payload, messenger_.world().workers, reply, out, unused);
+    codec->decode_reply_scaled(payload, messenger_.world().workers, reply, scale, out, unused);
   }
 }
 
@@ -517,14 +521,9 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
   pool_.submit(priority, [this, &tensor, index, frame = std::move(frame)] {
     const auto begin = Clock::now();
     if (!frame.payload.is_intact()) return loop_->post([this, &tensor, index] { ask_again(tensor, index); });
-    const Part& part = tensor.parts[index].part;
-    const auto out = tensor.current->out.subspan(part.offset, part.count);
     std::exception_ptr error;
     try {
       decode_answer(tensor, index, frame);
-      if (const float scale = tensor.current->scale; scale != 1) {
-        for (float& value : out) value *= scale;
-      }
       scatter(*tensor.current);
     } catch (...) {
       error = std::current_exception();

@@ -156,6 +156,9 @@ TEST_P(CodecConformance, RepliesCarryTheSum) {
         const float kept = residual.empty() ? 0 : residual[i];
         ASSERT_NEAR(answer[i] + kept, sum[i], residual.empty() ? 0 : 1e-6f) << i;
       }
+      std::vector<float> third(elements);
+      codec_->decode_reply_scaled(reply, ways, kind, 1.0f / 3, third, {});
+      for (std::size_t i = 0; i < elements; ++i) ASSERT_EQ(third[i], answer[i] * (1.0f / 3)) << i;
     }
   }
 }

@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -123,6 +124,41 @@ TEST(DenseKernels, EqualScalar) {
         }
       }
     }
+  });
+}
+
+std::vector<std::byte> random_bytes(std::size_t size) {
+  std::mt19937 random(5);
+  std::vector<std::byte> bytes(size);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+TEST(DenseKernels, DecodeEqualsScalarWhereverTheOutputBegins) {
+  constexpr std::size_t kLargest = 65536 + 40;  // around the cache from 65536 on
+  const auto payload = random_bytes(kLargest * 4);
+  on_every_target([&] {
+    for (const Format format : kFormats) {
+      for (const float scale : {1.0f, 0.5f, 1.0f / 3}) {
+        for (const std::size_t elements : {1ul, 7ul, 16ul, 33ul, 65535ul, 65536ul, kLargest}) {
+          for (const std::size_t begin : {0, 1, 4, 15}) {
+            std::vector<float> expected(elements + 16, 7), out(elements + 16, 7);
+            decode_scalar(format, payload.data(), elements, scale, expected.data() + begin);
+            decode(format, payload.data(), elements, scale, out.data() + begin);
+            ASSERT_EQ(bits(out), bits(expected)) << elements << " at " << begin;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(DenseKernels, DecodeByOneKeepsEveryBit) {
+  const auto payload = random_bytes(70000 * 4);  // signalling NaNs among them
+  on_every_target([&] {
+    std::vector<float> out(70000);
+    decode(Format::kF32, payload.data(), out.size(), 1, out.data());
+    EXPECT_EQ(std::memcmp(out.data(), payload.data(), payload.size()), 0);
   });
 }
 
