@@ -6,6 +6,8 @@
 
 #include "compress/bf16.h"
 #include "compress/fp16.h"
+#include "compress/int4.h"
+#include "compress/int8.h"
 #include "compress/none.h"
 #include "compress/parameters.h"
 #include "compress/two_bit.h"
@@ -21,6 +23,10 @@ const CodecEntry kCodecs[] = {
      bf16_from_wire},
     {"2bit", WireId::kTwoBit, "MXNet's 2-bit code, 16x smaller, error feedback, exact integer sums",
      two_bit_parameters(), make_two_bit, two_bit_from_wire},
+    {"int8", WireId::kInt8, "8-bit integers with a scale per block, 4x smaller, error feedback",
+     int8_parameters(), make_int8, int8_from_wire},
+    {"int4", WireId::kInt4, "4-bit integers with a scale per block, 7.5x smaller, error feedback",
+     int4_parameters(), make_int4, int4_from_wire},
 };
 
 const CodecEntry& entry_named(std::string_view name) {

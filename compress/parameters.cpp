@@ -15,6 +15,18 @@ namespace {
 
 bool positive_and_finite(float value) { return value > 0 && std::isfinite(value); }
 
+/// The number that was given, or `otherwise` for a word that is none.
+double number_or(const ParameterValue& given, double otherwise) {
+  const auto* const word = std::get_if<std::string>(&given);
+  if (word == nullptr) return std::get<double>(given);
+  double number = otherwise;
+  return parse_number(*word, number) ? number : otherwise;
+}
+
+std::string powers_of_two(std::size_t least, std::size_t most) {
+  return "a power of two from " + std::to_string(least) + " to " + std::to_string(most);
+}
+
 }  // namespace
 
 const ParameterValue* find_parameter(const CodecSpec& spec, std::string_view name) noexcept {
@@ -45,13 +57,7 @@ float positive_float(const CodecSpec& spec, std::string_view name, float default
                      std::string_view others) {
   const ParameterValue* const given = find_parameter(spec, name);
   if (given == nullptr) return default_value;
-  double number = 0;
-  if (const auto* word = std::get_if<std::string>(given)) {
-    if (!parse_number(*word, number)) number = 0;
-  } else {
-    number = std::get<double>(*given);
-  }
-  const auto value = static_cast<float>(number);
+  const auto value = static_cast<float>(number_or(*given, 0));
   if (!positive_and_finite(value)) {
     throw std::invalid_argument(spec.name + ": " + std::string(name) + "=" + parameter_text(*given) +
                                 " is not a number above 0 that float32 can hold; give one" +
@@ -59,6 +65,19 @@ float positive_float(const CodecSpec& spec, std::string_view name, float default
                                 parameter_text(static_cast<double>(default_value)));
   }
   return value;
+}
+
+std::size_t power_of_two(const CodecSpec& spec, std::string_view name, std::size_t default_value,
+                         std::size_t least, std::size_t most) {
+  const ParameterValue* const given = find_parameter(spec, name);
+  if (given == nullptr) return default_value;
+  const double number = number_or(*given, 0);
+  for (std::size_t value = least; value <= most; value *= 2) {
+    if (static_cast<double>(value) == number) return value;
+  }
+  throw std::invalid_argument(spec.name + ": " + std::string(name) + "=" + parameter_text(*given) +
+                              " is not " + powers_of_two(least, most) + "; give one, e.g. " +
+                              std::string(name) + "=" + std::to_string(default_value));
 }
 
 std::size_t word_index(const CodecSpec& spec, std::string_view name,
@@ -81,6 +100,13 @@ float positive_float_from_wire(std::string_view codec, std::string_view name, st
                       parameter_text(static_cast<double>(value)) + ", expected a finite number above 0");
   }
   return value;
+}
+
+std::size_t power_of_two_from_wire(std::string_view codec, std::string_view name, std::uint32_t value,
+                                   std::size_t least, std::size_t most) {
+  if (std::has_single_bit(value) && value >= least && value <= most) return value;
+  throw DecodeError(std::string(codec) + ": the frame's " + std::string(name) + " is " +
+                    std::to_string(value) + ", expected " + powers_of_two(least, most));
 }
 
 void expect_unused_from_wire(std::string_view codec, const WireParameters& parameters, std::size_t first) {

@@ -21,12 +21,21 @@ const ParameterValue* find_parameter(const CodecSpec& spec, std::string_view nam
 float positive_float(const CodecSpec& spec, std::string_view name, float default_value,
                      std::string_view others = "");
 
+/// The given whole number, which must be a power of two in [least, most], or default_value. Throws
+/// std::invalid_argument.
+std::size_t power_of_two(const CodecSpec& spec, std::string_view name, std::size_t default_value,
+                         std::size_t least, std::size_t most);
+
 /// The position in `valid` of the given word, or 0 when none is given. Throws std::invalid_argument.
 std::size_t word_index(const CodecSpec& spec, std::string_view name,
                        std::initializer_list<std::string_view> valid);
 
 /// A float from a frame header's bits. Throws DecodeError unless it is finite and above 0.
 float positive_float_from_wire(std::string_view codec, std::string_view name, std::uint32_t bits);
+
+/// A power of two from a frame header. Throws DecodeError unless it is one in [least, most].
+std::size_t power_of_two_from_wire(std::string_view codec, std::string_view name, std::uint32_t value,
+                                   std::size_t least, std::size_t most);
 
 /// Throws DecodeError unless every parameter from `first` on is 0, as an encoder leaves those it has no use
 /// for.

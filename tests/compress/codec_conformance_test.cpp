@@ -64,6 +64,25 @@ TEST_P(CodecConformance, ErrorFeedbackDeliversTheMeanInTheLongRun) {
   }
 }
 
+TEST_P(CodecConformance, TheResidualStaysBoundedUnderConstantPushes) {
+  if (!codec_->lossy()) return;
+  const auto grad = gaussian(500, 3, 0.02f);
+  auto scales = scales_after_a_round(*codec_, grad);
+  std::vector<float> residual(grad.size());
+  std::vector<float> sum(grad.size());
+  std::vector<float> most(2);
+  const int rounds = 3000;
+  for (int round = 0; round < rounds; ++round) {
+    const auto payload = encoded(*codec_, grad, residual, scales);
+    const Payload payloads[] = {payload};
+    const auto reply = replied(*codec_, payloads, grad.size(), ReplyKind::kFp32, {});
+    codec_->decode_reply(reply, 1, ReplyKind::kFp32, sum, scales);
+    for (float kept : residual)
+      most[2 * round / rounds] = std::max(most[2 * round / rounds], std::fabs(kept));
+  }
+  EXPECT_LE(most[1], 1.1f * most[0]) << "still growing after " << rounds / 2 << " rounds";
+}
+
 /// One round of three workers over [first, first + elements): sum, next scales, residuals of workers and
 /// server.
 struct RoundResult {

@@ -1,6 +1,6 @@
 // The suite that every kind of device passes: DeviceCodec's promises, held against the Codec that it is the
-// twin of. A kind joins by instantiating DeviceCodecConformance with its entry and the codecs, and
-// DeviceGolden with its entry.
+// twin of. A kind joins by instantiating DeviceCodecConformance with its entry and specs_with_twin(),
+// and DeviceGolden with its entry; a test of its own says which codecs have no twin.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,7 +8,9 @@
 #include <cctype>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <tuple>
+#include <vector>
 
 #include "tests/compress/codec_cases.h"
 #include "tests/compress/test_device.h"
@@ -45,6 +47,24 @@ class DeviceGolden : public testing::TestWithParam<TestDeviceEntry> {
 
   std::unique_ptr<TestDevice> device_;
 };
+
+using MakeTwin = std::unique_ptr<DeviceCodec> (*)(const CodecSpec&);
+
+/// The specs under test whose codec has a twin.
+inline std::vector<std::string> specs_with_twin(MakeTwin make_twin) {
+  std::vector<std::string> specs = specs_under_test();
+  std::erase_if(specs, [&](const std::string& spec) { return make_twin(parse_spec(spec)) == nullptr; });
+  return specs;
+}
+
+/// Rows of the table that a kind of device has no twin for, "int8, int4".
+inline std::string codecs_without_twin(MakeTwin make_twin) {
+  std::vector<std::string_view> names;
+  for (const CodecEntry& entry : codecs()) {
+    if (make_twin({std::string(entry.name), {}}) == nullptr) names.push_back(entry.name);
+  }
+  return join(names);
+}
 
 inline std::string device_name(const testing::TestParamInfo<TestDeviceEntry>& info) {
   return info.param.name;

@@ -1,0 +1,140 @@
+// Codes of 4 or 8 bits with one float32 scale a block, block by block: the specification of block_kernels, on
+// every target byte for byte.
+//
+// Source: block-wise symmetric quantisation as in QSGD's buckets (Alistarh et al. 2017, section 4), Dettmers
+// et al. 2022 (8-bit optimizers, block-wise) and CGX (Markov et al. 2022, section 4); fp8: Micikevicius et
+// al. 2022, table 1, without its NaN and infinity.
+//
+// Threading: all functions are pure.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "compress/float_bits.h"
+#include "compress/host_device.h"
+#include "compress/little_endian.h"
+
+namespace gradwire::compress::block {
+
+/// What a scaled element becomes.
+enum class Code : std::uint8_t {
+  kInt8,  ///< -127 to 127, two's complement
+  kInt4,  ///< -7 to 7, two's complement in four bits, the even element in the lower half of its byte
+};
+
+inline constexpr std::size_t kLeastBlock = 32;
+inline constexpr std::size_t kMostBlock = 4096;
+
+constexpr std::size_t code_bits(Code code) { return code == Code::kInt4 ? 4 : 8; }
+
+/// The value of the largest code.
+constexpr float largest(Code code) { return code == Code::kInt4 ? 7.0f : 127.0f; }
+
+constexpr std::size_t scale_count(std::size_t elements, std::size_t block) {
+  return (elements + block - 1) / block;
+}
+
+/// Bytes of the codes of `elements` elements; the last half of an odd one is 0.
+constexpr std::size_t code_bytes(Code code, std::size_t elements) {
+  return (elements * code_bits(code) + 7) / 8;
+}
+
+/// A sum of this and a float that is small beside it is rounded to an integer, ties to even, in its last
+/// bits.
+inline constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
+
+/// The scale of a block whose largest |x| is given: that becomes the largest code. A scale that would be
+/// subnormal is 0, and a block of scale 0 sends nothing; one that would take the largest code beyond
+/// float32 is the last one that does not.
+GRADWIRE_HOST_DEVICE inline float scale_of(Code code, float most) noexcept {
+  const float scale = most / largest(code);
+  if (scale < std::numeric_limits<float>::min()) return 0;
+  return std::min(scale, 0x1.fffffcp127f / largest(code));
+}
+
+/// 1 / scale, or 0.
+GRADWIRE_HOST_DEVICE inline float inverse_of(float scale) noexcept { return scale == 0 ? 0 : 1 / scale; }
+
+/// The code of a scaled element, in the lowest code_bits(code) bits.
+GRADWIRE_HOST_DEVICE inline std::uint8_t code_of(Code code, float scaled) noexcept {
+  const std::uint32_t rounded =
+      std::bit_cast<std::uint32_t>(scaled + kRounder) - std::bit_cast<std::uint32_t>(kRounder);
+  return static_cast<std::uint8_t>(code == Code::kInt4 ? rounded & 15 : rounded);
+}
+
+/// What a code stands for before it is scaled.
+GRADWIRE_HOST_DEVICE inline float value_of(Code code, std::uint8_t bits) noexcept {
+  if (code == Code::kInt4) return static_cast<float>(static_cast<int>(bits ^ 8u) - 8);
+  return static_cast<float>(static_cast<std::int8_t>(bits));
+}
+
+/// Puts the code of element i of a block into its place; the lower half of a byte comes before the upper one.
+inline void put_code(Code code, std::uint8_t bits, std::size_t i, std::byte* codes) noexcept {
+  if (code_bits(code) == 8) {
+    codes[i] = std::byte{bits};
+  } else if (i % 2 == 0) {
+    codes[i / 2] = std::byte{bits};
+  } else {
+    codes[i / 2] |= std::byte(bits << 4);
+  }
+}
+
+inline std::uint8_t get_code(Code code, std::size_t i, const std::byte* codes) noexcept {
+  if (code_bits(code) == 8) return std::to_integer<std::uint8_t>(codes[i]);
+  return std::to_integer<std::uint8_t>(codes[i / 2] >> (i % 2 * 4) & std::byte{15});
+}
+
+/// Encodes one block of x = residual + grad (x = grad when residual is null) and keeps x - sent. An x that is
+/// not finite sends 0 and leaves the residual as it was. Returns true when such an x was met.
+inline bool encode_block_scalar(Code code, const float* grad, float* residual, std::size_t length,
+                                std::byte* scale_out, std::byte* codes) noexcept {
+  const auto x_of = [&](std::size_t i) { return residual == nullptr ? grad[i] : residual[i] + grad[i]; };
+  float most = 0;
+  bool nonfinite = false;
+  for (std::size_t i = 0; i < length; ++i) {
+    const float x = x_of(i);
+    if (is_finite(x)) {
+      most = std::max(most, magnitude(x));
+    } else {
+      nonfinite = true;
+    }
+  }
+  const float scale = scale_of(code, most);
+  const float inverse = inverse_of(scale);
+  store(scale, scale_out);
+  for (std::size_t i = 0; i < length; ++i) {
+    const float x = x_of(i);
+    const bool finite = is_finite(x);
+    const std::uint8_t bits = finite ? code_of(code, x * inverse) : std::uint8_t{0};
+    put_code(code, bits, i, codes);
+    if (residual != nullptr && finite) residual[i] = x - value_of(code, bits) * scale;
+  }
+  return nonfinite;
+}
+
+/// Encodes blocks one after the other; scales and codes are where those of the first block go.
+inline bool encode_scalar(Code code, std::size_t block, const float* grad, float* residual,
+                          std::size_t elements, std::byte* scales, std::byte* codes) noexcept {
+  bool nonfinite = false;
+  for (std::size_t i = 0; i < elements; i += block, scales += sizeof(float)) {
+    nonfinite |= encode_block_scalar(code, grad + i, residual == nullptr ? nullptr : residual + i,
+                                     std::min(block, elements - i), scales, codes + code_bytes(code, i));
+  }
+  return nonfinite;
+}
+
+/// Writes code * scale to out, or adds it.
+inline void decode_scalar(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,
+                          std::size_t elements, bool add, float* out) noexcept {
+  for (std::size_t i = 0; i < elements; ++i) {
+    const auto scale = load<float>(scales + i / block * sizeof(float));
+    const float value = value_of(code, get_code(code, i, codes)) * scale;
+    out[i] = add ? out[i] + value : value;
+  }
+}
+
+}  // namespace gradwire::compress::block

@@ -1,0 +1,34 @@
+#include "compress/int8.h"
+
+#include "compress/block_codec.h"
+#include "compress/parameters.h"
+
+namespace gradwire::compress {
+namespace {
+
+constexpr std::size_t kDefaultBlock = 256;
+
+constexpr ParameterInfo kParameters[] = {
+    {"block", "256", "elements that share a scale, a power of two from 32 to 4096"},
+    {"nonfinite", "skip",
+     "skip: an element whose gradient is NaN or infinite sends 0 and keeps its residual"},
+};
+
+}  // namespace
+
+std::span<const ParameterInfo> int8_parameters() noexcept { return kParameters; }
+
+std::unique_ptr<Codec> make_int8(const CodecSpec& spec) {
+  word_index(spec, "nonfinite", {"skip"});
+  const std::size_t block = power_of_two(spec, "block", kDefaultBlock, block::kLeastBlock, block::kMostBlock);
+  return std::make_unique<BlockCodec>("int8", WireId::kInt8, block::Code::kInt8, block);
+}
+
+std::unique_ptr<Codec> int8_from_wire(const WireParameters& parameters) {
+  expect_unused_from_wire("int8", parameters, 1);
+  const std::size_t block =
+      power_of_two_from_wire("int8", "block", parameters[0], block::kLeastBlock, block::kMostBlock);
+  return std::make_unique<BlockCodec>("int8", WireId::kInt8, block::Code::kInt8, block);
+}
+
+}  // namespace gradwire::compress

@@ -1,0 +1,16 @@
+// Scales as a payload brings them: float32, one after the other.
+//
+// Threading: all functions are pure.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace gradwire::compress {
+
+/// Names the first of `count` scales that is negative or not finite, "the scale of block 3 is nan, ...";
+/// empty when none is.
+std::string wrong_scale(const std::byte* scales, std::size_t count, std::string_view of);
+
+}  // namespace gradwire::compress

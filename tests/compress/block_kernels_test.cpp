@@ -1,0 +1,118 @@
+// Codes with a scale per block: the rule against the definition of the number formats, and every SIMD target
+// against the scalar specification.
+#include "compress/block_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/compress/rough_values.h"
+#include "tests/compress/simd_targets.h"
+
+namespace gradwire::compress::block {
+namespace {
+
+constexpr Code kCodes[] = {Code::kInt8, Code::kInt4};
+constexpr std::size_t kGuard = 64;  // bytes behind an output that must stay
+
+/// 0 to 257 elements, and many.
+std::vector<std::size_t> lengths() {
+  std::vector<std::size_t> all;
+  for (std::size_t elements = 0; elements <= 257; ++elements) all.push_back(elements);
+  all.insert(all.end(), {4095, 4096, 4099, 65537});
+  return all;
+}
+
+struct Blocks {
+  std::vector<std::byte> scales;
+  std::vector<std::byte> codes;
+
+  Blocks(Code code, std::size_t block, std::size_t elements)
+      : scales(scale_count(elements, block) * sizeof(float) + kGuard, std::byte{0xee}),
+        codes(code_bytes(code, elements) + kGuard, std::byte{0xee}) {}
+  bool operator==(const Blocks&) const = default;
+};
+
+TEST(BlockScalar, EveryCodeIsTheCodeOfItsValue) {
+  for (Code code : kCodes) {
+    const auto most = static_cast<int>(largest(code));
+    for (int value = -most; value <= most; ++value) {
+      const std::uint8_t bits = code_of(code, static_cast<float>(value));
+      EXPECT_LT(bits, 1u << code_bits(code));
+      EXPECT_EQ(value_of(code, bits), static_cast<float>(value));
+    }
+  }
+}
+
+TEST(BlockScalar, ScaledElementsRoundToNearestEven) {
+  for (Code code : kCodes) {
+    for (float x = -largest(code); x <= largest(code); x += 1.0f / 64) {
+      EXPECT_EQ(value_of(code, code_of(code, x)), std::nearbyint(x)) << x;
+    }
+  }
+}
+
+TEST(BlockScalar, ScalesAreZeroOrNormalAndLeaveTheLargestCodeFinite) {
+  for (Code code : kCodes) {
+    for (float most : {0.0f, 1e-45f, 1e-37f, 1e-30f, 1.0f, 3e38f, std::numeric_limits<float>::max()}) {
+      const float scale = scale_of(code, most);
+      EXPECT_TRUE(scale == 0 || scale >= std::numeric_limits<float>::min()) << most;
+      EXPECT_TRUE(std::isfinite(scale * largest(code)) && std::isfinite(inverse_of(scale))) << most;
+      EXPECT_LE(std::fabs(std::nearbyint(most * inverse_of(scale))), largest(code)) << most;
+    }
+  }
+}
+
+TEST(BlockKernels, EncodeEqualsScalar) {
+  on_every_target([] {
+    for (Code code : kCodes) {
+      for (std::size_t block : {32, 128, 4096}) {
+        for (std::size_t elements : lengths()) {
+          for (unsigned rarity : {20u, 4000u}) {
+            const auto grad = rough_values(elements, 1, rarity);
+            for (bool with_residual : {false, true}) {
+              auto expected_residual = rough_values(elements, 2, rarity);
+              auto residual = expected_residual;
+              Blocks expected(code, block, elements);
+              Blocks out = expected;
+              const bool flag =
+                  encode_scalar(code, block, grad.data(), with_residual ? expected_residual.data() : nullptr,
+                                elements, expected.scales.data(), expected.codes.data());
+              EXPECT_EQ(encode(code, block, grad.data(), with_residual ? residual.data() : nullptr, elements,
+                               out.scales.data(), out.codes.data()),
+                        flag);
+              ASSERT_EQ(out, expected) << elements << " in blocks of " << block;
+              ASSERT_EQ(bits(residual), bits(expected_residual)) << elements << " in blocks of " << block;
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(BlockKernels, DecodeEqualsScalarForAnyBytes) {
+  on_every_target([] {
+    for (Code code : kCodes) {
+      for (std::size_t block : {32, 128, 4096}) {
+        for (std::size_t elements : lengths()) {
+          const auto scales = random_bytes(scale_count(elements, block) * sizeof(float), 3);
+          const auto codes = random_bytes(code_bytes(code, elements), 4);
+          for (bool add : {false, true}) {
+            auto expected = rough_values(elements + 1, 5, 50);
+            auto out = expected;
+            decode_scalar(code, block, scales.data(), codes.data(), elements, add, expected.data());
+            decode(code, block, scales.data(), codes.data(), elements, add, out.data());
+            ASSERT_EQ(bits(out), bits(expected)) << elements << " in blocks of " << block;
+          }
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace gradwire::compress::block

@@ -1,0 +1,68 @@
+// Golden bytes: payloads and residuals worked out by hand from compress/README.md, as its examples are.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "compress/codecs.h"
+#include "tests/compress/codec_cases.h"
+
+namespace gradwire::compress {
+namespace {
+
+struct Example {
+  std::string spec;
+  std::vector<float> grad;
+  std::vector<float> before;
+  std::string payload;  ///< hexadecimal, spaces apart
+  std::vector<float> after;
+  std::vector<float> decoded;
+};
+
+const Example kExamples[] = {
+    {"fp16", {1, -2, 1e6f}, {0, 0, 0}, "003c 00c0 ff7b", {0, 0, 1e6f - 65504}, {1, -2, 65504}},
+    {"bf16", {1, -2}, {0, 0}, "803f 00c0", {0, 0}, {1, -2}},
+    {"2bit",
+     {.5f, -.5f, .49999997f, -.49999997f, 1, -1, 0, .3f},
+     {0, 0, 0, 0, 0, 0, 0, 0},
+     "e0e00000",
+     {0, 0, .49999997f, -.49999997f, .5f, -.5f, 0, .3f},
+     {.5f, -.5f, 0, 0, .5f, -.5f, 0, 0}},
+    {"int8",
+     {126, -63.5f, 1, .25f},
+     {1, 0, 0, .25f},
+     "0000803f 7f c0 01 00",
+     {0, .5f, 0, .5f},
+     {127, -64, 1, 0}},
+    {"int4", {14, -7, 2, 1, -4}, {0, 0, 0, 0, 0}, "00000040 c7 01 0e", {0, 1, 0, 1, 0}, {14, -8, 2, 0, -4}},
+};
+
+std::string hex(const std::vector<std::byte>& bytes) {
+  std::string text;
+  for (std::byte b : bytes) {
+    char two[3];
+    std::snprintf(two, sizeof two, "%02x", std::to_integer<unsigned>(b));
+    text += two;
+  }
+  return text;
+}
+
+TEST(PayloadBytes, AreThoseOfTheFormat) {
+  for (const Example& example : kExamples) {
+    SCOPED_TRACE(example.spec);
+    const auto codec = make(parse_spec(example.spec));
+    auto residual = example.before;
+    const auto payload = encoded(*codec, example.grad, residual, {});
+    std::string expected = example.payload;
+    std::erase(expected, ' ');
+    EXPECT_EQ(hex(payload), expected);
+    EXPECT_EQ(residual, example.after);
+    std::vector<float> out(example.grad.size());
+    codec->decode(payload, out);
+    EXPECT_EQ(out, example.decoded);
+  }
+}
+
+}  // namespace
+}  // namespace gradwire::compress

@@ -1,0 +1,37 @@
+"""The built codecs with a scale per block against the NumPy oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracle import block
+
+SIZES = [1, 2, 31, 32, 33, 257, 1000, 70_001]
+
+
+def gradient(n: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    values = (rng.normal(0, 0.4, n) * 10.0 ** rng.integers(-30, 30, n // 256 + 1).repeat(256)[:n]).astype(
+        "f4"
+    )
+    values[rng.integers(0, n, n // 50)] = [np.nan, np.inf, -np.inf, 0, 1e-45, 3.4e38][seed % 6]
+    return values
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize(("name", "size"), [("int8", 256), ("int8", 32), ("int4", 128), ("int4", 4096)])
+def test_codec_equals_oracle(name: str, size: int, n: int) -> None:
+    compress = pytest.importorskip("gradwire.compress")
+    codec = compress.make(name, block=size)
+    residual, expected_residual = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    payloads = []
+    for seed in range(6):
+        expected = block.encode(gradient(n, seed), expected_residual, name, size)
+        payloads.append(codec.encode(gradient(n, seed), residual=residual))
+        assert bytes(payloads[-1]) == expected
+        np.testing.assert_array_equal(residual, expected_residual)
+    total = np.zeros(n, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for payload in payloads:
+            total = total + block.decode(bytes(payload), n, name, size)
+    np.testing.assert_array_equal(codec.decode_sum(payloads, n), total)
