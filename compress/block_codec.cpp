@@ -1,16 +1,22 @@
 #include "compress/block_codec.h"
 
+#include <utility>
+#include <vector>
+
 #include "compress/block_kernels.h"
 #include "compress/scales.h"
 
 namespace gradwire::compress {
 
 WireParameters BlockCodec::wire_parameters() const noexcept {
-  return {static_cast<std::uint32_t>(block_), 0, 0, 0};
+  return {static_cast<std::uint32_t>(block_), code_ == block::Code::kE5m2 ? 1u : 0u, 0, 0};
 }
 
 CodecSpec BlockCodec::spec() const {
-  return {std::string(name()), {{"block", static_cast<double>(block_)}, {"nonfinite", "skip"}}};
+  std::vector<Parameter> parameters{{"block", static_cast<double>(block_)}, {"nonfinite", "skip"}};
+  if (code_ == block::Code::kE4m3) parameters.insert(parameters.begin(), {"format", "e4m3"});
+  if (code_ == block::Code::kE5m2) parameters.insert(parameters.begin(), {"format", "e5m2"});
+  return {std::string(name()), std::move(parameters)};
 }
 
 std::size_t BlockCodec::max_encoded_size(std::size_t elements) const noexcept {

@@ -1,4 +1,4 @@
-// The codec of int8, int4 and their like: every element is sent in a few bits, scaled by one float32 that a
+// The codec of int8, int4 and fp8: every element is sent in a few bits, scaled by one float32 that a
 // block of elements shares. Payload: the blocks' scales, then the codes.
 //
 // Threading and lifetime: as Codec.

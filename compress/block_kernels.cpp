@@ -1,6 +1,6 @@
-#include <cstring>
-
 #include "compress/block_kernels.h"
+
+#include <cstring>
 
 // Vectors of a length unknown to the compiler cannot stand in the fixed lanes; such machines use 128-bit
 // targets.
@@ -45,9 +45,44 @@ constexpr std::size_t kAhead = 1536 / sizeof(float);  // elements that encode as
 
 HWY_INLINE BitVector Splat(std::uint32_t value) { return hn::Set(Bits(), value); }
 
+template <Code kCode>
+constexpr const Float8& kFloat8 = kCode == Code::kE4m3 ? kFloatE4m3 : kFloatE5m2;
+
+/// float8_from_float() of block_scalar.h.
+template <Code kCode>
+HWY_INLINE BitVector Float8FromFloat(FloatVector value) {
+  constexpr const Float8& kFormat = kFloat8<kCode>;
+  const BitVector bits = hn::BitCast(Bits(), value);
+  const BitVector magnitude = hn::Min(hn::AndNot(Splat(kSignBit), bits), Splat(kFormat.largest_bits));
+  const FloatVector small =
+      hn::Add(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), kFormat.subnormal_rounder));
+  const BitVector subnormal = hn::Sub(hn::BitCast(Bits(), small), Splat(kFormat.rounder_bits()));
+  const BitVector odd = hn::And(hn::ShiftRight<kFormat.shift()>(magnitude), Splat(1));
+  const BitVector bias = Splat((1u << (kFormat.shift() - 1)) - 1 - kFormat.rebias());
+  const BitVector normal = hn::ShiftRight<kFormat.shift()>(hn::Add(hn::Add(magnitude, bias), odd));
+  const BitVector rounded =
+      hn::IfThenElse(hn::Lt(magnitude, Splat(kFormat.smallest_normal_bits)), subnormal, normal);
+  return hn::Or(rounded, hn::ShiftRight<24>(hn::And(bits, Splat(kSignBit))));
+}
+
+/// float_from_float8() of block_scalar.h, of which only the lowest eight bits of a lane count.
+template <Code kCode>
+HWY_INLINE FloatVector FloatFromFloat8(BitVector eight) {
+  constexpr const Float8& kFormat = kFloat8<kCode>;
+  const BitVector magnitude = hn::And(eight, Splat(0x7f));
+  const FloatVector small = hn::BitCast(Floats(), hn::Or(magnitude, Splat(kFormat.rounder_bits())));
+  const BitVector subnormal =
+      hn::BitCast(Bits(), hn::Sub(small, hn::Set(Floats(), kFormat.subnormal_rounder)));
+  const BitVector normal = hn::Add(hn::ShiftLeft<kFormat.shift()>(magnitude), Splat(kFormat.rebias()));
+  const BitVector value =
+      hn::IfThenElse(hn::Lt(magnitude, Splat(1u << kFormat.fraction_bits)), subnormal, normal);
+  return hn::BitCast(Floats(), hn::Or(value, hn::ShiftLeft<24>(hn::And(eight, Splat(0x80)))));
+}
+
 /// Codes of scaled elements, one a lane; code_of() of block_scalar.h.
 template <Code kCode>
 HWY_INLINE BitVector CodesOf(FloatVector scaled) {
+  if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return Float8FromFloat<kCode>(scaled);
   const FloatVector rounded = hn::Add(scaled, hn::Set(Floats(), kRounder));
   return hn::Sub(hn::BitCast(Bits(), rounded), Splat(std::bit_cast<std::uint32_t>(kRounder)));
 }
@@ -55,6 +90,7 @@ HWY_INLINE BitVector CodesOf(FloatVector scaled) {
 /// What codes stand for, of which only the lowest code_bits(kCode) bits of a lane count.
 template <Code kCode>
 HWY_INLINE FloatVector ValuesOf(BitVector codes) {
+  if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return FloatFromFloat8<kCode>(codes);
   constexpr int kUnused = 32 - static_cast<int>(code_bits(kCode));
   const auto signs = hn::ShiftRight<kUnused>(hn::BitCast(Ints(), hn::ShiftLeft<kUnused>(codes)));
   return hn::ConvertTo(Floats(), signs);
@@ -203,6 +239,10 @@ bool Encode(Code code, std::size_t block, const float* grad, float* residual, st
   switch (code) {
     case Code::kInt4:
       return EncodeAs<Code::kInt4>(block, grad, residual, elements, scales, codes);
+    case Code::kE4m3:
+      return EncodeAs<Code::kE4m3>(block, grad, residual, elements, scales, codes);
+    case Code::kE5m2:
+      return EncodeAs<Code::kE5m2>(block, grad, residual, elements, scales, codes);
     default:
       return EncodeAs<Code::kInt8>(block, grad, residual, elements, scales, codes);
   }
@@ -213,6 +253,10 @@ void Decode(Code code, std::size_t block, const std::byte* scales, const std::by
   switch (code) {
     case Code::kInt4:
       return DecodeAs<Code::kInt4>(block, scales, codes, elements, add, out);
+    case Code::kE4m3:
+      return DecodeAs<Code::kE4m3>(block, scales, codes, elements, add, out);
+    case Code::kE5m2:
+      return DecodeAs<Code::kE5m2>(block, scales, codes, elements, add, out);
     default:
       return DecodeAs<Code::kInt8>(block, scales, codes, elements, add, out);
   }

@@ -24,7 +24,26 @@ namespace gradwire::compress::block {
 enum class Code : std::uint8_t {
   kInt8,  ///< -127 to 127, two's complement
   kInt4,  ///< -7 to 7, two's complement in four bits, the even element in the lower half of its byte
+  kE4m3,  ///< sign, 4 bits of exponent, 3 of fraction; -448 to 448
+  kE5m2,  ///< sign, 5 bits of exponent, 2 of fraction; -57344 to 57344
 };
+
+/// What an 8-bit float is made of. Its exponent 0 means a subnormal number; it has no infinity and no NaN
+/// here.
+struct Float8 {
+  int fraction_bits;
+  std::uint32_t largest_bits;          ///< of the largest value, as a float
+  std::uint32_t smallest_normal_bits;  ///< of the smallest normal value, as a float
+  float subnormal_rounder;             ///< a float whose last bit weighs what the smallest subnormal is worth
+
+  constexpr int shift() const { return 23 - fraction_bits; }
+  /// Difference of the exponents' biases, in a float's place.
+  constexpr std::uint32_t rebias() const { return smallest_normal_bits - (1u << 23); }
+  constexpr std::uint32_t rounder_bits() const { return std::bit_cast<std::uint32_t>(subnormal_rounder); }
+};
+
+inline constexpr Float8 kFloatE4m3{3, 0x43e00000, 0x3c800000, 16384};  // 448, 2^-6, 2^14 (last bit 2^-9)
+inline constexpr Float8 kFloatE5m2{2, 0x47600000, 0x38800000, 128};    // 57344, 2^-14, 2^7 (last bit 2^-16)
 
 inline constexpr std::size_t kLeastBlock = 32;
 inline constexpr std::size_t kMostBlock = 4096;
@@ -32,7 +51,18 @@ inline constexpr std::size_t kMostBlock = 4096;
 constexpr std::size_t code_bits(Code code) { return code == Code::kInt4 ? 4 : 8; }
 
 /// The value of the largest code.
-constexpr float largest(Code code) { return code == Code::kInt4 ? 7.0f : 127.0f; }
+constexpr float largest(Code code) {
+  switch (code) {
+    case Code::kInt4:
+      return 7;
+    case Code::kE4m3:
+      return 448;
+    case Code::kE5m2:
+      return 57344;
+    default:
+      return 127;
+  }
+}
 
 constexpr std::size_t scale_count(std::size_t elements, std::size_t block) {
   return (elements + block - 1) / block;
@@ -59,8 +89,39 @@ GRADWIRE_HOST_DEVICE inline float scale_of(Code code, float most) noexcept {
 /// 1 / scale, or 0.
 GRADWIRE_HOST_DEVICE inline float inverse_of(float scale) noexcept { return scale == 0 ? 0 : 1 / scale; }
 
+/// Rounds a float to eight bits, ties to even; what is beyond the largest value becomes it.
+GRADWIRE_HOST_DEVICE inline std::uint8_t float8_from_float(const Float8& format, float value) noexcept {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t magnitude = std::min(bits & ~kSignBit, format.largest_bits);
+  std::uint32_t rounded;
+  if (magnitude < format.smallest_normal_bits) {
+    rounded = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + format.subnormal_rounder) -
+              format.rounder_bits();
+  } else {
+    const std::uint32_t half_less_one = (1u << (format.shift() - 1)) - 1;
+    rounded =
+        (magnitude - format.rebias() + half_less_one + ((magnitude >> format.shift()) & 1)) >> format.shift();
+  }
+  return static_cast<std::uint8_t>(rounded | ((bits & kSignBit) >> 24));
+}
+
+/// Reads eight bits. The highest exponent is one more than those below it, also where the format has NaN.
+GRADWIRE_HOST_DEVICE inline float float_from_float8(const Float8& format, std::uint8_t eight) noexcept {
+  const std::uint32_t magnitude = eight & 0x7fu;
+  std::uint32_t bits;
+  if (magnitude < 1u << format.fraction_bits) {
+    bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude | format.rounder_bits()) -
+                                        format.subnormal_rounder);
+  } else {
+    bits = (magnitude << format.shift()) + format.rebias();
+  }
+  return std::bit_cast<float>(bits | ((eight & 0x80u) << 24));
+}
+
 /// The code of a scaled element, in the lowest code_bits(code) bits.
 GRADWIRE_HOST_DEVICE inline std::uint8_t code_of(Code code, float scaled) noexcept {
+  if (code == Code::kE4m3) return float8_from_float(kFloatE4m3, scaled);
+  if (code == Code::kE5m2) return float8_from_float(kFloatE5m2, scaled);
   const std::uint32_t rounded =
       std::bit_cast<std::uint32_t>(scaled + kRounder) - std::bit_cast<std::uint32_t>(kRounder);
   return static_cast<std::uint8_t>(code == Code::kInt4 ? rounded & 15 : rounded);
@@ -68,6 +129,8 @@ GRADWIRE_HOST_DEVICE inline std::uint8_t code_of(Code code, float scaled) noexce
 
 /// What a code stands for before it is scaled.
 GRADWIRE_HOST_DEVICE inline float value_of(Code code, std::uint8_t bits) noexcept {
+  if (code == Code::kE4m3) return float_from_float8(kFloatE4m3, bits);
+  if (code == Code::kE5m2) return float_from_float8(kFloatE5m2, bits);
   if (code == Code::kInt4) return static_cast<float>(static_cast<int>(bits ^ 8u) - 8);
   return static_cast<float>(static_cast<std::int8_t>(bits));
 }

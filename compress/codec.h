@@ -26,7 +26,15 @@ using Payload = std::span<const std::byte>;
 inline constexpr std::size_t kUnitElements = 65536;
 
 /// Names a codec on the wire. Part of the wire format, never renumber.
-enum class WireId : std::uint8_t { kNone = 0, kFp16 = 1, kBf16 = 2, kTwoBit = 3, kInt8 = 4, kInt4 = 5 };
+enum class WireId : std::uint8_t {
+  kNone = 0,
+  kFp16 = 1,
+  kBf16 = 2,
+  kTwoBit = 3,
+  kInt8 = 4,
+  kInt4 = 5,
+  kFp8 = 6
+};
 
 /// How a Server answers a round. Part of the wire format, never renumber.
 enum class ReplyKind : std::uint8_t {

@@ -6,6 +6,7 @@
 
 #include "compress/bf16.h"
 #include "compress/fp16.h"
+#include "compress/fp8.h"
 #include "compress/int4.h"
 #include "compress/int8.h"
 #include "compress/none.h"
@@ -27,6 +28,8 @@ const CodecEntry kCodecs[] = {
      int8_parameters(), make_int8, int8_from_wire},
     {"int4", WireId::kInt4, "4-bit integers with a scale per block, 7.5x smaller, error feedback",
      int4_parameters(), make_int4, int4_from_wire},
+    {"fp8", WireId::kFp8, "8-bit floats with a scale per block, 4x smaller, error feedback", fp8_parameters(),
+     make_fp8, fp8_from_wire},
 };
 
 const CodecEntry& entry_named(std::string_view name) {

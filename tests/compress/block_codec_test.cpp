@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "compress/little_endian.h"
@@ -27,6 +28,7 @@ struct Format {
 
 constexpr Format kFormats[] = {
     {"int8", 256, 127}, {"int8:block=32", 32, 127}, {"int4", 128, 7}, {"int4:block=4096", 4096, 7}};
+constexpr const char* kSpecs[] = {"int8", "int4", "fp8", "fp8:format=e5m2"};
 
 TEST(BlockCodec, AnElementIsOffByHalfAStepAtMost) {
   for (const Format& format : kFormats) {
@@ -48,6 +50,24 @@ TEST(BlockCodec, AnElementIsOffByHalfAStepAtMost) {
   }
 }
 
+TEST(BlockCodec, AnEightBitFloatIsOffByHalfItsLastBitAtMost) {
+  for (const auto& [spec, relative, least] : {std::tuple("fp8", 0x1p-4f, 0x1p-10f / 448),
+                                              std::tuple("fp8:format=e5m2", 0x1p-3f, 0x1p-17f / 57344)}) {
+    const auto codec = make(parse_spec(spec));
+    for (std::size_t elements = 1; elements <= 256; ++elements) {
+      const auto grad = gaussian(elements, static_cast<unsigned>(elements));
+      std::vector<float> out(elements);
+      codec->decode(encoded(*codec, grad, {}, {}), out);
+      float most = 0;
+      for (float x : grad) most = std::max(most, std::fabs(x));
+      for (std::size_t i = 0; i < elements; ++i) {
+        const float allowed = std::max(relative * std::fabs(grad[i]), least * most);
+        ASSERT_LE(std::fabs(grad[i] - out[i]), allowed * 1.00001f) << spec << " " << i;
+      }
+    }
+  }
+}
+
 TEST(BlockCodec, ABlockHasItsOwnScale) {
   const auto codec = make(parse_spec("int4:block=32"));
   std::vector<float> grad(64, 7e-3f);
@@ -59,8 +79,8 @@ TEST(BlockCodec, ABlockHasItsOwnScale) {
 }
 
 TEST(BlockCodec, TheLargestAndTheSmallestFloatsStayFinite) {
-  for (const Format& format : kFormats) {
-    const auto codec = make(parse_spec(format.spec));
+  for (const char* spec : kSpecs) {
+    const auto codec = make(parse_spec(spec));
     const float most = std::numeric_limits<float>::max();
     const std::vector<float> grad{most, -most, most / 3, 1, 1e-45f};
     std::vector<float> residual(grad.size());
@@ -69,7 +89,7 @@ TEST(BlockCodec, TheLargestAndTheSmallestFloatsStayFinite) {
     codec->decode(encoded(*codec, grad, residual, {}, &nonfinite), out);
     EXPECT_FALSE(nonfinite);
     for (std::size_t i = 0; i < grad.size(); ++i) {
-      ASSERT_TRUE(std::isfinite(out[i]) && std::isfinite(residual[i])) << format.spec << " " << i;
+      ASSERT_TRUE(std::isfinite(out[i]) && std::isfinite(residual[i])) << spec << " " << i;
     }
     const std::vector<float> tiny(3, 1e-40f);
     residual.assign(3, 0);
@@ -101,6 +121,9 @@ TEST(BlockCodec, BlocksAreRefusedByName) {
                 ThrowsMessage<std::invalid_argument>(HasSubstr("is not a power of two from 32 to 4096")))
         << block;
   }
+  EXPECT_THAT([] { make(parse_spec("fp8:format=e3m4")); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("valid: e4m3, e5m2")));
+  EXPECT_THROW(from_wire(WireId::kFp8, {256, 2, 0, 0}), DecodeError);
   EXPECT_THROW(from_wire(WireId::kInt8, {0, 0, 0, 0}), DecodeError);
   EXPECT_THROW(from_wire(WireId::kInt8, {48, 0, 0, 0}), DecodeError);
   EXPECT_THROW(from_wire(WireId::kInt4, {1u << 31, 0, 0, 0}), DecodeError);

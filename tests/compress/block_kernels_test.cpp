@@ -15,7 +15,8 @@
 namespace gradwire::compress::block {
 namespace {
 
-constexpr Code kCodes[] = {Code::kInt8, Code::kInt4};
+constexpr Code kCodes[] = {Code::kInt8, Code::kInt4, Code::kE4m3, Code::kE5m2};
+constexpr Code kIntegers[] = {Code::kInt8, Code::kInt4};
 constexpr std::size_t kGuard = 64;  // bytes behind an output that must stay
 
 /// 0 to 257 elements, and many.
@@ -36,8 +37,8 @@ struct Blocks {
   bool operator==(const Blocks&) const = default;
 };
 
-TEST(BlockScalar, EveryCodeIsTheCodeOfItsValue) {
-  for (Code code : kCodes) {
+TEST(BlockScalar, EveryIntegerIsTheCodeOfItsValue) {
+  for (Code code : kIntegers) {
     const auto most = static_cast<int>(largest(code));
     for (int value = -most; value <= most; ++value) {
       const std::uint8_t bits = code_of(code, static_cast<float>(value));
@@ -47,8 +48,41 @@ TEST(BlockScalar, EveryCodeIsTheCodeOfItsValue) {
   }
 }
 
+/// The value of an 8-bit float, from the definition of the format.
+double value_of_float8(unsigned bits, int fraction) {
+  const int bias = (1 << (6 - fraction)) - 1;
+  const int exponent = static_cast<int>(bits & 0x7f) >> fraction;
+  const double mantissa = bits & ((1u << fraction) - 1);
+  const double magnitude = exponent == 0 ? std::ldexp(mantissa, 1 - bias - fraction)
+                                         : std::ldexp(mantissa + (1 << fraction), exponent - bias - fraction);
+  return (bits & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+TEST(BlockScalar, EveryFloat8IsTheCodeOfItsValueAndNeighboursRoundToNearestEven) {
+  for (Code code : {Code::kE4m3, Code::kE5m2}) {
+    const int fraction = code == Code::kE4m3 ? 3 : 2;
+    const unsigned most = code == Code::kE4m3 ? 0x7e : 0x7b;
+    EXPECT_EQ(value_of_float8(most, fraction), largest(code));
+    for (unsigned bits = 0; bits <= most; ++bits) {
+      const double value = value_of_float8(bits, fraction);
+      for (unsigned sign : {0u, 0x80u}) {
+        const auto signed_bits = static_cast<std::uint8_t>(bits | sign);
+        EXPECT_EQ(value_of(code, signed_bits), sign == 0 ? value : -value);
+        EXPECT_EQ(code_of(code, static_cast<float>(sign == 0 ? value : -value)), signed_bits);
+      }
+      if (bits == most) break;
+      const double between = (value + value_of_float8(bits + 1, fraction)) / 2;
+      const auto tie = static_cast<float>(between);
+      EXPECT_EQ(code_of(code, std::nextafter(tie, 0.0f)), bits);
+      EXPECT_EQ(code_of(code, tie), bits + bits % 2);
+      EXPECT_EQ(code_of(code, std::nextafter(tie, 1e30f)), bits + 1);
+    }
+    EXPECT_EQ(code_of(code, 1e30f), most) << "what is beyond the largest value becomes it";
+  }
+}
+
 TEST(BlockScalar, ScaledElementsRoundToNearestEven) {
-  for (Code code : kCodes) {
+  for (Code code : kIntegers) {
     for (float x = -largest(code); x <= largest(code); x += 1.0f / 64) {
       EXPECT_EQ(value_of(code, code_of(code, x)), std::nearbyint(x)) << x;
     }
@@ -61,7 +95,7 @@ TEST(BlockScalar, ScalesAreZeroOrNormalAndLeaveTheLargestCodeFinite) {
       const float scale = scale_of(code, most);
       EXPECT_TRUE(scale == 0 || scale >= std::numeric_limits<float>::min()) << most;
       EXPECT_TRUE(std::isfinite(scale * largest(code)) && std::isfinite(inverse_of(scale))) << most;
-      EXPECT_LE(std::fabs(std::nearbyint(most * inverse_of(scale))), largest(code)) << most;
+      EXPECT_LE(most * inverse_of(scale), largest(code) * 1.000001f) << most;
     }
   }
 }

@@ -45,7 +45,8 @@ inline std::map<std::string, std::vector<float>> results_of(
                                                         {"2bit:threshold=auto", "2bit"},
                                                         {"2bit:threshold=auto", "fp32"},
                                                         {"int8", "int8"},
-                                                        {"int4:block=32", "fp32"}}) {
+                                                        {"int4:block=32", "fp32"},
+                                                        {"fp8", "fp8"}}) {
     run(size, [&](Engine& engine) {
       engine.set_compression(spec(codec), reply);
       const std::vector<KeySpec> specs = {{"w", {1'100'000}}, {"b", {300}}};

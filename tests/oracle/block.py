@@ -1,7 +1,7 @@
 """Codes with a scale per block in NumPy, written from the papers and not from the C++ code.
 
-Source: Alistarh et al. 2017 (QSGD, section 4: buckets), Dettmers et al. 2022 (block-wise quantisation), CGX
-(Markov et al. 2022, section 4). Ours: what a scale may be at most and at least.
+Source: QSGD (Alistarh et al. 2017, section 4) for the buckets, CGX (Markov et al. 2022, section 4) for their use
+without chance; Micikevicius et al. 2022, table 1, for fp8. Ours: what a scale may be at most and at least.
 """
 
 from __future__ import annotations
@@ -9,7 +9,36 @@ from __future__ import annotations
 import numpy as np
 
 Floats = np.ndarray  # float32, shape (n,)
-LARGEST = {"int8": 127, "int4": 7}
+LARGEST = {"int8": 127, "int4": 7, "e4m3": 448, "e5m2": 57344}
+FRACTION_BITS = {"e4m3": 3, "e5m2": 2}
+
+
+def float8_values(name: str) -> np.ndarray:
+    """The value of every non-negative 8-bit float from the definition of the format, in order. Float64."""
+    fraction = FRACTION_BITS[name]
+    bias = (1 << (6 - fraction)) - 1
+    exponent, mantissa = np.divmod(np.arange(128), 1 << fraction)
+    normal = np.ldexp((1 << fraction) + mantissa.astype(float), exponent - bias - fraction)
+    subnormal = np.ldexp(mantissa.astype(float), 1 - bias - fraction)
+    return np.where(exponent == 0, subnormal, normal)
+
+
+def float8(scaled: Floats, name: str) -> np.ndarray:
+    """Rounds to the nearest 8-bit float, ties to the even code, saturating. Returns uint8."""
+    values = float8_values(name)[: list(float8_values(name)).index(LARGEST[name]) + 1]
+    magnitude = np.minimum(np.abs(scaled.astype(float)), LARGEST[name])
+    below = np.clip(np.searchsorted(values, magnitude, "right") - 1, 0, values.size - 2)
+    left, right = magnitude - values[below], values[below + 1] - magnitude
+    up = (right < left) | ((right == left) & (below % 2 == 1))
+    return (below + up + 128 * np.signbit(scaled)).astype(np.uint8)
+
+
+def values_of(codes: np.ndarray, name: str) -> Floats:
+    """What codes (uint8 or int8) stand for before they are scaled."""
+    if name in FRACTION_BITS:
+        values = float8_values(name)[codes & 127]
+        return np.where(codes & 128, -values, values).astype(np.float32)
+    return codes.astype(np.float32)
 
 
 def scale_of(most: np.float32, largest: float) -> np.float32:
@@ -20,21 +49,23 @@ def scale_of(most: np.float32, largest: float) -> np.float32:
     return min(scale, np.float32(float.fromhex("0x1.fffffcp127")) / np.float32(largest))
 
 
-def quantise(x: Floats, block: int, largest: float) -> tuple[np.ndarray, Floats]:
-    """Returns the integer of every element and the scale of every block; x is finite."""
-    codes, scales = np.zeros(x.size, np.int8), []
+def quantise(x: Floats, block: int, name: str) -> tuple[np.ndarray, Floats]:
+    """Returns the code of every element and the scale of every block; x is finite."""
+    largest = LARGEST[name]
+    codes, scales = np.zeros(x.size, np.uint8 if name in FRACTION_BITS else np.int8), []
     for start in range(0, x.size, block):
         part = x[start : start + block]
         scale = scale_of(np.abs(part).max(), largest)
         scales.append(scale)
-        if scale > 0:
-            codes[start : start + block] = np.rint(part * (np.float32(1) / scale))
+        scaled = part * (np.float32(1) / scale if scale > 0 else np.float32(0))
+        rounded = float8(scaled, name) if name in FRACTION_BITS else np.rint(scaled)
+        codes[start : start + block] = rounded
     return codes, np.array(scales, "<f4")
 
 
 def pack(codes: np.ndarray, name: str) -> bytes:
-    """Bytes of the codes: int8 as they are, int4 two a byte, the even element in the lower half."""
-    if name == "int8":
+    """Bytes of the codes: one each, but int4 two a byte, the even element in the lower half."""
+    if name != "int4":
         return codes.tobytes()
     halves = np.append(codes, np.zeros(codes.size % 2, np.int8)).view(np.uint8) & 15
     return (halves[0::2] | halves[1::2] << 4).tobytes()
@@ -45,8 +76,8 @@ def encode(grad: Floats, residual: Floats, name: str, block: int) -> bytes:
     with np.errstate(invalid="ignore", over="ignore"):
         x = (residual + grad).astype(np.float32)
     finite = np.isfinite(x)
-    codes, scales = quantise(np.where(finite, x, np.float32(0)), block, LARGEST[name])
-    sent = codes.astype(np.float32) * np.repeat(scales, block)[: x.size]
+    codes, scales = quantise(np.where(finite, x, np.float32(0)), block, name)
+    sent = values_of(codes, name) * np.repeat(scales, block)[: x.size]
     residual[finite] = (x - sent)[finite]
     return scales.tobytes() + pack(codes, name)
 
@@ -60,5 +91,5 @@ def decode(payload: bytes, n: int, name: str, block: int) -> Floats:
         raw = np.stack([raw & 15, raw >> 4], axis=1).reshape(-1)[:n]
         codes = (raw.astype(np.int8) ^ 8) - 8
     else:
-        codes = raw.view(np.int8)
-    return codes.astype(np.float32) * np.repeat(scales, block)[:n]
+        codes = raw if name in FRACTION_BITS else raw.view(np.int8)
+    return values_of(codes, name) * np.repeat(scales, block)[:n]

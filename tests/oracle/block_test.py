@@ -19,10 +19,14 @@ def gradient(n: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize(("name", "size"), [("int8", 256), ("int8", 32), ("int4", 128), ("int4", 4096)])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("int8", 256), ("int8", 32), ("int4", 128), ("int4", 4096), ("e4m3", 256), ("e5m2", 64)],
+)
 def test_codec_equals_oracle(name: str, size: int, n: int) -> None:
     compress = pytest.importorskip("gradwire.compress")
-    codec = compress.make(name, block=size)
+    fp8 = name in block.FRACTION_BITS
+    codec = compress.make("fp8", format=name, block=size) if fp8 else compress.make(name, block=size)
     residual, expected_residual = np.zeros(n, np.float32), np.zeros(n, np.float32)
     payloads = []
     for seed in range(6):
