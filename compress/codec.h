@@ -33,13 +33,14 @@ enum class WireId : std::uint8_t {
   kTwoBit = 3,
   kInt8 = 4,
   kInt4 = 5,
-  kFp8 = 6
+  kFp8 = 6,
+  kOneBit = 7,
 };
 
 /// How a Server answers a round. Part of the wire format, never renumber.
 enum class ReplyKind : std::uint8_t {
   kFp32 = 0,   ///< "fp32": the decoded sum, 32 bits an element
-  kExact = 1,  ///< "exact": the integer sum of codes, ceil(log2(2N+1)) bits an element
+  kExact = 1,  ///< "exact": the integer sum of codes, at most ceil(log2(2N+1)) bits an element
   kSame = 2,   ///< the codec's own name: the sum encoded again, with a residual kept by Server
 };
 

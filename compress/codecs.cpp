@@ -10,6 +10,7 @@
 #include "compress/int4.h"
 #include "compress/int8.h"
 #include "compress/none.h"
+#include "compress/one_bit.h"
 #include "compress/parameters.h"
 #include "compress/two_bit.h"
 
@@ -30,6 +31,8 @@ const CodecEntry kCodecs[] = {
      int4_parameters(), make_int4, int4_from_wire},
     {"fp8", WireId::kFp8, "8-bit floats with a scale per block, 4x smaller, error feedback", fp8_parameters(),
      make_fp8, fp8_from_wire},
+    {"1bit", WireId::kOneBit, "signs scaled by the mean, or MXNet's 1-bit code, 32x smaller, error feedback",
+     one_bit_parameters(), make_one_bit, one_bit_from_wire},
 };
 
 const CodecEntry& entry_named(std::string_view name) {

@@ -47,6 +47,10 @@ class FloatSumCodec : public Codec {
   /// Throws DecodeError naming the payload whose length or content is wrong.
   void expect_payloads(std::span<const Payload> payloads, std::size_t elements) const;
 
+  /// Writes the sum of the run to out[0, run.length), payloads added in rank order. Requires run.first a
+  /// multiple of the tile.
+  void sum_run(std::span<const Payload> payloads, const Run& run, float* out) const;
+
  private:
   /// Encodes grad + residual (null: none) of whole units into their places in the payload `out`. Returns true
   /// when a NaN or infinity was met.
@@ -58,7 +62,6 @@ class FloatSumCodec : public Codec {
   /// What is wrong with the content of a payload of the right length; empty when nothing is.
   virtual std::string fault(Payload payload, std::size_t elements) const = 0;
 
-  void sum_run(std::span<const Payload> payloads, const Run& run, float* out) const;
   bool encode_sums(std::span<const Payload> payloads, std::size_t elements, float* residual,
                    std::byte* out) const;
 

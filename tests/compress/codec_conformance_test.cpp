@@ -71,7 +71,7 @@ TEST_P(CodecConformance, TheResidualStaysBoundedUnderConstantPushes) {
   std::vector<float> residual(grad.size());
   std::vector<float> sum(grad.size());
   std::vector<float> most(2);
-  const int rounds = 3000;
+  const int rounds = 16000;
   for (int round = 0; round < rounds; ++round) {
     const auto payload = encoded(*codec_, grad, residual, scales);
     const Payload payloads[] = {payload};
@@ -220,7 +220,9 @@ TEST_P(CodecConformance, NonFiniteValuesAreReported) {
       for (std::size_t i = 0; i < 99; ++i) {
         if (i == at && !skips) continue;
         EXPECT_TRUE(std::isfinite(residual[i]) && std::isfinite(sent[i])) << i;
-        EXPECT_TRUE(i != at || (sent[i] == 0 && residual[i] == 0.125f));
+        if (i != at) continue;
+        EXPECT_NEAR(sent[i] + residual[i], 0.125f, 1e-6f) << "the gradient counts as 0";
+        EXPECT_TRUE(codec_->name() == "1bit" || sent[i] == 0) << "only 1bit has no code for 0";
       }
     }
   }

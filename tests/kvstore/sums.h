@@ -46,7 +46,9 @@ inline std::map<std::string, std::vector<float>> results_of(
                                                         {"2bit:threshold=auto", "fp32"},
                                                         {"int8", "int8"},
                                                         {"int4:block=32", "fp32"},
-                                                        {"fp8", "fp8"}}) {
+                                                        {"fp8", "fp8"},
+                                                        {"1bit", "1bit"},
+                                                        {"1bit:threshold=0.25", "exact"}}) {
     run(size, [&](Engine& engine) {
       engine.set_compression(spec(codec), reply);
       const std::vector<KeySpec> specs = {{"w", {1'100'000}}, {"b", {300}}};
