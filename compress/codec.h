@@ -35,6 +35,7 @@ enum class WireId : std::uint8_t {
   kInt4 = 5,
   kFp8 = 6,
   kOneBit = 7,
+  kTopK = 8,
 };
 
 /// How a Server answers a round. Part of the wire format, never renumber.

@@ -12,6 +12,7 @@
 #include "compress/none.h"
 #include "compress/one_bit.h"
 #include "compress/parameters.h"
+#include "compress/top_k.h"
 #include "compress/two_bit.h"
 
 namespace gradwire::compress {
@@ -33,6 +34,8 @@ const CodecEntry kCodecs[] = {
      make_fp8, fp8_from_wire},
     {"1bit", WireId::kOneBit, "signs scaled by the mean, or MXNet's 1-bit code, 32x smaller, error feedback",
      one_bit_parameters(), make_one_bit, one_bit_from_wire},
+    {"topk", WireId::kTopK, "the largest 1 % with their indices, 66x smaller, error feedback",
+     top_k_parameters(), make_top_k, top_k_from_wire},
 };
 
 const CodecEntry& entry_named(std::string_view name) {

@@ -48,7 +48,9 @@ inline std::map<std::string, std::vector<float>> results_of(
                                                         {"int4:block=32", "fp32"},
                                                         {"fp8", "fp8"},
                                                         {"1bit", "1bit"},
-                                                        {"1bit:threshold=0.25", "exact"}}) {
+                                                        {"1bit:threshold=0.25", "exact"},
+                                                        {"topk", "topk"},
+                                                        {"topk:values=bf16", "fp32"}}) {
     run(size, [&](Engine& engine) {
       engine.set_compression(spec(codec), reply);
       const std::vector<KeySpec> specs = {{"w", {1'100'000}}, {"b", {300}}};

@@ -197,7 +197,7 @@ def test_out_arguments_give_the_same(name: str) -> None:
 
 
 def test_list_names_every_codec() -> None:
-    assert compress.list() == ["none", "fp16", "bf16", "2bit", "int8", "int4", "fp8", "1bit"]
+    assert compress.list() == ["none", "fp16", "bf16", "2bit", "int8", "int4", "fp8", "1bit", "topk"]
 
 
 @pytest.mark.parametrize(
