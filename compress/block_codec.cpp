@@ -27,7 +27,8 @@ std::size_t BlockCodec::code_offset(std::size_t i, std::size_t elements) const n
   return block::scale_count(elements, block_) * sizeof(float) + block::code_bytes(code_, i);
 }
 
-bool BlockCodec::encode_run(const float* grad, float* residual, const Run& run, std::byte* out) const {
+bool BlockCodec::encode_run(const float* grad, float* residual, const Run& run, const Position*,
+                            std::byte* out) const {
   return block::encode(code_, block_, grad, residual, run.length, out + scale_offset(run.first),
                        out + code_offset(run.first, run.elements));
 }

@@ -45,6 +45,16 @@ enum class ReplyKind : std::uint8_t {
   kSame = 2,   ///< the codec's own name: the sum encoded again, with a residual kept by Server
 };
 
+/// Which run of which round is encoded. A codec that draws random numbers draws them by this, so they differ
+/// from round to round and do not depend on how a tensor is cut.
+struct Position {
+  std::uint32_t key = 0;     ///< the tensor, the same number on all ranks
+  std::uint32_t rank = 0;    ///< who encodes
+  std::uint64_t step = 0;    ///< rounds of the tensor before this one
+  std::uint64_t offset = 0;  ///< elements of the tensor before the run, whole codec units
+  bool operator==(const Position&) const = default;
+};
+
 /// Scale of one codec unit, the same on all workers, agreed one round ahead.
 struct UnitScale {
   float threshold = 0;  ///< an element is sent when |gradient + residual| >= threshold
@@ -111,7 +121,14 @@ class Codec {
   /// feedback). Requires out.size() >= max_encoded_size(grad.size()); scales is empty (no round yet, or the
   /// codec agrees none) or holds one entry per unit of grad.
   virtual Encoded encode(std::span<const float> grad, std::span<float> residual,
-                         std::span<const UnitScale> scales, std::span<std::byte> out) const = 0;
+                         std::span<const UnitScale> scales, std::span<std::byte> out,
+                         const Position& position) const = 0;
+
+  /// The same for a codec that draws nothing, or for a single run.
+  Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
+                 std::span<std::byte> out) const {
+    return encode(grad, residual, scales, out, Position{});
+  }
 
   /// Writes the sum of the payloads, added in the order given (rank order), to out. One pass over the
   /// payloads. Throws DecodeError naming the payload at fault; out is then unspecified.

@@ -27,7 +27,7 @@ std::size_t DenseCodec::max_encoded_size(std::size_t elements) const noexcept {
 }
 
 Encoded DenseCodec::encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale>,
-                           std::span<std::byte> out) const {
+                           std::span<std::byte> out, const Position&) const {
   const std::size_t bytes = max_encoded_size(grad.size());
   expect_encode_spans(name_, grad.size(), residual.size(), out.size(), bytes);
   return {bytes, dense::encode(format_, grad.data(), data_or_null(residual), grad.size(), out.data())};

@@ -36,10 +36,12 @@ void FloatSumCodec::validate(Payload payload, std::size_t elements) const {
 }
 
 Encoded FloatSumCodec::encode(std::span<const float> grad, std::span<float> residual,
-                              std::span<const UnitScale>, std::span<std::byte> out) const {
+                              std::span<const UnitScale>, std::span<std::byte> out,
+                              const Position& position) const {
   const std::size_t bytes = max_encoded_size(grad.size());
   expect_encode_spans(name_, grad.size(), residual.size(), out.size(), bytes);
-  return {bytes, encode_run(grad.data(), data_or_null(residual), {0, grad.size(), grad.size()}, out.data())};
+  return {bytes, encode_run(grad.data(), data_or_null(residual), {0, grad.size(), grad.size()}, &position,
+                            out.data())};
 }
 
 /// Tile by tile, so that what is added to is still in the cache.
@@ -69,7 +71,7 @@ bool FloatSumCodec::encode_sums(std::span<const Payload> payloads, std::size_t e
   for (std::size_t i = 0; i < elements; i += kUnitElements) {
     const Run unit{i, std::min(kUnitElements, elements - i), elements};
     sum_run(payloads, unit, sums);
-    nonfinite |= encode_run(sums, residual == nullptr ? nullptr : residual + i, unit, out);
+    nonfinite |= encode_run(sums, residual == nullptr ? nullptr : residual + i, unit, nullptr, out);
   }
   return nonfinite;
 }

@@ -29,7 +29,7 @@ class FloatSumCodec : public Codec {
   bool agrees_scales() const noexcept final { return false; }
 
   Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
-                 std::span<std::byte> out) const final;
+                 std::span<std::byte> out, const Position& position) const final;
   void decode_sum(std::span<const Payload> payloads, std::span<float> out) const final;
   void validate(Payload payload, std::size_t elements) const final;
   std::size_t max_reply_size(std::size_t elements, std::size_t ways, ReplyKind kind) const noexcept override;
@@ -52,9 +52,10 @@ class FloatSumCodec : public Codec {
   void sum_run(std::span<const Payload> payloads, const Run& run, float* out) const;
 
  private:
-  /// Encodes grad + residual (null: none) of whole units into their places in the payload `out`. Returns true
-  /// when a NaN or infinity was met.
-  virtual bool encode_run(const float* grad, float* residual, const Run& run, std::byte* out) const = 0;
+  /// Encodes grad + residual (null: none) of whole units into their places in the payload `out`. position is
+  /// null where Server encodes a sum. Returns true when a NaN or infinity was met.
+  virtual bool encode_run(const float* grad, float* residual, const Run& run, const Position* position,
+                          std::byte* out) const = 0;
 
   /// Writes the run of a payload that fault() found nothing wrong with to out[0, run.length), or adds it.
   virtual void decode_run(Payload payload, const Run& run, bool add, float* out) const = 0;

@@ -43,7 +43,8 @@ std::size_t OneBitMean::max_encoded_size(std::size_t elements) const noexcept {
   return header_bytes(elements) + one_bit::packed_bytes(elements);
 }
 
-bool OneBitMean::encode_run(const float* grad, float* residual, const Run& run, std::byte* out) const {
+bool OneBitMean::encode_run(const float* grad, float* residual, const Run& run, const Position*,
+                            std::byte* out) const {
   bool nonfinite = false;
   for (std::size_t i = 0; i < run.length; i += kUnitElements) {
     const std::size_t length = std::min(kUnitElements, run.length - i);

@@ -40,7 +40,8 @@ std::size_t OneBitVotes::max_reply_size(std::size_t elements, std::size_t ways,
   return FloatSumCodec::max_reply_size(elements, ways, kind);
 }
 
-bool OneBitVotes::encode_run(const float* grad, float* residual, const Run& run, std::byte* out) const {
+bool OneBitVotes::encode_run(const float* grad, float* residual, const Run& run, const Position*,
+                             std::byte* out) const {
   return one_bit::encode(grad, residual, run.length, above(threshold_), 1, out + run.first / 8);
 }
 

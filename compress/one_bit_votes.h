@@ -27,7 +27,8 @@ class OneBitVotes final : public FloatSumCodec {
                     std::span<UnitScale> next) const override;
 
  private:
-  bool encode_run(const float* grad, float* residual, const Run& run, std::byte* out) const override;
+  bool encode_run(const float* grad, float* residual, const Run& run, const Position* position,
+                  std::byte* out) const override;
   void decode_run(Payload payload, const Run& run, bool add, float* out) const override;
   std::string fault(Payload, std::size_t) const override { return {}; }
   Encoded encode_majority(std::span<const Payload> payloads, std::size_t elements, float* residual,

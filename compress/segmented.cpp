@@ -157,16 +157,18 @@ std::size_t Segmented::max_encoded_size(std::size_t) const noexcept {
 }
 
 Encoded Segmented::encode(std::span<const float> grad, std::span<float> residual,
-                          std::span<const UnitScale> scales, std::span<std::byte> out) const {
+                          std::span<const UnitScale> scales, std::span<std::byte> out,
+                          const Position& position) const {
   require_elements(grad.size());
   Writer writer(out, segment_elements_.size());
   std::size_t at = 0, unit = 0;
   for (const std::uint32_t elements : segment_elements_) {
     const std::size_t units = compress::unit_count(elements);
+    const Position place{position.key, position.rank, position.step, position.offset + unit * kUnitElements};
     writer.add(elements, inner_.encode(grad.subspan(at, elements),
                                        residual.empty() ? residual : residual.subspan(at, elements),
                                        scales.empty() ? scales : scales.subspan(unit, units),
-                                       writer.room(inner_.max_encoded_size(elements))));
+                                       writer.room(inner_.max_encoded_size(elements)), place));
     at += elements;
     unit += units;
   }

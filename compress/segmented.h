@@ -38,8 +38,10 @@ class Segmented final : public Codec {
   // As Codec's, for the elements of all segments, one behind the other. `elements` must be their number.
 
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
+  using Codec::encode;
+  /// A codec that draws random numbers takes a segment for the units that it has among all segments' units.
   Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
-                 std::span<std::byte> out) const override;
+                 std::span<std::byte> out, const Position& position) const override;
   void decode_sum(std::span<const Payload> payloads, std::span<float> out) const override;
   void validate(Payload payload, std::size_t elements) const override;
   std::size_t max_reply_size(std::size_t elements, std::size_t ways, ReplyKind kind) const noexcept override;

@@ -81,7 +81,8 @@ bool TopK::encode_unit(const float* grad, float* residual, std::size_t elements,
   return nonfinite;
 }
 
-bool TopK::encode_run(const float* grad, float* residual, const Run& run, std::byte* out) const {
+bool TopK::encode_run(const float* grad, float* residual, const Run& run, const Position*,
+                      std::byte* out) const {
   bool nonfinite = false;
   for (std::size_t i = 0; i < run.length; i += kUnitElements) {
     nonfinite |= encode_unit(grad + i, residual == nullptr ? nullptr : residual + i,

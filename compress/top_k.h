@@ -25,7 +25,8 @@ class TopK final : public FloatSumCodec {
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
 
  private:
-  bool encode_run(const float* grad, float* residual, const Run& run, std::byte* out) const override;
+  bool encode_run(const float* grad, float* residual, const Run& run, const Position* position,
+                  std::byte* out) const override;
   void decode_run(Payload payload, const Run& run, bool add, float* out) const override;
   std::string fault(Payload payload, std::size_t elements) const override;
 

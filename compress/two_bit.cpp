@@ -46,7 +46,7 @@ std::size_t TwoBitFixed::max_encoded_size(std::size_t elements) const noexcept {
 }
 
 Encoded TwoBitFixed::encode(std::span<const float> grad, std::span<float> residual,
-                            std::span<const UnitScale>, std::span<std::byte> out) const {
+                            std::span<const UnitScale>, std::span<std::byte> out, const Position&) const {
   const std::size_t bytes = two_bit::packed_bytes(grad.size());
   expect_encode_spans(name(), grad.size(), residual.size(), out.size(), bytes);
   const bool nonfinite = two_bit::encode(grad.data(), data_or_null(residual), grad.size(),

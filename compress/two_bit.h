@@ -31,7 +31,7 @@ class TwoBitFixed final : public Codec {
 
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
   Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
-                 std::span<std::byte> out) const override;
+                 std::span<std::byte> out, const Position& position) const override;
   void decode_sum(std::span<const Payload> payloads, std::span<float> out) const override;
   void validate(Payload payload, std::size_t elements) const override;
   std::size_t max_reply_size(std::size_t elements, std::size_t ways, ReplyKind kind) const noexcept override;

@@ -117,7 +117,8 @@ bool TwoBitAuto::encode_dense_unit(const Run& unit, const float* grad, float* re
 }
 
 Encoded TwoBitAuto::encode(std::span<const float> grad, std::span<float> residual,
-                           std::span<const UnitScale> scales, std::span<std::byte> out) const {
+                           std::span<const UnitScale> scales, std::span<std::byte> out,
+                           const Position&) const {
   const std::size_t elements = grad.size();
   expect_encode_spans(name(), elements, residual.size(), out.size(), max_encoded_size(elements));
   two_bit::expect_scales(scales.size(), elements);

@@ -334,7 +334,9 @@ void EngineThread::start_init(Tensor& tensor) {
 
 void EngineThread::encode(Tensor& tensor, std::size_t index) {
   ++tensor.jobs;
-  pool_.submit(tensor.current->priority, [this, &tensor, index] {
+  const compress::Position position{static_cast<std::uint32_t>(tensor.id), messenger_.self().rank,
+                                    tensor.step - 1, tensor.parts[index].part.offset};
+  pool_.submit(tensor.current->priority, [this, &tensor, index, position] {
     const auto begin = Clock::now();
     const Part& part = tensor.parts[index].part;
     const auto& codec = tensor.codec();
@@ -348,7 +350,7 @@ void EngineThread::encode(Tensor& tensor, std::size_t index) {
           tensor.scales_known ? tensor.scales_of(part) : std::span<const compress::UnitScale>();
       payload = buffers_.take(codec.max_encoded_size(part.count));
       encoded_run = codec.encode(tensor.current->in.subspan(part.offset, part.count), residual, scales,
-                                 payload.bytes());
+                                 payload.bytes(), position);
       payload.truncate(encoded_run.bytes);
       if (codec.lossy() || messenger_.seals_payloads()) payload.seal();
     } catch (...) {

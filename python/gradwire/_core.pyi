@@ -40,14 +40,16 @@ class Codec:
         """Largest payload of that many elements, in bytes."""
 
     @overload
-    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], *, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')] | None = None, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], *, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')] | None = None, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """
         Encodes grad + residual (float32, shape (n,)), updates residual in place and returns the payload (uint8).
-        scales, float32 (units, 2), is what decode_reply() brought in the round before.
+        scales, float32 (units, 2), is what decode_reply() brought in the round before. A codec that draws
+        random numbers draws them by key (of the tensor), rank, step (the round) and offset (elements of the
+        tensor before grad, whole codec units).
         """
 
     @overload
-    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], *, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')] | None = None, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
+    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], *, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')] | None = None, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
         """
         Writes the payload to out (at least max_encoded_size(n) bytes); returns its length.
         """

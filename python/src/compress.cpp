@@ -15,6 +15,7 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using compress::Codec;
 using compress::Payload;
+using compress::Position;
 
 namespace {
 
@@ -75,7 +76,8 @@ void require_elements(const char* verb, std::size_t elements) {
 }
 
 std::size_t encode_into(const Codec& codec, const ConstFloats& grad, const std::optional<Floats>& residual,
-                        const std::optional<ConstFloats>& scales, std::span<std::byte> out) {
+                        const std::optional<ConstFloats>& scales, std::span<std::byte> out,
+                        const Position& position) {
   require_elements("encode", grad.size());
   const auto kept = residual_of(residual, grad.size(), "encode");
   const auto agreed = scales_of(scales, grad.size());
@@ -85,16 +87,18 @@ std::size_t encode_into(const Codec& codec, const ConstFloats& grad, const std::
                                 " bytes, expected at least " + std::to_string(capacity));
   }
   const nb::gil_scoped_release release;
-  return codec.encode(flat(grad), kept, agreed, out).bytes;
+  return codec.encode(flat(grad), kept, agreed, out, position).bytes;
 }
 
 NumpyBytes encode(const Codec& codec, const ConstFloats& grad, const std::optional<Floats>& residual,
-                  const std::optional<ConstFloats>& scales) {
+                  const std::optional<ConstFloats>& scales, std::uint32_t key, std::uint32_t rank,
+                  std::uint64_t step, std::uint64_t offset) {
   require_elements("encode", grad.size());
   const std::size_t capacity = codec.max_encoded_size(grad.size());
   std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[capacity]);
   const std::size_t bytes =
-      encode_into(codec, grad, residual, scales, {reinterpret_cast<std::byte*>(out.get()), capacity});
+      encode_into(codec, grad, residual, scales, {reinterpret_cast<std::byte*>(out.get()), capacity},
+                  {key, rank, step, offset});
   return numpy_bytes(std::move(out), bytes);
 }
 
@@ -190,19 +194,26 @@ void bind_compress(nb::module_& module) {
       .def("max_encoded_size", &Codec::max_encoded_size, "elements"_a,
            "Largest payload of that many elements, in bytes.")
       .def("encode", &encode, "grad"_a.noconvert(), nb::kw_only(), "residual"_a.noconvert() = nb::none(),
-           "scales"_a.noconvert() = nb::none(),
+           "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
            "Encodes grad + residual (float32, shape (n,)), updates residual in place and returns the payload "
            "(uint8).\n"
-           "scales, float32 (units, 2), is what decode_reply() brought in the round before.")
+           "scales, float32 (units, 2), is what decode_reply() brought in the round before. A codec that "
+           "draws\n"
+           "random numbers draws them by key (of the tensor), rank, step (the round) and offset (elements of "
+           "the\n"
+           "tensor before grad, whole codec units).")
       .def(
           "encode",
           [](const Codec& c, const ConstFloats& grad, const std::optional<Floats>& residual,
-             const std::optional<ConstFloats>& scales, const OutBytes& out) {
+             const std::optional<ConstFloats>& scales, std::uint32_t key, std::uint32_t rank,
+             std::uint64_t step, std::uint64_t offset, const OutBytes& out) {
             return encode_into(c, grad, residual, scales,
-                               {reinterpret_cast<std::byte*>(out.data()), out.size()});
+                               {reinterpret_cast<std::byte*>(out.data()), out.size()},
+                               {key, rank, step, offset});
           },
           "grad"_a.noconvert(), nb::kw_only(), "residual"_a.noconvert() = nb::none(),
-          "scales"_a.noconvert() = nb::none(), "out"_a.noconvert(),
+          "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
+          "out"_a.noconvert(),
           "Writes the payload to out (at least max_encoded_size(n) bytes); returns its length.")
       .def("decode_sum", &decode_sum, "payloads"_a.noconvert(), "elements"_a,
            "Sums the payloads in rank order; returns float32 (elements,). Raises DecodeError.")

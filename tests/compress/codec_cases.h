@@ -39,9 +39,9 @@ inline std::vector<ReplyKind> reply_kinds(const Codec& codec) {
 
 inline std::vector<std::byte> encoded(const Codec& codec, std::span<const float> grad,
                                       std::span<float> residual, std::span<const UnitScale> scales,
-                                      bool* nonfinite = nullptr) {
+                                      bool* nonfinite = nullptr, const Position& position = {}) {
   std::vector<std::byte> out(codec.max_encoded_size(grad.size()));
-  const Encoded result = codec.encode(grad, residual, scales, out);
+  const Encoded result = codec.encode(grad, residual, scales, out, position);
   if (nonfinite != nullptr) *nonfinite = result.nonfinite;
   out.resize(result.bytes);
   return out;

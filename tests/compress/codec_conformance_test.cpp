@@ -73,7 +73,8 @@ TEST_P(CodecConformance, TheResidualStaysBoundedUnderConstantPushes) {
   std::vector<float> most(2);
   const int rounds = 16000;
   for (int round = 0; round < rounds; ++round) {
-    const auto payload = encoded(*codec_, grad, residual, scales);
+    const Position position{7, 0, static_cast<std::uint64_t>(round), 0};
+    const auto payload = encoded(*codec_, grad, residual, scales, nullptr, position);
     const Payload payloads[] = {payload};
     const auto reply = replied(*codec_, payloads, grad.size(), ReplyKind::kFp32, {});
     codec_->decode_reply(reply, 1, ReplyKind::kFp32, sum, scales);
@@ -94,14 +95,15 @@ struct RoundResult {
 
 void run_piece(const Codec& codec, ReplyKind kind, std::size_t first, std::size_t elements,
                const std::vector<std::vector<float>>& grads, std::span<const UnitScale> scales,
-               RoundResult& round) {
+               std::uint64_t step, RoundResult& round) {
   const std::size_t units = codec.agrees_scales() ? unit_count(elements) : 0;
   const std::size_t first_unit = first / kUnitElements;
   std::vector<std::vector<std::byte>> bytes;
   for (std::size_t w = 0; w < grads.size(); ++w) {
     bytes.push_back(encoded(codec, std::span(grads[w]).subspan(first, elements),
                             std::span(round.residuals[w]).subspan(first, elements),
-                            scales.empty() ? scales : scales.subspan(first_unit, units)));
+                            scales.empty() ? scales : scales.subspan(first_unit, units), nullptr,
+                            {3, static_cast<std::uint32_t>(w), step, first}));
   }
   const std::vector<Payload> payloads(bytes.begin(), bytes.end());
   const auto reply =
@@ -124,9 +126,9 @@ TEST_P(CodecConformance, CuttingATensorIntoOtherPartitionsChangesNoBit) {
                        std::vector<std::vector<float>>(3, std::vector<float>(elements)),
                        std::vector<float>(elements), std::vector<UnitScale>(units)};
     std::vector<UnitScale> scales;
-    for (int round = 0; round < 3; ++round) {
+    for (std::uint64_t step = 0; step < 3; ++step) {
       for (std::size_t first = 0; first < elements; first += piece) {
-        run_piece(*codec_, kind, first, std::min(piece, elements - first), grads, scales, result);
+        run_piece(*codec_, kind, first, std::min(piece, elements - first), grads, scales, step, result);
       }
       scales = result.next;
     }

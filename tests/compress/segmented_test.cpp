@@ -1,4 +1,5 @@
-// Tensors that travel as one have the bits of tensors that travel alone, under every codec.
+// Tensors that travel as one have the bits of tensors that travel alone, under every codec; one that draws is
+// told how many units lie before.
 #include "compress/segmented.h"
 
 #include <gmock/gmock.h>
@@ -28,6 +29,7 @@ struct Job {
   ReplyKind kind;
   std::size_t elements;
   std::size_t units;
+  std::size_t units_before = 0;  ///< what a codec that draws is told of the segments before
   std::vector<std::vector<float>> residuals = std::vector(kWorkers, std::vector<float>(elements));
   std::vector<float> server_residual = std::vector<float>(elements);
   std::vector<float> sum = std::vector<float>(elements);
@@ -38,7 +40,8 @@ struct Job {
     std::vector<std::vector<std::byte>> bytes;
     for (std::size_t w = 0; w < kWorkers; ++w) {
       const auto known = scales_known ? std::span<const UnitScale>(scales) : std::span<const UnitScale>();
-      bytes.push_back(encoded(codec, std::span(grads[w]).subspan(first, elements), residuals[w], known));
+      bytes.push_back(encoded(codec, std::span(grads[w]).subspan(first, elements), residuals[w], known,
+                              nullptr, {0, 0, 0, units_before * kUnitElements}));
       codec.validate(bytes.back(), elements);
     }
     const std::vector<Payload> payloads(bytes.begin(), bytes.end());
@@ -61,8 +64,11 @@ TEST_P(SegmentedConformance, HasTheBitsOfTensorsSentAlone) {
     const bool agrees = codec_->agrees_scales();
     Job together{fused, kind, elements, agrees ? fused.unit_count() : 0};
     std::vector<Job> alone;
-    for (const std::uint32_t segment : kSegments)
-      alone.push_back({*codec_, kind, segment, agrees ? unit_count(segment) : 0});
+    std::size_t units = 0;
+    for (const std::uint32_t segment : kSegments) {
+      alone.push_back({*codec_, kind, segment, agrees ? unit_count(segment) : 0, units});
+      units += unit_count(segment);
+    }
     for (unsigned round = 0; round < 3; ++round) {
       std::vector<std::vector<float>> grads;
       for (unsigned w = 0; w < kWorkers; ++w) grads.push_back(gaussian(elements, 10 * round + w));
@@ -93,7 +99,8 @@ TEST_P(SegmentedConformance, SumsAsTheCodecDoes) {
     bytes.push_back(encoded(fused, grad, {}, {}));
     std::vector<float> one(317);
     codec_->decode(encoded(*codec_, std::span(grad).first(300), {}, {}), std::span(one).first(300));
-    codec_->decode(encoded(*codec_, std::span(grad).last(17), {}, {}), std::span(one).last(17));
+    codec_->decode(encoded(*codec_, std::span(grad).last(17), {}, {}, nullptr, {0, 0, 0, kUnitElements}),
+                   std::span(one).last(17));
     for (std::size_t i = 0; i < 317; ++i) expected[i] += one[i];
   }
   const std::vector<Payload> payloads(bytes.begin(), bytes.end());
