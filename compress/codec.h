@@ -36,6 +36,8 @@ enum class WireId : std::uint8_t {
   kFp8 = 6,
   kOneBit = 7,
   kTopK = 8,
+  kRandomK = 9,
+  kQsgd = 10,
 };
 
 /// How a Server answers a round. Part of the wire format, never renumber.

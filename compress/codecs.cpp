@@ -12,6 +12,7 @@
 #include "compress/none.h"
 #include "compress/one_bit.h"
 #include "compress/parameters.h"
+#include "compress/random_k.h"
 #include "compress/top_k.h"
 #include "compress/two_bit.h"
 
@@ -36,6 +37,8 @@ const CodecEntry kCodecs[] = {
      one_bit_parameters(), make_one_bit, one_bit_from_wire},
     {"topk", WireId::kTopK, "the largest 1 % with their indices, 66x smaller, error feedback",
      top_k_parameters(), make_top_k, top_k_from_wire},
+    {"randomk", WireId::kRandomK, "a random 1 %, the same on all ranks, 100x smaller, error feedback",
+     random_k_parameters(), make_random_k, random_k_from_wire},
 };
 
 const CodecEntry& entry_named(std::string_view name) {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <vector>
 
@@ -78,6 +79,17 @@ std::size_t power_of_two(const CodecSpec& spec, std::string_view name, std::size
   throw std::invalid_argument(spec.name + ": " + std::string(name) + "=" + parameter_text(*given) +
                               " is not " + powers_of_two(least, most) + "; give one, e.g. " +
                               std::string(name) + "=" + std::to_string(default_value));
+}
+
+std::uint32_t seed_of(const CodecSpec& spec) {
+  const ParameterValue* const given = find_parameter(spec, "seed");
+  if (given == nullptr) return 0;
+  const double number = number_or(*given, -1);
+  if (number >= 0 && number <= std::numeric_limits<std::uint32_t>::max() && std::floor(number) == number) {
+    return static_cast<std::uint32_t>(number);
+  }
+  throw std::invalid_argument(spec.name + ": seed=" + parameter_text(*given) +
+                              " is not a whole number from 0 to 4294967295; give one, e.g. seed=1");
 }
 
 std::size_t word_index(const CodecSpec& spec, std::string_view name,

@@ -26,6 +26,9 @@ float positive_float(const CodecSpec& spec, std::string_view name, float default
 std::size_t power_of_two(const CodecSpec& spec, std::string_view name, std::size_t default_value,
                          std::size_t least, std::size_t most);
 
+/// The parameter "seed", a whole number in [0, 2^32); 0 when none is given. Throws std::invalid_argument.
+std::uint32_t seed_of(const CodecSpec& spec);
+
 /// The position in `valid` of the given word, or 0 when none is given. Throws std::invalid_argument.
 std::size_t word_index(const CodecSpec& spec, std::string_view name,
                        std::initializer_list<std::string_view> valid);

@@ -68,11 +68,12 @@ bool Accumulate(const float* grad, float* residual, std::size_t elements, float*
 
 std::size_t Collect(const float* HWY_RESTRICT x, std::size_t elements, std::uint32_t least,
                     std::uint32_t* HWY_RESTRICT indices) {
-  const auto bound = hn::Set(Ints(), static_cast<std::int32_t>(least));
+  const auto below =
+      hn::Set(Ints(), static_cast<std::int32_t>(least) - 1);  // Highway compares no integers by >=
   std::size_t count = 0;
   std::size_t i = 0;
   for (; i + kLanes <= elements; i += kLanes) {
-    const auto chosen = hn::Ge(Magnitude(hn::LoadU(Floats(), x + i)), bound);
+    const auto chosen = hn::Gt(Magnitude(hn::LoadU(Floats(), x + i)), below);
     if (hn::AllFalse(Ints(), chosen)) continue;
     const auto places = hn::Iota(Bits(), static_cast<std::uint32_t>(i));
     count += hn::CompressStore(places, hn::RebindMask(Bits(), chosen), Bits(), indices + count);

@@ -18,9 +18,9 @@
 
 namespace gradwire::compress::sparse {
 
-/// Elements that are sent of `elements`: the ratio of them, rounded up.
+/// Elements that are sent of `elements`: the ratio of them, in float32, rounded up. So 0.1 of 100 are 10.
 inline std::size_t sent_count(float ratio, std::size_t elements) noexcept {
-  const double wanted = std::ceil(static_cast<double>(ratio) * static_cast<double>(elements));
+  const float wanted = std::ceil(ratio * static_cast<float>(elements));
   return std::clamp<std::size_t>(static_cast<std::size_t>(wanted), elements == 0 ? 0 : 1, elements);
 }
 

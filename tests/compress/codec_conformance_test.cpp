@@ -81,7 +81,7 @@ TEST_P(CodecConformance, TheResidualStaysBoundedUnderConstantPushes) {
     for (float kept : residual)
       most[2 * round / rounds] = std::max(most[2 * round / rounds], std::fabs(kept));
   }
-  EXPECT_LE(most[1], 1.1f * most[0]) << "still growing after " << rounds / 2 << " rounds";
+  EXPECT_LE(most[1], 1.25f * most[0]) << "still growing after " << rounds / 2 << " rounds";
 }
 
 /// One round of three workers over [first, first + elements): sum, next scales, residuals of workers and

@@ -89,6 +89,7 @@ TEST(LargestElements, AreThoseThatSortingFinds) {
 
 TEST(SentCount, IsTheRatioRoundedUpAndNeverNone) {
   EXPECT_EQ(sent_count(0.01f, 65536), 656u);
+  EXPECT_EQ(sent_count(0.1f, 100), 10u);
   EXPECT_EQ(sent_count(0.5f, 3), 2u);
   EXPECT_EQ(sent_count(1e-9f, 100), 1u);
   EXPECT_EQ(sent_count(1, 100), 100u);

@@ -1,6 +1,6 @@
 """Codecs that send a part of the elements, in NumPy, written from the papers and not from the C++ code.
 
-Source: Aji and Heafield 2017 and Lin et al. 2018 for the largest elements with a residual.
+Source: Aji and Heafield 2017 and Lin et al. 2018 for the largest elements with a residual; Stich et al. 2018 for drawn ones.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from oracle import philox
 
 Floats = np.ndarray  # float32, shape (n,)
 UNIT = 65536
@@ -15,7 +16,7 @@ UNIT = 65536
 
 def count_of(ratio: float, m: int) -> int:
     """Elements sent of m."""
-    return min(m, max(1, math.ceil(float(np.float32(ratio)) * m)))
+    return min(m, max(1, math.ceil(np.float32(ratio) * np.float32(m))))
 
 
 def accumulate(grad: Floats, residual: Floats) -> Floats:
@@ -67,3 +68,50 @@ def decode_top_k(payload: bytes, n: int, ratio: float, kind: str = "fp32") -> Fl
         out[start + indices.astype(int)] = arrived(values)
         at += indices.nbytes + values.nbytes
     return out
+
+
+def mix(v: int) -> int:
+    """The finaliser of MurmurHash3."""
+    v = (v ^ v >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    v = (v ^ v >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return v ^ v >> 16
+
+
+def drawn(count: int, m: int, seed: int, key: int, step: int, unit: int) -> list[int]:
+    """The first places of a permutation of m elements: Feistel in [0, 4^h), walking on where it leaves m."""
+    rounds = [int(word) for word in philox.draw((unit, key, step & 0xFFFFFFFF, 0), (seed, 1))]
+    half = ((m - 1).bit_length() + 1) // 2
+    mask = (1 << half) - 1
+    places = []
+    for place in range(count):
+        while True:
+            left, right = place >> half, place & mask
+            for word in rounds:
+                left, right = right, left ^ mix(right ^ word) & mask
+            place = left << half | right
+            if place < m:
+                break
+        places.append(place)
+    return places
+
+
+def encode_random_k(
+    grad: Floats,
+    residual: Floats,
+    ratio: float,
+    seed: int,
+    step: int,
+    key: int,
+    offset: int,
+    kind: str = "fp32",
+) -> bytes:
+    """A header of step, key and unit, then the values as drawn; residual is updated in place."""
+    payload = np.array([step], "<u8").tobytes() + np.array([key, offset // UNIT], "<u4").tobytes()
+    for start in range(0, grad.size, UNIT):
+        kept = residual[start : start + UNIT]
+        x = accumulate(grad[start : start + UNIT], kept)
+        places = drawn(count_of(ratio, x.size), x.size, seed, key, step, (offset + start) // UNIT)
+        values = travelling(x[places], kind)
+        kept[places] -= arrived(values)
+        payload += values.tobytes()
+    return payload

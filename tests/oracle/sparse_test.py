@@ -32,3 +32,17 @@ def test_top_k_equals_oracle(ratio: float, kind: str, n: int) -> None:
     for payload in payloads:
         total = total + sparse.decode_top_k(bytes(payload), n, ratio, kind)
     np.testing.assert_array_equal(codec.decode_sum(payloads, n), total)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize(("ratio", "kind"), [(0.01, "fp32"), (0.2, "bf16")])
+def test_random_k_equals_oracle(ratio: float, kind: str, n: int) -> None:
+    compress = pytest.importorskip("gradwire.compress")
+    codec = compress.make("randomk", ratio=ratio, values=kind, seed=9)
+    residual, expected_residual = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    for step in range(2**32 - 2, 2**32 + 2):
+        where = {"step": step, "key": 4, "offset": 5 * 65_536}
+        expected = sparse.encode_random_k(gradient(n, step), expected_residual, ratio, 9, **where, kind=kind)
+        payload = codec.encode(gradient(n, step), residual=residual, rank=3, **where)
+        assert bytes(payload) == expected
+        np.testing.assert_array_equal(residual, expected_residual)

@@ -197,7 +197,18 @@ def test_out_arguments_give_the_same(name: str) -> None:
 
 
 def test_list_names_every_codec() -> None:
-    assert compress.list() == ["none", "fp16", "bf16", "2bit", "int8", "int4", "fp8", "1bit", "topk"]
+    assert compress.list() == [
+        "none",
+        "fp16",
+        "bf16",
+        "2bit",
+        "int8",
+        "int4",
+        "fp8",
+        "1bit",
+        "topk",
+        "randomk",
+    ]
 
 
 @pytest.mark.parametrize(
