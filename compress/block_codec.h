@@ -1,8 +1,12 @@
-// The codec of int8, int4 and fp8: every element is sent in a few bits, scaled by one float32 that a
+// The codec of int8, int4, fp8 and qsgd: every element is sent in a few bits, scaled by one float32 that a
 // block of elements shares. Payload: the blocks' scales, then the codes.
 //
 // Threading and lifetime: as Codec.
 #pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "compress/block_scalar.h"
 #include "compress/codecs.h"
@@ -10,14 +14,26 @@
 
 namespace gradwire::compress {
 
+/// What elements become.
+struct BlockForm {
+  block::Code code = block::Code::kInt8;
+  std::size_t block = 256;
+  std::optional<std::uint32_t> seed;  ///< a worker rounds integers by chance, drawn with this, not to nearest
+};
+
 class BlockCodec final : public FloatSumCodec {
  public:
-  /// name must outlive the codec. Requires block a power of two in [block::kLeastBlock, block::kMostBlock].
-  BlockCodec(std::string_view name, WireId wire_id, block::Code code, std::size_t block) noexcept
-      : FloatSumCodec(name, wire_id, block::kMostBlock), code_(code), block_(block) {}
+  /// name must outlive the codec; parameters and wire say what made it. Requires form.block a power of two in
+  /// [block::kLeastBlock, block::kMostBlock], with a seed at least block::Dither::kGroup.
+  BlockCodec(std::string_view name, WireId wire_id, BlockForm form, std::vector<Parameter> parameters,
+             WireParameters wire)
+      : FloatSumCodec(name, wire_id, block::kMostBlock),
+        form_(form),
+        parameters_(std::move(parameters)),
+        wire_(wire) {}
 
-  WireParameters wire_parameters() const noexcept override;
-  CodecSpec spec() const override;
+  WireParameters wire_parameters() const noexcept override { return wire_; }
+  CodecSpec spec() const override { return {std::string(name()), parameters_}; }
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
 
  private:
@@ -27,11 +43,12 @@ class BlockCodec final : public FloatSumCodec {
   std::string fault(Payload payload, std::size_t elements) const override;
 
   /// Bytes before the scale and before the code of element i, a multiple of the block.
-  std::size_t scale_offset(std::size_t i) const noexcept { return i / block_ * sizeof(float); }
+  std::size_t scale_offset(std::size_t i) const noexcept { return i / form_.block * sizeof(float); }
   std::size_t code_offset(std::size_t i, std::size_t elements) const noexcept;
 
-  block::Code code_;
-  std::size_t block_;
+  BlockForm form_;
+  std::vector<Parameter> parameters_;
+  WireParameters wire_;
 };
 
 }  // namespace gradwire::compress

@@ -18,8 +18,8 @@ namespace HWY_NAMESPACE {
 #if HWY_TARGET == HWY_SCALAR
 
 bool Encode(Code code, std::size_t block, const float* grad, float* residual, std::size_t elements,
-            std::byte* scales, std::byte* codes) {
-  return encode_scalar(code, block, grad, residual, elements, scales, codes);
+            std::byte* scales, std::byte* codes, const Dither* dither) {
+  return encode_scalar(code, block, grad, residual, elements, scales, codes, dither);
 }
 
 void Decode(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,
@@ -157,9 +157,83 @@ HWY_INLINE void Quantise(const float* HWY_RESTRICT x, float scale, std::size_t b
   }
 }
 
+/// The upper halves of the products with a constant.
+HWY_INLINE BitVector MulHigh32(BitVector v, std::uint32_t multiplier) {
+  const BitVector by = Splat(multiplier);
+  const hn::RepartitionToWide<Bits> wide;
+  const auto even = hn::ShiftRight<32>(hn::MulEven(v, by));
+  const auto odd = hn::MulEven(hn::BitCast(Bits(), hn::ShiftRight<32>(hn::BitCast(wide, v))), by);
+  return hn::OddEven(hn::BitCast(Bits(), odd), hn::BitCast(Bits(), even));
+}
+
+/// The random numbers of one group, in the order of its elements: philox::draw() and Dither::uniform().
+HWY_INLINE void UniformsOfGroup(const Dither& dither, std::uint64_t group, float* HWY_RESTRICT uniforms) {
+  for (std::size_t c = 0; c < Dither::kCounters; c += kLanes) {
+    const philox::Counter counter = dither.counter(group, c);
+    philox::Key key = dither.key();
+    BitVector c0 = hn::Iota(Bits(), counter[0]);
+    BitVector c1 = Splat(counter[1]);
+    BitVector c2 = Splat(counter[2]);
+    BitVector c3 = Splat(counter[3]);
+    for (int round = 0; round < philox::kRounds; ++round) {
+      const BitVector high0 = MulHigh32(c0, philox::kMultiplier0);
+      const BitVector high1 = MulHigh32(c2, philox::kMultiplier1);
+      const BitVector low0 = hn::Mul(c0, Splat(philox::kMultiplier0));
+      const BitVector low1 = hn::Mul(c2, Splat(philox::kMultiplier1));
+      c0 = hn::Xor(hn::Xor(high1, c1), Splat(key[0]));
+      c1 = low1;
+      c2 = hn::Xor(hn::Xor(high0, c3), Splat(key[1]));
+      c3 = low0;
+      key = {key[0] + philox::kWeyl0, key[1] + philox::kWeyl1};
+    }
+    const auto put = [&](BitVector words, std::size_t quarter) HWY_ATTR {
+      const auto top = hn::BitCast(Ints(), hn::ShiftRight<8>(words));
+      hn::Store(hn::Mul(hn::ConvertTo(Floats(), top), hn::Set(Floats(), 0x1p-24f)), Floats(),
+                uniforms + quarter * Dither::kCounters + c);
+    };
+    put(c0, 0);
+    put(c1, 1);
+    put(c2, 2);
+    put(c3, 3);
+  }
+}
+
+/// dithered_code_of() of block_scalar.h, one code a lane.
+template <Code kCode>
+HWY_INLINE BitVector DitheredCodesOf(FloatVector scaled, FloatVector uniform) {
+  const FloatVector size = hn::Abs(scaled);
+  const auto lower = hn::ConvertTo(Ints(), size);
+  const FloatVector fraction = hn::Sub(size, hn::ConvertTo(Floats(), lower));
+  const auto up = hn::RebindMask(Ints(), hn::Lt(uniform, fraction));
+  const auto most = hn::Set(Ints(), static_cast<std::int32_t>(largest(kCode)));
+  const auto level = hn::Min(hn::IfThenElse(up, hn::Add(lower, hn::Set(Ints(), 1)), lower), most);
+  const auto negative = hn::RebindMask(Ints(), hn::Lt(scaled, hn::Zero(Floats())));
+  return hn::BitCast(Bits(), hn::IfThenElse(negative, hn::Neg(level), level));
+}
+
+/// Quantise() by chance; the block begins at `first` after the dither's position.
+template <Code kCode, bool kResidual>
+void QuantiseDithered(const float* HWY_RESTRICT x, float scale, std::size_t block, const Dither& dither,
+                      std::size_t first, std::uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT residual) {
+  const Floats d;
+  const FloatVector by_scale = hn::Set(d, scale);
+  const FloatVector by_inverse = hn::Set(d, inverse_of(scale));
+  alignas(64) float uniforms[Dither::kGroup];
+  for (std::size_t i = 0; i < block; i += kLanes) {
+    const std::size_t within = i % Dither::kGroup;
+    if (within == 0) UniformsOfGroup(dither, (dither.position.offset + first + i) / Dither::kGroup, uniforms);
+    const FloatVector v = hn::Load(d, x + i);
+    const BitVector code = DitheredCodesOf<kCode>(hn::Mul(v, by_inverse), hn::Load(d, uniforms + within));
+    hn::StoreU(hn::TruncateTo(Quarters(), code), Quarters(), codes + i);
+    if constexpr (kResidual) {
+      hn::StoreU(hn::Sub(v, hn::Mul(ValuesOf<kCode>(code), by_scale)), d, residual + i);
+    }
+  }
+}
+
 template <Code kCode, bool kResidual>
 bool EncodeBlocks(std::size_t block, const float* grad, float* residual, std::size_t elements,
-                  std::byte* scales, std::byte* codes) {
+                  std::byte* scales, std::byte* codes, const Dither* dither) {
   alignas(64) float x[kMostBlock];
   alignas(64) std::uint8_t bytes[kMostBlock];
   bool nonfinite = false;
@@ -169,28 +243,30 @@ bool EncodeBlocks(std::size_t block, const float* grad, float* residual, std::si
     std::byte* const to = codes + code_bytes(kCode, i);
     const std::uint32_t most = Gather<kResidual>(grad + i, kept, block, x);
     if (HWY_UNLIKELY(most >= kInfinityBits)) {
-      nonfinite |= encode_block_scalar(kCode, grad + i, kept, block, scales, to);
+      nonfinite |= encode_block_scalar(kCode, grad + i, kept, block, scales, to, dither, i);
       continue;
     }
     const float scale = scale_of(kCode, std::bit_cast<float>(most));
     store(scale, scales);
-    if constexpr (code_bits(kCode) == 8) {
-      Quantise<kCode, kResidual>(x, scale, block, reinterpret_cast<std::uint8_t*>(to), kept);
+    auto* const target = code_bits(kCode) == 8 ? reinterpret_cast<std::uint8_t*>(to) : bytes;
+    if (!is_integer(kCode) || dither == nullptr) {
+      Quantise<kCode, kResidual>(x, scale, block, target, kept);
     } else {
-      Quantise<kCode, kResidual>(x, scale, block, bytes, kept);
-      PackHalves(bytes, block, to);
+      QuantiseDithered<kCode, kResidual>(x, scale, block, *dither, i, target, kept);
     }
+    if constexpr (code_bits(kCode) == 4) PackHalves(bytes, block, to);
   }
   return encode_scalar(kCode, block, grad + i, kResidual ? residual + i : nullptr, elements - i, scales,
-                       codes + code_bytes(kCode, i)) ||
+                       codes + code_bytes(kCode, i), dither, i) ||
          nonfinite;
 }
 
 template <Code kCode>
 bool EncodeAs(std::size_t block, const float* grad, float* residual, std::size_t elements, std::byte* scales,
-              std::byte* codes) {
-  return residual == nullptr ? EncodeBlocks<kCode, false>(block, grad, residual, elements, scales, codes)
-                             : EncodeBlocks<kCode, true>(block, grad, residual, elements, scales, codes);
+              std::byte* codes, const Dither* dither) {
+  return residual == nullptr
+             ? EncodeBlocks<kCode, false>(block, grad, residual, elements, scales, codes, dither)
+             : EncodeBlocks<kCode, true>(block, grad, residual, elements, scales, codes, dither);
 }
 
 /// Writes or adds the values of one whole block's codes, which lie in a byte each.
@@ -235,16 +311,16 @@ void DecodeAs(std::size_t block, const std::byte* scales, const std::byte* codes
 }
 
 bool Encode(Code code, std::size_t block, const float* grad, float* residual, std::size_t elements,
-            std::byte* scales, std::byte* codes) {
+            std::byte* scales, std::byte* codes, const Dither* dither) {
   switch (code) {
     case Code::kInt4:
-      return EncodeAs<Code::kInt4>(block, grad, residual, elements, scales, codes);
+      return EncodeAs<Code::kInt4>(block, grad, residual, elements, scales, codes, dither);
     case Code::kE4m3:
-      return EncodeAs<Code::kE4m3>(block, grad, residual, elements, scales, codes);
+      return EncodeAs<Code::kE4m3>(block, grad, residual, elements, scales, codes, nullptr);
     case Code::kE5m2:
-      return EncodeAs<Code::kE5m2>(block, grad, residual, elements, scales, codes);
+      return EncodeAs<Code::kE5m2>(block, grad, residual, elements, scales, codes, nullptr);
     default:
-      return EncodeAs<Code::kInt8>(block, grad, residual, elements, scales, codes);
+      return EncodeAs<Code::kInt8>(block, grad, residual, elements, scales, codes, dither);
   }
 }
 
@@ -275,8 +351,8 @@ HWY_EXPORT(Encode);
 HWY_EXPORT(Decode);
 
 bool encode(Code code, std::size_t block, const float* grad, float* residual, std::size_t elements,
-            std::byte* scales, std::byte* codes) noexcept {
-  return HWY_DYNAMIC_DISPATCH(Encode)(code, block, grad, residual, elements, scales, codes);
+            std::byte* scales, std::byte* codes, const Dither* dither) noexcept {
+  return HWY_DYNAMIC_DISPATCH(Encode)(code, block, grad, residual, elements, scales, codes, dither);
 }
 
 void decode(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,

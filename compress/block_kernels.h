@@ -9,9 +9,10 @@
 
 namespace gradwire::compress::block {
 
-/// As encode_scalar(). Requires block a power of two in [kLeastBlock, kMostBlock].
+/// As encode_scalar(). Requires block a power of two in [kLeastBlock, kMostBlock]; with a dither, code an
+/// integer and block and the dither's offset multiples of its group.
 bool encode(Code code, std::size_t block, const float* grad, float* residual, std::size_t elements,
-            std::byte* scales, std::byte* codes) noexcept;
+            std::byte* scales, std::byte* codes, const Dither* dither = nullptr) noexcept;
 
 /// As decode_scalar(). Requires block as encode().
 void decode(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,

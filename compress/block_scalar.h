@@ -14,9 +14,11 @@
 #include <cstdint>
 #include <limits>
 
+#include "compress/codec.h"
 #include "compress/float_bits.h"
 #include "compress/host_device.h"
 #include "compress/little_endian.h"
+#include "compress/philox.h"
 
 namespace gradwire::compress::block {
 
@@ -47,6 +49,8 @@ inline constexpr Float8 kFloatE5m2{2, 0x47600000, 0x38800000, 128};    // 57344,
 
 inline constexpr std::size_t kLeastBlock = 32;
 inline constexpr std::size_t kMostBlock = 4096;
+
+constexpr bool is_integer(Code code) { return code == Code::kInt8 || code == Code::kInt4; }
 
 constexpr std::size_t code_bits(Code code) { return code == Code::kInt4 ? 4 : 8; }
 
@@ -135,6 +139,40 @@ GRADWIRE_HOST_DEVICE inline float value_of(Code code, std::uint8_t bits) noexcep
   return static_cast<float>(static_cast<std::int8_t>(bits));
 }
 
+/// Chance in place of rounding to nearest: where a run of dithered elements stands, and by what it draws.
+struct Dither {
+  std::uint32_t seed = 0;
+  Position position;
+
+  static constexpr std::size_t kGroup = 64;  ///< elements whose numbers come from kGroup / 4 counters
+  static constexpr std::size_t kCounters = kGroup / 4;
+
+  /// The counter and the key for counter c of group g, counted from the start of the tensor.
+  GRADWIRE_HOST_DEVICE philox::Counter counter(std::uint64_t group, std::size_t c) const noexcept {
+    return {static_cast<std::uint32_t>(group * kCounters + c), position.key,
+            static_cast<std::uint32_t>(position.step), position.rank};
+  }
+  GRADWIRE_HOST_DEVICE philox::Key key() const noexcept {
+    return {seed, static_cast<std::uint32_t>(philox::Stream::kDither)};
+  }
+  /// The number of element i after the position, in [0, 1), a multiple of 2^-24.
+  GRADWIRE_HOST_DEVICE float uniform(std::size_t i) const noexcept {
+    const std::uint64_t element = position.offset + i;
+    const philox::Counter words = philox::draw(counter(element / kGroup, element % kCounters), key());
+    return static_cast<float>(words[element % kGroup / kCounters] >> 8) * 0x1p-24f;
+  }
+};
+
+/// The integer of a scaled element, rounded up in magnitude where `uniform` is below its fraction.
+GRADWIRE_HOST_DEVICE inline std::uint8_t dithered_code_of(Code code, float scaled, float uniform) noexcept {
+  const float size = magnitude(scaled);
+  const auto lower = static_cast<int>(size);
+  const int up = uniform < size - static_cast<float>(lower) ? 1 : 0;
+  const int level = std::min(lower + up, static_cast<int>(largest(code)));
+  const auto bits = static_cast<std::uint32_t>(scaled < 0 ? -level : level);
+  return static_cast<std::uint8_t>(code == Code::kInt4 ? bits & 15 : bits);
+}
+
 /// Puts the code of element i of a block into its place; the lower half of a byte comes before the upper one.
 inline void put_code(Code code, std::uint8_t bits, std::size_t i, std::byte* codes) noexcept {
   if (code_bits(code) == 8) {
@@ -152,9 +190,11 @@ inline std::uint8_t get_code(Code code, std::size_t i, const std::byte* codes) n
 }
 
 /// Encodes one block of x = residual + grad (x = grad when residual is null) and keeps x - sent. An x that is
-/// not finite sends 0 and leaves the residual as it was. Returns true when such an x was met.
+/// not finite sends 0 and leaves the residual as it was. With a dither, codes are integers and element 0 is
+/// its element `first`. Returns true when such an x was met.
 inline bool encode_block_scalar(Code code, const float* grad, float* residual, std::size_t length,
-                                std::byte* scale_out, std::byte* codes) noexcept {
+                                std::byte* scale_out, std::byte* codes, const Dither* dither,
+                                std::size_t first) noexcept {
   const auto x_of = [&](std::size_t i) { return residual == nullptr ? grad[i] : residual[i] + grad[i]; };
   float most = 0;
   bool nonfinite = false;
@@ -172,20 +212,25 @@ inline bool encode_block_scalar(Code code, const float* grad, float* residual, s
   for (std::size_t i = 0; i < length; ++i) {
     const float x = x_of(i);
     const bool finite = is_finite(x);
-    const std::uint8_t bits = finite ? code_of(code, x * inverse) : std::uint8_t{0};
+    std::uint8_t bits = 0;
+    if (finite && dither == nullptr) bits = code_of(code, x * inverse);
+    if (finite && dither != nullptr) bits = dithered_code_of(code, x * inverse, dither->uniform(first + i));
     put_code(code, bits, i, codes);
     if (residual != nullptr && finite) residual[i] = x - value_of(code, bits) * scale;
   }
   return nonfinite;
 }
 
-/// Encodes blocks one after the other; scales and codes are where those of the first block go.
+/// Encodes blocks one after the other; scales and codes are where those of the first block go. dither is null
+/// or applies from its element `first` on.
 inline bool encode_scalar(Code code, std::size_t block, const float* grad, float* residual,
-                          std::size_t elements, std::byte* scales, std::byte* codes) noexcept {
+                          std::size_t elements, std::byte* scales, std::byte* codes,
+                          const Dither* dither = nullptr, std::size_t first = 0) noexcept {
   bool nonfinite = false;
   for (std::size_t i = 0; i < elements; i += block, scales += sizeof(float)) {
     nonfinite |= encode_block_scalar(code, grad + i, residual == nullptr ? nullptr : residual + i,
-                                     std::min(block, elements - i), scales, codes + code_bytes(code, i));
+                                     std::min(block, elements - i), scales, codes + code_bytes(code, i),
+                                     dither, first + i);
   }
   return nonfinite;
 }

@@ -12,6 +12,7 @@
 #include "compress/none.h"
 #include "compress/one_bit.h"
 #include "compress/parameters.h"
+#include "compress/qsgd.h"
 #include "compress/random_k.h"
 #include "compress/top_k.h"
 #include "compress/two_bit.h"
@@ -39,6 +40,9 @@ const CodecEntry kCodecs[] = {
      top_k_parameters(), make_top_k, top_k_from_wire},
     {"randomk", WireId::kRandomK, "a random 1 %, the same on all ranks, 100x smaller, error feedback",
      random_k_parameters(), make_random_k, random_k_from_wire},
+    {"qsgd", WireId::kQsgd,
+     "QSGD: 4 or 8 bits rounded by chance, a scale per bucket, 7.9x smaller, error feedback",
+     qsgd_parameters(), make_qsgd, qsgd_from_wire},
 };
 
 const CodecEntry& entry_named(std::string_view name) {

@@ -14,6 +14,13 @@ constexpr ParameterInfo kParameters[] = {
      "skip: an element whose gradient is NaN or infinite sends 0 and keeps its residual"},
 };
 
+std::unique_ptr<Codec> make_with(std::size_t block) {
+  return std::make_unique<BlockCodec>(
+      "int4", WireId::kInt4, BlockForm{block::Code::kInt4, block, {}},
+      std::vector<Parameter>{{"block", static_cast<double>(block)}, {"nonfinite", "skip"}},
+      WireParameters{static_cast<std::uint32_t>(block), 0, 0, 0});
+}
+
 }  // namespace
 
 std::span<const ParameterInfo> int4_parameters() noexcept { return kParameters; }
@@ -21,14 +28,14 @@ std::span<const ParameterInfo> int4_parameters() noexcept { return kParameters; 
 std::unique_ptr<Codec> make_int4(const CodecSpec& spec) {
   word_index(spec, "nonfinite", {"skip"});
   const std::size_t block = power_of_two(spec, "block", kDefaultBlock, block::kLeastBlock, block::kMostBlock);
-  return std::make_unique<BlockCodec>("int4", WireId::kInt4, block::Code::kInt4, block);
+  return make_with(block);
 }
 
 std::unique_ptr<Codec> int4_from_wire(const WireParameters& parameters) {
   expect_unused_from_wire("int4", parameters, 1);
   const std::size_t block =
       power_of_two_from_wire("int4", "block", parameters[0], block::kLeastBlock, block::kMostBlock);
-  return std::make_unique<BlockCodec>("int4", WireId::kInt4, block::Code::kInt4, block);
+  return make_with(block);
 }
 
 }  // namespace gradwire::compress

@@ -128,6 +128,32 @@ TEST(BlockKernels, EncodeEqualsScalar) {
   });
 }
 
+TEST(BlockKernels, DitherEqualsScalar) {
+  on_every_target([] {
+    for (Code code : kIntegers) {
+      for (std::size_t block : {64, 512, 4096}) {
+        for (std::size_t elements : lengths()) {
+          for (unsigned rarity : {50u, 10000u}) {
+            const Dither dither{7, {0xffffffff, 3, 0x1ffffffff, std::uint64_t{11} * kUnitElements}};
+            const auto grad = rough_values(elements, 1, rarity);
+            auto expected_residual = rough_values(elements, 2, rarity);
+            auto residual = expected_residual;
+            Blocks expected(code, block, elements);
+            Blocks out = expected;
+            const bool flag = encode_scalar(code, block, grad.data(), expected_residual.data(), elements,
+                                            expected.scales.data(), expected.codes.data(), &dither);
+            EXPECT_EQ(encode(code, block, grad.data(), residual.data(), elements, out.scales.data(),
+                             out.codes.data(), &dither),
+                      flag);
+            ASSERT_EQ(out, expected) << elements << " in blocks of " << block;
+            ASSERT_EQ(bits(residual), bits(expected_residual)) << elements << " in blocks of " << block;
+          }
+        }
+      }
+    }
+  });
+}
+
 TEST(BlockKernels, DecodeEqualsScalarForAnyBytes) {
   on_every_target([] {
     for (Code code : kCodes) {

@@ -51,7 +51,9 @@ inline std::map<std::string, std::vector<float>> results_of(
                                                         {"1bit:threshold=0.25", "exact"},
                                                         {"topk", "topk"},
                                                         {"topk:values=bf16", "fp32"},
-                                                        {"randomk:ratio=0.1", "randomk"}}) {
+                                                        {"randomk:ratio=0.1", "randomk"},
+                                                        {"qsgd", "qsgd"},
+                                                        {"qsgd:bits=8", "fp32"}}) {
     run(size, [&](Engine& engine) {
       engine.set_compression(spec(codec), reply);
       const std::vector<KeySpec> specs = {{"w", {1'100'000}}, {"b", {300}}};

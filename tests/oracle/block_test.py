@@ -39,3 +39,17 @@ def test_codec_equals_oracle(name: str, size: int, n: int) -> None:
         for payload in payloads:
             total = total + block.decode(bytes(payload), n, name, size)
     np.testing.assert_array_equal(codec.decode_sum(payloads, n), total)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize(("bits", "bucket"), [(4, 512), (8, 64)])
+def test_qsgd_equals_oracle(bits: int, bucket: int, n: int) -> None:
+    compress = pytest.importorskip("gradwire.compress")
+    codec = compress.make("qsgd", bits=bits, bucket=bucket, seed=11)
+    residual, expected_residual = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    for step in range(2**32 - 3, 2**32 + 3):
+        where = {"step": step, "key": 4, "rank": 2, "offset": 5 * 65_536}
+        expected = block.encode_qsgd(gradient(n, step), expected_residual, bits, bucket, 11, **where)
+        payload = codec.encode(gradient(n, step), residual=residual, **where)
+        assert bytes(payload) == expected
+        np.testing.assert_array_equal(residual, expected_residual)

@@ -1,6 +1,7 @@
 """Codecs that send a part of the elements, in NumPy, written from the papers and not from the C++ code.
 
-Source: Aji and Heafield 2017 and Lin et al. 2018 for the largest elements with a residual; Stich et al. 2018 for drawn ones.
+Source: Aji and Heafield 2017 and Lin et al. 2018 for the largest elements with a residual; Stich et al. 2018 for
+drawn ones.
 """
 
 from __future__ import annotations

@@ -208,6 +208,7 @@ def test_list_names_every_codec() -> None:
         "1bit",
         "topk",
         "randomk",
+        "qsgd",
     ]
 
 
