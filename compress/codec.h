@@ -94,6 +94,8 @@ struct Encoded {
   bool nonfinite = false;  ///< a NaN or infinity was met; it never entered a residual under nonfinite="skip"
 };
 
+class IntegerSums;
+
 class Codec {
  public:
   virtual ~Codec() = default;
@@ -114,6 +116,9 @@ class Codec {
   virtual bool agrees_scales() const noexcept = 0;
   /// True when payloads of two runs, one behind the other, are the payload of both: units mean nothing to it.
   virtual bool concatenates() const noexcept { return false; }
+  /// How a library may sum payloads as integers (integer_sums.h); null: it cannot. Lives as long as the
+  /// codec.
+  virtual const IntegerSums* integer_sums() const noexcept { return nullptr; }
 
   // Requires for all below: `elements` > 0; spans do not overlap unless said.
 

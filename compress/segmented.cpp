@@ -36,6 +36,23 @@ std::size_t segment_count(Payload payload) {
   return count;
 }
 
+[[noreturn]] void refuse(const std::string& name, const std::string& what, std::size_t has,
+                         std::size_t expected) {
+  throw DecodeError("segments: " + name + " has " + std::to_string(has) + " " + what + ", expected " +
+                    std::to_string(expected));
+}
+
+/// Checks that a payload, or head, begins with a table of the segments that are expected.
+void check_table(Payload payload, const std::string& name, std::span<const std::uint32_t> expected) {
+  if (const std::size_t count = segment_count(payload); count != expected.size())
+    refuse(name, "segments", count, expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const std::uint32_t elements = load_u32(payload, table_bytes(i));
+    if (elements != expected[i])
+      refuse(name, "elements in segment " + std::to_string(i), elements, expected[i]);
+  }
+}
+
 }  // namespace
 
 /// Puts segments behind each other.
@@ -91,28 +108,60 @@ class Segmented::Reader {
  private:
   void check(std::size_t way, std::span<const std::uint32_t> expected) const {
     const Payload payload = payloads_[way];
-    const auto refuse = [&](const std::string& what) {
-      throw DecodeError("segments: " + payload_name(way, payloads_.size()) + " " + what);
-    };
-    if (const std::size_t count = segment_count(payload); count != expected.size())
-      refuse("has " + std::to_string(count) + " segments, expected " + std::to_string(expected.size()));
+    const std::string name = payload_name(way, payloads_.size());
+    check_table(payload, name, expected);
     std::size_t end = table_bytes(expected.size());
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      const std::uint32_t elements = load_u32(payload, table_bytes(i));
-      if (elements != expected[i]) {
-        refuse("has " + std::to_string(elements) + " elements in segment " + std::to_string(i) +
-               ", expected " + std::to_string(expected[i]));
-      }
-      end += padded(load_u32(payload, table_bytes(i) + 4));
-    }
-    if (end != payload.size())
-      refuse("has " + std::to_string(payload.size()) + " bytes, expected " + std::to_string(end));
+    for (std::size_t i = 0; i < expected.size(); ++i) end += padded(load_u32(payload, table_bytes(i) + 4));
+    if (end != payload.size()) refuse(name, "bytes", payload.size(), end);
   }
 
   std::span<const Payload> payloads_;
   std::vector<std::size_t> at_;
   std::vector<Payload> views_;
   std::size_t segment_ = 0;
+};
+
+/// Takes segments off a round that a library has summed.
+class Segmented::SummedReader {
+ public:
+  SummedReader(const Segmented& codec, const SummedRound& round)
+      : inner_(*codec.inner_.integer_sums()),
+        round_(round),
+        head_at_(table_bytes(codec.segment_elements_.size())),
+        heads_(round.ways) {
+    if (round.heads.size() != round.ways) {
+      throw DecodeError("segments: " + std::to_string(round.heads.size()) + " heads came with a sum of " +
+                        std::to_string(round.ways) + " payloads");
+    }
+    for (std::size_t way = 0; way < round.ways; ++way) {
+      const std::string name = payload_name(way, round.ways);
+      check_table(round.heads[way], name, codec.segment_elements_);
+      const std::size_t expected = codec.head_bytes(codec.elements_);
+      if (round.heads[way].size() != expected)
+        refuse(name, "bytes of head", round.heads[way].size(), expected);
+    }
+    const std::size_t expected = codec.elements_ * bytes_of(round.width);
+    if (round.sums.size() != expected) refuse("the sum", "bytes", round.sums.size(), expected);
+  }
+
+  /// The sum of the next segment.
+  SummedRound next(std::uint32_t elements) {
+    const std::size_t head_bytes = inner_.head_bytes(elements);
+    for (std::size_t way = 0; way < round_.ways; ++way)
+      heads_[way] = round_.heads[way].subspan(head_at_, head_bytes);
+    head_at_ += head_bytes;
+    const auto sums = round_.sums.subspan(sums_at_, elements * bytes_of(round_.width));
+    sums_at_ += sums.size();
+    return {round_.ways, head_bytes > 0 ? std::span<const Payload>(heads_) : std::span<const Payload>(), sums,
+            round_.width};
+  }
+
+ private:
+  const IntegerSums& inner_;
+  const SummedRound& round_;
+  std::size_t head_at_;
+  std::size_t sums_at_ = 0;
+  std::vector<Payload> heads_;
 };
 
 Segmented::Segmented(const Codec& inner, std::vector<std::uint32_t> segment_elements)
@@ -209,6 +258,68 @@ Encoded Segmented::encode_reply(std::span<const Payload> payloads, std::size_t e
     writer.add(segment,
                inner_.encode_reply(reader.next(), segment, kind,
                                    residual.empty() ? residual : residual.subspan(at, segment), room));
+    at += segment;
+  }
+  return writer.finish();
+}
+
+std::size_t Segmented::head_bytes(std::size_t) const noexcept {
+  std::size_t bytes = table_bytes(segment_elements_.size());
+  for (const std::uint32_t elements : segment_elements_) bytes += inner_.integer_sums()->head_bytes(elements);
+  return bytes;
+}
+
+bool Segmented::holds_codes(Payload payload) const noexcept {
+  Reader reader({&payload, 1}, segment_elements_);
+  return std::ranges::all_of(segment_elements_, [&](std::uint32_t) {
+    return inner_.integer_sums()->holds_codes(reader.next().front());
+  });
+}
+
+void Segmented::write_head(Payload payload, std::size_t elements, std::span<std::byte> out) const {
+  require_elements(elements);
+  Reader reader({&payload, 1}, segment_elements_);
+  std::size_t at = table_bytes(segment_elements_.size());
+  std::ranges::copy(payload.first(at), out.begin());
+  for (const std::uint32_t segment : segment_elements_) {
+    const std::size_t bytes = inner_.integer_sums()->head_bytes(segment);
+    inner_.integer_sums()->write_head(reader.next().front(), segment, out.subspan(at, bytes));
+    at += bytes;
+  }
+}
+
+void Segmented::expand(Payload payload, std::size_t elements, IntegerWidth width,
+                       std::span<std::byte> out) const {
+  require_elements(elements);
+  Reader reader({&payload, 1}, segment_elements_);
+  std::size_t at = 0;
+  for (const std::uint32_t segment : segment_elements_) {
+    const std::size_t bytes = segment * bytes_of(width);
+    inner_.integer_sums()->expand(reader.next().front(), segment, width, out.subspan(at, bytes));
+    at += bytes;
+  }
+}
+
+void Segmented::decode_sum(const SummedRound& round, std::span<float> out) const {
+  require_elements(out.size());
+  SummedReader reader(*this, round);
+  std::size_t at = 0;
+  for (const std::uint32_t elements : segment_elements_) {
+    inner_.integer_sums()->decode_sum(reader.next(elements), out.subspan(at, elements));
+    at += elements;
+  }
+}
+
+Encoded Segmented::encode_reply(const SummedRound& round, std::size_t elements, ReplyKind kind,
+                                std::span<float> residual, std::span<std::byte> out) const {
+  require_elements(elements);
+  SummedReader reader(*this, round);
+  Writer writer(out, segment_elements_.size());
+  std::size_t at = 0;
+  for (const std::uint32_t segment : segment_elements_) {
+    const auto kept = residual.empty() ? residual : residual.subspan(at, segment);
+    const auto room = writer.room(inner_.max_reply_size(segment, round.ways, kind));
+    writer.add(segment, inner_.integer_sums()->encode_reply(reader.next(segment), segment, kind, kept, room));
     at += segment;
   }
   return writer.finish();

@@ -3,6 +3,7 @@
 //
 // Payload format: u32 number of segments | u32 zero | per segment u32 elements, u32 bytes | the segments'
 // payloads in the inner codec's format, each padded with zeros to a multiple of 8 bytes. Replies likewise.
+// Where a library sums (integer_sums.h), the head is the table and the segments' heads.
 //
 // Threading and lifetime: as Codec, and the inner codec outlives it. A call allocates one list of views.
 #pragma once
@@ -13,10 +14,11 @@
 #include <vector>
 
 #include "compress/codec.h"
+#include "compress/integer_sums.h"
 
 namespace gradwire::compress {
 
-class Segmented final : public Codec {
+class Segmented final : public Codec, public IntegerSums {
  public:
   /// Throws std::invalid_argument unless there is a segment and every one has elements.
   Segmented(const Codec& inner, std::vector<std::uint32_t> segment_elements);
@@ -31,6 +33,9 @@ class Segmented final : public Codec {
   bool lossy() const noexcept override { return inner_.lossy(); }
   bool has_exact_reply() const noexcept override { return inner_.has_exact_reply(); }
   bool agrees_scales() const noexcept override { return inner_.agrees_scales(); }
+  const IntegerSums* integer_sums() const noexcept override {
+    return inner_.integer_sums() == nullptr ? nullptr : this;
+  }
 
   /// Units of all segments: the entries that scales have.
   std::size_t unit_count() const noexcept;
@@ -50,9 +55,22 @@ class Segmented final : public Codec {
   void decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
                     std::span<UnitScale> next) const override;
 
+  // As IntegerSums'; of an inner codec that has them only.
+
+  std::size_t code_bits() const noexcept override { return inner_.integer_sums()->code_bits(); }
+  std::size_t head_bytes(std::size_t elements) const noexcept override;
+  bool holds_codes(Payload payload) const noexcept override;
+  void write_head(Payload payload, std::size_t elements, std::span<std::byte> out) const override;
+  void expand(Payload payload, std::size_t elements, IntegerWidth width,
+              std::span<std::byte> out) const override;
+  void decode_sum(const SummedRound& round, std::span<float> out) const override;
+  Encoded encode_reply(const SummedRound& round, std::size_t elements, ReplyKind kind,
+                       std::span<float> residual, std::span<std::byte> out) const override;
+
  private:
   class Writer;
   class Reader;
+  class SummedReader;
   void require_elements(std::size_t elements) const;
 
   const Codec& inner_;

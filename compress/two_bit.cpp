@@ -8,6 +8,7 @@
 #include "compress/parameters.h"
 #include "compress/payloads.h"
 #include "compress/two_bit_auto.h"
+#include "compress/two_bit_integers.h"
 #include "compress/two_bit_kernels.h"
 
 namespace gradwire::compress {
@@ -76,41 +77,61 @@ std::size_t TwoBitFixed::max_reply_size(std::size_t elements, std::size_t ways,
   }
 }
 
-Encoded TwoBitFixed::requantise(const two_bit::Codes& codes, std::size_t elements, float* residual,
+template <typename Sums>
+Encoded TwoBitFixed::requantise(const Sums& sums, std::size_t elements, std::size_t ways, float* residual,
                                 std::byte* out) const {
-  const float level = two_bit::reply_level(threshold_, codes.ways());
+  const float level = two_bit::reply_level(threshold_, ways);
   const two_bit::Quantiser quantiser{level / 2, level, two_bit::NonFinite::kSkip};
   bool nonfinite = false;
-  alignas(64) float sums[kTileElements];
+  alignas(64) float values[kTileElements];
   for (std::size_t i = 0; i < elements; i += kTileElements) {
     const std::size_t length = std::min(kTileElements, elements - i);
-    two_bit::sum_to_floats(codes.from_element(i), length, threshold_, sums);
-    nonfinite |= two_bit::encode(sums, residual == nullptr ? nullptr : residual + i, length, quantiser,
+    two_bit::sum_to_floats(sums.from_element(i), length, threshold_, values);
+    nonfinite |= two_bit::encode(values, residual == nullptr ? nullptr : residual + i, length, quantiser,
                                  out + i / 4, nullptr);
   }
   return {two_bit::packed_bytes(elements), nonfinite};
+}
+
+template <typename Sums>
+Encoded TwoBitFixed::reply(const Sums& sums, std::size_t elements, std::size_t ways, ReplyKind kind,
+                           std::span<float> residual, std::span<std::byte> out) const {
+  const std::size_t bytes = max_reply_size(elements, ways, kind);
+  expect_encode_spans(name(), elements, residual.size(), out.size(), bytes);
+  if (kind == ReplyKind::kSame) return requantise(sums, elements, ways, data_or_null(residual), out.data());
+  if (kind == ReplyKind::kExact) {
+    two_bit::sum_to_planes(sums, elements, out.data());
+    return {bytes, false};
+  }
+  bool nonfinite = false;
+  alignas(64) float values[kTileElements];
+  for (std::size_t i = 0; i < elements; i += kTileElements) {
+    const std::size_t length = std::min(kTileElements, elements - i);
+    two_bit::sum_to_floats(sums.from_element(i), length, threshold_, values);
+    nonfinite |= dense::encode(dense::Format::kF32, values, nullptr, length, out.data() + i * sizeof(float));
+  }
+  return {bytes, nonfinite};
 }
 
 Encoded TwoBitFixed::encode_reply(std::span<const Payload> payloads, std::size_t elements, ReplyKind kind,
                                   std::span<float> residual, std::span<std::byte> out) const {
   expect_ways(name(), payloads.size());
   expect_payload_bytes(name(), payloads, two_bit::packed_bytes(elements), elements);
-  const std::size_t bytes = max_reply_size(elements, payloads.size(), kind);
-  expect_encode_spans(name(), elements, residual.size(), out.size(), bytes);
-  const two_bit::Codes codes{payloads};
-  if (kind == ReplyKind::kSame) return requantise(codes, elements, data_or_null(residual), out.data());
-  if (kind == ReplyKind::kExact) {
-    two_bit::sum_to_planes(codes, elements, out.data());
-    return {bytes, false};
-  }
-  bool nonfinite = false;
-  alignas(64) float sums[kTileElements];
-  for (std::size_t i = 0; i < elements; i += kTileElements) {
-    const std::size_t length = std::min(kTileElements, elements - i);
-    two_bit::sum_to_floats(codes.from_element(i), length, threshold_, sums);
-    nonfinite |= dense::encode(dense::Format::kF32, sums, nullptr, length, out.data() + i * sizeof(float));
-  }
-  return {bytes, nonfinite};
+  return reply(two_bit::Codes{payloads}, elements, payloads.size(), kind, residual, out);
+}
+
+void TwoBitFixed::expand(Payload payload, std::size_t elements, IntegerWidth width,
+                         std::span<std::byte> out) const {
+  two_bit::expand_codes(payload.data(), elements, width, out.data());
+}
+
+void TwoBitFixed::decode_sum(const SummedRound& round, std::span<float> out) const {
+  two_bit::sum_to_floats(two_bit::checked_codes(round, out.size()), out.size(), threshold_, out.data());
+}
+
+Encoded TwoBitFixed::encode_reply(const SummedRound& round, std::size_t elements, ReplyKind kind,
+                                  std::span<float> residual, std::span<std::byte> out) const {
+  return reply(two_bit::checked_codes(round, elements), elements, round.ways, kind, residual, out);
 }
 
 void TwoBitFixed::decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,

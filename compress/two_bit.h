@@ -11,11 +11,12 @@
 
 #include "compress/codec.h"
 #include "compress/codecs.h"
+#include "compress/integer_sums.h"
 #include "compress/two_bit_scalar.h"
 
 namespace gradwire::compress {
 
-class TwoBitFixed final : public Codec {
+class TwoBitFixed final : public Codec, public IntegerSums {
  public:
   /// Requires threshold finite and above 0.
   TwoBitFixed(float threshold, two_bit::NonFinite nonfinite) noexcept
@@ -28,6 +29,7 @@ class TwoBitFixed final : public Codec {
   bool lossy() const noexcept override { return true; }
   bool has_exact_reply() const noexcept override { return true; }
   bool agrees_scales() const noexcept override { return false; }
+  const IntegerSums* integer_sums() const noexcept override { return this; }
 
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
   Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
@@ -40,8 +42,23 @@ class TwoBitFixed final : public Codec {
   void decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
                     std::span<UnitScale> next) const override;
 
+  std::size_t code_bits() const noexcept override { return two_bit::kCodeBits; }
+  std::size_t head_bytes(std::size_t) const noexcept override { return 0; }
+  bool holds_codes(Payload) const noexcept override { return true; }
+  void write_head(Payload, std::size_t, std::span<std::byte>) const override {}
+  void expand(Payload payload, std::size_t elements, IntegerWidth width,
+              std::span<std::byte> out) const override;
+  void decode_sum(const SummedRound& round, std::span<float> out) const override;
+  Encoded encode_reply(const SummedRound& round, std::size_t elements, ReplyKind kind,
+                       std::span<float> residual, std::span<std::byte> out) const override;
+
  private:
-  Encoded requantise(const two_bit::Codes& codes, std::size_t elements, float* residual,
+  // Sums are the codes of payloads, or integers that a library has added.
+  template <typename Sums>
+  Encoded reply(const Sums& sums, std::size_t elements, std::size_t ways, ReplyKind kind,
+                std::span<float> residual, std::span<std::byte> out) const;
+  template <typename Sums>
+  Encoded requantise(const Sums& sums, std::size_t elements, std::size_t ways, float* residual,
                      std::byte* out) const;
 
   float threshold_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "compress/payloads.h"
 #include "compress/two_bit_auto_checks.h"
 #include "compress/two_bit_auto_layout.h"
+#include "compress/two_bit_integers.h"
 #include "compress/two_bit_kernels.h"
 
 namespace gradwire::compress {
@@ -34,14 +36,24 @@ struct TwoBitAuto::Run {
   std::size_t elements;
 };
 
-/// The checked payloads of one round.
+/// The checked payloads of one round; or, where a library has summed it, their heads and the sums.
 struct TwoBitAuto::Round {
   std::span<const Payload> payloads;
   std::size_t elements;
   two_bit::RoundForms forms;
+  std::optional<two_bit::IntegerCodes> summed;
 
   Round(std::span<const Payload> given, std::size_t element_count)
       : payloads(given), elements(element_count), forms(two_bit::check_round(given, element_count)) {}
+
+  Round(const SummedRound& given, std::size_t element_count)
+      : payloads(given.heads), elements(element_count), summed(two_bit::checked_codes(given, element_count)) {
+    if (given.heads.size() != given.ways) {
+      throw DecodeError("2bit: " + std::to_string(given.heads.size()) + " heads came with a sum of " +
+                        std::to_string(given.ways) + " payloads");
+    }
+    forms = two_bit::check_heads(given.heads, element_count);
+  }
 
   Run unit(std::size_t u) const { return {u * kUnitElements, unit_elements(elements, u)}; }
   float level(std::size_t u) const {
@@ -55,9 +67,16 @@ struct TwoBitAuto::Round {
     return agreed_scale(sums, scale, payloads.size() * unit_elements(elements, u));
   }
 
+  /// Writes the bit planes of a run of codes.
+  void planes(const Run& run, std::byte* out) const {
+    if (summed) return two_bit::sum_to_planes(summed->from_element(run.first), run.elements, out);
+    two_bit::sum_to_planes(codes(run.first), run.elements, out);
+  }
+
   /// Writes the sum of a run that lies in one unit: by integers where all sent codes, else float by float in
   /// rank order.
   void sum(const Run& run, float level, float* out) const {
+    if (summed) return two_bit::sum_to_floats(summed->from_element(run.first), run.elements, level, out);
     if (forms.dense_count == 0) return two_bit::sum_to_floats(codes(run.first), run.elements, level, out);
     if (forms.dense_count == payloads.size()) {
       dense::sum(dense::Format::kF32, payloads, body_offset(elements) + run.first * sizeof(float),
@@ -152,7 +171,14 @@ Encoded TwoBitAuto::encode(std::span<const float> grad, std::span<float> residua
 }
 
 void TwoBitAuto::decode_sum(std::span<const Payload> payloads, std::span<float> out) const {
-  const Round round(payloads, out.size());
+  sum_round(Round(payloads, out.size()), out);
+}
+
+void TwoBitAuto::decode_sum(const SummedRound& round, std::span<float> out) const {
+  sum_round(Round(round, out.size()), out);
+}
+
+void TwoBitAuto::sum_round(const Round& round, std::span<float> out) const {
   for (std::size_t u = 0; u < unit_count(out.size()); ++u) {
     round.sum(round.unit(u), round.level(u), out.data() + u * kUnitElements);
   }
@@ -210,15 +236,40 @@ bool TwoBitAuto::requantise_unit(const Round& round, const Run& unit, float leve
   return nonfinite;
 }
 
+std::size_t TwoBitAuto::head_bytes(std::size_t elements) const noexcept { return body_offset(elements); }
+
+bool TwoBitAuto::holds_codes(Payload payload) const noexcept {
+  return two_bit::form_of(payload.data()) == Form::kCodes;
+}
+
+void TwoBitAuto::write_head(Payload payload, std::size_t elements, std::span<std::byte> out) const {
+  std::copy_n(payload.data(), head_bytes(elements), out.data());
+}
+
+void TwoBitAuto::expand(Payload payload, std::size_t elements, IntegerWidth width,
+                        std::span<std::byte> out) const {
+  two_bit::expand_codes(payload.data() + body_offset(elements), elements, width, out.data());
+}
+
 Encoded TwoBitAuto::encode_reply(std::span<const Payload> payloads, std::size_t elements, ReplyKind kind,
                                  std::span<float> residual, std::span<std::byte> out) const {
-  const Round round(payloads, elements);
-  expect_encode_spans(name(), elements, residual.size(), out.size(),
-                      max_reply_size(elements, payloads.size(), kind));
+  return reply(Round(payloads, elements), kind, residual, out);
+}
+
+Encoded TwoBitAuto::encode_reply(const SummedRound& round, std::size_t elements, ReplyKind kind,
+                                 std::span<float> residual, std::span<std::byte> out) const {
+  return reply(Round(round, elements), kind, residual, out);
+}
+
+Encoded TwoBitAuto::reply(const Round& round, ReplyKind kind, std::span<float> residual,
+                          std::span<std::byte> out) const {
+  const std::size_t elements = round.elements;
+  const std::size_t ways = round.payloads.size();
+  expect_encode_spans(name(), elements, residual.size(), out.size(), max_reply_size(elements, ways, kind));
   const Form form = kind == ReplyKind::kFp32 || round.forms.dense_count > 0 ? Form::kDense : Form::kCodes;
   two_bit::write_head(form, elements, out.data());
   std::byte* const body = out.data() + body_offset(elements);
-  const std::size_t bits = two_bit::count_bits(payloads.size());
+  const std::size_t bits = two_bit::count_bits(ways);
   bool nonfinite = false;
   for (std::size_t u = 0; u < unit_count(elements); ++u) {
     const Run unit = round.unit(u);
@@ -229,8 +280,7 @@ Encoded TwoBitAuto::encode_reply(std::span<const Payload> payloads, std::size_t 
     float* const kept =
         kind == ReplyKind::kSame && !residual.empty() ? residual.data() + unit.first : nullptr;
     if (form == Form::kCodes && kind == ReplyKind::kExact) {
-      two_bit::sum_to_planes(round.codes(unit.first), unit.elements,
-                             body + unit.first / two_bit::kPlaneGroup * 8 * bits);
+      round.planes(unit, body + unit.first / two_bit::kPlaneGroup * 8 * bits);
     } else if (form == Form::kCodes) {
       nonfinite |= requantise_unit(round, unit, level, kept, header, body + unit.first / 4);
     } else {
@@ -244,8 +294,8 @@ Encoded TwoBitAuto::encode_reply(std::span<const Payload> payloads, std::size_t 
       }
     }
   }
-  const std::size_t code_bytes = kind == ReplyKind::kExact ? two_bit::plane_bytes(elements, payloads.size())
-                                                           : two_bit::packed_bytes(elements);
+  const std::size_t code_bytes =
+      kind == ReplyKind::kExact ? two_bit::plane_bytes(elements, ways) : two_bit::packed_bytes(elements);
   return {body_offset(elements) + (form == Form::kDense ? elements * sizeof(float) : code_bytes), nonfinite};
 }
 

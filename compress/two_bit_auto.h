@@ -5,11 +5,12 @@
 #pragma once
 
 #include "compress/codec.h"
+#include "compress/integer_sums.h"
 #include "compress/two_bit_scalar.h"
 
 namespace gradwire::compress {
 
-class TwoBitAuto final : public Codec {
+class TwoBitAuto final : public Codec, public IntegerSums {
  public:
   static constexpr float kDefaultScale = 1.5f;  ///< threshold in means of |gradient + residual|
   static constexpr float kDefaultReplyScale =
@@ -25,6 +26,7 @@ class TwoBitAuto final : public Codec {
   bool lossy() const noexcept override { return true; }
   bool has_exact_reply() const noexcept override { return true; }
   bool agrees_scales() const noexcept override { return true; }
+  const IntegerSums* integer_sums() const noexcept override { return this; }
 
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
   Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
@@ -37,10 +39,23 @@ class TwoBitAuto final : public Codec {
   void decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
                     std::span<UnitScale> next) const override;
 
+  std::size_t code_bits() const noexcept override { return two_bit::kCodeBits; }
+  std::size_t head_bytes(std::size_t elements) const noexcept override;
+  bool holds_codes(Payload payload) const noexcept override;
+  void write_head(Payload payload, std::size_t elements, std::span<std::byte> out) const override;
+  void expand(Payload payload, std::size_t elements, IntegerWidth width,
+              std::span<std::byte> out) const override;
+  void decode_sum(const SummedRound& round, std::span<float> out) const override;
+  Encoded encode_reply(const SummedRound& round, std::size_t elements, ReplyKind kind,
+                       std::span<float> residual, std::span<std::byte> out) const override;
+
  private:
   struct Round;
   struct Run;
 
+  void sum_round(const Round& round, std::span<float> out) const;
+  Encoded reply(const Round& round, ReplyKind kind, std::span<float> residual,
+                std::span<std::byte> out) const;
   bool encode_dense_unit(const Run& unit, const float* grad, float* residual, std::byte* header,
                          std::byte* body) const;
   bool requantise_unit(const Round& round, const Run& unit, float level, float* residual, std::byte* header,

@@ -38,8 +38,7 @@ Form check_head(Payload bytes, std::size_t elements, std::size_t code_bytes, con
 }
 
 template <typename What>
-Form check_one(Payload payload, std::size_t elements, const What& what) {
-  const Form form = check_head(payload, elements, packed_bytes(elements), what);
+void check_units(Payload payload, std::size_t elements, Form form, const What& what) {
   for (std::size_t u = 0; u < unit_count(elements); ++u) {
     const auto unit = load_unit<PayloadUnit>(payload.data(), u);
     if (!finite_and_not_negative(unit.level) || !finite_and_not_negative(unit.sum_all) ||
@@ -53,6 +52,12 @@ Form check_one(Payload payload, std::size_t elements, const What& what) {
     if (form == Form::kDense && unit.level != 0)
       fail(what(), "is dense but has a level in unit " + std::to_string(u));
   }
+}
+
+template <typename What>
+Form check_one(Payload payload, std::size_t elements, const What& what) {
+  const Form form = check_head(payload, elements, packed_bytes(elements), what);
+  check_units(payload, elements, form, what);
   return form;
 }
 
@@ -91,6 +96,18 @@ RoundForms check_round(std::span<const Payload> payloads, std::size_t elements) 
     }
   }
   return forms;
+}
+
+RoundForms check_heads(std::span<const Payload> heads, std::size_t elements) {
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    const auto what = [&] { return payload_name(i, heads.size()); };
+    if (heads[i].size() == body_offset(elements) && form_of(heads[i].data()) != Form::kCodes)
+      fail(what(), "holds no codes, which a library could sum");
+    check_head(heads[i], elements, 0, what);
+    check_units(heads[i], elements, Form::kCodes, what);
+    if (i > 0) check_levels(heads, i, 0, elements);
+  }
+  return {};
 }
 
 Form check_reply(Payload reply, std::size_t elements, std::size_t ways, ReplyKind kind) {

@@ -24,6 +24,9 @@ void check_payload(Payload payload, std::size_t elements);
 /// at fault, std::invalid_argument for a number of payloads that cannot be summed.
 RoundForms check_round(std::span<const Payload> payloads, std::size_t elements);
 
+/// As check_round(), for payloads of codes of which only what stands before the codes is here.
+RoundForms check_heads(std::span<const Payload> heads, std::size_t elements);
+
 /// Throws DecodeError unless reply answers `ways` payloads of `elements` elements in this kind. The counts in
 /// bit planes are not looked at.
 Form check_reply(Payload reply, std::size_t elements, std::size_t ways, ReplyKind kind);

@@ -36,6 +36,10 @@ void SumToPlanes(const Codes& codes, std::size_t elements, std::byte* out) {
   sum_to_planes_scalar(codes, elements, out);
 }
 
+void CountsToPlanes(const std::uint8_t* counts, std::size_t elements, std::size_t ways, std::byte* out) {
+  counts_to_planes_scalar(counts, elements, ways, out);
+}
+
 std::uint32_t PlanesToFloats(const std::byte* planes, std::size_t ways, std::size_t elements, float level,
                              float* out) {
   return planes_to_floats_scalar(planes, ways, elements, level, out);
@@ -360,26 +364,40 @@ void SumToFloats(const Codes& codes, std::size_t elements, float level, float* o
   TilesToFloats<true>(elements, codes.ways(), level, out, fill);
 }
 
+/// Writes the planes of whole groups of counts.
+void GroupsToPlanes(const std::uint8_t* HWY_RESTRICT counts, std::size_t groups, std::size_t bits,
+                    std::byte* HWY_RESTRICT out) {
+  const Bytes d;
+  for (const std::uint8_t* group = counts; group != counts + groups * kPlaneGroup; group += kPlaneGroup) {
+    for (std::size_t j = 0; j < bits; ++j, out += 8) {
+      const ByteVector bit = hn::Set(d, static_cast<std::uint8_t>(1u << j));
+      std::uint64_t plane = 0;
+      for (std::size_t e = 0; e < kPlaneGroup; e += kByteLanes) {
+        plane |= MaskBits(d, hn::TestBit(hn::LoadU(d, group + e), bit)) << e;
+      }
+      store(plane, out);
+    }
+  }
+}
+
+void CountsToPlanes(const std::uint8_t* counts, std::size_t elements, std::size_t ways, std::byte* out) {
+  const std::size_t bits = count_bits(ways);
+  const std::size_t whole = elements / kPlaneGroup;
+  GroupsToPlanes(counts, whole, bits, out);
+  if (elements % kPlaneGroup == 0) return;
+  alignas(64) std::uint8_t last[kPlaneGroup] = {};
+  std::memcpy(last, counts + whole * kPlaneGroup, elements % kPlaneGroup);
+  GroupsToPlanes(last, 1, bits, out + whole * 8 * bits);
+}
+
 void SumToPlanes(const Codes& codes, std::size_t elements, std::byte* out) {
   if (codes.ways() > kMaxByteWays) return sum_to_planes_scalar(codes, elements, out);
-  const Bytes d;
-  const std::size_t bits = count_bits(codes.ways());
   alignas(64) std::uint8_t counts[kTile];
   for (std::size_t i = 0; i < elements; i += kTile) {
     const std::size_t length = HWY_MIN(kTile, elements - i);
     SumToCounts(codes, i / 4, packed_bytes(length), counts);
-    const std::size_t groups = (length + kPlaneGroup - 1) / kPlaneGroup;
-    std::memset(counts + length, 0, groups * kPlaneGroup - length);
-    for (const std::uint8_t* group = counts; group != counts + groups * kPlaneGroup; group += kPlaneGroup) {
-      for (std::size_t j = 0; j < bits; ++j, out += 8) {
-        const ByteVector bit = hn::Set(d, static_cast<std::uint8_t>(1u << j));
-        std::uint64_t plane = 0;
-        for (std::size_t e = 0; e < kPlaneGroup; e += kByteLanes) {
-          plane |= MaskBits(d, hn::TestBit(hn::Load(d, group + e), bit)) << e;
-        }
-        store(plane, out);
-      }
-    }
+    CountsToPlanes(counts, length, codes.ways(), out);
+    out += plane_bytes(length, codes.ways());
   }
 }
 
@@ -427,6 +445,7 @@ HWY_EXPORT(Encode);
 HWY_EXPORT(Measure);
 HWY_EXPORT(SumToFloats);
 HWY_EXPORT(SumToPlanes);
+HWY_EXPORT(CountsToPlanes);
 HWY_EXPORT(PlanesToFloats);
 
 bool encode(const float* grad, float* residual, std::size_t elements, const Quantiser& quantiser,
@@ -445,6 +464,11 @@ void sum_to_floats(const Codes& codes, std::size_t elements, float level, float*
 
 void sum_to_planes(const Codes& codes, std::size_t elements, std::byte* out) noexcept {
   HWY_DYNAMIC_DISPATCH(SumToPlanes)(codes, elements, out);
+}
+
+void counts_to_planes(const std::uint8_t* counts, std::size_t elements, std::size_t ways,
+                      std::byte* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(CountsToPlanes)(counts, elements, ways, out);
 }
 
 std::uint32_t planes_to_floats(const std::byte* planes, std::size_t ways, std::size_t elements, float level,

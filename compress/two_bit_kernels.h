@@ -24,6 +24,10 @@ void sum_to_floats(const Codes& codes, std::size_t elements, float level, float*
 /// As sum_to_planes_scalar().
 void sum_to_planes(const Codes& codes, std::size_t elements, std::byte* out) noexcept;
 
+/// As counts_to_planes_scalar().
+void counts_to_planes(const std::uint8_t* counts, std::size_t elements, std::size_t ways,
+                      std::byte* out) noexcept;
+
 /// As planes_to_floats_scalar().
 std::uint32_t planes_to_floats(const std::byte* planes, std::size_t ways, std::size_t elements, float level,
                                float* out) noexcept;

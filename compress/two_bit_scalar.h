@@ -57,6 +57,9 @@ struct UnitSums {
 /// Payloads whose counts k + ways fit one byte; more ways take the scalar form everywhere.
 inline constexpr std::size_t kMaxByteWays = 127;
 
+/// Bits of a code in a payload.
+inline constexpr std::size_t kCodeBits = 2;
+
 /// Elements in a group of bit planes.
 inline constexpr std::size_t kPlaneGroup = 64;
 
@@ -94,7 +97,7 @@ inline float reply_level(float threshold, std::size_t ways) noexcept {
 
 /// Reads the code of element i of its byte: +1, -1 or 0. 11 is +1, 10 is -1, 00 is 0, and so is 01, which no
 /// encoder writes.
-GRADWIRE_HOST_DEVICE inline int code_in(std::byte four, std::size_t i) noexcept {
+GRADWIRE_HOST_DEVICE constexpr int code_in(std::byte four, std::size_t i) noexcept {
   const unsigned code = std::to_integer<unsigned>(four) >> code_shift(i) & 3;
   return code == 3 ? 1 : code == 2 ? -1 : 0;
 }
@@ -160,19 +163,34 @@ inline void sum_to_floats_scalar(const Codes& codes, std::size_t elements, float
   for (std::size_t i = 0; i < elements; ++i) out[i] = static_cast<float>(sum_at(codes, i)) * level;
 }
 
-/// Writes k + ways in bit planes: per group of 64 elements, word j holds bit j of every element's count,
-/// element e in bit e. Absent elements of the last group are 0. Writes plane_bytes(elements, ways).
-inline void sum_to_planes_scalar(const Codes& codes, std::size_t elements, std::byte* out) noexcept {
-  const std::size_t bits = count_bits(codes.ways());
+/// Writes count_at(i) for each element in bit planes: per group of 64 elements, word j holds bit j of every
+/// element's count, element e in bit e. Absent elements of the last group are 0. Writes plane_bytes(elements,
+/// ways).
+template <typename CountAt>
+void to_planes_scalar(std::size_t elements, std::size_t ways, std::byte* out,
+                      const CountAt& count_at) noexcept {
+  const std::size_t bits = count_bits(ways);
   for (std::size_t first = 0; first < elements; first += kPlaneGroup, out += 8 * bits) {
     std::array<std::uint64_t, 32> planes{};
     for (std::size_t e = 0; e < std::min(kPlaneGroup, elements - first); ++e) {
-      const auto count =
-          static_cast<std::uint32_t>(sum_at(codes, first + e) + static_cast<int>(codes.ways()));
+      const std::uint32_t count = count_at(first + e);
       for (std::size_t j = 0; j < bits; ++j) planes[j] |= std::uint64_t{count >> j & 1} << e;
     }
     for (std::size_t j = 0; j < bits; ++j) store(planes[j], out + 8 * j);
   }
+}
+
+/// Writes k + ways, k being the integer sum of an element's codes, in bit planes.
+inline void sum_to_planes_scalar(const Codes& codes, std::size_t elements, std::byte* out) noexcept {
+  to_planes_scalar(elements, codes.ways(), out, [&](std::size_t i) {
+    return static_cast<std::uint32_t>(sum_at(codes, i) + static_cast<int>(codes.ways()));
+  });
+}
+
+/// Writes counts, k + ways of each element, in bit planes. Requires ways <= kMaxByteWays.
+inline void counts_to_planes_scalar(const std::uint8_t* counts, std::size_t elements, std::size_t ways,
+                                    std::byte* out) noexcept {
+  to_planes_scalar(elements, ways, out, [&](std::size_t i) { return std::uint32_t{counts[i]}; });
 }
 
 /// Reads bit planes back and writes fl(k * level). Returns the largest count met, absent elements included;

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "compress/codecs.h"
-#include "compress/segmented.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -58,15 +57,41 @@ compress::Payload view(const Buffer& buffer) { return buffer.bytes(); }
 
 }  // namespace
 
-Aggregator::Aggregator(std::uint32_t workers, Sealing sealing) : workers_(workers), sealing_(sealing) {}
+/// What a round's answer is made from: the workers' payloads, or their codes as a library has added them.
+class Aggregator::Contributions {
+ public:
+  Contributions(const Round& round, std::uint32_t workers) {
+    for (const auto& payload : round.payloads) payloads_.push_back(view(*payload));
+    if (!round.integers) return;
+    const auto heads = view(round.integers->heads);
+    const std::size_t head_bytes = heads.size() / workers;
+    for (std::uint32_t worker = 0; worker < workers && head_bytes > 0; ++worker)
+      payloads_.push_back(heads.subspan(worker * head_bytes, head_bytes));
+    integers_ = {workers, payloads_, view(round.integers->sums), round.integers->width};
+  }
+  Contributions(const Contributions&) = delete;
+  Contributions& operator=(const Contributions&) = delete;
 
-template <typename Use>
-auto Aggregator::with_codec(const FrameHeader& header, compress::Payload payload, const Use& use) {
-  const compress::Codec& codec = codec_of(header);
-  if ((header.flags & transport::kFlagSegments) == 0) return use(codec);
-  const compress::Segmented whole(codec, compress::Segmented::segments_of(payload, header.count));
-  return use(static_cast<const compress::Codec&>(whole));
-}
+  std::size_t ways() const { return integers_ ? integers_->ways : payloads_.size(); }
+  /// The first payload, or head; nothing where payloads of this codec have no head.
+  compress::Payload front() const { return payloads_.empty() ? compress::Payload() : payloads_.front(); }
+
+  void decode_sum(const compress::Codec& codec, std::span<float> out) const {
+    integers_ ? codec.integer_sums()->decode_sum(*integers_, out) : codec.decode_sum(payloads_, out);
+  }
+
+  compress::Encoded encode_reply(const compress::Codec& codec, std::size_t elements, ReplyKind kind,
+                                 std::span<float> residual, std::span<std::byte> out) const {
+    return integers_ ? codec.integer_sums()->encode_reply(*integers_, elements, kind, residual, out)
+                     : codec.encode_reply(payloads_, elements, kind, residual, out);
+  }
+
+ private:
+  std::vector<compress::Payload> payloads_;  ///< or heads
+  std::optional<compress::SummedRound> integers_;
+};
+
+Aggregator::Aggregator(std::uint32_t workers, Sealing sealing) : workers_(workers), sealing_(sealing) {}
 
 void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   const FrameHeader header = frame.header;
@@ -205,14 +230,26 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
 
 void Aggregator::complete_round(const FrameHeader& header, std::vector<Buffer> payloads,
                                 std::vector<Answer>& answers) {
+  Round round = open_whole(header);
+  for (Buffer& payload : payloads) round.payloads.emplace_back(std::move(payload));
+  complete(partitions_[{header.key, header.offset}], std::move(round), answers);
+}
+
+void Aggregator::complete_round(const FrameHeader& header, IntegerContributions contributions,
+                                std::vector<Answer>& answers) {
+  Round round = open_whole(header);
+  round.integers = std::move(contributions);
+  complete(partitions_[{header.key, header.offset}], std::move(round), answers);
+}
+
+Aggregator::Round Aggregator::open_whole(const FrameHeader& header) {
   Partition& partition = partitions_[{header.key, header.offset}];
   partition.count = header.count;
   partition.next_step = header.step;
   Round round;
   round.first = header;
   round.flags = header.flags & transport::kFlagNonfinite;
-  for (Buffer& payload : payloads) round.payloads.emplace_back(std::move(payload));
-  complete(partition, std::move(round), answers);
+  return round;
 }
 
 void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>& answers) {
@@ -230,22 +267,22 @@ void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>
 }
 
 Frame Aggregator::reply(Partition& partition, const Round& round) {
-  std::vector<compress::Payload> payloads;
-  for (const auto& payload : round.payloads) payloads.push_back(view(*payload));
-  return with_codec(round.first, payloads.front(), [&](const compress::Codec& codec) {
-    return updater_ ? update(partition, round, codec, payloads) : reply(partition, round, codec, payloads);
+  const Contributions contributions(round, workers_);
+  return with_codec(round.first, contributions.front(), [&](const compress::Codec& codec) {
+    return updater_ ? update(partition, round, codec, contributions)
+                    : reply(partition, round, codec, contributions);
   });
 }
 
 Frame Aggregator::reply(Partition& partition, const Round& round, const compress::Codec& codec,
-                        std::span<const compress::Payload> payloads) {
+                        const Contributions& contributions) {
   const auto kind = static_cast<ReplyKind>(round.first.reply);
   if (kind == ReplyKind::kSame && codec.lossy() && partition.residual.empty()) {
     partition.residual.assign(partition.count, 0.0F);
   }
-  Buffer out = pool_.take(codec.max_reply_size(partition.count, payloads.size(), kind));
-  const auto encoded = codec.encode_reply(
-      payloads, partition.count, kind,
+  Buffer out = pool_.take(codec.max_reply_size(partition.count, contributions.ways(), kind));
+  const auto encoded = contributions.encode_reply(
+      codec, partition.count, kind,
       kind == ReplyKind::kSame ? std::span(partition.residual) : std::span<float>(), out.bytes());
   out.truncate(encoded.bytes);
   partition.value = {};  // from now on the sum is what a pull gets
@@ -257,9 +294,9 @@ Frame Aggregator::reply(Partition& partition, const Round& round, const compress
 }
 
 Frame Aggregator::update(Partition& partition, const Round& round, const compress::Codec& codec,
-                         std::span<const compress::Payload> payloads) {
+                         const Contributions& contributions) {
   std::vector<float> gradient(partition.count);
-  codec.decode_sum(payloads, gradient);
+  contributions.decode_sum(codec, gradient);
   updater_->update(partition.value, gradient, partition.optimizer_state);
   Buffer out = pool_.take(partition.count * sizeof(float));
   out.truncate(partition.count * sizeof(float));

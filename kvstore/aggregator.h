@@ -18,11 +18,20 @@
 #include <vector>
 
 #include "compress/codec.h"
+#include "compress/integer_sums.h"
+#include "compress/segmented.h"
 #include "kvstore/protocol.h"
 #include "kvstore/updater.h"
 #include "transport/frame.h"
 
 namespace gradwire::kvstore {
+
+/// A round of codes that a library has added.
+struct IntegerContributions {
+  transport::Buffer sums;   ///< one integer an element
+  transport::Buffer heads;  ///< of all payloads in rank order, of equal lengths; empty where they have none
+  compress::IntegerWidth width = compress::IntegerWidth::kInt8;
+};
 
 class Aggregator {
  public:
@@ -45,14 +54,29 @@ class Aggregator {
   /// Answers a round of which all payloads are here, in rank order, or one that is their sum already.
   void complete_round(const transport::FrameHeader& header, std::vector<transport::Buffer> payloads,
                       std::vector<Answer>& answers);
+  /// Likewise, a round whose codes are summed already. Requires a codec with integer_sums().
+  void complete_round(const transport::FrameHeader& header, IntegerContributions contributions,
+                      std::vector<Answer>& answers);
 
   /// Notes that a worker will push no more: rounds that need it fail for those who wait, now and later.
   void forget_worker(std::uint32_t worker, std::vector<Answer>& answers);
 
+  /// Calls use(codec) with the codec of a push, which for several tensors in one depends on the payload (or
+  /// on the head of one, integer_sums.h). Throws DecodeError for a codec that does not exist.
+  template <typename Use>
+  auto with_codec(const transport::FrameHeader& header, compress::Payload payload, const Use& use) {
+    const compress::Codec& codec = codec_of(header);
+    if ((header.flags & transport::kFlagSegments) == 0) return use(codec);
+    const compress::Segmented whole(codec, compress::Segmented::segments_of(payload, header.count));
+    return use(static_cast<const compress::Codec&>(whole));
+  }
+
  private:
+  class Contributions;
   struct Round {
     transport::FrameHeader first;                            ///< the header all others must match
     std::vector<std::optional<transport::Buffer>> payloads;  ///< by rank
+    std::optional<IntegerContributions> integers;            ///< in place of payloads
     std::uint32_t arrived = 0;
     std::uint32_t flags = 0;
   };
@@ -79,14 +103,12 @@ class Aggregator {
   void complete(Partition& partition, Round round, std::vector<Answer>& answers);
   transport::Frame reply(Partition& partition, const Round& round);
   transport::Frame reply(Partition& partition, const Round& round, const compress::Codec& codec,
-                         std::span<const compress::Payload> payloads);
+                         const Contributions& contributions);
   transport::Frame update(Partition& partition, const Round& round, const compress::Codec& codec,
-                          std::span<const compress::Payload> payloads);
+                          const Contributions& contributions);
+  Round open_whole(const transport::FrameHeader& header);
   void fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers);
   const compress::Codec& codec_of(const transport::FrameHeader& header);
-  /// Calls use(codec) with the codec of a push, which for several tensors in one depends on the payload.
-  template <typename Use>
-  auto with_codec(const transport::FrameHeader& header, compress::Payload payload, const Use& use);
 
   std::uint32_t workers_;
   Sealing sealing_;

@@ -29,9 +29,10 @@ EngineOptions checked(EngineOptions options) {
 }
 
 /// What must be equal on all ranks for their frames to meet.
-std::string agreed_settings(const EngineOptions& options) {
-  return fmt::format("partition_elements={}\nshard_bound_elements={}\n", options.partition_elements,
-                     options.shard_bound_elements);
+std::string agreed_settings(const EngineOptions& options, bool in_order) {
+  const std::string text = fmt::format("partition_elements={}\nshard_bound_elements={}\n",
+                                       options.partition_elements, options.shard_bound_elements);
+  return in_order ? text + fmt::format("code_sums={}\n", to_string(options.code_sums)) : text;
 }
 
 }  // namespace
@@ -73,7 +74,8 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
 
 Engine::Engine(std::unique_ptr<transport::Messenger> control,
                std::unique_ptr<transport::Collective> collective, const EngineOptions& options)
-    : Engine(make_native(std::move(control), std::move(collective)), options, nullptr, true) {}
+    : Engine(make_native(std::move(control), std::move(collective), options.code_sums), options, nullptr,
+             true) {}
 
 Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
                std::unique_ptr<Server> hosted, bool in_order)
@@ -85,7 +87,8 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
   if (world.servers == 0)
     throw std::invalid_argument("Engine: the job has no server; start it with at least one (-s 1)");
   server_load_.assign(world.servers, 0);
-  const auto settings = messenger_->exchange("settings", agreed_settings(options_), options_.slow_abort);
+  const auto settings =
+      messenger_->exchange("settings", agreed_settings(options_, in_order_), options_.slow_abort);
   require_same_settings("settings", settings);
   thread_ = std::make_unique<EngineThread>(*messenger_, options_, in_order_);
   collectives_ = std::make_unique<Collectives>(

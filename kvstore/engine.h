@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "compress/codecs.h"
+#include "kvstore/code_sums.h"
 #include "kvstore/key.h"
 #include "kvstore/server.h"
 #include "kvstore/ticket.h"
@@ -37,6 +38,7 @@ struct EngineOptions {
   std::uint64_t fusion_bytes = std::uint64_t{256} << 10;  ///< buckets and messages are filled up to this
   std::uint64_t credit_bytes = std::uint64_t{4} << 20;    ///< bytes handed to the socket, per server
   unsigned codec_threads = 1;
+  CodeSums code_sums = CodeSums::kFewestBits;      ///< placement native: how a library sums codes
   std::chrono::milliseconds slow_warning{60'000};  ///< a notice names what is awaited
   std::chrono::milliseconds slow_abort{
       1'800'000};  ///< then the job fails; bounds every wait, collectives too

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <bit>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -12,9 +11,10 @@
 #include <utility>
 
 #include "compress/codecs.h"
-#include "compress/dense_scalar.h"
+#include "compress/integer_sums.h"
 #include "kvstore/aggregator.h"
 #include "kvstore/loop.h"
+#include "kvstore/sum_tail.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -45,10 +45,8 @@ std::optional<ElementType> summable(std::uint8_t codec) {
   }
 }
 
-std::uint32_t bits_of(ElementType type, float value) {
-  if (type == ElementType::kFloat32) return std::bit_cast<std::uint32_t>(value);
-  return type == ElementType::kFloat16 ? compress::dense::f16_from_float(value)
-                                       : compress::dense::bf16_from_float(value);
+ElementType element_type(compress::IntegerWidth width) {
+  return width == compress::IntegerWidth::kInt8 ? ElementType::kInt8 : ElementType::kInt16;
 }
 
 /// What must be equal for sums to make sense; flags, priority and sender may differ.
@@ -65,67 +63,24 @@ std::string describe(const FrameHeader& header) {
                      header.step, header.codec, header.count);
 }
 
-/// Elements that ride behind the payload of a sum: 32 that spell a hash of what is summed, each 0 or 1, so
-/// that a sum that is neither 0 nor the number of ranks tells every rank that they differ; and one for a met
-/// NaN.
-constexpr std::size_t kHashElements = 32;
-constexpr std::size_t kTailElements = kHashElements + 1;
-
-std::uint32_t hash_of(const FrameHeader& header) {
-  std::uint64_t mix = 0;
-  for (const std::uint64_t value : {header.key, header.offset, header.step, header.count,
-                                    std::uint64_t{header.codec} << 8 | header.reply}) {
-    mix = (mix ^ value) * 0x9E3779B97F4A7C15U;
-    mix ^= mix >> 29;
-  }
-  return static_cast<std::uint32_t>(mix >> 32);
-}
-
-void write_element(std::byte* at, std::size_t bytes, std::uint32_t bits) { std::memcpy(at, &bits, bytes); }
-
-/// Payload and tail, in memory that the library may sum in.
-Buffer with_tail(const Frame& frame, ElementType type, transport::BufferPool& pool) {
-  const std::size_t width = transport::bytes_of(type);
-  const std::size_t payload = frame.payload.size_bytes();
-  Buffer values = pool.take(payload + kTailElements * width);
-  values.truncate(payload + kTailElements * width);
-  std::memcpy(values.bytes().data(), frame.payload.bytes().data(), payload);
-  std::byte* tail = values.bytes().data() + payload;
-  const std::uint32_t hash = hash_of(frame.header);
-  for (std::size_t i = 0; i < kHashElements; ++i, tail += width)
-    write_element(tail, width, bits_of(type, static_cast<float>(hash >> i & 1U)));
-  const bool nonfinite = (frame.header.flags & transport::kFlagNonfinite) != 0;
-  write_element(tail, width, bits_of(type, nonfinite ? 1.0F : 0.0F));
-  return values;
-}
-
-struct Tail {
-  bool same = true;
-  bool nonfinite = false;
+/// A round of codes that the library adds as integers: two of its operations.
+struct IntegerRound {
+  FrameHeader header;
+  compress::IntegerWidth width = compress::IntegerWidth::kInt8;
+  Buffer sums;   // with the tail
+  Buffer heads;  // of all ranks' payloads
+  int awaited = 0;
 };
-
-Tail read_tail(std::span<const std::byte> tail, ElementType type, std::uint32_t hash, std::uint32_t ranks) {
-  const std::size_t width = transport::bytes_of(type);
-  const auto element = [&](std::size_t i) {
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, tail.data() + i * width, width);
-    return bits;
-  };
-  Tail read;
-  for (std::size_t i = 0; i < kHashElements; ++i) {
-    const float set = static_cast<float>(hash >> i & 1U);
-    read.same = read.same && element(i) == bits_of(type, set * static_cast<float>(ranks));
-  }
-  read.nonfinite = element(kHashElements) != 0;
-  return read;
-}
 
 class Native final : public transport::Messenger {
  public:
-  Native(std::unique_ptr<transport::Messenger> control, std::unique_ptr<transport::Collective> collective)
+  Native(std::unique_ptr<transport::Messenger> control, std::unique_ptr<transport::Collective> collective,
+         CodeSums code_sums)
       : control_(std::move(control)),
         rank_(control_->self().rank),
-        aggregator_(control_->world().workers),
+        workers_(control_->world().workers),
+        code_sums_(code_sums),
+        aggregator_(workers_),
         collective_(std::move(collective)),
         thread_([this] {
           loop_->run(
@@ -191,32 +146,92 @@ class Native final : public transport::Messenger {
     if (under_way) return;  // pushed again
     rounds_.insert(id_of(frame.header));
     if (const auto type = summable(frame.header.codec)) return sum(std::move(frame), *type);
-    gather(std::move(frame));
+    const auto payload = std::as_const(frame.payload).bytes();
+    const bool is_summed = aggregator_.with_codec(frame.header, payload, [&](const compress::Codec& codec) {
+      const auto width = integers_of(codec, payload);
+      if (width) sum_codes(frame.header, payload, *codec.integer_sums(), *width);
+      return width.has_value();
+    });
+    if (!is_summed) gather(std::move(frame));
+  }
+
+  /// Room for so many elements and a tail, and the tail.
+  Buffer with_tail(const FrameHeader& header, ElementType type, std::size_t elements) {
+    const std::size_t width = transport::bytes_of(type);
+    Buffer values = pool_.take(elements * width + SumTail::size_bytes(width));
+    values.truncate(elements * width + SumTail::size_bytes(width));
+    SumTail::write(header, type, values.bytes().subspan(elements * width));
+    return values;
   }
 
   void sum(Frame frame, ElementType type) {
-    Buffer values = with_tail(frame, type, pool_);
+    const auto payload = std::as_const(frame.payload).bytes();
+    Buffer values = with_tail(frame.header, type, payload.size() / transport::bytes_of(type));
+    std::memcpy(values.bytes().data(), payload.data(), payload.size());
     frame.payload = {};
-    collective_->all_reduce(
-        std::move(values), type,
-        [loop = loop_, this, header = frame.header, type](Buffer summed, const std::exception_ptr& error) {
-          loop->post([this, header, type, summed = std::move(summed), error]() mutable {
-            if (!lost(header, error)) on_sum(header, type, std::move(summed));
-          });
-        });
+    collective_->all_reduce(std::move(values), type,
+                            on_loop(frame.header, [this, header = frame.header, type](Buffer summed) {
+                              if (const auto read = take_tail(header, type, summed))
+                                complete(*read, list_of(std::move(summed)));
+                            }));
   }
 
-  void on_sum(FrameHeader header, ElementType type, Buffer summed) {
-    const std::size_t width = transport::bytes_of(type);
-    const std::size_t payload = summed.size_bytes() - kTailElements * width;
-    const Tail tail =
-        read_tail(summed.bytes().subspan(payload), type, hash_of(header), control_->world().workers);
-    if (!tail.same) return fail_order(header, "another rank");
+  /// Cuts the tail off. Returns the header with the flag that it carries, or, the job having failed, nothing.
+  std::optional<FrameHeader> take_tail(FrameHeader header, ElementType type, Buffer& summed) {
+    const std::size_t payload = summed.size_bytes() - SumTail::size_bytes(transport::bytes_of(type));
+    const auto tail = SumTail::read(summed.bytes().subspan(payload), type, header, workers_);
+    if (!tail.same) {
+      fail_order(header, "another rank");
+      return std::nullopt;
+    }
     if (tail.nonfinite) header.flags |= transport::kFlagNonfinite;
     summed.truncate(payload);
-    std::vector<Buffer> payloads;
-    payloads.push_back(std::move(summed));
-    complete(header, std::move(payloads));
+    return header;
+  }
+
+  /// As what integers the library adds this push; nothing: it gathers it. All ranks find the same, since what
+  /// a payload holds follows from the answer that all got in the round before.
+  std::optional<compress::IntegerWidth> integers_of(const compress::Codec& codec, compress::Payload payload) {
+    const auto* const sums = codec.integer_sums();
+    if (sums == nullptr || !sums->holds_codes(payload)) return std::nullopt;
+    return integers_for(code_sums_, workers_, sums->code_bits());
+  }
+
+  void sum_codes(const FrameHeader& header, compress::Payload payload, const compress::IntegerSums& sums,
+                 compress::IntegerWidth width) {
+    const std::size_t elements = header.count;
+    const std::size_t head_bytes = sums.head_bytes(elements);
+    const ElementType type = element_type(width);
+    const auto round = std::make_shared<IntegerRound>();  // owners: the operations under way
+    round->header = header;
+    round->width = width;
+    round->awaited = head_bytes > 0 ? 2 : 1;
+    Buffer values = with_tail(header, type, elements);
+    sums.expand(payload, elements, width, values.bytes().first(elements * transport::bytes_of(type)));
+    if (head_bytes > 0) {
+      Buffer head = pool_.take(head_bytes);
+      head.truncate(head_bytes);
+      sums.write_head(payload, elements, head.bytes());
+      collective_->all_gather(std::move(head), on_loop(header, [this, round](Buffer heads) {
+                                round->heads = std::move(heads);
+                                on_integers(*round);
+                              }));
+    }
+    collective_->all_reduce(std::move(values), type, on_loop(header, [this, round](Buffer summed) {
+                              round->sums = std::move(summed);
+                              on_integers(*round);
+                            }));
+  }
+
+  void on_integers(IntegerRound& round) {
+    if (--round.awaited > 0) return;
+    const auto header = take_tail(round.header, element_type(round.width), round.sums);
+    if (!header) return;
+    rounds_.erase(id_of(*header));
+    answer([&](auto& answers) {
+      aggregator_.complete_round(
+          *header, IntegerContributions{std::move(round.sums), std::move(round.heads), round.width}, answers);
+    });
   }
 
   void gather(Frame frame) {
@@ -226,19 +241,16 @@ class Native final : public transport::Messenger {
     std::memcpy(block.bytes().data(), head.data(), head.size());
     std::memcpy(block.bytes().data() + head.size(), frame.payload.bytes().data(), frame.payload.size_bytes());
     frame.payload = {};
-    collective_->all_gather(std::move(block), [loop = loop_, this, header = frame.header](
-                                                  Buffer blocks, const std::exception_ptr& error) {
-      loop->post([this, header, blocks = std::move(blocks), error] {
-        if (!lost(header, error)) on_gathered(header, blocks);
-      });
-    });
+    collective_->all_gather(std::move(block),
+                            on_loop(frame.header, [this, header = frame.header](const Buffer& blocks) {
+                              on_gathered(header, blocks);
+                            }));
   }
 
   void on_gathered(FrameHeader header, const Buffer& blocks) {
-    const std::uint32_t workers = control_->world().workers;
-    const std::size_t block_bytes = blocks.size_bytes() / workers;
+    const std::size_t block_bytes = blocks.size_bytes() / workers_;
     std::vector<Buffer> payloads;
-    for (std::uint32_t worker = 0; worker < workers; ++worker) {
+    for (std::uint32_t worker = 0; worker < workers_; ++worker) {
       const auto block = blocks.bytes().subspan(worker * block_bytes, block_bytes);
       const auto payload = block.subspan(transport::kHeaderBytes);
       FrameHeader theirs;
@@ -263,6 +275,22 @@ class Native final : public transport::Messenger {
     answer([&](auto& answers) { aggregator_.complete_round(header, std::move(payloads), answers); });
   }
 
+  /// Hands what the library gave back to use(), on the loop's thread; if it failed, the whole job has.
+  template <typename Use>
+  transport::Collective::Done on_loop(const FrameHeader& header, Use use) {
+    return [loop = loop_, this, header, use](Buffer values, const std::exception_ptr& error) {
+      loop->post([this, header, use, values = std::move(values), error]() mutable {
+        if (!lost(header, error)) use(std::move(values));
+      });
+    };
+  }
+
+  static std::vector<Buffer> list_of(Buffer payload) {
+    std::vector<Buffer> payloads;
+    payloads.push_back(std::move(payload));
+    return payloads;
+  }
+
   /// Whether the library failed; then the whole job has.
   bool lost(const FrameHeader& header, const std::exception_ptr& error) {
     if (!error) return false;
@@ -284,7 +312,7 @@ class Native final : public transport::Messenger {
 
   void answer_held(const FrameHeader& probe) {
     std::vector<std::uint32_t> awaited;
-    for (std::uint32_t worker = 0; worker < control_->world().workers; ++worker) {
+    for (std::uint32_t worker = 0; worker < workers_; ++worker) {
       if (worker != rank_) awaited.push_back(worker);
     }
     Frame held{probe, Buffer::allocate(awaited.size() * sizeof(std::uint32_t))};
@@ -313,6 +341,8 @@ class Native final : public transport::Messenger {
 
   const std::unique_ptr<transport::Messenger> control_;
   const std::uint32_t rank_;
+  const std::uint32_t workers_;
+  const CodeSums code_sums_;
   std::mutex sink_mutex_;
   transport::Sink* sink_ = nullptr;
   std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and sums under way
@@ -326,13 +356,14 @@ class Native final : public transport::Messenger {
 }  // namespace
 
 std::unique_ptr<transport::Messenger> make_native(std::unique_ptr<transport::Messenger> control,
-                                                  std::unique_ptr<transport::Collective> collective) {
+                                                  std::unique_ptr<transport::Collective> collective,
+                                                  CodeSums code_sums) {
   if (collective->rank() != control->self().rank || collective->size() != control->world().workers) {
     throw std::invalid_argument(fmt::format("native: {} sums as rank {} of {}, but this is {} of {} workers",
                                             collective->name(), collective->rank(), collective->size(),
                                             to_string(control->self()), control->world().workers));
   }
-  return std::make_unique<Native>(std::move(control), std::move(collective));
+  return std::make_unique<Native>(std::move(control), std::move(collective), code_sums);
 }
 
 }  // namespace gradwire::kvstore

@@ -471,6 +471,7 @@ def _engine_options(values: settings.Settings) -> dict[str, Any]:
         "fusion_bytes": values.fusion_bytes,
         "credit_bytes": values.credit_bytes,
         "codec_threads": threads,
+        "code_sums": values.code_sums,
         "slow_warning": values.slow_warning,
         "slow_abort": values.slow_abort,
         "retry_timeout": values.retry_timeout,

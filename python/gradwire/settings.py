@@ -243,6 +243,11 @@ class Settings:
         "auto",
         "payload checksums: always; off; auto: everywhere but for dense payloads over local sockets",
     )
+    code_sums: Literal["auto", "gather", "integers"] = _setting(
+        _one_of("auto", "gather", "integers"),
+        "auto",
+        "how MPI or NCCL sums 2bit codes: gather them; add them as integers; auto: what moves fewer bytes",
+    )
     streams: int = _setting(_integer(1, most=64), 1, "connections between a worker and a server")
     codec_threads: int = _setting(
         _integer(0, most=1024), 0, "threads that encode and decode in a worker; 0: chosen here"

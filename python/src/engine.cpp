@@ -66,6 +66,8 @@ EngineOptions engine_options(const nb::kwargs& given) {
   take("fusion_bytes", options.fusion_bytes);
   take("credit_bytes", options.credit_bytes);
   take("codec_threads", options.codec_threads);
+  if (given.contains("code_sums"))
+    options.code_sums = kvstore::parse_code_sums(nb::cast<std::string>(given["code_sums"]));
   take_seconds("slow_warning", options.slow_warning);
   take_seconds("slow_abort", options.slow_abort);
   take_seconds("retry_timeout", options.retry_timeout);

@@ -77,16 +77,34 @@ def test_peers_over_mpi_give_what_servers_give(tmp_path: Path) -> None:
     assert agreed_hashes(over_mpi, 3) == agreed_hashes(by_servers, 3)
 
 
-def test_mpi_sums_codes_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code_sums", ["auto", "integers"])
+def test_mpi_sums_codes_to_the_same_bits(code_sums: str, tmp_path: Path) -> None:
     """Dense sums are in MPI's own order: with three ranks, only those of codes are the same to the bit."""
-    lossy = [codec for codec in CODECS if codec.startswith("2bit")]
+    lossy = [codec for codec in CODECS if codec.startswith("2bit")] + ["2bit:threshold=auto,reply=fp32"]
     arguments = ("steps=4", "sizes=large", f"codecs={';'.join(lossy)}")
     by_servers = run_to_the_end(
         tmp_path / "servers", python("sums_worker.py", "store=dist_sync", *arguments), workers=3
     )
     (tmp_path / "mpi").mkdir()
-    by_mpi = mpirun(tmp_path / "mpi", python("sums_worker.py", "store=allreduce_mpi", *arguments), ranks=3)
+    by_mpi = mpirun(
+        tmp_path / "mpi",
+        python("sums_worker.py", "store=allreduce_mpi", *arguments),
+        ranks=3,
+        GRADWIRE_CODE_SUMS=code_sums,
+    )
     assert agreed_hashes(by_mpi, 3) == agreed_hashes(by_servers, 3)
+
+
+def test_ranks_that_would_sum_codes_differently_are_told_so(tmp_path: Path) -> None:
+    program = """
+import os
+os.environ["GRADWIRE_CODE_SUMS"] = "gather" if os.environ["OMPI_COMM_WORLD_RANK"] == "0" else "integers"
+import gradwire
+gradwire.kv.create("allreduce_mpi")
+"""
+    ended = mpirun(tmp_path, script(program))
+    assert ended.code != 0
+    assert "worker 0 has code_sums=gather, worker 1 has code_sums=integers" in ended.err, str(ended)
 
 
 def test_mpi_sums_dense_gradients(tmp_path: Path) -> None:

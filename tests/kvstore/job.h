@@ -78,14 +78,23 @@ inline void run_peers(const JobSize& size, const std::function<void(Engine&)>& b
   });
 }
 
-/// As run_job, with a library that sums (placement native). size.servers is ignored.
-inline void run_native(const JobSize& size, const std::function<void(Engine&)>& body) {
+using Sums = std::unique_ptr<transport::Collective>;
+
+/// As run_job, with a library that sums (placement native); `wire` may put something before every rank's.
+/// size.servers is ignored.
+inline void run_native_wired(const JobSize& size, const std::function<void(Engine&)>& body,
+                             const std::function<Sums(Sums)>& wire) {
   transport::InprocNetwork network(size.workers, 0);
   transport::InprocCollectives collectives(size.workers);
   run_workers(size.workers, [&](std::uint32_t rank) {
-    Engine engine(network.connect({transport::Role::kWorker, rank}), collectives.connect(rank), size.engine);
+    Engine engine(network.connect({transport::Role::kWorker, rank}), wire(collectives.connect(rank)),
+                  size.engine);
     body(engine);
   });
+}
+
+inline void run_native(const JobSize& size, const std::function<void(Engine&)>& body) {
+  run_native_wired(size, body, [](Sums sums) { return sums; });
 }
 
 }  // namespace gradwire::kvstore

@@ -101,12 +101,15 @@ TEST(Native, SlotsGoInTheSameOrderHoweverTheyAreMarked) {
   });
 }
 
-class NativeOrder : public testing::TestWithParam<const char*> {};
+class NativeOrder : public testing::TestWithParam<std::pair<const char*, CodeSums>> {};
 
 TEST_P(NativeOrder, AnotherOrderOnOneRankIsAnErrorOnAll) {
+  const auto [codec, code_sums] = GetParam();
   std::atomic<int> failed{0};
-  run_native({3}, [&](Engine& engine) {
-    engine.set_compression(spec(GetParam()), std::string(GetParam()) == "none" ? "none" : "exact");
+  JobSize size{3};
+  size.engine.code_sums = code_sums;
+  run_native(size, [&, codec = std::string(codec)](Engine& engine) {
+    engine.set_compression(spec(codec), codec == "none" ? "none" : "exact");
     const auto keys = engine.declare(std::vector<KeySpec>{{"a", {1000}}, {"b", {1000}}});
     std::vector<float> a(1000, 1.0F), b(1000, 2.0F);
     const bool turned = engine.rank() == 1;
@@ -125,8 +128,16 @@ TEST_P(NativeOrder, AnotherOrderOnOneRankIsAnErrorOnAll) {
   EXPECT_EQ(failed, 6);
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, NativeOrder, testing::Values("none", "2bit:threshold=0.5"),
-                         [](const auto& info) { return info.index == 0 ? "Summed" : "Gathered"; });
+std::string order_name(const testing::TestParamInfo<std::pair<const char*, CodeSums>>& info) {
+  constexpr const char* kNames[] = {"Summed", "Gathered", "AddedAsIntegers"};
+  return kNames[info.index];
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, NativeOrder,
+                         testing::Values(std::pair("none", CodeSums::kFewestBits),
+                                         std::pair("2bit:threshold=0.5", CodeSums::kGather),
+                                         std::pair("2bit:threshold=0.5", CodeSums::kIntegers)),
+                         order_name);
 
 TEST(Native, ARankThatNeverComesIsAskedForByName) {
   JobSize size{2};

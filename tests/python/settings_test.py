@@ -95,6 +95,7 @@ def test_rank_falls_back_by_role(environ: dict[str, str], rank: int | None, orig
         ({"GRADWIRE_LIVENESS_TIMEOUT": "0"}, "'0' is too small: expected 1ms or more"),
         ({"GRADWIRE_LIVENESS_TIMEOUT": "-1"}, "'-1' is not a duration"),
         ({"GRADWIRE_CHECKSUM": "on"}, "'on' is not valid: expected one of auto, always, off"),
+        ({"GRADWIRE_CODE_SUMS": "int8"}, "'int8' is not valid: expected one of auto, gather, integers"),
         ({"GRADWIRE_PARTITION_BYTES": "1parsec"}, "'1parsec' is not a size: expected a number of bytes"),
         ({"DMLC_NUM_WORKER": "many"}, r"GRADWIRE_NUM_WORKERS \(DMLC_NUM_WORKER\): 'many' is not valid"),
         ({"GRADWIRE_RANK": "2", "GRADWIRE_NUM_WORKERS": "2"}, "no rank 2 among 2 workers: expected 0 to 1"),
