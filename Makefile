@@ -99,7 +99,8 @@ venv: packages
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.txt; \
 	echo "$$wanted" > .venv/requirements
 
-build: packages
+# The venv holds nccl.h.
+build: venv
 	@[ -f build/release/build.ninja ] || cmake --preset release
 	@cmake --build --preset release -j $(JOBS)
 

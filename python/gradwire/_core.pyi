@@ -205,7 +205,7 @@ class Engine:
 
 def build_info() -> dict:
     """
-    What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs, number of CUDA devices and, where there is none, the reason.
+    What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs, number of CUDA devices and, where there is none, the reason; why NCCL cannot be used by this build, if so.
     """
 
 def connect_engine(**settings: Any) -> Engine:
@@ -229,6 +229,16 @@ def connect_mpi_native(library: str, **settings: Any) -> Engine:
 def describe_mpi(library: str) -> dict:
     """
     Version and thread level of MPI, which it initialises and finalises: for a process of its own.
+    """
+
+def connect_nccl(serves_roll_call: bool, library: str, device: int | None, **settings: Any) -> Engine:
+    """
+    NCCL sums, each rank on a GPU of its own: every rank must push the same keys in the same order. library: libnccl.so.2. device: number of the GPU; None: the rank modulo the number of GPUs.
+    """
+
+def nccl_version(library: str) -> str:
+    """
+    Version of the NCCL there, which needs no GPU. Raises TransportError with the loader's reason.
     """
 
 def local_engine(**settings: Any) -> Engine:

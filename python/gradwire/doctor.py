@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib
 import importlib.metadata
@@ -19,7 +20,6 @@ from gradwire import job, settings
 from gradwire.units import format_bytes, format_duration
 
 _SIOCGIFADDR = 0x8915
-_NOT_YET = "not part of this version of gradwire"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def gradwire_version() -> str:
 
 def examine() -> Finding:
     """Looks at everything. Never raises for what is missing or wrong: that is what it reports."""
-    missing = {"nccl": _NOT_YET}
+    missing: dict[str, str] = {}
     libraries: dict[str, str] = {}
     machine = machine_description()
     transports: list[str] = []
@@ -100,6 +100,7 @@ def examine() -> Finding:
         else:
             missing["cuda"] = build["cuda_missing"]
         _examine_mpi(transports, libraries, missing)
+        _examine_nccl(libraries, missing)
     except ImportError as error:
         missing["core"] = f"the compiled part cannot be loaded ({error}); install gradwire again"
     except AttributeError as error:
@@ -129,6 +130,15 @@ def examine() -> Finding:
         settings=rows,
         unknown=settings.unknown_variables(),
     )
+
+
+def _examine_nccl(libraries: dict[str, str], missing: dict[str, str]) -> None:
+    nccl = importlib.import_module("gradwire.nccl")
+    reason = nccl.why_not()
+    if reason is not None:
+        missing["nccl"] = f"{reason}; the store nccl needs it"
+    with contextlib.suppress(ConnectionError):  # then the reason says so
+        libraries["nccl"] = nccl.version()
 
 
 def _examine_mpi(transports: list[str], libraries: dict[str, str], missing: dict[str, str]) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from gradwire import _core, mpi, settings
+from gradwire import _core, mpi, nccl, settings
 from gradwire.collectives import Collectives
 from gradwire.compress import Compression
 from gradwire.devices import DeviceSum
@@ -41,6 +41,7 @@ _PLACEMENTS = {
     "horovod": "peers",
     "dist_sync_mpi": "mpi_peers",
     "allreduce_mpi": "mpi_native",
+    "nccl": "nccl",
 }
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -62,7 +63,9 @@ def create(name: str = "local") -> KVStore:
     them) too. `dist_sync_mpi` is `allreduce` over MPI's messages, and in `allreduce_mpi` MPI sums as well, so that
     every worker must push the same keys in the same order: start these with mpirun (`--bind-to none`, or the threads
     of a rank share one core). What else in the process uses MPI (mpi4py) must have initialised it with
-    MPI_THREAD_MULTIPLE; after a failure nobody finalises MPI, and mpirun ends the job.
+    MPI_THREAD_MULTIPLE; after a failure nobody finalises MPI, and mpirun ends the job. In `nccl` NCCL sums, on a GPU
+    that each worker has to itself (arrays are still handed over on the CPU); it joins as `allreduce` does, and asks
+    for the same order.
 
     In a process whose role is server or scheduler (DMLC_ROLE or GRADWIRE_ROLE) it serves the job to its end and
     then ends the process, as users of MXNet's scripts expect.
@@ -75,6 +78,7 @@ def create(name: str = "local") -> KVStore:
         ValueError: an unknown name (the nearest valid ones are named), settings that are missing or bad, or a job
             that this process has joined already.
         gradwire.TimeoutError: not every rank appeared in time; names those missing.
+        gradwire.TransportError: MPI or NCCL cannot be used here; says why, and what else can.
     """
     if not isinstance(name, str):
         raise TypeError(f"kv.create: name is {name!r}, expected a string such as 'dist_sync'")
@@ -511,10 +515,11 @@ def _join_servers(values: settings.Settings, name: str) -> _core.Engine:
     return _core.connect_engine(**_node_options(values), **_engine_options(values))
 
 
-def _join_peers(values: settings.Settings, name: str) -> _core.Engine:
+def _roll_call(values: settings.Settings, name: str) -> tuple[bool, dict[str, Any]]:
+    """Whether this process serves the roll call of a job without servers; and what its engine needs."""
     options = _node_options(values) | _engine_options(values)
     if values.scheduler is not None:
-        return _core.connect_peers(False, **options)
+        return False, options
     if values.master is None or values.rank is None:
         raise ValueError(
             f"kv.create({name!r}): there is no job to join; start the script with `gradwire run -n 2 python "
@@ -522,7 +527,27 @@ def _join_peers(values: settings.Settings, name: str) -> _core.Engine:
         )
     options["scheduler"] = values.master
     options["scheduler_name"] = "worker 0, which serves the roll call,"
-    return _core.connect_peers(values.rank == 0, **options)
+    return values.rank == 0, options
+
+
+def _join_peers(values: settings.Settings, name: str) -> _core.Engine:
+    serves, options = _roll_call(values, name)
+    return _core.connect_peers(serves, **options)
+
+
+def _join_nccl(values: settings.Settings, name: str) -> _core.Engine:
+    if (reason := nccl.why_not()) is not None:
+        raise _core.TransportError(
+            f"kv.create({name!r}): {reason}; use the store 'allreduce', which needs neither NCCL nor a GPU and has "
+            "the same codecs"
+        )
+    if values.scheduler is not None and values.num_servers > 0:
+        raise ValueError(
+            f"kv.create({name!r}): this job has {values.num_servers} servers, and NCCL needs none; start it with "
+            f"`gradwire run -n {values.num_workers} -s 0 python script.py`"
+        )
+    serves, options = _roll_call(values, name)
+    return _core.connect_nccl(serves, nccl.library(), values.device, **options)
 
 
 def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engine:
@@ -557,6 +582,7 @@ _JOIN = {
     "peers": _join_peers,
     "mpi_peers": _join_mpi_peers,
     "mpi_native": _join_mpi_native,
+    "nccl": _join_nccl,
 }
 
 

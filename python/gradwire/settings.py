@@ -248,6 +248,12 @@ class Settings:
         "auto",
         "how MPI or NCCL sums 2bit codes: gather them; add them as integers; auto: what moves fewer bytes",
     )
+    device: int | None = _setting(
+        _integer(0),
+        None,
+        "number of the GPU on which NCCL sums for this worker; unset: its rank modulo the number of GPUs here",
+        Alias(("LOCAL_RANK",), roles=("worker",)),
+    )
     streams: int = _setting(_integer(1, most=64), 1, "connections between a worker and a server")
     codec_threads: int = _setting(
         _integer(0, most=1024), 0, "threads that encode and decode in a worker; 0: chosen here"

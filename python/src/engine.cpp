@@ -16,6 +16,9 @@
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
 #include "transport/inproc.h"
+#include "transport/nccl_collective.h"
+#include "transport/nccl_library.h"
+#include "transport/nccl_port.h"
 #include "transport/node_pair.h"
 #include "transport/zmq_messenger.h"
 #include "transport/zmq_version.h"
@@ -142,7 +145,24 @@ std::unique_ptr<PyEngine> connect_mpi_native(const std::string& library, const n
   const auto options = engine_options(given);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
-  return std::make_unique<PyEngine>(transport::connect_mpi_native(mpi), options);
+  auto native = transport::connect_mpi_native(mpi);
+  return std::make_unique<PyEngine>(std::move(native.messenger), std::move(native.collective), options);
+}
+
+std::unique_ptr<PyEngine> connect_nccl(bool serves_roll_call, const std::string& library,
+                                       std::optional<int> device, const nb::kwargs& given) {
+  auto zmq = zmq_options(transport::Role::kWorker, given);
+  const auto options = engine_options(given);
+  const InterruptEnds interrupt;
+  const nb::gil_scoped_release release;
+  zmq.servers = 0;
+  auto scheduler = serves_roll_call ? std::make_unique<transport::Scheduler>(zmq) : nullptr;
+  auto control = transport::connect_zmq(zmq);
+  const int rank = static_cast<int>(control->self().rank);
+  const int chosen = device.value_or(rank % std::max(compress::cuda_devices().count, 1));
+  auto sums = transport::connect_nccl(*control, library, chosen,
+                                      {.join = zmq.rendezvous_timeout, .sum = options.slow_abort});
+  return std::make_unique<PyEngine>(std::move(control), std::move(sums), options, std::move(scheduler));
 }
 
 nb::dict describe_mpi(const std::string& library) {
@@ -330,11 +350,11 @@ void bind_engine(nb::module_& module) {
         const compress::CudaDevices cuda = compress::cuda_devices();
         info["cuda_devices"] = cuda.count;
         info["cuda_missing"] = cuda.missing;
+        info["nccl_missing"] = transport::nccl_missing();
         return info;
       },
       "What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs, number of "
-      "CUDA "
-      "devices and, where there is none, the reason.");
+      "CUDA devices and, where there is none, the reason; why NCCL cannot be used by this build, if so.");
   module.def("connect_engine", &connect_engine,
              nb::sig("def connect_engine(**settings: typing.Any) -> Engine"),
              "Joins a job as a worker. Keywords: gradwire.settings.");
@@ -351,6 +371,16 @@ void bind_engine(nb::module_& module) {
   module.def(
       "describe_mpi", &describe_mpi, "library"_a,
       "Version and thread level of MPI, which it initialises and finalises: for a process of its own.");
+  module.def(
+      "connect_nccl", &connect_nccl, "serves_roll_call"_a, "library"_a, "device"_a.none(), "settings"_a,
+      nb::sig("def connect_nccl(serves_roll_call: bool, library: str, device: int | None, **settings: "
+              "typing.Any) -> Engine"),
+      "NCCL sums, each rank on a GPU of its own: every rank must push the same keys in the same order. "
+      "library: libnccl.so.2. device: number of the GPU; None: the rank modulo the number of GPUs.");
+  module.def(
+      "nccl_version", [](const std::string& library) { return transport::NcclLibrary(library).version(); },
+      "library"_a,
+      "Version of the NCCL there, which needs no GPU. Raises TransportError with the loader's reason.");
   module.def("local_engine", &local_engine, nb::sig("def local_engine(**settings: typing.Any) -> Engine"),
              "A store inside this process, of one worker.");
   module.def("run_server", &run_server, nb::sig("def run_server(**settings: typing.Any) -> None"),

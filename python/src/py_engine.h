@@ -53,10 +53,11 @@ class PyEngine {
         engine_(std::make_unique<kvstore::Engine>(
             std::move(pair.worker), options,
             std::make_unique<kvstore::Server>(std::move(pair.server), kvstore::ServerOptions()))) {}
-  /// Where a library sums.
-  PyEngine(transport::MpiNative native, const kvstore::EngineOptions& options)
-      : engine_(std::make_unique<kvstore::Engine>(std::move(native.messenger), std::move(native.collective),
-                                                  options)) {}
+  /// Where a library sums; scheduler: likewise.
+  PyEngine(std::unique_ptr<transport::Messenger> control, std::unique_ptr<transport::Collective> sums,
+           const kvstore::EngineOptions& options, std::unique_ptr<transport::Scheduler> scheduler = nullptr)
+      : scheduler_(std::move(scheduler)),
+        engine_(std::make_unique<kvstore::Engine>(std::move(control), std::move(sums), options)) {}
   ~PyEngine() {
     if (!is_inherited()) return;
     static_cast<void>(engine_.release());

@@ -18,35 +18,6 @@ namespace {
 
 using testing::HasSubstr;
 
-using Results = std::map<std::string, std::vector<std::vector<float>>>;  // by compression, then by rank
-using JobRunner = std::function<void(const JobSize&, const std::function<void(Engine&)>&)>;
-
-const std::vector<KeySpec> kKeys = {{"one", {1}}, {"several units", {70'001}}, {"small", {300}}};
-
-/// What every rank received in a few steps of every lossy codec and reply.
-Results results_of_codes(const JobSize& size, const JobRunner& run) {
-  Results results;
-  for (const std::string codec : {"2bit:threshold=0.25", "2bit:threshold=auto"}) {
-    for (const std::string reply : {"exact", "fp32", "2bit"}) {
-      std::vector<std::vector<float>> by_rank(size.workers);
-      run(size, [&](Engine& engine) {
-        engine.set_compression(spec(codec), reply);
-        const auto keys = engine.declare(kKeys);
-        for (unsigned step = 0; step < 4; ++step) {
-          for (std::size_t k = 0; k < keys.size(); ++k) {
-            auto values = random_floats(kKeys[k].elements(), 100 * step + engine.rank());
-            engine.push_pull(keys[k], values, values, 0).wait();
-            auto& received = by_rank[engine.rank()];
-            received.insert(received.end(), values.begin(), values.end());
-          }
-        }
-      });
-      results[codec + reply] = std::move(by_rank);
-    }
-  }
-  return results;
-}
-
 class NativeCodes : public testing::TestWithParam<std::uint32_t> {};
 
 TEST_P(NativeCodes, HaveTheBitsOfServersGatheredAndAdded) {
@@ -193,11 +164,11 @@ TEST(NativeCodesOptimizer, UpdatesFromSumsOfIntegers) {
   const auto weights = [](const JobRunner& run, CodeSums code_sums) {
     JobSize size{3};
     size.engine.code_sums = code_sums;
-    std::vector<float> weight(kKeys[1].elements());
+    std::vector<float> weight(kCodeKeys[1].elements());
     run(size, [&](Engine& engine) {
       engine.set_compression(spec("2bit:threshold=auto"), "exact");
-      const auto keys = engine.declare(std::vector<KeySpec>{kKeys[1]});
-      std::vector<float> out(kKeys[1].elements());
+      const auto keys = engine.declare(std::vector<KeySpec>{kCodeKeys[1]});
+      std::vector<float> out(kCodeKeys[1].elements());
       engine.init(keys[0], out);
       engine.set_optimizer("sgd learning_rate=0.1 momentum=0.9");
       for (unsigned step = 0; step < 4; ++step)

@@ -1,6 +1,7 @@
 // Gradients to push, and what whole jobs make of them.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <random>
 #include <string>
@@ -68,6 +69,36 @@ inline std::map<std::string, std::vector<float>> results_of(
       }
       if (engine.rank() == 0) results[codec + reply] = last;
     });
+  }
+  return results;
+}
+
+/// What ranks received, by compression and by rank.
+using Results = std::map<std::string, std::vector<std::vector<float>>>;
+using JobRunner = std::function<void(const JobSize&, const std::function<void(Engine&)>&)>;
+
+inline const std::vector<KeySpec> kCodeKeys = {{"one", {1}}, {"several units", {70'001}}, {"small", {300}}};
+
+/// What every rank received in a few steps of every lossy codec and reply.
+inline Results results_of_codes(const JobSize& size, const JobRunner& run) {
+  Results results;
+  for (const std::string codec : {"2bit:threshold=0.25", "2bit:threshold=auto"}) {
+    for (const std::string reply : {"exact", "fp32", "2bit"}) {
+      std::vector<std::vector<float>> by_rank(size.workers);
+      run(size, [&](Engine& engine) {
+        engine.set_compression(spec(codec), reply);
+        const auto keys = engine.declare(kCodeKeys);
+        for (unsigned step = 0; step < 4; ++step) {
+          for (std::size_t k = 0; k < keys.size(); ++k) {
+            auto values = random_floats(kCodeKeys[k].elements(), 100 * step + engine.rank());
+            engine.push_pull(keys[k], values, values, 0).wait();
+            auto& received = by_rank[engine.rank()];
+            received.insert(received.end(), values.begin(), values.end());
+          }
+        }
+      });
+      results[codec + reply] = std::move(by_rank);
+    }
   }
   return results;
 }

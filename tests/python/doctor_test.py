@@ -11,14 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire import doctor, mpi
+from gradwire import _core, doctor, mpi, nccl
 from rich.console import Console
 
 
 def test_record_has_the_promised_fields() -> None:
     record = doctor.examine().record()
     assert {"version", "transports", "codecs", "stores", "missing", "settings"} <= set(record)
-    assert "nccl" in record["missing"]
     assert ("mpi" in record["missing"]) != ("mpi" in record["transports"])
     assert all(isinstance(reason, str) and reason for reason in record["missing"].values())
     assert json.loads(json.dumps(record, allow_nan=False)) == record
@@ -27,6 +26,20 @@ def test_record_has_the_promised_fields() -> None:
 def test_cuda_devices_are_counted_or_missed_for_a_reason() -> None:
     record = doctor.examine().record()
     assert ("cuda" in record["machine"]) != ("cuda" in record["missing"])
+
+
+def test_nccl_has_a_version_or_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = doctor.examine().record()
+    assert re.fullmatch(
+        r"2\.[0-9]+\.[0-9]+", record["libraries"]["nccl"]
+    )  # of requirements.txt: needs no GPU
+    assert ("cuda" in record["missing"]) == ("nccl" in record["missing"])
+    monkeypatch.setattr(nccl, "library", lambda: "/nowhere/libnccl.so.2")
+    record = doctor.examine().record()
+    assert "nccl" not in record["libraries"]
+    if not _core.build_info()["nccl_missing"]:
+        assert "'/nowhere/libnccl.so.2' cannot be loaded" in record["missing"]["nccl"]
+        assert "pip install nvidia-nccl-cu13" in record["missing"]["nccl"]
 
 
 def test_settings_carry_value_and_origin(monkeypatch: pytest.MonkeyPatch) -> None:

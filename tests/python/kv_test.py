@@ -12,6 +12,7 @@ from typing import Any
 import gradwire
 import numpy as np
 import pytest
+from gradwire import nccl
 from gradwire.kv import KVStore
 from numpy.testing import assert_array_equal
 
@@ -47,7 +48,7 @@ def pulled(kv: KVStore, key: Any, shape: tuple[int, ...] = SHAPE) -> Any:
 def test_stores_lists_what_create_takes() -> None:
     assert gradwire.kv.stores() == [
         *("local", "device", "dist_sync", "dist_sync_device", "dist_device_sync", "allreduce", "horovod"),
-        *("dist_sync_mpi", "allreduce_mpi"),
+        *("dist_sync_mpi", "allreduce_mpi", "nccl"),
     ]
 
 
@@ -126,6 +127,23 @@ def test_a_process_joins_its_job_once() -> None:
     store.close()
     assert gradwire.kv.joined() is None
     local.close()
+
+
+def test_nccl_without_a_gpu_says_why_and_what_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    if nccl.why_not() is None:
+        monkeypatch.setattr(nccl, "why_not", lambda: "NCCL 2.32.3 is here, but no GPU is: none is listed")
+    with pytest.raises(gradwire.TransportError, match=r"^kv.create\('nccl'\): .+; use the store 'allreduce'"):
+        gradwire.kv.create("nccl")
+    assert gradwire.kv.joined() is None
+
+
+def test_nccl_in_a_job_with_servers_is_told_to_start_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "why_not", lambda: None)
+    monkeypatch.setenv("GRADWIRE_SCHEDULER", "tcp://127.0.0.1:1")
+    monkeypatch.setenv("GRADWIRE_NUM_WORKERS", "2")
+    monkeypatch.setenv("GRADWIRE_NUM_SERVERS", "2")
+    with pytest.raises(ValueError, match=r"gradwire run -n 2 -s 0 python script\.py"):
+        gradwire.kv.create("nccl")
 
 
 @pytest.mark.parametrize("name", [None, 3, b"local"])
