@@ -35,7 +35,7 @@ void convert(std::span<const std::byte> from, std::span<std::byte> to) {
 
 NcclSums::NcclSums(std::unique_ptr<NcclPort> port, std::uint32_t rank, std::uint32_t ranks,
                    const NcclPatience& patience)
-    : port_(std::move(port)), rank_(rank), ranks_(ranks), patience_(patience) {}
+    : rank_(rank), ranks_(ranks), patience_(patience), port_(std::move(port)) {}
 
 std::shared_ptr<NcclSums> NcclSums::join(std::unique_ptr<NcclPort> port, const NcclPort::Id& id,
                                          std::uint32_t rank, std::uint32_t ranks,
@@ -93,6 +93,9 @@ void NcclSums::run(const NcclPort::Id& id) {
     fail(cause.what());
     port_->abort();  // slots stay until it has: NCCL may still write to them
   }
+  under_way_.clear();  // here, where the device is the current one
+  free_slots_.clear();
+  port_.reset();
   const std::lock_guard lock(mutex_);
   has_ended_ = true;
   changed_.notify_all();

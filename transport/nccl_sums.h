@@ -88,12 +88,12 @@ class NcclSums {
   void await_ready(const Check& check);
   std::unique_ptr<NcclPort::Slot> take_slot(std::size_t size_bytes);
 
-  const std::unique_ptr<NcclPort> port_;
   const std::uint32_t rank_;
   const std::uint32_t ranks_;
   const NcclPatience patience_;
 
   // The thread's own.
+  std::unique_ptr<NcclPort> port_;
   std::deque<Operation> under_way_;
   std::vector<std::unique_ptr<NcclPort::Slot>> free_slots_;
   BufferPool pool_;
