@@ -76,7 +76,8 @@ def main() -> None:
     store = gradwire.kv.create(options["store"])
     write_pid(store.rank)  # over MPI it is not known before
     hashes = {codec: train(store, codec, options) for codec in options["codecs"].split(";")}
-    print(json.dumps({"rank": store.rank, "hashes": hashes}))
+    # In one piece: what print() writes in two may come out of mpirun with another rank's line in between.
+    sys.stdout.write(json.dumps({"rank": store.rank, "hashes": hashes}) + "\n")
     store.close()
 
 
