@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "compress/integer_sums.h"
+#include "compress/segmented.h"
 #include "tests/compress/codec_cases.h"
 
 namespace gradwire::compress {
@@ -93,6 +95,50 @@ TEST_P(CodecFuzz, DecodersSurviveHostileBytes) {
       const Bytes reply = exact(mutator.mutate(replied(*codec, honest, elements, kind, {})));
       std::vector<UnitScale> next(codec->agrees_scales() ? unit_count(elements) : 0);
       attempt([&] { codec->decode_reply(reply, ways, kind, out, next); });
+    }
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(accepted, 0);
+}
+
+// Heads come from other ranks, and integers from a library that they all used.
+TEST_P(CodecFuzz, SumsThatALibraryMadeAreHostileToo) {
+  const auto codec = make(parse_spec(GetParam()));
+  if (codec->integer_sums() == nullptr) return;
+  Mutator mutator(20261122);
+  int refused = 0;
+  int accepted = 0;
+  for (int round = 0; round < rounds(); ++round) {
+    const auto first = static_cast<std::uint32_t>(1 + mutator.below(300));
+    const Segmented together(*codec, {first, 100});
+    const bool is_segmented = mutator.below(2) == 0;
+    const Codec& whole = is_segmented ? static_cast<const Codec&>(together) : *codec;
+    const std::size_t elements = is_segmented ? first + 100 : first;
+    const IntegerSums& sums = *whole.integer_sums();
+    std::vector<UnitScale> scales(codec->agrees_scales() ? (is_segmented ? 2 : 1) : 0, {0.3f, 0.5f});
+    const Bytes payload = encoded(whole, gaussian(elements, static_cast<unsigned>(round)), {}, scales);
+    const IntegerWidth width = mutator.below(2) == 0 ? IntegerWidth::kInt8 : IntegerWidth::kInt16;
+    Bytes good_head(sums.head_bytes(elements));
+    Bytes integers(elements * bytes_of(width));
+    sums.write_head(payload, elements, good_head);
+    sums.expand(payload, elements, width, integers);
+    if (mutator.below(2) == 0) integers = mutator.mutate(integers);
+    const Bytes added = exact(integers);
+    std::vector<Bytes> heads;
+    for (std::size_t way = 0; way < 2; ++way)
+      heads.push_back(exact(way == 0 ? mutator.mutate(good_head) : good_head));
+    const std::vector<Payload> views(heads.begin(), heads.end());
+    const SummedRound summed{2, good_head.empty() ? std::span<const Payload>() : views, added, width};
+    std::vector<float> out(elements);
+    try {
+      sums.decode_sum(summed, out);
+      for (ReplyKind kind : reply_kinds(whole)) {
+        Bytes reply(whole.max_reply_size(elements, 2, kind));
+        sums.encode_reply(summed, elements, kind, {}, reply);
+      }
+      ++accepted;
+    } catch (const DecodeError&) {
+      ++refused;
     }
   }
   EXPECT_GT(refused, 0);
