@@ -66,6 +66,16 @@ std::string first_line(const char* path) {
 
 }  // namespace
 
+std::string host_name(const ZmqOptions& options) {
+  std::string name = options.host;
+  if (name.empty()) {
+    std::array<char, 256> text{};
+    if (gethostname(text.data(), text.size() - 1) == 0) name = text.data();
+  }
+  std::erase(name, '\n');  // it travels in a line of text
+  return name;
+}
+
 std::string machine_identity(const std::string& host) {
   const std::string boot = first_line("/proc/sys/kernel/random/boot_id");
   std::error_code error;

@@ -34,6 +34,8 @@ std::string address_of_interface(const std::string& name, const std::string& pee
 /// The local address from which packets to a numeric address leave. Throws TransportError.
 std::string address_towards(const std::string& peer_address);
 
+/// This host's name: as given, or what the system says.
+std::string host_name(const ZmqOptions& options);
 /// Names this machine, network namespace and host name without a space: processes for which it is equal can
 /// reach each other by ipc. Empty where the system does not tell.
 std::string machine_identity(const std::string& host);

@@ -50,16 +50,6 @@ void check_options(const ZmqOptions& options) {
   }
 }
 
-std::string host_name(const ZmqOptions& options) {
-  std::string name = options.host;
-  if (name.empty()) {
-    std::array<char, 256> text{};
-    if (gethostname(text.data(), text.size() - 1) == 0) name = text.data();
-  }
-  std::erase(name, '\n');  // it travels in a line of text
-  return name;
-}
-
 // Frames of one partition go one way, so that they keep their order.
 std::uint64_t spread_of(const FrameHeader& header) {
   std::uint64_t mix = header.key * 0x9E3779B97F4A7C15u + header.offset;
