@@ -3,8 +3,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cstring>
+#include <functional>
+#include <numeric>
+#include <stdexcept>
 #include <string_view>
 #include <utility>
 
@@ -55,13 +60,28 @@ std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t ke
 
 compress::Payload view(const Buffer& buffer) { return buffer.bytes(); }
 
+/// "0,2,5"
+std::vector<std::uint32_t> parse_ranks(std::string_view text) {
+  std::vector<std::uint32_t> ranks;
+  const char* const end = text.data() + text.size();
+  for (const char* at = text.data(); at < end;) {
+    const auto [next, error] = std::from_chars(at, end, ranks.emplace_back());
+    if (error != std::errc() || (next != end && *next != ','))
+      throw std::invalid_argument(fmt::format("'{}' is no list of ranks such as 0,2", text.substr(0, 80)));
+    at = next == end ? end : next + 1;
+  }
+  return ranks;
+}
+
 }  // namespace
 
 /// What a round's answer is made from: the workers' payloads, or their codes as a library has added them.
 class Aggregator::Contributions {
  public:
   Contributions(const Round& round, std::uint32_t workers) {
-    for (const auto& payload : round.payloads) payloads_.push_back(view(*payload));
+    for (const auto& payload : round.payloads) {
+      if (payload) payloads_.push_back(view(*payload));  // only some of the workers may contribute
+    }
     if (!round.integers) return;
     const auto heads = view(round.integers->heads);
     const std::size_t head_bytes = heads.size() / workers;
@@ -91,7 +111,24 @@ class Aggregator::Contributions {
   std::optional<compress::SummedRound> integers_;
 };
 
-Aggregator::Aggregator(std::uint32_t workers, Sealing sealing) : workers_(workers), sealing_(sealing) {}
+Aggregator::Aggregator(std::uint32_t workers, Sealing sealing)
+    : workers_(workers), sealing_(sealing), contributors_(workers) {
+  std::iota(contributors_.begin(), contributors_.end(), 0U);
+}
+
+void Aggregator::set_contributors(std::vector<std::uint32_t> ranks) {
+  const bool ascends = std::ranges::adjacent_find(ranks, std::greater_equal()) == ranks.end();
+  if (ranks.empty() || !ascends || ranks.back() >= workers_) {
+    throw std::invalid_argument(
+        fmt::format("contributors {} given, expected some of the {} workers, ascending",
+                    fmt::join(ranks, ","), workers_));
+  }
+  for (const auto& [id, partition] : partitions_) {
+    if (partition.next_step > 0 || !partition.rounds.empty())
+      throw std::invalid_argument("contributors given after the first push; give them before");
+  }
+  contributors_ = std::move(ranks);
+}
 
 void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   const FrameHeader header = frame.header;
@@ -150,6 +187,13 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   const FrameHeader header = frame.header;
   if (header.count == 0)
     throw Refused{Refusal::kFinal, fmt::format("push of key {} holds no element", header.key)};
+  if (!std::ranges::binary_search(contributors_, worker)) {
+    throw Refused{
+        Refusal::kFinal,
+        fmt::format("push of key {}: worker {} is not awaited here, but worker {}; a host's workers push "
+                    "through the first of them",
+                    header.key, worker, fmt::join(contributors_, ", "))};
+  }
   const auto& codec = codec_of(header);
   const auto kind = static_cast<ReplyKind>(header.reply);
   if (header.reply > static_cast<std::uint8_t>(ReplyKind::kSame) ||
@@ -191,16 +235,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
     round.payloads.resize(workers_);
   }
   accept(worker, round, std::move(frame));
-  if (round.arrived == workers_ && header.step == partition.next_step) {
-    for (auto next = partition.rounds.begin();
-         next != partition.rounds.end() && next->first == partition.next_step &&
-         next->second.arrived == workers_;
-         next = partition.rounds.begin()) {
-      Round complete_round = std::move(next->second);
-      partition.rounds.erase(next);
-      complete(partition, std::move(complete_round), answers);
-    }
-  }
+  complete_next(partition, answers);
   for (const std::uint32_t left : gone_) {
     if (header.step < partition.next_step || round.payloads[left]) continue;
     return fail_waiters(round, left_text(left, header.step, header.key), answers);
@@ -228,6 +263,18 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   ++round.arrived;
 }
 
+void Aggregator::complete_next(Partition& partition, std::vector<Answer>& answers) {
+  for (auto next = partition.rounds.begin();
+       next != partition.rounds.end() && next->first == partition.next_step &&
+       next->second.arrived == contributors_.size();
+       next = partition.rounds.begin()) {
+    if (upstream_) return pass_on(partition, next->second);
+    Round round = std::move(next->second);
+    partition.rounds.erase(next);
+    complete(partition, std::move(round), answers);
+  }
+}
+
 void Aggregator::complete_round(const FrameHeader& header, std::vector<Buffer> payloads,
                                 std::vector<Answer>& answers) {
   Round round = open_whole(header);
@@ -253,17 +300,45 @@ Aggregator::Round Aggregator::open_whole(const FrameHeader& header) {
 }
 
 void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>& answers) {
+  Frame answer = sum_or_error(partition, round);
+  if (sealing_ == Sealing::kAll || codec_of(round.first).lossy()) answer.payload.seal();
+  publish(partition, std::move(answer), answers);
+}
+
+void Aggregator::publish(Partition& partition, Frame answer, std::vector<Answer>& answers) {
   ++partition.next_step;
-  try {
-    partition.answer = reply(partition, round);
-    if (sealing_ == Sealing::kAll || codec_of(round.first).lossy()) partition.answer->payload.seal();
-  } catch (const std::exception& error) {  // payloads fine one by one, but not together
-    const std::string text =
-        fmt::format("key {} step {}: {}", round.first.key, round.first.step, error.what());
-    partition.answer = answer_to(round.first, Kind::kError, to_buffer(text));
+  partition.answer = std::move(answer);
+  for (const std::uint32_t worker : contributors_) answers.push_back({worker, share(*partition.answer)});
+}
+
+void Aggregator::pass_on(Partition& partition, Round& round) {
+  if (round.is_upstream) return;
+  round.is_upstream = true;
+  Frame sum = sum_or_error(partition, round);
+  for (auto& payload : round.payloads) {
+    if (payload) payload = Buffer();
   }
-  for (std::uint32_t worker = 0; worker < workers_; ++worker)
-    answers.push_back({worker, share(*partition.answer)});
+  upstream_(std::move(sum));
+}
+
+void Aggregator::answer(Frame frame, std::vector<Answer>& answers) {
+  const auto found = partitions_.find({frame.header.key, frame.header.offset});
+  if (found == partitions_.end()) return;
+  Partition& partition = found->second;
+  if (frame.header.step != partition.next_step || partition.rounds.erase(partition.next_step) == 0) return;
+  if (sealing_ == Sealing::kAll) frame.payload.seal();
+  publish(partition, std::move(frame), answers);
+  complete_next(partition, answers);
+}
+
+Frame Aggregator::sum_or_error(Partition& partition, const Round& round) {
+  try {
+    return reply(partition, round);
+  } catch (const std::exception& error) {  // payloads fine one by one, but not together
+    return answer_to(
+        round.first, Kind::kError,
+        to_buffer(fmt::format("key {} step {}: {}", round.first.key, round.first.step, error.what())));
+  }
 }
 
 Frame Aggregator::reply(Partition& partition, const Round& round) {
@@ -354,7 +429,7 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
     return;
   }
   std::vector<std::uint32_t> awaited;
-  for (std::uint32_t rank = 0; rank < workers_; ++rank) {
+  for (const std::uint32_t rank : contributors_) {
     if (!round->second.payloads[rank]) awaited.push_back(rank);
   }
   Buffer ranks = Buffer::allocate(awaited.size() * sizeof(std::uint32_t));
@@ -366,15 +441,21 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
   const auto bytes = view(frame.payload);
   const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   constexpr std::string_view kOptimizer = "optimizer ";
-  if (!text.starts_with(kOptimizer)) {
-    throw Refused{Refusal::kFinal, fmt::format("command '{}' is not known; expected 'optimizer NAME ...'",
+  constexpr std::string_view kContributors = "contributors ";
+  if (text.starts_with(kOptimizer)) {
+    updater_ = make_updater(parse_optimizer(text.substr(kOptimizer.size())));
+  } else if (text.starts_with(kContributors)) {
+    set_contributors(parse_ranks(text.substr(kContributors.size())));
+  } else {
+    throw Refused{Refusal::kFinal, fmt::format("command '{}' is not known; expected 'optimizer NAME ...' or "
+                                               "'contributors RANK,RANK,...'",
                                                text.substr(0, 80))};
   }
-  updater_ = make_updater(parse_optimizer(text.substr(kOptimizer.size())));
   answers.push_back({worker, answer_to(frame.header, Kind::kAck)});
 }
 
 void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) {
+  if (!std::ranges::binary_search(contributors_, worker)) return;
   gone_.insert(worker);
   for (auto& [id, partition] : partitions_) {
     for (auto& [step, round] : partition.rounds) {

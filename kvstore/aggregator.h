@@ -4,11 +4,14 @@
 // A round is one (key, offset, step): it is complete when every worker's push is here. The sum is then made
 // in rank order in one pass, encoded once, and answered to all. Requests may be repeated; they are told apart
 // by (key, offset, step, sender). The last answer is kept until the next round of that partition is complete.
+// Where workers of a host sum first (hierarchy.h), only some workers' pushes make a round, or somebody
+// upstream turns its sum into the answer.
 //
 // Threading: one owner. Lifetime: payload Buffers are held until their round is complete.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -44,8 +47,19 @@ class Aggregator {
   /// once for all workers. Those of a lossy codec always are.
   enum class Sealing : std::uint8_t { kLossy, kAll };
 
+  /// Takes the sum of a round, as the reply that it would be.
+  using Upstream = std::function<void(transport::Frame sum)>;
+
   /// Requires workers >= 1.
   explicit Aggregator(std::uint32_t workers, Sealing sealing = Sealing::kLossy);
+
+  /// From now on a round is complete when these workers' pushes are here, and others may not push. Throws
+  /// std::invalid_argument for ranks that are none or not ascending, and once a round has begun.
+  void set_contributors(std::vector<std::uint32_t> ranks);
+  /// Gives the sums of rounds to upstream, which has them answered by answer().
+  void set_upstream(Upstream upstream) { upstream_ = std::move(upstream); }
+  /// Answers the round whose sum was given to upstream; the frame has that one's key, offset and step.
+  void answer(transport::Frame frame, std::vector<Answer>& answers);
 
   /// Takes one frame from a worker and appends what is to be answered, to whom. Never throws for what a peer
   /// sent: bad requests are answered with kError and change nothing.
@@ -79,6 +93,7 @@ class Aggregator {
     std::optional<IntegerContributions> integers;            ///< in place of payloads
     std::uint32_t arrived = 0;
     std::uint32_t flags = 0;
+    bool is_upstream = false;  ///< its sum; the payloads are given back
   };
   struct Partition {
     std::uint64_t count = 0;
@@ -100,7 +115,11 @@ class Aggregator {
   void on_probe(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void on_command(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
   void accept(std::uint32_t worker, Round& round, transport::Frame frame);
+  void complete_next(Partition& partition, std::vector<Answer>& answers);
   void complete(Partition& partition, Round round, std::vector<Answer>& answers);
+  void pass_on(Partition& partition, Round& round);
+  void publish(Partition& partition, transport::Frame answer, std::vector<Answer>& answers);
+  transport::Frame sum_or_error(Partition& partition, const Round& round);
   transport::Frame reply(Partition& partition, const Round& round);
   transport::Frame reply(Partition& partition, const Round& round, const compress::Codec& codec,
                          const Contributions& contributions);
@@ -112,6 +131,8 @@ class Aggregator {
 
   std::uint32_t workers_;
   Sealing sealing_;
+  std::vector<std::uint32_t> contributors_;  ///< ascending
+  Upstream upstream_;
   std::set<std::uint32_t> gone_;
   std::map<PartitionId, Partition> partitions_;
   std::map<std::pair<std::uint8_t, compress::WireParameters>, std::unique_ptr<compress::Codec>> codecs_;

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
 
 #include "fusion/bucket.h"
 #include "kvstore/collectives.h"
 #include "kvstore/engine_thread.h"
+#include "kvstore/hierarchy.h"
 #include "kvstore/native.h"
 #include "kvstore/updater.h"
 
@@ -29,10 +31,12 @@ EngineOptions checked(EngineOptions options) {
 }
 
 /// What must be equal on all ranks for their frames to meet.
-std::string agreed_settings(const EngineOptions& options, bool in_order) {
-  const std::string text = fmt::format("partition_elements={}\nshard_bound_elements={}\n",
-                                       options.partition_elements, options.shard_bound_elements);
-  return in_order ? text + fmt::format("code_sums={}\n", to_string(options.code_sums)) : text;
+std::string agreed_settings(const EngineOptions& options, bool in_order, bool sums_on_hosts) {
+  std::string text = fmt::format("partition_elements={}\nshard_bound_elements={}\n",
+                                 options.partition_elements, options.shard_bound_elements);
+  if (in_order) text += fmt::format("code_sums={}\n", to_string(options.code_sums));
+  if (sums_on_hosts) text += "hierarchy=host\n";
+  return text;
 }
 
 }  // namespace
@@ -69,16 +73,16 @@ struct Engine::Slots {
 };
 
 Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
-               std::unique_ptr<Server> hosted)
-    : Engine(std::move(messenger), options, std::move(hosted), false) {}
+               std::unique_ptr<Server> hosted, const ConnectHost& connect_host)
+    : Engine(std::move(messenger), options, std::move(hosted), connect_host, false) {}
 
 Engine::Engine(std::unique_ptr<transport::Messenger> control,
                std::unique_ptr<transport::Collective> collective, const EngineOptions& options)
-    : Engine(make_native(std::move(control), std::move(collective), options.code_sums), options, nullptr,
+    : Engine(make_native(std::move(control), std::move(collective), options.code_sums), options, nullptr, {},
              true) {}
 
 Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
-               std::unique_ptr<Server> hosted, bool in_order)
+               std::unique_ptr<Server> hosted, const ConnectHost& connect_host, bool in_order)
     : messenger_(std::move(messenger)),
       hosted_(std::move(hosted)),
       options_(checked(options)),
@@ -87,19 +91,47 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
   if (world.servers == 0)
     throw std::invalid_argument("Engine: the job has no server; start it with at least one (-s 1)");
   server_load_.assign(world.servers, 0);
-  const auto settings =
-      messenger_->exchange("settings", agreed_settings(options_, in_order_), options_.slow_abort);
+  const auto settings = messenger_->exchange(
+      "settings", agreed_settings(options_, in_order_, static_cast<bool>(connect_host)), options_.slow_abort);
   require_same_settings("settings", settings);
-  thread_ = std::make_unique<EngineThread>(*messenger_, options_, in_order_);
+  if (connect_host) {
+    auto link = connect_host(*messenger_);
+    if (link.worker) hierarchy_ = std::make_unique<Hierarchy>(std::move(link), options_);
+  }
+  begin_rounds();
   collectives_ = std::make_unique<Collectives>(
       *messenger_, thread_->mail(), options_.partition_elements * sizeof(float), options_.slow_abort);
 }
 
 Engine::~Engine() { close(); }
 
+void Engine::begin_rounds() {
+  const bool servers_in_workers = messenger_->local_peer().has_value();
+  if (!hierarchy_) {
+    const EngineThread::Rounds rounds{in_order_, servers_in_workers, num_workers(), {}};
+    thread_ = std::make_unique<EngineThread>(*messenger_, options_, rounds);
+    return;
+  }
+  thread_ = std::make_unique<EngineThread>(*messenger_, Hierarchy::uplink_options(options_),
+                                           hierarchy_->uplink_rounds(servers_in_workers));
+  if (rank() == 0) thread_->command(hierarchy_->command()).wait();
+  messenger_->exchange("hierarchy", "", options_.slow_abort);  // the servers know whom to wait for
+  hierarchy_->start(*thread_);
+}
+
+EngineThread& Engine::rounds() const { return hierarchy_ ? hierarchy_->rounds() : *thread_; }
+
 std::uint32_t Engine::rank() const { return messenger_->self().rank; }
 std::uint32_t Engine::num_workers() const { return messenger_->world().workers; }
 std::uint32_t Engine::num_servers() const { return messenger_->world().servers; }
+
+/// Where a host's workers sum first, a round that was begun goes upstream later: it must not meet what comes
+/// after it.
+void Engine::settle(const char* what) {
+  if (!hierarchy_ || rounds().idle().wait_for(options_.slow_abort)) return;
+  throw transport::TimeoutError(fmt::format("{}: rounds begun before it have not ended within {} s", what,
+                                            options_.slow_abort.count() / 1000));
+}
 
 void Engine::barrier() { messenger_->exchange("barrier", "", options_.slow_abort); }
 
@@ -120,6 +152,7 @@ Collectives& Engine::collectives() {
 void Engine::set_compression(const compress::CodecSpec& spec, const std::string& reply) {
   Compression compression{compress::make(spec), {}};
   compression.reply = compress::reply_kind(*compression.codec, reply);
+  settle("set_compression");
   const std::string text = fmt::format("compression={}\nreply={}\n", compress::canonical_spec(spec),
                                        static_cast<int>(compression.reply));
   require_same_settings("set_gradient_compression", all_gather("compression", text));
@@ -145,8 +178,12 @@ std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
           fmt::format("init: key '{}' was declared before; declare each key once", key.name));
     }
   }
-  thread_->add_keys(sorted, place_keys(sorted, num_servers(), options_.partition_elements,
-                                       options_.shard_bound_elements, server_load_));
+  if (hierarchy_) {
+    hierarchy_->add_keys(sorted, server_load_);
+  } else {
+    thread_->add_keys(sorted, place_keys(sorted, num_servers(), options_.partition_elements,
+                                         options_.shard_bound_elements, server_load_));
+  }
   const KeyId first = keys_.size();
   keys_.insert(keys_.end(), sorted.begin(), sorted.end());
   std::vector<KeyId> ids;
@@ -177,7 +214,11 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
     std::memcpy(roots.data(), blob.data(), blob.size());
     value = roots;
   }
-  if (rank() == root || in_order_) {
+  if (hierarchy_) {
+    if (rank() == root) hierarchy_->store_upstream(key, value);
+    messenger_->exchange("init", "", options_.slow_abort);
+    if (hierarchy_->leads()) hierarchy_->fetch_first_value(key);
+  } else if (rank() == root || in_order_) {
     EngineThread::Operation operation;
     operation.verb = Verb::kInit;
     operation.in = value;
@@ -190,6 +231,7 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
 
 void Engine::set_optimizer(const std::string& text) {
   make_updater(parse_optimizer(text));  // a bad one fails here, on every rank
+  settle("set_optimizer");
   require_same_settings("set_optimizer", all_gather("optimizer", text));
   has_optimizer_ = true;
   if (rank() == 0 || in_order_) thread_->command("optimizer " + text).wait();
@@ -204,7 +246,7 @@ Ticket Engine::push(KeyId key, std::span<const float> grad, std::int32_t priorit
   operation.priority = priority;
   const Ticket done = operation.done;
   const Ticket taken = operation.taken;
-  thread_->submit(key, std::move(operation));
+  rounds().submit(key, std::move(operation));
   taken.wait();
   return done;
 }
@@ -216,7 +258,7 @@ Ticket Engine::pull(KeyId key, std::span<float> out, std::int32_t priority) {
   operation.out = out;
   operation.priority = priority;
   const Ticket done = operation.done;
-  thread_->submit(key, std::move(operation));
+  rounds().submit(key, std::move(operation));
   return done;
 }
 
@@ -230,7 +272,7 @@ Ticket Engine::push_pull(KeyId key, std::span<const float> in, std::span<float> 
   operation.priority = priority;
   operation.scale = scale;
   const Ticket done = operation.done;
-  thread_->submit(key, std::move(operation));
+  rounds().submit(key, std::move(operation));
   return done;
 }
 
@@ -291,7 +333,12 @@ Engine::Together& Engine::together(const std::vector<KeyId>& members) {
   }
   const auto parts = place_keys({&spec, 1}, num_servers(), options_.partition_elements,
                                 std::numeric_limits<std::uint64_t>::max(), server_load_);
-  thread_->add_bucket(spec, {parts.front().front().server, 0, spec.elements()}, std::move(segments));
+  const Part home{parts.front().front().server, 0, spec.elements()};
+  if (hierarchy_) {
+    hierarchy_->add_bucket(spec, home, segments);
+  } else {
+    thread_->add_bucket(spec, home, std::move(segments));
+  }
   one.key = keys_.size();
   one.values.resize(spec.elements());
   keys_.push_back(std::move(spec));
@@ -344,7 +391,7 @@ void Engine::submit_bucket(std::uint32_t bucket) {
   operation.priority = fused.priority;
   operation.scale = scale;
   tickets.push_back(operation.done);
-  thread_->submit(fused.together->key, std::move(operation));
+  rounds().submit(fused.together->key, std::move(operation));
 }
 
 std::vector<std::uint32_t> Engine::unmarked() const {
@@ -388,27 +435,37 @@ std::vector<transport::PeerCounters> Engine::counters() const {
   }
   return counters;
 }
-double Engine::codec_seconds() const { return thread_ ? thread_->codec_seconds() : 0; }
-bool Engine::take_nonfinite() { return thread_ && thread_->take_nonfinite(); }
+double Engine::codec_seconds() const {
+  if (!thread_) return 0;
+  return thread_->codec_seconds() + (hierarchy_ ? hierarchy_->rounds().codec_seconds() : 0);
+}
+bool Engine::take_nonfinite() { return thread_ && rounds().take_nonfinite(); }
 std::vector<std::string> Engine::take_notices() {
-  return thread_ ? thread_->take_notices() : std::vector<std::string>();
+  if (!thread_) return {};
+  auto notices = thread_->take_notices();
+  if (hierarchy_) std::ranges::move(hierarchy_->rounds().take_notices(), std::back_inserter(notices));
+  return notices;
 }
 
 void Engine::close() {
   if (!thread_) return;
   try {
-    thread_->idle().wait_for(std::chrono::seconds(2));  // pushes that nobody pulls
+    rounds().idle().wait_for(std::chrono::seconds(2));  // pushes that nobody pulls
+    if (hierarchy_) hierarchy_->leave(std::chrono::seconds(5));
     messenger_->leave(std::chrono::seconds(5));
     if (hosted_) hosted_->retire(std::chrono::seconds(5));
   } catch (
       const std::exception&) {  // NOLINT(bugprone-empty-catch): the job has failed; there is nobody to tell
   }
   collectives_.reset();
+  if (hierarchy_) hierarchy_->stop();
   thread_.reset();
   hosted_.reset();
 }
 
-bool Engine::outlast_for(std::chrono::milliseconds timeout) { return messenger_->outlast(timeout); }
+bool Engine::outlast_for(std::chrono::milliseconds timeout) {
+  return (!hierarchy_ || hierarchy_->outlast(timeout)) && messenger_->outlast(timeout);
+}
 
 std::uint64_t Engine::elements_of(KeyId key) const {
   const std::shared_lock lock(keys_mutex_);

@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <shared_mutex>
@@ -26,6 +27,7 @@
 #include "kvstore/server.h"
 #include "kvstore/ticket.h"
 #include "transport/collective.h"
+#include "transport/host_link.h"
 #include "transport/messenger.h"
 
 namespace gradwire::kvstore {
@@ -47,14 +49,19 @@ struct EngineOptions {
 
 class Collectives;
 class EngineThread;
+class Hierarchy;
+
+/// Connects the workers of one host, once all ranks have agreed to sum there first (hierarchy.h). A
+/// collective of job's workers.
+using ConnectHost = std::function<transport::HostLink(transport::Messenger& job)>;
 
 class Engine {
  public:
   /// Joins with the other workers: throws std::invalid_argument naming a setting that differs between ranks.
   /// `hosted` is the Server that lives in this process (placements local and peers), the other node of the
-  /// Messenger's pair; with dedicated servers it is empty.
+  /// Messenger's pair; with dedicated servers it is empty. `connect_host`: workers of one host sum first.
   Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
-         std::unique_ptr<Server> hosted = nullptr);
+         std::unique_ptr<Server> hosted = nullptr, const ConnectHost& connect_host = {});
   /// Placement native: collective sums, control carries the rest. Every rank must push the same keys in the
   /// same order.
   Engine(std::unique_ptr<transport::Messenger> control, std::unique_ptr<transport::Collective> collective,
@@ -113,6 +120,7 @@ class Engine {
 
   // Numbers.
 
+  /// Of the job's own sockets; what the workers of one host say to each other is not in them.
   std::vector<transport::PeerCounters> counters() const;
   double codec_seconds() const;
   /// True when any rank met a NaN or infinity since the last call.
@@ -134,7 +142,10 @@ class Engine {
     std::vector<float> values;  ///< what failed in them may be read until close()
   };
   Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
-         std::unique_ptr<Server> hosted, bool in_order);
+         std::unique_ptr<Server> hosted, const ConnectHost& connect_host, bool in_order);
+  void begin_rounds();
+  EngineThread& rounds() const;
+  void settle(const char* what);
   std::uint64_t elements_of(KeyId key) const;
   void require_open(const char* verb) const;
   void require_size(const char* verb, KeyId key, std::size_t given) const;
@@ -153,6 +164,7 @@ class Engine {
   std::vector<KeySpec> keys_;
   std::vector<std::uint64_t> server_load_;
   bool has_optimizer_ = false;
+  std::unique_ptr<Hierarchy> hierarchy_;  ///< where a host's workers sum first
   std::unique_ptr<EngineThread> thread_;
   std::unique_ptr<Collectives> collectives_;
   std::unique_ptr<Slots> slots_;

@@ -97,11 +97,12 @@ struct EngineThread::Tensor {
   }
 };
 
-EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions& options, bool in_order)
+EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions& options,
+                           const Rounds& rounds)
     : messenger_(messenger),
       options_(options),
-      in_order_(in_order ? std::make_unique<InOrder>() : nullptr),
-      hosts_server_(messenger.local_peer().has_value()),
+      in_order_(rounds.in_order ? std::make_unique<InOrder>() : nullptr),
+      rounds_(rounds),
       compression_(
           std::make_shared<Compression>(Compression{compress::make({}), compress::ReplyKind::kSame})),
       outbox_(messenger, loop_, Role::kServer, messenger.world().servers, messenger.self().rank,
@@ -242,13 +243,13 @@ void EngineThread::lose_server(std::uint32_t rank) {
       return !state.answered && state.part.server == rank;
     });
   };
-  const bool is_needed =
-      !hosts_server_ || mail_.awaits_server(rank) || std::any_of(active_.begin(), active_.end(), awaits);
+  const bool is_needed = !rounds_.servers_in_workers || mail_.awaits_server(rank) ||
+                         std::any_of(active_.begin(), active_.end(), awaits);
   if (is_needed) fail_all(std::make_exception_ptr(transport::TransportError(lost_server_text(rank))));
 }
 
 std::string EngineThread::server_name(std::uint32_t rank) const {
-  return transport::to_string({hosts_server_ ? Role::kWorker : Role::kServer, rank});
+  return transport::to_string({rounds_.servers_in_workers ? Role::kWorker : Role::kServer, rank});
 }
 
 std::string EngineThread::lost_server_text(std::uint32_t rank) const {
@@ -458,6 +459,7 @@ void EngineThread::handle(Node from, Frame frame) {
       found->awaited.resize(frame.payload.size_bytes() / sizeof(std::uint32_t));
       std::memcpy(found->awaited.data(), frame.payload.bytes().data(),
                   found->awaited.size() * sizeof(std::uint32_t));
+      if (found->awaited.empty()) tensor.started = Clock::now();  // upstream of it, who waits knows for whom
       return;
     case Kind::kMissing:
       outbox_.add(found->part.server, {header_of(tensor, index), found->payload.share()});
@@ -507,18 +509,21 @@ void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame&
       throw compress::DecodeError("reply: its codec is not that of the push");
     }
     const auto next = codec.agrees_scales() ? tensor.scales_of(part) : std::span<compress::UnitScale>();
-    codec.decode_reply_scaled(payload, messenger_.world().workers, reply, scale, out, next);
+    codec.decode_reply_scaled(payload, rounds_.contributors, reply, scale, out, next);
   } else {  // the answer to a round that may have had another codec; its scales are not ours to use
     const auto codec =
         compress::from_wire(static_cast<compress::WireId>(header.codec), header.codec_parameters);
     std::vector<compress::UnitScale> unused(codec->agrees_scales() ? compress::unit_count(part.count) : 0);
-    codec->decode_reply_scaled(payload, messenger_.world().workers, reply, scale, out, unused);
+    codec->decode_reply_scaled(payload, rounds_.contributors, reply, scale, out, unused);
   }
 }
 
 void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
   ++tensor.jobs;
-  if ((frame.header.flags & transport::kFlagNonfinite) != 0) nonfinite_ = true;
+  if ((frame.header.flags & transport::kFlagNonfinite) != 0) {
+    nonfinite_ = true;
+    if (tensor.current->nonfinite != nullptr) *tensor.current->nonfinite = true;
+  }
   const std::int32_t priority = tensor.current->priority;
   pool_.submit(priority, [this, &tensor, index, frame = std::move(frame)] {
     const auto begin = Clock::now();
@@ -591,6 +596,7 @@ void EngineThread::finish(Tensor& tensor, std::exception_ptr error) {
 void EngineThread::fail_all(std::exception_ptr error) {
   if (failure_) return;
   failure_ = error;
+  if (rounds_.on_failure) rounds_.on_failure(error);
   mail_.fail_all(error);
   if (command_) command_->first.fail(error);
   command_.reset();

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -43,14 +44,21 @@ class EngineThread final : private transport::Sink {
     std::int32_t priority = 0;
     float scale = 1;
     std::vector<std::span<float>>
-        scatter;               ///< of several tensors in one: where the parts of `out` are copied to
-    std::uint64_t number = 0;  ///< among all pushes, when they go in order
+        scatter;                ///< of several tensors in one: where the parts of `out` are copied to
+    std::uint64_t number = 0;   ///< among all pushes, when they go in order
+    bool* nonfinite = nullptr;  ///< set, before done, when any rank met a NaN or infinity; lives as `in` does
     Ticket done;
     Ticket taken;  ///< `in` is no longer read
   };
 
-  /// in_order: pushes go in the order in which they were submitted, as a library that sums needs it.
-  EngineThread(transport::Messenger& messenger, const EngineOptions& options, bool in_order);
+  /// What differs between placements.
+  struct Rounds {
+    bool in_order = false;            ///< pushes go in the order of submit(), as a library that sums needs it
+    bool servers_in_workers = false;  ///< a server is its worker, to people, and leaves with it
+    std::uint32_t contributors = 0;   ///< payloads in a sum
+    std::function<void(const std::exception_ptr&)> on_failure{};  ///< hears the first, on this thread
+  };
+  EngineThread(transport::Messenger& messenger, const EngineOptions& options, const Rounds& rounds);
   ~EngineThread() override;
 
   void add_keys(std::vector<KeySpec> specs, std::vector<std::vector<Part>> parts);
@@ -114,7 +122,7 @@ class EngineThread final : private transport::Sink {
   transport::Messenger& messenger_;
   const EngineOptions options_;
   std::unique_ptr<InOrder> in_order_;
-  const bool hosts_server_;  ///< placements local and peers: a server is its worker, to people
+  const Rounds rounds_;
   std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket
   std::vector<std::unique_ptr<Tensor>> tensors_;
   std::set<Tensor*> active_;

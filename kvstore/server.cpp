@@ -21,6 +21,24 @@ using transport::Kind;
 using transport::Node;
 using transport::Role;
 
+namespace {
+
+std::size_t shard_index(const transport::FrameHeader& header, std::size_t shards) {
+  std::uint64_t hash = header.key * 0x9E3779B97F4A7C15U ^ header.offset * 0xC2B2AE3D27D4EB4FU;
+  hash ^= hash >> 32;
+  return hash % shards;
+}
+
+Aggregator make_aggregator(const transport::Messenger& messenger, const ServerOptions& options) {
+  Aggregator aggregator(messenger.world().workers,
+                        messenger.seals_payloads() ? Aggregator::Sealing::kAll : Aggregator::Sealing::kLossy);
+  if (!options.contributors.empty()) aggregator.set_contributors(options.contributors);
+  aggregator.set_upstream(options.upstream);
+  return aggregator;
+}
+
+}  // namespace
+
 /// How the job ended for this server.
 struct Server::End {
   std::mutex mutex;
@@ -33,8 +51,7 @@ struct Server::End {
 class Server::Shard {
  public:
   Shard(transport::Messenger& messenger, const ServerOptions& options)
-      : aggregator_(messenger.world().workers,
-                    messenger.seals_payloads() ? Aggregator::Sealing::kAll : Aggregator::Sealing::kLossy),
+      : aggregator_(make_aggregator(messenger, options)),
         mailbox_(messenger.world().workers),
         outbox_(messenger, loop_, Role::kWorker, messenger.world().workers, messenger.self().rank,
                 {options.credit_bytes, options.fusion_bytes}),
@@ -52,6 +69,11 @@ class Server::Shard {
         }
       }
     });
+  }
+
+  void answer(Frame frame) {
+    loop_->post(
+        [this, frame = std::move(frame)]() mutable { aggregator_.answer(std::move(frame), answers_); });
   }
 
   /// Done when every answer is with the Messenger.
@@ -151,6 +173,10 @@ void Server::wait() {
   }
 }
 
+void Server::answer(Frame frame) {
+  shards_[shard_index(frame.header, shards_.size())]->answer(std::move(frame));
+}
+
 void Server::on_frames(Node from, std::vector<Frame> frames) {
   if (from.role != Role::kWorker) return;  // servers take requests from workers only
   if (shards_.size() == 1) return shards_[0]->post(from, std::move(frames));
@@ -160,9 +186,7 @@ void Server::on_frames(Node from, std::vector<Frame> frames) {
       for (auto& batch : by_shard) batch.push_back({frame.header, frame.payload.share()});
       continue;
     }
-    std::uint64_t hash = frame.header.key * 0x9E3779B97F4A7C15U ^ frame.header.offset * 0xC2B2AE3D27D4EB4FU;
-    hash ^= hash >> 32;
-    by_shard[hash % shards_.size()].push_back(std::move(frame));
+    by_shard[shard_index(frame.header, shards_.size())].push_back(std::move(frame));
   }
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     if (!by_shard[i].empty()) shards_[i]->post(from, std::move(by_shard[i]));

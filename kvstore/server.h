@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +24,10 @@ struct ServerOptions {
   std::uint64_t credit_bytes = std::uint64_t{4}
                                << 20;  ///< replies handed to the socket, per worker and thread
   std::uint64_t fusion_bytes = std::uint64_t{256} << 10;
+  std::vector<std::uint32_t> contributors{};  ///< whose pushes make a round; empty: all workers'
+  /// Takes each round's sum, on an aggregator thread, and has it answered by Server::answer(). Empty: the sum
+  /// is the answer.
+  std::function<void(transport::Frame sum)> upstream{};
 };
 
 class Server final : private transport::Sink {
@@ -38,6 +43,9 @@ class Server final : private transport::Sink {
   /// Leaves before the other workers do, for a Server whose own worker has left: sends what is answered
   /// already, for at most timeout. Rounds that are not complete then never will be.
   void retire(std::chrono::milliseconds timeout);
+
+  /// Answers the round whose sum was given to upstream; the frame has that one's key, offset and step.
+  void answer(transport::Frame frame);
 
   std::vector<transport::PeerCounters> counters() const { return messenger_->counters(); }
 

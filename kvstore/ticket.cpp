@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <utility>
 
 namespace gradwire::kvstore {
 
@@ -10,15 +11,19 @@ struct Ticket::State {
   std::condition_variable changed;
   bool done = false;
   std::exception_ptr error;
+  std::function<void(std::exception_ptr)> next;
 
-  void finish(std::exception_ptr with) {
+  void finish(const std::exception_ptr& with) {
+    std::function<void(std::exception_ptr)> then;
     {
       const std::lock_guard lock(mutex);
       if (done) return;
       done = true;
-      error = std::move(with);
+      error = with;
+      then = std::exchange(next, nullptr);
     }
     changed.notify_all();
+    if (then) then(with);
   }
 };
 
@@ -46,7 +51,20 @@ void Ticket::wait() const {
   }
 }
 
+void Ticket::then(std::function<void(std::exception_ptr)> next) const {
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (!state_->done) {
+      state_->next = std::move(next);
+      return;
+    }
+    error = state_->error;
+  }
+  next(error);
+}
+
 void Ticket::succeed() const { state_->finish(nullptr); }
-void Ticket::fail(std::exception_ptr error) const { state_->finish(std::move(error)); }
+void Ticket::fail(std::exception_ptr error) const { state_->finish(error); }
 
 }  // namespace gradwire::kvstore

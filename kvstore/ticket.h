@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <memory>
 
 namespace gradwire::kvstore {
@@ -20,6 +21,10 @@ class Ticket {
   bool wait_for(std::chrono::milliseconds timeout) const;
   /// Waits until done; rethrows the operation's error. The Engine's slow_abort bounds the wait.
   void wait() const;
+
+  /// Calls next once, when done, on the thread that finishes, or here if it is done; with the error or null.
+  /// next must return at once and not throw. At most one.
+  void then(std::function<void(std::exception_ptr)> next) const;
 
   /// Engine's end. The first of the two calls wins.
   void succeed() const;

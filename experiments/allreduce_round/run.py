@@ -28,7 +28,11 @@ LINKS["loopback"] = []
 ROWS = {
     **{f"dense-{n}-{link}": [*DENSE, "-n", n, *LINKS[link]] for link in list(LINKS)[1:] for n in ("2", "4")},
     **{f"2bit-4-{link}": [*TWO_BIT, "-n", "4", *options] for link, options in LINKS.items()},
-    **{f"small-{n}-{link}": [*SMALL, "-n", n, *LINKS[link]] for link in ("1gbit", "loopback") for n in ("2", "4")},
+    **{
+        f"small-{n}-{link}": [*SMALL, "-n", n, *LINKS[link]]
+        for link in ("1gbit", "loopback")
+        for n in ("2", "4")
+    },
 }
 _SECONDS = 3600
 

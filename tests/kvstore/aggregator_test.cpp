@@ -275,5 +275,68 @@ TEST(Aggregator, ResidualOfTheReplyStaysBoundedOverTenThousandConstantRounds) {
   EXPECT_NEAR(pulled, 4.0 * 0.37 * kRounds, 4 * 0.5 + 4 * 0.5);
 }
 
+TEST(Aggregator, WaitsForItsContributorsAlone) {
+  Aggregator aggregator(4);
+  Frame command = request(Kind::kCommand, 0, {});
+  const std::string text = "contributors 1,3";
+  command.payload = Buffer::allocate(text.size());
+  std::memcpy(command.payload.bytes().data(), text.data(), text.size());
+  EXPECT_EQ(handle(aggregator, 0, std::move(command)).at(0).frame.header.kind, Kind::kAck);
+
+  EXPECT_THAT(text_of(handle(aggregator, 0, request(Kind::kPush, 0, kOnes)).at(0).frame),
+              HasSubstr("worker 0 is not awaited here, but worker 1, 3"));
+  handle(aggregator, 3, request(Kind::kPush, 0, kTwos, 3));
+  const auto held = handle(aggregator, 3, request(Kind::kProbe, 0, {}, 3));
+  std::uint32_t awaited = 0;
+  ASSERT_EQ(held.at(0).frame.payload.size_bytes(), sizeof(awaited));
+  std::memcpy(&awaited, held[0].frame.payload.bytes().data(), sizeof(awaited));
+  EXPECT_EQ(awaited, 1U);
+  Answers answers;
+  aggregator.forget_worker(0, answers);  // nobody needs it
+  EXPECT_TRUE(answers.empty());
+  answers = handle(aggregator, 1, request(Kind::kPush, 0, kOnes, 1));
+  ASSERT_EQ(answers.size(), 2U);
+  EXPECT_EQ(answers[0].worker, 1U);
+  EXPECT_EQ(answers[1].worker, 3U);
+  EXPECT_EQ(floats_of(answers[1].frame), (std::vector<float>{3, 3, 3}));
+}
+
+TEST(Aggregator, RefusesContributorsThatAreNoneOrComeTooLate) {
+  Aggregator aggregator(4);
+  for (const std::vector<std::uint32_t>& bad :
+       std::vector<std::vector<std::uint32_t>>{{}, {4}, {1, 1}, {2, 0}})
+    EXPECT_THROW(aggregator.set_contributors(bad), std::invalid_argument);
+  handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  EXPECT_THROW(aggregator.set_contributors({0}), std::invalid_argument);
+}
+
+TEST(Aggregator, GivesASumUpstreamOnceAndAnswersWithWhatComesBack) {
+  Aggregator aggregator(2);
+  std::vector<Frame> sums;
+  aggregator.set_upstream([&](Frame sum) { sums.push_back(std::move(sum)); });
+  handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  EXPECT_TRUE(handle(aggregator, 1, request(Kind::kPush, 0, kTwos, 1)).empty());
+  ASSERT_EQ(sums.size(), 1U);
+  EXPECT_EQ(floats_of(sums[0]), (std::vector<float>{3, 3, 3}));
+
+  EXPECT_TRUE(handle(aggregator, 0, request(Kind::kPush, 0, kOnes)).empty());  // repeated meanwhile
+  EXPECT_EQ(sums.size(), 1U);
+  const auto held = handle(aggregator, 0, request(Kind::kProbe, 0, {}));
+  EXPECT_EQ(held.at(0).frame.header.kind, Kind::kHeld);
+  EXPECT_EQ(held[0].frame.payload.size_bytes(), 0U);
+
+  sums[0].payload = bytes_of(std::vector<float>{9, 9, 9});
+  Answers answers;
+  aggregator.answer({sums[0].header, sums[0].payload.share()}, answers);
+  ASSERT_EQ(answers.size(), 2U);
+  EXPECT_EQ(answers[1].frame.header.kind, Kind::kReply);
+  EXPECT_EQ(floats_of(answers[1].frame), (std::vector<float>{9, 9, 9}));
+  answers.clear();
+  aggregator.answer({sums[0].header, sums[0].payload.share()}, answers);  // only once
+  EXPECT_TRUE(answers.empty());
+  EXPECT_EQ(floats_of(handle(aggregator, 0, request(Kind::kPush, 0, kOnes)).at(0).frame),
+            (std::vector<float>{9, 9, 9}));
+}
+
 }  // namespace
 }  // namespace gradwire::kvstore

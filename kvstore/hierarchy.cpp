@@ -1,0 +1,184 @@
+#include "kvstore/hierarchy.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <limits>
+#include <utility>
+
+#include "kvstore/host_relay.h"
+#include "transport/zmq_messenger.h"
+
+namespace gradwire::kvstore {
+
+using Operation = EngineThread::Operation;
+
+namespace {
+
+void wait_all(const std::vector<Ticket>& tickets) {
+  for (const Ticket& ticket : tickets) ticket.wait();
+}
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& cause) {
+    return cause.what();
+  }
+}
+
+}  // namespace
+
+Hierarchy::Hierarchy(transport::HostLink link, const EngineOptions& options)
+    : link_(std::move(link)),
+      options_(options),
+      leader_(transport::host_of(link_.hosts, link_.worker->self().rank).front()),
+      leads_(link_.server != nullptr) {}
+
+Hierarchy::~Hierarchy() { stop(); }
+
+EngineThread::Rounds Hierarchy::uplink_rounds(bool servers_in_workers) {
+  return {.servers_in_workers = servers_in_workers,
+          .contributors = static_cast<std::uint32_t>(link_.hosts.size()),
+          .on_failure = [this](const std::exception_ptr& error) { fail_rounds(error); }};
+}
+
+EngineOptions Hierarchy::uplink_options(EngineOptions options) {
+  options.slow_warning = options.slow_warning * 5 / 4;
+  options.slow_abort = options.slow_abort * 5 / 4;
+  return options;
+}
+
+std::string Hierarchy::command() const {
+  return fmt::format("contributors {}", fmt::join(transport::leaders_of(link_.hosts), ","));
+}
+
+void Hierarchy::start(EngineThread& uplink) {
+  const std::lock_guard lock(mutex_);
+  uplink_ = &uplink;
+  if (link_.server) {
+    relay_ = std::make_unique<HostRelay>();
+    ServerOptions options;
+    options.credit_bytes = options_.credit_bytes;
+    options.fusion_bytes = options_.fusion_bytes;
+    options.contributors = transport::host_of(link_.hosts, leader_);
+    options.upstream = [relay = relay_.get()](transport::Frame sum) { relay->take(std::move(sum)); };
+    server_ = std::make_unique<Server>(std::move(link_.server), options);
+    relay_->start(*server_, uplink);
+  }
+  EngineThread::Rounds rounds;
+  rounds.servers_in_workers = true;
+  rounds.contributors = 1;  // answers are dense
+  rounds.on_failure = [this](const std::exception_ptr& error) { fail_job(error); };
+  rounds_ = std::make_unique<EngineThread>(*link_.worker, options_, rounds);
+  if (early_failure_) rounds_->fail(early_failure_);
+}
+
+/// Other hosts need the sums of this one: they hear why there will be none.
+void Hierarchy::fail_job(const std::exception_ptr& error) {
+  const std::lock_guard lock(mutex_);
+  if (uplink_ == nullptr) return;
+  uplink_->fail(error);
+  if (leads_) link_.worker->fail(transport::to_string(link_.worker->self()) + ": " + text_of(error));
+}
+
+void Hierarchy::fail_rounds(const std::exception_ptr& error) {
+  const std::lock_guard lock(mutex_);
+  if (rounds_) return rounds_->fail(error);
+  early_failure_ = error;
+}
+
+void Hierarchy::add_keys(const std::vector<KeySpec>& keys, std::vector<std::uint64_t>& load) {
+  auto parts = place_keys(keys, 1, options_.partition_elements, options_.shard_bound_elements, host_load_);
+  for (std::size_t k = 0; k < keys.size(); ++k) {
+    const KeyId key = runs_.size();
+    auto& runs = runs_.emplace_back();
+    std::vector<KeySpec> sums;
+    for (Part& part : parts[k]) {
+      part.server = leader_;
+      if (relay_) relay_->add_key(key, part.offset, upstream_keys_);
+      runs.push_back({part, upstream_keys_++});
+      sums.push_back({keys[k].name, {part.count}, keys[k].dtype});
+    }
+    // A key that is large enough to be cut over all servers is, though its parts by themselves are not.
+    const bool is_cut = keys[k].elements() >= options_.shard_bound_elements;
+    auto homes = place_keys(sums, static_cast<std::uint32_t>(load.size()), options_.partition_elements,
+                            is_cut ? 1 : std::numeric_limits<std::uint64_t>::max(), load);
+    uplink_->add_keys(std::move(sums), std::move(homes));
+  }
+  rounds_->add_keys(keys, std::move(parts));
+}
+
+void Hierarchy::add_bucket(const KeySpec& spec, const Part& home,
+                           const std::vector<std::uint32_t>& segment_elements) {
+  Part part = home;
+  part.server = leader_;
+  if (relay_) relay_->add_key(runs_.size(), part.offset, upstream_keys_);
+  runs_.push_back({{part, upstream_keys_++}});
+  uplink_->add_bucket(spec, home, segment_elements);
+  rounds_->add_bucket(spec, part, segment_elements);
+}
+
+void Hierarchy::store_upstream(KeyId key, std::span<const float> value) {
+  std::vector<Ticket> stored;
+  for (const Run& run : runs_[key]) {
+    Operation operation;
+    operation.verb = Operation::Verb::kInit;
+    operation.in = value.subspan(run.part.offset, run.part.count);
+    stored.push_back(operation.done);
+    uplink_->submit(run.upstream, std::move(operation));
+  }
+  wait_all(stored);
+}
+
+void Hierarchy::fetch_first_value(KeyId key) {
+  std::uint64_t elements = 0;
+  for (const Run& run : runs_[key]) elements += run.part.count;
+  std::vector<float> value(elements);
+  std::vector<Ticket> pulled;
+  for (const Run& run : runs_[key]) {
+    Operation operation;
+    operation.verb = Operation::Verb::kPull;
+    operation.out = std::span(value).subspan(run.part.offset, run.part.count);
+    pulled.push_back(operation.done);
+    uplink_->submit(run.upstream, std::move(operation));
+  }
+  Operation store;
+  store.verb = Operation::Verb::kInit;
+  store.in = value;
+  const Ticket stored = store.done;
+  try {
+    wait_all(pulled);
+    rounds_->submit(key, std::move(store));
+    stored.wait();
+  } catch (...) {
+    abandoned_.push_back(std::move(value));
+    throw;
+  }
+}
+
+void Hierarchy::leave(std::chrono::milliseconds timeout) {
+  link_.worker->leave(timeout);
+  if (server_) server_->retire(timeout);
+}
+
+void Hierarchy::stop() {
+  if (relay_) relay_->stop();
+  std::unique_ptr<EngineThread> ending;
+  {
+    const std::lock_guard lock(mutex_);
+    uplink_ = nullptr;
+    ending = std::move(rounds_);
+  }
+}
+
+bool Hierarchy::outlast(std::chrono::milliseconds timeout) {
+  if (!link_.roll_call) return true;
+  try {
+    return link_.roll_call->wait_for(timeout);
+  } catch (const std::exception&) {  // the host's job has failed, and nobody waits any more
+    return true;
+  }
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,96 @@
+// Hierarchy lets the workers of one host sum first, uncompressed, so that one compressed flow leaves each
+// host.
+//
+// A worker's rounds then run on two EngineThreads. The host's sends them over the host's link to a Server in
+// the process of the host's leader, its lowest rank. When a round is complete there, the leader's uplink, the
+// EngineThread of the main job, pushes the sum, with the codec and its residual; the answer becomes the
+// Server's. Each partition of the host's Server is a tensor of its own to the uplink, so that summing,
+// encoding and sending overlap. The main job's servers wait for the leaders alone.
+//
+// Threading: as Engine.
+// Lifetime: between the main job's Messenger, which outlives it, and the uplink, which is destroyed after
+//   stop() and before this.
+// Failure: a failure of the main job fails the host's rounds, and the other way round. What an uplink cannot
+//   do, its leader's Server tells the workers of its host.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvstore/engine_thread.h"
+#include "kvstore/key.h"
+#include "kvstore/server.h"
+#include "transport/host_link.h"
+
+namespace gradwire::kvstore {
+
+class HostRelay;
+
+class Hierarchy {
+ public:
+  /// Requires link.worker.
+  Hierarchy(transport::HostLink link, const EngineOptions& options);
+  ~Hierarchy();
+
+  /// How the uplink runs its rounds.
+  EngineThread::Rounds uplink_rounds(bool servers_in_workers);
+  /// Its options: it waits longer than the host's rounds, so that a rank that is missing on a host is named
+  /// there.
+  static EngineOptions uplink_options(EngineOptions options);
+  /// The command that tells the main job's servers whom to wait for.
+  std::string command() const;
+  /// Begins to take rounds, once the servers know.
+  void start(EngineThread& uplink);
+
+  bool leads() const { return leads_; }
+  /// Where this worker's rounds run.
+  EngineThread& rounds() { return *rounds_; }
+
+  /// Places the keys on the host's Server and that one's partitions on the main job's `load.size()` servers.
+  void add_keys(const std::vector<KeySpec>& keys, std::vector<std::uint64_t>& load);
+  /// Adds a key for several tensors that travel as one; home is theirs at the main job's servers.
+  void add_bucket(const KeySpec& spec, const Part& home, const std::vector<std::uint32_t>& segment_elements);
+  /// Stores a key's first value at the main job's servers. Blocks.
+  void store_upstream(KeyId key, std::span<const float> value);
+  /// Brings it to the host's Server. Blocks; leaders only.
+  void fetch_first_value(KeyId key);
+
+  /// Leaves the host's job; rounds that are complete are answered first, for at most timeout.
+  void leave(std::chrono::milliseconds timeout);
+  /// Ends all use of the uplink.
+  void stop();
+  /// After leave(): waits until no worker of the host needs this process, for at most timeout; returns false
+  /// when that passed first.
+  bool outlast(std::chrono::milliseconds timeout);
+
+ private:
+  struct Run {
+    Part part;       ///< of the key, on the host's Server
+    KeyId upstream;  ///< what the uplink calls it
+  };
+  void fail_job(const std::exception_ptr& error);
+  void fail_rounds(const std::exception_ptr& error);
+
+  transport::HostLink link_;
+  const EngineOptions options_;
+  const std::uint32_t leader_;
+  const bool leads_;
+  std::vector<std::uint64_t> host_load_{0};
+  std::vector<std::vector<Run>> runs_;  ///< by key
+  KeyId upstream_keys_ = 0;
+  std::vector<std::vector<float>>
+      abandoned_;                     ///< of pulls that failed: jobs of the uplink may still write there
+  std::mutex mutex_;                  ///< guards uplink_, early_failure_ and the pointer rounds_
+  EngineThread* uplink_ = nullptr;    ///< from start() to stop()
+  std::exception_ptr early_failure_;  ///< of the uplink, before start()
+  std::unique_ptr<HostRelay> relay_;  ///< the leader's; before server_, which calls it
+  std::unique_ptr<Server> server_;    ///< the leader's
+  std::unique_ptr<EngineThread> rounds_;
+};
+
+}  // namespace gradwire::kvstore
