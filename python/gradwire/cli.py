@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Literal, TextIO
 
 import typer
 
@@ -62,6 +62,13 @@ def run(
         list[str] | None,
         typer.Option("--env", metavar="K=V", help="A variable for every process; repeatable."),
     ] = None,
+    hierarchy: Annotated[
+        Literal["off", "host"] | None,
+        typer.Option(
+            help="host: workers of one host sum first, and one compressed flow leaves each host. "
+            "Unset: GRADWIRE_HIERARCHY, or off."
+        ),
+    ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Start a job: scheduler, servers and N workers that each run CMD.
@@ -83,7 +90,7 @@ def run(
         command,
         workers,
         servers,
-        env=_read_env(env or []),
+        env=_read_env(env or []) | ({} if hierarchy is None else {"GRADWIRE_HIERARCHY": hierarchy}),
         output=Prefixer(sys.stderr if json_file == "-" else sys.stdout, sys.stderr),
         report=say,
     )

@@ -67,6 +67,9 @@ def create(name: str = "local") -> KVStore:
     that each worker has to itself (arrays are still handed over on the CPU); it joins as `allreduce` does, and asks
     for the same order.
 
+    With GRADWIRE_HIERARCHY=host the workers of one host sum first, uncompressed, and one of them sends; compression
+    then acts on the host's sum. All else is as without, but that `allreduce_mpi` refuses it.
+
     In a process whose role is server or scheduler (DMLC_ROLE or GRADWIRE_ROLE) it serves the job to its end and
     then ends the process, as users of MXNet's scripts expect.
 
@@ -492,6 +495,7 @@ def _node_options(values: settings.Settings) -> dict[str, Any]:
         "checksum": values.checksum,
         "rendezvous_timeout": values.rendezvous_timeout,
         "liveness_timeout": values.liveness_timeout,
+        "hierarchy": values.hierarchy,
     }
     optional = {
         "rank": values.rank,
@@ -555,6 +559,9 @@ def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engin
         "checksum": values.checksum,
         "rendezvous_timeout": values.rendezvous_timeout,
         "liveness_timeout": values.liveness_timeout,
+        "hierarchy": values.hierarchy,
+        "streams": values.streams,
+        "ipc": values.ipc == "auto",
     }
     if values.host_id is not None:
         options["host"] = values.host_id
@@ -573,6 +580,11 @@ def _join_mpi_peers(values: settings.Settings, name: str) -> _core.Engine:
 
 
 def _join_mpi_native(values: settings.Settings, name: str) -> _core.Engine:
+    if values.hierarchy != "off":
+        raise ValueError(
+            f"kv.create({name!r}): GRADWIRE_HIERARCHY={values.hierarchy} does not go with it, since MPI sums what "
+            "every rank gives; use the store 'dist_sync_mpi', or leave GRADWIRE_HIERARCHY out"
+        )
     return _join_mpi(_core.connect_mpi_native, values, name)
 
 

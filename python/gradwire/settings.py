@@ -186,6 +186,12 @@ class Settings:
         None,
         "identity of this host; ranks with the same one may share memory; unset: the host's own name",
     )
+    hierarchy: Literal["off", "host"] = _setting(
+        _one_of("off", "host"),
+        "off",
+        "host: workers of one host sum first, uncompressed, and one compressed flow leaves each host; off: each "
+        "worker sends its own",
+    )
     compression: str | None = _setting(
         _text, None, "codec that overrides the script's: 2bit:threshold=auto,reply=2bit"
     )

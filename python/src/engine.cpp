@@ -20,6 +20,7 @@
 #include "transport/nccl_library.h"
 #include "transport/nccl_port.h"
 #include "transport/node_pair.h"
+#include "transport/zmq_host.h"
 #include "transport/zmq_messenger.h"
 #include "transport/zmq_version.h"
 
@@ -103,22 +104,33 @@ transport::ZmqOptions zmq_options(transport::Role role, const nb::kwargs& given)
   return options;
 }
 
+// How the workers of one host reach each other, if they are to sum first.
+kvstore::ConnectHost host_connector(const nb::kwargs& given) {
+  if (!given.contains("hierarchy") || nb::cast<std::string>(given["hierarchy"]) != "host") return {};
+  return [zmq = zmq_options(transport::Role::kWorker, given)](transport::Messenger& job) {
+    return transport::connect_zmq_host(job, zmq);
+  };
+}
+
 std::unique_ptr<PyEngine> connect_engine(const nb::kwargs& given) {
   const auto zmq = zmq_options(transport::Role::kWorker, given);
   const auto options = engine_options(given);
+  const auto connect_host = host_connector(given);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
-  return std::make_unique<PyEngine>(transport::connect_zmq(zmq), options);
+  return std::make_unique<PyEngine>(transport::connect_zmq(zmq), options, connect_host);
 }
 
 std::unique_ptr<PyEngine> connect_peers(bool serves_roll_call, const nb::kwargs& given) {
   auto zmq = zmq_options(transport::Role::kWorker, given);
   const auto options = engine_options(given);
+  const auto connect_host = host_connector(given);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
   zmq.servers = 0;  // each worker brings one
   auto scheduler = serves_roll_call ? std::make_unique<transport::Scheduler>(zmq) : nullptr;
-  return std::make_unique<PyEngine>(transport::connect_zmq_pair(zmq), options, std::move(scheduler));
+  return std::make_unique<PyEngine>(transport::connect_zmq_pair(zmq), options, connect_host,
+                                    std::move(scheduler));
 }
 
 transport::MpiOptions mpi_options(const std::string& library, const nb::kwargs& given) {
@@ -135,9 +147,10 @@ transport::MpiOptions mpi_options(const std::string& library, const nb::kwargs& 
 std::unique_ptr<PyEngine> connect_mpi(const std::string& library, const nb::kwargs& given) {
   const auto mpi = mpi_options(library, given);
   const auto options = engine_options(given);
+  const auto connect_host = host_connector(given);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
-  return std::make_unique<PyEngine>(transport::colocate(transport::connect_mpi(mpi)), options);
+  return std::make_unique<PyEngine>(transport::colocate(transport::connect_mpi(mpi)), options, connect_host);
 }
 
 std::unique_ptr<PyEngine> connect_mpi_native(const std::string& library, const nb::kwargs& given) {

@@ -44,15 +44,18 @@ class InterruptEnds {
 /// refuses the rest, and is left behind whole, for its end would wait for those threads.
 class PyEngine {
  public:
-  PyEngine(std::unique_ptr<transport::Messenger> messenger, const kvstore::EngineOptions& options)
-      : engine_(std::make_unique<kvstore::Engine>(std::move(messenger), options)) {}
+  PyEngine(std::unique_ptr<transport::Messenger> messenger, const kvstore::EngineOptions& options,
+           const kvstore::ConnectHost& connect_host)
+      : engine_(std::make_unique<kvstore::Engine>(std::move(messenger), options, nullptr, connect_host)) {}
   /// Of a pair of nodes; scheduler: the job's, if this process serves it.
   PyEngine(transport::NodePair pair, const kvstore::EngineOptions& options,
+           const kvstore::ConnectHost& connect_host = {},
            std::unique_ptr<transport::Scheduler> scheduler = nullptr)
       : scheduler_(std::move(scheduler)),
         engine_(std::make_unique<kvstore::Engine>(
             std::move(pair.worker), options,
-            std::make_unique<kvstore::Server>(std::move(pair.server), kvstore::ServerOptions()))) {}
+            std::make_unique<kvstore::Server>(std::move(pair.server), kvstore::ServerOptions()),
+            connect_host)) {}
   /// Where a library sums; scheduler: likewise.
   PyEngine(std::unique_ptr<transport::Messenger> control, std::unique_ptr<transport::Collective> sums,
            const kvstore::EngineOptions& options, std::unique_ptr<transport::Scheduler> scheduler = nullptr)
@@ -112,7 +115,8 @@ class PyEngine {
   /// Waits until nobody needs what this process serves for the whole job.
   bool outlast_for(std::chrono::milliseconds timeout) {
     if (is_inherited()) return true;
-    if (!scheduler_) return engine_->outlast_for(timeout);
+    if (!engine_->outlast_for(timeout)) return false;
+    if (!scheduler_) return true;
     try {
       return scheduler_->wait_for(timeout);
     } catch (const std::exception&) {  // the job has failed, and everybody knows

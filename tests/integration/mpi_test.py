@@ -77,6 +77,16 @@ def test_peers_over_mpi_give_what_servers_give(tmp_path: Path) -> None:
     assert agreed_hashes(over_mpi, 3) == agreed_hashes(by_servers, 3)
 
 
+def test_hosts_that_sum_first_over_mpi_give_what_their_sums_give(tmp_path: Path) -> None:
+    arguments = ("steps=4", "sizes=large", "codecs=2bit:threshold=auto;none")
+    flat = run_to_the_end(tmp_path / "flat", python("sums_worker.py", *arguments, "sums_of=0,1/2,3"))
+    (tmp_path / "mpi").mkdir()
+    on_its_host = ["sh", "-c", 'GRADWIRE_HOST_ID=$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"', "sh"]
+    command = [*on_its_host, *python("sums_worker.py", "store=dist_sync_mpi", *arguments)]
+    over_mpi = mpirun(tmp_path / "mpi", command, ranks=4, GRADWIRE_HIERARCHY="host")
+    assert agreed_hashes(over_mpi, 4) == agreed_hashes(flat, 2)
+
+
 @pytest.mark.parametrize("code_sums", ["auto", "integers"])
 def test_mpi_sums_codes_to_the_same_bits(code_sums: str, tmp_path: Path) -> None:
     """Dense sums are in MPI's own order: with three ranks, only those of codes are the same to the bit."""

@@ -2,6 +2,9 @@
 
     sums_worker.py store=dist_sync steps=20 "codecs=none;2bit:threshold=0.5" pause=0.05 mode=push sizes=small
 
+With sums_of=0,1/2,3 rank 0 pushes, instead of its own gradients, the sums of those of ranks 0 and 1, and rank 1
+those of ranks 2 and 3: what hosts push whose workers sum first.
+
 Codecs are run one after the other, each on keys of its own. In the third step it says that it is running, and rank 0
 then sleeps, if asked to, with Python's global lock held.
 """
@@ -9,6 +12,7 @@ then sleeps, if asked to, with Python's global lock held.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import json
 import os
@@ -28,12 +32,24 @@ OPTIONS = {
     "mode": "pushpull",
     "sleep": "0",
     "sizes": "small",
+    "sums_of": "",
 }
 SIZES = {
     "small": {"bias": (7,), "weight": (61, 83), "head": (10, 999)},
     # one element, several partitions, a short last codec unit, above the shard bound, one whole unit
     "large": {"a": (1,), "b": (130_001,), "c": (1100, 1000), "d": (65_536,)},
 }
+
+
+def gradients(
+    shapes: dict[str, tuple[int, ...]], randoms: list[np.random.Generator]
+) -> dict[str, np.ndarray]:
+    """One step's gradients: the float32 sums, in order, of what each generator gives."""
+    parts = [
+        {key: random.normal(0, 0.6, shape).astype(np.float32) for key, shape in shapes.items()}
+        for random in randoms
+    ]
+    return {key: functools.reduce(np.add, [part[key] for part in parts]) for key in shapes}
 
 
 def train(store: gradwire.kv.KVStore, codec: str, options: dict[str, str]) -> str:
@@ -43,10 +59,12 @@ def train(store: gradwire.kv.KVStore, codec: str, options: dict[str, str]) -> st
     shapes = SIZES[options["sizes"]].items()
     sums = {f"{name} {codec}": np.zeros(shape, np.float32) for name, shape in shapes}
     store.init(list(sums), list(sums.values()))
-    random = np.random.default_rng(store.rank)
+    summed = [host.split(",") for host in options["sums_of"].split("/")] if options["sums_of"] else None
+    ranks = map(int, summed[store.rank]) if summed else [store.rank]
+    randoms = [np.random.default_rng(rank) for rank in ranks]
     digest = hashlib.sha256()
     for step in range(int(options["steps"])):
-        grads = {key: random.normal(0, 0.6, value.shape).astype(np.float32) for key, value in sums.items()}
+        grads = gradients({key: value.shape for key, value in sums.items()}, randoms)
         if options["mode"] == "pushpull":
             store.pushpull(list(grads), list(grads.values()), out=list(sums.values()))
         else:

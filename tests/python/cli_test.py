@@ -104,6 +104,15 @@ def test_missing_program_is_one_line_and_1() -> None:
     assert done.stderr.startswith("gradwire: run: no-such-program is not a program")
 
 
+def test_hierarchy_reaches_the_workers_over_the_users_own() -> None:
+    show = ("-n", "1", "-s", "0", "sh", "-c", 'echo "$GRADWIRE_HIERARCHY"')
+    done = gradwire("run", "--hierarchy", "host", *show, GRADWIRE_HIERARCHY="off")
+    assert done.stdout == "[worker 0] host\n"
+    assert gradwire("run", *show, GRADWIRE_HIERARCHY="host").stdout == "[worker 0] host\n"
+    assert gradwire("run", *show).stdout == "[worker 0] \n"
+    assert "'off', 'host'" in gradwire("run", "--hierarchy", "rack", *show).stderr
+
+
 def test_env_option_reaches_the_workers() -> None:
     done = gradwire("run", "-n", "1", "-s", "0", "--env", "A=b=c", "sh", "-c", 'echo "$A"')
     assert done.stdout == "[worker 0] b=c\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from gradwire import netlab
 from gradwire.netlab import NetHost, NetLab, NetLabUnavailable, lab, remains
+from integration.hosts import needs_hosts
 from typer.testing import CliRunner
 
 COMMAND = [sys.executable, "-m", "gradwire.netlab"]
@@ -63,23 +63,6 @@ sleeper = lab.host(1).popen(["sleep", "300"])
 print(lab.name, sleeper.pid, lab._watchdog.pid, flush=True)
 time.sleep(1000)
 """
-
-
-def needs_hosts(test: Callable[..., None]) -> Callable[..., None]:
-    """Runs a test where hosts can be made; elsewhere asserts that making one says why not."""
-
-    @functools.wraps(test)
-    def run(*arguments: object, **keywords: object) -> None:
-        reason = netlab.available()
-        if reason is None:
-            test(*arguments, **keywords)
-            return
-        with pytest.raises(NetLabUnavailable) as caught:
-            NetLab(hosts=1)
-        assert reason in str(caught.value)
-        assert os.geteuid() == 0 or "root" in reason or "install" in reason
-
-    return run
 
 
 def start(host: NetHost, script: str, *arguments: object) -> subprocess.Popen[str]:

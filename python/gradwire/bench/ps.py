@@ -44,7 +44,8 @@ def _gradwire(plan: ServersPlan) -> System:
             [sys.executable, "-m", "gradwire.bench.worker", task.text()],
             plan.ranks,
             0 if plan.transport == "inproc" else plan.servers,
-            env={"GRADWIRE_COMPRESSION": ""},  # the plan's codec counts, not one of the user's shell
+            # The plan counts, not what the user's shell has set.
+            env={"GRADWIRE_COMPRESSION": "", "GRADWIRE_HIERARCHY": ""},
             placement=network.place,
             output=output,
             timeout=timeout,

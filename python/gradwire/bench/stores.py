@@ -84,7 +84,7 @@ def _system(
     fused: bool | None,
 ) -> System:
     # The plan counts, not what the user's shell has set.
-    environment = {"GRADWIRE_COMPRESSION": "", "GRADWIRE_CHECKSUM": checksum}
+    environment = {"GRADWIRE_COMPRESSION": "", "GRADWIRE_HIERARCHY": "", "GRADWIRE_CHECKSUM": checksum}
     if fused is False:
         environment["GRADWIRE_FUSION_BYTES"] = "0"
 
