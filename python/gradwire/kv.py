@@ -68,7 +68,7 @@ def create(name: str = "local") -> KVStore:
     for the same order.
 
     With GRADWIRE_HIERARCHY=host the workers of one host sum first, uncompressed, and one of them sends; compression
-    then acts on the host's sum. All else is as without, but that `allreduce_mpi` refuses it.
+    then acts on the host's sum. All else is as without, but that `allreduce_mpi` and `nccl` refuse it.
 
     In a process whose role is server or scheduler (DMLC_ROLE or GRADWIRE_ROLE) it serves the job to its end and
     then ends the process, as users of MXNet's scripts expect.
@@ -539,7 +539,16 @@ def _join_peers(values: settings.Settings, name: str) -> _core.Engine:
     return _core.connect_peers(serves, **options)
 
 
+def _refuse_hierarchy(values: settings.Settings, name: str, library: str, instead: str) -> None:
+    if values.hierarchy != "off":
+        raise ValueError(
+            f"kv.create({name!r}): GRADWIRE_HIERARCHY={values.hierarchy} does not go with it, since {library} sums "
+            f"what every rank gives; use the store {instead!r}, or leave GRADWIRE_HIERARCHY out"
+        )
+
+
 def _join_nccl(values: settings.Settings, name: str) -> _core.Engine:
+    _refuse_hierarchy(values, name, "NCCL", "allreduce")
     if (reason := nccl.why_not()) is not None:
         raise _core.TransportError(
             f"kv.create({name!r}): {reason}; use the store 'allreduce', which needs neither NCCL nor a GPU and has "
@@ -580,11 +589,7 @@ def _join_mpi_peers(values: settings.Settings, name: str) -> _core.Engine:
 
 
 def _join_mpi_native(values: settings.Settings, name: str) -> _core.Engine:
-    if values.hierarchy != "off":
-        raise ValueError(
-            f"kv.create({name!r}): GRADWIRE_HIERARCHY={values.hierarchy} does not go with it, since MPI sums what "
-            "every rank gives; use the store 'dist_sync_mpi', or leave GRADWIRE_HIERARCHY out"
-        )
+    _refuse_hierarchy(values, name, "MPI", "dist_sync_mpi")
     return _join_mpi(_core.connect_mpi_native, values, name)
 
 

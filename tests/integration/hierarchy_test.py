@@ -191,10 +191,11 @@ def test_ranks_that_differ_are_told_so(tmp_path: Path) -> None:
     assert "worker 0 has nothing, worker 1 has hierarchy=host" in ended.err, str(ended)
 
 
-def test_a_store_whose_library_sums_refuses_it(tmp_path: Path) -> None:
-    program = "import gradwire; gradwire.kv.create('allreduce_mpi')"
+@pytest.mark.parametrize(("store", "instead"), [("allreduce_mpi", "dist_sync_mpi"), ("nccl", "allreduce")])
+def test_a_store_whose_library_sums_refuses_it(store: str, instead: str, tmp_path: Path) -> None:
+    program = f"import gradwire; gradwire.kv.create({store!r})"
     ended = run_to_the_end(
         tmp_path, [sys.executable, "-c", program], workers=1, servers=0, GRADWIRE_HIERARCHY="host"
     )
     assert ended.code == 1
-    assert "use the store 'dist_sync_mpi', or leave GRADWIRE_HIERARCHY out" in ended.err, str(ended)
+    assert f"use the store {instead!r}, or leave GRADWIRE_HIERARCHY out" in ended.err, str(ended)
