@@ -66,7 +66,7 @@ CLAIMS = (
     Claim("2bit-4-loopback", "2bit", "2bit", "gloo", 2),
     Claim("2bit-4-1gbit", "2bit", "exact", "gloo", 8),
     *(Claim(f"small-{n}-1gbit", "none", "none", "openmpi, fused", 1, fused=True) for n in (2, 4)),
-    *(Claim(f"small-{n}-1gbit", "none", "none", NOT_FUSED, 5, fused=True) for n in (2, 4)),
+    *(Claim(f"small-{n}-loopback", "none", "none", NOT_FUSED, 5, fused=True) for n in (2, 4)),
 )
 
 

