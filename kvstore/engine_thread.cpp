@@ -302,7 +302,9 @@ void EngineThread::start_push(Tensor& tensor) {
     if (!codec.lossy() && operation.verb == Verb::kPushPull) {  // the caller's own memory is the payload
       const auto& part = tensor.parts[p].part;
       ++tensor.jobs;
-      encoded(tensor, p, Buffer::borrow(std::as_bytes(operation.in.subspan(part.offset, part.count))), false,
+      const auto values = std::as_bytes(operation.in.subspan(part.offset, part.count));
+      const auto keep = [owner = operation.owner] {};
+      encoded(tensor, p, operation.owner ? Buffer::borrow(values, keep) : Buffer::borrow(values), false,
               nullptr);
     } else {
       encode(tensor, p);

@@ -69,6 +69,7 @@ void HostRelay::take(Frame sum) {
   round->frame = std::move(sum);
   EngineThread::Operation operation;
   operation.in = operation.out = floats(round->frame.payload);
+  operation.owner = std::make_shared<Buffer>(round->frame.payload.share());
   operation.priority = round->frame.header.priority;
   operation.nonfinite = &round->nonfinite;
   operation.done.then([this, round](const std::exception_ptr& error) { answer(round, error); });
