@@ -44,9 +44,10 @@ class EngineThread final : private transport::Sink {
     std::int32_t priority = 0;
     float scale = 1;
     std::vector<std::span<float>>
-        scatter;                ///< of several tensors in one: where the parts of `out` are copied to
-    std::uint64_t number = 0;   ///< among all pushes, when they go in order
-    std::shared_ptr<void> owner;  ///< of that memory, when nobody else keeps it until all that is sent has gone
+        scatter;               ///< of several tensors in one: where the parts of `out` are copied to
+    std::uint64_t number = 0;  ///< among all pushes, when they go in order
+    std::shared_ptr<void>
+        owner;                  ///< of that memory, when nobody else keeps it until all that is sent has gone
     bool* nonfinite = nullptr;  ///< set, before done, when any rank met a NaN or infinity; lives as `in` does
     Ticket done;
     Ticket taken;  ///< `in` is no longer read
