@@ -128,30 +128,26 @@ EngineThread::~EngineThread() {
 // ------------------------------------------------------------------------------------- calls from other
 // threads
 
+EngineThread::Tensor& EngineThread::add_tensor(KeySpec spec, const std::vector<Part>& parts) {
+  Tensor& tensor = *tensors_.emplace_back(std::make_unique<Tensor>());
+  tensor.id = tensors_.size() - 1;
+  tensor.spec = std::move(spec);
+  tensor.parts.resize(parts.size());
+  for (std::size_t p = 0; p < parts.size(); ++p) tensor.parts[p].part = parts[p];
+  std::sort(tensor.parts.begin(), tensor.parts.end(),
+            [](const PartState& a, const PartState& b) { return a.part.offset < b.part.offset; });
+  return tensor;
+}
+
 void EngineThread::add_keys(std::vector<KeySpec> specs, std::vector<std::vector<Part>> parts) {
   loop_->post([this, specs = std::move(specs), parts = std::move(parts)]() mutable {
-    for (std::size_t i = 0; i < specs.size(); ++i) {
-      auto tensor = std::make_unique<Tensor>();
-      tensor->id = tensors_.size();
-      tensor->spec = std::move(specs[i]);
-      tensor->parts.resize(parts[i].size());
-      for (std::size_t p = 0; p < parts[i].size(); ++p) tensor->parts[p].part = parts[i][p];
-      std::sort(tensor->parts.begin(), tensor->parts.end(),
-                [](const PartState& a, const PartState& b) { return a.part.offset < b.part.offset; });
-      tensors_.push_back(std::move(tensor));
-    }
+    for (std::size_t i = 0; i < specs.size(); ++i) add_tensor(std::move(specs[i]), parts[i]);
   });
 }
 
 void EngineThread::add_bucket(KeySpec spec, Part part, std::vector<std::uint32_t> segment_elements) {
   loop_->post([this, spec = std::move(spec), part, segments = std::move(segment_elements)]() mutable {
-    auto tensor = std::make_unique<Tensor>();
-    tensor->id = tensors_.size();
-    tensor->spec = std::move(spec);
-    tensor->parts.resize(1);
-    tensor->parts.front().part = part;
-    tensor->segments = std::move(segments);
-    tensors_.push_back(std::move(tensor));
+    add_tensor(std::move(spec), {part}).segments = std::move(segments);
   });
 }
 

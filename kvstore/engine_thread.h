@@ -90,6 +90,7 @@ class EngineThread final : private transport::Sink {
   void on_goodbye(transport::Node peer) override;
 
   void run();
+  Tensor& add_tensor(KeySpec spec, const std::vector<Part>& parts);
   void start_next(Tensor& tensor);
   void start_push(Tensor& tensor);
   void start_pull(Tensor& tensor);

@@ -19,14 +19,6 @@ void wait_all(const std::vector<Ticket>& tickets) {
   for (const Ticket& ticket : tickets) ticket.wait();
 }
 
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& cause) {
-    return cause.what();
-  }
-}
-
 }  // namespace
 
 Hierarchy::Hierarchy(transport::HostLink link, const EngineOptions& options)

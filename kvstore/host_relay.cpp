@@ -28,6 +28,8 @@ Frame refusal(const transport::FrameHeader& sum, const std::string& text) {
   return frame;
 }
 
+}  // namespace
+
 std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -35,8 +37,6 @@ std::string text_of(const std::exception_ptr& error) {
     return cause.what();
   }
 }
-
-}  // namespace
 
 void HostRelay::start(Server& server, EngineThread& uplink) {
   const std::lock_guard lock(mutex_);

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,9 @@
 #include "kvstore/server.h"
 
 namespace gradwire::kvstore {
+
+/// What an error says, for those on other ranks.
+std::string text_of(const std::exception_ptr& error);
 
 class HostRelay {
  public:
