@@ -1,8 +1,11 @@
 #include "fusion/partition.h"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 namespace gradwire::fusion {
 
@@ -18,6 +21,19 @@ std::vector<Partition> cut(std::uint64_t elements, std::uint64_t unit_elements, 
     partitions.push_back({elements - left, std::min(step, left)});
   }
   return partitions;
+}
+
+std::vector<std::size_t> in_turns(std::span<const std::uint32_t> owners, std::uint32_t first) {
+  std::map<std::uint32_t, std::size_t> seen;
+  std::vector<std::size_t> turn(owners.size());
+  for (std::size_t i = 0; i < owners.size(); ++i) turn[i] = seen[owners[i]]++;
+  std::vector<std::size_t> order(owners.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) {
+    const bool wraps = owners[i] < first;
+    return std::tuple(turn[i], wraps, owners[i]);
+  });
+  return order;
 }
 
 }  // namespace gradwire::fusion

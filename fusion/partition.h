@@ -4,7 +4,9 @@
 // Threading: pure functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace gradwire::fusion {
@@ -19,5 +21,10 @@ struct Partition {
 /// into max_elements but at least one; the last may be shorter. Throws std::invalid_argument if elements or
 /// unit_elements is 0.
 std::vector<Partition> cut(std::uint64_t elements, std::uint64_t unit_elements, std::uint64_t max_elements);
+
+/// The order in which to encode pieces that go to owners[i]: the first piece of every owner, then the second
+/// of every owner, and so on, so that all owners have work from the start; each turn begins with owner
+/// `first`, the others follow upwards and around. Indices into owners; pieces of one owner keep their order.
+std::vector<std::size_t> in_turns(std::span<const std::uint32_t> owners, std::uint32_t first);
 
 }  // namespace gradwire::fusion

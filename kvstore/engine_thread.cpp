@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "compress/segmented.h"
+#include "fusion/partition.h"
 #include "kvstore/protocol.h"
 
 namespace gradwire::kvstore {
@@ -58,9 +59,10 @@ struct EngineThread::PartState {
 struct EngineThread::Tensor {
   KeySpec spec;
   KeyId id = 0;
-  std::vector<PartState> parts;  ///< ordered by offset
-  std::vector<float> residual;   ///< one flat array, by element offset
-  std::vector<float> value;      ///< answer to the last push(), for pull()
+  std::vector<PartState> parts;    ///< ordered by offset
+  std::vector<std::size_t> turns;  ///< of the parts: the order to encode them in
+  std::vector<float> residual;     ///< one flat array, by element offset
+  std::vector<float> value;        ///< answer to the last push(), for pull()
   bool value_current = false;
   std::vector<compress::UnitScale> scales;  ///< one per unit, agreed in the last round
   bool scales_known = false;
@@ -136,6 +138,9 @@ EngineThread::Tensor& EngineThread::add_tensor(KeySpec spec, const std::vector<P
   for (std::size_t p = 0; p < parts.size(); ++p) tensor.parts[p].part = parts[p];
   std::sort(tensor.parts.begin(), tensor.parts.end(),
             [](const PartState& a, const PartState& b) { return a.part.offset < b.part.offset; });
+  std::vector<std::uint32_t> owners;
+  for (const PartState& state : tensor.parts) owners.push_back(state.part.server);
+  tensor.turns = fusion::in_turns(owners, messenger_.self().rank + 1);
   return tensor;
 }
 
@@ -294,7 +299,7 @@ void EngineThread::start_push(Tensor& tensor) {
   tensor.value_current = false;
   ++tensor.step;
   tensor.parts_to_take = tensor.parts.size();
-  for (std::size_t p = 0; p < tensor.parts.size(); ++p) {
+  for (const std::size_t p : tensor.turns) {
     if (!codec.lossy() && operation.verb == Verb::kPushPull) {  // the caller's own memory is the payload
       const auto& part = tensor.parts[p].part;
       ++tensor.jobs;

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <map>
 #include <random>
+#include <set>
 #include <stdexcept>
 
 namespace gradwire::fusion {
@@ -62,6 +64,29 @@ TEST(Cut, WorksBeyondFourBillionElements) {
 TEST(Cut, RejectsNothingToCutAndNoUnit) {
   EXPECT_THROW(cut(0, 1, 1), std::invalid_argument);
   EXPECT_THROW(cut(1, 0, 1), std::invalid_argument);
+}
+
+TEST(InTurns, GivesEveryOwnerItsFirstPieceBeforeAnyItsSecond) {
+  const std::vector<std::uint32_t> owners = {0, 0, 0, 1, 1, 2, 2};
+  EXPECT_THAT(in_turns(owners, 1), testing::ElementsAre(3, 5, 0, 4, 6, 1, 2));
+  EXPECT_THAT(in_turns(owners, 0), testing::ElementsAre(0, 3, 5, 1, 4, 6, 2));
+  EXPECT_THAT(in_turns(owners, 7), testing::ElementsAre(0, 3, 5, 1, 4, 6, 2)) << "no such owner";
+  EXPECT_THAT(in_turns({}, 0), testing::IsEmpty());
+}
+
+TEST(InTurns, KeepsThePiecesOfAnOwnerInOrderAndEachOnce) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<std::uint32_t> owners(random() % 40);
+    for (auto& owner : owners) owner = random() % 6;
+    const auto order = in_turns(owners, random() % 6);
+    EXPECT_THAT(std::set<std::size_t>(order.begin(), order.end()), testing::SizeIs(owners.size()));
+    std::map<std::uint32_t, std::size_t> last;
+    for (const std::size_t i : order) {
+      ASSERT_TRUE(!last.contains(owners[i]) || last[owners[i]] < i);
+      last[owners[i]] = i;
+    }
+  }
 }
 
 }  // namespace
