@@ -40,7 +40,7 @@ demo: install  ## train a real network at 100 Mbit with and without compression,
 test: build install  ## style, C++ tests and Python tests; the last line counts them
 	@$(PYTHON) tests/run.py --jobs $(JOBS)
 
-soak: build install  ## `make test` with a million fuzzing rounds and the tests marked soak
+soak: build install  ## `make test` with ten million fuzzed inputs a decoder and the tests marked soak (hours)
 	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} $(PYTHON) tests/run.py --jobs $(JOBS) --soak
 
 sanitize: packages  ## the C++ tests under ASan + UBSan, then under ThreadSanitizer

@@ -92,13 +92,17 @@ def main() -> int:
         check("ruff check", [*python, "ruff", "check", "--quiet", *PYTHON_FOLDERS]),
         check("ruff format", [*python, "ruff", "format", "--check", "--quiet", *PYTHON_FOLDERS]),
         check("mypy", [*python, "mypy"]),
+        check(
+            "decoders fuzzed",
+            [sys.executable, "tests/fuzz.py", *(["--runs=10000000"] if options.soak else [])],
+        ),
         suite("C++ tests", ctest, cpp_report),
         suite("Python tests", [*python, *pytest], python_report),
     ]
     print()
     for o in outcomes:
         skipped = f", {o.skipped} skipped" if o.skipped else ""
-        print(f"{o.name:13} {o.seconds:6.1f} s  {o.passed} passed, {o.failed} failed{skipped}")
+        print(f"{o.name:15} {o.seconds:6.1f} s  {o.passed} passed, {o.failed} failed{skipped}")
     passed, failed = sum(o.passed for o in outcomes), sum(o.failed for o in outcomes)
     print(f"{passed} passed, {failed} failed", flush=True)
     return int(failed > 0)
