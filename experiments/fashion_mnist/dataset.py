@@ -81,16 +81,3 @@ def _standardise(
     )
     train_labels, test_labels = (torch.from_numpy(part.astype(np.int64)) for part in labels)
     return Dataset(name, train, train_labels[:limit], test, test_labels)
-
-
-def batches(
-    images: int, epoch: int, seed: int, rank: int, workers: int, batch_size: int
-) -> list[torch.Tensor]:
-    """Returns this rank's batches of one epoch: indices, shuffled by seed and epoch, as many for every rank.
-
-    Step i of the job takes images [i*workers*batch_size, (i+1)*workers*batch_size) of the shuffled order,
-    each rank its own batch_size of them; what does not fill a step is left for another epoch.
-    """
-    order = torch.randperm(images, generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
-    steps = images // (workers * batch_size)
-    return list(order[: steps * workers * batch_size].view(steps, workers, batch_size)[:, rank])

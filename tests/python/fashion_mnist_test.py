@@ -23,7 +23,7 @@ TRAIN = FOLDER / "train.py"
 
 def module(name: str) -> ModuleType:
     """Imports a file of the experiment, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"fashion_mnist_{name}", FOLDER / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"fashion_mnist_{Path(name).name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
@@ -32,7 +32,7 @@ def module(name: str) -> ModuleType:
     return loaded
 
 
-dataset, networks = module("dataset"), module("networks")
+dataset, networks, order = module("dataset"), module("networks"), module("../training/order")
 
 
 def train(*flags: str, **environment: str) -> dict[str, Any]:
@@ -121,14 +121,14 @@ def test_a_file_that_is_not_idx_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("images", "workers", "size"), [(1000, 3, 16), (96, 2, 16), (31, 1, 32)])
 def test_ranks_share_an_epoch(images: int, workers: int, size: int) -> None:
-    shares = [dataset.batches(images, 4, 7, rank, workers, size) for rank in range(workers)]
+    shares = [order.batches(images, 4, 7, rank, workers, size) for rank in range(workers)]
     assert [len(share) for share in shares] == [images // (workers * size)] * workers
     seen = torch.cat([pick for share in shares for pick in share]) if shares[0] else torch.empty(0)
     assert len(seen) == len(seen.unique()) == images // (workers * size) * workers * size
     if shares[0]:
-        assert torch.equal(shares[0][0], dataset.batches(images, 4, 7, 0, workers, size)[0])
-        assert not torch.equal(shares[0][0], dataset.batches(images, 5, 7, 0, workers, size)[0])
-        assert not torch.equal(shares[0][0], dataset.batches(images, 4, 8, 0, workers, size)[0])
+        assert torch.equal(shares[0][0], order.batches(images, 4, 7, 0, workers, size)[0])
+        assert not torch.equal(shares[0][0], order.batches(images, 5, 7, 0, workers, size)[0])
+        assert not torch.equal(shares[0][0], order.batches(images, 4, 8, 0, workers, size)[0])
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("lenet", 431_080), ("mlp", 109_386), ("resnet8", 77_562)])
@@ -147,7 +147,7 @@ def test_the_record_is_complete_and_repeatable(tmp_path: Path) -> None:
     assert first["weights_sha256"] == again["weights_sha256"] != other["weights_sha256"]
     assert first["steps"] == 40
     assert first["accuracy"] == first["accuracy_per_epoch"][-1] > 0.4
-    assert first["loss_per_epoch"][1] < first["loss_per_epoch"][0]
+    assert first["training_loss_per_epoch"][1] < first["training_loss_per_epoch"][0]
     assert 0 < first["seconds_per_epoch"][0] < first["seconds_per_epoch"][1]
     assert first["images_per_second"] == pytest.approx(2560 / first["seconds_per_epoch"][1])
     assert first["arguments"]["seed"] == 3

@@ -1,0 +1,144 @@
+"""The flags of a training script: MXNet's names where MXNet has them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import gradwire as gw
+
+
+def parse_arguments(
+    description: str | None,
+    networks: Iterable[str],
+    arguments: list[str] | None = None,
+    **defaults: Any,
+) -> argparse.Namespace:
+    """Parses the command line of a script that trains one of networks.
+
+    Args:
+        description: what --help begins with.
+        networks: names to choose from; the first is the default.
+        arguments: in place of the command line's.
+        defaults: other defaults than fashion_mnist's, as lr=0.3.
+    """
+    names = list(networks)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--network", choices=sorted(names), default=names[0], help="what to train (default: %(default)s)")
+    add(
+        "--kv-store",
+        default="local",
+        metavar="NAME",
+        help="local, device, dist_sync, ... (default: %(default)s)",
+    )
+    add(
+        "--gc-type",
+        default="none",
+        metavar="CODEC",
+        help="none, fp16, int8, 2bit, ..., or with its parameters as topk:ratio=0.01; `gradwire doctor` names all "
+        "(default: %(default)s)",
+    )
+    add(
+        "--gc-threshold",
+        default="auto",
+        metavar="T",
+        help="2bit's threshold: a number, or auto: agreed by the workers (default: %(default)s; MXNet's 0.5 "
+        "is made for gradients summed over the batch, torch's are means)",
+    )
+    add(
+        "--gc-reply",
+        metavar="KIND",
+        help="how servers answer: exact, fp32 or 2bit (default: exact where it exists)",
+    )
+    add(
+        "--momentum-correction",
+        choices=["auto", "on", "off"],
+        default="auto",
+        help="on: workers send momentum, not gradients, which loses less accuracy; auto: on for 2bit with "
+        "threshold auto (default: %(default)s)",
+    )
+    add(
+        "--num-epochs",
+        type=int,
+        default=10,
+        metavar="N",
+        help="passes over the examples (default: %(default)s)",
+    )
+    add(
+        "--batch-size",
+        type=int,
+        default=64,
+        metavar="N",
+        help="examples per step and worker (default: %(default)s)",
+    )
+    add("--lr", type=float, default=0.02, help="learning rate at the start (default: %(default)s)")
+    add(
+        "--lr-schedule",
+        choices=["cosine", "step", "constant"],
+        help="how it falls (default: cosine; step where --lr-step-epochs is given)",
+    )
+    add(
+        "--lr-step-epochs",
+        metavar="A,B,...",
+        help="epochs after which step multiplies it (default: 60%%, 85%%)",
+    )
+    add("--lr-factor", type=float, default=0.1, help="what step multiplies it by (default: %(default)s)")
+    add("--momentum", type=float, default=0.9, help="of SGD (default: %(default)s)")
+    add(
+        "--optimizer",
+        choices=["nag", "sgd"],
+        default="nag",
+        help="nag: momentum in Nesterov's form; sgd: plain momentum (default: %(default)s)",
+    )
+    add("--wd", type=float, default=1e-4, help="weight decay (default: %(default)s)")
+    add("--seed", type=int, help="of weights and order (default: GRADWIRE_SEED, else 0)")
+    add("--limit", type=int, metavar="N", help="train on the first N examples only, all workers together")
+    add(
+        "--threads",
+        type=int,
+        help="torch's threads (default: OMP_NUM_THREADS, which `gradwire run` sets, else all)",
+    )
+    add("--json", metavar="FILE", help="write rank 0's record there; - is stdout, and then nothing else is")
+    parser.set_defaults(**defaults)
+    args = parser.parse_args(arguments)
+    for name in ("num_epochs", "batch_size", "limit", "threads"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')}: {value} was given, expected 1 or more")
+    try:
+        args.gc_threshold = args.gc_threshold if args.gc_threshold == "auto" else float(args.gc_threshold)
+        steps = args.lr_step_epochs.split(",") if args.lr_step_epochs else ()
+        args.lr_step_epochs = [int(epoch) for epoch in steps]
+    except ValueError as error:
+        parser.error(f"--gc-threshold takes a number or auto, --lr-step-epochs epochs as in 6,8 ({error})")
+    if args.seed is None:
+        args.seed = gw.settings.read().seed or 0
+    args.lr_schedule = args.lr_schedule or ("step" if args.lr_step_epochs else "cosine")
+    if not args.lr_step_epochs:
+        args.lr_step_epochs = [round(0.6 * args.num_epochs), round(0.85 * args.num_epochs)]
+    return args
+
+
+def compression(args: argparse.Namespace) -> str:
+    """Returns what the flags ask for, as set_gradient_compression() takes it: 2bit:threshold=auto,reply=2bit."""
+    name, _, given = args.gc_type.partition(":")
+    parameters = [given] if given else []
+    if name == "2bit" and "threshold=" not in given:
+        parameters.append(f"threshold={args.gc_threshold}")
+    if args.gc_reply is not None:
+        parameters.append(f"reply={args.gc_reply}")
+    return f"{name}:{','.join(parameters)}" if parameters else name
+
+
+def learning_rate(args: argparse.Namespace, step: int, steps_per_epoch: int) -> float:
+    """Returns the learning rate of a step, counted from 0 over the whole run."""
+    if args.lr_schedule == "cosine":
+        return args.lr * (1 + math.cos(math.pi * step / (steps_per_epoch * args.num_epochs))) / 2
+    if args.lr_schedule == "step":
+        return args.lr * args.lr_factor ** sum(step >= e * steps_per_epoch for e in args.lr_step_epochs)
+    return args.lr

@@ -1,0 +1,132 @@
+"""The training loop that the scripts share: data-parallel SGD over any gradwire store."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gradwire as gw
+import gradwire.result
+import gradwire.torch
+import torch
+
+from training.flags import compression, learning_rate
+from training.order import batches
+from training.progress import Meter, Progress
+from training.task import Task
+
+
+def weights_sha256(model: torch.nn.Module) -> str:
+    """Returns a digest of every name and value, the same exactly when all weights are the same."""
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, store: Any) -> Any:
+    """Wraps the SGD that the flags ask for."""
+    return gw.torch.DistributedOptimizer(
+        torch.optim.SGD(
+            model.parameters(),
+            lr=args.lr,
+            momentum=args.momentum,
+            weight_decay=args.wd,
+            nesterov=args.optimizer == "nag" and args.momentum > 0,
+        ),
+        named_parameters=model.named_parameters(),
+        compression=compression(args),
+        store=store,
+        momentum_correction={"auto": "auto", "on": True, "off": False}[args.momentum_correction],
+    )
+
+
+def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) -> dict[str, Any]:
+    """Trains as the flags say and returns the record; on ranks other than 0 without scores."""
+    torch.manual_seed(args.seed)
+    model = task.model()
+    gw.torch.broadcast_parameters(model.state_dict(), store=store)
+    optimizer = make_optimizer(args, model, store)
+    steps_per_epoch = task.examples // (store.num_workers * args.batch_size)
+    if steps_per_epoch == 0:
+        raise ValueError(
+            f"train: {task.examples} {task.unit} do not fill one step of {store.num_workers} x "
+            f"{args.batch_size}; give a larger --limit or a smaller --batch-size"
+        )
+    meter, seconds, step = Meter(store), 0.0, 0
+    scores: list[float] = []
+    record: dict[str, Any] = {"training_loss_per_epoch": [], "seconds_per_epoch": []}
+    for epoch in range(args.num_epochs):
+        began, losses = time.perf_counter(), []
+        for pick in batches(task.examples, epoch, args.seed, store.rank, store.num_workers, args.batch_size):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(args, step, steps_per_epoch)
+            optimizer.zero_grad()
+            loss = task.loss(model, pick)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            meter.step()
+            step += 1
+            progress.move(f"epoch {epoch + 1}/{args.num_epochs}  step {step}  loss {losses[-1]:.3f}")
+        seconds += time.perf_counter() - began
+        if store.rank == 0:
+            scores.append(task.score(model))
+            record["training_loss_per_epoch"].append(statistics.fmean(losses))
+            record["seconds_per_epoch"].append(seconds)
+            progress.say(
+                f"epoch {epoch + 1:2d}/{args.num_epochs}  {task.metric} {scores[-1]:.4f}  "
+                f"training loss {record['training_loss_per_epoch'][-1]:.4f}  "
+                f"{step * args.batch_size * store.num_workers / seconds:,.0f} {task.unit}/s  "
+                f"{meter.median():,} bytes/step"
+            )
+    return record | {
+        f"{task.metric}_per_epoch": scores,
+        task.metric: scores[-1] if scores else None,
+        "images_per_second": step * args.batch_size * store.num_workers / seconds,
+        "bytes_per_step": meter.median(),
+        "bytes_total": meter.total(),
+        "codec_seconds": store.engine.codec_seconds(),
+        "steps": step,
+        "weights_sha256": weights_sha256(model),
+        "dataset": task.dataset,
+        "workers": store.num_workers,
+        "compression": str(store.compression),
+        "momentum_correction": optimizer.momentum_correction,
+        "arguments": {name: value for name, value in vars(args).items() if name != "json"},
+    }
+
+
+def write_record(record: dict[str, Any], args: argparse.Namespace) -> None:
+    """Writes the record where --json and `gradwire ab` want it."""
+    text = json.dumps(record, indent=2)
+    if args.json == "-":
+        print(text)
+    elif args.json:
+        Path(args.json).write_text(text + "\n")
+    gradwire.result.write(**record)
+
+
+def run(args: argparse.Namespace, make_task: Callable[[argparse.Namespace, Progress], Task]) -> None:
+    """Joins the job, trains, and lets rank 0 report."""
+    store = gw.kv.create(args.kv_store)
+    torch.set_num_threads(
+        args.threads or int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    )
+    progress = Progress(None if store.rank else sys.stderr if args.json == "-" else sys.stdout)
+    task = make_task(args, progress)
+    record = train(args, store, task, progress)
+    store.barrier()
+    if store.rank == 0:
+        write_record(record, args)
+        progress.say(f"{task.metric} {record[task.metric]:.4f} after {record['steps']} steps")
+    store.close()
