@@ -437,13 +437,22 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
   answers.push_back({worker, answer_to(header, Kind::kHeld, std::move(ranks))});
 }
 
+/// The same optimizer with other parameters, such as a learning rate, goes on from its state.
+void Aggregator::set_optimizer(const std::string& text) {
+  const OptimizerSpec spec = parse_optimizer(text);
+  updater_ = make_updater(spec);
+  if (spec.name == optimizer_) return;
+  optimizer_ = spec.name;
+  for (auto& [id, partition] : partitions_) partition.optimizer_state = {};
+}
+
 void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
   const auto bytes = view(frame.payload);
   const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   constexpr std::string_view kOptimizer = "optimizer ";
   constexpr std::string_view kContributors = "contributors ";
   if (text.starts_with(kOptimizer)) {
-    updater_ = make_updater(parse_optimizer(text.substr(kOptimizer.size())));
+    set_optimizer(text.substr(kOptimizer.size()));
   } else if (text.starts_with(kContributors)) {
     set_contributors(parse_ranks(text.substr(kContributors.size())));
   } else {

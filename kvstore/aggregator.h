@@ -99,7 +99,7 @@ class Aggregator {
     std::uint64_t count = 0;
     std::vector<float> value;     ///< first value or weight; empty: only sums are held
     std::vector<float> residual;  ///< what replies of a lossy codec have not told yet
-    std::vector<float> optimizer_state;
+    OptimizerState optimizer_state;
     std::map<std::uint64_t, Round> rounds;   ///< by step
     std::uint64_t next_step = 0;             ///< first step not yet answered
     std::optional<transport::Frame> answer;  ///< to step next_step - 1
@@ -113,6 +113,7 @@ class Aggregator {
   void on_push(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
   void on_pull(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void on_probe(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
+  void set_optimizer(const std::string& text);
   void on_command(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
   void accept(std::uint32_t worker, Round& round, transport::Frame frame);
   void complete_next(Partition& partition, std::vector<Answer>& answers);
@@ -137,6 +138,7 @@ class Aggregator {
   std::map<PartitionId, Partition> partitions_;
   std::map<std::pair<std::uint8_t, compress::WireParameters>, std::unique_ptr<compress::Codec>> codecs_;
   std::unique_ptr<Updater> updater_;
+  std::string optimizer_;  ///< its name
   transport::BufferPool pool_;
 };
 

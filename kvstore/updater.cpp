@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <sstream>
 #include <stdexcept>
@@ -14,12 +15,17 @@
 namespace gradwire::kvstore {
 namespace {
 
+using Parameters = std::map<std::string, double>;
+
+float number(const Parameters& parameters, const char* name) {
+  return static_cast<float>(parameters.at(name));
+}
+
 class TestUpdater final : public Updater {
  public:
-  explicit TestUpdater(const std::map<std::string, double>& p)
-      : rescale_(static_cast<float>(p.at("rescale_grad"))) {}
+  explicit TestUpdater(const Parameters& p) : rescale_(number(p, "rescale_grad")) {}
 
-  void update(std::span<float> weight, std::span<const float> gradient, std::vector<float>&) const override {
+  void update(std::span<float> weight, std::span<const float> gradient, OptimizerState&) const override {
     for (std::size_t i = 0; i < weight.size(); ++i) weight[i] += rescale_ * gradient[i];
   }
 
@@ -27,58 +33,180 @@ class TestUpdater final : public Updater {
   float rescale_;
 };
 
+/// What all real optimizers do to a gradient first.
+class Preparation {
+ public:
+  explicit Preparation(const Parameters& p)
+      : rescale_(number(p, "rescale_grad")), clip_(number(p, "clip_gradient")) {}
+
+  float operator()(float gradient) const {
+    const float g = rescale_ * gradient;
+    return clip_ > 0 ? std::clamp(g, -clip_, clip_) : g;
+  }
+
+ private:
+  float rescale_, clip_;
+};
+
 class SgdUpdater final : public Updater {
  public:
-  explicit SgdUpdater(const std::map<std::string, double>& p)
-      : learning_rate_(static_cast<float>(p.at("learning_rate"))),
-        momentum_(static_cast<float>(p.at("momentum"))),
-        wd_(static_cast<float>(p.at("wd"))),
-        rescale_(static_cast<float>(p.at("rescale_grad"))),
-        clip_(static_cast<float>(p.at("clip_gradient"))) {}
+  explicit SgdUpdater(const Parameters& p)
+      : prepared_(p),
+        learning_rate_(number(p, "learning_rate")),
+        momentum_(number(p, "momentum")),
+        wd_(number(p, "wd")),
+        is_nesterov_(p.at("nesterov") != 0) {}
 
   void update(std::span<float> weight, std::span<const float> gradient,
-              std::vector<float>& state) const override {
-    if (momentum_ != 0 && state.empty()) state.assign(weight.size(), 0.0F);
+              OptimizerState& state) const override {
+    auto& m = state.moments;
+    if (momentum_ != 0 && m.empty()) m.assign(weight.size(), 0.0F);
     for (std::size_t i = 0; i < weight.size(); ++i) {
-      float g = rescale_ * gradient[i];
-      if (clip_ > 0) g = std::clamp(g, -clip_, clip_);
-      const float step = learning_rate_ * (g + wd_ * weight[i]);
+      const float step = learning_rate_ * (prepared_(gradient[i]) + wd_ * weight[i]);
       if (momentum_ == 0) {
         weight[i] -= step;
-      } else {
-        state[i] = momentum_ * state[i] - step;
-        weight[i] += state[i];
+        continue;
       }
+      m[i] = momentum_ * m[i] - step;
+      weight[i] += is_nesterov_ ? momentum_ * m[i] - step : m[i];
     }
   }
 
  private:
-  float learning_rate_, momentum_, wd_, rescale_, clip_;
+  Preparation prepared_;
+  float learning_rate_, momentum_, wd_;
+  bool is_nesterov_;
+};
+
+template <bool is_decay_apart>
+class AdamUpdater final : public Updater {
+ public:
+  explicit AdamUpdater(const Parameters& p)
+      : prepared_(p),
+        learning_rate_(p.at("learning_rate")),
+        beta1_(p.at("beta1")),
+        beta2_(p.at("beta2")),
+        epsilon_(number(p, "epsilon")),
+        wd_(number(p, "wd")) {}
+
+  void update(std::span<float> weight, std::span<const float> gradient,
+              OptimizerState& state) const override {
+    const std::size_t n = weight.size();
+    if (state.moments.empty()) state.moments.assign(2 * n, 0.0F);
+    const auto t = static_cast<double>(++state.steps);
+    const auto step = static_cast<float>(learning_rate_ / (1 - std::pow(beta1_, t)));
+    const auto root = static_cast<float>(std::sqrt(1 - std::pow(beta2_, t)));
+    const auto kept1 = static_cast<float>(beta1_), new1 = static_cast<float>(1 - beta1_);
+    const auto kept2 = static_cast<float>(beta2_), new2 = static_cast<float>(1 - beta2_);
+    const auto shrink = static_cast<float>(1 - learning_rate_ * static_cast<double>(wd_));
+    for (std::size_t i = 0; i < n; ++i) {
+      float g = prepared_(gradient[i]);
+      if constexpr (is_decay_apart) {
+        weight[i] *= shrink;
+      } else {
+        g += wd_ * weight[i];
+      }
+      float& m = state.moments[i];
+      float& v = state.moments[n + i];
+      m = kept1 * m + new1 * g;
+      v = kept2 * v + new2 * g * g;
+      weight[i] -= step * (m / (std::sqrt(v) / root + epsilon_));
+    }
+  }
+
+ private:
+  Preparation prepared_;
+  double learning_rate_, beta1_, beta2_;  // doubles: their powers are near 1
+  float epsilon_, wd_;
+};
+
+class AdagradUpdater final : public Updater {
+ public:
+  explicit AdagradUpdater(const Parameters& p)
+      : prepared_(p),
+        learning_rate_(number(p, "learning_rate")),
+        epsilon_(number(p, "epsilon")),
+        wd_(number(p, "wd")) {}
+
+  void update(std::span<float> weight, std::span<const float> gradient,
+              OptimizerState& state) const override {
+    if (state.moments.empty()) state.moments.assign(weight.size(), 0.0F);
+    for (std::size_t i = 0; i < weight.size(); ++i) {
+      const float g = prepared_(gradient[i]) + wd_ * weight[i];
+      float& sum = state.moments[i];
+      sum += g * g;
+      weight[i] -= learning_rate_ * (g / (std::sqrt(sum) + epsilon_));
+    }
+  }
+
+ private:
+  Preparation prepared_;
+  float learning_rate_, epsilon_, wd_;
+};
+
+/// A parameter, its default, and the values it may have: [least, below).
+struct Parameter {
+  std::string_view name;
+  double value;
+  double least = -std::numeric_limits<double>::infinity();
+  double below = std::numeric_limits<double>::infinity();
 };
 
 struct Row {
   std::string_view name;
-  std::vector<std::pair<std::string, double>> defaults;
-  std::unique_ptr<Updater> (*make)(const std::map<std::string, double>&);
+  std::vector<Parameter> parameters;
+  std::unique_ptr<Updater> (*make)(const Parameters&);
 };
 
 template <typename T>
-std::unique_ptr<Updater> make_as(const std::map<std::string, double>& parameters) {
+std::unique_ptr<Updater> make_as(const Parameters& parameters) {
   return std::make_unique<T>(parameters);
 }
 
+std::vector<Parameter> with_common(std::vector<Parameter> own) {
+  own.insert(own.end(), {{"wd", 0.0, 0}, {"rescale_grad", 1.0}, {"clip_gradient", -1.0}});
+  return own;
+}
+
 const std::vector<Row>& table() {
+  const std::vector<Parameter> adam = {
+      {"learning_rate", 0.001, 0}, {"beta1", 0.9, 0, 1}, {"beta2", 0.999, 0, 1}, {"epsilon", 1e-8, 0}};
   static const std::vector<Row> rows = {
       {"test", {{"rescale_grad", 1.0}}, make_as<TestUpdater>},
-      {"sgd",
-       {{"learning_rate", 0.01},
-        {"momentum", 0.0},
-        {"wd", 0.0},
-        {"rescale_grad", 1.0},
-        {"clip_gradient", -1.0}},
+      {"sgd", with_common({{"learning_rate", 0.01, 0}, {"momentum", 0.0, 0}, {"nesterov", 0.0, 0, 2}}),
        make_as<SgdUpdater>},
+      {"adam", with_common(adam), make_as<AdamUpdater<false>>},
+      {"adamw", with_common(adam), make_as<AdamUpdater<true>>},
+      {"adagrad", with_common({{"learning_rate", 0.01, 0}, {"epsilon", 1e-10, 0}}), make_as<AdagradUpdater>},
   };
   return rows;
+}
+
+const Row& row_of(const std::string& optimizer) {
+  std::vector<std::string_view> names;
+  for (const Row& row : table()) {
+    if (row.name == optimizer) return row;
+    names.push_back(row.name);
+  }
+  throw std::invalid_argument(
+      fmt::format("set_optimizer: unknown optimizer '{}'; the server knows {}; did you mean '{}'?", optimizer,
+                  fmt::join(names, ", "), compress::nearest(optimizer, names)));
+}
+
+void require_valid(const Row& row, const std::string& name, double value) {
+  std::vector<std::string_view> valid;
+  for (const Parameter& parameter : row.parameters) {
+    valid.push_back(parameter.name);
+    if (parameter.name != name) continue;
+    if (value >= parameter.least && value < parameter.below) return;
+    const bool is_bounded = std::isfinite(parameter.below);
+    throw std::invalid_argument(fmt::format(
+        "set_optimizer: {}={} of {} is out of range; expected at least {}{}", name, value, row.name,
+        parameter.least, is_bounded ? fmt::format(" and below {}", parameter.below) : ""));
+  }
+  throw std::invalid_argument(
+      fmt::format("set_optimizer: {} has no parameter '{}'; did you mean '{}'? It takes {}", row.name, name,
+                  compress::nearest(name, valid), fmt::join(valid, ", ")));
 }
 
 }  // namespace
@@ -107,26 +235,14 @@ OptimizerSpec parse_optimizer(const std::string& text) {
 }
 
 std::unique_ptr<Updater> make_updater(const OptimizerSpec& spec) {
-  std::vector<std::string_view> names;
-  for (const Row& row : table()) {
-    names.push_back(row.name);
-    if (row.name != spec.name) continue;
-    std::map<std::string, double> parameters(row.defaults.begin(), row.defaults.end());
-    std::vector<std::string_view> valid;
-    for (const auto& [name, value] : row.defaults) valid.push_back(name);
-    for (const auto& [name, value] : spec.parameters) {
-      if (!parameters.contains(name)) {
-        throw std::invalid_argument(
-            fmt::format("set_optimizer: {} has no parameter '{}'; did you mean '{}'? It takes {}", spec.name,
-                        name, compress::nearest(name, valid), fmt::join(valid, ", ")));
-      }
-      parameters[name] = value;
-    }
-    return row.make(parameters);
+  const Row& row = row_of(spec.name);
+  Parameters parameters;
+  for (const Parameter& parameter : row.parameters) parameters.emplace(parameter.name, parameter.value);
+  for (const auto& [name, value] : spec.parameters) {
+    require_valid(row, name, value);
+    parameters[name] = value;
   }
-  throw std::invalid_argument(
-      fmt::format("set_optimizer: unknown optimizer '{}'; the server knows {}; did you mean '{}'?", spec.name,
-                  fmt::join(names, ", "), compress::nearest(spec.name, names)));
+  return row.make(parameters);
 }
 
 }  // namespace gradwire::kvstore

@@ -4,9 +4,11 @@
 // Threading: one Updater belongs to one Server thread.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gradwire::kvstore {
@@ -19,16 +21,30 @@ struct OptimizerSpec {
 
 OptimizerSpec parse_optimizer(const std::string& text);
 
+/// A weight's own memory between rounds.
+struct OptimizerState {
+  std::vector<float> moments;  ///< of each element, one kind after the other; empty before the first round
+  std::uint64_t steps = 0;     ///< rounds so far
+};
+
 class Updater {
  public:
   virtual ~Updater() = default;
-  /// Applies gradient to weight. state is this weight's own memory between rounds, empty at first.
+  /// Applies gradient to weight. Requires equal sizes, and one state per weight.
   virtual void update(std::span<float> weight, std::span<const float> gradient,
-                      std::vector<float>& state) const = 0;
+                      OptimizerState& state) const = 0;
 };
 
-/// Makes "test" (w += rescale_grad * g, MXNet 1.9's) or "sgd" (MXNet's: g' = clip(rescale_grad * g) + wd * w,
-/// m = momentum * m - learning_rate * g', w += m). Throws std::invalid_argument naming the valid ones.
+/// Makes an optimizer. With g = clip(rescale_grad * gradient) in all but "test":
+///   test     w += rescale_grad * gradient (MXNet 1.9's)
+///   sgd      m = momentum * m - learning_rate * (g + wd * w); w += m, or w += momentum * m - learning_rate *
+///   (...) with
+///            nesterov=1 (MXNet's sgd and nag; torch's at a constant learning rate)
+///   adam     Kingma & Ba 2015, Algorithm 1, with wd * w added to g (torch.optim.Adam)
+///   adamw    Loshchilov & Hutter 2019, Algorithm 2: wd apart from the moments (torch.optim.AdamW)
+///   adagrad  Duchi et al. 2011: w -= learning_rate * g / (sqrt(sum of g * g) + epsilon)
+///   (torch.optim.Adagrad)
+/// Throws std::invalid_argument for unknown names, naming the valid ones, and for values out of range.
 std::unique_ptr<Updater> make_updater(const OptimizerSpec& spec);
 
 }  // namespace gradwire::kvstore

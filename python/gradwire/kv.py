@@ -125,6 +125,7 @@ class KVStore:
         self._sizes: dict[Key, int] = {}  # elements
         self._compression = Compression()
         self._devices = DeviceSum("none")
+        self._optimizer: tuple[str, dict[str, float]] | None = None
         self.engine = engine
         self.collectives = Collectives(engine)  # all_reduce, all_gather, ...: exact, of any arrays
 
@@ -203,15 +204,32 @@ class KVStore:
     def set_optimizer(self, name: str, **parameters: float) -> None:
         """Lets the servers update weights: pulls return weights from now on. Collective; init keys first.
 
+        The same name again changes parameters and keeps the optimizer's state; another name begins anew.
+
         Args:
-            name: "sgd" (learning_rate, momentum, wd, rescale_grad, clip_gradient) or "test" (rescale_grad).
+            name: "sgd" (learning_rate, momentum, nesterov=0 or 1), "adam" and "adamw" (learning_rate, beta1, beta2,
+                epsilon), "adagrad" (learning_rate, epsilon), all with wd, rescale_grad and clip_gradient; or "test"
+                (rescale_grad), MXNet's. The formulas are torch.optim's; rescale_grad=1/num_workers makes means of sums.
 
         Raises:
-            ValueError: an unknown name or parameter, or ranks that differ.
+            ValueError: an unknown name or parameter, a value out of range, or ranks that differ.
         """
         self.engine.set_optimizer(
             " ".join([name, *(f"{key}={value!r}" for key, value in parameters.items())])
         )
+        self._optimizer = (name, parameters)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Gives the servers' optimizer another learning rate, from the next round on. Collective.
+
+        Raises:
+            RuntimeError: no optimizer is set.
+            ValueError: as set_optimizer().
+        """
+        if self._optimizer is None:
+            raise RuntimeError("set_learning_rate: no optimizer is set; call set_optimizer() first")
+        name, parameters = self._optimizer
+        self.set_optimizer(name, **{**parameters, "learning_rate": learning_rate})
 
     # ---------------------------------------------------------------- keys
 

@@ -11,7 +11,8 @@ using testing::ThrowsMessage;
 
 TEST(Updater, TestAddsTheRescaledGradient) {
   const auto updater = make_updater(parse_optimizer("test rescale_grad=2"));
-  std::vector<float> weight = {1, 2}, state;
+  std::vector<float> weight = {1, 2};
+  OptimizerState state;
   updater->update(weight, std::vector<float>{3, -1}, state);
   EXPECT_EQ(weight, (std::vector<float>{7, 0}));
 }
@@ -19,7 +20,8 @@ TEST(Updater, TestAddsTheRescaledGradient) {
 // torch.optim.SGD(lr=.1, momentum=.9, weight_decay=.01) on the same numbers gives the same weights.
 TEST(Updater, SgdWithMomentumAndDecay) {
   const auto updater = make_updater(parse_optimizer("sgd learning_rate=0.1 momentum=0.9 wd=0.01"));
-  std::vector<float> weight = {1}, state;
+  std::vector<float> weight = {1};
+  OptimizerState state;
   updater->update(weight, std::vector<float>{0.5F}, state);
   EXPECT_NEAR(weight[0], 0.949F, 1e-6);
   updater->update(weight, std::vector<float>{0.5F}, state);
@@ -28,9 +30,19 @@ TEST(Updater, SgdWithMomentumAndDecay) {
 
 TEST(Updater, SgdClips) {
   const auto updater = make_updater(parse_optimizer("sgd learning_rate=1 clip_gradient=0.5"));
-  std::vector<float> weight = {0, 0}, state;
+  std::vector<float> weight = {0, 0};
+  OptimizerState state;
   updater->update(weight, std::vector<float>{3, -3}, state);
   EXPECT_EQ(weight, (std::vector<float>{-0.5F, 0.5F}));
+}
+
+TEST(Updater, ValuesOutOfRangeAreNamed) {
+  EXPECT_THAT(
+      [] { make_updater(parse_optimizer("adam beta1=1")); },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("beta1=1 of adam is out of range; expected at least 0 "
+                                                     "and below 1")));
+  EXPECT_THAT([] { make_updater(parse_optimizer("sgd learning_rate=-1")); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("expected at least 0")));
 }
 
 TEST(Updater, BadOnesNameTheNearest) {
