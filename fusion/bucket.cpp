@@ -1,19 +1,32 @@
 #include "fusion/bucket.h"
 
+#include <algorithm>
+#include <functional>
+#include <map>
+
 namespace gradwire::fusion {
 
-BucketLayout fuse(std::span<const std::uint64_t> slot_bytes, std::uint64_t min_bytes) {
+BucketLayout fuse(std::span<const std::uint64_t> slot_bytes, std::uint64_t min_bytes,
+                  std::span<const std::uint32_t> groups) {
   BucketLayout layout;
-  layout.bucket_of_slot.resize(slot_bytes.size());
-  bool open = false;
+  std::map<std::uint32_t, std::size_t> open;  // by group: the bucket that takes its next small slot
   for (std::size_t i = slot_bytes.size(); i-- > 0;) {
-    const bool large = slot_bytes[i] >= min_bytes;
-    if (!open || large) layout.buckets.emplace_back();
-    Bucket& bucket = layout.buckets.back();
+    const std::uint32_t group = groups.empty() ? 0 : groups[i];
+    if (!open.contains(group) || slot_bytes[i] >= min_bytes) {
+      open[group] = layout.buckets.size();
+      layout.buckets.emplace_back();
+    }
+    Bucket& bucket = layout.buckets[open[group]];
     bucket.slots.push_back(static_cast<std::uint32_t>(i));
     bucket.bytes += slot_bytes[i];
-    layout.bucket_of_slot[i] = static_cast<std::uint32_t>(layout.buckets.size() - 1);
-    open = bucket.bytes < min_bytes;
+    if (bucket.bytes >= min_bytes) open.erase(group);
+  }
+  // A bucket is ready with its last slot; where buckets go in order, one must not wait for those behind it.
+  std::ranges::sort(layout.buckets, std::greater{}, [](const Bucket& bucket) { return bucket.slots.back(); });
+  layout.bucket_of_slot.resize(slot_bytes.size());
+  for (std::size_t b = 0; b < layout.buckets.size(); ++b) {
+    for (const std::uint32_t slot : layout.buckets[b].slots)
+      layout.bucket_of_slot[slot] = static_cast<std::uint32_t>(b);
   }
   return layout;
 }

@@ -1,5 +1,6 @@
 // BucketLayout: which tensors are sealed and sent together. Slots are tensors in the order of declaration
-// (front layer first); a bucket is a run of slots in the *reverse* order, as backward() produces them.
+// (front layer first); a bucket is a run of slots in the *reverse* order, as backward() produces them, or of
+// those among them that belong together.
 //
 // Threading: BucketLayout is a value. BucketCountdown is lock-free: arrive() may be called from any thread.
 #pragma once
@@ -24,8 +25,10 @@ struct BucketLayout {
 };
 
 /// Fuses neighbouring slots until a bucket holds at least min_bytes; a slot of at least min_bytes is a bucket
-/// alone.
-BucketLayout fuse(std::span<const std::uint64_t> slot_bytes, std::uint64_t min_bytes);
+/// alone. Where groups has a number for each slot, neighbours are those of one number: others do not share a
+/// bucket.
+BucketLayout fuse(std::span<const std::uint64_t> slot_bytes, std::uint64_t min_bytes,
+                  std::span<const std::uint32_t> groups = {});
 
 /// Says who seals a bucket: the caller whose slot was the last one missing.
 class BucketCountdown {

@@ -11,6 +11,7 @@
 
 #include "fusion/bucket.h"
 #include "kvstore/collectives.h"
+#include "kvstore/engine_slots.h"
 #include "kvstore/engine_thread.h"
 #include "kvstore/hierarchy.h"
 #include "kvstore/native.h"
@@ -40,37 +41,6 @@ std::string agreed_settings(const EngineOptions& options, bool in_order, bool su
 }
 
 }  // namespace
-
-struct Engine::Slots {
-  struct Slot {
-    KeyId key = 0;
-    std::span<float> values;
-    std::atomic<bool> marked{false};
-  };
-  Slots(std::vector<std::uint64_t> bytes, std::uint64_t fusion_bytes)
-      : slots(bytes.size()),
-        layout(fusion::fuse(bytes, fusion_bytes)),
-        countdown(layout),
-        fused(layout.buckets.size()),
-        tickets(layout.buckets.size()),
-        sealed(layout.buckets.size()) {}
-
-  struct Fused {
-    Together* together = nullptr;  ///< none: each slot goes alone
-    std::vector<std::span<float>> tensors;
-    std::int32_t priority = 0;
-  };
-
-  std::vector<Slot> slots;
-  fusion::BucketLayout layout;
-  fusion::BucketCountdown countdown;
-  std::atomic<float> scale{1};
-  std::mutex tickets_mutex;
-  std::vector<Fused> fused;                  ///< by bucket
-  std::vector<std::vector<Ticket>> tickets;  ///< by bucket, of the step in progress
-  std::vector<bool> sealed;                  ///< by bucket, in the step in progress, where they go in order
-  std::uint32_t next = 0;                    ///< first bucket that has not gone
-};
 
 Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
                std::unique_ptr<Server> hosted, const ConnectHost& connect_host)
@@ -147,16 +117,6 @@ Collectives& Engine::collectives() {
         "'allreduce' or 'dist_sync'");
   }
   return *collectives_;
-}
-
-void Engine::set_compression(const compress::CodecSpec& spec, const std::string& reply) {
-  Compression compression{compress::make(spec), {}};
-  compression.reply = compress::reply_kind(*compression.codec, reply);
-  settle("set_compression");
-  const std::string text = fmt::format("compression={}\nreply={}\n", compress::canonical_spec(spec),
-                                       static_cast<int>(compression.reply));
-  require_same_settings("set_gradient_compression", all_gather("compression", text));
-  thread_->set_compression(std::make_shared<Compression>(std::move(compression)));
 }
 
 std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
@@ -285,7 +245,7 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
     require_size("bind_slots", keys[i], values[i].size());
     bytes.push_back(values[i].size_bytes());
   }
-  slots_ = std::make_unique<Slots>(bytes, options_.fusion_bytes);
+  slots_ = std::make_unique<Slots>(bytes, options_.fusion_bytes, compression_groups(keys));
   for (std::size_t i = 0; i < keys.size(); ++i) {
     slots_->slots[i].key = keys[i];
     slots_->slots[i].values = values[i];
@@ -295,6 +255,7 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
   for (std::size_t bucket = 0; bucket < slots_->fused.size(); ++bucket) {
     if (slots_->layout.buckets[bucket].slots.size() > 1) fuse(bucket);
   }
+  take_residuals_along(keys);
 }
 
 std::string Engine::describe_buckets() const {
@@ -342,6 +303,7 @@ Engine::Together& Engine::together(const std::vector<KeyId>& members) {
   one.key = keys_.size();
   one.values.resize(spec.elements());
   keys_.push_back(std::move(spec));
+  inherit_compression(one.key, members.front());
   return one;
 }
 

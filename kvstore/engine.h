@@ -50,6 +50,7 @@ struct EngineOptions {
 class Collectives;
 class EngineThread;
 class Hierarchy;
+struct Compression;
 
 /// Connects the workers of one host, once all ranks have agreed to sum there first (hierarchy.h). A
 /// collective of job's workers.
@@ -84,6 +85,10 @@ class Engine {
   /// Sets the codec and reply for all keys from the next round on. Throws std::invalid_argument (bad spec, or
   /// ranks that differ).
   void set_compression(const compress::CodecSpec& spec, const std::string& reply);
+  /// Sets the codec and reply of some keys apart from what holds for all. Before they are bound to slots:
+  /// slots of other codecs do not share a bucket. Throws as set_compression() does.
+  void set_key_compression(std::span<const KeyId> keys, const compress::CodecSpec& spec,
+                           const std::string& reply);
   /// Agrees on new keys. Throws std::invalid_argument naming the first difference between ranks.
   std::vector<KeyId> declare(std::span<const KeySpec> keys);
   /// Stores root's value (others' are ignored) as the first value of a key; ranks then pull it.
@@ -105,8 +110,8 @@ class Engine {
 
   /// Binds slot i to keys[i] and values[i], fuses neighbours into buckets. The memory stays alive until
   /// close(). Priority of slot i is -i: front layers first. Replaces an earlier binding; no step may be in
-  /// progress. A collective: small tensors of one bucket travel as one key that the ranks agree on here, with
-  /// a residual of its own; where servers have an optimizer, each goes alone, since each is a weight.
+  /// progress. A collective: small tensors of one bucket travel as one key that the ranks agree on here, and
+  /// take their residuals along; where servers have an optimizer, each goes alone, since each is a weight.
   void bind_slots(std::span<const KeyId> keys, std::span<const std::span<float>> values);
   /// Says that slot's gradient is complete. Throws std::logic_error when marked twice in a step.
   void mark_ready(std::uint32_t slot);
@@ -117,6 +122,20 @@ class Engine {
   bool drain_for(std::chrono::milliseconds timeout);
   /// Multiplies every slot's sum by scale from the next step on (1/num_workers for means).
   void set_slot_scale(float scale);
+
+  // Residuals: what a codec has not sent yet. They belong to keys, whatever bucket those travel in. No round
+  // of the key may be in progress. Where a host's workers sum first, they are the leader's; others have none.
+
+  /// Returns a key's residual; empty where there is none yet.
+  std::vector<float> residual(KeyId key);
+  /// Replaces it.
+  void set_residual(KeyId key, std::span<const float> values);
+  /// Keeps, from the next round on, what roll_back() needs: a second copy of every residual.
+  void keep_rollback(bool keep);
+  /// Puts the residuals and agreed scales of keys back to what they were before their last round, whose
+  /// result nobody uses on any rank; all ranks call it. A server's residual (reply of the codec) stays. No-op
+  /// for keys that have not had a round since the last time, or since keep_rollback(true).
+  void roll_back(std::span<const KeyId> keys);
 
   // Numbers.
 
@@ -141,8 +160,23 @@ class Engine {
     KeyId key = 0;
     std::vector<float> values;  ///< what failed in them may be read until close()
   };
+  /// Where a key's values travel when it is a slot.
+  struct Home {
+    KeyId key = 0;             ///< its own, or that of its bucket
+    std::uint64_t offset = 0;  ///< there, in elements
+    bool operator==(const Home&) const = default;
+  };
+  /// A run of a key's elements as the thread knows it that encodes them.
+  struct Stretch {
+    KeyId tensor = 0;
+    std::uint64_t tensor_offset = 0;  ///< elements
+    std::uint64_t key_offset = 0;     ///< elements
+    std::uint64_t count = 0;          ///< elements
+  };
   Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
          std::unique_ptr<Server> hosted, const ConnectHost& connect_host, bool in_order);
+  std::vector<Stretch> stretches(Home home, std::uint64_t elements) const;
+  Home home_of(KeyId key) const;
   void begin_rounds();
   EngineThread& rounds() const;
   void settle(const char* what);
@@ -152,6 +186,10 @@ class Engine {
   std::string describe_buckets() const;
   void fuse(std::size_t bucket);
   Together& together(const std::vector<KeyId>& members);
+  std::vector<std::uint32_t> compression_groups(std::span<const KeyId> keys) const;
+  void inherit_compression(KeyId bucket, KeyId member);
+  void tell_compression(KeyId key, const std::shared_ptr<const Compression>& compression);
+  void take_residuals_along(std::span<const KeyId> keys);
   void submit_sealed(std::uint32_t bucket);
   void submit_bucket(std::uint32_t bucket);
 
@@ -162,6 +200,9 @@ class Engine {
   const bool in_order_;  ///< placement native
   mutable std::shared_mutex keys_mutex_;
   std::vector<KeySpec> keys_;
+  std::map<KeyId, std::shared_ptr<const Compression>>
+      own_compression_;          ///< of keys that have one; owners: this and the thread
+  std::map<KeyId, Home> homes_;  ///< of keys in buckets
   std::vector<std::uint64_t> server_load_;
   bool has_optimizer_ = false;
   std::unique_ptr<Hierarchy> hierarchy_;  ///< where a host's workers sum first

@@ -59,15 +59,19 @@ struct EngineThread::PartState {
 struct EngineThread::Tensor {
   KeySpec spec;
   KeyId id = 0;
-  std::vector<PartState> parts;    ///< ordered by offset
-  std::vector<std::size_t> turns;  ///< of the parts: the order to encode them in
-  std::vector<float> residual;     ///< one flat array, by element offset
-  std::vector<float> value;        ///< answer to the last push(), for pull()
+  std::vector<PartState> parts;                    ///< ordered by offset
+  std::vector<std::size_t> turns;                  ///< of the parts: the order to encode them in
+  std::vector<float> residual;                     ///< one flat array, by element offset
+  std::vector<float> residual_before;              ///< the last round; empty: nothing to roll back to
+  std::vector<compress::UnitScale> scales_before;  ///< likewise
+  bool scales_known_before = false;
+  std::vector<float> value;  ///< answer to the last push(), for pull()
   bool value_current = false;
   std::vector<compress::UnitScale> scales;  ///< one per unit, agreed in the last round
   bool scales_known = false;
   std::vector<std::uint32_t> segments;  ///< of several tensors in one: the elements of each; else empty
   std::uint64_t step = 0;               ///< rounds begun
+  std::shared_ptr<const Compression> own_compression;  ///< of all rounds; null: that of all tensors
   std::shared_ptr<const Compression> compression;      ///< of the round in flight
   std::optional<compress::Segmented> segmented_codec;  ///< likewise, where tensors in one need one
   std::optional<Operation> current;
@@ -159,7 +163,19 @@ void EngineThread::add_bucket(KeySpec spec, Part part, std::vector<std::uint32_t
 void EngineThread::set_compression(std::shared_ptr<const Compression> compression) {
   loop_->post([this, compression = std::move(compression)] {
     compression_ = compression;
-    for (auto& tensor : tensors_) tensor->scales_known = false;
+    for (auto& tensor : tensors_) {
+      if (!tensor->own_compression) tensor->scales_known = false;
+    }
+  });
+}
+
+void EngineThread::set_compression_of(std::vector<KeyId> keys,
+                                      std::shared_ptr<const Compression> compression) {
+  loop_->post([this, keys = std::move(keys), compression = std::move(compression)] {
+    for (const KeyId key : keys) {
+      tensors_[key]->own_compression = compression;
+      tensors_[key]->scales_known = false;
+    }
   });
 }
 
@@ -209,6 +225,58 @@ Ticket EngineThread::idle() {
     waiting_idle_.push_back(ticket);
   });
   return ticket;
+}
+
+/// Runs task on the thread, unless a round is in progress.
+Ticket EngineThread::between_rounds(std::function<void()> task) {
+  Ticket ticket;
+  loop_->post([this, ticket, task = std::move(task)] {
+    if (!active_.empty()) {
+      return ticket.fail(std::make_exception_ptr(
+          std::logic_error(fmt::format("residuals: a round of key '{}' is in progress; wait for it first",
+                                       (*active_.begin())->spec.name))));
+    }
+    task();
+    ticket.succeed();
+  });
+  return ticket;
+}
+
+Ticket EngineThread::read_residual(KeyId key, std::uint64_t offset, std::span<float> out, bool& found) {
+  return between_rounds([this, key, offset, out, &found] {
+    const Tensor& tensor = *tensors_[key];
+    found = !tensor.residual.empty();
+    if (found) std::memcpy(out.data(), tensor.residual.data() + offset, out.size_bytes());
+  });
+}
+
+Ticket EngineThread::write_residual(KeyId key, std::uint64_t offset, std::span<const float> values) {
+  return between_rounds([this, key, offset, values] {
+    Tensor& tensor = *tensors_[key];
+    if (tensor.residual.empty()) tensor.residual.assign(tensor.spec.elements(), 0.0F);
+    std::memcpy(tensor.residual.data() + offset, values.data(), values.size_bytes());
+    tensor.residual_before.clear();
+  });
+}
+
+void EngineThread::keep_rollback(bool keep) {
+  loop_->post([this, keep] {
+    keeps_rollback_ = keep;
+    for (auto& tensor : tensors_) tensor->residual_before = {};
+  });
+}
+
+Ticket EngineThread::roll_back(std::vector<KeyId> keys) {
+  return between_rounds([this, keys = std::move(keys)] {
+    for (const KeyId key : keys) {
+      Tensor& tensor = *tensors_[key];
+      if (tensor.residual_before.empty()) continue;
+      tensor.residual.swap(tensor.residual_before);
+      tensor.residual_before.clear();
+      tensor.scales.swap(tensor.scales_before);
+      tensor.scales_known = tensor.scales_known_before;
+    }
+  });
 }
 
 void EngineThread::fail(std::exception_ptr error) {
@@ -287,11 +355,16 @@ void EngineThread::start_next(Tensor& tensor) {
 
 void EngineThread::start_push(Tensor& tensor) {
   Operation& operation = *tensor.current;
-  tensor.use(compression_);
+  tensor.use(tensor.own_compression ? tensor.own_compression : compression_);
   const auto& codec = tensor.codec();
   const std::uint64_t elements = tensor.spec.elements();
   if (codec.lossy() && tensor.residual.empty()) tensor.residual.assign(elements, 0.0F);
   if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
+  if (codec.lossy() && keeps_rollback_) {
+    tensor.residual_before.resize(elements);  // each part is copied where it is encoded
+    tensor.scales_before = tensor.scales;
+    tensor.scales_known_before = tensor.scales_known;
+  }
   if (operation.verb == Verb::kPush) {
     tensor.value.resize(elements);
     operation.out = tensor.value;
@@ -352,6 +425,9 @@ void EngineThread::encode(Tensor& tensor, std::size_t index) {
           codec.lossy() ? std::span(tensor.residual).subspan(part.offset, part.count) : std::span<float>();
       const auto scales =
           tensor.scales_known ? tensor.scales_of(part) : std::span<const compress::UnitScale>();
+      if (!residual.empty() && !tensor.residual_before.empty())
+        std::ranges::copy(residual,
+                          tensor.residual_before.begin() + static_cast<std::ptrdiff_t>(part.offset));
       payload = buffers_.take(codec.max_encoded_size(part.count));
       encoded_run = codec.encode(tensor.current->in.subspan(part.offset, part.count), residual, scales,
                                  payload.bytes(), position);
@@ -582,7 +658,8 @@ void EngineThread::finish(Tensor& tensor, std::exception_ptr error) {
   const bool pushed = operation.verb == Verb::kPush || operation.verb == Verb::kPushPull;
   if (pushed && !error) {
     tensor.value_current = operation.verb == Verb::kPush;
-    tensor.scales_known = tensor.compression == compression_ && tensor.compression->codec->agrees_scales();
+    const auto& in_force = tensor.own_compression ? tensor.own_compression : compression_;
+    tensor.scales_known = tensor.compression == in_force && tensor.compression->codec->agrees_scales();
   }
   active_.erase(&tensor);
   if (error) {

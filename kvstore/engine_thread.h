@@ -67,11 +67,19 @@ class EngineThread final : private transport::Sink {
   /// Adds a key for several tensors that travel as one: one part, whose segments have these elements.
   void add_bucket(KeySpec spec, Part part, std::vector<std::uint32_t> segment_elements);
   void set_compression(std::shared_ptr<const Compression> compression);
+  /// Sets what some keys have apart from that.
+  void set_compression_of(std::vector<KeyId> keys, std::shared_ptr<const Compression> compression);
   void submit(KeyId key, Operation operation);
   /// Sends text to every server; done when all have acknowledged.
   Ticket command(std::string text);
   /// Done when nothing is in flight.
   Ticket idle();
+  /// Writes the residual from offset on to out, where there is one, which it sets found to. Fails where a
+  /// round of the key is in progress, as all of these do. Both spans live until done.
+  Ticket read_residual(KeyId key, std::uint64_t offset, std::span<float> out, bool& found);
+  Ticket write_residual(KeyId key, std::uint64_t offset, std::span<const float> values);
+  void keep_rollback(bool keep);
+  Ticket roll_back(std::vector<KeyId> keys);
   MailboxClient& mail() { return mail_; }
   /// Fails everything in flight and to come.
   void fail(std::exception_ptr error);
@@ -91,6 +99,7 @@ class EngineThread final : private transport::Sink {
 
   void run();
   Tensor& add_tensor(KeySpec spec, const std::vector<Part>& parts);
+  Ticket between_rounds(std::function<void()> task);
   void start_next(Tensor& tensor);
   void start_push(Tensor& tensor);
   void start_pull(Tensor& tensor);
@@ -131,6 +140,7 @@ class EngineThread final : private transport::Sink {
   std::set<Tensor*> active_;
   std::vector<Ticket> waiting_idle_;
   std::shared_ptr<const Compression> compression_;  // owners: this and jobs in the pool
+  bool keeps_rollback_ = false;
   Outbox outbox_;
   MailboxClient mail_;
   bool warned_of_mail_ = false;

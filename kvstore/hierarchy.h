@@ -60,6 +60,13 @@ class Hierarchy {
   /// Brings it to the host's Server. Blocks; leaders only.
   void fetch_first_value(KeyId key);
 
+  /// Where the uplink has a key.
+  struct Run {
+    Part part;           ///< of the key, on the host's Server
+    KeyId upstream = 0;  ///< what the uplink calls it
+  };
+  std::span<const Run> runs_of(KeyId key) const { return runs_[key]; }
+
   /// Leaves the host's job; rounds that are complete are answered first, for at most timeout.
   void leave(std::chrono::milliseconds timeout);
   /// Ends all use of the uplink.
@@ -69,10 +76,6 @@ class Hierarchy {
   bool outlast(std::chrono::milliseconds timeout);
 
  private:
-  struct Run {
-    Part part;       ///< of the key, on the host's Server
-    KeyId upstream;  ///< what the uplink calls it
-  };
   void fail_job(const std::exception_ptr& error);
   void fail_rounds(const std::exception_ptr& error);
 

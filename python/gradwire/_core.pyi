@@ -153,6 +153,29 @@ class Engine:
     def set_compression(self, spec: str, reply: str) -> None:
         """Collective. Raises ValueError when ranks differ."""
 
+    def set_key_compression(self, keys: Sequence[int], spec: str, reply: str) -> None:
+        """
+        Sets the codec of some keys apart from the others', before they are bound. Collective.
+        """
+
+    def residual(self, key: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None,))]:
+        """
+        A copy of what the key's codec has not sent yet, float32 (elements,); (0,) where there is none.
+        """
+
+    def set_residual(self, key: int, values: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None:
+        """Replaces it."""
+
+    def keep_rollback(self, keep: bool) -> None:
+        """
+        Keeps, from the next round on, what roll_back() needs: a second copy of every residual.
+        """
+
+    def roll_back(self, keys: Sequence[int]) -> None:
+        """
+        Puts the residuals of keys back to what they were before their last round.
+        """
+
     def declare(self, keys: Sequence[tuple[str, Sequence[int], str]]) -> list[int]:
         """
         Agrees on new keys (name, shape, dtype) and returns their ids. Collective.

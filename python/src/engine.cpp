@@ -215,6 +215,15 @@ void run_scheduler(const nb::kwargs& given) {
   transport::Scheduler(zmq).wait();
 }
 
+nb::ndarray<nb::numpy, float, nb::ndim<1>> as_array(std::vector<float> values) {
+  auto kept = std::make_unique<std::vector<float>>(std::move(values));
+  float* data = kept->data();
+  const std::size_t shape[] = {kept->size()};
+  const nb::capsule owner(kept.release(),
+                          [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return {data, 1, shape, owner};
+}
+
 std::vector<kvstore::KeySpec> key_specs(
     const std::vector<std::tuple<std::string, std::vector<std::uint64_t>, std::string>>& keys) {
   std::vector<kvstore::KeySpec> specs;
@@ -281,6 +290,38 @@ void bind_engine(nb::module_& module) {
             s.engine().set_compression(compress::parse_spec(spec), reply);
           },
           "spec"_a, "reply"_a, Collective(), "Collective. Raises ValueError when ranks differ.")
+      .def(
+          "set_key_compression",
+          [](PyEngine& s, const std::vector<KeyId>& keys, const std::string& spec, const std::string& reply) {
+            s.engine().set_key_compression(keys, compress::parse_spec(spec), reply);
+          },
+          "keys"_a, "spec"_a, "reply"_a, Collective(),
+          "Sets the codec of some keys apart from the others', before they are bound. Collective.")
+      .def(
+          "residual",
+          [](PyEngine& s, KeyId key) {
+            std::vector<float> values;
+            {
+              const nb::gil_scoped_release release;
+              values = s.engine().residual(key);
+            }
+            return as_array(std::move(values));
+          },
+          "key"_a,
+          "A copy of what the key's codec has not sent yet, float32 (elements,); (0,) where there is none.")
+      .def(
+          "set_residual",
+          [](PyEngine& s, KeyId key, const ConstFloats& values) {
+            const nb::gil_scoped_release release;
+            s.engine().set_residual(key, flat(values));
+          },
+          "key"_a, "values"_a.noconvert(), "Replaces it.")
+      .def(
+          "keep_rollback", [](PyEngine& s, bool keep) { s.engine().keep_rollback(keep); }, "keep"_a,
+          "Keeps, from the next round on, what roll_back() needs: a second copy of every residual.")
+      .def(
+          "roll_back", [](PyEngine& s, const std::vector<KeyId>& keys) { s.engine().roll_back(keys); },
+          "keys"_a, Release(), "Puts the residuals of keys back to what they were before their last round.")
       .def(
           "declare",
           [](PyEngine& s,

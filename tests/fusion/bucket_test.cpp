@@ -42,6 +42,32 @@ TEST(Fuse, EqualsBruteForceOnRandomInputs) {
   }
 }
 
+TEST(Fuse, SlotsOfOtherGroupsDoNotShareABucket) {
+  std::mt19937 random(10);
+  for (int round = 0; round < 1000; ++round) {
+    const std::vector<std::uint64_t> slots = random_slots(random);
+    std::vector<std::uint32_t> groups(slots.size());
+    for (std::uint32_t& group : groups) group = random() % 3;
+    const BucketLayout layout = fuse(slots, 60, groups);
+    // Each group by itself is fused as if the others were not there.
+    for (std::uint32_t group = 0; group < 3; ++group) {
+      std::vector<std::uint64_t> alone;
+      std::vector<std::uint32_t> found;
+      for (std::size_t i = 0; i < slots.size(); ++i) {
+        if (groups[i] != group) continue;
+        alone.push_back(slots[i]);
+        found.push_back(layout.bucket_of_slot[i]);
+      }
+      const auto expected = fuse(alone, 60).bucket_of_slot;
+      for (std::size_t i = 0; i + 1 < found.size(); ++i)
+        ASSERT_EQ(found[i] == found[i + 1], expected[i] == expected[i + 1]);
+    }
+    // In the order in which backward() completes them.
+    for (std::size_t b = 0; b + 1 < layout.buckets.size(); ++b)
+      ASSERT_GT(layout.buckets[b].slots.back(), layout.buckets[b + 1].slots.back());
+  }
+}
+
 TEST(Fuse, BucketsHoldEverySlotOnceFromLastToFirstAndLargeOnesAlone) {
   std::mt19937 random(9);
   for (int round = 0; round < 10000; ++round) {

@@ -1,0 +1,155 @@
+// Engine: which codec each key travels by, and what codecs have not sent yet.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+
+#include "fusion/bucket.h"
+#include "kvstore/engine.h"
+#include "kvstore/engine_slots.h"
+#include "kvstore/engine_thread.h"
+#include "kvstore/hierarchy.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+std::shared_ptr<const Compression> make_compression(const compress::CodecSpec& spec,
+                                                    const std::string& reply) {
+  Compression compression{compress::make(spec), {}};
+  compression.reply = compress::reply_kind(*compression.codec, reply);
+  return std::make_shared<const Compression>(std::move(compression));
+}
+
+std::string describe(const Compression& compression) {
+  return fmt::format("compression={}\nreply={}\n", compress::canonical_spec(compression.codec->spec()),
+                     static_cast<int>(compression.reply));
+}
+
+}  // namespace
+
+void Engine::set_compression(const compress::CodecSpec& spec, const std::string& reply) {
+  auto compression = make_compression(spec, reply);
+  settle("set_compression");
+  require_same_settings("set_gradient_compression", all_gather("compression", describe(*compression)));
+  thread_->set_compression(std::move(compression));
+}
+
+void Engine::set_key_compression(std::span<const KeyId> keys, const compress::CodecSpec& spec,
+                                 const std::string& reply) {
+  const auto compression = make_compression(spec, reply);
+  for (const KeyId key : keys) {
+    elements_of(key);
+    if (home_of(key).key != key) {
+      throw std::logic_error(fmt::format(
+          "set_key_compression: key {} travels in a bucket already; set it before bind_slots", key));
+    }
+  }
+  settle("set_key_compression");
+  const std::string text = fmt::format("keys={}\n{}", fmt::join(keys, ","), describe(*compression));
+  require_same_settings("set_key_compression", all_gather("key compression", text));
+  for (const KeyId key : keys) tell_compression(key, compression);
+}
+
+void Engine::tell_compression(KeyId key, const std::shared_ptr<const Compression>& compression) {
+  own_compression_[key] = compression;
+  std::vector<KeyId> tensors;
+  for (const Stretch& stretch : stretches({key, 0}, keys_[key].elements())) tensors.push_back(stretch.tensor);
+  thread_->set_compression_of(std::move(tensors), compression);
+}
+
+void Engine::inherit_compression(KeyId bucket, KeyId member) {
+  if (const auto own = own_compression_.find(member); own != own_compression_.end())
+    tell_compression(bucket, own->second);
+}
+
+/// Numbers the codecs of keys: those with one number may share a bucket.
+std::vector<std::uint32_t> Engine::compression_groups(std::span<const KeyId> keys) const {
+  std::map<std::string, std::uint32_t> numbers{{"", 0}};
+  std::vector<std::uint32_t> groups;
+  for (const KeyId key : keys) {
+    const auto own = own_compression_.find(key);
+    const std::string text = own == own_compression_.end() ? "" : describe(*own->second);
+    groups.push_back(numbers.try_emplace(text, static_cast<std::uint32_t>(numbers.size())).first->second);
+  }
+  return groups;
+}
+
+// ------------------------------------------------------------------------------------- residuals
+
+Engine::Home Engine::home_of(KeyId key) const {
+  const auto found = homes_.find(key);
+  return found == homes_.end() ? Home{key, 0} : found->second;
+}
+
+std::vector<Engine::Stretch> Engine::stretches(Home home, std::uint64_t elements) const {
+  if (!hierarchy_) return {{home.key, home.offset, 0, elements}};
+  std::vector<Stretch> found;
+  for (const Hierarchy::Run& run : hierarchy_->runs_of(home.key)) {
+    const auto begin = std::max(run.part.offset, home.offset);
+    const auto end = std::min(run.part.offset + run.part.count, home.offset + elements);
+    if (begin < end)
+      found.push_back({run.upstream, begin - run.part.offset, begin - home.offset, end - begin});
+  }
+  return found;
+}
+
+std::vector<float> Engine::residual(KeyId key) {
+  require_open("residual");
+  std::vector<float> values(elements_of(key));
+  bool any = false;
+  for (const Stretch& stretch : stretches(home_of(key), values.size())) {
+    bool found = false;
+    const auto out = std::span(values).subspan(stretch.key_offset, stretch.count);
+    thread_->read_residual(stretch.tensor, stretch.tensor_offset, out, found).wait();
+    any |= found;
+  }
+  if (!any) values.clear();
+  return values;
+}
+
+void Engine::set_residual(KeyId key, std::span<const float> values) {
+  require_size("set_residual", key, values.size());
+  for (const Stretch& stretch : stretches(home_of(key), values.size())) {
+    const auto part = values.subspan(stretch.key_offset, stretch.count);
+    thread_->write_residual(stretch.tensor, stretch.tensor_offset, part).wait();
+  }
+}
+
+void Engine::keep_rollback(bool keep) {
+  require_open("keep_rollback");
+  thread_->keep_rollback(keep);
+}
+
+void Engine::roll_back(std::span<const KeyId> keys) {
+  require_open("roll_back");
+  std::set<KeyId> tensors;
+  for (const KeyId key : keys) {
+    for (const Stretch& stretch : stretches(home_of(key), elements_of(key))) tensors.insert(stretch.tensor);
+  }
+  thread_->roll_back({tensors.begin(), tensors.end()}).wait();
+}
+
+/// Moves the residuals of slots that have just been bound to where they travel now.
+void Engine::take_residuals_along(std::span<const KeyId> keys) {
+  std::map<KeyId, Home> homes;
+  for (const KeyId key : keys) homes[key] = {key, 0};
+  for (std::size_t bucket = 0; bucket < slots_->fused.size(); ++bucket) {
+    if (slots_->fused[bucket].together == nullptr) continue;
+    std::uint64_t offset = 0;
+    for (const std::uint32_t slot : slots_->layout.buckets[bucket].slots) {
+      homes[keys[slot]] = {slots_->fused[bucket].together->key, offset};
+      offset += slots_->slots[slot].values.size();
+    }
+  }
+  std::vector<std::pair<KeyId, std::vector<float>>> moved;
+  for (const auto& [key, home] : homes) {
+    if (home == home_of(key)) continue;
+    if (auto values = residual(key); !values.empty()) moved.emplace_back(key, std::move(values));
+    homes_[key] = home;
+  }
+  for (const auto& [key, values] : moved) set_residual(key, values);
+}
+
+}  // namespace gradwire::kvstore

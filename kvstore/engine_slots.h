@@ -1,0 +1,48 @@
+// Engine::Slots: the tensors that stay in place, the buckets they travel in, and the step in progress.
+//
+// Threading: countdown and marks are atomic; the rest of a step is guarded by tickets_mutex.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "fusion/bucket.h"
+#include "kvstore/engine.h"
+
+namespace gradwire::kvstore {
+
+struct Engine::Slots {
+  struct Slot {
+    KeyId key = 0;
+    std::span<float> values;
+    std::atomic<bool> marked{false};
+  };
+  Slots(std::span<const std::uint64_t> bytes, std::uint64_t fusion_bytes,
+        std::span<const std::uint32_t> groups)
+      : slots(bytes.size()),
+        layout(fusion::fuse(bytes, fusion_bytes, groups)),
+        countdown(layout),
+        fused(layout.buckets.size()),
+        tickets(layout.buckets.size()),
+        sealed(layout.buckets.size()) {}
+
+  struct Fused {
+    Together* together = nullptr;  ///< none: each slot goes alone
+    std::vector<std::span<float>> tensors;
+    std::int32_t priority = 0;
+  };
+
+  std::vector<Slot> slots;
+  fusion::BucketLayout layout;
+  fusion::BucketCountdown countdown;
+  std::atomic<float> scale{1};
+  std::mutex tickets_mutex;
+  std::vector<Fused> fused;                  ///< by bucket
+  std::vector<std::vector<Ticket>> tickets;  ///< by bucket, of the step in progress
+  std::vector<bool> sealed;                  ///< by bucket, in the step in progress, where they go in order
+  std::uint32_t next = 0;                    ///< first bucket that has not gone
+};
+
+}  // namespace gradwire::kvstore

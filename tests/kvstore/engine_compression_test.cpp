@@ -1,0 +1,204 @@
+// Codecs by key, and residuals: saved, restored, rolled back, and theirs whatever bucket they travel in.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kvstore/engine.h"
+#include "tests/kvstore/hosts.h"
+#include "tests/kvstore/job.h"
+#include "tests/kvstore/sums.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using testing::Each;
+using testing::HasSubstr;
+using testing::Not;
+using Runner = void (*)(const JobSize&, const std::function<void(Engine&)>&);
+
+constexpr auto kLong = std::chrono::seconds(20);
+
+/// Slots of their own memory, bound to an engine.
+struct Model {
+  std::vector<KeyId> keys;
+  std::vector<std::vector<float>> values;
+
+  Model(Engine& engine, const std::vector<std::uint64_t>& elements) {
+    std::vector<KeySpec> specs;
+    for (std::size_t i = 0; i < elements.size(); ++i) specs.push_back({std::to_string(i), {elements[i]}});
+    keys = engine.declare(specs);
+    for (const std::uint64_t n : elements) values.emplace_back(n);
+  }
+  void bind(Engine& engine, const std::vector<std::size_t>& order) {
+    std::vector<KeyId> ids;
+    std::vector<std::span<float>> spans;
+    for (const std::size_t i : order) {
+      ids.push_back(keys[i]);
+      spans.emplace_back(values[i]);
+    }
+    engine.bind_slots(ids, spans);
+  }
+  void step(Engine& engine, unsigned seed) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      std::ranges::copy(random_floats(values[i].size(), seed + 10 * static_cast<unsigned>(i) + engine.rank()),
+                        values[i].begin());
+    for (std::size_t i = 0; i < values.size(); ++i) engine.mark_ready(static_cast<std::uint32_t>(i));
+    ASSERT_TRUE(engine.drain_for(kLong));
+  }
+  std::vector<std::vector<float>> residuals(Engine& engine) const {
+    std::vector<std::vector<float>> all;
+    for (const KeyId key : keys) all.push_back(engine.residual(key));
+    return all;
+  }
+};
+
+class Placements : public testing::TestWithParam<Runner> {};
+constexpr const char* kPlacementNames[] = {"Servers", "Peers", "Native"};
+INSTANTIATE_TEST_SUITE_P(All, Placements, testing::Values(run_job, run_peers, run_native),
+                         [](const auto& info) { return kPlacementNames[info.index]; });
+
+TEST_P(Placements, AKeyMayHaveACodecOfItsOwn) {
+  GetParam()({2, 2}, [](Engine& engine) {
+    engine.set_compression(spec("2bit:threshold=0.25"), "exact");
+    Model model(engine, {500, 7, 600, 9});
+    engine.set_key_compression(std::vector{model.keys[1], model.keys[3]}, spec("none"), "none");
+    model.bind(engine, {0, 1, 2, 3});
+    for (unsigned step = 0; step < 3; ++step) {
+      model.step(engine, 100 * step);
+      EXPECT_EQ(model.values[1], rank_order_sum(7, 100 * step + 10, 2));
+      EXPECT_EQ(model.values[3], rank_order_sum(9, 100 * step + 30, 2));
+      for (const float value : model.values[0]) ASSERT_EQ(std::fmod(value, 0.25F), 0.0F);
+    }
+    EXPECT_TRUE(engine.residual(model.keys[1]).empty());
+    EXPECT_THAT(engine.residual(model.keys[0]), testing::SizeIs(500));
+    engine.set_compression(spec("none"), "none");  // of the others
+    model.step(engine, 900);
+    EXPECT_EQ(model.values[0], rank_order_sum(500, 900, 2));
+  });
+}
+
+TEST_P(Placements, ResidualsGoWithTheirTensorsFromBucketToBucket) {
+  GetParam()({2, 2}, [](Engine& engine) {
+    engine.set_compression(spec("2bit:threshold=0.25"), "exact");
+    Model model(engine, {500, 70, 600, 90});
+    model.bind(engine, {0, 1, 2, 3});
+    model.step(engine, 0);
+    const auto before = model.residuals(engine);
+    for (const auto& residual : before) EXPECT_THAT(residual, Not(Each(0.0F)));
+    model.bind(engine, {3, 1, 0, 2});
+    EXPECT_EQ(model.residuals(engine), before);
+    model.bind(engine, {0, 1, 2, 3});
+    EXPECT_EQ(model.residuals(engine), before);
+  });
+}
+
+TEST_P(Placements, AResidualThatWasSavedGoesOnWhereItWas) {
+  GetParam()({2, 2}, [](Engine& engine) {
+    engine.set_compression(spec("2bit:threshold=0.25"), "exact");
+    Model model(engine, {500, 70, 300'000});
+    model.bind(engine, {0, 1, 2});
+    model.step(engine, 0);
+    const auto saved = model.residuals(engine);
+    model.step(engine, 100);
+    const auto sums = model.values;
+    model.step(engine, 200);
+    for (std::size_t i = 0; i < saved.size(); ++i) engine.set_residual(model.keys[i], saved[i]);
+    model.step(engine, 100);
+    EXPECT_EQ(model.values, sums);
+  });
+}
+
+TEST_P(Placements, ARoundThatIsRolledBackLeavesNoTrace) {
+  GetParam()({2, 2}, [](Engine& engine) {
+    engine.set_compression(spec("2bit:threshold=0.25"), "exact");
+    engine.keep_rollback(true);
+    Model model(engine, {500, 70, 300'000});
+    model.bind(engine, {0, 1, 2});
+    model.step(engine, 0);
+    const auto before = model.residuals(engine);
+    model.step(engine, 100);
+    EXPECT_NE(model.residuals(engine), before);
+    engine.roll_back(model.keys);
+    EXPECT_EQ(model.residuals(engine), before);
+    engine.roll_back(model.keys);  // there is nothing more to undo
+    EXPECT_EQ(model.residuals(engine), before);
+  });
+}
+
+TEST(EngineCompression, KeysThatAreNotRolledBackStay) {
+  run_job({2, 2}, [](Engine& engine) {
+    engine.set_compression(spec("2bit:threshold=0.25"), "exact");
+    engine.keep_rollback(true);
+    const auto keys = engine.declare(std::vector<KeySpec>{{"taken", {100}}, {"vetoed", {100}}});
+    const auto round = [&](KeyId key) {
+      auto values = random_floats(100, engine.rank());
+      engine.push_pull(key, values, values, 0).wait();
+      return engine.residual(key);
+    };
+    const auto taken = round(keys[0]);
+    EXPECT_THAT(round(keys[1]), Not(Each(0.0F)));
+    engine.roll_back(std::vector{keys[1]});
+    EXPECT_EQ(engine.residual(keys[0]), taken);
+    EXPECT_THAT(engine.residual(keys[1]), Each(0.0F));
+  });
+}
+
+TEST(EngineCompression, WhereHostsSumFirstResidualsAreTheLeaders) {
+  run_peer_hosts({}, {"a", "a", "b"}, [](Engine& engine) {
+    engine.set_compression(spec("2bit:threshold=0.25"), "exact");
+    Model model(engine, {500, 70, 300'000, 5});
+    engine.set_key_compression(std::vector{model.keys[3]}, spec("none"), "none");
+    model.bind(engine, {0, 1, 2, 3});
+    model.step(engine, 0);
+    const auto saved = model.residuals(engine);
+    EXPECT_TRUE(saved[3].empty());
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(saved[i].empty(), engine.rank() == 1) << i;
+    model.step(engine, 100);
+    const auto sums = model.values;
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (!saved[i].empty()) engine.set_residual(model.keys[i], saved[i]);
+    }
+    engine.barrier();
+    model.step(engine, 100);
+    EXPECT_EQ(model.values, sums);
+  });
+}
+
+TEST(EngineCompression, MisuseIsNamed) {
+  run_job({2, 1}, [](Engine& engine) {
+    Model model(engine, {5, 6});
+    model.bind(engine, {0, 1});
+    const auto message = [](const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const std::exception& error) {
+        return std::string(error.what());
+      }
+      return std::string("nothing was thrown");
+    };
+    EXPECT_THAT(message([&] { engine.set_key_compression(model.keys, spec("fp16"), "fp16"); }),
+                HasSubstr("set it before bind_slots"));
+    EXPECT_THAT(message([&] { engine.set_residual(model.keys[0], std::vector<float>(6)); }),
+                HasSubstr("has 5 elements, 6 given"));
+    EXPECT_THAT(message([&] { engine.residual(99); }), HasSubstr("99 was not declared"));
+    const auto lone = engine.declare(std::vector<KeySpec>{{"lone", {4}}});
+    const auto differing = engine.rank() == 0 ? spec("fp16") : spec("bf16");
+    EXPECT_THAT(message([&] { engine.set_key_compression(lone, differing, "fp32"); }),
+                HasSubstr("set_key_compression"));
+    std::vector<float> values(4, 1.0F);
+    if (engine.rank() == 0) {  // a round that waits for the other rank
+      const Ticket ticket = engine.push_pull(lone[0], values, values, 0);
+      EXPECT_THAT(message([&] { engine.residual(lone[0]); }),
+                  HasSubstr("a round of key 'lone' is in progress"));
+      engine.barrier();
+      ticket.wait();
+    } else {
+      engine.barrier();
+      engine.push_pull(lone[0], values, values, 0).wait();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace gradwire::kvstore
