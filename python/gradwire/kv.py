@@ -14,6 +14,7 @@ contiguous are sent from and received into their own memory.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import math
 import os
 import sys
@@ -29,7 +30,7 @@ from gradwire.collectives import Collectives
 from gradwire.compress import Compression
 from gradwire.devices import DeviceSum
 
-__all__ = ["KVStore", "create", "joined", "stores"]
+__all__ = ["KVStore", "create", "join", "joined", "stores"]
 
 _PLACEMENTS = {
     "local": "local",
@@ -101,6 +102,28 @@ def create(name: str = "local") -> KVStore:
     if values.role != "worker":
         _serve(values)
     store = KVStore(kind, _JOIN[_PLACEMENTS[kind]](values, name), values)
+    _open.add(store)
+    return store
+
+
+def join(roll_call: str, rank: int, num_workers: int) -> KVStore:
+    """Joins, as create("allreduce") does, a job that the environment says nothing of.
+
+    Args:
+        roll_call: where rank 0 is to serve the roll call, the same on all ranks: tcp://host:port, a port that is free.
+        rank: this worker's number, from 0.
+        num_workers: how many there are.
+
+    Raises:
+        ValueError: this process has joined a job already.
+        gradwire.TimeoutError: not every rank appeared in time; names those missing.
+    """
+    if (other := joined()) is not None:
+        raise ValueError(f"kv.join: this process has joined its job already, by the store {other.type!r}")
+    here = dataclasses.replace(
+        settings.read(), master=roll_call, scheduler=None, rank=rank, num_workers=num_workers, num_servers=0
+    )
+    store = KVStore("allreduce", _join_peers(here, "allreduce"), here)
     _open.add(store)
     return store
 

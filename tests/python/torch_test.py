@@ -416,40 +416,21 @@ def test_a_second_optimizer_needs_the_first_one_closed(store: gw.kv.KVStore) -> 
     first = wrap(model, store)
     with pytest.raises(ValueError, match="serves a DistributedOptimizer already"):
         wrap(Net(), store)
-    with pytest.raises(ValueError, match="wrap it once"):
-        gw.torch.DistributedOptimizer(first, store=store)
     first.close()
     second = wrap(model, store)
     backward(model, 0)
     second.step()
 
 
-def test_sparse_gradients_are_refused(store: gw.kv.KVStore) -> None:
-    table = nn.Embedding(10, 3, sparse=True)
-    optimizer = wrap(table, store)
-    with pytest.raises(ValueError, match=r"'weight' is torch\.sparse_coo.*sparse=False"):
-        table(torch.tensor([1, 2])).sum().backward()
-    optimizer.close()
-
-
-def test_reentrant_checkpoints_are_refused(store: gw.kv.KVStore) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+def test_a_layer_used_twice_in_a_reentrant_checkpoint_is_refused(store: gw.kv.KVStore) -> None:
+    model = nn.Linear(4, 4)
     optimizer = wrap(model, store)
-    x = torch.randn(2, 4, requires_grad=True)
-    inner = torch.utils.checkpoint.checkpoint(model[0], x, use_reentrant=True)
+    h = torch.randn(2, 4, requires_grad=True)
+    for _ in range(2):
+        h = torch.utils.checkpoint.checkpoint(model, h, use_reentrant=True)
     with pytest.raises(RuntimeError, match="use_reentrant=False"):
-        model[1](inner).sum().backward()
+        h.sum().backward()
     optimizer.close()
-
-
-def test_a_parameter_thawed_later_is_noticed(store: gw.kv.KVStore) -> None:
-    model = Net()
-    model.conv.weight.requires_grad = False
-    optimizer = wrap(model, store)
-    model.conv.weight.requires_grad = True
-    backward(model, 0)
-    with pytest.raises(RuntimeError, match=r"'conv\.weight' was frozen"):
-        optimizer.step()
 
 
 @pytest.mark.parametrize(
@@ -459,6 +440,12 @@ def test_a_parameter_thawed_later_is_noticed(store: gw.kv.KVStore) -> None:
         ({"backward_passes_per_step": 0}, "backward_passes_per_step=0"),
         ({"backward_passes_per_step": "2"}, "backward_passes_per_step='2'"),
         ({"on_nonfinite": "stop"}, "on_nonfinite='stop'"),
+        ({"max_grad_norm": 0}, "max_grad_norm=0"),
+        ({"max_grad_norm": 1.0, "momentum_correction": True}, "max_grad_norm, which acts on gradients"),
+        ({"codecs": {"cnov.*": "int8"}}, "no parameter's name matches 'cnov.*'.*'conv"),
+        ({"codecs": {"conv.*": "int9"}}, "int8"),
+        ({"warm_up": ["fp16"]}, "warm_up holds 'fp16'"),
+        ({"warm_up": [("fp16", 0)]}, "for how many steps"),
         ({"compression": "2bits"}, "2bit"),
         ({"compression": "2bit:threshold=0"}, "threshold"),
         ({"named_parameters": []}, "10 of the optimizer's 10 parameters"),
@@ -524,8 +511,6 @@ def test_momentum_correction_needs_momentum(make: Any, store: gw.kv.KVStore) -> 
         make(model.parameters()), model.named_parameters(), "2bit", store, momentum_correction="auto"
     )
     assert not optimizer.momentum_correction
-    with pytest.raises(RuntimeError, match="before making"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
 
 def test_gradwire_by_itself_does_not_import_torch() -> None:

@@ -10,11 +10,43 @@
 
 Gradients are sent while `backward()` still runs, the front layers first. What `p.grad` holds after
 `backward()` is what DistributedDataParallel would leave there, so clipping, learning-rate schedules and
-logging need no change.
+logging need no change. Models that are wrapped already keep their wrapper:
+
+    model = DistributedDataParallel(model)
+    model.register_comm_hook(gw.torch.HookState(codec="2bit"), gw.torch.ddp_hook)
+
+    fully_shard(model)
+    gw.torch.compress_reduce_scatter(model, codec="int8")
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from gradwire.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from gradwire.torch.optimizer import DistributedOptimizer
 from gradwire.torch.session import default_store
 
-__all__ = ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "default_store"]
+if TYPE_CHECKING:
+    from gradwire.torch.ddp import HookState, ddp_hook
+    from gradwire.torch.fsdp import compress_reduce_scatter
+
+__all__ = [
+    "DistributedOptimizer",
+    "HookState",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "compress_reduce_scatter",
+    "ddp_hook",
+    "default_store",
+]
+
+
+# These need torch.distributed, which not every torch has, and FSDP2's takes a second to import.
+_LATER = {"HookState": "ddp", "ddp_hook": "ddp", "compress_reduce_scatter": "fsdp"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports parts when they are first used."""
+    if name in _LATER:
+        return getattr(importlib.import_module(f"gradwire.torch.{_LATER[name]}"), name)
+    raise AttributeError(f"module 'gradwire.torch' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -16,6 +16,7 @@ import torch
 
 from gradwire import kv
 from gradwire.torch import session
+from gradwire.torch.exchange import STATE_KEY
 
 _calls = itertools.count()  # every worker makes the same calls in the same order, so the names of keys agree
 
@@ -73,7 +74,9 @@ def broadcast_optimizer_state(
     tensors: list[torch.Tensor] = []
     blob = b""
     if store.rank == root_rank:
-        blob = json.dumps(_describe(optimizer.state_dict(), tensors)).encode()
+        state = optimizer.state_dict()
+        state.pop(STATE_KEY, None)  # what a rank has not sent yet is its own
+        blob = json.dumps(_describe(state, tensors)).encode()
     blob = store.engine.all_gather("broadcast_optimizer_state", blob)[root_rank]
     if store.rank != root_rank:
         state = _rebuild(json.loads(blob), tensors)

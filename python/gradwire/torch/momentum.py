@@ -41,9 +41,14 @@ class WorkerMomentum:
                     f"momentum={group['momentum']}, expected one above 0; leave momentum_correction out"
                 )
         self._optimizer = optimizer
+        self._group_of: dict[torch.Tensor, int] = {}
+        self.find_groups()
+
+    def find_groups(self) -> None:
+        """Learns which group each parameter is in: again when groups were added."""
         self._group_of = {
             parameter: index
-            for index, group in enumerate(optimizer.param_groups)
+            for index, group in enumerate(self._optimizer.param_groups)
             for parameter in group["params"]
         }
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 
 from gradwire import kv
-from gradwire.torch import session
+from gradwire.torch import session, wrapped
+from gradwire.torch.exchange import STATE_KEY, ExchangeOptions, OnNonfinite, warn_of_nonfinite
 from gradwire.torch.momentum import WorkerMomentum
-from gradwire.torch.reducer import GradientReducer, OnNonfinite, warn_of_nonfinite
+from gradwire.torch.parameter_codecs import ParameterCodecs
+from gradwire.torch.reducer import GradientReducer
+from gradwire.torch.warm_up import Stages, WarmUp
 
 _bound: weakref.WeakKeyDictionary[Any, weakref.ref[_Distributed]] = weakref.WeakKeyDictionary()  # by store
 
@@ -23,8 +27,12 @@ def DistributedOptimizer(
     compression: session.Wanted | None = None,
     store: Any = None,
     *,
+    codecs: Mapping[str, session.Wanted] | None = None,
+    warm_up: Stages | None = None,
     momentum_correction: bool | Literal["auto"] = False,
     backward_passes_per_step: int = 1,
+    max_grad_norm: float | None = None,
+    grad_scaler: Any = None,
     on_nonfinite: OnNonfinite = "warn",
 ) -> Any:
     """Makes an optimizer whose `p.grad` is the workers' mean as soon as `backward()` returns.
@@ -35,36 +43,47 @@ def DistributedOptimizer(
 
     Args:
         optimizer: any torch.optim.Optimizer, with all its parameter groups. Parameters may be float32, or
-            bfloat16, float16 and float64 (sent as float32), on any device; their gradients must be dense.
-        named_parameters: `model.named_parameters()`. The names stand in error texts; the order is the order
-            of urgency, front layers first. Default: the optimizer's parameters by number.
+            bfloat16, float16 and float64 (sent as float32), on any device. One that is a DistributedOptimizer
+            already, ours or Horovod's, is taken over: the other no longer exchanges anything.
+        named_parameters: `model.named_parameters()`. The names stand in error texts and in checkpoints; the
+            order is the order of urgency, front layers first. Default: the optimizer's parameters by number.
         compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit" or a
             mapping with "type". For 2bit the threshold is "auto" unless given. GRADWIRE_COMPRESSION overrides
             it. Default: what the store has.
         store: from `gradwire.kv.create()`. Default: the one that this process has created to join its job;
             else, inside a job, `dist_sync` if it has servers and `allreduce` if not; outside `local`.
+        codecs: other codecs for some parameters, by shell patterns of their names, the first match counting:
+            {"embedding.*": "int8", "*.bias": "fp16"}. Parameters of one dimension (biases, norms) that no
+            pattern matches are not compressed; {"*": "2bit"} compresses them too.
+        warm_up: codecs for the first steps: [("none", 100), ("fp16", 400)] are 500 steps, `compression`
+            follows. It holds for parameters that have no codec of their own.
         momentum_correction: True: each worker sends its own momentum in place of its gradient, and SGD
             applies the mean; p.grad is then the mean momentum, gradients are clipped before they enter it
             only if you clip them in a hook of your own, and GradScaler cannot be used (the momentum would
             hold gradients of several scales). Recommended with SGD, momentum and 2bit: in
             experiments/auto_threshold it removes most of the loss of accuracy. "auto": on for SGD with
-            momentum when the compression is 2bit with threshold auto. Momentum is kept in state_dict() under
-            SGD's own name, each worker its own.
+            momentum when the compression is 2bit with threshold auto, and neither of these is given. Momentum
+            is kept in state_dict() under SGD's own name, each worker its own.
         backward_passes_per_step: calls of backward() whose gradients are added up before they are sent.
+        max_grad_norm: step() scales all gradients, the workers' means, so that their total norm is at most
+            this. The same on all ranks, as the means are.
+        grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so
+            that residuals do not change their meaning with it; where any rank met an infinity, all ranks' scalers
+            find one, no rank takes the step, and residuals are as if it had not been.
         on_nonfinite: a rank met a NaN or an infinity: "warn"; "ignore"; or "skip_step": step() does nothing
-            on any rank, and a NaN is left in the first gradient so that GradScaler sees it and lowers its
-            scale everywhere. Alone and without compression gradients are looked at for "skip_step" only.
+            on any rank, residuals are as before, and a NaN is left in the first gradient. Alone and without
+            compression gradients are looked at for "skip_step" only.
 
     A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
-    `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local.
-    Re-entrant checkpoints (`use_reentrant=True`) and sparse gradients are refused.
+    `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local. Frozen
+    parameters are not sent until they require a gradient. Sparse gradients are summed as dense ones, with one
+    warning. LBFGS gets the workers' mean loss. `state_dict()` holds, under "gradwire", what this rank has not
+    sent yet: save it on every rank. Copies and pickles are of the optimizer inside, which exchanges nothing.
 
     Raises:
         ValueError: an argument is not valid; parameters that named_parameters lacks; ranks that differ, all
             of which get the same text, naming the first difference.
     """
-    if isinstance(optimizer, _Distributed):
-        raise ValueError("gradwire.torch: this optimizer is a DistributedOptimizer already; wrap it once")
     if on_nonfinite not in ("warn", "skip_step", "ignore"):
         raise ValueError(f"gradwire.torch: on_nonfinite={on_nonfinite!r}: expected warn, skip_step or ignore")
     if momentum_correction not in (True, False, "auto"):
@@ -75,6 +94,14 @@ def DistributedOptimizer(
         raise ValueError(
             f"gradwire.torch: backward_passes_per_step={backward_passes_per_step!r}: expected 1 or more"
         )
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise ValueError(f"gradwire.torch: max_grad_norm={max_grad_norm!r}: expected a number above 0")
+    for name, given in (("max_grad_norm", max_grad_norm), ("grad_scaler", grad_scaler)):
+        if given is not None and momentum_correction is True:
+            raise ValueError(
+                f"gradwire.torch: momentum_correction=True was given with {name}, which acts on gradients where "
+                "p.grad is then the momentum; leave one of the two out"
+            )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"
@@ -85,22 +112,46 @@ def DistributedOptimizer(
         )
     named = _name_parameters(optimizer, named_parameters)
     store = session.default_store() if store is None else store
-    if (other := _bound.get(store, lambda: None)()) is not None and other._reducer is not None:
+    other = _bound.get(store, lambda: None)()
+    if other is not None and other is not optimizer and other._reducer is not None:
         raise ValueError(
             "gradwire.torch: this store serves a DistributedOptimizer already, and it can serve one; give it "
             "all parameters in groups, or close() the other first"
         )
     session.set_compression(store, compression)
-    base = type(optimizer)
-    wrapped: Any = object.__new__(type(f"Distributed{base.__name__}", (_Distributed, base), {}))
-    # An LR scheduler made earlier has patched step() on the instance; its patch calls the class it knew.
-    wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    parameter_codecs = ParameterCodecs(store.compression, codecs)
+    parameter_codecs.require_matches(name for name, _ in named)
+    result = _take_over(optimizer)
     if momentum_correction == "auto":
-        momentum_correction = "threshold=auto" in store.compression.spec and _has_momentum(optimizer)
-    momentum = WorkerMomentum(wrapped) if momentum_correction else None
-    wrapped._attach(store, named, momentum, passes=backward_passes_per_step, on_nonfinite=on_nonfinite)
-    _bound[store] = weakref.ref(wrapped)
-    return wrapped
+        plain = max_grad_norm is None and grad_scaler is None
+        momentum_correction = (
+            plain and "threshold=auto" in store.compression.spec and _has_momentum(optimizer)
+        )
+    options = ExchangeOptions(
+        codecs=parameter_codecs,
+        warm_up=WarmUp(warm_up, store.compression) if warm_up else None,
+        grad_scaler=grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None,
+        on_nonfinite=on_nonfinite,
+    )
+    momentum = WorkerMomentum(result) if momentum_correction else None
+    result._attach(store, named, momentum, options, passes=backward_passes_per_step, max_norm=max_grad_norm)
+    _bound[store] = weakref.ref(result)
+    return result
+
+
+def _take_over(optimizer: torch.optim.Optimizer) -> Any:
+    """Returns an instance of the optimizer's class that shares all it has, and exchanges nothing yet."""
+    if isinstance(optimizer, _Distributed):
+        optimizer.close()
+        base = optimizer._base
+    else:
+        wrapped.stop_others(optimizer)
+        base = wrapped.own_class(optimizer)
+    result: Any = object.__new__(type(f"Distributed{base.__name__}", (_Distributed, base), {}))
+    # An LR scheduler made earlier has patched step() on the instance; its patch calls the class it knew.
+    result.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    result._base = base
+    return result
 
 
 def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
@@ -110,7 +161,7 @@ def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
 def _name_parameters(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> list[tuple[str, torch.Tensor]]:
-    """Returns the optimizer's parameters with their names, in named_parameters' order."""
+    """Returns the optimizer's parameters with their names, in named_parameters' order; tied ones once."""
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if named_parameters is None:
         return [(f"parameter.{index}", parameter) for index, parameter in enumerate(own)]
@@ -122,77 +173,113 @@ def _name_parameters(
     names = [name for name, _ in named]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"gradwire.torch: named_parameters has {duplicates[0]!r} more than once")
+    first_name: dict[torch.Tensor, str] = {}
+    for name, parameter in named:
+        first_name.setdefault(parameter, name)
     wanted = set(own)
-    found = [(name, parameter) for name, parameter in named if parameter in wanted]
-    if missing := wanted.difference(parameter for _, parameter in found):
+    if missing := wanted.difference(first_name):
         shape = tuple(next(iter(missing)).shape)
         raise ValueError(
             f"gradwire.torch: {len(missing)} of the optimizer's {len(wanted)} parameters are not in "
             f"named_parameters, one has shape {shape}; pass model.named_parameters() of the whole model"
         )
-    return found
+    return [(name, parameter) for parameter, name in first_name.items() if parameter in wanted]
+
+
+def _require_real(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    for name, parameter in named:
+        if parameter.requires_grad and not parameter.is_floating_point():
+            raise ValueError(
+                f"gradwire.torch: {name!r} is {parameter.dtype}, expected float32, bfloat16, float16 "
+                "or float64; hold real and imaginary parts as two real parameters"
+            )
+
+
+def _plain(base: type) -> Any:
+    return object.__new__(base)
 
 
 class _Distributed(torch.optim.Optimizer):
     """What DistributedOptimizer adds to an optimizer's class."""
 
+    _base: type  # what it was made of
+    _store: kv.KVStore
     _reducer: GradientReducer | None
     _momentum: WorkerMomentum | None
-    _unsent: list[tuple[str, torch.Tensor]]
+    _max_norm: float | None
     _skips_nonfinite: bool  # where no reducer looks
 
     def _attach(
         self,
-        store: Any,
+        store: kv.KVStore,
         named: list[tuple[str, torch.Tensor]],
         momentum: WorkerMomentum | None,
+        options: ExchangeOptions,
         *,
         passes: int,
-        on_nonfinite: OnNonfinite,
+        max_norm: float | None,
     ) -> None:
-        sent = [(name, p) for name, p in named if p.requires_grad and p.numel() > 0]
-        self._unsent = [(name, p) for name, p in named if not p.requires_grad]
+        self._store = store
         self._reducer = self._momentum = None
         self._skips_nonfinite = False
-        if other := [name for name, p in sent if not p.is_floating_point()]:
-            raise ValueError(
-                f"gradwire.torch: {other[0]!r} is {dict(sent)[other[0]].dtype}, expected float32, bfloat16, float16 "
-                "or float64; hold real and imaginary parts as two real parameters"
-            )
-        if store.passthrough:  # alone and uncompressed: nothing to exchange
-            self._skips_nonfinite = on_nonfinite == "skip_step"
+        self._max_norm = max_norm
+        _require_real(named)
+        compresses = options.warm_up is not None or options.codecs.compress_any(named)
+        if store.passthrough and not compresses:  # alone: nothing to exchange
+            self._skips_nonfinite = options.on_nonfinite == "skip_step"
             return
         self._momentum = momentum
-        self._reducer = GradientReducer(
-            store, sent, passes=passes, on_nonfinite=on_nonfinite, momentum=momentum
-        )
+        self._reducer = GradientReducer(store, named, passes=passes, options=options, momentum=momentum)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the wrapped optimizer's step on the means, unless on_nonfinite="skip_step" vetoes it."""
         loss = None
-        if closure is not None and not isinstance(self, torch.optim.LBFGS):
+        if closure is not None and isinstance(self, torch.optim.LBFGS):
+            closure = self._mean_loss_of(closure)
+        elif closure is not None:
             with torch.enable_grad():
                 loss = closure()
             closure = None
-        for name, parameter in self._unsent if self._reducer is not None else ():
-            if parameter.grad is not None:
-                raise RuntimeError(
-                    f"gradwire.torch: {name!r} was frozen when the DistributedOptimizer was made and "
-                    "has a gradient now, which the other workers do not see; close() it and make another "
-                    "after unfreezing"
-                )
-        if self._reducer is not None and self._reducer.take_veto():
-            return loss
+        if self._reducer is not None:
+            self._reducer.settle()
+            if self._reducer.take_veto():
+                return loss
         if self._skips_nonfinite and self._has_nonfinite():
             warn_of_nonfinite("skip_step")
             return loss
+        if self._max_norm is not None:
+            self._clip(self._max_norm)
         with contextlib.nullcontext() if self._momentum is None else self._momentum.applied():
             result = super().step() if closure is None else super().step(closure)
         return result if loss is None else loss
 
+    def _mean_loss_of(self, closure: Callable[[], Any]) -> Callable[[], float]:
+        """LBFGS decides by the loss whether to go on, and all ranks must decide the same."""
+
+        def mean_loss() -> float:
+            loss = closure()
+            own = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+            losses = self._store.engine.all_gather("loss", struct.pack("<d", own))
+            mean: float = sum(struct.unpack("<d", each)[0] for each in losses) / len(losses)
+            return mean
+
+        return mean_loss
+
+    def _clip(self, most: float) -> None:
+        # Optimizers that unscale for themselves are handed GradScaler's scale, and gradients that still have it.
+        scale = getattr(self, "grad_scale", None)
+        gradients = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        torch.nn.utils.clip_grad_norm_(gradients, most if scale is None else most * float(scale))
+
     def _has_nonfinite(self) -> bool:
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         return not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; ends what a backward() that failed had begun to send."""
+        if self._reducer is not None:
+            self._reducer.settle()
+        super().zero_grad(set_to_none)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -207,8 +294,36 @@ class _Distributed(torch.optim.Optimizer):
             self._reducer.sync = before
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuses: groups are agreed between the workers when the DistributedOptimizer is made."""
-        raise RuntimeError("gradwire.torch: add parameter groups before making the DistributedOptimizer")
+        """As torch's. A collective: every rank adds the same parameters, between steps. Their names are those given
+        as (name, parameter) pairs, else numbers.
+        """
+        before = sum(len(group["params"]) for group in self.param_groups)
+        super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        numbers = [f"parameter.{before + i}" for i in range(len(added["params"]))]
+        named = list(zip(added.get("param_names", numbers), added["params"], strict=True))
+        _require_real(named)
+        if self._momentum is not None:
+            self._momentum.find_groups()
+        if self._reducer is not None:
+            self._reducer.add(named)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with what this rank has not sent yet under "gradwire"."""
+        state = super().state_dict()
+        if self._reducer is not None and (own := self._reducer.exchange.state()):
+            state[STATE_KEY] = own
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As torch's. Residuals of another rank are left, with a warning. A collective where there is a warm-up."""
+        rest = {name: value for name, value in state_dict.items() if name != STATE_KEY}
+        super().load_state_dict(rest)
+        if self._reducer is not None and STATE_KEY in state_dict:
+            self._reducer.exchange.load(state_dict[STATE_KEY])
+
+    def __reduce__(self) -> Any:
+        return _plain, (self._base,), self.__getstate__()
 
     @property
     def momentum_correction(self) -> bool:

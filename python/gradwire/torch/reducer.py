@@ -5,33 +5,28 @@ Each parameter has a slot: a run of one flat float32 buffer on the CPU, which th
 place. For float32 parameters on the CPU `p.grad` is a view of the slot; others are converted on the way in
 and out.
 
-Threading: hooks run on autograd's thread, one at a time; mark_ready() never blocks, drain() waits without the
-GIL.
+Threading: hooks run on autograd's thread, one at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import itertools
-import sys
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Variable
+
+from gradwire.torch.exchange import Exchange, ExchangeOptions, is_channels_last, warn_of_nonfinite
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
     from gradwire.torch.momentum import WorkerMomentum
 
-OnNonfinite = Literal["warn", "skip_step", "ignore"]
-
 _ALIGNMENT = 16  # float32 elements: slots begin on cache lines
-_calls = (
-    itertools.count()
-)  # a store's keys are declared once, so every reducer's have a number, equal on all ranks
 
 
 class GradientReducer:
@@ -39,6 +34,7 @@ class GradientReducer:
 
     Attributes:
         sync: False while gradients stay local.
+        exchange: what carries them.
     """
 
     def __init__(
@@ -47,158 +43,246 @@ class GradientReducer:
         named: Sequence[tuple[str, torch.Tensor]],
         *,
         passes: int,
-        on_nonfinite: OnNonfinite,
+        options: ExchangeOptions,
         momentum: WorkerMomentum | None,
     ) -> None:
         """Declares the parameters (a collective) and installs the hooks.
 
         Args:
             store: whose engine sums; its slots are taken.
-            named: parameters in order of the forward pass; the first is the most urgent.
+            named: parameters in order of the forward pass; the first is the most urgent. Frozen ones are not sent
+                until they require a gradient.
             passes: calls of backward() that are accumulated before gradients are sent.
-            on_nonfinite: what to do in a step in which any rank met a NaN or an infinity.
+            options: codecs, and what to do in a step in which any rank met a NaN or an infinity.
             momentum: what to send in place of the gradient, or None.
 
         Raises:
             ValueError: a rank declares other names, shapes or another order; every rank gets the same text.
         """
         self.sync = True
+        self.exchange = Exchange(store, options, "optimizer")
+        self._options = options
         self._veto = False
-        self._engine = engine = store.engine
-        self._rank = store.rank
-        self._names = [name for name, _ in named]
-        self._parameters = [parameter for _, parameter in named]
         self._passes = passes
         self._passes_done = 0
-        self._on_nonfinite = on_nonfinite
         self._momentum = momentum
-        self._ready = bytearray(len(named))
-        self._graph_task: int | None = None
-        prefix = f"gradient.{next(_calls)}."
-        keys = engine.declare([(prefix + _wire_name(name, p), list(p.shape), "float32") for name, p in named])
-        offsets, total = [], 0
-        for parameter in self._parameters:
-            offsets.append(total)
-            total += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
-        self._flat = torch.zeros(total, dtype=torch.float32)
-        runs = [self._flat[o : o + p.numel()] for o, p in zip(offsets, self._parameters, strict=True)]
-        self._slots = [
-            run.as_strided(p.shape, p.stride()) if _is_channels_last(p) else run.view(p.shape)
-            for run, p in zip(runs, self._parameters, strict=True)
-        ]
-        self._in_place = [p.dtype == torch.float32 and p.device.type == "cpu" for p in self._parameters]
-        engine.bind_slots(keys, [run.numpy() for run in runs])
-        engine.set_slot_scale(1.0 / store.num_workers)
-        # Hooks live as long as the model; they must not keep the engine, or it would outlive the interpreter.
-        itself = weakref.ref(self)
-        self._handles = [
-            p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                functools.partial(_on_gradient, itself, i)
+        self._parameters: list[torch.Tensor] = []
+        self._names: list[str] = []
+        self._slots: list[torch.Tensor] = []
+        self._in_place: list[bool] = []
+        self._ready = bytearray()
+        self._handles: list[Any] = []
+        self._tasks: set[int] = set()  # of the backward() in progress, and those inside it
+        self._failed = False
+        self._densified = False
+        self._frozen: list[tuple[str, torch.Tensor]] = []
+        self.add(named)
+
+    def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Takes more parameters in. A collective, between steps."""
+        self._frozen += [(name, p) for name, p in named if not p.requires_grad]
+        self._add_live([(name, p) for name, p in named if p.requires_grad and p.numel() > 0])
+        self.exchange.bind()
+
+    def _add_live(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        if not named:
+            return
+        runs = _runs([p for _, p in named])
+        self.exchange.add(named, runs)
+        for (name, p), run in zip(named, runs, strict=True):
+            self._names.append(name)
+            self._parameters.append(p)
+            self._slots.append(
+                run.as_strided(p.shape, p.stride()) if is_channels_last(p) else run.view(p.shape)
             )
-            for i, p in enumerate(self._parameters)
-        ]
+            self._in_place.append(p.dtype == torch.float32 and p.device.type == "cpu")
+            self._hook(len(self._parameters) - 1)
+        self._ready = bytearray(len(self._parameters))
+
+    def _hook(self, index: int) -> None:
+        # Hooks live as long as the model; they must not keep the engine, or it would outlive the interpreter.
+        hook = functools.partial(_on_gradient, weakref.ref(self), index)
+        self._handles.append(
+            self._parameters[index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        )
 
     def close(self) -> None:
         """Takes the hooks off; gradients then stay local."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self.exchange.close()
 
     # -- during backward() -----------------------------------------------------------------------------
 
-    def on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+    def on_gradient(self, index: int) -> None:
         """Takes what autograd has just accumulated in a parameter's grad."""
         if not self.sync:
             return
-        if parameter.grad is not None and parameter.grad.layout != torch.strided:
-            raise ValueError(
-                f"gradwire.torch: the gradient of {self._names[index]!r} is {parameter.grad.layout}, "
-                "expected a dense one; make the layer with sparse=False"
-            )
-        self._enter_graph_task()
+        self._enter()
         if self._passes_done + 1 == self._passes:
             self._submit(index)
 
-    def _enter_graph_task(self) -> None:
+    def _enter(self) -> None:
         task = torch._C._current_graph_task_id()
-        if task == self._graph_task:
+        if task in self._tasks:
             return
-        if any(self._ready):
-            self._graph_task = None
-            raise RuntimeError(
-                "gradwire.torch: a backward() began while another had sent only some of its gradients: "
-                "either that one failed half-way (the job has to be restarted) or it runs inside the other "
-                "(use torch.utils.checkpoint with use_reentrant=False)"
-            )
-        self._graph_task = task
-        Variable._execution_engine.queue_callback(self._on_backward_end)
+        self.settle()
+        self._tasks.add(task)
+        Variable._execution_engine.queue_callback(_BackwardEnd(self))
 
     @torch.no_grad()
     def _submit(self, index: int) -> None:
         if self._ready[index]:
             raise RuntimeError(
-                f"gradwire.torch: {self._names[index]!r} got its gradient twice in one backward(); "
-                "use torch.utils.checkpoint with use_reentrant=False"
+                f"gradwire.torch: {self._names[index]!r} got its gradient twice in one backward(); a layer that is "
+                "used twice cannot be in a re-entrant checkpoint: use torch.utils.checkpoint with use_reentrant=False"
             )
+        self._fill(index)
+        self._ready[index] = True
+        self.exchange.send(index)
+
+    def _fill(self, index: int) -> None:
+        """Has the slot hold what is to be sent, and p.grad be the slot where it can."""
         parameter, slot = self._parameters[index], self._slots[index]
-        gradient = parameter.grad
-        if self._momentum is not None:
+        gradient = self._dense_gradient(index) if parameter.requires_grad else None
+        if self._momentum is not None and parameter.requires_grad:
             self._momentum.advance(parameter, gradient, out=slot)
         elif gradient is None:
             slot.zero_()
         elif gradient.data_ptr() != slot.data_ptr() or gradient.stride() != slot.stride():
             slot.copy_(gradient)
-        if self._in_place[index]:
+        if self._in_place[index] and parameter.requires_grad:
             parameter.grad = slot  # zero_grad(set_to_none=True), the default, took it away
-        self._ready[index] = True
-        self._engine.mark_ready(index)
+
+    def _dense_gradient(self, index: int) -> torch.Tensor | None:
+        parameter = self._parameters[index]
+        if parameter.grad is None or parameter.grad.layout == torch.strided:
+            return parameter.grad
+        if not self._densified:
+            self._densified = True
+            warnings.warn(
+                f"gradwire.torch: the gradient of {self._names[index]!r} is {parameter.grad.layout}; it is summed as "
+                "a dense one, so a table of many rows is sent whole; make the layer with sparse=False to save the "
+                "conversion",
+                stacklevel=2,
+            )
+        parameter.grad = parameter.grad.to_dense()
+        return parameter.grad
 
     # -- after it --------------------------------------------------------------------------------------
 
-    def _on_backward_end(self) -> None:
-        self._graph_task = None
+    def on_backward_end(self) -> None:
+        """Runs when a backward() has computed all its gradients, also one inside another (re-entrant checkpoints)."""
+        outer = torch._C._current_autograd_node()
+        if outer is not None:
+            self._await_outer(outer)
+            return
+        self._tasks.clear()
         self._passes_done += 1
         if self._passes_done < self._passes:
             return
         self._passes_done = 0
+        # Unused in this pass: what earlier passes left, or zeros, so that the sum is complete.
         for index, ready in enumerate(self._ready):
-            if (
-                not ready
-            ):  # unused in this pass: what earlier passes left, or zeros, so that the sum is complete
+            if not ready:
                 self._submit(index)
-        self._drain()
+        nonfinite = self.exchange.finish()
         self._ready = bytearray(len(self._parameters))
         self._copy_back()
+        nonfinite |= self._thaw()
+        self.exchange.advance()
         self._veto = False  # of an earlier step, which GradScaler may have skipped without asking
-        if self._engine.take_nonfinite():
+        if nonfinite:
             self._handle_nonfinite()
 
-    def _drain(self) -> None:
-        while not self._engine.drain(1.0):
-            for notice in self._engine.take_notices():
-                print(f"gradwire: worker {self._rank}: {notice}", file=sys.stderr, flush=True)
+    def _await_outer(self, outer: Any) -> None:
+        """Has the backward() around this one call on_backward_end() too: autograd offers a callback to the innermost
+        only, so the nodes that follow in the outer one ask for it.
+        """
+        itself = weakref.ref(self)
+        handles: list[Any] = []
+
+        def enter_outer(*_: Any) -> None:
+            while handles:
+                handles.pop().remove()
+            reducer = itself()
+            if reducer is not None and reducer.sync:
+                reducer._enter()
+
+        handles += [
+            node.register_prehook(enter_outer) for node, _ in outer.next_functions if node is not None
+        ]
 
     @torch.no_grad()
     def _copy_back(self) -> None:
         for parameter, slot, in_place in zip(self._parameters, self._slots, self._in_place, strict=True):
-            if in_place:
+            if in_place or not parameter.requires_grad:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(slot)
 
+    def _thaw(self) -> bool:
+        """Takes in parameters that were frozen until now, with what this backward() left in them. Every rank runs the
+        same program, so all thaw the same at once.
+        """
+        thawed = [(name, p) for name, p in self._frozen if p.requires_grad]
+        if not thawed:
+            return False
+        first = len(self._parameters)
+        self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
+        self._add_live([(name, p) for name, p in thawed if p.numel() > 0])
+        with torch.no_grad():
+            for index in range(first, len(self._parameters)):
+                self._fill(index)
+                self.exchange.send_apart(index)
+        nonfinite = self.exchange.finish()
+        self.exchange.bind()
+        self._copy_back()
+        return nonfinite
+
     def _handle_nonfinite(self) -> None:
-        if self._on_nonfinite == "ignore":
+        if not self._options.vetoes:
+            if self._options.on_nonfinite == "warn":
+                warn_of_nonfinite("warn")
             return
-        warn_of_nonfinite(self._on_nonfinite)
-        if self._on_nonfinite == "skip_step":
-            self._veto = True
-            first = self._parameters[0].grad
-            if (
-                first is not None
-            ):  # GradScaler looks for one, to skip the step and lower its scale on every rank
-                with torch.no_grad():
-                    first.fill_(float("nan"))
+        if self._options.grad_scaler is None:  # to a GradScaler it is its daily work
+            warn_of_nonfinite("skip_step")
+        self._veto = True
+        # GradScaler looks for one, to skip the step and lower its scale on every rank.
+        first = next((p.grad for p in self._parameters if p.requires_grad and p.grad is not None), None)
+        if first is not None:
+            with torch.no_grad():
+                first.fill_(float("nan"))
+
+    # -- when it fails ---------------------------------------------------------------------------------
+
+    def on_backward_failed(self) -> None:
+        """Notes that a backward() raised an error before its end."""
+        self._tasks.clear()
+        self._failed = True
+
+    def settle(self) -> None:
+        """Ends what a backward() that failed had begun to send. The other ranks wait for the rest of it: they get
+        NaNs, so that they hear of it, and what is found here is dropped.
+        """
+        if not self._failed:
+            return
+        self._failed = False
+        self._passes_done = 0
+        if not any(self._ready):
+            return
+        for index, ready in enumerate(self._ready):
+            if not ready:
+                self._slots[index].fill_(float("nan"))
+                self.exchange.send(index)
+        self.exchange.finish()
+        self.exchange.advance()
+        for index, parameter in enumerate(self._parameters):
+            if self._in_place[index] and self._ready[index]:
+                parameter.grad = None  # memory that was under way
+        self._ready = bytearray(len(self._parameters))
 
     # -- the step --------------------------------------------------------------------------------------
 
@@ -208,29 +292,37 @@ class GradientReducer:
         return veto
 
 
-def warn_of_nonfinite(what_then: OnNonfinite) -> None:
-    warnings.warn(
-        "gradwire.torch: a worker's gradient held a NaN or an infinity"
-        + ("; no rank takes this step" if what_then == "skip_step" else ""),
-        RuntimeWarning,
-        stacklevel=3,
-    )
+class _BackwardEnd:
+    """What autograd calls when a backward() ends, and drops uncalled when one fails."""
+
+    def __init__(self, reducer: GradientReducer) -> None:
+        self._reducer = weakref.ref(reducer)
+        self._called = False
+
+    def __call__(self) -> None:
+        self._called = True
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer.on_backward_end()
+
+    def __del__(self) -> None:
+        reducer = None if self._called else self._reducer()
+        if reducer is not None:
+            with contextlib.suppress(Exception):  # the interpreter may be at its end
+                reducer.on_backward_failed()
+
+
+def _runs(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """One run of float32 for each, out of one buffer."""
+    offsets, total = [], 0
+    for parameter in parameters:
+        offsets.append(total)
+        total += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
+    flat = torch.zeros(total, dtype=torch.float32)
+    return [flat[o : o + p.numel()] for o, p in zip(offsets, parameters, strict=True)]
 
 
 def _on_gradient(reducer: weakref.ref[GradientReducer], index: int, parameter: torch.Tensor) -> None:
     alive = reducer()
     if alive is not None:
-        alive.on_gradient(index, parameter)
-
-
-def _is_channels_last(parameter: torch.Tensor) -> bool:
-    """True for channels_last memory; the gradient lies in it likewise, so that autograd adds in place."""
-    if parameter.is_contiguous():
-        return False
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return parameter.dim() in formats and parameter.is_contiguous(memory_format=formats[parameter.dim()])
-
-
-def _wire_name(name: str, parameter: torch.Tensor) -> str:
-    """Returns a name that differs where memory is laid out in another way, so that such ranks do not mix."""
-    return f"{name} (channels last)" if _is_channels_last(parameter) else name
+        alive.on_gradient(index)

@@ -30,6 +30,20 @@ def default_store() -> kv.KVStore:
     return _default
 
 
+def parse_compression(wanted: Wanted) -> Compression:
+    """Reads what a user wrote, with this front end's defaults.
+
+    Raises:
+        ValueError: an unknown codec, parameter or reply.
+    """
+    return Compression.parse(wanted, defaults=_DEFAULTS, reply=settings.read().reply)
+
+
+def chosen(wanted: Wanted) -> Wanted:
+    """Returns what counts: GRADWIRE_COMPRESSION, if it is set, or else what the script wants."""
+    return settings.read().compression or wanted
+
+
 def set_compression(store: kv.KVStore, wanted: Wanted | None) -> None:
     """Sets a store's compression, with this front end's defaults. Collective.
 
@@ -39,9 +53,7 @@ def set_compression(store: kv.KVStore, wanted: Wanted | None) -> None:
     Raises:
         ValueError: an unknown codec, parameter or reply.
     """
-    here = settings.read()
-    given = here.compression or wanted
+    given = settings.read().compression or wanted
     if given is not None:
-        parsed = Compression.parse(given, defaults=_DEFAULTS, reply=here.reply)
         # Not set_gradient_compression(): it reads GRADWIRE_COMPRESSION itself, with MXNet's defaults.
-        store.use_compression(parsed)
+        store.use_compression(parse_compression(given))

@@ -1,0 +1,285 @@
+"""Exchange: gradients go to the workers' sum and come back as means, whoever hands them over.
+
+DistributedOptimizer hands over gradients as autograd's hooks bring them, DDP's hook as DDP's buckets do; both go
+through here, so codecs, warm-up, vetoes, loss scales and residuals are the same.
+
+Threading: send() and send_from() never block; finish() waits without the GIL. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from gradwire.torch.parameter_codecs import ParameterCodecs
+from gradwire.torch.warm_up import WarmUp
+
+if TYPE_CHECKING:
+    from gradwire import _core
+    from gradwire.compress import Compression
+    from gradwire.kv import KVStore
+
+STATE_KEY = "gradwire"  # of an exchange's state in an optimizer's state_dict()
+
+OnNonfinite = Literal["warn", "skip_step", "ignore"]
+
+User = Literal["optimizer", "hook"]
+
+# A store's keys are declared once, so every exchange's have a number, equal on all ranks.
+_calls = itertools.count()
+# Who has the slots of a store, and with them small gradients that travel together. Ranks must agree in it, so it is
+# not left to the garbage collector.
+_slots_of: weakref.WeakKeyDictionary[KVStore, User] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class ExchangeOptions:
+    """What both front ends take.
+
+    Attributes:
+        codecs: which codec each parameter has.
+        warm_up: which codec the others have in the first steps, or None.
+        grad_scaler: torch's GradScaler, where the loss is scaled: what is sent is divided by its scale, so that
+            residuals, and thresholds, do not change their meaning when it changes.
+        on_nonfinite: what to do in a step in which any rank met a NaN or an infinity.
+    """
+
+    codecs: ParameterCodecs
+    warm_up: WarmUp | None = None
+    grad_scaler: Any = None
+    on_nonfinite: OnNonfinite = "warn"
+
+    @property
+    def vetoes(self) -> bool:
+        """True where a step with a NaN is not taken, so that what was sent in it has to be taken back."""
+        return self.on_nonfinite == "skip_step" or self.grad_scaler is not None
+
+
+@dataclass
+class _Parameter:
+    name: str
+    key: int
+    run: torch.Tensor | None  # float32 elements in the order of memory, on the CPU; None: given every time
+    own: Compression | None
+
+
+class Exchange:
+    """The parameters of one model at one store's engine. A parameter is known by its index, in order of add()."""
+
+    def __init__(self, store: KVStore, options: ExchangeOptions, user: User) -> None:
+        """
+        Args:
+            store: whose engine sums; its slots are taken, if nobody has them, and its compression follows warm_up.
+            user: a store serves one optimizer at a time, which takes the place of an earlier one, and any number of
+                hooks.
+        """
+        self._fuses = _slots_of.get(store, user) == user == "optimizer" or store not in _slots_of
+        if self._fuses:
+            _slots_of[store] = user
+        self._store = store
+        self._engine: _core.Engine = store.engine
+        self._options = options
+        self._parameters: list[_Parameter] = []
+        self._slots: list[int] = []  # by index of parameter; -1 where it has none
+        self._tickets: list[_core.Ticket] = []
+        self._dense: list[torch.Tensor] = []  # of this step: what no codec looks at
+        self._prefix = f"gradient.{next(_calls)}."
+        self._scale = 1.0  # of the loss, in the step in progress
+        self._begun = self._marked = False
+        if options.warm_up is not None:
+            store.use_compression(options.warm_up.compression())
+        if options.vetoes:
+            self._engine.keep_rollback(True)
+
+    def close(self) -> None:
+        """Leaves the slots to another. On all ranks at the same place."""
+        if self._fuses:
+            self._fuses = False
+            _slots_of.pop(self._store, None)
+
+    def add(self, named: Sequence[tuple[str, torch.Tensor]], runs: Sequence[torch.Tensor | None]) -> None:
+        """Declares parameters; those with memory of their own take part in steps from bind() on. A collective, between
+        steps.
+
+        Args:
+            named: in order of the forward pass; the first is the most urgent.
+            runs: for each its memory: float32 (elements,), on the CPU, kept as long as this; or None: it will be
+                given to send_from().
+
+        Raises:
+            ValueError: ranks differ in names, shapes or order; every rank gets the same text.
+        """
+        keys = self._engine.declare(
+            [(self._prefix + _wire_name(name, p), list(p.shape), "float32") for name, p in named]
+        )
+        added = [
+            _Parameter(name, key, run, self._options.codecs.of(name, p))
+            for (name, p), key, run in zip(named, keys, runs, strict=True)
+        ]
+        apart: dict[Compression, list[int]] = {}
+        for parameter in added:
+            if parameter.own is not None:
+                apart.setdefault(parameter.own, []).append(parameter.key)
+        for compression, own_keys in apart.items():
+            self._engine.set_key_compression(own_keys, compression.spec, compression.reply)
+        self._parameters += added
+
+    def bind(self) -> None:
+        """Has small parameters travel together, with what they have not sent yet. A collective, between steps."""
+        bound = [p for p in self._parameters if p.run is not None]
+        numbers = itertools.count()
+        self._slots = [-1 if p.run is None else next(numbers) for p in self._parameters]
+        if bound and self._fuses:
+            self._engine.bind_slots([p.key for p in bound], [p.run.numpy() for p in bound])  # type: ignore[union-attr]
+
+    # -- a step ----------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._begun = True
+        scaler = self._options.grad_scaler
+        self._scale = float(scaler.get_scale()) if scaler is not None else 1.0
+        self._engine.set_slot_scale(self._mean)
+
+    @property
+    def _mean(self) -> float:
+        """What a sum is multiplied by: a mean, in the loss's scale again."""
+        return self._scale / self._store.num_workers
+
+    def send(self, index: int) -> None:
+        """Says that a parameter's own run holds its gradient, of the scaled loss if there is a scale."""
+        if not self._fuses:
+            self.send_apart(index)
+            return
+        run = self._parameters[index].run
+        assert run is not None
+        self._prepare(index, run)
+        self._marked = True
+        self._engine.mark_ready(self._slots[index])
+
+    def send_apart(self, index: int) -> None:
+        """As send(), in a step in which others that have memory of their own are not sent."""
+        run = self._parameters[index].run
+        assert run is not None
+        self.send_from(index, run)
+
+    def send_from(self, index: int, run: torch.Tensor) -> None:
+        """Sends the gradient that run holds: float32 (elements,), contiguous, on the CPU. The mean will be there."""
+        self._prepare(index, run)
+        memory = run.numpy()
+        self._tickets.append(
+            self._engine.push_pull(self._parameters[index].key, memory, memory, -index, self._mean)
+        )
+
+    def _prepare(self, index: int, run: torch.Tensor) -> None:
+        if not self._begun:
+            self._begin()
+        if self._scale != 1.0:
+            run.mul_(1.0 / self._scale)  # a power of two, as torch's are: exact
+        compression = self._parameters[index].own or self._store.compression
+        if compression.spec == "none":
+            self._dense.append(run)
+
+    def finish(self) -> bool:
+        """Waits for the means of what was sent: all that have memory of their own, or none of those. Returns whether
+        any rank met a NaN or an infinity; residuals are then as they were before, if such a step is not taken.
+
+        Raises:
+            gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
+        """
+        for ticket in self._tickets:
+            self._wait(ticket.wait)
+        self._tickets.clear()
+        if self._marked:
+            self._wait(self._engine.drain)
+        self._begun = self._marked = False
+        nonfinite = self._engine.take_nonfinite()
+        if self._options.vetoes:
+            # Every rank has the same sums, and so finds the same.
+            nonfinite = nonfinite or not all(bool(torch.isfinite(run).all()) for run in self._dense)
+            if nonfinite:
+                self._engine.roll_back([parameter.key for parameter in self._parameters])
+        self._dense.clear()
+        return nonfinite
+
+    def _wait(self, wait: Any) -> None:
+        while not wait(1.0):
+            for notice in self._engine.take_notices():
+                print(f"gradwire: worker {self._store.rank}: {notice}", file=sys.stderr, flush=True)
+
+    def advance(self) -> None:
+        """Ends a step: what comes next may have another codec. A collective where there is a warm-up."""
+        warm_up = self._options.warm_up
+        if warm_up is None:
+            return
+        warm_up.step += 1
+        if (following := warm_up.compression()) != self._store.compression:
+            self._store.use_compression(following)
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Returns what this rank's codecs have not sent yet, and where the warm-up is: tensors, text and numbers.
+        Empty where nothing is kept.
+        """
+        residuals = {}
+        for parameter in self._parameters:
+            residual = self._engine.residual(parameter.key)
+            if residual.size:
+                residuals[parameter.name] = torch.from_numpy(residual)
+        state: dict[str, Any] = {}
+        if residuals:
+            state |= {"rank": self._store.rank, "residuals": residuals}
+        if self._options.warm_up is not None:
+            state["step"] = self._options.warm_up.step
+        return state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what state() returned. Residuals of another rank are left, with a warning: they are what
+        that rank still owes. A collective where there is a warm-up.
+
+        Raises:
+            ValueError: a residual has another number of elements than its parameter.
+        """
+        if self._options.warm_up is not None and "step" in state:
+            self._options.warm_up.step = int(state["step"])
+            self._store.use_compression(self._options.warm_up.compression())
+        residuals = state.get("residuals", {})
+        if residuals and state["rank"] != self._store.rank:
+            warnings.warn(
+                f"gradwire.torch: the checkpoint holds the residuals of rank {state['rank']}, so rank "
+                f"{self._store.rank} begins without; save the optimizer's state on every rank to keep them",
+                stacklevel=3,
+            )
+            return
+        for parameter in self._parameters:
+            if (residual := residuals.get(parameter.name)) is not None:
+                self._engine.set_residual(parameter.key, residual.float().contiguous().numpy())
+
+
+def warn_of_nonfinite(what_then: OnNonfinite) -> None:
+    warnings.warn(
+        "gradwire.torch: a worker's gradient held a NaN or an infinity"
+        + ("; no rank takes this step" if what_then == "skip_step" else ""),
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def is_channels_last(parameter: torch.Tensor) -> bool:
+    """True for channels_last memory; the gradient lies in it likewise, so that autograd adds in place."""
+    if parameter.is_contiguous():
+        return False
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return parameter.dim() in formats and parameter.is_contiguous(memory_format=formats[parameter.dim()])
+
+
+def _wire_name(name: str, parameter: torch.Tensor) -> str:
+    """Returns a name that differs where memory is laid out in another way, so that such ranks do not mix."""
+    return f"{name} (channels last)" if is_channels_last(parameter) else name

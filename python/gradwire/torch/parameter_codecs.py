@@ -1,0 +1,62 @@
+"""ParameterCodecs: which codec each parameter travels by, by its name and shape.
+
+Biases and the weights of norms have one dimension, hold little of a model's bytes and much of its scale, and
+are left uncompressed unless a pattern says otherwise.
+
+Source: PowerSGD (Vogels et al., 2019, section 3) and 1-bit Adam (Tang et al., 2021) leave vectors out likewise.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from gradwire import _core
+from gradwire.compress import Compression
+from gradwire.torch import session
+
+_DENSE = Compression("none", "none")
+
+
+class ParameterCodecs:
+    """The patterns of one model, in the order in which they are tried."""
+
+    def __init__(self, default: Compression, patterns: Mapping[str, session.Wanted] | None = None) -> None:
+        """
+        Args:
+            default: what holds where nothing else does.
+            patterns: shell patterns of parameters' names ("*.bias", "embedding.*") and their codecs; the first
+                that matches counts.
+
+        Raises:
+            ValueError: an unknown codec or parameter of one.
+        """
+        self._compresses = default.spec != "none"
+        self._patterns = {
+            pattern: session.parse_compression(wanted) for pattern, wanted in (patterns or {}).items()
+        }
+
+    def of(self, name: str, parameter: torch.Tensor) -> Compression | None:
+        """Returns a parameter's own compression; None: it has the default."""
+        for pattern, compression in self._patterns.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                return compression
+        return _DENSE if self._compresses and parameter.dim() <= 1 else None
+
+    def require_matches(self, names: Iterable[str]) -> None:
+        """Raises ValueError naming a pattern that no parameter has: it would silently do nothing."""
+        known = list(names)
+        for pattern in self._patterns:
+            if not fnmatch.filter(known, pattern):
+                near = f"; the nearest name is {_core.nearest(pattern, known)!r}" if known else ""
+                raise ValueError(
+                    f"gradwire.torch: codecs: no parameter's name matches {pattern!r}{near}; patterns are tried "
+                    "against the names in named_parameters"
+                )
+
+    def compress_any(self, named: Iterable[tuple[str, torch.Tensor]]) -> bool:
+        """True where a parameter has a codec of its own that is not "none"."""
+        chosen = (self.of(name, parameter) for name, parameter in named)
+        return any(compression is not None and compression.spec != "none" for compression in chosen)

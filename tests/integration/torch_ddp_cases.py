@@ -1,0 +1,322 @@
+"""What two ranks do in torch_ddp_test.py: models in DistributedDataParallel with gradwire's hook, FSDP2 with its
+reduce-scatter, beside torch's own. Started by torchrun: gradwire finds its job by the process group.
+
+python -m torch.distributed.run --nproc-per-node 2 torch_ddp_cases.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gradwire as gw
+import gradwire.torch
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+CASES: dict[str, Callable[[], None]] = {}
+STATES: list[gw.torch.HookState] = []  # of the case that runs
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    CASES[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm2d(8)
+        self.twice = nn.Linear(8, 8)
+        self.unused = nn.Linear(5, 5)
+        self.wide = nn.Linear(8, 9000)
+        self.last = nn.Linear(9000, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+        return self.last(self.wide(self.twice(torch.relu(self.twice(h)))))
+
+
+def images(seed: int) -> torch.Tensor:
+    return torch.randn(6, 3, 7, 7, generator=torch.Generator().manual_seed(seed))
+
+
+def require_one_model(model: nn.Module) -> None:
+    """All ranks hold the same bits."""
+    for p in model.parameters():
+        everyone = [torch.empty_like(p) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, p.detach().contiguous())
+        assert all(torch.equal(everyone[0], each) for each in everyone)
+
+
+def hooked(
+    model: nn.Module, codec: str, **options: Any
+) -> tuple[DistributedDataParallel, gw.torch.HookState]:
+    ddp_options = {"find_unused_parameters": True, "bucket_cap_mb": 0.05} | options.pop("ddp", {})
+    wrapped = DistributedDataParallel(model, **ddp_options)
+    state = gw.torch.HookState(codec=codec, named_parameters=model.named_parameters(), **options)
+    wrapped.register_comm_hook(state, gw.torch.ddp_hook)
+    STATES.append(state)
+    return wrapped, state
+
+
+@case
+def gradients_are_ddps() -> None:
+    """Uncompressed: bit-equal, with accumulation, parameters that are not used, and buckets that are cut anew."""
+    for ddp in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 25}):
+        torch.manual_seed(0)
+        model = Net()
+        theirs = DistributedDataParallel(copy.deepcopy(model), find_unused_parameters=True)
+        ours, _ = hooked(model, "none", ddp=ddp)
+        for step in range(5):
+            for each in (ours, theirs):
+                each.zero_grad(set_to_none=step % 2 == 0)
+                for part in range(3):
+                    with each.no_sync() if part < 2 else contextlib.nullcontext():
+                        each(images(100 * step + 10 * part + dist.get_rank())).square().sum().backward()
+            for (name, a), b in zip(model.named_parameters(), theirs.parameters(), strict=True):
+                assert (a.grad is None) == (b.grad is None), name
+                if b.grad is not None:
+                    torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=0)
+
+
+def train(codec: str, steps: int = 6, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = Net()
+    wrapped, _ = hooked(model, codec, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
+    for step in range(steps):
+        optimizer.zero_grad()
+        wrapped(images(10 * step + dist.get_rank())).square().mean().backward()
+        optimizer.step()
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    return model
+
+
+@case
+def residuals_survive_other_buckets() -> None:
+    """DDP cuts small buckets anew after the first step; one large bucket stays as it is. No bit differs."""
+    for codec in ("2bit:threshold=0.001", "2bit", "int8"):
+        cut_anew = train(codec, ddp={"find_unused_parameters": False, "bucket_cap_mb": 0.05} | FULL)
+        whole = train(codec, ddp={"bucket_cap_mb": 100})
+        for (name, a), b in zip(cut_anew.named_parameters(), whole.parameters(), strict=True):
+            assert torch.equal(a, b), (codec, name)
+        require_one_model(cut_anew)
+
+
+FULL = {"static_graph": True}  # it knows by itself which parameters are not used, and cuts anew
+
+
+@case
+def two_bits_learn() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    wrapped, state = hooked(model, "2bit", warm_up=[("none", 3), ("fp16", 3)], codecs={"last.*": "int8"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    target = torch.randint(4, (6,), generator=torch.Generator().manual_seed(dist.get_rank()))
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(wrapped(images(dist.get_rank())), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0], losses
+    require_one_model(model)
+    assert state.state_dict()["step"] == 60
+
+
+@case
+def a_checkpoint_goes_on_bit_for_bit() -> None:
+    def run(wrapped: nn.Module, optimizer: Any, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            wrapped(images(10 * step + dist.get_rank())).square().mean().backward()
+            optimizer.step()
+
+    torch.manual_seed(0)
+    model = Net()
+    wrapped, state = hooked(model, "2bit:threshold=0.001")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
+    run(wrapped, optimizer, range(3))
+    saved = copy.deepcopy(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "hook": state.state_dict()}
+    )
+    run(wrapped, optimizer, range(3, 6))
+    torch.manual_seed(7)
+    later = Net()
+    later.load_state_dict(saved["model"])
+    wrapped, state = hooked(later, "2bit:threshold=0.001")
+    optimizer = torch.optim.SGD(later.parameters(), lr=0.002)
+    optimizer.load_state_dict(saved["optimizer"])
+    state.load_state_dict(saved["hook"])
+    run(wrapped, optimizer, range(3, 6))
+    for (name, a), b in zip(model.named_parameters(), later.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@case
+def sparse_and_half_precision() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(20, 3, sparse=True)
+            self.last = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.table(x).to(self.last.weight.dtype))
+
+    torch.manual_seed(0)
+    model = Words()
+    model.last.bfloat16()
+    theirs = DistributedDataParallel(copy.deepcopy(model))
+    ours, _ = hooked(model, "none", ddp={"find_unused_parameters": False})
+    for step in range(3):
+        for each in (ours, theirs):
+            each.zero_grad()
+            each(torch.tensor([1, 2 + step, 5 + dist.get_rank()])).square().sum().backward()
+        torch.testing.assert_close(
+            model.table.weight.grad.to_dense(), theirs.module.table.weight.grad.to_dense(), rtol=0, atol=0
+        )
+        torch.testing.assert_close(model.last.weight.grad, theirs.module.last.weight.grad)
+
+
+@case
+def loss_scales_change_no_bit() -> None:
+    def run(scaled: bool) -> nn.Module:
+        torch.manual_seed(0)
+        model = Net()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scaled)
+        wrapped, _ = hooked(model, "2bit", grad_scaler=scaler)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
+        for step in range(8):
+            bad = step in (0, 4)
+            if bad and not scaled:
+                continue
+            optimizer.zero_grad()
+            loss = wrapped(images(10 * step + dist.get_rank())).square().mean()
+            if bad and dist.get_rank() == 1:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            before = [p.detach().clone() for p in model.parameters()]
+            scaler.step(optimizer)
+            scaler.update()
+            assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)) == bad
+        return model
+
+    for a, b in zip(run(scaled=True).parameters(), run(scaled=False).parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@case
+def two_models_in_turns() -> None:
+    """As in a GAN: each has a hook and residuals of its own, and a veto of one leaves the other's alone."""
+
+    def run(both: bool) -> nn.Module:
+        torch.manual_seed(0)
+        first, second = Net(), Net()
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        one, state = hooked(first, "2bit:threshold=0.001", grad_scaler=scaler)
+        other, others = hooked(second, "2bit:threshold=0.001", grad_scaler=scaler)
+        optimizer = torch.optim.SGD(first.parameters(), lr=0.002)
+        for step in range(5):
+            optimizer.zero_grad()
+            scaler.scale(one(images(10 * step + dist.get_rank())).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if both:
+                bad = float("inf") if step % 2 else 1.0
+                scaler.scale(other(images(step)).square().mean() * bad).backward()
+        for each in (state, others):
+            each.close()
+        return first
+
+    for a, b in zip(run(both=True).parameters(), run(both=False).parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@case
+def a_compiled_model() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    theirs = DistributedDataParallel(copy.deepcopy(model))
+    ours, _ = hooked(model, "none", ddp={"find_unused_parameters": False, "bucket_cap_mb": 25})
+    compiled = torch.compile(ours, backend="aot_eager")
+    for step in range(3):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        for each in (compiled, theirs):
+            each.zero_grad()
+            each(x).square().sum().backward()
+        for a, b in zip(model.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=0)
+
+
+@case
+def a_nan_is_told() -> None:
+    wrapped, _ = hooked(Net(), "2bit")
+    poison = float("nan") if dist.get_rank() == 1 else 1.0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (wrapped(images(0)).square().mean() * poison).backward()
+    assert any("a worker's gradient held a NaN" in str(w.message) for w in caught)
+
+
+@case
+def fully_sharded() -> None:
+    """Uncompressed: torch's own reduce-scatter, bit for bit. Compressed: it learns, and every shard has one value."""
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+        for layer in (model[2], model[4]):
+            fully_shard(layer)
+        return fully_shard(model)
+
+    def run(model: nn.Module, steps: int) -> list[float]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        x, target = torch.randn(30, 20, generator=generator), torch.randint(3, (30,), generator=generator)
+        losses = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), target)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+    theirs, ours = make(), make()
+    gw.torch.compress_reduce_scatter(ours, codec="none")
+    assert run(ours, 4) == run(theirs, 4)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a.to_local(), b.to_local())
+    for codec in ("int8", "2bit", "1bit", "topk:ratio=0.1"):
+        model = make()
+        gw.torch.compress_reduce_scatter(model, codec=codec)
+        losses = run(model, 60)
+        assert losses[-1] < 0.5 * losses[0], (codec, losses)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for name, run in CASES.items():
+        run()
+        for state in STATES:
+            state.close()
+        STATES.clear()
+        print(name, "passed", flush=True)
+    dist.destroy_process_group()
+    print("ended", os.environ["RANK"], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""DistributedOptimizer's options, on one rank whose store compresses, so that everything but the wire is at work."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import gradwire as gw
+import gradwire.torch
+import pytest
+import torch
+from torch import nn
+
+
+@pytest.fixture
+def store() -> Iterator[gw.kv.KVStore]:
+    store = gw.kv.create("local")
+    yield store
+    store.close()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, 8)
+        self.first = nn.Linear(8, 16)
+        self.norm = nn.LayerNorm(16)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.norm(self.first(self.words(x).mean(1)))))
+
+
+def make(seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    return Net()
+
+
+def loss_of(model: nn.Module, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x, target = torch.randint(30, (6, 5), generator=generator), torch.randint(4, (6,), generator=generator)
+    return nn.functional.cross_entropy(model(x), target)
+
+
+def wrap(model: nn.Module, store: gw.kv.KVStore, compression: str, **options: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return gw.torch.DistributedOptimizer(optimizer, model.named_parameters(), compression, store, **options)
+
+
+def step(model: nn.Module, optimizer: Any, seed: int) -> None:
+    optimizer.zero_grad()
+    loss_of(model, seed).backward()
+    optimizer.step()
+
+
+def exact_gradients(model: nn.Module, seed: int) -> dict[str, torch.Tensor]:
+    alone = copy.deepcopy(model)
+    alone.zero_grad()
+    loss_of(alone, seed).backward()
+    return {name: p.grad for name, p in alone.named_parameters()}
+
+
+def changed_by_the_codec(model: nn.Module, seed: int) -> set[str]:
+    """Names of parameters whose gradient is not what autograd computed, after one more backward()."""
+    exact = exact_gradients(model, seed)
+    model.zero_grad()
+    loss_of(model, seed).backward()
+    return {name for name, p in model.named_parameters() if not torch.equal(p.grad, exact[name])}
+
+
+# ---- which codec -------------------------------------------------------------------------------------------------
+
+
+def test_biases_and_norms_are_not_compressed(store: gw.kv.KVStore) -> None:
+    model = make()
+    optimizer = wrap(model, store, "2bit:threshold=0.01")
+    assert changed_by_the_codec(model, 1) == {"words.weight", "first.weight", "last.weight"}
+    optimizer.close()
+
+
+def test_patterns_choose_codecs_and_the_first_one_counts(store: gw.kv.KVStore) -> None:
+    model = make()
+    codecs = {"words.*": "none", "*.bias": "2bit:threshold=0.01", "first.*": "none"}
+    optimizer = wrap(model, store, "2bit:threshold=0.01", codecs=codecs)
+    assert changed_by_the_codec(model, 1) == {"last.weight", "first.bias", "norm.bias", "last.bias"}
+    for name, p in model.named_parameters():
+        if name.endswith(".bias"):
+            multiples = p.grad / 0.01
+            torch.testing.assert_close(multiples, multiples.round())
+    optimizer.close()
+
+
+def test_every_parameter_is_compressed_on_demand(store: gw.kv.KVStore) -> None:
+    model = make()
+    optimizer = wrap(model, store, "2bit:threshold=0.01", codecs={"*": "2bit:threshold=0.01"})
+    assert changed_by_the_codec(model, 1) == {name for name, _ in model.named_parameters()}
+    optimizer.close()
+
+
+def test_a_warm_up_goes_from_codec_to_codec(store: gw.kv.KVStore) -> None:
+    model = make()
+    optimizer = wrap(model, store, "2bit:threshold=0.01", warm_up=[("none", 2), ("fp16", 1)])
+    seen = []
+    for seed in range(5):
+        seen.append((store.compression.spec.partition(":")[0], len(changed_by_the_codec(model, seed))))
+    assert [name for name, _ in seen] == ["none", "none", "fp16", "2bit", "2bit"]
+    assert [changed for _, changed in seen[:2]] == [0, 0]
+    assert all(changed == 3 for _, changed in seen[2:])
+    optimizer.close()
+
+
+# ---- checkpoints -------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_goes_on_bit_for_bit(store: gw.kv.KVStore) -> None:
+    """Through torch.save and torch.load(weights_only=True); residuals and the warm-up's step are in it."""
+    options: dict[str, Any] = {"warm_up": [("fp16", 5)]}
+    model = make()
+    optimizer = wrap(model, store, "2bit:threshold=0.01", **options)
+    for seed in range(4):
+        step(model, optimizer, seed)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    for seed in range(4, 8):
+        step(model, optimizer, seed)
+    optimizer.close()
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    assert set(saved["optimizer"]["gradwire"]["residuals"]) == {"words.weight", "first.weight", "last.weight"}
+    later = make(seed=5)
+    later.load_state_dict(saved["model"])
+    optimizer = wrap(later, store, "2bit:threshold=0.01", **options)
+    optimizer.load_state_dict(saved["optimizer"])
+    for seed in range(4, 8):
+        step(later, optimizer, seed)
+    for (name, a), b in zip(model.named_parameters(), later.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    optimizer.close()
+
+
+def test_residuals_of_another_rank_are_left(store: gw.kv.KVStore) -> None:
+    model = make()
+    optimizer = wrap(model, store, "2bit:threshold=0.01")
+    step(model, optimizer, 0)
+    state = copy.deepcopy(optimizer.state_dict())
+    state["gradwire"]["rank"] = 3
+    before = optimizer.state_dict()["gradwire"]["residuals"]["first.weight"]
+    state["gradwire"]["residuals"]["first.weight"].fill_(7)
+    with pytest.warns(UserWarning, match="residuals of rank 3, so rank 0 begins without"):
+        optimizer.load_state_dict(state)
+    assert torch.equal(optimizer.state_dict()["gradwire"]["residuals"]["first.weight"], before)
+    optimizer.close()
+
+
+def test_state_of_a_plain_optimizer_is_interchangeable(store: gw.kv.KVStore) -> None:
+    model = make()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loss_of(model, 0).backward()
+    plain.step()
+    optimizer = wrap(model, store, "2bit:threshold=0.01")
+    optimizer.load_state_dict(plain.state_dict())
+    step(model, optimizer, 0)
+    optimizer.close()
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"]
+)
+def test_copies_exchange_nothing(copied: Any, store: gw.kv.KVStore) -> None:
+    model = make()
+    optimizer = wrap(model, store, "2bit:threshold=0.01")
+    step(model, optimizer, 0)
+    twin = copied(optimizer)
+    assert type(twin) is torch.optim.SGD
+    assert twin.param_groups[0]["lr"] == 0.1
+    assert len(twin.state) == len(optimizer.state)
+    for p in twin.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    twin.step()
+    copy_of_the_model = copy.deepcopy(model)
+    copy_of_the_model.zero_grad()
+    loss_of(copy_of_the_model, 1).backward()  # its own gradients: no hook came along
+    exact = exact_gradients(model, 1)
+    assert all(torch.equal(p.grad, exact[name]) for name, p in copy_of_the_model.named_parameters())
+    step(model, optimizer, 1)
+    optimizer.close()
+
+
+# ---- wrapped already ---------------------------------------------------------------------------------------------
+
+
+def test_wrapping_again_takes_over(store: gw.kv.KVStore) -> None:
+    model = make()
+    first = wrap(model, store, "2bit:threshold=0.01")
+    step(model, first, 0)
+    second = gw.torch.DistributedOptimizer(
+        first, model.named_parameters(), "none", store, codecs={"*": "fp16"}
+    )
+    assert type(second).__mro__[2] is torch.optim.SGD
+    assert second.param_groups is first.param_groups
+    step(model, second, 1)
+    second.close()
+
+
+class HorovodLike(torch.optim.Optimizer):
+    """Horovod's way of wrapping, whose own package cannot be built against a current torch: hooks on autograd's
+    accumulators that count down and then exchange, in a class made for the one instance (horovod/torch/optimizer.py).
+    """
+
+    exchanged = 0
+
+    def begin(self) -> None:
+        self._allreduce_delay = {p: 1 for group in self.param_groups for p in group["params"]}
+        self._accumulators = []
+        for p in self._allreduce_delay:
+            accumulator = p.expand_as(p).grad_fn.next_functions[0][0]
+            accumulator.register_hook(lambda *_, p=p: self.count_down(p))
+            self._accumulators.append(accumulator)
+
+    def count_down(self, p: torch.Tensor) -> None:
+        assert self._allreduce_delay[p] > 0
+        self._allreduce_delay[p] -= 1
+        if self._allreduce_delay[p] == 0:
+            HorovodLike.exchanged += 1
+
+    def skip_synchronize(self) -> None: ...
+
+    def step(self, closure: Any = None) -> None:
+        raise AssertionError("Horovod would synchronise here")
+
+
+def test_horovods_optimizer_is_taken_over(store: gw.kv.KVStore) -> None:
+    model = make()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner.__class__ = type("SGD", (torch.optim.SGD,), dict(HorovodLike.__dict__))
+    inner.begin()
+    loss_of(model, 0).backward()
+    assert HorovodLike.exchanged == len(list(model.parameters()))  # so it does exchange by itself
+    inner._allreduce_delay = dict.fromkeys(inner._allreduce_delay, 1)
+    HorovodLike.exchanged = 0
+    optimizer = gw.torch.DistributedOptimizer(inner, model.named_parameters(), "fp16", store)
+    before = copy.deepcopy(model.state_dict())
+    for seed in range(3):
+        step(model, optimizer, seed)
+    assert HorovodLike.exchanged == 0
+    assert not torch.equal(model.last.weight, before["last.weight"])
+    optimizer.close()
+
+
+# ---- failures ----------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_backward_leaves_the_optimizer_usable(store: gw.kv.KVStore) -> None:
+    model = make()
+    optimizer = wrap(model, store, "2bit:threshold=0.01", on_nonfinite="skip_step")
+    undisturbed = copy.deepcopy(model)
+    handle = model.first.register_full_backward_hook(lambda *_: (_ for _ in ()).throw(KeyError("mine")))
+    optimizer.zero_grad()
+    with pytest.raises(KeyError, match="mine"):
+        loss_of(model, 0).backward()
+    handle.remove()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(model, optimizer, 1)
+    optimizer.close()
+    optimizer = wrap(undisturbed, store, "2bit:threshold=0.01", on_nonfinite="skip_step")
+    step(undisturbed, optimizer, 1)
+    for (name, a), b in zip(model.named_parameters(), undisturbed.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    optimizer.close()
+
+
+def test_the_norm_of_gradients_is_bounded(store: gw.kv.KVStore) -> None:
+    model = make()
+    optimizer = wrap(model, store, "fp16", max_grad_norm=0.01)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    total = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    torch.testing.assert_close(total, torch.tensor(0.01), rtol=1e-3, atol=0)
+    optimizer.close()
