@@ -1,0 +1,43 @@
+"""Every example in python/examples runs as its first lines say, on two ranks, and learns."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "python" / "examples").glob("*.py"))
+# The programs under test, wherever they are installed.
+PROGRAMS = {
+    "gradwire": [sys.executable, "-m", "gradwire.cli"],
+    "python": [sys.executable],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"],
+}
+
+
+def test_there_are_examples_and_the_readme_names_each() -> None:
+    readme = (EXAMPLES[0].parent / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+\.py)`", readme, re.MULTILINE)) == {path.name for path in EXAMPLES}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_learns(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60
+    told = re.search(r"^Start: (.*)$", text, re.MULTILINE)
+    assert told
+    command = [part for word in shlex.split(told[1]) for part in PROGRAMS.get(word, [word])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=path.parent, capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in "01":
+        losses = [float(x) for x in re.findall(rf"rank {rank} step \d+: loss ([\d.]+)", done.stdout)]
+        assert len(losses) == 3, done.stdout
+        assert losses[-1] < 0.9 * losses[0], done.stdout
