@@ -1,9 +1,9 @@
 """GradientReducer: sends every gradient the moment autograd has it, and waits for the means when backward()
 ends.
 
-Each parameter has a slot: a run of one flat float32 buffer on the CPU, which the engine reads and writes in
-place. For float32 parameters on the CPU `p.grad` is a view of the slot; others are converted on the way in
-and out.
+Each parameter has a slot: a run of one flat float32 buffer, which the engine reads and writes in place. It lies
+where the parameters do, if that is one CUDA device, else on the CPU. For float32 parameters there `p.grad` is a
+view of the slot; others are converted on the way in and out.
 
 Threading: hooks run on autograd's thread, one at a time; mark_ready() never blocks, drain() waits without the
 GIL.
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch.autograd import Variable
+
+from gradwire import _core
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
@@ -80,14 +82,15 @@ class GradientReducer:
         for parameter in self._parameters:
             offsets.append(total)
             total += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
-        self._flat = torch.zeros(total, dtype=torch.float32)
+        self._device = _home(self._parameters)
+        self._flat = torch.zeros(total, dtype=torch.float32, device=self._device)
         runs = [self._flat[o : o + p.numel()] for o, p in zip(offsets, self._parameters, strict=True)]
         self._slots = [
             run.as_strided(p.shape, p.stride()) if _is_channels_last(p) else run.view(p.shape)
             for run, p in zip(runs, self._parameters, strict=True)
         ]
-        self._in_place = [p.dtype == torch.float32 and p.device.type == "cpu" for p in self._parameters]
-        engine.bind_slots(keys, [run.numpy() for run in runs])
+        self._in_place = [p.dtype == torch.float32 and p.device == self._device for p in self._parameters]
+        engine.bind_slots(keys, runs)
         engine.set_slot_scale(1.0 / store.num_workers)
         # Hooks live as long as the model; they must not keep the engine, or it would outlive the interpreter.
         itself = weakref.ref(self)
@@ -151,7 +154,13 @@ class GradientReducer:
         if self._in_place[index]:
             parameter.grad = slot  # zero_grad(set_to_none=True), the default, took it away
         self._ready[index] = True
-        self._engine.mark_ready(index)
+        self._engine.mark_ready(index, self._stream())
+
+    def _stream(self) -> int:
+        """The stream that is writing gradients, for the engine; on the CPU there is none."""
+        if self._device.type == "cpu":
+            return 0
+        return int(torch.cuda.current_stream(self._device).cuda_stream)
 
     # -- after it --------------------------------------------------------------------------------------
 
@@ -175,8 +184,12 @@ class GradientReducer:
 
     def _drain(self) -> None:
         while not self._engine.drain(1.0):
-            for notice in self._engine.take_notices():
-                print(f"gradwire: worker {self._rank}: {notice}", file=sys.stderr, flush=True)
+            self._print_notices()
+        self._print_notices()
+
+    def _print_notices(self) -> None:
+        for notice in self._engine.take_notices():
+            print(f"gradwire: worker {self._rank}: {notice}", file=sys.stderr, flush=True)
 
     @torch.no_grad()
     def _copy_back(self) -> None:
@@ -221,6 +234,15 @@ def _on_gradient(reducer: weakref.ref[GradientReducer], index: int, parameter: t
     alive = reducer()
     if alive is not None:
         alive.on_gradient(index, parameter)
+
+
+def _home(parameters: Sequence[torch.Tensor]) -> torch.device:
+    """Returns the one CUDA device that holds all parameters, if the engine can encode there; else the CPU."""
+    devices = {parameter.device for parameter in parameters}
+    usable = _core.build_info()["cuda_devices"] > 0
+    if usable and len(devices) == 1 and (device := devices.pop()).type == "cuda":
+        return device
+    return torch.device("cpu")
 
 
 def _is_channels_last(parameter: torch.Tensor) -> bool:
