@@ -57,7 +57,7 @@ class EngineThread final : private transport::Sink {
     float scale = 1;
     std::vector<std::span<float>> scatter;  ///< of several tensors in one: where the parts of `out` are
                                             ///< copied to; on a device those of `in` come from there too
-    std::uint64_t number = 0;  ///< among all pushes, when they go in order
+    std::uint64_t number = 0;               ///< among all pushes, when they go in order
     std::shared_ptr<void>
         owner;  ///< of that memory, when nobody else keeps it until all that is sent has gone
     std::optional<DeviceOperation> device;  ///< `in`, `out` and `scatter` lie there; none: on the host

@@ -321,17 +321,26 @@ BYTES = np.zeros(64, np.uint8)
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda c, w: c.encode(w(FLOATS.astype(np.float64))), "encode: grad has dtype float64, expected float32"),
+        (
+            lambda c, w: c.encode(w(FLOATS.astype(np.float64))),
+            "encode: grad has dtype float64, expected float32",
+        ),
         (lambda c, w: c.encode(w(FLOATS[::2])), "encode: grad is not contiguous"),
         (lambda c, w: c.encode(w(FLOATS.reshape(2, 4).T)), "encode: grad is not contiguous"),
         (lambda c, w: c.encode(FLOATS, residual=w(FLOATS.astype(np.int32))), "residual has dtype int32"),
-        (lambda c, w: c.encode(FLOATS, residual=w(np.zeros(16, np.float32)[::2])), "residual is not contiguous"),
+        (
+            lambda c, w: c.encode(FLOATS, residual=w(np.zeros(16, np.float32)[::2])),
+            "residual is not contiguous",
+        ),
         (lambda c, w: c.encode(FLOATS, out=w(FLOATS)), "out has dtype float32, expected uint8"),
         (lambda c, w: c.encode(FLOATS, scales=w(BYTES)), "scales has dtype uint8, expected float32"),
         (lambda c, w: c.decode(w(FLOATS), 8), "a payload has dtype float32, expected uint8"),
         (lambda c, w: c.decode(BYTES[:4], 8, out=w(BYTES)), "decode: out has dtype uint8"),
         (lambda c, w: c.decode_sum([BYTES[:4], w(BYTES[::2])], 8), "decode_sum: a payload is not contiguous"),
-        (lambda c, w: c.decode_sum([BYTES[:4]], 8, out=w(FLOATS.astype(np.float64))), "out has dtype float64"),
+        (
+            lambda c, w: c.decode_sum([BYTES[:4]], 8, out=w(FLOATS.astype(np.float64))),
+            "out has dtype float64",
+        ),
         (lambda c, w: c.encode_reply([w(FLOATS)], 8, reply="fp32"), "encode_reply: a payload has dtype"),
         (lambda c, w: c.decode_reply(w(FLOATS), 1, 8, reply="fp32"), "decode_reply: the payload has dtype"),
     ],
@@ -343,7 +352,7 @@ def test_arrays_that_the_codec_cannot_use(call: Any, reason: str, wrap: Callable
 
 def test_arrays_on_a_device_are_refused() -> None:
     codec = compress.make("2bit")
-    with pytest.raises(ValueError, match="grad lies on a device .* expected the host's memory"):
+    with pytest.raises(ValueError, match=r"grad lies on a device .* expected the host's memory"):
         codec.encode(DlpackArray(FLOATS, CUDA))
     with pytest.raises(ValueError, match="out lies on a device"):
         codec.decode(BYTES[:4], 8, out=DlpackArray(FLOATS.copy(), CUDA))
