@@ -17,7 +17,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.autograd import Variable
@@ -90,7 +90,8 @@ class GradientReducer:
             for run, p in zip(runs, self._parameters, strict=True)
         ]
         self._in_place = [p.dtype == torch.float32 and p.device == self._device for p in self._parameters]
-        engine.bind_slots(keys, runs)
+        arrays: list[Any] = list(runs)  # any that speak DLPack, which the stub does not say
+        engine.bind_slots(keys, arrays)
         engine.set_slot_scale(1.0 / store.num_workers)
         # Hooks live as long as the model; they must not keep the engine, or it would outlive the interpreter.
         itself = weakref.ref(self)
@@ -154,13 +155,13 @@ class GradientReducer:
         if self._in_place[index]:
             parameter.grad = slot  # zero_grad(set_to_none=True), the default, took it away
         self._ready[index] = True
-        self._engine.mark_ready(index, self._stream())
+        self._engine.mark_ready(index, **self._stream())
 
-    def _stream(self) -> int:
-        """The stream that is writing gradients, for the engine; on the CPU there is none."""
+    def _stream(self) -> dict[str, int]:
+        """What the engine is told beside a slot on a device: the stream that is writing its gradient."""
         if self._device.type == "cpu":
-            return 0
-        return int(torch.cuda.current_stream(self._device).cuda_stream)
+            return {}
+        return {"stream": torch.cuda.current_stream(self._device).cuda_stream}
 
     # -- after it --------------------------------------------------------------------------------------
 
