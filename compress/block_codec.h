@@ -35,6 +35,7 @@ class BlockCodec final : public FloatSumCodec {
   WireParameters wire_parameters() const noexcept override { return wire_; }
   CodecSpec spec() const override { return {std::string(name()), parameters_}; }
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
+  const BlockForm& form() const noexcept { return form_; }
 
  private:
   bool encode_run(const float* grad, float* residual, const Run& run, const Position* position,

@@ -44,8 +44,13 @@ struct Float8 {
   constexpr std::uint32_t rounder_bits() const { return std::bit_cast<std::uint32_t>(subnormal_rounder); }
 };
 
-inline constexpr Float8 kFloatE4m3{3, 0x43e00000, 0x3c800000, 16384};  // 448, 2^-6, 2^14 (last bit 2^-9)
-inline constexpr Float8 kFloatE5m2{2, 0x47600000, 0x38800000, 128};    // 57344, 2^-14, 2^7 (last bit 2^-16)
+/// The format of a code that is one: as a function, since a constant has no address on a device.
+constexpr Float8 float8_of(Code code) {
+  if (code == Code::kE5m2) return {2, 0x47600000, 0x38800000, 128};  // 57344, 2^-14, 2^7 (last bit 2^-16)
+  return {3, 0x43e00000, 0x3c800000, 16384};                         // 448, 2^-6, 2^14 (last bit 2^-9)
+}
+inline constexpr Float8 kFloatE4m3 = float8_of(Code::kE4m3);
+inline constexpr Float8 kFloatE5m2 = float8_of(Code::kE5m2);
 
 inline constexpr std::size_t kLeastBlock = 32;
 inline constexpr std::size_t kMostBlock = 4096;
@@ -124,8 +129,7 @@ GRADWIRE_HOST_DEVICE inline float float_from_float8(const Float8& format, std::u
 
 /// The code of a scaled element, in the lowest code_bits(code) bits.
 GRADWIRE_HOST_DEVICE inline std::uint8_t code_of(Code code, float scaled) noexcept {
-  if (code == Code::kE4m3) return float8_from_float(kFloatE4m3, scaled);
-  if (code == Code::kE5m2) return float8_from_float(kFloatE5m2, scaled);
+  if (!is_integer(code)) return float8_from_float(float8_of(code), scaled);
   const std::uint32_t rounded =
       std::bit_cast<std::uint32_t>(scaled + kRounder) - std::bit_cast<std::uint32_t>(kRounder);
   return static_cast<std::uint8_t>(code == Code::kInt4 ? rounded & 15 : rounded);
@@ -133,8 +137,7 @@ GRADWIRE_HOST_DEVICE inline std::uint8_t code_of(Code code, float scaled) noexce
 
 /// What a code stands for before it is scaled.
 GRADWIRE_HOST_DEVICE inline float value_of(Code code, std::uint8_t bits) noexcept {
-  if (code == Code::kE4m3) return float_from_float8(kFloatE4m3, bits);
-  if (code == Code::kE5m2) return float_from_float8(kFloatE5m2, bits);
+  if (!is_integer(code)) return float_from_float8(float8_of(code), bits);
   if (code == Code::kInt4) return static_cast<float>(static_cast<int>(bits ^ 8u) - 8);
   return static_cast<float>(static_cast<std::int8_t>(bits));
 }

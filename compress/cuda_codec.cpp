@@ -4,8 +4,11 @@
 #include <string_view>
 #include <utility>
 
+#include "compress/block_cuda.h"
 #include "compress/codecs.h"
 #include "compress/dense_cuda.h"
+#include "compress/one_bit_cuda.h"
+#include "compress/top_k_cuda.h"
 #include "compress/two_bit_cuda.h"
 
 namespace gradwire::compress {
@@ -17,10 +20,9 @@ struct Twin {
 };
 
 constexpr Twin kTwins[] = {
-    {"none", make_dense_cuda},
-    {"fp16", make_dense_cuda},
-    {"bf16", make_dense_cuda},
-    {"2bit", make_two_bit_cuda},
+    {"none", make_dense_cuda},   {"fp16", make_dense_cuda},   {"bf16", make_dense_cuda},
+    {"2bit", make_two_bit_cuda}, {"int8", make_block_cuda},   {"int4", make_block_cuda},
+    {"fp8", make_block_cuda},    {"1bit", make_one_bit_cuda}, {"topk", make_top_k_cuda},
 };
 
 }  // namespace

@@ -99,17 +99,23 @@ Encoded FloatSumCodec::encode_reply(std::span<const Payload> payloads, std::size
   return {bytes, nonfinite};
 }
 
-void FloatSumCodec::decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
-                                 std::span<UnitScale>) const {
+void FloatSumCodec::expect_reply(Payload reply, std::size_t ways, ReplyKind kind,
+                                 std::size_t elements) const {
   expect_ways(name_, ways);
   if (kind == ReplyKind::kExact) throw DecodeError(std::string(name_) + ": has no exact reply");
-  expect_bytes(name_, "the reply", reply.size(), max_reply_size(out.size(), ways, kind), out.size());
+  expect_bytes(name_, "the reply", reply.size(), max_reply_size(elements, ways, kind), elements);
+  if (kind == ReplyKind::kFp32) return;
+  const std::string wrong = fault(reply, elements);
+  if (!wrong.empty()) throw DecodeError(std::string(name_) + ": the reply: " + wrong);
+}
+
+void FloatSumCodec::decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
+                                 std::span<UnitScale>) const {
+  expect_reply(reply, ways, kind, out.size());
   if (kind == ReplyKind::kFp32) {
     dense::sum(dense::Format::kF32, {&reply, 1}, 0, out.size(), out.data());
     return;
   }
-  const std::string wrong = fault(reply, out.size());
-  if (!wrong.empty()) throw DecodeError(std::string(name_) + ": the reply: " + wrong);
   sum_run({&reply, 1}, {0, out.size(), out.size()}, out.data());
 }
 

@@ -38,14 +38,18 @@ class FloatSumCodec : public Codec {
   void decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
                     std::span<UnitScale> next) const override;
 
+  // What this checks of bytes before it reads them, for its twins on devices.
+
+  /// Throws DecodeError naming the payload whose length or content is wrong.
+  void expect_payloads(std::span<const Payload> payloads, std::size_t elements) const;
+  /// Throws as decode_reply(). Requires kind kFp32 or kSame to have the form that this class gives them.
+  void expect_reply(Payload reply, std::size_t ways, ReplyKind kind, std::size_t elements) const;
+
  protected:
   /// name must outlive the codec. A run to decode begins at a multiple of tile_elements, a divisor of
   /// kUnitElements, and holds at most as many.
   FloatSumCodec(std::string_view name, WireId wire_id, std::size_t tile_elements) noexcept
       : name_(name), wire_id_(wire_id), tile_elements_(tile_elements) {}
-
-  /// Throws DecodeError naming the payload whose length or content is wrong.
-  void expect_payloads(std::span<const Payload> payloads, std::size_t elements) const;
 
   /// Writes the sum of the run to out[0, run.length), payloads added in rank order. Requires run.first a
   /// multiple of the tile.

@@ -4,6 +4,7 @@
 
 #include "compress/codecs.h"
 #include "compress/cuda_codec.h"
+#include "compress/cuda_device.h"
 #include "compress/cuda_devices.h"
 
 namespace gradwire::compress {
@@ -13,6 +14,11 @@ CudaDevices cuda_devices() { return {0, "this build has no CUDA: " GRADWIRE_NO_C
 void use_cuda_device(int device) {
   throw std::runtime_error("cuda: cannot use device " + std::to_string(device) + ": " +
                            cuda_devices().missing);
+}
+
+std::shared_ptr<Device> open_cuda_device(int number) {
+  use_cuda_device(number);
+  return nullptr;  // not reached: it throws
 }
 
 std::unique_ptr<DeviceCodec> make_cuda_codec(const CodecSpec& spec) {

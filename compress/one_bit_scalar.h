@@ -9,8 +9,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "compress/float_bits.h"
 #include "compress/host_device.h"
@@ -24,12 +26,17 @@ constexpr std::size_t packed_bytes(std::size_t elements) { return (elements + 31
 /// The bit of element i % 8 of a byte: element 0 is the most significant one.
 constexpr unsigned bit_shift(std::size_t i) { return static_cast<unsigned>(7 - i % 8); }
 
-inline bool bit_at(const std::byte* packed, std::size_t i) noexcept {
+GRADWIRE_HOST_DEVICE inline bool bit_at(const std::byte* packed, std::size_t i) noexcept {
   return (std::to_integer<unsigned>(packed[i / 8]) >> bit_shift(i) & 1) != 0;
 }
 
 /// What an element sends: there is no zero among the codes.
 GRADWIRE_HOST_DEVICE inline float value_of(bool bit, float level) noexcept { return bit ? level : -level; }
+
+/// The least float for which x > bound holds.
+inline float above(float bound) noexcept {
+  return std::nextafter(bound, std::numeric_limits<float>::infinity());
+}
 
 /// Encodes x = residual + grad (x = grad when residual is null) as x >= least, and keeps x - sent. Where x is
 /// not finite, the gradient counts as 0; so does a residual that is not. Writes packed_bytes(elements) bytes,

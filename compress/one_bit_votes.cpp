@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
-#include <limits>
 
 #include "compress/one_bit_kernels.h"
 #include "compress/payloads.h"
@@ -13,9 +11,6 @@ namespace gradwire::compress {
 namespace {
 
 constexpr std::size_t kTileElements = 4096;
-
-/// The least float for which x > bound holds.
-float above(float bound) noexcept { return std::nextafter(bound, std::numeric_limits<float>::infinity()); }
 
 }  // namespace
 
@@ -42,7 +37,7 @@ std::size_t OneBitVotes::max_reply_size(std::size_t elements, std::size_t ways,
 
 bool OneBitVotes::encode_run(const float* grad, float* residual, const Run& run, const Position*,
                              std::byte* out) const {
-  return one_bit::encode(grad, residual, run.length, above(threshold_), 1, out + run.first / 8);
+  return one_bit::encode(grad, residual, run.length, one_bit::above(threshold_), 1, out + run.first / 8);
 }
 
 void OneBitVotes::decode_run(Payload payload, const Run& run, bool add, float* out) const {
@@ -57,8 +52,8 @@ Encoded OneBitVotes::encode_majority(std::span<const Payload> payloads, std::siz
   for (std::size_t i = 0; i < elements; i += kTileElements) {
     const Run tile{i, std::min(kTileElements, elements - i), elements};
     sum_run(payloads, tile, sums);
-    nonfinite |= one_bit::encode(sums, residual == nullptr ? nullptr : residual + i, tile.length, above(0),
-                                 level, out + i / 8);
+    nonfinite |= one_bit::encode(sums, residual == nullptr ? nullptr : residual + i, tile.length,
+                                 one_bit::above(0), level, out + i / 8);
   }
   return {one_bit::packed_bytes(elements), nonfinite};
 }

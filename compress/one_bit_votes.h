@@ -21,6 +21,7 @@ class OneBitVotes final : public FloatSumCodec {
   bool has_exact_reply() const noexcept override { return true; }
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
   std::size_t max_reply_size(std::size_t elements, std::size_t ways, ReplyKind kind) const noexcept override;
+  float threshold() const noexcept { return threshold_; }
   Encoded encode_reply(std::span<const Payload> payloads, std::size_t elements, ReplyKind kind,
                        std::span<float> residual, std::span<std::byte> out) const override;
   void decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,

@@ -199,6 +199,24 @@ std::size_t Segmented::unit_count() const noexcept {
   return units;
 }
 
+std::size_t Segmented::segment_after(std::size_t end) const noexcept {
+  return end == 0 ? table_bytes(segment_elements_.size()) : padded(end);
+}
+
+std::size_t Segmented::frame(std::span<const std::size_t> segment_bytes, std::span<std::byte> payload) const {
+  Writer writer(payload, segment_elements_.size());
+  for (std::size_t i = 0; i < segment_elements_.size(); ++i)
+    writer.add(segment_elements_[i], {segment_bytes[i], false});
+  return writer.finish().bytes;
+}
+
+std::vector<Payload> Segmented::split(Payload payload) const {
+  Reader reader({&payload, 1}, segment_elements_);
+  std::vector<Payload> segments;
+  for (std::size_t i = 0; i < segment_elements_.size(); ++i) segments.push_back(reader.next().front());
+  return segments;
+}
+
 std::size_t Segmented::max_encoded_size(std::size_t) const noexcept {
   std::size_t bytes = table_bytes(segment_elements_.size());
   for (const std::uint32_t elements : segment_elements_) bytes += padded(inner_.max_encoded_size(elements));

@@ -40,6 +40,17 @@ class Segmented final : public Codec, public IntegerSums {
   /// Units of all segments: the entries that scales have.
   std::size_t unit_count() const noexcept;
 
+  // For who encodes segments elsewhere, as a device does, and puts the payload together here.
+
+  std::span<const std::uint32_t> segment_elements() const noexcept { return segment_elements_; }
+  /// Where the segment begins that comes after `end` bytes of payload; the first comes after 0.
+  std::size_t segment_after(std::size_t end) const noexcept;
+  /// Writes the table and the padding of a payload whose segments have these bytes and lie where
+  /// segment_after() says. Returns the payload's length.
+  std::size_t frame(std::span<const std::size_t> segment_bytes, std::span<std::byte> payload) const;
+  /// The payload of each segment. Throws DecodeError.
+  std::vector<Payload> split(Payload payload) const;
+
   // As Codec's, for the elements of all segments, one behind the other. `elements` must be their number.
 
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;

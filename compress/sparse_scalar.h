@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "compress/float_bits.h"
+#include "compress/host_device.h"
 
 namespace gradwire::compress::sparse {
 
@@ -24,7 +25,9 @@ inline std::size_t sent_count(float ratio, std::size_t elements) noexcept {
   return std::clamp<std::size_t>(static_cast<std::size_t>(wanted), elements == 0 ? 0 : 1, elements);
 }
 
-inline std::uint32_t magnitude_bits(float x) noexcept { return std::bit_cast<std::uint32_t>(x) & ~kSignBit; }
+GRADWIRE_HOST_DEVICE inline std::uint32_t magnitude_bits(float x) noexcept {
+  return std::bit_cast<std::uint32_t>(x) & ~kSignBit;
+}
 
 /// Writes x = residual + grad (x = grad when residual is null) to x, and to residual. An x that is not finite
 /// is 0 and leaves the residual as it was. Returns true when such an x was met.

@@ -23,6 +23,8 @@ class TopK final : public FloatSumCodec {
   WireParameters wire_parameters() const noexcept override;
   CodecSpec spec() const override;
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
+  float ratio() const noexcept { return ratio_; }
+  dense::Format values() const noexcept { return values_; }
 
  private:
   bool encode_run(const float* grad, float* residual, const Run& run, const Position* position,

@@ -12,6 +12,9 @@
 
 namespace gradwire::compress::one_bit {
 
+/// Elements whose bits share the words of a group.
+inline constexpr std::size_t kPlaneGroup = 64;
+
 /// ceil(log2(ways + 1)): bits of a count in [0, ways].
 constexpr std::size_t count_bits(std::size_t ways) {
   std::size_t bits = 0;
@@ -20,7 +23,7 @@ constexpr std::size_t count_bits(std::size_t ways) {
 }
 
 constexpr std::size_t plane_bytes(std::size_t elements, std::size_t ways) {
-  return (elements + 63) / 64 * 8 * count_bits(ways);
+  return (elements + kPlaneGroup - 1) / kPlaneGroup * 8 * count_bits(ways);
 }
 
 /// Writes the planes of the payloads' counts; absent elements of the last group count 0.

@@ -198,9 +198,19 @@ void Engine::set_optimizer(const std::string& text) {
   barrier();
 }
 
-Ticket Engine::push(KeyId key, std::span<const float> grad, std::int32_t priority) {
+std::optional<DeviceOperation> Engine::device_operation(const OnDevice& place) const {
+  if (!place.device) return std::nullopt;
+  DeviceOperation operation;
+  operation.link = rounds().link(place.device);
+  place.device->use();
+  operation.marks.push_back(place.device->mark(place.stream));
+  return operation;
+}
+
+Ticket Engine::push(KeyId key, std::span<const float> grad, std::int32_t priority, const OnDevice& place) {
   require_size("push", key, grad.size());
   EngineThread::Operation operation;
+  operation.device = device_operation(place);
   operation.verb = Verb::kPush;
   operation.in = grad;
   operation.priority = priority;
@@ -211,9 +221,10 @@ Ticket Engine::push(KeyId key, std::span<const float> grad, std::int32_t priorit
   return done;
 }
 
-Ticket Engine::pull(KeyId key, std::span<float> out, std::int32_t priority) {
+Ticket Engine::pull(KeyId key, std::span<float> out, std::int32_t priority, const OnDevice& place) {
   require_size("pull", key, out.size());
   EngineThread::Operation operation;
+  operation.device = device_operation(place);
   operation.verb = Verb::kPull;
   operation.out = out;
   operation.priority = priority;
@@ -223,10 +234,16 @@ Ticket Engine::pull(KeyId key, std::span<float> out, std::int32_t priority) {
 }
 
 Ticket Engine::push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
-                         float scale) {
+                         float scale, const OnDevice& place) {
   require_size("push_pull", key, in.size());
   require_size("push_pull", key, out.size());
+  return submit_push_pull(key, in, out, priority, scale, device_operation(place));
+}
+
+Ticket Engine::submit_push_pull(KeyId key, std::span<const float> in, std::span<float> out,
+                                std::int32_t priority, float scale, std::optional<DeviceOperation> device) {
   EngineThread::Operation operation;
+  operation.device = std::move(device);
   operation.in = in;
   operation.out = out;
   operation.priority = priority;
@@ -236,7 +253,8 @@ Ticket Engine::push_pull(KeyId key, std::span<const float> in, std::span<float> 
   return done;
 }
 
-void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<float>> values) {
+void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<float>> values,
+                        std::shared_ptr<compress::Device> device) {
   if (keys.size() != values.size()) {
     throw std::invalid_argument(fmt::format("bind_slots: {} keys but {} arrays", keys.size(), values.size()));
   }
@@ -246,6 +264,8 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
     bytes.push_back(values[i].size_bytes());
   }
   slots_ = std::make_unique<Slots>(bytes, options_.fusion_bytes, compression_groups(keys));
+  if (device) rounds().link(device);  // one that cannot be used is refused here
+  slots_->device = std::move(device);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     slots_->slots[i].key = keys[i];
     slots_->slots[i].values = values[i];
@@ -301,13 +321,12 @@ Engine::Together& Engine::together(const std::vector<KeyId>& members) {
     thread_->add_bucket(spec, home, std::move(segments));
   }
   one.key = keys_.size();
-  one.values.resize(spec.elements());
   keys_.push_back(std::move(spec));
   inherit_compression(one.key, members.front());
   return one;
 }
 
-void Engine::mark_ready(std::uint32_t slot) {
+void Engine::mark_ready(std::uint32_t slot, void* stream) {
   require_open("mark_ready");
   if (!slots_ || slot >= slots_->slots.size()) {
     throw std::invalid_argument(
@@ -316,6 +335,10 @@ void Engine::mark_ready(std::uint32_t slot) {
   if (slots_->slots[slot].marked.exchange(true)) {
     throw std::logic_error(
         fmt::format("mark_ready: slot {} was marked twice in one step; drain the step first", slot));
+  }
+  if (slots_->device) {
+    slots_->device->use();
+    slots_->slots[slot].written = slots_->device->mark(stream);
   }
   const std::uint32_t bucket = slots_->layout.bucket_of_slot[slot];
   if (slots_->countdown.arrive(bucket)) submit_sealed(bucket);
@@ -329,7 +352,16 @@ void Engine::submit_sealed(std::uint32_t bucket) {
   while (slots_->next < slots_->sealed.size() && slots_->sealed[slots_->next]) submit_bucket(slots_->next++);
 }
 
-// The values of a fused bucket are gathered here, where the caller has just written most of them.
+std::optional<DeviceOperation> Engine::slots_on_device(std::span<const std::uint32_t> slots) const {
+  if (!slots_->device) return std::nullopt;
+  DeviceOperation operation;
+  operation.link = rounds().link(slots_->device);
+  for (const std::uint32_t slot : slots) operation.marks.push_back(slots_->slots[slot].written);
+  return operation;
+}
+
+// The values of a fused bucket are gathered here, where the caller has just written most of them; on a
+// device, there.
 void Engine::submit_bucket(std::uint32_t bucket) {
   Slots::Fused& fused = slots_->fused[bucket];
   auto& tickets = slots_->tickets[bucket];
@@ -338,17 +370,22 @@ void Engine::submit_bucket(std::uint32_t bucket) {
   if (fused.together == nullptr) {
     for (const std::uint32_t slot : slots_->layout.buckets[bucket].slots) {
       const auto& bound = slots_->slots[slot];
-      tickets.push_back(
-          push_pull(bound.key, bound.values, bound.values, -static_cast<std::int32_t>(slot), scale));
+      tickets.push_back(submit_push_pull(bound.key, bound.values, bound.values,
+                                         -static_cast<std::int32_t>(slot), scale,
+                                         slots_on_device({&slot, 1})));
     }
     return;
   }
-  std::vector<float>& values = fused.together->values;
-  auto to = values.begin();
-  for (const std::span<float> tensor : fused.tensors) to = std::ranges::copy(tensor, to).out;
   EngineThread::Operation operation;
-  operation.in = values;
-  operation.out = values;
+  operation.device = slots_on_device(slots_->layout.buckets[bucket].slots);
+  if (!operation.device) {
+    std::vector<float>& values = fused.together->values;
+    if (values.empty()) values.resize(elements_of(fused.together->key));
+    auto to = values.begin();
+    for (const std::span<float> tensor : fused.tensors) to = std::ranges::copy(tensor, to).out;
+    operation.in = values;
+    operation.out = values;
+  }
   operation.scatter = fused.tensors;
   operation.priority = fused.priority;
   operation.scale = scale;
@@ -396,6 +433,10 @@ std::vector<transport::PeerCounters> Engine::counters() const {
     counters.insert(counters.end(), of_server.begin(), of_server.end());
   }
   return counters;
+}
+DeviceTraffic Engine::device_traffic() const {
+  if (!thread_) return {};
+  return {rounds().bytes_from_devices(), rounds().bytes_to_devices()};
 }
 double Engine::codec_seconds() const {
   if (!thread_) return 0;

@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "compress/codecs.h"
+#include "compress/device.h"
 #include "kvstore/code_sums.h"
 #include "kvstore/key.h"
 #include "kvstore/server.h"
@@ -47,8 +49,23 @@ struct EngineOptions {
   std::chrono::milliseconds retry_timeout{10'000};  ///< then a server is asked whether it has our push
 };
 
+/// Where a call's spans lie that are addresses of a device's memory. What `stream` (as in DeviceStream) has
+/// been given so far is waited for before they are touched; no thread blocks for that.
+struct OnDevice {
+  std::shared_ptr<compress::Device> device;  ///< none: the spans are the host's. Lives until close()
+  void* stream = nullptr;
+};
+
+/// Bytes that have crossed between the host and devices: payloads, and floats where a codec has no twin
+/// there.
+struct DeviceTraffic {
+  std::uint64_t bytes_from_devices = 0;
+  std::uint64_t bytes_to_devices = 0;
+};
+
 class Collectives;
 class EngineThread;
+struct DeviceOperation;
 class Hierarchy;
 struct Compression;
 
@@ -96,15 +113,15 @@ class Engine {
   /// Sets the servers' optimizer ("sgd learning_rate=0.1"); replies are weights from then on.
   void set_optimizer(const std::string& text);
 
-  // One key. Spans hold exactly the key's elements.
+  // One key. Spans hold exactly the key's elements, all of a call's at one place.
 
   /// Adds grad to this round's sum. Returns when grad has been taken.
-  Ticket push(KeyId key, std::span<const float> grad, std::int32_t priority);
+  Ticket push(KeyId key, std::span<const float> grad, std::int32_t priority, const OnDevice& place = {});
   /// Copies the answer to this worker's last push (or, before any, the stored value) to out.
-  Ticket pull(KeyId key, std::span<float> out, std::int32_t priority);
+  Ticket pull(KeyId key, std::span<float> out, std::int32_t priority, const OnDevice& place = {});
   /// Both in one; in and out may be the same memory. The answer is multiplied by scale.
   Ticket push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
-                   float scale = 1);
+                   float scale = 1, const OnDevice& place = {});
 
   // Slots: gradients that stay in place, exchanged every step as backward() produces them.
 
@@ -112,9 +129,12 @@ class Engine {
   /// close(). Priority of slot i is -i: front layers first. Replaces an earlier binding; no step may be in
   /// progress. A collective: small tensors of one bucket travel as one key that the ranks agree on here, and
   /// take their residuals along; where servers have an optimizer, each goes alone, since each is a weight.
-  void bind_slots(std::span<const KeyId> keys, std::span<const std::span<float>> values);
-  /// Says that slot's gradient is complete. Throws std::logic_error when marked twice in a step.
-  void mark_ready(std::uint32_t slot);
+  /// device: where all values lie; none: on the host.
+  void bind_slots(std::span<const KeyId> keys, std::span<const std::span<float>> values,
+                  std::shared_ptr<compress::Device> device = nullptr);
+  /// Says that slot's gradient is complete; on a device, once `stream` has done what it has been given so
+  /// far. Throws std::logic_error when marked twice in a step.
+  void mark_ready(std::uint32_t slot, void* stream = nullptr);
   /// Slots not yet marked in this step.
   std::vector<std::uint32_t> unmarked() const;
   /// Waits up to timeout for all slots' sums, then ends the step. Requires every slot marked. Returns false
@@ -141,6 +161,8 @@ class Engine {
 
   /// Of the job's own sockets; what the workers of one host say to each other is not in them.
   std::vector<transport::PeerCounters> counters() const;
+  DeviceTraffic device_traffic() const;
+  /// Of the host's threads.
   double codec_seconds() const;
   /// True when any rank met a NaN or infinity since the last call.
   bool take_nonfinite();
@@ -158,7 +180,7 @@ class Engine {
   /// Keys that travel as one: the key that they have then, and their values, one behind the other.
   struct Together {
     KeyId key = 0;
-    std::vector<float> values;  ///< what failed in them may be read until close()
+    std::vector<float> values;  ///< on the host; what failed in them may be read until close()
   };
   /// Where a key's values travel when it is a slot.
   struct Home {
@@ -192,6 +214,10 @@ class Engine {
   void take_residuals_along(std::span<const KeyId> keys);
   void submit_sealed(std::uint32_t bucket);
   void submit_bucket(std::uint32_t bucket);
+  std::optional<DeviceOperation> device_operation(const OnDevice& place) const;
+  std::optional<DeviceOperation> slots_on_device(std::span<const std::uint32_t> slots) const;
+  Ticket submit_push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
+                          float scale, std::optional<DeviceOperation> device);
 
   std::map<std::vector<KeyId>, Together> together_;  // outlives what is sent from it
   std::unique_ptr<transport::Messenger> messenger_;

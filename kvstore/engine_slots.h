@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -17,6 +18,7 @@ struct Engine::Slots {
   struct Slot {
     KeyId key = 0;
     std::span<float> values;
+    compress::Device::Mark written;  ///< on a device: passed when the values are complete
     std::atomic<bool> marked{false};
   };
   Slots(std::span<const std::uint64_t> bytes, std::uint64_t fusion_bytes,
@@ -35,6 +37,7 @@ struct Engine::Slots {
   };
 
   std::vector<Slot> slots;
+  std::shared_ptr<compress::Device> device;  ///< where all values lie; none: on the host
   fusion::BucketLayout layout;
   fusion::BucketCountdown countdown;
   std::atomic<float> scale{1};

@@ -6,13 +6,12 @@
 #include <algorithm>
 #include <cstring>
 
-#include "compress/segmented.h"
 #include "fusion/partition.h"
+#include "kvstore/engine_tensor.h"
 #include "kvstore/protocol.h"
 
 namespace gradwire::kvstore {
 
-using compress::kUnitElements;
 using transport::Buffer;
 using transport::Frame;
 using transport::FrameHeader;
@@ -45,64 +44,6 @@ double seconds(std::chrono::steady_clock::duration d) { return std::chrono::dura
 
 }  // namespace
 
-struct EngineThread::PartState {
-  Part part;
-  Buffer payload;  ///< kept until answered, to send again
-  Kind request = Kind::kPush;
-  std::uint32_t flags = 0;
-  bool answered = true;
-  int resends = 0;
-  Clock::time_point asked;             ///< last sent or probed
-  std::vector<std::uint32_t> awaited;  ///< ranks that the server said it lacks
-};
-
-struct EngineThread::Tensor {
-  KeySpec spec;
-  KeyId id = 0;
-  std::vector<PartState> parts;                    ///< ordered by offset
-  std::vector<std::size_t> turns;                  ///< of the parts: the order to encode them in
-  std::vector<float> residual;                     ///< one flat array, by element offset
-  std::vector<float> residual_before;              ///< the last round; empty: nothing to roll back to
-  std::vector<compress::UnitScale> scales_before;  ///< likewise
-  bool scales_known_before = false;
-  std::vector<float> value;  ///< answer to the last push(), for pull()
-  bool value_current = false;
-  std::vector<compress::UnitScale> scales;  ///< one per unit, agreed in the last round
-  bool scales_known = false;
-  std::vector<std::uint32_t> segments;  ///< of several tensors in one: the elements of each; else empty
-  std::uint64_t step = 0;               ///< rounds begun
-  std::shared_ptr<const Compression> own_compression;  ///< of all rounds; null: that of all tensors
-  std::shared_ptr<const Compression> compression;      ///< of the round in flight
-  std::optional<compress::Segmented> segmented_codec;  ///< likewise, where tensors in one need one
-  std::optional<Operation> current;
-  std::deque<Operation> waiting;
-  std::size_t parts_left = 0;
-  std::size_t parts_to_take = 0;
-  std::size_t jobs = 0;      ///< in the pool; memory is theirs until they end
-  std::exception_ptr error;  ///< of the current operation
-  Clock::time_point started;
-  bool warned = false;
-
-  const compress::Codec& codec() const {
-    if (segmented_codec) return *segmented_codec;
-    return *compression->codec;
-  }
-  std::uint32_t push_flags() const { return segmented_codec ? transport::kFlagSegments : 0U; }
-  std::size_t unit_count() const {
-    return segmented_codec ? segmented_codec->unit_count() : compress::unit_count(spec.elements());
-  }
-  std::span<compress::UnitScale> scales_of(const Part& part) {
-    if (segmented_codec) return scales;
-    return std::span(scales).subspan(part.offset / kUnitElements, compress::unit_count(part.count));
-  }
-  void use(std::shared_ptr<const Compression> next) {
-    compression = std::move(next);
-    segmented_codec.reset();
-    if (!segments.empty() && !compression->codec->concatenates())
-      segmented_codec.emplace(*compression->codec, segments);
-  }
-};
-
 EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions& options,
                            const Rounds& rounds)
     : messenger_(messenger),
@@ -128,6 +69,7 @@ EngineThread::~EngineThread() {
     drained.wait_for(std::chrono::seconds(10));  // jobs in the pool still write to callers' memory
   } catch (...) {  // NOLINT(bugprone-empty-catch): the failure was told to every ticket
   }
+  for (const auto& [device, link] : links_) link->settle();  // whose callbacks come to the pool and the loop
   loop_->stop();
 }
 
@@ -189,12 +131,7 @@ void EngineThread::submit(KeyId key, Operation operation) {
     }
     const bool pushes = operation.verb == Verb::kPush || operation.verb == Verb::kPushPull;
     if (in_order_ && pushes) operation.number = in_order_->expect(tensor.parts.size());
-    if (operation.verb == Verb::kPush &&
-        tensor.current) {  // the caller waits only until its values are taken
-      operation.staged.assign(operation.in.begin(), operation.in.end());
-      operation.in = operation.staged;
-      operation.taken.succeed();
-    }
+    if (operation.verb == Verb::kPush && tensor.current) stage(operation);
     tensor.waiting.push_back(std::move(operation));
     start_next(tensor);
   });
@@ -245,24 +182,28 @@ Ticket EngineThread::between_rounds(std::function<void()> task) {
 Ticket EngineThread::read_residual(KeyId key, std::uint64_t offset, std::span<float> out, bool& found) {
   return between_rounds([this, key, offset, out, &found] {
     const Tensor& tensor = *tensors_[key];
-    found = !tensor.residual.empty();
-    if (found) std::memcpy(out.data(), tensor.residual.data() + offset, out.size_bytes());
+    const std::vector<float> there =
+        tensor.on_device ? tensor.on_device->fetch_residual() : std::vector<float>();
+    const std::vector<float>& residual = tensor.on_device ? there : tensor.residual;
+    found = !residual.empty();
+    if (found) std::memcpy(out.data(), residual.data() + offset, out.size_bytes());
   });
 }
 
 Ticket EngineThread::write_residual(KeyId key, std::uint64_t offset, std::span<const float> values) {
   return between_rounds([this, key, offset, values] {
     Tensor& tensor = *tensors_[key];
+    settle_on_host(tensor);
     if (tensor.residual.empty()) tensor.residual.assign(tensor.spec.elements(), 0.0F);
     std::memcpy(tensor.residual.data() + offset, values.data(), values.size_bytes());
-    tensor.residual_before.clear();
+    tensor.has_before = false;
   });
 }
 
 void EngineThread::keep_rollback(bool keep) {
   loop_->post([this, keep] {
     keeps_rollback_ = keep;
-    for (auto& tensor : tensors_) tensor->residual_before = {};
+    for (auto& tensor : tensors_) tensor->has_before = false;
   });
 }
 
@@ -270,13 +211,25 @@ Ticket EngineThread::roll_back(std::vector<KeyId> keys) {
   return between_rounds([this, keys = std::move(keys)] {
     for (const KeyId key : keys) {
       Tensor& tensor = *tensors_[key];
-      if (tensor.residual_before.empty()) continue;
-      tensor.residual.swap(tensor.residual_before);
-      tensor.residual_before.clear();
-      tensor.scales.swap(tensor.scales_before);
+      if (!std::exchange(tensor.has_before, false)) continue;
       tensor.scales_known = tensor.scales_known_before;
+      if (tensor.on_device) {
+        tensor.on_device->roll_back();
+        continue;
+      }
+      tensor.residual.swap(tensor.residual_before);
+      tensor.scales.swap(tensor.scales_before);
     }
   });
+}
+
+/// Keeps what roll_back() puts back. On the host a part's residual is copied where the part is encoded.
+void EngineThread::keep_what_was(Tensor& tensor) {
+  tensor.has_before = true;
+  tensor.scales_known_before = tensor.scales_known;
+  if (tensor.current->works_on_device()) return tensor.on_device->keep_what_was();
+  tensor.residual_before.resize(tensor.spec.elements());
+  tensor.scales_before = tensor.scales;
 }
 
 void EngineThread::fail(std::exception_ptr error) {
@@ -342,6 +295,10 @@ void EngineThread::start_next(Tensor& tensor) {
   tensor.warned = false;
   tensor.parts_left = tensor.parts.size();
   active_.insert(&tensor);
+  start(tensor);
+}
+
+void EngineThread::start(Tensor& tensor) {
   switch (tensor.current->verb) {
     case Verb::kInit:
       return start_init(tensor);
@@ -349,31 +306,36 @@ void EngineThread::start_next(Tensor& tensor) {
       return start_pull(tensor);
     case Verb::kPush:
     case Verb::kPushPull:
-      return start_push(tensor);
+      tensor.use(tensor.own_compression ? tensor.own_compression : compression_);
+      return tensor.current->device ? start_push_from_device(tensor) : start_push(tensor);
   }
 }
 
 void EngineThread::start_push(Tensor& tensor) {
   Operation& operation = *tensor.current;
-  tensor.use(tensor.own_compression ? tensor.own_compression : compression_);
   const auto& codec = tensor.codec();
   const std::uint64_t elements = tensor.spec.elements();
-  if (codec.lossy() && tensor.residual.empty()) tensor.residual.assign(elements, 0.0F);
-  if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
-  if (codec.lossy() && keeps_rollback_) {
-    tensor.residual_before.resize(elements);  // each part is copied where it is encoded
-    tensor.scales_before = tensor.scales;
-    tensor.scales_known_before = tensor.scales_known;
+  const bool on_device = operation.works_on_device();
+  if (!on_device) {
+    settle_on_host(tensor);
+    if (codec.lossy() && tensor.residual.empty()) tensor.residual.assign(elements, 0.0F);
+    if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
+  }
+  if (codec.lossy() && keeps_rollback_) keep_what_was(tensor);
   }
   if (operation.verb == Verb::kPush) {
-    tensor.value.resize(elements);
-    operation.out = tensor.value;
+    tensor.value_on_device = on_device;
+    if (!on_device) tensor.value.resize(elements);
+    operation.out = on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
   }
   tensor.value_current = false;
   ++tensor.step;
   tensor.parts_to_take = tensor.parts.size();
   for (const std::size_t p : tensor.turns) {
-    if (!codec.lossy() && operation.verb == Verb::kPushPull) {  // the caller's own memory is the payload
+    if (on_device) {
+      encode_on_device(tensor, p);
+    } else if (!codec.lossy() &&
+               operation.verb == Verb::kPushPull) {  // the caller's own memory is the payload
       const auto& part = tensor.parts[p].part;
       ++tensor.jobs;
       const auto values = std::as_bytes(operation.in.subspan(part.offset, part.count));
@@ -388,10 +350,12 @@ void EngineThread::start_push(Tensor& tensor) {
 
 void EngineThread::start_pull(Tensor& tensor) {
   if (!tensor.value_current) {
+    if (tensor.current->works_on_device()) return land(tensor);
     for (std::size_t p = 0; p < tensor.parts.size(); ++p) send(tensor, p, Kind::kPull, {}, 0);
     return;
   }
   tensor.parts_left = 1;
+  if (tensor.current->device || tensor.value_on_device) return copy_value(tensor);
   ++tensor.jobs;
   pool_.submit(tensor.current->priority, [this, &tensor] {
     std::memcpy(tensor.current->out.data(), tensor.value.data(), tensor.value.size() * sizeof(float));
@@ -405,6 +369,14 @@ void EngineThread::start_init(Tensor& tensor) {
     const auto values = tensor.current->in.subspan(part.offset, part.count);
     send(tensor, p, Kind::kInit, Buffer::borrow(std::as_bytes(values)), 0);
   }
+}
+
+/// Takes a push's values while the round before is in flight: its caller waits only until they are taken.
+void EngineThread::stage(Operation& operation) {
+  if (operation.device) return stage_on_device(operation);
+  operation.staged.assign(operation.in.begin(), operation.in.end());
+  operation.in = operation.staged;
+  operation.taken.succeed();
 }
 
 // ------------------------------------------------------------------------------------- encode and send
@@ -425,7 +397,7 @@ void EngineThread::encode(Tensor& tensor, std::size_t index) {
           codec.lossy() ? std::span(tensor.residual).subspan(part.offset, part.count) : std::span<float>();
       const auto scales =
           tensor.scales_known ? tensor.scales_of(part) : std::span<const compress::UnitScale>();
-      if (!residual.empty() && !tensor.residual_before.empty())
+      if (!residual.empty() && tensor.has_before)
         std::ranges::copy(residual,
                           tensor.residual_before.begin() + static_cast<std::ptrdiff_t>(part.offset));
       payload = buffers_.take(codec.max_encoded_size(part.count));
@@ -582,11 +554,7 @@ void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame&
     }
   } else if (tensor.parts[index].request == Kind::kPush) {
     const auto& codec = tensor.codec();
-    if (header.codec != static_cast<std::uint8_t>(codec.wire_id()) ||
-        header.codec_parameters != codec.wire_parameters() ||
-        (header.flags & transport::kFlagSegments) != tensor.push_flags()) {
-      throw compress::DecodeError("reply: its codec is not that of the push");
-    }
+    tensor.expect_codec_of_push(header);
     const auto next = codec.agrees_scales() ? tensor.scales_of(part) : std::span<compress::UnitScale>();
     codec.decode_reply_scaled(payload, rounds_.contributors, reply, scale, out, next);
   } else {  // the answer to a round that may have had another codec; its scales are not ours to use
@@ -607,10 +575,11 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
   pool_.submit(priority, [this, &tensor, index, frame = std::move(frame)] {
     const auto begin = Clock::now();
     if (!frame.payload.is_intact()) return loop_->post([this, &tensor, index] { ask_again(tensor, index); });
+    if (tensor.current->works_on_device()) return decode_on_device(tensor, index, frame);
     std::exception_ptr error;
     try {
       decode_answer(tensor, index, frame);
-      scatter(*tensor.current);
+      if (!tensor.current->device) scatter(*tensor.current);
     } catch (...) {
       error = std::current_exception();
     }
@@ -645,6 +614,7 @@ void EngineThread::part_done(Tensor& tensor, std::exception_ptr error) {
   if (error && !tensor.error) tensor.error = error;
   if (tensor.parts_left > 0) --tensor.parts_left;
   if (tensor.jobs > 0 || (tensor.parts_left > 0 && !tensor.error)) return;
+  if (!tensor.error && tensor.current->device && tensor.current->device->lands) return lift(tensor);
   finish(tensor, tensor.error);
 }
 

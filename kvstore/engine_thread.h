@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kvstore/codec_pool.h"
+#include "kvstore/device_link.h"
 #include "kvstore/engine.h"
 #include "kvstore/in_order.h"
 #include "kvstore/loop.h"
@@ -33,6 +34,17 @@ struct Compression {
   compress::ReplyKind reply = compress::ReplyKind::kFp32;
 };
 
+/// What an operation needs whose spans lie on a device.
+struct DeviceOperation {
+  std::shared_ptr<DeviceLink> link;  // owners: the thread, its tensors and operations on the device
+  DeviceLink::Marks marks;           ///< of streams that write or read the spans before it
+  std::shared_ptr<float> staged;     ///< owns what `in` shows when the caller could not wait
+  transport::Buffer landing;         ///< the floats on the host, where the codec has no twin
+  std::span<const float> in;         ///< the caller's spans while the operation's are those of the landing
+  std::span<float> out;
+  bool lands = false;  ///< what `landing` holds at the end is still to be copied to `out`
+};
+
 class EngineThread final : private transport::Sink {
  public:
   struct Operation {
@@ -43,14 +55,18 @@ class EngineThread final : private transport::Sink {
     std::vector<float> staged;  ///< owns what `in` shows when the caller could not wait
     std::int32_t priority = 0;
     float scale = 1;
-    std::vector<std::span<float>>
-        scatter;               ///< of several tensors in one: where the parts of `out` are copied to
-    std::uint64_t number = 0;  ///< among all pushes, when they go in order
+    std::vector<std::span<float>> scatter;  ///< of several tensors in one: where the parts of `out` are
+                                            ///< copied to; on a device those of `in` come from there too
+    std::uint64_t number = 0;               ///< among all pushes, when they go in order
     std::shared_ptr<void>
-        owner;                  ///< of that memory, when nobody else keeps it until all that is sent has gone
+        owner;  ///< of that memory, when nobody else keeps it until all that is sent has gone
+    std::optional<DeviceOperation> device;  ///< `in`, `out` and `scatter` lie there; none: on the host
     bool* nonfinite = nullptr;  ///< set, before done, when any rank met a NaN or infinity; lives as `in` does
     Ticket done;
     Ticket taken;  ///< `in` is no longer read
+
+    /// False too where the device's floats are handled in a landing on the host.
+    bool works_on_device() const { return device && device->landing.size_bytes() == 0; }
   };
 
   /// What differs between placements.
@@ -81,6 +97,11 @@ class EngineThread final : private transport::Sink {
   void keep_rollback(bool keep);
   Ticket roll_back(std::vector<KeyId> keys);
   MailboxClient& mail() { return mail_; }
+  /// The link to a device, made when it is first asked for.
+  std::shared_ptr<DeviceLink> link(const std::shared_ptr<compress::Device>& device);
+  /// Bytes that have crossed from and to devices.
+  std::uint64_t bytes_from_devices() const;
+  std::uint64_t bytes_to_devices() const;
   /// Fails everything in flight and to come.
   void fail(std::exception_ptr error);
 
@@ -101,9 +122,27 @@ class EngineThread final : private transport::Sink {
   Tensor& add_tensor(KeySpec spec, const std::vector<Part>& parts);
   Ticket between_rounds(std::function<void()> task);
   void start_next(Tensor& tensor);
+  void start(Tensor& tensor);
   void start_push(Tensor& tensor);
   void start_pull(Tensor& tensor);
   void start_init(Tensor& tensor);
+  void keep_what_was(Tensor& tensor);
+  void stage(Operation& operation);
+  // engine_thread_device.cpp
+  void stage_on_device(Operation& operation);
+  void start_push_from_device(Tensor& tensor);
+  bool settle_on_device(Tensor& tensor);
+  void settle_on_host(Tensor& tensor);
+  void land(Tensor& tensor);
+  void landed(Tensor& tensor, std::exception_ptr error);
+  void lift(Tensor& tensor);
+  void copy_value(Tensor& tensor);
+  void submit_batch(Tensor& tensor, DeviceLink& link, DeviceLink::Way way,
+                    std::function<void(DeviceLink::Batch&)> work,
+                    void (EngineThread::*next)(Tensor&, std::exception_ptr));
+  void notify_of_landing(const compress::Codec& codec, const compress::Device& device);
+  void encode_on_device(Tensor& tensor, std::size_t part);
+  void decode_on_device(Tensor& tensor, std::size_t part, const transport::Frame& frame);
   void encode(Tensor& tensor, std::size_t part);
   void encoded(Tensor& tensor, std::size_t part, transport::Buffer payload, bool nonfinite,
                std::exception_ptr error);
@@ -149,6 +188,9 @@ class EngineThread final : private transport::Sink {
       command_;  ///< and the servers that have not answered it
   std::exception_ptr failure_;
   transport::BufferPool buffers_;
+  mutable std::mutex links_mutex_;
+  std::vector<std::pair<const compress::Device*, std::shared_ptr<DeviceLink>>> links_;
+  std::set<std::string> landing_codecs_;  ///< of which a notice was given
   std::atomic<std::uint64_t> codec_nanoseconds_{0};
   std::atomic<bool> nonfinite_{false};
   std::mutex notices_mutex_;

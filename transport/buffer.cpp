@@ -15,10 +15,10 @@ constexpr std::align_val_t kAlignment{64};  // a cache line, and the widest vect
 struct AlignedDelete {
   void operator()(std::byte* bytes) const noexcept { ::operator delete(bytes, kAlignment); }
 };
-using Block = std::unique_ptr<std::byte, AlignedDelete>;
+using Block = std::shared_ptr<std::byte>;
 
 Block new_block(std::size_t size_bytes) {
-  return Block(static_cast<std::byte*>(::operator new(size_bytes, kAlignment)));
+  return {static_cast<std::byte*>(::operator new(size_bytes, kAlignment)), AlignedDelete{}};
 }
 
 // Rounds up to a quarter of a power of two, so that sizes that differ a little share blocks and waste at most
@@ -34,9 +34,9 @@ std::size_t size_class(std::size_t size_bytes) {
 
 Buffer Buffer::allocate(std::size_t size_bytes) {
   if (size_bytes == 0) return {};
-  std::byte* bytes = new_block(size_bytes).release();
-  return Buffer(std::shared_ptr<void>(bytes, [bytes](void*) { AlignedDelete{}(bytes); }),
-                {bytes, size_bytes});
+  Block block = new_block(size_bytes);
+  std::byte* const bytes = block.get();
+  return Buffer(std::move(block), {bytes, size_bytes});
 }
 
 Buffer Buffer::borrow(std::span<const std::byte> bytes, std::function<void()> released) {
@@ -68,7 +68,7 @@ Buffer Buffer::copy() const {
 }
 
 struct BufferPool::Shelf {
-  explicit Shelf(std::size_t limit) : keep_bytes(limit) {}
+  Shelf(std::size_t limit, MakeBlock make) : keep_bytes(limit), make_block(std::move(make)) {}
 
   Block take(std::size_t block_bytes) {
     {
@@ -81,7 +81,7 @@ struct BufferPool::Shelf {
         return block;
       }
     }
-    return new_block(block_bytes);
+    return make_block ? make_block(block_bytes) : new_block(block_bytes);
   }
 
   void put(Block block, std::size_t block_bytes) {
@@ -92,18 +92,23 @@ struct BufferPool::Shelf {
   }
 
   const std::size_t keep_bytes;
+  const MakeBlock make_block;
   std::mutex mutex;
   std::map<std::size_t, std::vector<Block>> idle;
   std::size_t idle_bytes = 0;
 };
 
-BufferPool::BufferPool(std::size_t keep_bytes) : shelf_(std::make_shared<Shelf>(keep_bytes)) {}
+BufferPool::BufferPool(std::size_t keep_bytes, MakeBlock make_block)
+    : shelf_(std::make_shared<Shelf>(keep_bytes, std::move(make_block))) {}
 
 Buffer BufferPool::take(std::size_t size_bytes) {
   if (size_bytes == 0) return {};
   const std::size_t block_bytes = size_class(size_bytes);
-  std::byte* bytes = shelf_->take(block_bytes).release();
-  auto give_back = [shelf = shelf_, block_bytes](std::byte* block) { shelf->put(Block(block), block_bytes); };
+  Block block = shelf_->take(block_bytes);
+  std::byte* const bytes = block.get();
+  auto give_back = [shelf = shelf_, block_bytes, block = std::move(block)](std::byte*) mutable {
+    shelf->put(std::move(block), block_bytes);
+  };
   return Buffer(std::shared_ptr<std::byte>(bytes, std::move(give_back)), {bytes, size_bytes});
 }
 

@@ -71,7 +71,10 @@ class Buffer {
 /// payloads are not mapped and unmapped every step. Thread-safe. Buffers may outlive the pool.
 class BufferPool {
  public:
-  explicit BufferPool(std::size_t keep_bytes = std::size_t{512} << 20);
+  /// Makes a block of that many bytes, for pools of memory that is not the heap's.
+  using MakeBlock = std::function<std::shared_ptr<std::byte>(std::size_t size_bytes)>;
+
+  explicit BufferPool(std::size_t keep_bytes = std::size_t{512} << 20, MakeBlock make_block = {});
   Buffer take(std::size_t size_bytes);
 
  private:

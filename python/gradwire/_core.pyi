@@ -19,6 +19,8 @@ class TimeoutError(TimeoutError):
 class Codec:
     """
     Floats to payloads and payloads to sums. Immutable; any thread may use it.
+    Arrays are NumPy's, PyTorch's or any with DLPack, on the CPU and contiguous; they are used where
+    they lie, without the GIL. Others are a ValueError.
     """
 
     @property
@@ -40,7 +42,7 @@ class Codec:
         """Largest payload of that many elements, in bytes."""
 
     @overload
-    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], *, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')] | None = None, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    def encode(self, grad: Annotated[NDArray, dict(writable=False)], *, residual: NDArray | None = None, scales: Annotated[NDArray, dict(writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """
         Encodes grad + residual (float32, shape (n,)), updates residual in place and returns the payload (uint8).
         scales, float32 (units, 2), is what decode_reply() brought in the round before. A codec that draws
@@ -49,33 +51,33 @@ class Codec:
         """
 
     @overload
-    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], *, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')] | None = None, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
+    def encode(self, grad: Annotated[NDArray, dict(writable=False)], *, residual: NDArray | None = None, scales: Annotated[NDArray, dict(writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0, out: NDArray) -> int:
         """
         Writes the payload to out (at least max_encoded_size(n) bytes); returns its length.
         """
 
     @overload
-    def decode_sum(self, payloads: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], elements: int) -> NDArray[numpy.float32]:
+    def decode_sum(self, payloads: Sequence[Annotated[NDArray, dict(writable=False)]], elements: int) -> NDArray[numpy.float32]:
         """
         Sums the payloads in rank order; returns float32 (elements,). Raises DecodeError.
         """
 
     @overload
-    def decode_sum(self, payloads: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], elements: int, *, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]) -> None:
+    def decode_sum(self, payloads: Sequence[Annotated[NDArray, dict(writable=False)]], elements: int, *, out: NDArray) -> None:
         """The same, written to out."""
 
     @overload
-    def decode(self, payload: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], elements: int) -> NDArray[numpy.float32]:
+    def decode(self, payload: Annotated[NDArray, dict(writable=False)], elements: int) -> NDArray[numpy.float32]:
         """Returns float32 (elements,). Raises DecodeError."""
 
     @overload
-    def decode(self, payload: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], elements: int, *, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]) -> None:
+    def decode(self, payload: Annotated[NDArray, dict(writable=False)], elements: int, *, out: NDArray) -> None:
         """The same, written to out."""
 
-    def encode_reply(self, payloads: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], elements: int, *, reply: str, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')] | None = None) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    def encode_reply(self, payloads: Sequence[Annotated[NDArray, dict(writable=False)]], elements: int, *, reply: str, residual: NDArray | None = None) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """What a server answers to these payloads, in rank order (uint8)."""
 
-    def decode_reply(self, payload: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], ways: int, elements: int, *, reply: str) -> tuple:
+    def decode_reply(self, payload: Annotated[NDArray, dict(writable=False)], ways: int, elements: int, *, reply: str) -> tuple:
         """
         Returns (sum float32 (elements,), next scales float32 (units, 2) or None).
         """
@@ -186,20 +188,45 @@ class Engine:
 
     def set_optimizer(self, text: str) -> None: ...
 
+    @overload
     def push(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> Ticket: ...
 
+    @overload
+    def push(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], priority: int = 0, *, stream: int) -> Ticket:
+        """
+        The same of a gradient on a CUDA device, which `stream` (a cudaStream_t as a number) may still be writing.
+        """
+
+    @overload
     def pull(self, key: int, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], priority: int = 0) -> Ticket: ...
 
+    @overload
+    def pull(self, key: int, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], priority: int = 0, *, stream: int) -> Ticket:
+        """The same to a CUDA device, behind what `stream` has been given there."""
+
+    @overload
     def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], priority: int = 0, scale: float = 1.0) -> Ticket: ...
 
+    @overload
+    def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], priority: int = 0, scale: float = 1.0, *, stream: int) -> Ticket:
+        """Both on one CUDA device; `stream` as in push() and pull()."""
+
+    @overload
     def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]]) -> None:
         """
         Binds slot i to keys[i] and to arrays[i], which is input and output of every step. A collective.
         """
 
+    @overload
+    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')]]) -> None:
+        """The same of arrays on one CUDA device."""
+
     def set_slot_scale(self, scale: float) -> None: ...
 
-    def mark_ready(self, slot: int) -> None: ...
+    def mark_ready(self, slot: int, stream: int = 0) -> None:
+        """
+        Says that the slot's gradient is complete; on a CUDA device, once `stream` has done what it was given.
+        """
 
     def unmarked(self) -> list[int]:
         """Slots not marked in this step."""
@@ -210,7 +237,9 @@ class Engine:
         """
 
     def counters(self) -> dict:
-        """Bytes and frames at the socket since the start, all peers together."""
+        """
+        Bytes and frames at the socket since the start, all peers together; and bytes that have crossed between the host and its devices.
+        """
 
     def codec_seconds(self) -> float: ...
 

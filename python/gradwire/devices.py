@@ -40,6 +40,32 @@ class DeviceSum:
         total, self._scales[key] = self._codec.decode_reply(reply, len(payloads), size, reply="fp32")
         return total.reshape(np.shape(values[0]))
 
+    @staticmethod
+    def add_on_device(values: Sequence[Any]) -> Any:
+        """Returns the sum, uncompressed, on the device of the first value, with the bits that add() gives.
+
+        Args:
+            values: float32 tensors of PyTorch, each on a device, all of one shape.
+        """
+        total = values[0]
+        for value in values[1:]:
+            total = total + value.to(total.device)
+        return total
+
     def _encode(self, key: Hashable, device: int, value: Any) -> Any:
         residual = self._residuals.setdefault((key, device), np.zeros(value.size, np.float32))
         return self._codec.encode(value.reshape(-1), residual=residual, scales=self._scales.get(key))
+
+
+def is_on_device(value: Any) -> bool:
+    """True for a tensor of PyTorch on a CUDA device."""
+    return getattr(getattr(value, "device", None), "type", "cpu") == "cuda"
+
+
+def stream_of(array: Any) -> dict[str, int]:
+    """What an engine's call needs beside an array on a CUDA device: the stream that may still be using it."""
+    if not is_on_device(array):
+        return {}
+    import torch  # array is a torch tensor, so torch is there
+
+    return {"stream": torch.cuda.current_stream(array.device).cuda_stream}

@@ -7,8 +7,10 @@ Example:
     kv.push(3, grad, priority=-1)
     kv.pull(3, out=total)      # no optimizer set: the sum of this round's pushes
 
-Values are float32, float16, bfloat16 or float64 arrays on the CPU: NumPy's or PyTorch's. Float32 ones that are
-contiguous are sent from and received into their own memory.
+Values are float32, float16, bfloat16 or float64 arrays: NumPy's or PyTorch's. Float32 ones that are contiguous are sent
+from and received into their own memory. PyTorch's may lie on a CUDA device: they are then encoded and decoded there,
+behind the current stream, and only what is encoded crosses to the host; where the codec cannot do that, the floats do,
+which is said once on stderr.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import numpy as np
 from gradwire import _core, mpi, nccl, settings
 from gradwire.collectives import Collectives
 from gradwire.compress import Compression
-from gradwire.devices import DeviceSum
+from gradwire.devices import DeviceSum, is_on_device, stream_of
 
 __all__ = ["KVStore", "create", "join", "joined", "stores"]
 
@@ -149,6 +151,7 @@ class KVStore:
         self._compression = Compression()
         self._devices = DeviceSum("none")
         self._optimizer: tuple[str, dict[str, float]] | None = None
+        self._encodes_on_devices = not self._is_local and _core.build_info()["cuda_devices"] > 0
         self.engine = engine
         self.collectives = Collectives(engine)  # all_reduce, all_gather, ...: exact, of any arrays
 
@@ -294,7 +297,8 @@ class KVStore:
         keys, values = _pairs("push", key, value)
         checked = [self._arrays("push", name, item) for name, item in zip(keys, values, strict=True)]
         for name, arrays in zip(keys, checked, strict=True):
-            self.engine.push(self._ids[name], self._merged(name, arrays), priority)
+            merged = self._merged(name, arrays)
+            self.engine.push(self._ids[name], merged, priority, **stream_of(merged))
 
     def pull(self, key: Key | Sequence[Key], out: Any, priority: int = 0) -> None:
         """Writes to out what the store holds after this worker's last push of the key: the sum of that round, or
@@ -307,7 +311,7 @@ class KVStore:
         keys, outs = _pairs("pull", key, out)
         targets = [self._target("pull", name, item) for name, item in zip(keys, outs, strict=True)]
         tickets = [
-            self.engine.pull(self._ids[name], target.array, priority)
+            self.engine.pull(self._ids[name], target.array, priority, **stream_of(target.array))
             for name, target in zip(keys, targets, strict=True)
         ]
         self._finish(tickets, targets)
@@ -319,10 +323,11 @@ class KVStore:
         _, outs = _pairs("pushpull", key, value if out is None else out)
         checked = [self._arrays("pushpull", name, item) for name, item in zip(keys, values, strict=True)]
         targets = [self._target("pushpull", name, item) for name, item in zip(keys, outs, strict=True)]
-        tickets = [
-            self.engine.push_pull(self._ids[name], self._merged(name, arrays), target.array, priority)
-            for name, arrays, target in zip(keys, checked, targets, strict=True)
-        ]
+        tickets = []
+        for name, arrays, target in zip(keys, checked, targets, strict=True):
+            merged = target.meet(self._merged(name, arrays))
+            identity, array = self._ids[name], target.array
+            tickets.append(self.engine.push_pull(identity, merged, array, priority, **stream_of(array)))
         self._finish(tickets, targets)
 
     def broadcast(self, key: Key | Sequence[Key], value: Any, out: Any, priority: int = 0) -> None:
@@ -370,39 +375,59 @@ class KVStore:
             raise ValueError(f"{verb}: key {key!r} has {self._sizes[key]} elements, {given} given")
 
     def _arrays(self, verb: str, key: Key, value: Any) -> list[Any]:
-        """The values of a key's devices as float32, contiguous."""
+        """The values of a key's devices as float32, contiguous; on their devices where all are."""
         values = value if isinstance(value, list | tuple) else [value]
-        arrays = [_array(verb, key, part) for part in values]
+        stay = self._encodes_on_devices and all(is_on_device(part) for part in values)
+        arrays = [_array(verb, key, part, stay) for part in values]
         _expect_one_shape(f"{verb}: the values of key {key!r}", arrays)
         self._expect_size(verb, key, _size(arrays[0]))
         return arrays
 
     def _target(self, verb: str, key: Key, out: Any) -> _Target:
-        target = _Target(verb, key, out)
+        target = _Target(verb, key, out, self._encodes_on_devices)
         self._expect_size(verb, key, _size(target.array))
         return target
 
     def _merged(self, key: Key, arrays: list[Any]) -> Any:
         compresses = self._is_local and not self.passthrough
+        if len(arrays) > 1 and is_on_device(arrays[0]):
+            return self._devices.add_on_device(arrays)
         return self._devices.add(key, arrays) if len(arrays) > 1 or compresses else arrays[0]
 
     def _finish(self, tickets: Sequence[_core.Ticket], targets: Sequence[_Target]) -> None:
         for ticket, target in zip(tickets, targets, strict=True):
             while not ticket.wait(1.0):
-                for notice in self.engine.take_notices():
-                    print(f"gradwire: worker {self.rank}: {notice}", file=sys.stderr, flush=True)
+                self._print_notices()
             target.deliver()
+        self._print_notices()
+
+    def _print_notices(self) -> None:
+        for notice in self.engine.take_notices():
+            print(f"gradwire: worker {self.rank}: {notice}", file=sys.stderr, flush=True)
 
 
 class _Target:
     """Where a pull writes: the caller's own memory, or a float32 array that is copied out at the end."""
 
-    def __init__(self, verb: str, key: Key, out: Any) -> None:
+    def __init__(self, verb: str, key: Key, out: Any, may_be_on_device: bool) -> None:
         self._outs = [_out(verb, key, item) for item in (out if isinstance(out, list | tuple) else [out])]
         _expect_one_shape(f"{verb}: the outs of key {key!r}", self._outs)
         first = self._outs[0]
-        self.array = first if _is_plain(first) else np.empty(tuple(first.shape), dtype=np.float32)
-        self._copies = self._outs[1:] if self.array is first else self._outs
+        if _is_plain(first) and (may_be_on_device or not is_on_device(first)):
+            self.array, self._copies = first, self._outs[1:]
+        else:
+            self._receive_on_host()
+
+    def _receive_on_host(self) -> None:
+        self.array, self._copies = np.empty(tuple(self._outs[0].shape), dtype=np.float32), self._outs
+
+    def meet(self, value: Any) -> Any:
+        """Returns the value where the engine can take both: on one device, or else both on the host."""
+        if is_on_device(value) and is_on_device(self.array) and value.device == self.array.device:
+            return value
+        if is_on_device(self.array):
+            self._receive_on_host()
+        return value.cpu() if is_on_device(value) else value
 
     def deliver(self) -> None:
         for item in self._copies:
@@ -457,13 +482,15 @@ def _dtype(value: Any) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """True for memory that the engine can use as it is: float32, contiguous, on the CPU."""
+    """True for memory that the engine can use as it is: float32, contiguous, on the CPU or a CUDA device."""
     if isinstance(value, np.ndarray):
         return value.dtype == np.float32 and bool(value.flags.c_contiguous)
-    return str(value.dtype) == "torch.float32" and value.device.type == "cpu" and value.is_contiguous()
+    return (
+        str(value.dtype) == "torch.float32" and value.device.type in ("cpu", "cuda") and value.is_contiguous()
+    )
 
 
-def _array(verb: str, key: Key, value: Any) -> Any:
+def _array(verb: str, key: Key, value: Any, may_be_on_device: bool = False) -> Any:
     if not hasattr(value, "dtype"):
         raise TypeError(
             f"{verb}: the value of key {key!r} is a {type(value).__name__}, expected a NumPy or PyTorch array"
@@ -473,11 +500,10 @@ def _array(verb: str, key: Key, value: Any) -> Any:
             f"{verb}: the value of key {key!r} has dtype {_dtype(value)}, expected one of {', '.join(_DTYPES)}"
         )
     plain = np.asarray(value) if isinstance(value, np.generic) else _detached(value)
-    if _is_plain(plain):
-        return plain
     if isinstance(plain, np.ndarray):
-        return np.asarray(plain, dtype=np.float32, order="C")
-    return plain.cpu().float().contiguous()
+        return plain if _is_plain(plain) else np.asarray(plain, dtype=np.float32, order="C")
+    here = plain if may_be_on_device else plain.cpu()
+    return here.float().contiguous()
 
 
 def _key(verb: str, key: Any) -> Key:

@@ -18,6 +18,12 @@ using ConstFloats = nanobind::ndarray<const float, nanobind::c_contig, nanobind:
 using ConstBytes =
     nanobind::ndarray<const std::uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 
+/// The same on a CUDA device.
+using CudaFloats = nanobind::ndarray<float, nanobind::c_contig, nanobind::device::cuda>;
+using ConstCudaFloats = nanobind::ndarray<const float, nanobind::c_contig, nanobind::device::cuda>;
+
+inline std::span<float> flat(const CudaFloats& array) { return {array.data(), array.size()}; }
+inline std::span<const float> flat(const ConstCudaFloats& array) { return {array.data(), array.size()}; }
 inline std::span<float> flat(const Floats& array) { return {array.data(), array.size()}; }
 inline std::span<const float> flat(const ConstFloats& array) { return {array.data(), array.size()}; }
 

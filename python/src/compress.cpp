@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "compress/codecs.h"
+#include "python/src/arrays.h"
 #include "python/src/bindings.h"
 
 namespace gradwire::python {
@@ -19,7 +20,6 @@ using compress::Position;
 
 namespace {
 
-using OutBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using NumpyBytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 using NumpyFloats = nb::ndarray<nb::numpy, float>;
 
@@ -43,31 +43,36 @@ NumpyFloats numpy_floats(std::unique_ptr<float[]> array, std::size_t rows, std::
   return NumpyFloats(data, {rows, columns}, owner);
 }
 
-std::vector<Payload> views(const std::vector<ConstBytes>& payloads) {
+std::vector<Payload> views(const std::vector<GivenArray>& payloads, const char* call) {
+  if (payloads.empty())
+    throw std::invalid_argument(std::string(call) + ": no payload given, expected one per rank");
   std::vector<Payload> out;
-  for (const auto& p : payloads) out.emplace_back(reinterpret_cast<const std::byte*>(p.data()), p.size());
+  for (const auto& payload : payloads) out.push_back(bytes_of(payload, call, "a payload"));
   return out;
 }
 
-std::span<const compress::UnitScale> scales_of(const std::optional<ConstFloats>& scales,
+std::span<const compress::UnitScale> scales_of(const std::optional<GivenArray>& scales,
                                                std::size_t elements) {
   static_assert(sizeof(compress::UnitScale) == 2 * sizeof(float));
   if (!scales) return {};
-  if (scales->size() != 2 * compress::unit_count(elements)) {
-    throw std::invalid_argument("encode: scales has " + std::to_string(scales->size()) +
+  const std::span<const float> floats = floats_of(*scales, "encode", "scales");
+  if (floats.size() != 2 * compress::unit_count(elements)) {
+    throw std::invalid_argument("encode: scales has " + std::to_string(floats.size()) +
                                 " floats, expected (" + std::to_string(compress::unit_count(elements)) +
                                 ", 2): threshold and level per unit");
   }
-  return {reinterpret_cast<const compress::UnitScale*>(scales->data()), compress::unit_count(elements)};
+  return {reinterpret_cast<const compress::UnitScale*>(floats.data()), compress::unit_count(elements)};
 }
 
-std::span<float> residual_of(const std::optional<Floats>& residual, std::size_t elements, const char* verb) {
+std::span<float> residual_of(const std::optional<GivenRoom>& residual, std::size_t elements,
+                             const char* verb) {
   if (!residual) return {};
-  if (residual->size() != elements) {
-    throw std::invalid_argument(std::string(verb) + ": residual has " + std::to_string(residual->size()) +
+  const std::span<float> floats = floats_of(*residual, verb, "residual");
+  if (floats.size() != elements) {
+    throw std::invalid_argument(std::string(verb) + ": residual has " + std::to_string(floats.size()) +
                                 " elements, expected " + std::to_string(elements));
   }
-  return flat(*residual);
+  return floats;
 }
 
 void require_elements(const char* verb, std::size_t elements) {
@@ -75,9 +80,9 @@ void require_elements(const char* verb, std::size_t elements) {
     throw std::invalid_argument(std::string(verb) + ": no element given, expected at least 1");
 }
 
-std::size_t encode_into(const Codec& codec, const ConstFloats& grad, const std::optional<Floats>& residual,
-                        const std::optional<ConstFloats>& scales, std::span<std::byte> out,
-                        const Position& position) {
+std::size_t encode_into(const Codec& codec, std::span<const float> grad,
+                        const std::optional<GivenRoom>& residual, const std::optional<GivenArray>& scales,
+                        std::span<std::byte> out, const Position& position) {
   require_elements("encode", grad.size());
   const auto kept = residual_of(residual, grad.size(), "encode");
   const auto agreed = scales_of(scales, grad.size());
@@ -87,12 +92,13 @@ std::size_t encode_into(const Codec& codec, const ConstFloats& grad, const std::
                                 " bytes, expected at least " + std::to_string(capacity));
   }
   const nb::gil_scoped_release release;
-  return codec.encode(flat(grad), kept, agreed, out, position).bytes;
+  return codec.encode(grad, kept, agreed, out, position).bytes;
 }
 
-NumpyBytes encode(const Codec& codec, const ConstFloats& grad, const std::optional<Floats>& residual,
-                  const std::optional<ConstFloats>& scales, std::uint32_t key, std::uint32_t rank,
+NumpyBytes encode(const Codec& codec, const GivenArray& given, const std::optional<GivenRoom>& residual,
+                  const std::optional<GivenArray>& scales, std::uint32_t key, std::uint32_t rank,
                   std::uint64_t step, std::uint64_t offset) {
+  const std::span<const float> grad = floats_of(given, "encode", "grad");
   require_elements("encode", grad.size());
   const std::size_t capacity = codec.max_encoded_size(grad.size());
   std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[capacity]);
@@ -102,32 +108,29 @@ NumpyBytes encode(const Codec& codec, const ConstFloats& grad, const std::option
   return numpy_bytes(std::move(out), bytes);
 }
 
-void decode_sum_into(const Codec& codec, const std::vector<ConstBytes>& payloads, std::size_t elements,
+void decode_sum_into(const Codec& codec, const std::vector<GivenArray>& payloads, std::size_t elements,
                      std::span<float> out) {
   require_elements("decode_sum", elements);
-  if (payloads.empty()) throw std::invalid_argument("decode_sum: no payload given, expected one per rank");
   if (out.size() != elements) {
     throw std::invalid_argument("decode_sum: out has " + std::to_string(out.size()) + " elements, expected " +
                                 std::to_string(elements));
   }
-  const auto spans = views(payloads);
-  for (const Payload& payload : spans) codec.validate(payload, elements);
+  const auto spans = views(payloads, "decode_sum");
   const nb::gil_scoped_release release;
+  for (const Payload& payload : spans) codec.validate(payload, elements);
   codec.decode_sum(spans, out);
 }
 
-NumpyFloats decode_sum(const Codec& codec, const std::vector<ConstBytes>& payloads, std::size_t elements) {
+NumpyFloats decode_sum(const Codec& codec, const std::vector<GivenArray>& payloads, std::size_t elements) {
   std::unique_ptr<float[]> out(new float[elements]);
   decode_sum_into(codec, payloads, elements, {out.get(), elements});
   return numpy_floats(std::move(out), elements);
 }
 
-NumpyBytes encode_reply(const Codec& codec, const std::vector<ConstBytes>& payloads, std::size_t elements,
-                        const std::string& reply, const std::optional<Floats>& residual) {
+NumpyBytes encode_reply(const Codec& codec, const std::vector<GivenArray>& payloads, std::size_t elements,
+                        const std::string& reply, const std::optional<GivenRoom>& residual) {
   require_elements("encode_reply", elements);
-  if (payloads.empty()) throw std::invalid_argument("encode_reply: no payload given, expected one per rank");
-  const auto spans = views(payloads);
-  for (const Payload& payload : spans) codec.validate(payload, elements);
+  const auto spans = views(payloads, "encode_reply");
   const auto kind = compress::reply_kind(codec, reply);
   const std::size_t capacity = codec.max_reply_size(elements, spans.size(), kind);
   std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[capacity]);
@@ -135,23 +138,25 @@ NumpyBytes encode_reply(const Codec& codec, const std::vector<ConstBytes>& paylo
   compress::Encoded encoded;
   {
     const nb::gil_scoped_release release;
+    for (const Payload& payload : spans) codec.validate(payload, elements);
     encoded =
         codec.encode_reply(spans, elements, kind, kept, {reinterpret_cast<std::byte*>(out.get()), capacity});
   }
   return numpy_bytes(std::move(out), encoded.bytes);
 }
 
-nb::tuple decode_reply(const Codec& codec, const ConstBytes& payload, std::size_t ways, std::size_t elements,
+nb::tuple decode_reply(const Codec& codec, const GivenArray& given, std::size_t ways, std::size_t elements,
                        const std::string& reply) {
   require_elements("decode_reply", elements);
+  const Payload payload = bytes_of(given, "decode_reply", "the payload");
   const auto kind = compress::reply_kind(codec, reply);
   std::unique_ptr<float[]> out(new float[elements]);
   const std::size_t units = codec.agrees_scales() ? compress::unit_count(elements) : 0;
   std::unique_ptr<float[]> next(new float[2 * units]);
   {
     const nb::gil_scoped_release release;
-    codec.decode_reply({reinterpret_cast<const std::byte*>(payload.data()), payload.size()}, ways, kind,
-                       {out.get(), elements}, {reinterpret_cast<compress::UnitScale*>(next.get()), units});
+    codec.decode_reply(payload, ways, kind, {out.get(), elements},
+                       {reinterpret_cast<compress::UnitScale*>(next.get()), units});
   }
   nb::object scales = nb::none();
   if (units > 0) scales = nb::cast(numpy_floats(std::move(next), units, 2));
@@ -184,8 +189,11 @@ nb::list list_codecs() {
 }  // namespace
 
 void bind_compress(nb::module_& module) {
-  nb::class_<Codec>(module, "Codec",
-                    "Floats to payloads and payloads to sums. Immutable; any thread may use it.")
+  nb::class_<Codec>(
+      module, "Codec",
+      "Floats to payloads and payloads to sums. Immutable; any thread may use it.\n"
+      "Arrays are NumPy's, PyTorch's or any with DLPack, on the CPU and contiguous; they are used "
+      "where\nthey lie, without the GIL. Others are a ValueError.")
       .def_prop_ro("name", [](const Codec& c) { return std::string(c.name()); })
       .def_prop_ro("lossy", &Codec::lossy,
                    "True when encode() loses information, so that a residual is worth keeping.")
@@ -204,12 +212,11 @@ void bind_compress(nb::module_& module) {
            "tensor before grad, whole codec units).")
       .def(
           "encode",
-          [](const Codec& c, const ConstFloats& grad, const std::optional<Floats>& residual,
-             const std::optional<ConstFloats>& scales, std::uint32_t key, std::uint32_t rank,
-             std::uint64_t step, std::uint64_t offset, const OutBytes& out) {
-            return encode_into(c, grad, residual, scales,
-                               {reinterpret_cast<std::byte*>(out.data()), out.size()},
-                               {key, rank, step, offset});
+          [](const Codec& c, const GivenArray& grad, const std::optional<GivenRoom>& residual,
+             const std::optional<GivenArray>& scales, std::uint32_t key, std::uint32_t rank,
+             std::uint64_t step, std::uint64_t offset, const GivenRoom& out) {
+            return encode_into(c, floats_of(grad, "encode", "grad"), residual, scales,
+                               bytes_of(out, "encode", "out"), {key, rank, step, offset});
           },
           "grad"_a.noconvert(), nb::kw_only(), "residual"_a.noconvert() = nb::none(),
           "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
@@ -219,21 +226,21 @@ void bind_compress(nb::module_& module) {
            "Sums the payloads in rank order; returns float32 (elements,). Raises DecodeError.")
       .def(
           "decode_sum",
-          [](const Codec& c, const std::vector<ConstBytes>& payloads, std::size_t n, const Floats& out) {
-            decode_sum_into(c, payloads, n, flat(out));
+          [](const Codec& c, const std::vector<GivenArray>& payloads, std::size_t n, const GivenRoom& out) {
+            decode_sum_into(c, payloads, n, floats_of(out, "decode_sum", "out"));
           },
           "payloads"_a.noconvert(), "elements"_a, nb::kw_only(), "out"_a.noconvert(),
           "The same, written to out.")
       .def(
           "decode",
-          [](const Codec& c, const ConstBytes& payload, std::size_t n) {
+          [](const Codec& c, const GivenArray& payload, std::size_t n) {
             return decode_sum(c, {payload}, n);
           },
           "payload"_a.noconvert(), "elements"_a, "Returns float32 (elements,). Raises DecodeError.")
       .def(
           "decode",
-          [](const Codec& c, const ConstBytes& payload, std::size_t n, const Floats& out) {
-            decode_sum_into(c, {payload}, n, flat(out));
+          [](const Codec& c, const GivenArray& payload, std::size_t n, const GivenRoom& out) {
+            decode_sum_into(c, {payload}, n, floats_of(out, "decode", "out"));
           },
           "payload"_a.noconvert(), "elements"_a, nb::kw_only(), "out"_a.noconvert(),
           "The same, written to out.")

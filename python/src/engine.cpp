@@ -244,6 +244,9 @@ nb::dict counters(PyEngine& self) {
   out["bytes_received"] = sum.bytes_received;
   out["frames_sent"] = sum.frames_sent;
   out["frames_received"] = sum.frames_received;
+  const kvstore::DeviceTraffic devices = self.engine().device_traffic();
+  out["bytes_from_devices"] = devices.bytes_from_devices;
+  out["bytes_to_devices"] = devices.bytes_to_devices;
   return out;
 }
 
@@ -351,11 +354,30 @@ void bind_engine(nb::module_& module) {
           },
           "key"_a, "grad"_a.noconvert(), "priority"_a = 0)
       .def(
+          "push",
+          [](PyEngine& s, KeyId key, const ConstCudaFloats& grad, std::int32_t priority,
+             std::uintptr_t stream) {
+            const kvstore::OnDevice place = s.on_cuda(grad.device_id(), stream);
+            const nb::gil_scoped_release release;
+            return s.engine().push(key, flat(grad), priority, place);
+          },
+          "key"_a, "grad"_a.noconvert(), "priority"_a = 0, nb::kw_only(), "stream"_a,
+          "The same of a gradient on a CUDA device, which `stream` (a cudaStream_t as a number) may still be "
+          "writing.")
+      .def(
           "pull",
           [](PyEngine& s, KeyId key, const Floats& out, std::int32_t priority) {
             return s.keep(s.engine().pull(key, flat(out), priority), nb::none(), nb::cast(out));
           },
           "key"_a, "out"_a.noconvert(), "priority"_a = 0)
+      .def(
+          "pull",
+          [](PyEngine& s, KeyId key, const CudaFloats& out, std::int32_t priority, std::uintptr_t stream) {
+            const kvstore::OnDevice place = s.on_cuda(out.device_id(), stream);
+            return s.keep(s.engine().pull(key, flat(out), priority, place), nb::none(), nb::cast(out));
+          },
+          "key"_a, "out"_a.noconvert(), "priority"_a = 0, nb::kw_only(), "stream"_a,
+          "The same to a CUDA device, behind what `stream` has been given there.")
       .def(
           "push_pull",
           [](PyEngine& s, KeyId key, const ConstFloats& grad, const Floats& out, std::int32_t priority,
@@ -364,13 +386,31 @@ void bind_engine(nb::module_& module) {
                           nb::cast(out));
           },
           "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0F)
+      .def(
+          "push_pull",
+          [](PyEngine& s, KeyId key, const ConstCudaFloats& grad, const CudaFloats& out,
+             std::int32_t priority, float scale, std::uintptr_t stream) {
+            PyEngine::expect_device("push_pull", out.device_id(), grad.device_id());
+            const kvstore::OnDevice place = s.on_cuda(grad.device_id(), stream);
+            return s.keep(s.engine().push_pull(key, flat(grad), flat(out), priority, scale, place),
+                          nb::cast(grad), nb::cast(out));
+          },
+          "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0F,
+          nb::kw_only(), "stream"_a, "Both on one CUDA device; `stream` as in push() and pull().")
       .def("bind_slots", &PyEngine::bind_slots, "keys"_a, "arrays"_a.noconvert(),
            "Binds slot i to keys[i] and to arrays[i], which is input and output of every step. A collective.")
+      .def("bind_slots", &PyEngine::bind_slots_on_device, "keys"_a, "arrays"_a.noconvert(),
+           "The same of arrays on one CUDA device.")
       .def(
           "set_slot_scale", [](PyEngine& s, float scale) { s.engine().set_slot_scale(scale); }, "scale"_a)
       .def(
-          "mark_ready", [](PyEngine& s, std::uint32_t slot) { s.engine().mark_ready(slot); }, "slot"_a,
-          Release())
+          "mark_ready",
+          [](PyEngine& s, std::uint32_t slot, std::uintptr_t stream) {
+            s.engine().mark_ready(slot, reinterpret_cast<void*>(stream));
+          },
+          "slot"_a, "stream"_a = 0, Release(),
+          "Says that the slot's gradient is complete; on a CUDA device, once `stream` has done what it was "
+          "given.")
       .def(
           "unmarked", [](PyEngine& s) { return s.engine().unmarked(); }, "Slots not marked in this step.")
       .def(
@@ -380,7 +420,9 @@ void bind_engine(nb::module_& module) {
                                       [&](milliseconds slice) { return s.engine().drain_for(slice); });
           },
           "seconds"_a = 1e9, "Waits until every slot holds its sum. Returns False when seconds passed first.")
-      .def("counters", &counters, "Bytes and frames at the socket since the start, all peers together.")
+      .def("counters", &counters,
+           "Bytes and frames at the socket since the start, all peers together; and bytes that have crossed "
+           "between the host and its devices.")
       .def("codec_seconds", [](PyEngine& s) { return s.engine().codec_seconds(); })
       .def("take_nonfinite", [](PyEngine& s) { return s.engine().take_nonfinite(); })
       .def("take_notices", [](PyEngine& s) { return s.engine().take_notices(); })

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <csignal>
 #include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "compress/cuda_device.h"
 #include "kvstore/engine.h"
 #include "kvstore/server.h"
 #include "python/src/bindings.h"
@@ -88,14 +90,24 @@ class PyEngine {
   }
 
   void bind_slots(const std::vector<kvstore::KeyId>& keys, const std::vector<Floats>& arrays) {
-    std::vector<std::span<float>> values;
-    for (const auto& array : arrays) values.push_back(flat(array));
-    kvstore::Engine& engine = this->engine();
-    {
-      const nanobind::gil_scoped_release release;
-      engine.bind_slots(keys, values);
-    }
-    slots_ = arrays;
+    bind(keys, arrays, nullptr);
+  }
+  /// Throws std::invalid_argument unless all arrays lie on one device.
+  void bind_slots_on_device(const std::vector<kvstore::KeyId>& keys, const std::vector<CudaFloats>& arrays) {
+    const int device = arrays.empty() ? 0 : arrays.front().device_id();
+    for (const auto& array : arrays) expect_device("bind_slots", array.device_id(), device);
+    bind(keys, arrays, cuda(device));
+  }
+
+  /// The device of this number, opened when it is first asked for, and the stream that is writing or reading
+  /// there.
+  kvstore::OnDevice on_cuda(int device, std::uintptr_t stream) {
+    return {cuda(device), reinterpret_cast<void*>(stream)};
+  }
+  static void expect_device(const char* verb, int given, int expected) {
+    if (given == expected) return;
+    throw std::invalid_argument(std::string(verb) + ": arrays lie on cuda:" + std::to_string(expected) +
+                                " and on cuda:" + std::to_string(given) + "; give those of one device");
   }
 
   /// Of an operation that failed: threads that end with close() may still read its arrays.
@@ -109,7 +121,7 @@ class PyEngine {
     }
     kept_.clear();
     failed_.clear();
-    slots_.clear();
+    slots_.reset();
   }
 
   /// Waits until nobody needs what this process serves for the whole job.
@@ -131,11 +143,31 @@ class PyEngine {
   };
   bool is_inherited() const { return getpid() != owner_; }
 
+  std::shared_ptr<compress::Device> cuda(int number) {
+    auto& device = devices_[number];
+    if (!device) device = compress::open_cuda_device(number);
+    return device;
+  }
+
+  template <typename Arrays>
+  void bind(const std::vector<kvstore::KeyId>& keys, const Arrays& arrays,
+            std::shared_ptr<compress::Device> device) {
+    std::vector<std::span<float>> values;
+    for (const auto& array : arrays) values.push_back(flat(array));
+    kvstore::Engine& engine = this->engine();
+    {
+      const nanobind::gil_scoped_release release;
+      engine.bind_slots(keys, values, std::move(device));
+    }
+    slots_ = std::make_shared<Arrays>(arrays);
+  }
+
   const pid_t owner_ = getpid();
   std::unique_ptr<transport::Scheduler> scheduler_;  // before engine_, which needs it to the end
   std::deque<Kept> kept_;                            // before engine_: outlives it
   std::vector<nanobind::object> failed_;
-  std::vector<Floats> slots_;
+  std::shared_ptr<void> slots_;  ///< the arrays, of whichever kind; nobody else owns them
+  std::map<int, std::shared_ptr<compress::Device>> devices_;  ///< by CUDA's number
   std::unique_ptr<kvstore::Engine> engine_;
 };
 

@@ -3,14 +3,12 @@
 #include <thrust/system/cpp/execution_policy.h>
 
 #include <cstdlib>
-#include <new>
 #include <string_view>
 #include <thread>
 #include <vector>
 
-#include "compress/dense_thrust.h"
-#include "compress/two_bit_auto_thrust.h"
 #include "tests/compress/device_codec_conformance.h"
+#include "tests/compress/thrust_twins.h"
 
 namespace gradwire::compress {
 namespace {
@@ -47,13 +45,8 @@ class HostDevice final : public TestDevice {
   static std::unique_ptr<TestDevice> open() { return std::make_unique<HostDevice>(); }
   static std::string missing() { return {}; }
 
-  std::unique_ptr<DeviceCodec> twin(const CodecSpec& spec) const override { return make_twin(spec); }
-  static std::unique_ptr<DeviceCodec> make_twin(const CodecSpec& spec) {
-    std::unique_ptr<Codec> codec = make(spec);
-    const std::string_view name = codec->name();
-    if (name == "2bit") return make_two_bit_twin<Backend>(std::move(codec));
-    const bool dense = name == "none" || name == "fp16" || name == "bf16";
-    return dense ? make_dense_twin<Backend>(std::move(codec)) : nullptr;
+  std::unique_ptr<DeviceCodec> twin(const CodecSpec& spec) const override {
+    return make_thrust_twin<Backend>(spec);
   }
 
   // malloc() gives exactly what was asked for to ASan, and 16-byte alignment.
@@ -73,9 +66,9 @@ class HostDevice final : public TestDevice {
 };
 
 TEST(ThrustTwins, AreMissingOnlyWhereThisSaysSo) {
-  const std::string missing = codecs_without_twin(HostDevice<CppBackend>::make_twin);
-  for (const char* name : {"none", "fp16", "bf16", "2bit"}) {
-    EXPECT_NE(HostDevice<CppBackend>::make_twin({name, {}}), nullptr) << name;
+  const std::string missing = codecs_without_twin(make_thrust_twin<CppBackend>);
+  for (const char* name : {"none", "fp16", "bf16", "2bit", "int8", "int4", "fp8", "1bit", "topk"}) {
+    EXPECT_NE(make_thrust_twin<CppBackend>({name, {}}), nullptr) << name;
   }
   if (!missing.empty()) GTEST_SKIP() << "no device twin yet: " << missing;
 }
@@ -85,11 +78,10 @@ const TestDeviceEntry kDevices[] = {
     {"threads", HostDevice<ThreadsBackend>::open, HostDevice<ThreadsBackend>::missing},
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Thrust, DeviceCodecConformance,
-    testing::Combine(testing::ValuesIn(kDevices),
-                     testing::ValuesIn(specs_with_twin(HostDevice<CppBackend>::make_twin))),
-    device_case_name);
+INSTANTIATE_TEST_SUITE_P(Thrust, DeviceCodecConformance,
+                         testing::Combine(testing::ValuesIn(kDevices),
+                                          testing::ValuesIn(specs_with_twin(make_thrust_twin<CppBackend>))),
+                         device_case_name);
 INSTANTIATE_TEST_SUITE_P(Thrust, DeviceGolden, testing::ValuesIn(kDevices), device_name);
 
 }  // namespace

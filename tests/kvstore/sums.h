@@ -32,9 +32,17 @@ inline std::vector<float> rank_order_sum(std::size_t n, unsigned seed, std::uint
   return sum;
 }
 
+/// Pushes values and pulls the sum, times scale, to them.
+using Exchange = std::function<void(Engine& engine, KeyId key, std::vector<float>& values, float scale)>;
+
+inline void exchange_on_host(Engine& engine, KeyId key, std::vector<float>& values, float scale) {
+  engine.push_pull(key, values, values, 0, scale).wait();
+}
+
 /// Weights of rank 0 after a few steps of every codec and reply, for one way of cutting and placing.
 inline std::map<std::string, std::vector<float>> results_of(
-    const JobSize& size, void (*run)(const JobSize&, const std::function<void(Engine&)>&) = run_job) {
+    const JobSize& size, void (*run)(const JobSize&, const std::function<void(Engine&)>&) = run_job,
+    const Exchange& exchange = exchange_on_host) {
   std::map<std::string, std::vector<float>> results;
   for (const auto& [codec, reply] :
        std::vector<std::pair<std::string, std::string>>{{"none", "none"},
@@ -63,7 +71,7 @@ inline std::map<std::string, std::vector<float>> results_of(
       for (unsigned step = 0; step < 4; ++step) {
         for (std::size_t k = 0; k < keys.size(); ++k) {
           auto values = random_floats(specs[k].elements(), 10 * step + engine.rank());
-          engine.push_pull(keys[k], values, values, 0, 0.5F).wait();
+          exchange(engine, keys[k], values, 0.5F);
           last.insert(last.end(), values.begin(), values.end());
         }
       }

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import re
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gradwire import DecodeError, compress
 from gradwire.compress import Compression
 from hypothesis import given, settings
@@ -14,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.testing import assert_array_equal
 from oracle import two_bit
+from python.dlpack_array import CUDA, DlpackArray
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("mxnet191_2bit_*.npz"))
 STEPS = 3
@@ -255,12 +262,123 @@ def test_a_codec_that_is_not_there(name: str, parameters: dict[str, Any], reason
         compress.make(name, **parameters)
 
 
-def test_arrays_that_the_codec_cannot_take() -> None:
+# ------------------------------------------------------------------------------------- arrays of any kind
+
+
+def of_numpy(array: Any) -> Any:
+    return array
+
+
+def of_torch(array: Any) -> Any:
+    return torch.from_numpy(array)
+
+
+@pytest.mark.parametrize("wrap", [of_numpy, of_torch, DlpackArray])
+def test_arrays_of_any_framework_are_used_where_they_lie(wrap: Callable[[Any], Any]) -> None:
+    grad = np.random.default_rng(1).normal(size=1001).astype(np.float32)
+    for name in compress.list():
+        codec = compress.make(name)
+        expected_kept, kept, out = np.zeros_like(grad), np.zeros_like(grad), np.zeros_like(grad)
+        room = np.zeros(codec.max_encoded_size(grad.size), np.uint8)
+        payload = codec.encode(grad, residual=expected_kept if codec.lossy else None)
+        length = codec.encode(wrap(grad), residual=wrap(kept) if codec.lossy else None, out=wrap(room))
+        assert_array_equal(room[:length], payload)
+        assert_array_equal(kept, expected_kept)
+        assert_array_equal(codec.decode(wrap(payload), grad.size), codec.decode(payload, grad.size))
+        codec.decode_sum([wrap(payload), payload], grad.size, out=wrap(out))
+        assert_array_equal(out, codec.decode_sum([payload, payload], grad.size))
+        reply = codec.encode_reply([wrap(payload)], grad.size, reply="fp32")
+        sums, scales = codec.decode_reply(wrap(reply), 1, grad.size, reply="fp32")
+        assert_array_equal(sums, codec.decode(payload, grad.size))
+        if scales is not None:
+            codec.encode(wrap(grad), residual=wrap(kept), scales=wrap(scales))
+
+
+def test_an_array_is_let_go_of() -> None:
+    codec = compress.make("fp16")
+    array = DlpackArray(np.ones(100, np.float32))
+    codec.encode(array)
+    with pytest.raises(ValueError, match="residual has 100 elements"):
+        codec.encode(np.ones(99, np.float32), residual=array)
+    gc.collect()
+    assert array.released == 2
+
+
+def test_read_only_arrays_are_read() -> None:
+    grad = np.ones(16, np.float32)
+    grad.flags.writeable = False
     codec = compress.make("2bit")
+    assert_array_equal(codec.decode(codec.encode(grad), 16), np.full(16, 0.5, np.float32))
     with pytest.raises(TypeError):
-        codec.encode(np.zeros(4, np.float64))
-    with pytest.raises(TypeError):
-        codec.encode(np.zeros(8, np.float32)[::2])
+        codec.encode(np.ones(16, np.float32), residual=grad)
+
+
+FLOATS = np.zeros(8, np.float32)
+BYTES = np.zeros(64, np.uint8)
+
+
+@pytest.mark.parametrize("wrap", [of_numpy, of_torch, DlpackArray])
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (
+            lambda c, w: c.encode(w(FLOATS.astype(np.float64))),
+            "encode: grad has dtype float64, expected float32",
+        ),
+        (lambda c, w: c.encode(w(FLOATS[::2])), "encode: grad is not contiguous"),
+        (lambda c, w: c.encode(w(FLOATS.reshape(2, 4).T)), "encode: grad is not contiguous"),
+        (lambda c, w: c.encode(FLOATS, residual=w(FLOATS.astype(np.int32))), "residual has dtype int32"),
+        (
+            lambda c, w: c.encode(FLOATS, residual=w(np.zeros(16, np.float32)[::2])),
+            "residual is not contiguous",
+        ),
+        (lambda c, w: c.encode(FLOATS, out=w(FLOATS)), "out has dtype float32, expected uint8"),
+        (lambda c, w: c.encode(FLOATS, scales=w(BYTES)), "scales has dtype uint8, expected float32"),
+        (lambda c, w: c.decode(w(FLOATS), 8), "a payload has dtype float32, expected uint8"),
+        (lambda c, w: c.decode(BYTES[:4], 8, out=w(BYTES)), "decode: out has dtype uint8"),
+        (lambda c, w: c.decode_sum([BYTES[:4], w(BYTES[::2])], 8), "decode_sum: a payload is not contiguous"),
+        (
+            lambda c, w: c.decode_sum([BYTES[:4]], 8, out=w(FLOATS.astype(np.float64))),
+            "out has dtype float64",
+        ),
+        (lambda c, w: c.encode_reply([w(FLOATS)], 8, reply="fp32"), "encode_reply: a payload has dtype"),
+        (lambda c, w: c.decode_reply(w(FLOATS), 1, 8, reply="fp32"), "decode_reply: the payload has dtype"),
+    ],
+)
+def test_arrays_that_the_codec_cannot_use(call: Any, reason: str, wrap: Callable[[Any], Any]) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        call(compress.make("2bit"), wrap)
+
+
+def test_arrays_on_a_device_are_refused() -> None:
+    codec = compress.make("2bit")
+    with pytest.raises(ValueError, match=r"grad lies on a device .* expected the host's memory"):
+        codec.encode(DlpackArray(FLOATS, CUDA))
+    with pytest.raises(ValueError, match="out lies on a device"):
+        codec.decode(BYTES[:4], 8, out=DlpackArray(FLOATS.copy(), CUDA))
+
+
+def test_encoding_lets_other_threads_run() -> None:
+    codec, grad = compress.make("2bit"), np.ones(1_000_000, np.float32)
+    began, seen = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: began.wait(10) and seen.set())
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # another thread runs only when this one gives up the GIL
+    try:
+        thread.start()
+        began.set()
+        for _ in range(1000):
+            codec.encode(grad)
+            if seen.is_set():
+                break
+        assert seen.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+
+
+def test_arrays_of_a_wrong_size_are_refused() -> None:
+    codec = compress.make("2bit")
     with pytest.raises(ValueError, match="residual"):
         codec.encode(np.zeros(4, np.float32), residual=np.zeros(5, np.float32))
     with pytest.raises(ValueError, match="no element"):

@@ -13,9 +13,11 @@ import gradwire
 import numpy as np
 import pytest
 import torch
-from gradwire import nccl
+from gradwire import _core, nccl
+from gradwire.devices import DeviceSum
 from gradwire.kv import KVStore
 from numpy.testing import assert_array_equal
+from python.dlpack_array import CUDA, DlpackArray
 
 SHAPE = (4, 3)
 
@@ -277,6 +279,33 @@ def test_several_values_in_place(kv: KVStore) -> None:
     kv.pushpull("w", values)
     for value in values:
         assert_array_equal(value, ones(value=3))
+
+
+def test_sums_on_a_device_have_the_bits_of_those_on_the_host() -> None:
+    values = np.random.default_rng(5).normal(size=(4, 999)).astype(np.float32)
+    total = DeviceSum.add_on_device([torch.from_numpy(value) for value in values])
+    assert_array_equal(total.numpy(), DeviceSum("none").add("w", list(values)))
+
+
+NO_GPU = pytest.mark.skipif(_core.build_info()["cuda_devices"] > 0, reason="this machine has a CUDA device")
+
+
+@NO_GPU
+def test_a_device_that_cannot_be_used_is_refused_with_the_reason(kv: KVStore) -> None:
+    kv.init("w", ones())
+    key, there = kv._ids["w"], DlpackArray(ones(), CUDA)
+    calls = [
+        lambda: kv.engine.push(key, there, stream=0),
+        lambda: kv.engine.pull(key, there, stream=0),
+        lambda: kv.engine.push_pull(key, there, there, stream=0),
+        lambda: kv.engine.bind_slots([key], [there]),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="cuda: cannot use device 0: "):
+            call()
+    kv.push("w", ones())  # nothing of it was sent
+    assert_array_equal(pulled(kv, "w"), ones())
+    assert kv.engine.counters()["bytes_from_devices"] == kv.engine.counters()["bytes_to_devices"] == 0
 
 
 def test_mxnets_numbers_for_four_devices(kv: KVStore) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from gradwire.devices import stream_of
 from gradwire.torch.parameter_codecs import ParameterCodecs
 from gradwire.torch.warm_up import WarmUp
 
@@ -66,7 +67,7 @@ class ExchangeOptions:
 class _Parameter:
     name: str
     key: int
-    run: torch.Tensor | None  # float32 elements in the order of memory, on the CPU; None: given every time
+    run: torch.Tensor | None  # float32 elements in the order of memory; None: given every time
     own: Compression | None
 
 
@@ -110,7 +111,7 @@ class Exchange:
 
         Args:
             named: in order of the forward pass; the first is the most urgent.
-            runs: for each its memory: float32 (elements,), on the CPU, kept as long as this; or None: it will be
+            runs: for each its memory: float32 (elements,), all on the CPU or on one device, kept as long as this; or None: it will be
                 given to send_from().
 
         Raises:
@@ -137,7 +138,8 @@ class Exchange:
         numbers = itertools.count()
         self._slots = [-1 if p.run is None else next(numbers) for p in self._parameters]
         if bound and self._fuses:
-            self._engine.bind_slots([p.key for p in bound], [p.run.numpy() for p in bound])  # type: ignore[union-attr]
+            arrays: list[Any] = [p.run for p in bound]  # any that speak DLPack, which the stub does not say
+            self._engine.bind_slots([p.key for p in bound], arrays)
 
     # -- a step ----------------------------------------------------------------------------------------
 
@@ -161,7 +163,7 @@ class Exchange:
         assert run is not None
         self._prepare(index, run)
         self._marked = True
-        self._engine.mark_ready(self._slots[index])
+        self._engine.mark_ready(self._slots[index], **stream_of(run))
 
     def send_apart(self, index: int) -> None:
         """As send(), in a step in which others that have memory of their own are not sent."""
@@ -170,12 +172,13 @@ class Exchange:
         self.send_from(index, run)
 
     def send_from(self, index: int, run: torch.Tensor) -> None:
-        """Sends the gradient that run holds: float32 (elements,), contiguous, on the CPU. The mean will be there."""
+        """Sends the gradient that run holds: float32 (elements,), contiguous. The mean will be there."""
         self._prepare(index, run)
-        memory = run.numpy()
-        self._tickets.append(
-            self._engine.push_pull(self._parameters[index].key, memory, memory, -index, self._mean)
+        memory: Any = run  # speaks DLPack, which the stub does not say
+        ticket = self._engine.push_pull(
+            self._parameters[index].key, memory, memory, -index, self._mean, **stream_of(run)
         )
+        self._tickets.append(ticket)
 
     def _prepare(self, index: int, run: torch.Tensor) -> None:
         if not self._begun:
@@ -198,6 +201,7 @@ class Exchange:
         self._tickets.clear()
         if self._marked:
             self._wait(self._engine.drain)
+        self._print_notices()
         self._begun = self._marked = False
         nonfinite = self._engine.take_nonfinite()
         if self._options.vetoes:
@@ -210,8 +214,11 @@ class Exchange:
 
     def _wait(self, wait: Any) -> None:
         while not wait(1.0):
-            for notice in self._engine.take_notices():
-                print(f"gradwire: worker {self._store.rank}: {notice}", file=sys.stderr, flush=True)
+            self._print_notices()
+
+    def _print_notices(self) -> None:
+        for notice in self._engine.take_notices():
+            print(f"gradwire: worker {self._store.rank}: {notice}", file=sys.stderr, flush=True)
 
     def advance(self) -> None:
         """Ends a step: what comes next may have another codec. A collective where there is a warm-up."""

@@ -1,9 +1,9 @@
 """GradientReducer: sends every gradient the moment autograd has it, and waits for the means when backward()
 ends.
 
-Each parameter has a slot: a run of one flat float32 buffer on the CPU, which the engine reads and writes in
-place. For float32 parameters on the CPU `p.grad` is a view of the slot; others are converted on the way in
-and out.
+Each parameter has a slot: a run of one flat float32 buffer, which the engine reads and writes in place. It lies
+where the parameters do, if that is one CUDA device, else on the CPU. For float32 parameters there `p.grad` is a
+view of the slot; others are converted on the way in and out.
 
 Threading: hooks run on autograd's thread, one at a time.
 """
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import Variable
 
+from gradwire import _core
 from gradwire.torch.exchange import Exchange, ExchangeOptions, is_channels_last, warn_of_nonfinite
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class GradientReducer:
         self._failed = False
         self._densified = False
         self._frozen: list[tuple[str, torch.Tensor]] = []
+        self._device = _home([parameter for _, parameter in named])
         self.add(named)
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -87,7 +89,7 @@ class GradientReducer:
     def _add_live(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         if not named:
             return
-        runs = _runs([p for _, p in named])
+        runs = _runs([p for _, p in named], self._device)
         self.exchange.add(named, runs)
         for (name, p), run in zip(named, runs, strict=True):
             self._names.append(name)
@@ -95,7 +97,7 @@ class GradientReducer:
             self._slots.append(
                 run.as_strided(p.shape, p.stride()) if is_channels_last(p) else run.view(p.shape)
             )
-            self._in_place.append(p.dtype == torch.float32 and p.device.type == "cpu")
+            self._in_place.append(p.dtype == torch.float32 and p.device == self._device)
             self._hook(len(self._parameters) - 1)
         self._ready = bytearray(len(self._parameters))
 
@@ -312,13 +314,22 @@ class _BackwardEnd:
                 reducer.on_backward_failed()
 
 
-def _runs(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _home(parameters: Sequence[torch.Tensor]) -> torch.device:
+    """Returns the one CUDA device that holds all parameters, if the engine can encode there; else the CPU."""
+    devices = {parameter.device for parameter in parameters}
+    usable = _core.build_info()["cuda_devices"] > 0
+    if usable and len(devices) == 1 and (device := devices.pop()).type == "cuda":
+        return device
+    return torch.device("cpu")
+
+
+def _runs(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """One run of float32 for each, out of one buffer."""
     offsets, total = [], 0
     for parameter in parameters:
         offsets.append(total)
         total += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
-    flat = torch.zeros(total, dtype=torch.float32)
+    flat = torch.zeros(total, dtype=torch.float32, device=device)
     return [flat[o : o + p.numel()] for o, p in zip(offsets, parameters, strict=True)]
 
 

@@ -1,0 +1,267 @@
+// The twins of OneBitMean and OneBitVotes on any Thrust backend.
+//
+// Threading and lifetime: as DeviceCodec.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "compress/float_sum_thrust.h"
+#include "compress/one_bit.h"
+#include "compress/one_bit_scalar.h"
+#include "compress/one_bit_votes.h"
+#include "compress/unit_sums_thrust.h"
+#include "compress/vote_planes.h"
+
+namespace gradwire::compress {
+
+/// The level of each unit: one for all, or a float each.
+struct SignLevels {
+  float fixed = 1;
+  std::size_t per_unit_bytes = 0;  ///< before the bits; 0: one for all
+
+  /// Of the unit that holds element i of a payload.
+  GRADWIRE_HOST_DEVICE float of(const std::byte* payload, std::size_t i) const noexcept {
+    return per_unit_bytes == 0 ? fixed : load_aligned<float>(payload + i / kUnitElements * sizeof(float));
+  }
+};
+
+/// +level or -level of each payload, added in rank order.
+struct SignSumSource {
+  static constexpr std::size_t kAhead = 1;  // as CodeSumSource
+
+  PayloadBlock payloads;
+  SignLevels levels;
+
+  GRADWIRE_HOST_DEVICE float payload_at(std::size_t way, std::size_t i) const noexcept {
+    const std::byte* const payload = payloads.at(way);
+    return one_bit::value_of(one_bit::bit_at(payload + levels.per_unit_bytes, i), levels.of(payload, i));
+  }
+  GRADWIRE_HOST_DEVICE float at(std::size_t i) const noexcept {
+    float sum = payload_at(0, i);
+    for (std::size_t way = 1; way < payloads.ways; ++way) sum += payload_at(way, i);
+    return sum;
+  }
+  GRADWIRE_HOST_DEVICE Four four(std::size_t first, std::size_t count) const noexcept {
+    Four values{};
+    for (std::size_t j = 0; j < kItemElements; ++j) {
+      if (j < count) values.x[j] = at(first + j);
+    }
+    return values;
+  }
+};
+
+/// Writes the mean of |x| of unit `item`.
+struct StoreMean {
+  const UnitMeasure* measures;
+  std::size_t elements;
+  std::byte* out;
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
+    const double sum = measures[item].sum_all();
+    const auto count = static_cast<double>(two_bit::unit_elements(elements, item));
+    store_aligned(static_cast<float>(sum / count), out + item * sizeof(float));
+  }
+};
+
+/// Encodes eight elements into byte `item` of the bits, as one_bit::encode_scalar() does.
+template <typename Source>
+struct EncodeSigns {
+  Source source;
+  Residual residual;
+  std::size_t elements;
+  float least;
+  SignLevels levels;
+  std::byte* out;  ///< the payload
+  DeviceReport* report;
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
+    unsigned bits = 0;
+    bool nonfinite = false;
+    for (std::size_t part = 0; part < 8; part += kItemElements) {
+      const std::size_t first = item * 8 + part;
+      if (first >= elements) continue;
+      const std::size_t count = item_elements(elements, first);
+      const float level = levels.of(out, first);
+      const Four values = source.four(first, count);
+      Four kept = residual.load(first, count);
+      for (std::size_t j = 0; j < count; ++j) {
+        float x = residual.add(kept.x[j], values.x[j]);
+        if (!is_finite(x)) {
+          nonfinite = true;
+          x = is_finite(kept.x[j]) ? kept.x[j] : 0;
+        }
+        const bool bit = x >= least;
+        bits |= (bit ? 1u : 0u) << one_bit::bit_shift(part + j);
+        kept.x[j] = x - one_bit::value_of(bit, level);
+      }
+      residual.store(kept, first, count);
+    }
+    out[levels.per_unit_bytes + item] = static_cast<std::byte>(bits);
+    if (nonfinite) report_value(report->nonfinite, 1);
+  }
+};
+
+template <typename Backend, typename Source>
+void encode_signs(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
+                  float least, const SignLevels& levels, std::byte* out, DeviceReport* report) {
+  backend.each(one_bit::packed_bytes(elements),
+               EncodeSigns<Source>{source, Residual(residual), elements, least, levels, out, report});
+}
+
+struct OneBitMeanForm {
+  static constexpr std::size_t scratch_bytes(std::size_t elements) { return UnitScratch::bytes(elements); }
+  static constexpr SignLevels levels(std::size_t elements) {
+    return {0, unit_count(elements) * sizeof(float)};
+  }
+
+  template <typename Backend, typename Source>
+  void encode(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
+              std::byte* out, const DeviceWork& work) const {
+    const UnitScratch scratch(work.scratch, elements);
+    measure_units(backend, source, residual, nullptr, elements, scratch.measures);
+    backend.each(unit_count(elements), StoreMean{scratch.measures, elements, out});
+    encode_signs(backend, source, residual, elements, 0, levels(elements), out, work.report);
+  }
+
+  template <typename Backend>
+  SignSumSource sum(Backend&, const PayloadBlock& payloads, std::size_t elements, const DeviceWork&) const {
+    return {payloads, levels(elements)};
+  }
+
+  template <typename Backend>
+  void decode(Backend& backend, const PayloadBlock& payloads, float factor, std::span<float> out) const {
+    decode_items(backend, SignSumSource{payloads, levels(out.size())}, factor, out);
+  }
+};
+
+struct OneBitVotesForm {
+  float threshold;
+
+  static constexpr std::size_t scratch_bytes(std::size_t) { return 0; }
+
+  template <typename Backend, typename Source>
+  void encode(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
+              std::byte* out, const DeviceWork& work) const {
+    encode_signs(backend, source, residual, elements, one_bit::above(threshold), {}, out, work.report);
+  }
+
+  template <typename Backend>
+  SignSumSource sum(Backend&, const PayloadBlock& payloads, std::size_t, const DeviceWork&) const {
+    return {payloads, {}};
+  }
+
+  template <typename Backend>
+  void decode(Backend& backend, const PayloadBlock& payloads, float factor, std::span<float> out) const {
+    decode_items(backend, SignSumSource{payloads, {}}, factor, out);
+  }
+};
+
+/// Writes one word of bit planes: bit item % bits of the votes for group item / bits, which is counted anew
+/// for each.
+struct EncodeVotePlanes {
+  PayloadBlock payloads;
+  std::size_t bits;
+  std::size_t elements;
+  std::byte* out;
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
+    const std::size_t first = item / bits * one_bit::kPlaneGroup;
+    std::uint64_t word = 0;
+    for (std::size_t e = 0; e < one_bit::kPlaneGroup && first + e < elements; ++e) {
+      std::uint64_t count = 0;
+      for (std::size_t way = 0; way < payloads.ways; ++way)
+        count += one_bit::bit_at(payloads.at(way), first + e) ? 1 : 0;
+      word |= (count >> item % bits & 1) << e;
+    }
+    store_aligned(word, out + item * sizeof word);
+  }
+};
+
+/// Reads an item back from bit planes, and reports impossible counts as one_bit::planes_to_sums() has them
+/// checked.
+struct DecodeVotePlanes {
+  const std::byte* planes;
+  std::size_t ways;
+  std::size_t bits;
+  float factor;
+  std::size_t elements;
+  float* out;
+  DeviceReport* report;
+  bool whole = moves_whole(out);
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
+    const std::size_t first = item * kItemElements;
+    const std::size_t count = item_elements(elements, first);
+    const std::byte* const group = planes + first / one_bit::kPlaneGroup * bits * sizeof(std::uint64_t);
+    std::uint32_t votes[kItemElements] = {};
+    for (std::size_t bit = 0; bit < bits; ++bit) {
+      const auto word = load_aligned<std::uint64_t>(group + bit * sizeof(std::uint64_t));
+      const auto four = static_cast<std::uint32_t>(word >> (first % one_bit::kPlaneGroup));
+      for (std::size_t j = 0; j < kItemElements; ++j) votes[j] |= (four >> j & 1) << bit;
+    }
+    Four values;
+    for (std::size_t j = 0; j < kItemElements; ++j) {
+      if (j < count && votes[j] > ways) report_value(report->bad_count, 2 * votes[j]);
+      const auto sum = 2 * static_cast<std::int32_t>(votes[j]) - static_cast<std::int32_t>(ways);
+      values.x[j] = static_cast<float>(sum) * factor;
+    }
+    store_four(values, count, whole, out + first);
+  }
+};
+
+template <typename Backend>
+class OneBitVotesDeviceCodec final : public FloatSumDeviceCodec<Backend, OneBitVotesForm> {
+ public:
+  using Parent = FloatSumDeviceCodec<Backend, OneBitVotesForm>;
+  using Parent::codec;
+  using Parent::Parent;
+
+  std::size_t encode_reply(const DevicePayloads& payloads, std::size_t elements, ReplyKind kind,
+                           std::span<float> residual, std::span<std::byte> out,
+                           const DeviceWork& work) const override {
+    if (kind == ReplyKind::kFp32) return Parent::encode_reply(payloads, elements, kind, residual, out, work);
+    const std::size_t bytes = this->expect_reply_room(payloads, elements, kind, residual, out, work);
+    const std::size_t ways = payloads.host.size();
+    const PayloadBlock block = block_of(payloads);
+    Backend backend(work.stream);
+    if (kind == ReplyKind::kSame) {
+      encode_signs(backend, SignSumSource{block, {}}, residual, elements, one_bit::above(0),
+                   SignLevels{static_cast<float>(ways)}, out.data(), work.report);
+    } else {
+      const std::size_t words = bytes / sizeof(std::uint64_t);
+      backend.each(words, EncodeVotePlanes{block, one_bit::count_bits(ways), elements, out.data()});
+    }
+    return bytes;
+  }
+
+  void decode_reply(const DevicePayload& reply, std::size_t ways, ReplyKind kind, float factor,
+                    std::span<float> out, std::span<UnitScale> next, const DeviceWork& work) const override {
+    if (kind == ReplyKind::kFp32) return Parent::decode_reply(reply, ways, kind, factor, out, next, work);
+    expect_ways(codec().name(), ways);
+    expect_bytes(codec().name(), "the reply", reply.host.size(),
+                 codec().max_reply_size(out.size(), ways, kind), out.size());
+    expect_aligned(codec().name(), "the reply", reply.device);
+    expect_work(codec().name(), work, 0);
+    Backend backend(work.stream);
+    if (kind == ReplyKind::kSame) {
+      const SignLevels level{static_cast<float>(ways)};
+      return decode_items(backend, SignSumSource{block_of(reply), level}, factor, out);
+    }
+    backend.each(item_count(out.size()), DecodeVotePlanes{reply.device, ways, one_bit::count_bits(ways),
+                                                          factor, out.size(), out.data(), work.report});
+  }
+};
+
+/// Makes the twin of 1bit, of the mean or of a threshold.
+template <typename Backend>
+std::unique_ptr<DeviceCodec> make_one_bit_twin(std::unique_ptr<Codec> codec) {
+  std::unique_ptr<FloatSumCodec> floats(static_cast<FloatSumCodec*>(codec.release()));
+  if (!floats->has_exact_reply())
+    return std::make_unique<FloatSumDeviceCodec<Backend, OneBitMeanForm>>(std::move(floats),
+                                                                          OneBitMeanForm{});
+  const OneBitVotesForm form{static_cast<const OneBitVotes&>(*floats).threshold()};
+  return std::make_unique<OneBitVotesDeviceCodec<Backend>>(std::move(floats), form);
+}
+
+}  // namespace gradwire::compress

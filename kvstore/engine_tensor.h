@@ -1,0 +1,94 @@
+// What EngineThread keeps of one tensor, and of each of its parts.
+//
+// Threading: EngineThread's own thread; jobs in the pool read it while `jobs` counts them.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "compress/segmented.h"
+#include "kvstore/device_tensor.h"
+#include "kvstore/engine_thread.h"
+#include "transport/frame.h"
+
+namespace gradwire::kvstore {
+
+struct EngineThread::PartState {
+  Part part;
+  transport::Buffer payload;  ///< kept until answered, to send again
+  transport::Kind request = transport::Kind::kPush;
+  std::uint32_t flags = 0;
+  bool answered = true;
+  int resends = 0;
+  std::chrono::steady_clock::time_point asked;  ///< last sent or probed
+  std::vector<std::uint32_t> awaited;           ///< ranks that the server said it lacks
+};
+
+struct EngineThread::Tensor {
+  KeySpec spec;
+  KeyId id = 0;
+  std::vector<PartState> parts;    ///< ordered by offset
+  std::vector<std::size_t> turns;  ///< of the parts: the order to encode them in
+  std::vector<float> residual;     ///< one flat array, by element offset
+  bool has_before = false;         ///< what roll_back() needs: these, or their like on the device
+  std::vector<float> residual_before;
+  std::vector<compress::UnitScale> scales_before;
+  bool scales_known_before = false;
+  std::vector<float> value;  ///< answer to the last push(), for pull()
+  bool value_current = false;
+  std::unique_ptr<DeviceTensor> on_device;      ///< where gradients lie there; what it holds is not here then
+  const compress::DeviceCodec* twin = nullptr;  ///< of the round in flight, where it is on the device
+  bool value_on_device = false;
+  std::vector<compress::UnitScale> scales;  ///< one per unit, agreed in the last round
+  bool scales_known = false;
+  std::vector<std::uint32_t> segments;  ///< of several tensors in one: the elements of each; else empty
+  std::uint64_t step = 0;               ///< rounds begun
+  std::shared_ptr<const Compression> own_compression;  ///< of all rounds; null: that of all tensors
+  std::shared_ptr<const Compression> compression;      ///< of the round in flight
+  std::optional<compress::Segmented> segmented_codec;  ///< likewise, where tensors in one need one
+  std::optional<Operation> current;
+  std::deque<Operation> waiting;
+  std::size_t parts_left = 0;
+  std::size_t parts_to_take = 0;
+  std::size_t jobs = 0;      ///< in the pool; memory is theirs until they end
+  std::exception_ptr error;  ///< of the current operation
+  std::chrono::steady_clock::time_point started;
+  bool warned = false;
+
+  const compress::Codec& codec() const {
+    if (segmented_codec) return *segmented_codec;
+    return *compression->codec;
+  }
+  void expect_codec_of_push(const transport::FrameHeader& reply) const {
+    if (reply.codec != static_cast<std::uint8_t>(codec().wire_id()) ||
+        reply.codec_parameters != codec().wire_parameters() ||
+        (reply.flags & transport::kFlagSegments) != push_flags()) {
+      throw compress::DecodeError("reply: its codec is not that of the push");
+    }
+  }
+  std::uint32_t push_flags() const { return segmented_codec ? transport::kFlagSegments : 0U; }
+  std::size_t unit_count() const {
+    return segmented_codec ? segmented_codec->unit_count() : compress::unit_count(spec.elements());
+  }
+  std::span<compress::UnitScale> scales_of(const Part& part) {
+    if (segmented_codec) return scales;
+    return std::span(scales).subspan(part.offset / compress::kUnitElements, compress::unit_count(part.count));
+  }
+  DeviceRound device_round() const {
+    return {twin, segmented_codec ? &*segmented_codec : nullptr, scales_known};
+  }
+  void use(std::shared_ptr<const Compression> next) {
+    compression = std::move(next);
+    segmented_codec.reset();
+    if (!segments.empty() && !compression->codec->concatenates())
+      segmented_codec.emplace(*compression->codec, segments);
+  }
+};
+
+}  // namespace gradwire::kvstore
