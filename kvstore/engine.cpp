@@ -155,6 +155,25 @@ std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
   return ids;
 }
 
+// In pieces: one exchange of 400 MB kept rank 0 from sending heartbeats for longer than ranks wait for them.
+std::vector<float> Engine::value_of(std::uint32_t root, std::span<const float> own) {
+  constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
+  std::vector<float> value(own.size());
+  const auto from = std::as_bytes(own);
+  const auto into = std::as_writable_bytes(std::span(value));
+  for (std::size_t at = 0; at < from.size(); at += kPieceBytes) {
+    const auto piece = from.subspan(at, std::min(kPieceBytes, from.size() - at));
+    const std::string_view given(reinterpret_cast<const char*>(piece.data()),
+                                 rank() == root ? piece.size() : 0);
+    const std::string blob = std::move(all_gather("init value", given)[root]);
+    if (blob.size() != piece.size())
+      throw transport::TransportError(
+          fmt::format("init: worker {} gave {} bytes, expected {}", root, blob.size(), piece.size()));
+    std::memcpy(into.subspan(at).data(), blob.data(), blob.size());
+  }
+  return value;
+}
+
 void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
   require_size("init", key, value.size());
   if (root >= num_workers()) {
@@ -163,15 +182,7 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
   }
   std::vector<float> roots;
   if (in_order_) {  // every rank answers itself, and needs root's value for that
-    roots.resize(value.size());
-    const auto bytes = std::as_bytes(value);
-    const std::string_view own(reinterpret_cast<const char*>(bytes.data()),
-                               rank() == root ? bytes.size() : 0);
-    const std::string blob = std::move(all_gather("init value", own)[root]);
-    if (blob.size() != bytes.size())
-      throw transport::TransportError(
-          fmt::format("init: worker {} gave {} bytes, expected {}", root, blob.size(), bytes.size()));
-    std::memcpy(roots.data(), blob.data(), blob.size());
+    roots = value_of(root, value);
     value = roots;
   }
   if (hierarchy_) {

@@ -205,6 +205,8 @@ class Engine {
   std::uint64_t elements_of(KeyId key) const;
   void require_open(const char* verb) const;
   void require_size(const char* verb, KeyId key, std::size_t given) const;
+  /// What root gives as own; for those who answer themselves.
+  std::vector<float> value_of(std::uint32_t root, std::span<const float> own);
   std::string describe_buckets() const;
   void fuse(std::size_t bucket);
   Together& together(const std::vector<KeyId>& members);

@@ -293,6 +293,14 @@ def nccl_version(library: str) -> str:
     Version of the NCCL there, which needs no GPU. Raises TransportError with the loader's reason.
     """
 
+class InprocNetwork:
+    """Peers inside this process: every rank is a thread of its own."""
+
+    def __init__(self, workers: int) -> None: ...
+
+    def connect(self, rank: int, **settings: Any) -> Engine:
+        """Joins as rank, on a thread of its own: returns when all have joined."""
+
 def local_engine(**settings: Any) -> Engine:
     """A store inside this process, of one worker."""
 

@@ -166,6 +166,16 @@ class Child:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
+    def ask_to_end(self) -> None:
+        """Asks the process and all it started to end. One on another host hears it by the end of its input, which
+        reaches it there as a signal to ssh would not. A stopped process must be continued to hear it."""
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+            return
+        self.signal_group(signal.SIGTERM)
+        self.signal_group(signal.SIGCONT)
+
     def read(self, stream: Stream) -> list[Line] | None:
         """Reads once. Returns the lines this completes, or None when the stream is empty or has ended."""
         try:

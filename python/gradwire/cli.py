@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -9,11 +10,14 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
 from gradwire.json_option import JsonOption, write_json
+
+if TYPE_CHECKING:
+    from gradwire.child import Line
 
 app = typer.Typer(
     name="gradwire",
@@ -52,7 +56,7 @@ def run(
         typer.Option("-s", "--num-servers", min=0, help="Servers. Unset: as many as workers, if used."),
     ] = None,
     launcher: Annotated[
-        str, typer.Option(help="How processes reach their hosts; only local exists so far.")
+        str, typer.Option(help="local: all here; ssh, mpi (by mpirun): on the hosts of -H.")
     ] = "local",
     hosts: Annotated[
         str | None,
@@ -61,6 +65,26 @@ def run(
     env: Annotated[
         list[str] | None,
         typer.Option("--env", metavar="K=V", help="A variable for every process; repeatable."),
+    ] = None,
+    copy_to: Annotated[
+        str | None,
+        typer.Option(
+            "--sync-dst-dir", metavar="DIR", help="Copy this folder to DIR on every host, and run there."
+        ),
+    ] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep each process's output there too: worker-0.stdout."),
+    ] = None,
+    ssh: Annotated[
+        str, typer.Option("--ssh", metavar="CMD", help="ssh with options of its own: 'ssh -F cluster.conf'.")
+    ] = "ssh",
+    placement: Annotated[
+        Literal["off", "auto"] | None,
+        typer.Option(
+            help="auto: workers measure the link and choose between servers and peers. "
+            "Unset: GRADWIRE_PLACEMENT, or off."
+        ),
     ] = None,
     hierarchy: Annotated[
         Literal["off", "host"] | None,
@@ -76,24 +100,45 @@ def run(
     Every line is shown behind the name of the process that wrote it. When a process fails, the others are
     ended and its own exit code is returned; Ctrl-C ends everything. Options end at the first word of CMD.
 
+    On other hosts a job has the variables of --env, those of gradwire, MXNet and BytePS, of Python and of thread
+    libraries, and PATH. Workers fill the slots of -H in order; servers take the hosts that are left, or else share
+    those of workers. Under mpi, servers are started only if -s asks for them.
+
     [bold]Examples[/bold]
 
       gradwire run -n 2 -s 2 python train.py --lr 0.1
 
       gradwire run -n 4 --env GRADWIRE_COMPRESSION=2bit:threshold=auto -- python -u train.py
-    """
-    from gradwire.console import Prefixer, say
-    from gradwire.launch import run_job
 
-    _check_launcher(launcher, hosts, workers)
-    result = run_job(
-        command,
-        workers,
-        servers,
-        env=_read_env(env or []) | ({} if hierarchy is None else {"GRADWIRE_HIERARCHY": hierarchy}),
-        output=Prefixer(sys.stderr if json_file == "-" else sys.stdout, sys.stderr),
-        report=say,
+      gradwire run -n 4 -s 2 --launcher ssh -H node1:2,node2:2 --sync-dst-dir job python train.py
+    """
+    import shlex
+
+    from gradwire import launchers
+    from gradwire.console import Prefixer, say
+    from gradwire.output_folder import OutputFolder
+
+    options = {"GRADWIRE_HIERARCHY": hierarchy, "GRADWIRE_PLACEMENT": placement}
+    request = launchers.Request(
+        command=command,
+        workers=workers,
+        servers=servers,
+        launcher=launcher,
+        hosts=hosts,
+        env=_read_env(env or []) | {name: text for name, text in options.items() if text is not None},
+        copy_to=copy_to,
+        ssh=tuple(shlex.split(ssh)),
     )
+    show = Prefixer(sys.stderr if json_file == "-" else sys.stdout, sys.stderr)
+    with contextlib.ExitStack() as stack:
+        keep = None if output_dir is None else stack.enter_context(OutputFolder(output_dir))
+
+        def output(line: Line) -> None:
+            show(line)
+            if keep is not None:
+                keep(line)
+
+        result = launchers.run(request, output, say)
     record = {
         "exit_code": result.exit_code,
         "cause": result.cause,
@@ -106,29 +151,6 @@ def run(
     }
     write_json(record, json_file)
     raise typer.Exit(result.exit_code)
-
-
-def _check_launcher(launcher: str, hosts: str | None, workers: int) -> None:
-    from gradwire.hosts import is_this_machine, read_hosts
-
-    if launcher != "local":
-        known = ("ssh", "mpi", "sge", "yarn", "slurm")
-        what = "is not there yet" if launcher in known else "is not a launcher"
-        raise ValueError(
-            f"run: --launcher {launcher} {what}: expected local, which starts all processes here"
-        )
-    if hosts is None:
-        return
-    rows = read_hosts(hosts)
-    for row in rows:
-        if not is_this_machine(row.name):
-            raise ValueError(
-                f"run: -H names {row.name}, but --launcher local starts all processes on this machine: "
-                "expected localhost only; leave -H out"
-            )
-    slots = sum(row.slots for row in rows)
-    if slots < workers:
-        raise ValueError(f"run: -H has {slots} slots for {workers} workers: raise the slots or lower -n")
 
 
 def _read_env(pairs: list[str]) -> dict[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,10 @@ from gradwire.settings import Settings
 
 Placement = Callable[[str, int], Host | None]
 
+_MEETING_PORTS = (
+    20_000,
+    32_000,
+)  # of a host where nobody can look which is free; below those that systems hand out
 _NO_TIMEOUT = 7 * 86400.0  # seconds; for the roll call of servers that may never be wanted
 # What says who a process is in a job; a job started from inside another must not inherit it.
 _IDENTITY = (
@@ -48,6 +54,17 @@ def find_server_program(settings: Settings) -> str:
 
 
 @dataclass(frozen=True)
+class Process:
+    """One process of a job. rank None: it is all of its role in one (mpirun), or the only one."""
+
+    role: str
+    rank: int | None
+    host: Host
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Job:
     """The processes of one job, before any runs."""
 
@@ -61,9 +78,32 @@ class Job:
     settings: Settings
     server_program: str
     local: LocalHost
+    meeting: Mapping[str, str]  # where workers meet who choose a placement themselves, and what they go by
 
     def host(self, role: str, rank: int) -> Host:
         return self.placement(role, rank) or self.local
+
+    def scheduler(self, announce_fd: int) -> Process:
+        """The first to be started: it writes where it listens to announce_fd."""
+        host = self.host("scheduler", 0)
+        return Process("scheduler", None, host, self.scheduler_command(announce_fd), self.environment)
+
+    def processes(self, scheduler: str) -> list[Process]:
+        """All others, who need the scheduler's address."""
+        servers = [
+            Process(
+                "server",
+                rank,
+                self.host("server", rank),
+                self.server_command(rank, scheduler),
+                self.environment,
+            )
+            for rank in range(self.servers)
+        ]
+        return servers + [
+            Process("worker", rank, self.host("worker", rank), self.command, self.worker_env(rank, scheduler))
+            for rank in range(self.workers)
+        ]
 
     def scheduler_command(self, announce_fd: int) -> list[str]:
         """The scheduler picks a port and writes its endpoint to announce_fd."""
@@ -99,7 +139,15 @@ class Job:
 
     def worker_env(self, rank: int, scheduler: str) -> dict[str, str]:
         """The environment of a worker: who it is, in GRADWIRE_* and in DMLC_*, over the job's variables."""
-        threads = max(1, len(os.sched_getaffinity(0)) // self.workers)
+        own = {"GRADWIRE_RANK": str(rank), "DMLC_RANK": str(rank), "DMLC_WORKER_ID": str(rank)}
+        if host_id := self._host_identity(self.host("worker", rank)):
+            own["GRADWIRE_HOST_ID"] = host_id
+        of_all = self.workers_environment(scheduler, self._workers_beside(rank))
+        return of_all | own | dict(self.worker_environment(rank))
+
+    def workers_environment(self, scheduler: str, beside: int) -> dict[str, str]:
+        """What all workers have in common. beside: how many share a host; hosts are taken to have this one's cores."""
+        threads = max(1, len(os.sched_getaffinity(0)) // beside)
         defaults = {
             "PYTHONUNBUFFERED": "1",  # or the lines of a Python worker would come in blocks
             "OMP_NUM_THREADS": str(threads),  # or N workers would start N threads for each core
@@ -107,9 +155,6 @@ class Job:
         identity = {
             "GRADWIRE_ROLE": "worker",
             "DMLC_ROLE": "worker",
-            "GRADWIRE_RANK": str(rank),
-            "DMLC_RANK": str(rank),
-            "DMLC_WORKER_ID": str(rank),
             "GRADWIRE_NUM_WORKERS": str(self.workers),
             "DMLC_NUM_WORKER": str(self.workers),
             "GRADWIRE_NUM_SERVERS": str(self.servers),
@@ -121,9 +166,13 @@ class Job:
             "DMLC_PS_ROOT_URI": host.strip("[]"),
             "DMLC_PS_ROOT_PORT": port,
         }
-        if host_id := self._host_identity(self.host("worker", rank)):
-            identity["GRADWIRE_HOST_ID"] = host_id
-        return defaults | dict(self.environment) | identity | dict(self.worker_environment(rank))
+        return defaults | dict(self.environment) | identity | dict(self.meeting)
+
+    def _workers_beside(self, rank: int) -> int:
+        """Workers on the host of this one; a namespace has all cores of the machine, as the others have."""
+        hosts = [self.host("worker", other) for other in range(self.workers)]
+        machines = [None if host is self.local or host.namespace else host.address for host in hosts]
+        return machines.count(machines[rank])
 
     def _host_identity(self, host: Host) -> str | None:
         """A namespace is a host of its own: sharing this machine is not sharing a host."""
@@ -150,20 +199,43 @@ def make_job(
     if not command:
         raise ValueError("run: no command: give the program that every worker runs")
     base = {name: value for name, value in {**os.environ, **(env or {})}.items() if name not in _IDENTITY}
-    if shutil.which(command[0], path=base.get("PATH")) is None:
+    placed = placement or (lambda role, rank: None)
+    here = isinstance(placed("worker", 0) or LocalHost(), LocalHost)
+    if here and shutil.which(command[0], path=base.get("PATH")) is None:
         expected = "expected a file that can be run, or a program on PATH"
         raise FileNotFoundError(f"run: {command[0]} is not a program: {expected}")
     settings = settings_module.read(base)
+    chosen = settings.placement == "auto"
     count = workers if servers is None else servers
+    local = LocalHost()
     return Job(
         command=command,
         workers=workers,
         servers=count,
-        servers_asked_for=bool(servers),
+        servers_asked_for=bool(servers) and not chosen,
         environment=base,
         worker_environment=worker_env or (lambda rank: {}),
-        placement=placement or (lambda role, rank: None),
+        placement=placed,
         settings=settings,
         server_program=find_server_program(settings),
-        local=LocalHost(),
+        local=local,
+        meeting=_meeting(placed, workers, count, local) if chosen else {},
     )
+
+
+def _meeting(placement: Placement, workers: int, servers: int, local: LocalHost) -> dict[str, str]:
+    """Variables of workers that choose a placement: they measure their link first, at a place of their own."""
+    host = placement("worker", 0) or local
+    port = free_port(local.address) if host is local else random.randrange(*_MEETING_PORTS)
+    beside = {(placement("worker", rank) or local).address for rank in range(workers)}
+    apart = beside.isdisjoint((placement("server", rank) or local).address for rank in range(servers))
+    return {
+        "GRADWIRE_MASTER": settings_module.endpoint(host.address, port),
+        "GRADWIRE_SERVER_HOSTS": "apart" if apart and servers else "beside",
+    }
+
+
+def free_port(address: str) -> int:
+    """Finds a port nobody listens on, for what cannot choose one itself. address: of this machine."""
+    with socket.create_server((address, 0)) as listener:
+        return int(listener.getsockname()[1])

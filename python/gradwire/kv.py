@@ -7,6 +7,9 @@ Example:
     kv.push(3, grad, priority=-1)
     kv.pull(3, out=total)      # no optimizer set: the sum of this round's pushes
 
+`broadcast(name, tensor, root_rank)` and `push_pull(name, tensor, output)` are the same in the words of MXNet's RFC
+16795, and all that a store of another maker needs: see `register`.
+
 Values are float32, float16, bfloat16 or float64 arrays: NumPy's or PyTorch's. Float32 ones that are contiguous are sent
 from and received into their own memory. PyTorch's may lie on a CUDA device: they are then encoded and decoded there,
 behind the current stream, and only what is encoded crosses to the host; where the codec cannot do that, the floats do,
@@ -18,34 +21,34 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import math
-import os
 import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
-from gradwire import _core, mpi, nccl, settings
+from gradwire import _core, auto_placement, backend, environments, joining, settings
+from gradwire.backend import AbstractKVStore, register
 from gradwire.collectives import Collectives
 from gradwire.compress import Compression
 from gradwire.devices import DeviceSum, is_on_device, stream_of
 
-__all__ = ["KVStore", "create", "join", "joined", "stores"]
+__all__ = ["AbstractKVStore", "KVStore", "create", "join", "joined", "register", "stores"]
 
-_PLACEMENTS = {
-    "local": "local",
-    "device": "local",
-    "dist_sync": "servers",
-    "dist_sync_device": "servers",
-    "dist_device_sync": "servers",
-    "allreduce": "peers",
-    "horovod": "peers",
-    "dist_sync_mpi": "mpi_peers",
-    "allreduce_mpi": "mpi_native",
-    "nccl": "nccl",
-}
+OwnName = Literal[
+    "local",
+    "device",
+    "dist_sync",
+    "dist_sync_device",
+    "dist_device_sync",
+    "allreduce",
+    "horovod",
+    "dist_sync_mpi",
+    "allreduce_mpi",
+    "nccl",
+]
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -54,11 +57,19 @@ _open: weakref.WeakSet[KVStore] = weakref.WeakSet()
 
 
 def stores() -> list[str]:
-    """Names every store that create() knows."""
-    return list(_PLACEMENTS)
+    """Names every store that create() knows: gradwire's own, then those of other makers."""
+    return [*joining.names(), *backend.names()]
 
 
-def create(name: str = "local") -> KVStore:
+@overload
+def create(name: OwnName = "local") -> KVStore: ...
+
+
+@overload
+def create(name: str) -> Any: ...
+
+
+def create(name: str = "local") -> Any:
     """Opens a store; all but `local` and `device` join the job that the environment describes (see `gradwire run`).
 
     `dist_*` sums on parameter servers. `allreduce` and `horovod` sum without: every worker owns a share of each
@@ -73,11 +84,19 @@ def create(name: str = "local") -> KVStore:
     With GRADWIRE_HIERARCHY=host the workers of one host sum first, uncompressed, and one of them sends; compression
     then acts on the host's sum. All else is as without, but that `allreduce_mpi` and `nccl` refuse it.
 
+    With GRADWIRE_PLACEMENT=auto (`gradwire run --placement auto`) workers first measure their link, and rank 0 chooses
+    between peers, servers and the library that sums, by GRADWIRE_PAYLOAD_BYTES; it tells why on stderr. The name then
+    says only whether ranks reach each other over MPI (`*_mpi`) or by sockets.
+
+    A store of another maker (see `register`) is whatever its class is, made without arguments.
+
     In a process whose role is server or scheduler (DMLC_ROLE or GRADWIRE_ROLE) it serves the job to its end and
     then ends the process, as users of MXNet's scripts expect.
 
     Args:
         name: one of `stores()`.
+
+    Returns: a KVStore, or the AbstractKVStore of another maker.
 
     Raises:
         TypeError: name is not a string.
@@ -89,12 +108,10 @@ def create(name: str = "local") -> KVStore:
     if not isinstance(name, str):
         raise TypeError(f"kv.create: name is {name!r}, expected a string such as 'dist_sync'")
     kind = name.lower()
-    if kind not in _PLACEMENTS:
-        near = _core.nearest(kind, stores()) if kind else stores()[0]
-        raise ValueError(
-            f"kv.create: unknown store {name!r}; did you mean {near!r}? Valid are {', '.join(stores())}"
-        )
-    if _PLACEMENTS[kind] != "local" and (other := joined()) is not None:
+    if kind not in joining.names():
+        return _foreign(name)()
+    is_local = joining.is_local(kind)
+    if not is_local and (other := joined()) is not None:
         raise ValueError(
             f"kv.create({name!r}): this process has joined its job already, by the store {other.type!r}; use that "
             "one everywhere (a process is one worker)"
@@ -102,9 +119,13 @@ def create(name: str = "local") -> KVStore:
     settings.warn_unknown_variables()
     values = settings.read()
     if values.role != "worker":
-        _serve(values)
-    store = KVStore(kind, _JOIN[_PLACEMENTS[kind]](values, name), values)
+        joining.serve(values)
+    chooses = values.placement == "auto" and not is_local
+    joined_by = (auto_placement if chooses else joining).open_engine(kind, values)
+    store = KVStore(joined_by.store, joined_by.engine, values)
     _open.add(store)
+    if not is_local and store.rank == 0:
+        environments.tell(store.type, store.num_workers)
     return store
 
 
@@ -125,9 +146,18 @@ def join(roll_call: str, rank: int, num_workers: int) -> KVStore:
     here = dataclasses.replace(
         settings.read(), master=roll_call, scheduler=None, rank=rank, num_workers=num_workers, num_servers=0
     )
-    store = KVStore("allreduce", _join_peers(here, "allreduce"), here)
+    store = KVStore("allreduce", open_engine("allreduce", here).engine, here)
     _open.add(store)
     return store
+
+
+def _foreign(name: str) -> type[AbstractKVStore]:
+    if (kind := backend.find(name.lower())) is not None:
+        return kind
+    near = _core.nearest(name.lower(), stores()) if name else stores()[0]
+    raise ValueError(
+        f"kv.create: unknown store {name!r}; did you mean {near!r}? Valid are {', '.join(stores())}"
+    )
 
 
 def joined() -> KVStore | None:
@@ -135,7 +165,7 @@ def joined() -> KVStore | None:
     return next((store for store in _open if not store._is_local), None)
 
 
-class KVStore:
+class KVStore(AbstractKVStore):
     """A worker's end of a store. Made by create().
 
     Methods that take a key also take a list of keys, with a list of values. A value may be a list of arrays, one
@@ -183,7 +213,7 @@ class KVStore:
 
     @property
     def _is_local(self) -> bool:
-        return _PLACEMENTS[self._kind] == "local"
+        return joining.is_local(self._kind)
 
     def is_capable(self, capability: str) -> bool:
         """Tells whether the store has "optimizer", "gradient_compression" or "gradient_compression:CODEC".
@@ -227,7 +257,7 @@ class KVStore:
         self.engine.set_compression(compression.spec, compression.reply)
         self._compression = compression
 
-    def set_optimizer(self, name: str, **parameters: float) -> None:
+    def set_optimizer(self, name: str, /, **parameters: float) -> None:
         """Lets the servers update weights: pulls return weights from now on. Collective; init keys first.
 
         The same name again changes parameters and keeps the optimizer's state; another name begins anew.
@@ -266,22 +296,7 @@ class KVStore:
             ValueError: a key was declared before, int and str keys are mixed, or ranks differ in key, shape or
                 dtype (every rank gets the same error, which names the first difference).
         """
-        keys, values = _pairs("init", key, value)
-        names = [*self._ids, *keys]
-        if len({type(name) for name in names}) > 1:
-            raise ValueError(
-                "init: mixed key types are not allowed; use either all int or all str keys in one store"
-            )
-        arrays = [_array("init", name, _first(item)) for name, item in zip(keys, values, strict=True)]
-        ids = self.engine.declare(
-            [
-                (str(k), list(np.shape(_first(v))), _dtype(_first(v)))
-                for k, v in zip(keys, values, strict=True)
-            ]
-        )
-        for name, identity, array in zip(keys, ids, arrays, strict=True):
-            self._ids[name], self._sizes[name] = identity, _size(array)
-            self.engine.init(identity, array)
+        self._declare("init", key, value, 0)
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
         """Adds value to the key's sum of this round. Returns when value was taken; it may be reused then.
@@ -330,10 +345,29 @@ class KVStore:
             tickets.append(self.engine.push_pull(identity, merged, array, priority, **stream_of(array)))
         self._finish(tickets, targets)
 
-    def broadcast(self, key: Key | Sequence[Key], value: Any, out: Any, priority: int = 0) -> None:
-        """Declares keys with rank 0's values, and writes those to out on every rank. Collective; once a key."""
-        self.init(key, value)
-        self.pull(key, out, priority)
+    def broadcast(
+        self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0, root_rank: int = 0
+    ) -> None:
+        """Declares keys with one worker's values, and writes those to out on every rank. Collective; once a key.
+
+        Args:
+            out: as pull() takes it; without, value itself is written. A number is root_rank, as in the RFC's
+                broadcast(name, tensor, root_rank).
+        """
+        if isinstance(out, int | np.integer):
+            out, root_rank = None, int(out)
+        self._declare("broadcast", key, value, root_rank)
+        self.pull(key, value if out is None else out, priority)
+
+    def push_pull(
+        self, name: Key | Sequence[Key], tensor: Any, output: Any = None, priority: int = 0
+    ) -> None:
+        """As pushpull(), and a name that is new is declared, with zeros, by its first call: then a collective."""
+        names, values = _pairs("push_pull", name, tensor)
+        if new := [i for i, one in enumerate(names) if one not in self._ids]:
+            zeros = [np.zeros(np.shape(_first(values[i])), np.float32) for i in new]
+            self.init([names[i] for i in new], zeros)
+        self.pushpull(name, tensor, output, priority)
 
     def barrier(self) -> None:
         """Waits until every worker is here."""
@@ -365,6 +399,24 @@ class KVStore:
 
     # What a call was given is checked whole before any of it is sent: a call that fails halfway would leave this
     # worker a round ahead of the others in the keys before the mistake.
+
+    def _declare(self, verb: str, key: Key | Sequence[Key], value: Any, root: int) -> None:
+        keys, values = _pairs(verb, key, value)
+        names = [*self._ids, *keys]
+        if len({type(name) for name in names}) > 1:
+            raise ValueError(
+                f"{verb}: mixed key types are not allowed; use either all int or all str keys in one store"
+            )
+        arrays = [_array(verb, name, _first(item)) for name, item in zip(keys, values, strict=True)]
+        ids = self.engine.declare(
+            [
+                (str(k), list(np.shape(_first(v))), _dtype(_first(v)))
+                for k, v in zip(keys, values, strict=True)
+            ]
+        )
+        for name, identity, array in zip(keys, ids, arrays, strict=True):
+            self._ids[name], self._sizes[name] = identity, _size(array)
+            self.engine.init(identity, array, root)
 
     def _expect_size(self, verb: str, key: Key, given: int) -> None:
         if key not in self._ids:
@@ -535,153 +587,6 @@ def _pairs(verb: str, key: Key | Sequence[Key], value: Any) -> tuple[list[Key], 
         given = "none" if value is None else str(len(value))
         raise ValueError(f"{verb}: {len(keys)} keys but {given} values; give one value per key")
     return keys, list(value)
-
-
-def _engine_options(values: settings.Settings) -> dict[str, Any]:
-    threads = values.codec_threads or max(1, min(4, (os.cpu_count() or 2) // 2))
-    return {
-        "partition_elements": values.partition_bytes // 4,
-        "shard_bound_elements": values.bigarray_bound,
-        "fusion_bytes": values.fusion_bytes,
-        "credit_bytes": values.credit_bytes,
-        "codec_threads": threads,
-        "code_sums": values.code_sums,
-        "slow_warning": values.slow_warning,
-        "slow_abort": values.slow_abort,
-        "retry_timeout": values.retry_timeout,
-    }
-
-
-def _node_options(values: settings.Settings) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "scheduler": values.scheduler,
-        "workers": values.num_workers,
-        "servers": values.num_servers,
-        "streams": values.streams,
-        "ipc": values.ipc == "auto",
-        "checksum": values.checksum,
-        "rendezvous_timeout": values.rendezvous_timeout,
-        "liveness_timeout": values.liveness_timeout,
-        "hierarchy": values.hierarchy,
-    }
-    optional = {
-        "rank": values.rank,
-        "host": values.host_id,
-        "bind_host": values.bind_host,
-        "interface": values.interface,
-    }
-    return options | {name: value for name, value in optional.items() if value is not None}
-
-
-def _open_local(values: settings.Settings, name: str) -> _core.Engine:
-    return _core.local_engine(**_engine_options(values))
-
-
-def _join_servers(values: settings.Settings, name: str) -> _core.Engine:
-    if values.scheduler is None:
-        raise ValueError(
-            f"kv.create({name!r}): GRADWIRE_SCHEDULER is not set, so there is no job to join; start the script "
-            "with `gradwire run -n 2 -s 2 python script.py`, or use the store 'local'"
-        )
-    return _core.connect_engine(**_node_options(values), **_engine_options(values))
-
-
-def _roll_call(values: settings.Settings, name: str) -> tuple[bool, dict[str, Any]]:
-    """Whether this process serves the roll call of a job without servers; and what its engine needs."""
-    options = _node_options(values) | _engine_options(values)
-    if values.scheduler is not None:
-        return False, options
-    if values.master is None or values.rank is None:
-        raise ValueError(
-            f"kv.create({name!r}): there is no job to join; start the script with `gradwire run -n 2 python "
-            "script.py` or torchrun, or set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
-        )
-    options["scheduler"] = values.master
-    options["scheduler_name"] = "worker 0, which serves the roll call,"
-    return values.rank == 0, options
-
-
-def _join_peers(values: settings.Settings, name: str) -> _core.Engine:
-    serves, options = _roll_call(values, name)
-    return _core.connect_peers(serves, **options)
-
-
-def _refuse_hierarchy(values: settings.Settings, name: str, library: str, instead: str) -> None:
-    if values.hierarchy != "off":
-        raise ValueError(
-            f"kv.create({name!r}): GRADWIRE_HIERARCHY={values.hierarchy} does not go with it, since {library} sums "
-            f"what every rank gives; use the store {instead!r}, or leave GRADWIRE_HIERARCHY out"
-        )
-
-
-def _join_nccl(values: settings.Settings, name: str) -> _core.Engine:
-    _refuse_hierarchy(values, name, "NCCL", "allreduce")
-    if (reason := nccl.why_not()) is not None:
-        raise _core.TransportError(
-            f"kv.create({name!r}): {reason}; use the store 'allreduce', which needs neither NCCL nor a GPU and has "
-            "the same codecs"
-        )
-    if values.scheduler is not None and values.num_servers > 0:
-        raise ValueError(
-            f"kv.create({name!r}): this job has {values.num_servers} servers, and NCCL needs none; start it with "
-            f"`gradwire run -n {values.num_workers} -s 0 python script.py`"
-        )
-    serves, options = _roll_call(values, name)
-    return _core.connect_nccl(serves, nccl.library(), values.device, **options)
-
-
-def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engine:
-    options: dict[str, Any] = {
-        "checksum": values.checksum,
-        "rendezvous_timeout": values.rendezvous_timeout,
-        "liveness_timeout": values.liveness_timeout,
-        "hierarchy": values.hierarchy,
-        "streams": values.streams,
-        "ipc": values.ipc == "auto",
-    }
-    if values.host_id is not None:
-        options["host"] = values.host_id
-    engine: _core.Engine = connect(mpi.library(), **options, **_engine_options(values))
-    if engine.num_workers == 1 < values.num_workers:
-        engine.close()
-        raise ValueError(
-            f"kv.create({name!r}): this process is alone in MPI's world, though its job has {values.num_workers} "
-            f"workers; start the script with `mpirun -np {values.num_workers} --bind-to none python script.py`"
-        )
-    return engine
-
-
-def _join_mpi_peers(values: settings.Settings, name: str) -> _core.Engine:
-    return _join_mpi(_core.connect_mpi, values, name)
-
-
-def _join_mpi_native(values: settings.Settings, name: str) -> _core.Engine:
-    _refuse_hierarchy(values, name, "MPI", "dist_sync_mpi")
-    return _join_mpi(_core.connect_mpi_native, values, name)
-
-
-_JOIN = {
-    "local": _open_local,
-    "servers": _join_servers,
-    "peers": _join_peers,
-    "mpi_peers": _join_mpi_peers,
-    "mpi_native": _join_mpi_native,
-    "nccl": _join_nccl,
-}
-
-
-def _serve(values: settings.Settings) -> None:
-    if values.scheduler is None:
-        raise ValueError(
-            f"a {values.role} needs GRADWIRE_SCHEDULER (or DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT)"
-        )
-    serve = _core.run_scheduler if values.role == "scheduler" else _core.run_server
-    try:
-        serve(**_node_options(values))
-    except ConnectionError as error:
-        print(f"gradwire-{values.role}: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
-    sys.exit(0)
 
 
 def _close_all() -> None:

@@ -37,9 +37,9 @@ from gradwire.child import (
     shell_code,
     start,
 )
-from gradwire.job import Job, Placement, make_job
+from gradwire.job import Job, Placement, Process, make_job
 
-__all__ = ["Host", "JobResult", "Line", "LocalHost", "Placement", "run_job"]
+__all__ = ["Host", "JobResult", "Line", "LocalHost", "Placement", "run_job", "run_prepared"]
 
 Phase = Literal["starting", "running", "draining", "failing", "stopping", "killing"]
 
@@ -97,7 +97,17 @@ def run_job(
         OSError: a program is not there or cannot be started.
     """
     job = make_job(command, workers, servers, env, worker_env, placement)
-    return _Run(job, output or (lambda line: None), report or (lambda text: None), timeout).to_the_end()
+    return run_prepared(job, output or (lambda line: None), report or (lambda text: None), timeout)
+
+
+def run_prepared(
+    job: Job,
+    output: Callable[[Line], None],
+    report: Callable[[str], None],
+    timeout: float | None = None,
+) -> JobResult:
+    """As run_job, of a job that was made already."""
+    return _Run(job, output, report, timeout).to_the_end()
 
 
 class _Run:
@@ -185,8 +195,7 @@ class _Run:
     def _start_scheduler(self) -> None:
         self.announce_fd, writer = os.pipe()
         try:
-            command = self.job.scheduler_command(writer)
-            self._spawn("scheduler", None, command, self.job.environment, (writer,))
+            self._spawn(self.job.scheduler(writer), (writer,))
         finally:
             os.close(writer)
         self.selector.register(self.announce_fd, selectors.EVENT_READ, self._on_announcement)
@@ -206,24 +215,14 @@ class _Run:
             self.phase != "starting" or not endpoint
         ):  # without an endpoint it is about to end, and says why itself
             return
-        for rank in range(self.job.servers):
-            self._spawn("server", rank, self.job.server_command(rank, endpoint), self.job.environment)
-        self._start_workers(endpoint)
-
-    def _start_workers(self, scheduler: str) -> None:
         self._set_phase("running")
-        for rank in range(self.job.workers):
-            self._spawn("worker", rank, self.job.command, self.job.worker_env(rank, scheduler))
+        for process in self.job.processes(endpoint):
+            self._spawn(process)
 
-    def _spawn(
-        self,
-        role: str,
-        rank: int | None,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        pass_fds: tuple[int, ...] = (),
-    ) -> None:
-        child = start(self.job.host(role, rank or 0), role, rank, command, env, pass_fds)
+    def _spawn(self, process: Process, pass_fds: tuple[int, ...] = ()) -> None:
+        child = start(
+            process.host, process.role, process.rank, process.command, process.environment, pass_fds
+        )
         self.guard.watch(child.pid)
         self.alive.append(child)
         self.selector.register(child.pidfd, selectors.EVENT_READ, functools.partial(self._on_end, child))
@@ -302,11 +301,10 @@ class _Run:
         self._stop()
 
     def _stop(self) -> None:
-        """Asks all that are left to end. A stopped process must be continued to hear it."""
+        """Asks all that are left to end."""
         self._set_phase("stopping", _STOP_SECONDS)
         for child in self.alive:
-            child.signal_group(signal.SIGTERM)
-            child.signal_group(signal.SIGCONT)
+            child.ask_to_end()
 
     def _kill_all(self) -> None:
         """Leaves nothing, whatever interrupted the loop."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gradwire.environments import meeting_of_one_host, meeting_of_srun
 from gradwire.units import parse_duration, parse_size
 
 Role = Literal["worker", "server", "scheduler"]
@@ -129,8 +130,19 @@ def endpoint(host: str, port: int | str) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
+def next_port(text: str) -> str:
+    """Returns tcp://host:port with the port after it."""
+    host, _, port = text.removeprefix("tcp://").rpartition(":")
+    return f"tcp://{host}:{int(port) + 1}"
+
+
 def _beside_master(host: str, port: str) -> str:
     return endpoint(host, int(port) + 1 if port.isdecimal() else port)
+
+
+def _first(text: str, *others: str) -> str:
+    """Of variables that count only together."""
+    return text
 
 
 def _ps_verbose(text: str) -> str | None:
@@ -157,9 +169,17 @@ class Settings:
         Alias(("DMLC_SERVER_ID",), roles=("server",)),
         Alias(("DMLC_TASK_ID",), roles=("worker", "server")),
         Alias(("RANK",), roles=("worker",)),
+        Alias(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), _first, roles=("worker",)),
+        Alias(("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"), _first, roles=("worker",)),
     )
     num_workers: int = _setting(
-        _integer(1), 1, "workers in the job", "DMLC_NUM_WORKER", Alias(("WORLD_SIZE",), roles=("worker",))
+        _integer(1),
+        1,
+        "workers in the job",
+        "DMLC_NUM_WORKER",
+        Alias(("WORLD_SIZE",), roles=("worker",)),
+        Alias(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), _first, roles=("worker",)),
+        Alias(("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID"), _first, roles=("worker",)),
     )
     num_servers: int = _setting(_integer(0), 0, "servers in the job", "DMLC_NUM_SERVER")
     scheduler: str | None = _setting(
@@ -172,8 +192,15 @@ class Settings:
         parse_endpoint,
         None,
         "where rank 0 of an all-reduce store serves the roll call itself, if there is no scheduler; torchrun's "
-        "MASTER_PORT is its own, so the next one is taken: tcp://host:port",
+        "MASTER_PORT is its own, so the next one is taken; under mpirun on one host, and under srun, a port by the "
+        "job's id: tcp://host:port",
         Alias(("MASTER_ADDR", "MASTER_PORT"), _beside_master),
+        Alias(
+            ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"),
+            meeting_of_one_host,
+            roles=("worker",),
+        ),
+        Alias(("SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_STEP_ID"), meeting_of_srun, roles=("worker",)),
     )
     interface: str | None = _setting(
         _text, None, "network interface whose address servers listen on: eth0", "DMLC_INTERFACE"
@@ -191,6 +218,23 @@ class Settings:
         "off",
         "host: workers of one host sum first, uncompressed, and one compressed flow leaves each host; off: each "
         "worker sends its own",
+    )
+    placement: Literal["off", "auto"] = _setting(
+        _one_of("off", "auto"),
+        "off",
+        "auto: workers measure the link and choose between servers, peers and a library that sums; off: as the "
+        "store's name says",
+    )
+    payload_bytes: int = _setting(
+        _positive(parse_size, "1"),
+        100_000_000,
+        "bytes that a worker sends in a round, after compression: what GRADWIRE_PLACEMENT=auto goes by",
+    )
+    server_hosts: Literal["beside", "apart"] = _setting(
+        _one_of("beside", "apart"),
+        "beside",
+        "where servers run, which GRADWIRE_PLACEMENT=auto goes by; apart: on hosts without workers; given by "
+        "`gradwire run`",
     )
     compression: str | None = _setting(
         _text, None, "codec that overrides the script's: 2bit:threshold=auto,reply=2bit"
@@ -259,6 +303,8 @@ class Settings:
         None,
         "number of the GPU on which NCCL sums for this worker; unset: its rank modulo the number of GPUs here",
         Alias(("LOCAL_RANK",), roles=("worker",)),
+        Alias(("OMPI_COMM_WORLD_LOCAL_RANK",), roles=("worker",)),
+        Alias(("SLURM_LOCALID", "SLURM_STEP_ID"), _first, roles=("worker",)),
     )
     streams: int = _setting(_integer(1, most=64), 1, "connections between a worker and a server")
     codec_threads: int = _setting(

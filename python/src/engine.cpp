@@ -186,13 +186,18 @@ nb::dict describe_mpi(const std::string& library) {
   return out;
 }
 
-std::unique_ptr<PyEngine> local_engine(const nb::kwargs& given) {
+std::unique_ptr<PyEngine> connect_inproc(transport::InprocNetwork& network, std::uint32_t rank,
+                                         const nb::kwargs& given) {
   const auto options = engine_options(given);
   const nb::gil_scoped_release release;
-  transport::InprocNetwork network(1, 1);
-  return std::make_unique<PyEngine>(transport::colocate({network.connect({transport::Role::kWorker, 0}),
-                                                         network.connect({transport::Role::kServer, 0})}),
+  return std::make_unique<PyEngine>(transport::colocate({network.connect({transport::Role::kWorker, rank}),
+                                                         network.connect({transport::Role::kServer, rank})}),
                                     options);
+}
+
+std::unique_ptr<PyEngine> local_engine(const nb::kwargs& given) {
+  transport::InprocNetwork network(1, 1);
+  return connect_inproc(network, 0, given);
 }
 
 void run_server(const nb::kwargs& given) {
@@ -477,6 +482,17 @@ void bind_engine(nb::module_& module) {
       "nccl_version", [](const std::string& library) { return transport::NcclLibrary(library).version(); },
       "library"_a,
       "Version of the NCCL there, which needs no GPU. Raises TransportError with the loader's reason.");
+  nb::class_<transport::InprocNetwork>(module, "InprocNetwork",
+                                       "Peers inside this process: every rank is a thread of its own.")
+      .def(
+          "__init__",
+          [](transport::InprocNetwork* self, std::uint32_t workers) {
+            new (self) transport::InprocNetwork(workers, workers);
+          },
+          "workers"_a)
+      .def("connect", &connect_inproc, "rank"_a, "settings"_a,
+           nb::sig("def connect(self, rank: int, **settings: typing.Any) -> Engine"),
+           "Joins as rank, on a thread of its own: returns when all have joined.");
   module.def("local_engine", &local_engine, nb::sig("def local_engine(**settings: typing.Any) -> Engine"),
              "A store inside this process, of one worker.");
   module.def("run_server", &run_server, nb::sig("def run_server(**settings: typing.Any) -> None"),

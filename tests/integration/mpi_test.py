@@ -6,19 +6,11 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from integration.processes import (
-    Ended,
-    Job,
-    Started,
-    assert_gone,
-    descendants,
-    python,
-    run_to_the_end,
-)
+from integration.mpi_jobs import Mpi, mpirun
+from integration.processes import Job, agreed, assert_gone, python, run_to_the_end
 
 CODECS = [
     *("none", "fp16", "2bit:threshold=0.5", "2bit:threshold=0.5,reply=2bit"),
@@ -27,44 +19,8 @@ CODECS = [
 NOTICE_SECONDS = 10.0  # in which everybody must have ended
 
 
-@dataclass
-class Mpi(Job):
-    """A job under mpirun."""
-
-    ranks: int = 2
-
-    @property
-    def launcher(self) -> Started:
-        return self.members["run", 0]
-
-    def launch(self, command: list[str]) -> None:
-        asked = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(self.ranks)]
-        self.start(("run", 0), ["mpirun", *asked, *command])
-
-    def all_pids(self) -> list[int]:
-        return descendants(self.launcher.process.pid)
-
-    def pid_of(self, rank: int) -> int:
-        return int((self.folder / f"worker{rank}.pid").read_text())
-
-
-def mpirun(folder: Path, command: list[str], ranks: int = 2, **variables: str) -> Ended:
-    with Mpi(folder, variables, ranks=ranks) as job:
-        job.launch(command)
-        return job.launcher.ended(90)
-
-
 def script(text: str) -> list[str]:
     return [sys.executable, "-c", text]
-
-
-def agreed_hashes(ended: Ended, ranks: int) -> object:
-    """What all ranks received, by codec, which must be the same on all."""
-    assert ended.code == 0, str(ended)
-    records = ended.records()
-    assert {record["rank"] for record in records} == set(range(ranks)), str(ended)
-    assert all(record["hashes"] == records[0]["hashes"] for record in records), records
-    return records[0]["hashes"]
 
 
 def test_peers_over_mpi_give_what_servers_give(tmp_path: Path) -> None:
@@ -74,7 +30,7 @@ def test_peers_over_mpi_give_what_servers_give(tmp_path: Path) -> None:
     )
     (tmp_path / "mpi").mkdir()
     over_mpi = mpirun(tmp_path / "mpi", python("sums_worker.py", "store=dist_sync_mpi", *arguments), ranks=3)
-    assert agreed_hashes(over_mpi, 3) == agreed_hashes(by_servers, 3)
+    assert agreed(over_mpi, 3) == agreed(by_servers, 3)
 
 
 def test_hosts_that_sum_first_over_mpi_give_what_their_sums_give(tmp_path: Path) -> None:
@@ -84,7 +40,7 @@ def test_hosts_that_sum_first_over_mpi_give_what_their_sums_give(tmp_path: Path)
     on_its_host = ["sh", "-c", 'GRADWIRE_HOST_ID=$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"', "sh"]
     command = [*on_its_host, *python("sums_worker.py", "store=dist_sync_mpi", *arguments)]
     over_mpi = mpirun(tmp_path / "mpi", command, ranks=4, GRADWIRE_HIERARCHY="host")
-    assert agreed_hashes(over_mpi, 4) == agreed_hashes(flat, 2)
+    assert agreed(over_mpi, 4) == agreed(flat, 2)
 
 
 @pytest.mark.parametrize("code_sums", ["auto", "integers"])
@@ -102,7 +58,7 @@ def test_mpi_sums_codes_to_the_same_bits(code_sums: str, tmp_path: Path) -> None
         ranks=3,
         GRADWIRE_CODE_SUMS=code_sums,
     )
-    assert agreed_hashes(by_mpi, 3) == agreed_hashes(by_servers, 3)
+    assert agreed(by_mpi, 3) == agreed(by_servers, 3)
 
 
 def test_ranks_that_would_sum_codes_differently_are_told_so(tmp_path: Path) -> None:
@@ -123,7 +79,7 @@ def test_mpi_sums_dense_gradients(tmp_path: Path) -> None:
     by_servers = run_to_the_end(tmp_path / "servers", python("sums_worker.py", "store=dist_sync", *arguments))
     (tmp_path / "mpi").mkdir()
     by_mpi = mpirun(tmp_path / "mpi", python("sums_worker.py", "store=allreduce_mpi", *arguments))
-    assert agreed_hashes(by_mpi, 2) == agreed_hashes(by_servers, 2)
+    assert agreed(by_mpi, 2) == agreed(by_servers, 2)
 
 
 @pytest.mark.parametrize("store", ["dist_sync_mpi", "allreduce_mpi"])
@@ -172,7 +128,9 @@ print({"rank": kv.rank, "waited": time.monotonic() - began}, flush=True)
     assert ended.code == 0, str(ended)
     assert ended.out.count("waited") == 3
     assert time.monotonic() - began > 3
-    assert not ended.err, str(ended)
+    assert ended.err.splitlines() == [
+        "gradwire: store 'dist_sync_mpi' of 3 workers, started by mpirun (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE)"
+    ]
 
 
 def test_mpi4py_and_gradwire_share_one_mpi(tmp_path: Path) -> None:

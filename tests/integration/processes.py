@@ -29,7 +29,7 @@ Member = tuple[str, int]  # role and rank
 
 def clean_environment(folder: Path, variables: dict[str, str]) -> dict[str, str]:
     """This process's environment without what describes another job."""
-    others = ("GRADWIRE_", "DMLC_", "MASTER_", "RANK", "WORLD_SIZE")
+    others = ("GRADWIRE_", "DMLC_", "MASTER_", "RANK", "WORLD_SIZE", "TORCHELASTIC_", "OMPI_", "SLURM_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return kept | single | {"TEST_FOLDER": str(folder)} | variables
@@ -263,6 +263,15 @@ def run_to_the_end(
     with Run(folder, variables, workers=workers, servers=servers) as job:
         job.launch(command)
         return job.end(seconds)
+
+
+def agreed(ended: Ended, workers: int, field: str = "hashes") -> object:
+    """What the records of all ranks hold in a field, which must be the same on all."""
+    assert ended.code == 0, str(ended)
+    records = ended.records()
+    assert sorted(str(record["rank"]) for record in records) == sorted(map(str, range(workers))), str(ended)
+    assert all(record[field] == records[0][field] for record in records), records
+    return records[0][field]
 
 
 def assert_gone(pids: Sequence[int], seconds: float = 2.0) -> None:

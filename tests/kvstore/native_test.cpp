@@ -76,6 +76,18 @@ TEST(Native, InitIsRootsOnEveryRankAndOptimizersRunEverywhere) {
   });
 }
 
+// A long one goes in several exchanges.
+TEST(Native, AFirstValueOfAnyLengthIsRoots) {
+  run_native({3}, [](Engine& engine) {
+    const std::uint64_t elements = (std::uint64_t{9} << 20) / sizeof(float) + 3;
+    const auto keys = engine.declare(std::vector<KeySpec>{{"w", {elements}}});
+    engine.init(keys[0], random_floats(elements, engine.rank()), 1);
+    std::vector<float> out(elements);
+    engine.pull(keys[0], out, 0).wait();
+    EXPECT_EQ(out, random_floats(elements, 1));
+  });
+}
+
 // Autograd may finish layers in another order on each rank; buckets go in the same one everywhere.
 TEST(Native, SlotsGoInTheSameOrderHoweverTheyAreMarked) {
   JobSize size{2};

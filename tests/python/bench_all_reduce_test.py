@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gradwire import nccl
 from gradwire.bench import all_reduce, hosts, peer_openmpi, power_sgd, rounds, stores
 from gradwire.bench.launches import BenchFailed, Launch
 from gradwire.bench.plan import UNSHAPED, AllReducePlan
@@ -67,7 +68,10 @@ def test_misuse_is_one_line_and_2(arguments: list[str], text: str) -> None:
     assert error.count("\n") == 1
 
 
-def test_every_store_codec_checksum_and_fusion_is_a_row_with_a_label_of_its_own() -> None:
+def test_every_store_codec_checksum_and_fusion_is_a_row_with_a_label_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stores.nccl, "why_not", lambda: None)  # rows are made, none is run
     wanted = plan(
         stores=tuple(store.name for store in stores.STORES),
         codecs=("none", "2bit", "2bit:reply=2bit", "2bit:threshold=auto"),
@@ -85,6 +89,19 @@ def test_every_store_codec_checksum_and_fusion_is_a_row_with_a_label_of_its_own(
         f"gradwire {OURS} 2bit both ways, fused, checksum off",
     ]
     assert [row.threshold for row in rows if row.codec != "2bit"] == [None] * (len(rows) // 2)
+
+
+@pytest.mark.skipif(nccl.why_not() is None, reason="NCCL can be used here")
+def test_nccl_is_refused_in_words_where_it_cannot_sum() -> None:
+    for arguments in (["--store", "nccl"], ["--transport", "nccl"]):
+        error = bench(*arguments, expected_code=1)
+        assert f"bench allreduce: --store nccl: {nccl.why_not()}" in error
+
+
+@pytest.mark.skipif(nccl.why_not() is not None, reason=str(nccl.why_not()))
+def test_nccl_has_a_row_where_it_can() -> None:
+    (row,) = records("--store", "nccl", "-n", "1")
+    assert (row["store"], row["transport"], row["checksum"]) == ("nccl", "nccl", True)
 
 
 # ---------------------------------------------------------------- limits and documented bytes

@@ -52,6 +52,7 @@ def test_stores_lists_what_create_takes() -> None:
     assert gradwire.kv.stores() == [
         *("local", "device", "dist_sync", "dist_sync_device", "dist_device_sync", "allreduce", "horovod"),
         *("dist_sync_mpi", "allreduce_mpi", "nccl"),
+        "torch",  # by its entry point
     ]
 
 

@@ -141,7 +141,9 @@ def all_reduce(
         str, typer.Option(help="Where SPEC names none: exact, fp32 or the codec's own name.")
     ] = "exact",
     store: Annotated[str, typer.Option(help="gradwire's stores, by commas. Unset: by --transport.")] = "",
-    transport: Annotated[str, typer.Option(help="Of gradwire's store: zmq.")] = "zmq",
+    transport: Annotated[
+        str, typer.Option(help="Of gradwire's store: zmq, mpi, or nccl, with a GPU for each rank.")
+    ] = "zmq",
     checksum: Annotated[
         str, typer.Option(help="Payload checksums of gradwire, by commas: auto, always, off.")
     ] = "auto",

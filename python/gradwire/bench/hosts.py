@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from gradwire.bench.plan import UNSHAPED
 from gradwire.child import Host, LocalHost
+from gradwire.job import free_port
 
 _FIRST_PORT = 29_500
 
@@ -119,9 +119,3 @@ class Network:
             return None
         workers = self._lab.hosts[: len(self._hosts["worker"])]
         return float(sum(host.counters().sent_bytes for host in workers))
-
-
-def free_port(address: str) -> int:
-    """Finds a port nobody listens on, for systems that cannot choose one themselves. address: of this machine."""
-    with socket.create_server((address, 0)) as listener:
-        return int(listener.getsockname()[1])

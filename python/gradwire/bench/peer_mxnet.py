@@ -9,12 +9,13 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gradwire.bench.hosts import Network, Watched, free_port
+from gradwire.bench.hosts import Network, Watched
 from gradwire.bench.plan import RoundPlan
 from gradwire.bench.rounds import Task
 from gradwire.bench.system import PeerUnavailable, System, fixed_threshold
 from gradwire.child import Line
 from gradwire.compress import Compression
+from gradwire.job import free_port
 from gradwire.launch import JobResult, run_job
 
 PACKAGES = ("mxnet==1.9.1", "numpy==1.23.5")  # MXNet's last release, and the last NumPy it can import

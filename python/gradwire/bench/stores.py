@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from gradwire import nccl
 from gradwire.bench import peer_openmpi
 from gradwire.bench.hosts import Network
 from gradwire.bench.plan import AllReducePlan
 from gradwire.bench.rounds import Task
-from gradwire.bench.system import System, encoded_bytes, fixed_threshold
+from gradwire.bench.system import PeerUnavailable, System, encoded_bytes, fixed_threshold
 from gradwire.child import Line
 from gradwire.compress import Compression
 from gradwire.launch import JobResult, run_job
@@ -41,6 +42,7 @@ STORES = (
     Store("dist_sync", "zmq", "servers", "run"),
     Store("dist_sync_mpi", "mpi", "peers", "mpirun"),
     Store("allreduce_mpi", "mpi", "native", "mpirun"),
+    Store("nccl", "nccl", "native", "run"),
 )
 
 
@@ -68,8 +70,10 @@ def of_transport(transport: str) -> Store:
 def systems(plan: AllReducePlan) -> list[System]:
     """Lists every store with every compression and checksum setting; small tensors fused, and not.
 
-    Raises: ValueError: an unknown store.
+    Raises: ValueError: an unknown store. PeerUnavailable: nccl, which cannot be used here; says why.
     """
+    if "nccl" in plan.stores and (reason := nccl.why_not()) is not None:
+        raise PeerUnavailable(f"bench allreduce: --store nccl: {reason}; leave it out")
     fused = (None,) if plan.tensors == 1 else (True, False)
     rows = itertools.product(map(find, plan.stores), plan.compressions, plan.checksums, fused)
     return [_system(plan, store, *wanted, checksum, fused) for store, wanted, checksum, fused in rows]

@@ -1,0 +1,72 @@
+"""Which launcher has started this process, as its environment tells; and where workers meet who were told no place.
+
+The settings read the same variables, in the same order (settings.py): a launcher counts only with all of its variables,
+so that a rank of one is never taken with the world size of another.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import zlib
+from collections.abc import Mapping
+
+# The first whose variables are all set is who started this process: the innermost launcher of several.
+_LAUNCHERS = {
+    "gradwire run": ("GRADWIRE_RANK", "GRADWIRE_NUM_WORKERS"),
+    "a DMLC tracker": ("DMLC_ROLE", "DMLC_NUM_WORKER"),
+    "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"),
+    "hand": ("RANK", "WORLD_SIZE"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "srun": ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS"),
+}
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below those that systems hand out by themselves
+
+
+def launcher(environ: Mapping[str, str] | None = None) -> tuple[str, tuple[str, ...]] | None:
+    """Returns the launcher's name and the variables it is known by; None: nobody's job."""
+    environ = os.environ if environ is None else environ
+    for name, variables in _LAUNCHERS.items():
+        if all(environ.get(variable) for variable in variables):
+            return name, variables
+    return None
+
+
+def tell(store: str, workers: int) -> None:
+    """Says on stderr who was taken for the launcher; `gradwire run` has said so itself."""
+    found = launcher()
+    if found is not None and found[0] != "gradwire run":
+        name, variables = found
+        print(
+            f"gradwire: store {store!r} of {workers} workers, started by {name} ({', '.join(variables)})",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def meeting_of_one_host(size: str, local_size: str, job: str) -> str | None:
+    """Where the ranks of one mpirun meet if all are on one host; None: they are on several, and mpirun names none.
+
+    job: what tells this mpirun from others on the host.
+    """
+    return f"tcp://127.0.0.1:{_port(job)}" if size == local_size else None
+
+
+def meeting_of_srun(nodes: str, job: str, step: str) -> str:
+    """Where the tasks of a Slurm step meet: on its first node, which has task 0, at a port that the step's id gives.
+
+    nodes: as Slurm writes them, "node[01-03,7],gpu2".
+    """
+    return f"tcp://{first_node(nodes)}:{_port(f'{job}.{step}')}"
+
+
+def first_node(nodes: str) -> str:
+    """Returns "node01" of "node[01-03,7]-ib,gpu2"."""
+    match = re.match(r"([^\[,]*)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", nodes)
+    assert match is not None  # it matches everything
+    return "".join(part for part in match.groups() if part)
+
+
+def _port(job: str) -> int:
+    return _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS

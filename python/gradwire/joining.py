@@ -1,0 +1,195 @@
+"""How a process joins its job: the engine of each store, by what the settings say.
+
+`_STORES` is the one table of stores; `open_engine` is what kv.create() stands on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from gradwire import _core, mpi, nccl, settings
+
+__all__ = ["Joined", "is_local", "names", "open_engine", "serve"]
+
+
+def names() -> list[str]:
+    """Names every store of gradwire's own."""
+    return list(_STORES)
+
+
+def is_local(name: str) -> bool:
+    """Tells whether a store is of this process alone."""
+    return _STORES[name] is _open_local
+
+
+class Joined(NamedTuple):
+    """A worker's engine, and the store that it is of."""
+
+    store: str
+    engine: _core.Engine
+
+
+def open_engine(name: str, values: settings.Settings) -> Joined:
+    """Joins the job that the settings describe as a store's worker.
+
+    Raises: as kv.create().
+    """
+    return Joined(name, _STORES[name](values, name))
+
+
+def serve(values: settings.Settings) -> None:
+    """Serves the job to its end as the server or scheduler that this process is, and ends the process.
+
+    Raises: ValueError: there is no address of a scheduler.
+    """
+    if values.scheduler is None:
+        raise ValueError(
+            f"a {values.role} needs GRADWIRE_SCHEDULER (or DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT)"
+        )
+    run = _core.run_scheduler if values.role == "scheduler" else _core.run_server
+    try:
+        run(**_node_options(values))
+    except ConnectionError as error:
+        print(f"gradwire-{values.role}: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _engine_options(values: settings.Settings) -> dict[str, Any]:
+    threads = values.codec_threads or max(1, min(4, (os.cpu_count() or 2) // 2))
+    return {
+        "partition_elements": values.partition_bytes // 4,
+        "shard_bound_elements": values.bigarray_bound,
+        "fusion_bytes": values.fusion_bytes,
+        "credit_bytes": values.credit_bytes,
+        "codec_threads": threads,
+        "code_sums": values.code_sums,
+        "slow_warning": values.slow_warning,
+        "slow_abort": values.slow_abort,
+        "retry_timeout": values.retry_timeout,
+    }
+
+
+def _node_options(values: settings.Settings) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "scheduler": values.scheduler,
+        "workers": values.num_workers,
+        "servers": values.num_servers,
+        "streams": values.streams,
+        "ipc": values.ipc == "auto",
+        "checksum": values.checksum,
+        "rendezvous_timeout": values.rendezvous_timeout,
+        "liveness_timeout": values.liveness_timeout,
+        "hierarchy": values.hierarchy,
+    }
+    optional = {
+        "rank": values.rank,
+        "host": values.host_id,
+        "bind_host": values.bind_host,
+        "interface": values.interface,
+    }
+    return options | {name: value for name, value in optional.items() if value is not None}
+
+
+def _open_local(values: settings.Settings, name: str) -> _core.Engine:
+    return _core.local_engine(**_engine_options(values))
+
+
+def _join_servers(values: settings.Settings, name: str) -> _core.Engine:
+    if values.scheduler is None:
+        raise ValueError(
+            f"kv.create({name!r}): GRADWIRE_SCHEDULER is not set, so there is no job to join; start the script "
+            "with `gradwire run -n 2 -s 2 python script.py`, or use the store 'local'"
+        )
+    return _core.connect_engine(**_node_options(values), **_engine_options(values))
+
+
+def _roll_call(values: settings.Settings, name: str) -> tuple[bool, dict[str, Any]]:
+    """Whether this process serves the roll call of a job without servers; and what its engine needs."""
+    options = _node_options(values) | _engine_options(values)
+    if values.scheduler is not None:
+        return False, options
+    if values.master is None or values.rank is None:
+        raise ValueError(
+            f"kv.create({name!r}): there is no job to join; start the script with `gradwire run -n 2 python "
+            "script.py`, torchrun or srun, or mpirun on one host, or set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
+        )
+    options["scheduler"] = values.master
+    options["scheduler_name"] = "worker 0, which serves the roll call,"
+    return values.rank == 0, options
+
+
+def _join_peers(values: settings.Settings, name: str) -> _core.Engine:
+    serves, options = _roll_call(values, name)
+    return _core.connect_peers(serves, **options)
+
+
+def _refuse_hierarchy(values: settings.Settings, name: str, library: str, instead: str) -> None:
+    if values.hierarchy != "off":
+        raise ValueError(
+            f"kv.create({name!r}): GRADWIRE_HIERARCHY={values.hierarchy} does not go with it, since {library} sums "
+            f"what every rank gives; use the store {instead!r}, or leave GRADWIRE_HIERARCHY out"
+        )
+
+
+def _join_nccl(values: settings.Settings, name: str) -> _core.Engine:
+    _refuse_hierarchy(values, name, "NCCL", "allreduce")
+    if (reason := nccl.why_not()) is not None:
+        raise _core.TransportError(
+            f"kv.create({name!r}): {reason}; use the store 'allreduce', which needs neither NCCL nor a GPU and has "
+            "the same codecs"
+        )
+    if values.scheduler is not None and values.num_servers > 0:
+        raise ValueError(
+            f"kv.create({name!r}): this job has {values.num_servers} servers, and NCCL needs none; start it with "
+            f"`gradwire run -n {values.num_workers} -s 0 python script.py`"
+        )
+    serves, options = _roll_call(values, name)
+    return _core.connect_nccl(serves, nccl.library(), values.device, **options)
+
+
+def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engine:
+    options: dict[str, Any] = {
+        "checksum": values.checksum,
+        "rendezvous_timeout": values.rendezvous_timeout,
+        "liveness_timeout": values.liveness_timeout,
+        "hierarchy": values.hierarchy,
+        "streams": values.streams,
+        "ipc": values.ipc == "auto",
+    }
+    if values.host_id is not None:
+        options["host"] = values.host_id
+    engine: _core.Engine = connect(mpi.library(), **options, **_engine_options(values))
+    if engine.num_workers == 1 < values.num_workers:
+        engine.close()
+        raise ValueError(
+            f"kv.create({name!r}): this process is alone in MPI's world, though its job has {values.num_workers} "
+            f"workers; start the script with `mpirun -np {values.num_workers} --bind-to none python script.py`"
+        )
+    return engine
+
+
+def _join_mpi_peers(values: settings.Settings, name: str) -> _core.Engine:
+    return _join_mpi(_core.connect_mpi, values, name)
+
+
+def _join_mpi_native(values: settings.Settings, name: str) -> _core.Engine:
+    _refuse_hierarchy(values, name, "MPI", "dist_sync_mpi")
+    return _join_mpi(_core.connect_mpi_native, values, name)
+
+
+_STORES: dict[str, Callable[[settings.Settings, str], _core.Engine]] = {
+    "local": _open_local,
+    "device": _open_local,
+    "dist_sync": _join_servers,
+    "dist_sync_device": _join_servers,
+    "dist_device_sync": _join_servers,
+    "allreduce": _join_peers,
+    "horovod": _join_peers,
+    "dist_sync_mpi": _join_mpi_peers,
+    "allreduce_mpi": _join_mpi_native,
+    "nccl": _join_nccl,
+}

@@ -1,0 +1,141 @@
+"""Hosts that ssh reaches: where `gradwire run --launcher ssh` starts workers and servers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradwire import ssh_keeper
+
+_CONNECT_SECONDS = 10
+# A host that has died is noticed by its silence; nobody is asked for a password; the user's own options count first.
+_OPTIONS = (
+    *("-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}", "-o", "LogLevel=ERROR"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+)
+# What a process on another host must know of the environment here; the rest is that host's own business.
+_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "MASTER_ADDR", "MASTER_PORT")
+_FORWARDED_PREFIXES = (
+    *("GRADWIRE_", "DMLC_", "MXNET_", "BYTEPS_", "PS_", "NCCL_", "PYTHON"),
+    *("OMP_", "OPENBLAS_", "MKL_"),
+)
+_NOT_COPIED = (".git", ".venv", "__pycache__")
+
+
+class HostUnreachable(RuntimeError):
+    """A host cannot be reached or used; says which and why."""
+
+
+def forwarded(environment: Mapping[str, str], asked_for: Collection[str]) -> dict[str, str]:
+    """Returns the variables that go to other hosts: the job's, where programs lie, and those asked for by name."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _FORWARDED or name in asked_for or name.startswith(_FORWARDED_PREFIXES)
+    }
+
+
+@dataclass(frozen=True)
+class SshHost:
+    """A host behind ssh.
+
+    Attributes:
+        name: as ssh takes it. address: under which the job's other hosts reach it.
+        ssh: the program, with the user's options.
+        folder: where processes run there.
+        variables: names of those that go there beside the job's own.
+    """
+
+    name: str
+    address: str
+    ssh: tuple[str, ...]
+    folder: str
+    variables: frozenset[str] = frozenset()
+    namespace: None = None
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Starts command there. Its life is that of the pipe to the returned process's stdin."""
+        order = {
+            "folder": self.folder,
+            "environment": forwarded(options.pop("env", os.environ), self.variables),
+            "command": list(command),
+        }
+        process = subprocess.Popen(
+            self.command(_python(Path(ssh_keeper.__file__).read_text(encoding="utf-8"))),
+            **(options | {"stdin": subprocess.PIPE}),
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # ssh has ended, and its exit code and words say why
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+        return process
+
+    def command(self, line: str) -> list[str]:
+        """Returns the command that has the host's shell run a line."""
+        return [*self.ssh, "-T", *_OPTIONS, "--", self.name, line]
+
+    def copy_here(self, source: Path) -> None:
+        """Copies what a folder of this machine holds into the host's, over what is there.
+
+        Raises: HostUnreachable: says what tar or ssh say.
+        """
+        without = [f"--exclude={name}" for name in _NOT_COPIED]
+        folder = shlex.quote(self.folder)
+        with subprocess.Popen(
+            ["tar", "-C", str(source), *without, "-cf", "-", "."], stdout=subprocess.PIPE
+        ) as tar:
+            there = subprocess.run(
+                self.command(f"mkdir -p {folder} && tar -C {folder} -xf -"),
+                stdin=tar.stdout,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        if tar.returncode != 0 or there.returncode != 0:
+            said = there.stderr.strip() or f"tar ended with {tar.returncode}"
+            raise HostUnreachable(f"run: {source} could not be copied to {self.name}:{self.folder}: {said}")
+
+
+def _python(program: str) -> str:
+    """A line that runs a program by this Python's path, or by the first python3 where that is not there."""
+    here = shlex.quote(sys.executable)
+    return f"p={here}; [ -x $p ] || p=python3; exec $p -I -S -c {shlex.quote(program)}"
+
+
+def resolve(name: str, ssh: Sequence[str]) -> str:
+    """Returns the address of a host: of the name that ssh's own configuration gives it.
+
+    Raises: HostUnreachable: ssh cannot be run, or the name has no address.
+    """
+    try:
+        asked = subprocess.run(
+            [*ssh, "-G", "--", name], capture_output=True, text=True, check=False, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HostUnreachable(
+            f"run: {ssh[0]}: {error}; install openssh-client, or name it by --ssh"
+        ) from None
+    words = dict(line.partition(" ")[::2] for line in asked.stdout.splitlines())
+    if asked.returncode != 0 or "hostname" not in words:
+        raise HostUnreachable(f"run: {shlex.join(ssh)} does not know {name}: {asked.stderr.strip()}")
+    try:
+        return str(socket.getaddrinfo(words["hostname"], None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise HostUnreachable(f"run: -H names {name}, which has no address: {error}") from None
+
+
+def own_address(towards: str) -> str:
+    """Returns the address of this machine from which it reaches another's. Sends nothing."""
+    family = socket.AF_INET6 if ":" in towards else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((towards, 9))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,216 @@
+"""Jobs by every launcher: ssh to hosts with a real sshd, mpirun, torchrun, srun's environment; and all sum alike."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from integration.mpi_jobs import mpirun
+from integration.processes import (
+    HERE,
+    PROGRAMS,
+    Ended,
+    Job,
+    agreed,
+    assert_gone,
+    names,
+    python,
+    run_to_the_end,
+    wait_until,
+)
+from integration.ssh_hosts import SshLab, processes_with, ssh_lab, why_not
+
+WORKERS = 4
+NOTICE_SECONDS = 10.0  # in which everybody must have ended
+ARGUMENTS = ("steps=3", "codecs=2bit:threshold=auto;none")
+ENDLESS = ("steps=100000", "codecs=2bit:threshold=0.5", "pause=0.01")
+needs_sshd = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> object:
+    command = python("sums_worker.py", "store=dist_sync", *ARGUMENTS)
+    return agreed(run_to_the_end(tmp_path_factory.mktemp("here") / "job", command, workers=WORKERS), WORKERS)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshLab]:
+    with ssh_lab(2, tmp_path_factory.mktemp("ssh")) as lab:
+        yield lab
+
+
+def run_by(
+    lab: SshLab, job: Job, command: list[str], *options: str, launcher: str = "ssh", servers: str = "2"
+) -> None:
+    job.start(
+        ("run", 0),
+        [
+            *(str(PROGRAMS / "gradwire"), "run", "-n", str(WORKERS), "-s", servers),
+            *("--launcher", launcher, "--ssh", lab.client, "-H", ",".join(f"{name}:2" for name in lab.hosts)),
+            *("--env", f"TEST_FOLDER={job.folder}", *options, *command),
+        ],
+    )
+
+
+def end(job: Job, seconds: float = 90) -> Ended:
+    return job.members["run", 0].ended(seconds)
+
+
+@needs_sshd
+def test_workers_and_servers_on_hosts_behind_ssh(hosts: SshLab, reference: object, tmp_path: Path) -> None:
+    before = [host.counters().sent_bytes for host in hosts.lab.hosts]
+    with Job(tmp_path, {}) as job:
+        run_by(hosts, job, python("sums_worker.py", "store=dist_sync", *ARGUMENTS))
+        assert agreed(end(job), WORKERS) == reference
+    sent = [host.counters().sent_bytes - old for host, old in zip(hosts.lab.hosts, before, strict=True)]
+    assert min(sent) > 100_000, f"hosts sent {sent} bytes: the job did not run there"
+
+
+@needs_sshd
+def test_a_hostfile_and_no_servers(hosts: SshLab, reference: object, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("".join(f"{name} slots=2\n" for name in hosts.hosts))
+    command = python("sums_worker.py", "store=allreduce", *ARGUMENTS)
+    with Job(tmp_path, {}) as job:
+        run_by(hosts, job, command, "--hostfile", str(tmp_path / "hosts"), servers="0")
+        assert agreed(end(job), WORKERS) == reference
+
+
+@needs_sshd
+def test_the_folder_is_copied_variables_arrive_and_output_is_kept(hosts: SshLab, tmp_path: Path) -> None:
+    here, there, kept = tmp_path / "here", tmp_path / "there", tmp_path / "kept"
+    here.mkdir()
+    (here / "words.txt").write_text("as it was here")
+    program = "import os; e = os.environ; print(os.getcwd(), open('words.txt').read(), e['SAYING'], e['GRADWIRE_RANK'])"
+    with Job(tmp_path, {}) as job:
+        started = [
+            *("--sync-dst-dir", str(there), "--env", "SAYING=a 'b' $c", "--output-dir", str(kept)),
+            *(sys.executable, "-c", program),
+        ]
+        words = [str(PROGRAMS / "gradwire"), "run", "-n", "2", "-s", "0", "--launcher", "ssh"]
+        words += ["--ssh", hosts.client, "-H", ",".join(hosts.hosts), *started]
+        ended = job.start(("run", 0), words, cwd=str(here)).ended(60)
+    assert ended.code == 0, str(ended)
+    for rank in range(2):
+        line = f"{there} as it was here a 'b' $c {rank}"
+        assert f"[worker {rank}] {line}\n" in ended.out
+        assert (kept / f"worker-{rank}.stdout").read_text() == f"{line}\n"
+
+
+@needs_sshd
+def test_the_failing_workers_own_code_comes_back(hosts: SshLab, tmp_path: Path) -> None:
+    program = "import os, sys, time; sys.exit(7) if os.environ['GRADWIRE_RANK'] == '3' else time.sleep(60)"
+    token = secrets.token_hex(8)
+    with Job(tmp_path, {"GRADWIRE_LIVENESS_TIMEOUT": "1s"}) as job:
+        run_by(hosts, job, [sys.executable, "-c", program], "--env", f"TOKEN={token}", servers="0")
+        ended = end(job, 40)
+    assert ended.code == 7, str(ended)
+    assert names(ended.err, ("worker", 3)), str(ended)
+    wait_until(lambda: not processes_with(f"TOKEN={token}"), 2, "what ran on the hosts to end")
+
+
+@needs_sshd
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_launcher_ends_all_on_every_host(
+    number: signal.Signals, hosts: SshLab, tmp_path: Path
+) -> None:
+    token = secrets.token_hex(8)
+    with Job(tmp_path, {}) as job:
+        run_by(hosts, job, python("sums_worker.py", "store=dist_sync", *ENDLESS), "--env", f"TOKEN={token}")
+        job.wait_until_training(WORKERS)
+        there = processes_with(f"TOKEN={token}")
+        assert len(there) >= WORKERS
+        job.members["run", 0].process.send_signal(number)
+        ended = end(job, NOTICE_SECONDS)
+        assert_gone(there, 4.0)
+    assert ended.code == (-number if number == signal.SIGKILL else 128 + number), str(ended)
+
+
+@needs_sshd
+def test_a_host_that_nobody_reaches_is_named(hosts: SshLab, tmp_path: Path) -> None:
+    with Job(tmp_path, {}) as job:
+        wrong = f"{hosts.client} -p 1"
+        words = [str(PROGRAMS / "gradwire"), "run", "-n", "1", "-s", "0", "--launcher", "ssh", "--ssh", wrong]
+        ended = job.start(("run", 0), [*words, "-H", hosts.hosts[0], "true"]).ended(60)
+    assert ended.code == 255, str(ended)
+    assert f"connect to host {hosts.hosts[0]} port 1" in ended.err, str(ended)
+
+
+@needs_sshd
+def test_mpirun_over_ssh(hosts: SshLab, reference: object, tmp_path: Path) -> None:
+    command = python("sums_worker.py", "store=dist_sync_mpi", *ARGUMENTS)
+    subnet = f"{hosts.hosts[0].rpartition('.')[0]}.0/24"
+    links = {f"OMPI_MCA_{layer}_tcp_if_include": subnet for layer in ("oob", "btl")}
+    with Job(tmp_path, links) as job:
+        run_by(hosts, job, command, launcher="mpi", servers="0")
+        assert agreed(end(job), WORKERS) == reference
+
+
+@pytest.mark.parametrize(
+    ("store", "servers"), [("dist_sync_mpi", "0"), ("allreduce", "0"), ("dist_sync", "2")]
+)
+def test_the_launcher_mpi_here(store: str, servers: str, reference: object, tmp_path: Path) -> None:
+    words = [str(PROGRAMS / "gradwire"), "run", "-n", str(WORKERS), "-s", servers, "--launcher", "mpi"]
+    with Job(tmp_path, {}) as job:
+        job.start(("run", 0), [*words, *python("sums_worker.py", f"store={store}", *ARGUMENTS)])
+        ended = end(job)
+    assert agreed(ended, WORKERS) == reference
+    assert all(f"[worker {rank}] {{" in ended.out for rank in range(WORKERS)), str(ended)
+
+
+def test_the_launcher_mpi_returns_the_failing_workers_code(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time; sys.exit(7) if os.environ['OMPI_COMM_WORLD_RANK'] == '1' else time.sleep(60)"
+    )
+    words = [str(PROGRAMS / "gradwire"), "run", "-n", "2", "-s", "0", "--launcher", "mpi"]
+    with Job(tmp_path, {}) as job:
+        ended = job.start(("run", 0), [*words, sys.executable, "-c", program]).ended(40)
+    assert ended.code == 7, str(ended)
+
+
+def test_torchrun(reference: object, tmp_path: Path) -> None:
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(WORKERS),
+    ]
+    command = [str(HERE / "sums_worker.py"), "store=allreduce", *ARGUMENTS]
+    with Job(tmp_path, {}) as job:
+        ended = job.start(("run", 0), [*launcher, *command]).ended(90)
+    assert agreed(ended, WORKERS) == reference
+    assert (
+        "store 'allreduce' of 4 workers, started by torchrun (TORCHELASTIC_RUN_ID, RANK, WORLD_SIZE)"
+        in ended.err
+    )
+
+
+@pytest.mark.parametrize("store", ["allreduce", "dist_sync_mpi"])
+def test_mpirun(store: str, reference: object, tmp_path: Path) -> None:
+    ended = mpirun(tmp_path / "job", python("sums_worker.py", f"store={store}", *ARGUMENTS), ranks=WORKERS)
+    assert agreed(ended, WORKERS) == reference
+    assert f"store '{store}' of 4 workers, started by mpirun (OMPI_COMM_WORLD_RANK" in ended.err, str(ended)
+
+
+def test_srun_by_its_environment(reference: object, tmp_path: Path) -> None:
+    step = {
+        "SLURM_JOB_ID": str(int.from_bytes(os.urandom(3), "big")),
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": str(WORKERS),
+        "SLURM_STEP_NODELIST": "localhost",
+    }
+    command = python("sums_worker.py", "store=allreduce", *ARGUMENTS)
+    with Job(tmp_path, step) as job:
+        for rank in range(WORKERS):
+            job.start(("worker", rank), command, {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)})
+        ended = [job.members["worker", rank].ended(60) for rank in range(WORKERS)]
+    for process in ended:
+        assert process.code == 0, str(process)
+        assert process.records()[0]["hashes"] == reference
+    assert "started by srun (SLURM_STEP_ID, SLURM_PROCID, SLURM_NTASKS)" in ended[0].err

@@ -1,0 +1,39 @@
+"""torch.distributed as a store, by its entry point: compressed sums with the bits of our own stores."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from integration.processes import HERE, Ended, Job, agreed, python, run_to_the_end
+
+WORKERS = 2  # dense sums of two do not depend on their order
+
+
+def by_torchrun(folder: Path, codec: str) -> Ended:
+    folder.mkdir()
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(WORKERS),
+    ]
+    with Job(folder, {}) as job:
+        command = [*launcher, str(HERE / "torch_store_worker.py"), "store=torch", f"codec={codec}"]
+        return job.start(("run", 0), command).ended(90)
+
+
+@pytest.mark.parametrize(
+    "codec", ["none", "2bit:threshold=auto", "2bit:threshold=0.5,reply=2bit", "int8", "topk"]
+)
+def test_a_backend_of_another_maker_gives_what_servers_give(codec: str, tmp_path: Path) -> None:
+    ours = run_to_the_end(
+        tmp_path / "ours",
+        python("torch_store_worker.py", "store=dist_sync", f"codec={codec}"),
+        workers=WORKERS,
+        servers=2,
+    )
+    assert agreed(by_torchrun(tmp_path / "torch", codec), WORKERS) == agreed(ours, WORKERS)

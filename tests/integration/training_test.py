@@ -1,0 +1,52 @@
+"""The training script, by every launcher: the weights of a job do not tell how it was started, nor who summed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from integration.mpi_jobs import mpirun
+from integration.processes import HERE, Ended, run_to_the_end
+
+WORKERS = 4
+SCRIPT = HERE.parents[1] / "experiments" / "fashion_mnist" / "train.py"
+
+
+def command(store: str, record: Path) -> list[str]:
+    return [
+        *(sys.executable, str(SCRIPT), "--network", "lenet", "--kv-store", store, "--gc-type", "2bit"),
+        *("--num-epochs", "1", "--batch-size", "16", "--limit", "256", "--seed", "3", "--threads", "1"),
+        *("--json", str(record)),
+    ]
+
+
+def weights(ended: Ended, record: Path) -> object:
+    assert ended.code == 0, str(ended)
+    found = json.loads(record.read_text())
+    assert found["workers"] == WORKERS
+    assert found["steps"] == 4
+    return found["weights_sha256"]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> object:
+    folder = tmp_path_factory.mktemp("servers")
+    record = folder / "record.json"
+    words = command("dist_sync", record)
+    return weights(run_to_the_end(folder, words, workers=WORKERS, servers=2, seconds=180), record)
+
+
+def test_all_reduce_by_gradwire_run(reference: object, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    words = command("allreduce", record)
+    ended = run_to_the_end(tmp_path, words, workers=WORKERS, servers=None, seconds=180)
+    assert weights(ended, record) == reference
+
+
+@pytest.mark.parametrize("store", ["dist_sync_mpi", pytest.param("allreduce_mpi", marks=pytest.mark.soak)])
+def test_by_mpirun(reference: object, store: str, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    ended = mpirun(tmp_path, command(store, record), ranks=WORKERS, seconds=180)
+    assert weights(ended, record) == reference

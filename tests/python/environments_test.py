@@ -1,0 +1,100 @@
+"""Launchers are known by their variables, and ranks and meeting points are read from the same ones."""
+
+from __future__ import annotations
+
+import pytest
+from gradwire import settings
+from gradwire.environments import first_node, launcher
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "2",
+    "PMIX_NAMESPACE": "123.1",
+}
+SRUN = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NODELIST": "gpu[03-04,9]",
+}
+RUN = {"GRADWIRE_RANK": "0", "GRADWIRE_NUM_WORKERS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "name", "rank", "workers"),
+    [
+        (TORCHRUN, "torchrun", 1, 4),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "hand", 1, 2),
+        (MPIRUN, "mpirun", 2, 4),
+        (SRUN, "srun", 3, 4),
+        (SRUN | MPIRUN, "mpirun", 2, 4),  # mpirun inside a Slurm job
+        (SRUN | TORCHRUN, "torchrun", 1, 4),
+        (SRUN | TORCHRUN | RUN, "gradwire run", 0, 2),
+    ],
+)
+def test_a_launcher_is_recognised(environ: dict[str, str], name: str, rank: int, workers: int) -> None:
+    found = launcher(environ)
+    assert found is not None
+    assert found[0] == name
+    values = settings.read(environ)
+    assert (values.rank, values.num_workers) == (rank, workers)
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        {"OMPI_COMM_WORLD_RANK": "2"},
+        {"OMPI_COMM_WORLD_SIZE": "4"},
+        {key: text for key, text in SRUN.items() if key != "SLURM_STEP_ID"},  # a batch script, not a task
+        {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"},
+        {},
+    ],
+)
+def test_half_a_launcher_is_none(half: dict[str, str]) -> None:
+    assert launcher(half) is None
+    values = settings.read(half)
+    assert (values.rank, values.num_workers, values.device) == (None, 1, None)
+
+
+def test_local_ranks_choose_the_gpu() -> None:
+    assert [settings.read(environ).device for environ in (TORCHRUN, MPIRUN, SRUN)] == [1, 2, 1]
+
+
+def test_where_workers_meet() -> None:
+    assert settings.read(TORCHRUN).master == "tcp://node0:29501"
+    at = settings.read(MPIRUN).master
+    assert at is not None
+    assert at.startswith("tcp://127.0.0.1:")
+    assert settings.read(MPIRUN | {"PMIX_NAMESPACE": "124.1"}).master != at
+    assert settings.read(MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}).master is None  # several hosts
+    at = settings.read(SRUN).master
+    assert at is not None
+    assert at.startswith("tcp://gpu03:")
+    assert settings.read(SRUN | {"SLURM_PROCID": "0"}).master == at
+    assert settings.read(SRUN | {"SLURM_STEP_ID": "1"}).master != at
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("localhost", "localhost"),
+        ("node7,node9", "node7"),
+        ("node[01-03,7]", "node01"),
+        ("node[5,7],gpu2", "node5"),
+        ("rack1-n[2-3]-ib,x", "rack1-n2-ib"),
+    ],
+)
+def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first

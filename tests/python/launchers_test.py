@@ -1,0 +1,110 @@
+"""What launchers put where; nothing is started here. Real jobs by each of them are in integration/launchers_test.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gradwire import launchers, mpi_launch
+from gradwire.child import Line, LocalHost
+from gradwire.hosts import HostSlots
+from gradwire.output_folder import OutputFolder
+from gradwire.ssh import HostUnreachable, SshHost, forwarded, own_address, resolve
+
+HERE = LocalHost("10.0.0.9")
+
+
+def host(number: int) -> LocalHost:
+    return LocalHost(f"10.0.0.{number}")
+
+
+def request(**options: object) -> launchers.Request:
+    given = {"command": ["true"], "workers": 2, "servers": 0, "launcher": "ssh", "hosts": None, "env": {}}
+    return launchers.Request(**{**given, "copy_to": None, "ssh": ("ssh",), **options})  # type: ignore[arg-type]
+
+
+def test_workers_fill_slots_and_servers_take_the_hosts_that_are_left() -> None:
+    hosts = [host(number) for number in range(4)]
+    rows = [HostSlots(str(number), 2) for number in range(4)]
+    place = launchers.placed(rows, hosts, HERE, workers=3)
+    assert [place("worker", rank) for rank in range(3)] == [hosts[0], hosts[0], hosts[1]]
+    assert [place("server", rank) for rank in range(3)] == [hosts[2], hosts[3], hosts[2]]
+    assert place("scheduler", 0) is HERE
+
+
+def test_servers_share_the_hosts_of_workers_where_none_is_left() -> None:
+    hosts = [host(number) for number in range(2)]
+    place = launchers.placed([HostSlots("a", 1), HostSlots("b", 1)], hosts, HERE, workers=2)
+    assert [place("server", rank) for rank in range(3)] == [hosts[0], hosts[1], hosts[0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "--launcher ssh needs hosts: give -H node1:2,node2:2, or a file"),
+        ({"hosts": "a:1"}, "-H has 1 slots for 2 workers"),
+        ({"launcher": "local", "copy_to": "x"}, "--sync-dst-dir goes with --launcher ssh or mpi"),
+        ({"launcher": "sge"}, "--launcher sge is not there yet: expected one of local, ssh, mpi"),
+    ],
+)
+def test_misuse(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        launchers.run(request(**options), lambda line: None, lambda text: None)
+
+
+def test_only_what_a_job_needs_goes_to_other_hosts() -> None:
+    given = {
+        "GRADWIRE_RANK": "1",
+        "DMLC_ROLE": "worker",
+        "PATH": "/p",
+        "HOME": "/h",
+        "SECRET": "s",
+        "MINE": "m",
+    }
+    assert forwarded(given, {"MINE"}) == {
+        "GRADWIRE_RANK": "1",
+        "DMLC_ROLE": "worker",
+        "PATH": "/p",
+        "MINE": "m",
+    }
+
+
+def test_the_users_ssh_options_come_first_and_count() -> None:
+    words = SshHost("n1", "10.0.0.1", ("ssh", "-o", "ConnectTimeout=3"), ".").command("true")
+    assert words.index("ConnectTimeout=3") < words.index("ConnectTimeout=10")
+    assert words[-3:] == ["--", "n1", "true"]
+
+
+def test_a_name_is_what_sshs_configuration_says(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host lab\n  HostName 127.0.0.3\nHost lost\n  HostName no-such-host.invalid\n")
+    assert resolve("lab", ("ssh", "-F", str(config))) == "127.0.0.3"
+    with pytest.raises(HostUnreachable, match="-H names lost, which has no address"):
+        resolve("lost", ("ssh", "-F", str(config)))
+    with pytest.raises(HostUnreachable, match="install openssh-client"):
+        resolve("lab", (str(tmp_path / "no-ssh"),))
+
+
+def test_this_machine_has_the_address_that_the_route_gives_it() -> None:
+    assert own_address("127.0.0.1") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "stream", "rest"),
+    [
+        ("[1,3]<stdout>:step 7", 3, "stdout", "step 7"),
+        ("[1,0]<stderr>:", 0, "stderr", ""),
+        ("mpirun noticed that process rank 1 ...", None, "stdout", "mpirun noticed that process rank 1 ..."),
+    ],
+)
+def test_lines_of_mpirun_are_those_of_its_ranks(text: str, rank: int | None, stream: str, rest: str) -> None:
+    assert mpi_launch.untagged(Line("worker", None, "stdout", text)) == Line("worker", rank, stream, rest)  # type: ignore[arg-type]
+
+
+def test_every_process_has_its_own_files(tmp_path: Path) -> None:
+    with OutputFolder(tmp_path / "a" / "b") as keep:
+        keep(Line("worker", 1, "stdout", "one"))
+        keep(Line("worker", 1, "stdout", "two"))
+        keep(Line("scheduler", None, "stderr", "up"))
+        assert (tmp_path / "a" / "b" / "worker-1.stdout").read_text() == "one\ntwo\n"  # before the end, too
+    assert (tmp_path / "a" / "b" / "scheduler.stderr").read_text() == "up\n"

@@ -1,0 +1,77 @@
+"""The program that keeps a process on another host: run here, by a pipe in ssh's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from gradwire import ssh_keeper
+
+SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
+
+
+def start(folder: Path, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
+    keeper = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", Path(ssh_keeper.__file__).read_text()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert keeper.stdin is not None
+    order = {"folder": str(folder), "environment": environment, "command": command}
+    keeper.stdin.write(json.dumps(order).encode() + b"\n")
+    keeper.stdin.flush()
+    return keeper
+
+
+def ended(keeper: subprocess.Popen[bytes], seconds: float = 10) -> tuple[int, str, str]:
+    code = keeper.wait(seconds)
+    assert keeper.stdout is not None
+    assert keeper.stderr is not None
+    return code, keeper.stdout.read().decode(), keeper.stderr.read().decode()
+
+
+def test_folder_variables_and_exit_code_are_the_orders(tmp_path: Path) -> None:
+    program = "import os, sys; print(os.getcwd(), os.environ['SAYING']); sys.exit(7)"
+    assert ended(start(tmp_path, [sys.executable, "-c", program], SAYING="a 'b' $c")) == (
+        7,
+        f"{tmp_path} a 'b' $c\n",
+        "",
+    )
+
+
+def test_a_signal_is_told_as_a_shell_tells_it(tmp_path: Path) -> None:
+    program = "import os; os.kill(os.getpid(), 9)"
+    assert ended(start(tmp_path, [sys.executable, "-c", program]))[0] == 128 + 9
+
+
+@pytest.mark.parametrize("program", [SLEEPER, STUBBORN])
+def test_the_end_of_the_connection_is_the_end_of_all(program: str, tmp_path: Path) -> None:
+    family = (
+        f"import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {program!r}]); p.wait()"
+    )
+    keeper = start(tmp_path, [sys.executable, "-c", family], TOKEN=str(tmp_path))
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    assert keeper.stdout.readline() == b"up\n"
+    began = time.monotonic()
+    keeper.stdin.close()
+    keeper.wait(10)
+    assert time.monotonic() - began < ssh_keeper.GRACE_SECONDS + 2
+    assert keeper.stdout.read() == b""  # ends when nobody is left who holds the pipe
+
+
+def test_what_cannot_be_started_is_told(tmp_path: Path) -> None:
+    code, _, err = ended(start(tmp_path, ["no-such-program"]))
+    assert code == 127
+    assert f"gradwire: {os.uname().nodename}: " in err
+    assert "no-such-program" in err
+    code, _, err = ended(start(tmp_path / "nowhere", ["true"]))
+    assert code == 127
+    assert "nowhere" in err
