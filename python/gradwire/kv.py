@@ -146,7 +146,7 @@ def join(roll_call: str, rank: int, num_workers: int) -> KVStore:
     here = dataclasses.replace(
         settings.read(), master=roll_call, scheduler=None, rank=rank, num_workers=num_workers, num_servers=0
     )
-    store = KVStore("allreduce", open_engine("allreduce", here).engine, here)
+    store = KVStore("allreduce", joining.open_engine("allreduce", here).engine, here)
     _open.add(store)
     return store
 
