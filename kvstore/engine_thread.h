@@ -96,7 +96,7 @@ class EngineThread final : private transport::Sink {
   void start_pull(Tensor& tensor);
   void start_init(Tensor& tensor);
   void encode(Tensor& tensor, std::size_t part);
-  void encoded(Tensor& tensor, std::size_t part, transport::Buffer payload, bool nonfinite,
+  void encoded(Tensor& tensor, std::size_t part, transport::Buffer payload, std::uint32_t flags,
                std::exception_ptr error);
   void send(Tensor& tensor, std::size_t part, transport::Kind kind, transport::Buffer payload,
             std::uint32_t flags);
