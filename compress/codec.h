@@ -116,6 +116,9 @@ class Codec {
   virtual bool agrees_scales() const noexcept = 0;
   /// True when payloads of two runs, one behind the other, are the payload of both: units mean nothing to it.
   virtual bool concatenates() const noexcept { return false; }
+  /// True when the user wants payloads and own-name replies shortened on their way (lossless_payload.h). Who
+  /// sends them does it; encode() and decode_sum() know nothing of it.
+  virtual bool wants_lossless_stage() const noexcept { return false; }
   /// How a library may sum payloads as integers (integer_sums.h); null: it cannot. Lives as long as the
   /// codec.
   virtual const IntegerSums* integer_sums() const noexcept { return nullptr; }

@@ -41,8 +41,8 @@ std::unique_ptr<Codec> from_wire(WireId id, const WireParameters& parameters);
 /// Reads "2bit:threshold=auto,nonfinite=mxnet". Throws std::invalid_argument.
 CodecSpec parse_spec(std::string_view text);
 
-/// Writes what parse_spec reads, every parameter that applies present, in the table's order: equal codecs
-/// give equal text. Throws as make().
+/// Writes what parse_spec reads, every parameter that applies present, in the table's order (but
+/// lossless=off, as if it were not there): equal codecs give equal text. Throws as make().
 std::string canonical_spec(const CodecSpec& spec);
 
 /// Maps "exact", "fp32" or the codec's own name. Throws std::invalid_argument naming the replies this codec

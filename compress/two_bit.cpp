@@ -26,6 +26,8 @@ constexpr ParameterInfo kParameters[] = {
     {"scale", "1.5", "with threshold=auto: the threshold in means of |gradient + residual|, above 0"},
     {"reply_scale", "1.5",
      "with threshold=auto: the threshold of a 2bit reply in means of |sum + residual|, above 0"},
+    {"lossless", "off",
+     "on: stores send payloads and 2bit replies without most of their zeros, where that is shorter"},
 };
 
 float* data_or_null(std::span<float> residual) { return residual.empty() ? nullptr : residual.data(); }
@@ -37,9 +39,11 @@ WireParameters TwoBitFixed::wire_parameters() const noexcept {
 }
 
 CodecSpec TwoBitFixed::spec() const {
-  return {"2bit",
-          {{"threshold", static_cast<double>(threshold_)},
-           {"nonfinite", nonfinite_ == two_bit::NonFinite::kSkip ? "skip" : "mxnet"}}};
+  CodecSpec spec{"2bit",
+                 {{"threshold", static_cast<double>(threshold_)},
+                  {"nonfinite", nonfinite_ == two_bit::NonFinite::kSkip ? "skip" : "mxnet"}}};
+  if (wants_lossless_stage()) spec.parameters.push_back({"lossless", "on"});
+  return spec;
 }
 
 std::size_t TwoBitFixed::max_encoded_size(std::size_t elements) const noexcept {
@@ -158,6 +162,8 @@ std::span<const ParameterInfo> two_bit_parameters() noexcept { return kParameter
 std::unique_ptr<Codec> make_two_bit(const CodecSpec& spec) {
   const auto nonfinite = word_index(spec, "nonfinite", {"skip", "mxnet"}) == 0 ? two_bit::NonFinite::kSkip
                                                                                : two_bit::NonFinite::kMxnet;
+  const auto stage =
+      word_index(spec, "lossless", {"off", "on"}) == 0 ? two_bit::Stage::kNone : two_bit::Stage::kLossless;
   const ParameterValue* const threshold = find_parameter(spec, "threshold");
   if (threshold != nullptr && *threshold == ParameterValue("auto")) {
     if (nonfinite == two_bit::NonFinite::kMxnet) {
@@ -167,7 +173,8 @@ std::unique_ptr<Codec> make_two_bit(const CodecSpec& spec) {
           "threshold");
     }
     return std::make_unique<TwoBitAuto>(positive_float(spec, "scale", TwoBitAuto::kDefaultScale),
-                                        positive_float(spec, "reply_scale", TwoBitAuto::kDefaultReplyScale));
+                                        positive_float(spec, "reply_scale", TwoBitAuto::kDefaultReplyScale),
+                                        stage);
   }
   for (const char* name : {"scale", "reply_scale"}) {
     if (const ParameterValue* const given = find_parameter(spec, name)) {
@@ -176,18 +183,19 @@ std::unique_ptr<Codec> make_two_bit(const CodecSpec& spec) {
     }
   }
   return std::make_unique<TwoBitFixed>(
-      positive_float(spec, "threshold", kDefaultThreshold, " or the word auto"), nonfinite);
+      positive_float(spec, "threshold", kDefaultThreshold, " or the word auto"), nonfinite, stage);
 }
 
 std::unique_ptr<Codec> two_bit_from_wire(const WireParameters& parameters) {
   if (parameters[0] == 0) {
     expect_unused_from_wire("2bit", parameters, 3);
     return std::make_unique<TwoBitAuto>(positive_float_from_wire("2bit", "scale", parameters[1]),
-                                        positive_float_from_wire("2bit", "reply_scale", parameters[2]));
+                                        positive_float_from_wire("2bit", "reply_scale", parameters[2]),
+                                        two_bit::Stage::kNone);
   }
   expect_unused_from_wire("2bit", parameters, 1);
   return std::make_unique<TwoBitFixed>(positive_float_from_wire("2bit", "threshold", parameters[0]),
-                                       two_bit::NonFinite::kSkip);
+                                       two_bit::NonFinite::kSkip, two_bit::Stage::kNone);
 }
 
 }  // namespace gradwire::compress

@@ -19,8 +19,8 @@ namespace gradwire::compress {
 class TwoBitFixed final : public Codec, public IntegerSums {
  public:
   /// Requires threshold finite and above 0.
-  TwoBitFixed(float threshold, two_bit::NonFinite nonfinite) noexcept
-      : threshold_(threshold), nonfinite_(nonfinite) {}
+  TwoBitFixed(float threshold, two_bit::NonFinite nonfinite, two_bit::Stage stage) noexcept
+      : threshold_(threshold), nonfinite_(nonfinite), stage_(stage) {}
 
   std::string_view name() const noexcept override { return "2bit"; }
   WireId wire_id() const noexcept override { return WireId::kTwoBit; }
@@ -29,6 +29,7 @@ class TwoBitFixed final : public Codec, public IntegerSums {
   bool lossy() const noexcept override { return true; }
   bool has_exact_reply() const noexcept override { return true; }
   bool agrees_scales() const noexcept override { return false; }
+  bool wants_lossless_stage() const noexcept override { return stage_ == two_bit::Stage::kLossless; }
   const IntegerSums* integer_sums() const noexcept override { return this; }
 
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
@@ -63,6 +64,7 @@ class TwoBitFixed final : public Codec, public IntegerSums {
 
   float threshold_;
   two_bit::NonFinite nonfinite_;
+  two_bit::Stage stage_;
 };
 
 std::span<const ParameterInfo> two_bit_parameters() noexcept;

@@ -110,11 +110,13 @@ WireParameters TwoBitAuto::wire_parameters() const noexcept {
 }
 
 CodecSpec TwoBitAuto::spec() const {
-  return {"2bit",
-          {{"threshold", "auto"},
-           {"nonfinite", "skip"},
-           {"scale", static_cast<double>(scale_)},
-           {"reply_scale", static_cast<double>(reply_scale_)}}};
+  CodecSpec spec{"2bit",
+                 {{"threshold", "auto"},
+                  {"nonfinite", "skip"},
+                  {"scale", static_cast<double>(scale_)},
+                  {"reply_scale", static_cast<double>(reply_scale_)}}};
+  if (wants_lossless_stage()) spec.parameters.push_back({"lossless", "on"});
+  return spec;
 }
 
 std::size_t TwoBitAuto::max_encoded_size(std::size_t elements) const noexcept {

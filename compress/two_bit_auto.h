@@ -17,7 +17,8 @@ class TwoBitAuto final : public Codec, public IntegerSums {
       1.5f;  ///< threshold of a 2bit reply in means of |sum + residual|
 
   /// Requires both finite and above 0.
-  TwoBitAuto(float scale, float reply_scale) noexcept : scale_(scale), reply_scale_(reply_scale) {}
+  TwoBitAuto(float scale, float reply_scale, two_bit::Stage stage) noexcept
+      : scale_(scale), reply_scale_(reply_scale), stage_(stage) {}
 
   std::string_view name() const noexcept override { return "2bit"; }
   WireId wire_id() const noexcept override { return WireId::kTwoBit; }
@@ -26,6 +27,7 @@ class TwoBitAuto final : public Codec, public IntegerSums {
   bool lossy() const noexcept override { return true; }
   bool has_exact_reply() const noexcept override { return true; }
   bool agrees_scales() const noexcept override { return true; }
+  bool wants_lossless_stage() const noexcept override { return stage_ == two_bit::Stage::kLossless; }
   const IntegerSums* integer_sums() const noexcept override { return this; }
 
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
@@ -63,6 +65,7 @@ class TwoBitAuto final : public Codec, public IntegerSums {
 
   float scale_;
   float reply_scale_;
+  two_bit::Stage stage_;
 };
 
 }  // namespace gradwire::compress

@@ -26,6 +26,9 @@ enum class NonFinite : std::uint8_t {
   kMxnet,  ///< follows the plain rule as MXNet does: the residual is NaN or infinite from then on
 };
 
+/// What a user wants around payloads. Concerns who sends them, not the codec.
+enum class Stage : std::uint8_t { kNone, kLossless };
+
 /// When an element is sent and what it then stands for.
 struct Quantiser {
   float threshold = 0;  ///< sent when |x| >= threshold

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "compress/codecs.h"
+#include "kvstore/shortened.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -202,6 +203,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
                                                codec.name(), header.reply)};
   }
   try {
+    restore(frame, pool_);
     with_codec(header, view(frame.payload),
                [&](const compress::Codec& whole) { whole.validate(view(frame.payload), header.count); });
   } catch (const compress::DecodeError& error) {
@@ -234,6 +236,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
     round.first = header;
     round.payloads.resize(workers_);
   }
+  round.takes_shortened |= (header.flags & transport::kFlagLossless) != 0;
   accept(worker, round, std::move(frame));
   complete_next(partition, answers);
   for (const std::uint32_t left : gone_) {
@@ -361,10 +364,13 @@ Frame Aggregator::reply(Partition& partition, const Round& round, const compress
       kind == ReplyKind::kSame ? std::span(partition.residual) : std::span<float>(), out.bytes());
   out.truncate(encoded.bytes);
   partition.value = {};  // from now on the sum is what a pull gets
+  const std::uint32_t segments = round.first.flags & transport::kFlagSegments;
+  std::uint32_t flags = round.flags | segments | (encoded.nonfinite ? transport::kFlagNonfinite : 0U);
+  if (kind == ReplyKind::kSame && round.takes_shortened && segments == 0)
+    shorten(codec, partition.count, out, flags, pool_);
   Frame frame = answer_to(round.first, Kind::kReply, std::move(out));
   frame.header.content = static_cast<std::uint8_t>(Content::kSum);
-  frame.header.flags = round.flags | (encoded.nonfinite ? transport::kFlagNonfinite : 0U) |
-                       (round.first.flags & transport::kFlagSegments);
+  frame.header.flags = flags;
   return frame;
 }
 

@@ -93,7 +93,8 @@ class Aggregator {
     std::optional<IntegerContributions> integers;            ///< in place of payloads
     std::uint32_t arrived = 0;
     std::uint32_t flags = 0;
-    bool is_upstream = false;  ///< its sum; the payloads are given back
+    bool is_upstream = false;      ///< its sum; the payloads are given back
+    bool takes_shortened = false;  ///< a worker sent a shortened payload, and reads shortened replies
   };
   struct Partition {
     std::uint64_t count = 0;

@@ -9,6 +9,7 @@
 #include "fusion/partition.h"
 #include "kvstore/engine_tensor.h"
 #include "kvstore/protocol.h"
+#include "kvstore/shortened.h"
 
 namespace gradwire::kvstore {
 
@@ -340,8 +341,8 @@ void EngineThread::start_push(Tensor& tensor) {
       ++tensor.jobs;
       const auto values = std::as_bytes(operation.in.subspan(part.offset, part.count));
       const auto keep = [owner = operation.owner] {};
-      encoded(tensor, p, operation.owner ? Buffer::borrow(values, keep) : Buffer::borrow(values), false,
-              nullptr);
+      encoded(tensor, p, operation.owner ? Buffer::borrow(values, keep) : Buffer::borrow(values),
+              tensor.push_flags(), nullptr);
     } else {
       encode(tensor, p);
     }
@@ -390,7 +391,7 @@ void EngineThread::encode(Tensor& tensor, std::size_t index) {
     const Part& part = tensor.parts[index].part;
     const auto& codec = tensor.codec();
     Buffer payload;
-    compress::Encoded encoded_run;
+    std::uint32_t flags = tensor.push_flags();
     std::exception_ptr error;
     try {
       const auto residual =
@@ -401,26 +402,28 @@ void EngineThread::encode(Tensor& tensor, std::size_t index) {
         std::ranges::copy(residual,
                           tensor.residual_before.begin() + static_cast<std::ptrdiff_t>(part.offset));
       payload = buffers_.take(codec.max_encoded_size(part.count));
-      encoded_run = codec.encode(tensor.current->in.subspan(part.offset, part.count), residual, scales,
-                                 payload.bytes(), position);
+      const auto encoded_run = codec.encode(tensor.current->in.subspan(part.offset, part.count), residual,
+                                            scales, payload.bytes(), position);
       payload.truncate(encoded_run.bytes);
+      if (encoded_run.nonfinite) flags |= transport::kFlagNonfinite;
+      if (codec.wants_lossless_stage() && !in_order_) shorten(codec, part.count, payload, flags, buffers_);
       if (codec.lossy() || messenger_.seals_payloads()) payload.seal();
     } catch (...) {
       error = std::current_exception();
     }
     codec_nanoseconds_ += static_cast<std::uint64_t>((Clock::now() - begin).count());
-    loop_->post([this, &tensor, index, payload = std::move(payload), nonfinite = encoded_run.nonfinite,
-                 error]() mutable { encoded(tensor, index, std::move(payload), nonfinite, error); });
+    loop_->post([this, &tensor, index, payload = std::move(payload), flags, error]() mutable {
+      encoded(tensor, index, std::move(payload), flags, error);
+    });
   });
 }
 
-void EngineThread::encoded(Tensor& tensor, std::size_t part, Buffer payload, bool nonfinite,
+void EngineThread::encoded(Tensor& tensor, std::size_t part, Buffer payload, std::uint32_t flags,
                            std::exception_ptr error) {
   if (error || tensor.error) return job_done(tensor, error);
   --tensor.jobs;
   if (--tensor.parts_to_take == 0 && tensor.current->verb == Verb::kPush) tensor.current->taken.succeed();
-  send(tensor, part, Kind::kPush, std::move(payload),
-       tensor.push_flags() | (nonfinite ? transport::kFlagNonfinite : 0U));
+  send(tensor, part, Kind::kPush, std::move(payload), flags);
 }
 
 FrameHeader EngineThread::header_of(const Tensor& tensor, std::size_t index) const {
@@ -572,12 +575,13 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
     if (tensor.current->nonfinite != nullptr) *tensor.current->nonfinite = true;
   }
   const std::int32_t priority = tensor.current->priority;
-  pool_.submit(priority, [this, &tensor, index, frame = std::move(frame)] {
+  pool_.submit(priority, [this, &tensor, index, frame = std::move(frame)]() mutable {
     const auto begin = Clock::now();
     if (!frame.payload.is_intact()) return loop_->post([this, &tensor, index] { ask_again(tensor, index); });
     if (tensor.current->works_on_device()) return decode_on_device(tensor, index, frame);
     std::exception_ptr error;
     try {
+      restore(frame, buffers_);
       decode_answer(tensor, index, frame);
       if (!tensor.current->device) scatter(*tensor.current);
     } catch (...) {

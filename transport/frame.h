@@ -73,6 +73,7 @@ enum Flags : std::uint32_t {
   kFlagNonfinite = 1u << 0,   ///< a NaN or infinity was met while encoding (OR-ed into the reply)
   kFlagNoChecksum = 1u << 1,  ///< the payload has no checksum; transport's own: no FrameHeader holds it
   kFlagSegments = 1u << 2,    ///< (kv) the payload is of several tensors: compress::Segmented
+  kFlagLossless = 1u << 3,    ///< (kv) the payload is shortened: compress::lossless::restore
 };
 
 /// Every field is on the wire; the meaning of those marked (kv) is kvstore's, transport only carries them.

@@ -82,6 +82,89 @@ class Codec:
         Returns (sum float32 (elements,), next scales float32 (units, 2) or None).
         """
 
+class ErrorFeedbackMetrics:
+    """How one step of an ErrorFeedback went."""
+
+    @property
+    def residual_norm(self) -> float:
+        """L2 norm of what is kept."""
+
+    @property
+    def given_norm(self) -> float:
+        """L2 norm of what was to be sent plus the residual before."""
+
+    @property
+    def share_sent(self) -> float:
+        """
+        1 - (residual_norm / given_norm)^2; 1 where nothing was given, below 0 where sending made it worse.
+        """
+
+    @property
+    def sent_elements(self) -> int:
+        """Elements whose payload does not stand for 0."""
+
+class ErrorFeedback:
+    """
+    Keeps what a codec left unsent of one run of a tensor, and adds it to the next step's gradient.
+
+    One object a tensor, or partition of it; one thread at a time.
+
+    Source: Karimireddy et al. 2019, 'Error feedback fixes SignSGD', algorithm 2; Lin et al. 2018,
+    'Deep gradient compression', sections 3.2 and 3.3. The learning rate is applied after the sum.
+    """
+
+    def __init__(self, codec: Codec, elements: int, *, residual: str = 'fp32', momentum: float = 0.0, nesterov: bool = False, factor_masking: bool = False, can_roll_back: bool = False) -> None:
+        """
+        residual: 'fp32', or 'bf16', half the memory, rounded every step. momentum, in [0, 1): sends u = momentum * u +
+        gradient in place of the gradient; nesterov: gradient + momentum * u, as torch.optim.SGD; factor_masking: u
+        becomes 0 where something was sent. can_roll_back keeps a copy of the state before the last step. Raises ValueError.
+        """
+
+    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], *, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """
+        Encodes one step's gradient (float32, shape (elements,)); the rest as Codec.encode(). Returns the payload (uint8).
+        """
+
+    def measure(self, payload: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> ErrorFeedbackMetrics:
+        """
+        Looks at the last step; payload is what it returned. Raises DecodeError.
+        """
+
+    def roll_back(self) -> None:
+        """
+        Undoes the last encode(). Raises RuntimeError where there is nothing to undo.
+        """
+
+    def reset(self) -> None:
+        """Forgets residual and velocity."""
+
+    def save(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """Returns the state as bytes (uint8), for load()."""
+
+    def load(self, saved: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another kind.
+        """
+
+    @property
+    def residual(self) -> NDArray[numpy.float32]:
+        """A copy of what is kept (float32, shape (elements,))."""
+
+    @property
+    def velocity(self) -> NDArray[numpy.float32] | None:
+        """
+        A copy of the momentum's u (float32, shape (elements,)); None without momentum.
+        """
+
+    @property
+    def elements(self) -> int: ...
+
+def lossless_encode(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], elements: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """Codes of 2bit without most of their zeros (uint8). Raises ValueError."""
+
+def lossless_decode(coded: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], elements: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """What lossless_encode() was given (uint8). Raises DecodeError."""
+
 def make_codec(spec: str) -> Codec:
     """
     Makes a codec from text such as '2bit:threshold=0.5,nonfinite=mxnet'. Raises ValueError.

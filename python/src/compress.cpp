@@ -4,9 +4,13 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "compress/codecs.h"
+#include "compress/error_feedback.h"
+#include "compress/lossless.h"
+#include "compress/two_bit_scalar.h"
 #include "python/src/arrays.h"
 #include "python/src/bindings.h"
 
@@ -15,6 +19,7 @@ namespace gradwire::python {
 namespace nb = nanobind;
 using namespace nb::literals;
 using compress::Codec;
+using compress::ErrorFeedback;
 using compress::Payload;
 using compress::Position;
 
@@ -49,6 +54,10 @@ std::vector<Payload> views(const std::vector<GivenArray>& payloads, const char* 
   std::vector<Payload> out;
   for (const auto& payload : payloads) out.push_back(bytes_of(payload, call, "a payload"));
   return out;
+}
+
+std::span<std::byte> room(const std::unique_ptr<std::uint8_t[]>& bytes, std::size_t size) {
+  return {reinterpret_cast<std::byte*>(bytes.get()), size};
 }
 
 std::span<const compress::UnitScale> scales_of(const std::optional<GivenArray>& scales,
@@ -186,6 +195,130 @@ nb::list list_codecs() {
   return rows;
 }
 
+NumpyBytes feedback_encode(ErrorFeedback& feedback, const GivenArray& given,
+                           const std::optional<GivenArray>& scales, std::uint32_t key, std::uint32_t rank,
+                           std::uint64_t step, std::uint64_t offset) {
+  const std::span<const float> grad = floats_of(given, "encode", "grad");
+  require_elements("encode", grad.size());
+  const auto agreed = scales_of(scales, grad.size());
+  const std::size_t capacity = feedback.codec().max_encoded_size(feedback.elements());
+  std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[capacity]);
+  compress::Encoded encoded;
+  {
+    const nb::gil_scoped_release release;
+    encoded = feedback.encode(grad, agreed, room(out, capacity), {key, rank, step, offset});
+  }
+  return numpy_bytes(std::move(out), encoded.bytes);
+}
+
+NumpyBytes feedback_save(const ErrorFeedback& feedback) {
+  const std::size_t size = feedback.saved_bytes();
+  std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[size]);
+  feedback.save(room(out, size));
+  return numpy_bytes(std::move(out), size);
+}
+
+NumpyFloats feedback_residual(const ErrorFeedback& feedback) {
+  std::unique_ptr<float[]> out(new float[feedback.elements()]);
+  feedback.copy_residual({out.get(), feedback.elements()});
+  return numpy_floats(std::move(out), feedback.elements());
+}
+
+std::optional<NumpyFloats> feedback_velocity(const ErrorFeedback& feedback) {
+  const auto velocity = feedback.velocity();
+  if (velocity.empty()) return std::nullopt;
+  std::unique_ptr<float[]> out(new float[velocity.size()]);
+  std::copy(velocity.begin(), velocity.end(), out.get());
+  return numpy_floats(std::move(out), velocity.size());
+}
+
+NumpyBytes lossless_encode(const GivenArray& given, std::size_t elements) {
+  const Payload codes = bytes_of(given, "lossless_encode", "codes");
+  require_elements("lossless_encode", elements);
+  const std::size_t capacity = compress::lossless::max_coded_bytes(elements);
+  std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[capacity]);
+  std::size_t bytes = 0;
+  {
+    const nb::gil_scoped_release release;
+    bytes = compress::lossless::encode(codes, elements, room(out, capacity));
+  }
+  return numpy_bytes(std::move(out), bytes);
+}
+
+NumpyBytes lossless_decode(const GivenArray& given, std::size_t elements) {
+  const Payload coded = bytes_of(given, "lossless_decode", "coded");
+  require_elements("lossless_decode", elements);
+  const std::size_t size = compress::two_bit::packed_bytes(elements);
+  std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[size]);
+  {
+    const nb::gil_scoped_release release;
+    compress::lossless::decode(coded, elements, room(out, size));
+  }
+  return numpy_bytes(std::move(out), size);
+}
+
+void bind_error_feedback(nb::module_& module) {
+  using Metrics = compress::ErrorFeedbackMetrics;
+  nb::class_<Metrics>(module, "ErrorFeedbackMetrics", "How one step of an ErrorFeedback went.")
+      .def_ro("residual_norm", &Metrics::residual_norm, "L2 norm of what is kept.")
+      .def_ro("given_norm", &Metrics::given_norm, "L2 norm of what was to be sent plus the residual before.")
+      .def_ro("share_sent", &Metrics::share_sent,
+              "1 - (residual_norm / given_norm)^2; 1 where nothing was given, below 0 where sending made it "
+              "worse.")
+      .def_ro("sent_elements", &Metrics::sent_elements, "Elements whose payload does not stand for 0.");
+  nb::class_<ErrorFeedback>(
+      module, "ErrorFeedback",
+      "Keeps what a codec left unsent of one run of a tensor, and adds it to the next "
+      "step's gradient.\n\n"
+      "One object a tensor, or partition of it; one thread at a time.\n\n"
+      "Source: Karimireddy et al. 2019, 'Error feedback fixes SignSGD', algorithm 2; Lin "
+      "et al. 2018,\n'Deep gradient compression', sections 3.2 and 3.3. The learning rate "
+      "is applied after the sum.")
+      .def(
+          "__init__",
+          [](ErrorFeedback* self, const Codec& codec, std::size_t elements, const std::string& residual,
+             float momentum, bool nesterov, bool factor_masking, bool can_roll_back) {
+            new (self) ErrorFeedback(
+                codec, elements,
+                {compress::residual_type(residual), momentum, nesterov, factor_masking, can_roll_back});
+          },
+          nb::keep_alive<1, 2>(), "codec"_a, "elements"_a, nb::kw_only(), "residual"_a = "fp32",
+          "momentum"_a = 0.0F, "nesterov"_a = false, "factor_masking"_a = false, "can_roll_back"_a = false,
+          "residual: 'fp32', or 'bf16', half the memory, rounded every step. momentum, in [0, 1): sends u = "
+          "momentum * u +\n"
+          "gradient in place of the gradient; nesterov: gradient + momentum * u, as torch.optim.SGD; "
+          "factor_masking: u\n"
+          "becomes 0 where something was sent. can_roll_back keeps a copy of the state before the last step. "
+          "Raises ValueError.")
+      .def(
+          "encode", &feedback_encode, "grad"_a, nb::kw_only(), "scales"_a = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
+          "Encodes one step's gradient (float32, shape (elements,)); the rest as Codec.encode(). Returns the "
+          "payload (uint8).")
+      .def(
+          "measure",
+          [](const ErrorFeedback& feedback, const GivenArray& given) {
+            const Payload payload = bytes_of(given, "measure", "payload");
+            const nb::gil_scoped_release release;
+            feedback.codec().validate(payload, feedback.elements());
+            return feedback.measure(payload);
+          },
+          "payload"_a, "Looks at the last step; payload is what it returned. Raises DecodeError.")
+      .def("roll_back", &ErrorFeedback::roll_back,
+           "Undoes the last encode(). Raises RuntimeError where there is nothing to undo.")
+      .def("reset", &ErrorFeedback::reset, "Forgets residual and velocity.")
+      .def("save", &feedback_save, "Returns the state as bytes (uint8), for load().")
+      .def(
+          "load", [](ErrorFeedback& feedback, const GivenArray& saved) { feedback.load(bytes_of(saved, "load", "saved")); },
+          "saved"_a,
+          "Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another "
+          "kind.")
+      .def_prop_ro("residual", &feedback_residual, nb::rv_policy::automatic,
+                   "A copy of what is kept (float32, shape (elements,)).")
+      .def_prop_ro("velocity", &feedback_velocity, nb::rv_policy::automatic,
+                   "A copy of the momentum's u (float32, shape (elements,)); None without momentum.")
+      .def_prop_ro("elements", &ErrorFeedback::elements);
+}
+
 }  // namespace
 
 void bind_compress(nb::module_& module) {
@@ -249,6 +382,11 @@ void bind_compress(nb::module_& module) {
            "What a server answers to these payloads, in rank order (uint8).")
       .def("decode_reply", &decode_reply, "payload"_a.noconvert(), "ways"_a, "elements"_a, nb::kw_only(),
            "reply"_a, "Returns (sum float32 (elements,), next scales float32 (units, 2) or None).");
+  bind_error_feedback(module);
+  module.def("lossless_encode", &lossless_encode, "codes"_a, "elements"_a,
+             "Codes of 2bit without most of their zeros (uint8). Raises ValueError.");
+  module.def("lossless_decode", &lossless_decode, "coded"_a, "elements"_a,
+             "What lossless_encode() was given (uint8). Raises DecodeError.");
   module.def(
       "make_codec", [](const std::string& spec) { return compress::make(compress::parse_spec(spec)); },
       "spec"_a, "Makes a codec from text such as '2bit:threshold=0.5,nonfinite=mxnet'. Raises ValueError.");

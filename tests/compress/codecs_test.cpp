@@ -85,7 +85,21 @@ TEST(Codecs, DefaultsOfTheTableAreThoseOfTheCodec) {
   const CodecSpec full = make(parse_spec("2bit:threshold=auto"))->spec();
   for (const ParameterInfo& info : codecs()[3].parameters) {
     if (info.name == "threshold") continue;
+    if (info.name == "lossless") {  // written only where it is on
+      EXPECT_EQ(find_parameter(full, info.name), nullptr);
+      continue;
+    }
     EXPECT_EQ(parameter_text(*find_parameter(full, info.name)), info.default_value);
+  }
+}
+
+TEST(Codecs, TheLosslessStageIsWrittenWhereItIsOn) {
+  for (const std::string text : {"2bit:threshold=0.5,nonfinite=skip",
+                                 "2bit:threshold=auto,nonfinite=skip,scale=1.5,reply_scale=1.5"}) {
+    EXPECT_EQ(canonical_spec(parse_spec(text + ",lossless=off")), text);
+    EXPECT_EQ(canonical_spec(parse_spec(text + ",lossless=on")), text + ",lossless=on");
+    EXPECT_TRUE(make(parse_spec(text + ",lossless=on"))->wants_lossless_stage());
+    EXPECT_FALSE(make(parse_spec(text))->wants_lossless_stage());
   }
 }
 

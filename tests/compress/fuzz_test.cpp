@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "compress/integer_sums.h"
+#include "compress/lossless.h"
 #include "compress/segmented.h"
+#include "compress/two_bit_scalar.h"
 #include "tests/compress/codec_cases.h"
 
 namespace gradwire::compress {
@@ -158,6 +160,59 @@ TEST_P(CodecFuzz, RandomBytesOfEveryLengthAreSafe) {
         EXPECT_NO_THROW(codec->validate(bytes, elements));
       } catch (const DecodeError&) {
         EXPECT_THROW(codec->validate(bytes, elements), DecodeError);
+      }
+    }
+  }
+}
+
+// What the lossless stage accepts are codes, and stay the same when they are encoded once more.
+TEST(LosslessFuzz, DecoderSurvivesHostileBytes) {
+  const auto codec = make(parse_spec("2bit:threshold=1"));
+  Mutator mutator(20261123);
+  int refused = 0;
+  int accepted = 0;
+  for (int round = 0; round < rounds(); ++round) {
+    const std::size_t elements =
+        round % 16 == 0 ? kUnitElements + mutator.below(200) : 1 + mutator.below(1000);
+    const float deviation = 0.3f * static_cast<float>(1 + mutator.below(6));
+    const Bytes codes = encoded(*codec, gaussian(elements, static_cast<unsigned>(round), deviation), {}, {});
+    Bytes coded(lossless::max_coded_bytes(elements));
+    coded.resize(lossless::encode(codes, elements, coded));
+    const Bytes hostile = exact(mutator.mutate(coded));
+    Bytes back(codes.size());
+    try {
+      lossless::decode(hostile, elements, back);
+      ++accepted;
+    } catch (const DecodeError& error) {
+      EXPECT_NE(std::string(error.what()), "");
+      ++refused;
+      continue;
+    }
+    Bytes again(lossless::max_coded_bytes(elements));
+    again.resize(lossless::encode(back, elements, again));
+    Bytes once_more(back.size());
+    lossless::decode(again, elements, once_more);
+    ASSERT_EQ(once_more, back);
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(accepted, 0);
+}
+
+TEST(LosslessFuzz, RandomBytesOfEveryLengthAreSafe) {
+  std::mt19937 random(8);
+  for (std::size_t length = 0; length < 300; ++length) {
+    for (std::size_t elements : {1u, 16u, 40u, 64u, 700u}) {
+      Bytes bytes(length);
+      for (std::byte& b : bytes) b = static_cast<std::byte>(random() & 0xff);
+      if (length >= 4) {  // a head that is nearly right
+        bytes[0] &= std::byte{15};
+        bytes[1] = bytes[2] = std::byte{0};
+        bytes[3] &= std::byte{0xc0};
+      }
+      Bytes codes(two_bit::packed_bytes(elements));
+      try {
+        lossless::decode(exact(bytes), elements, codes);
+      } catch (const DecodeError&) {
       }
     }
   }

@@ -227,6 +227,8 @@ def test_list_names_every_codec() -> None:
         ({"type": "2bit"}, "2bit:threshold=0.5,nonfinite=skip", "exact"),
         ({"type": "2bit", "threshold": 0.25}, "2bit:threshold=0.25,nonfinite=skip", "exact"),
         ("2bit:threshold=0.25,reply=2bit", "2bit:threshold=0.25,nonfinite=skip", "2bit"),
+        ({"type": "2bit", "lossless": True}, "2bit:threshold=0.5,nonfinite=skip,lossless=on", "exact"),
+        ("2bit:lossless=off", "2bit:threshold=0.5,nonfinite=skip", "exact"),
         (
             {"type": "2bit", "reply": "fp32", "nonfinite": "mxnet"},
             "2bit:threshold=0.5,nonfinite=mxnet",
@@ -253,6 +255,7 @@ def test_a_threshold_out_of_range(threshold: Any) -> None:
         ("", {}, "no name"),
         ("2bit", {"treshold": 0.5}, "did you mean threshold"),
         ("2bit", {"nonfinite": "skp"}, "did you mean skip"),
+        ("2bit", {"lossless": "onn"}, "did you mean on"),
         ("2bit", {"threshold": "auto", "nonfinite": "mxnet"}, "nonfinite"),
         ("none", {"threshold": 1.0}, "none"),
     ],

@@ -1,0 +1,218 @@
+#include "compress/error_feedback.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "compress/codecs.h"
+#include "compress/dense_kernels.h"
+#include "compress/float_bits.h"
+#include "compress/little_endian.h"
+#include "compress/payloads.h"
+
+namespace gradwire::compress {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x31464547;  // "GEF1"
+constexpr std::size_t kHeadBytes = 16;        // magic, residual type, has velocity, 2 zeros, elements
+
+// Below what dense::decode writes around the cache: the codec reads the widened residual at once.
+constexpr std::size_t kPiece = kUnitElements / 2;
+
+bool keeps_nonfinite(const Codec& codec) {
+  const auto parameters = codec.spec().parameters;
+  return std::find(parameters.begin(), parameters.end(), Parameter{"nonfinite", "mxnet"}) != parameters.end();
+}
+
+void require(bool holds, const Codec& codec, const std::string& text) {
+  if (!holds) throw std::invalid_argument("error feedback of " + std::string(codec.name()) + ": " + text);
+}
+
+void validate(const Codec& codec, std::size_t elements, const ErrorFeedbackOptions& options) {
+  require(elements > 0, codec, "0 elements given, expected at least 1");
+  require(options.momentum >= 0 && options.momentum < 1, codec,
+          "momentum=" + std::to_string(options.momentum) + " is outside [0, 1)");
+  require(options.momentum > 0 || !(options.nesterov || options.factor_masking), codec,
+          "nesterov or factor masking without momentum; give a momentum above 0, or leave them out");
+  require(options.residual == ResidualType::kFp32 || !keeps_nonfinite(codec), codec,
+          "a bf16 residual cannot keep NaN as nonfinite=mxnet does; use residual fp32, or nonfinite=skip");
+}
+
+void widen(std::span<const std::byte> from, std::span<float> to) {
+  for (std::size_t i = 0; i < to.size(); i += kPiece) {
+    const std::size_t n = std::min(kPiece, to.size() - i);
+    dense::decode(dense::Format::kBf16, from.data() + 2 * i, n, 1, to.data() + i);
+  }
+}
+
+double squared(double value) { return value * value; }
+
+using Head = std::array<std::byte, kHeadBytes>;
+
+Head head_of(ResidualType residual, bool has_velocity, std::size_t elements) {
+  Head head{};
+  store(kMagic, head.data());
+  store(residual, head.data() + 4);
+  store(static_cast<std::uint8_t>(has_velocity), head.data() + 5);
+  store(static_cast<std::uint64_t>(elements), head.data() + 8);
+  return head;
+}
+
+constexpr std::array<std::string_view, 2> kResidualTypes{"fp32", "bf16"};
+
+std::string_view name_of(ResidualType residual) { return kResidualTypes[static_cast<std::size_t>(residual)]; }
+
+}  // namespace
+
+ResidualType residual_type(std::string_view name) {
+  for (std::size_t i = 0; i < kResidualTypes.size(); ++i) {
+    if (name == kResidualTypes[i]) return static_cast<ResidualType>(i);
+  }
+  throw std::invalid_argument("error feedback: residual=\"" + std::string(name) +
+                              "\" is unknown, did you mean " + nearest(name, kResidualTypes) +
+                              "? valid: " + join(kResidualTypes));
+}
+
+ErrorFeedback::ErrorFeedback(const Codec& codec, std::size_t elements, const ErrorFeedbackOptions& options)
+    : codec_(codec), elements_(elements), options_(options) {
+  validate(codec, elements, options);
+  if (options.residual == ResidualType::kBf16) {
+    state_.residual16.resize(2 * elements);
+    widened_.resize(elements);
+  } else {
+    state_.residual.resize(elements);
+  }
+  if (options.momentum > 0) {
+    state_.velocity.resize(elements);
+    given_.resize(elements);
+  }
+  if (options.can_roll_back) before_ = state_;
+}
+
+Encoded ErrorFeedback::encode(std::span<const float> grad, std::span<const UnitScale> scales,
+                              std::span<std::byte> out, const Position& position) {
+  require(
+      grad.size() == elements_, codec_,
+      "the gradient has " + std::to_string(grad.size()) + " elements, expected " + std::to_string(elements_));
+  expect_encode_spans(codec_.name(), elements_, elements_, out.size(), codec_.max_encoded_size(elements_));
+  if (options_.can_roll_back) before_ = state_;
+  has_step_ = options_.can_roll_back;
+  const auto given = options_.momentum > 0 ? advance(grad) : grad;
+  const Encoded encoded = options_.residual == ResidualType::kBf16
+                              ? encode_widened(given, scales, out, position)
+                              : codec_.encode(given, state_.residual, scales, out, position);
+  if (options_.factor_masking) mask_sent(out.first(encoded.bytes));
+  return encoded;
+}
+
+std::span<const float> ErrorFeedback::advance(std::span<const float> grad) {
+  const float momentum = options_.momentum;
+  for (std::size_t i = 0; i < elements_; ++i) {
+    const float velocity = momentum * state_.velocity[i] + grad[i];
+    given_[i] = options_.nesterov ? grad[i] + momentum * velocity : velocity;
+    state_.velocity[i] = is_finite(velocity) ? velocity : state_.velocity[i];
+  }
+  return given_;
+}
+
+Encoded ErrorFeedback::encode_widened(std::span<const float> given, std::span<const UnitScale> scales,
+                                      std::span<std::byte> out, const Position& position) {
+  widen(state_.residual16, widened_);
+  const Encoded encoded = codec_.encode(given, widened_, scales, out, position);
+  dense::encode(dense::Format::kBf16, widened_.data(), nullptr, elements_, state_.residual16.data());
+  return encoded;
+}
+
+void ErrorFeedback::mask_sent(Payload payload) {
+  codec_.decode(payload, given_);
+  for (std::size_t i = 0; i < elements_; ++i) {
+    state_.velocity[i] = given_[i] != 0 ? 0 : state_.velocity[i];
+  }
+}
+
+void ErrorFeedback::roll_back() {
+  if (!has_step_) {
+    throw std::logic_error("error feedback of " + std::string(codec_.name()) +
+                           (options_.can_roll_back
+                                ? ": no step to roll back; a step can be rolled back once, right after it"
+                                : ": a step can be rolled back only if can_roll_back was given"));
+  }
+  std::swap(state_, before_);
+  has_step_ = false;
+}
+
+void ErrorFeedback::reset() {
+  std::fill(state_.residual.begin(), state_.residual.end(), 0.0F);
+  std::fill(state_.residual16.begin(), state_.residual16.end(), std::byte{0});
+  std::fill(state_.velocity.begin(), state_.velocity.end(), 0.0F);
+  has_step_ = false;
+}
+
+ErrorFeedbackMetrics ErrorFeedback::measure(Payload payload) const {
+  std::vector<float> sent(elements_);
+  std::vector<float> kept(elements_);
+  codec_.decode(payload, sent);
+  copy_residual(kept);
+  ErrorFeedbackMetrics metrics;
+  double kept_squares = 0;
+  double given_squares = 0;
+  for (std::size_t i = 0; i < elements_; ++i) {
+    kept_squares += squared(kept[i]);
+    given_squares += squared(static_cast<double>(kept[i]) + sent[i]);
+    metrics.sent_elements += static_cast<std::size_t>(sent[i] != 0);
+  }
+  metrics.residual_norm = std::sqrt(kept_squares);
+  metrics.given_norm = std::sqrt(given_squares);
+  metrics.share_sent = given_squares > 0 ? 1 - kept_squares / given_squares : 1;
+  return metrics;
+}
+
+std::size_t ErrorFeedback::saved_bytes() const noexcept {
+  return kHeadBytes + state_.residual16.size() + 4 * (state_.residual.size() + state_.velocity.size());
+}
+
+void ErrorFeedback::save(std::span<std::byte> out) const {
+  require(out.size() == saved_bytes(), codec_,
+          "room for " + std::to_string(out.size()) + " bytes of state, expected " +
+              std::to_string(saved_bytes()));
+  const Head head = head_of(options_.residual, options_.momentum > 0, elements_);
+  std::byte* to = std::copy(head.begin(), head.end(), out.data());
+  const auto append = [&](std::span<const std::byte> array) {
+    to = std::copy(array.begin(), array.end(), to);
+  };
+  append(std::as_bytes(std::span(state_.residual)));
+  append(state_.residual16);
+  append(std::as_bytes(std::span(state_.velocity)));
+}
+
+void ErrorFeedback::load(std::span<const std::byte> saved) {
+  const Head expected = head_of(options_.residual, options_.momentum > 0, elements_);
+  if (saved.size() != saved_bytes() || !std::equal(expected.begin(), expected.end(), saved.begin())) {
+    throw DecodeError("error feedback of " + std::string(codec_.name()) + ": the saved state (" +
+                      std::to_string(saved.size()) + " bytes) is not one of " + std::to_string(elements_) +
+                      " elements with a residual in " + std::string(name_of(options_.residual)) +
+                      (options_.momentum > 0 ? ", with" : ", without") + " momentum (" +
+                      std::to_string(saved_bytes()) + " bytes)");
+  }
+  const std::byte* from = saved.data() + kHeadBytes;
+  const auto take = [&](std::span<std::byte> array) {
+    std::copy_n(from, array.size(), array.begin());
+    from += array.size();
+  };
+  take(std::as_writable_bytes(std::span(state_.residual)));
+  take(state_.residual16);
+  take(std::as_writable_bytes(std::span(state_.velocity)));
+  has_step_ = false;
+}
+
+void ErrorFeedback::copy_residual(std::span<float> out) const {
+  require(out.size() == elements_, codec_,
+          "room for " + std::to_string(out.size()) + " elements of the residual, expected " +
+              std::to_string(elements_));
+  if (options_.residual == ResidualType::kBf16) return widen(state_.residual16, out);
+  std::copy(state_.residual.begin(), state_.residual.end(), out.begin());
+}
+
+}  // namespace gradwire::compress
