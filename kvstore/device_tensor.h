@@ -69,7 +69,8 @@ class DeviceTensor {
   void prepare(const compress::Codec& codec, std::size_t units, std::span<const float> residual);
   /// Brings the residual to the host; empty where there is none. Blocks.
   std::vector<float> fetch_residual() const;
-  /// Keeps the residual and the scales as they are now for roll_back(). After prepare(). Blocks, as that does.
+  /// Keeps the residual and the scales as they are now for roll_back(). After prepare(). Blocks, as that
+  /// does.
   void keep_what_was();
   void roll_back();
 

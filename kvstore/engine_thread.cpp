@@ -41,8 +41,6 @@ void scatter(const EngineThread::Operation& operation) {
   }
 }
 
-double seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
-
 }  // namespace
 
 EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions& options,
@@ -165,74 +163,6 @@ Ticket EngineThread::idle() {
   return ticket;
 }
 
-/// Runs task on the thread, unless a round is in progress.
-Ticket EngineThread::between_rounds(std::function<void()> task) {
-  Ticket ticket;
-  loop_->post([this, ticket, task = std::move(task)] {
-    if (!active_.empty()) {
-      return ticket.fail(std::make_exception_ptr(
-          std::logic_error(fmt::format("residuals: a round of key '{}' is in progress; wait for it first",
-                                       (*active_.begin())->spec.name))));
-    }
-    task();
-    ticket.succeed();
-  });
-  return ticket;
-}
-
-Ticket EngineThread::read_residual(KeyId key, std::uint64_t offset, std::span<float> out, bool& found) {
-  return between_rounds([this, key, offset, out, &found] {
-    const Tensor& tensor = *tensors_[key];
-    const std::vector<float> there =
-        tensor.on_device ? tensor.on_device->fetch_residual() : std::vector<float>();
-    const std::vector<float>& residual = tensor.on_device ? there : tensor.residual;
-    found = !residual.empty();
-    if (found) std::memcpy(out.data(), residual.data() + offset, out.size_bytes());
-  });
-}
-
-Ticket EngineThread::write_residual(KeyId key, std::uint64_t offset, std::span<const float> values) {
-  return between_rounds([this, key, offset, values] {
-    Tensor& tensor = *tensors_[key];
-    settle_on_host(tensor);
-    if (tensor.residual.empty()) tensor.residual.assign(tensor.spec.elements(), 0.0F);
-    std::memcpy(tensor.residual.data() + offset, values.data(), values.size_bytes());
-    tensor.has_before = false;
-  });
-}
-
-void EngineThread::keep_rollback(bool keep) {
-  loop_->post([this, keep] {
-    keeps_rollback_ = keep;
-    for (auto& tensor : tensors_) tensor->has_before = false;
-  });
-}
-
-Ticket EngineThread::roll_back(std::vector<KeyId> keys) {
-  return between_rounds([this, keys = std::move(keys)] {
-    for (const KeyId key : keys) {
-      Tensor& tensor = *tensors_[key];
-      if (!std::exchange(tensor.has_before, false)) continue;
-      tensor.scales_known = tensor.scales_known_before;
-      if (tensor.on_device) {
-        tensor.on_device->roll_back();
-        continue;
-      }
-      tensor.residual.swap(tensor.residual_before);
-      tensor.scales.swap(tensor.scales_before);
-    }
-  });
-}
-
-/// Keeps what roll_back() puts back. On the host a part's residual is copied where the part is encoded.
-void EngineThread::keep_what_was(Tensor& tensor) {
-  tensor.has_before = true;
-  tensor.scales_known_before = tensor.scales_known;
-  if (tensor.current->works_on_device()) return tensor.on_device->keep_what_was();
-  tensor.residual_before.resize(tensor.spec.elements());
-  tensor.scales_before = tensor.scales;
-}
-
 void EngineThread::fail(std::exception_ptr error) {
   loop_->post([this, error = std::move(error)] { fail_all(error); });
 }
@@ -323,30 +253,29 @@ void EngineThread::start_push(Tensor& tensor) {
     if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
   }
   if (codec.lossy() && keeps_rollback_) keep_what_was(tensor);
+}
+if (operation.verb == Verb::kPush) {
+  tensor.value_on_device = on_device;
+  if (!on_device) tensor.value.resize(elements);
+  operation.out = on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
+}
+tensor.value_current = false;
+++tensor.step;
+tensor.parts_to_take = tensor.parts.size();
+for (const std::size_t p : tensor.turns) {
+  if (on_device) {
+    encode_on_device(tensor, p);
+  } else if (!codec.lossy() && operation.verb == Verb::kPushPull) {  // the caller's own memory is the payload
+    const auto& part = tensor.parts[p].part;
+    ++tensor.jobs;
+    const auto values = std::as_bytes(operation.in.subspan(part.offset, part.count));
+    const auto keep = [owner = operation.owner] {};
+    encoded(tensor, p, operation.owner ? Buffer::borrow(values, keep) : Buffer::borrow(values),
+            tensor.push_flags(), nullptr);
+  } else {
+    encode(tensor, p);
   }
-  if (operation.verb == Verb::kPush) {
-    tensor.value_on_device = on_device;
-    if (!on_device) tensor.value.resize(elements);
-    operation.out = on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
-  }
-  tensor.value_current = false;
-  ++tensor.step;
-  tensor.parts_to_take = tensor.parts.size();
-  for (const std::size_t p : tensor.turns) {
-    if (on_device) {
-      encode_on_device(tensor, p);
-    } else if (!codec.lossy() &&
-               operation.verb == Verb::kPushPull) {  // the caller's own memory is the payload
-      const auto& part = tensor.parts[p].part;
-      ++tensor.jobs;
-      const auto values = std::as_bytes(operation.in.subspan(part.offset, part.count));
-      const auto keep = [owner = operation.owner] {};
-      encoded(tensor, p, operation.owner ? Buffer::borrow(values, keep) : Buffer::borrow(values),
-              tensor.push_flags(), nullptr);
-    } else {
-      encode(tensor, p);
-    }
-  }
+}
 }
 
 void EngineThread::start_pull(Tensor& tensor) {
@@ -406,8 +335,7 @@ void EngineThread::encode(Tensor& tensor, std::size_t index) {
                                             scales, payload.bytes(), position);
       payload.truncate(encoded_run.bytes);
       if (encoded_run.nonfinite) flags |= transport::kFlagNonfinite;
-      if (codec.wants_lossless_stage() && !in_order_) shorten(codec, part.count, payload, flags, buffers_);
-      if (codec.lossy() || messenger_.seals_payloads()) payload.seal();
+      make_ready_to_go(tensor, index, payload, flags);
     } catch (...) {
       error = std::current_exception();
     }
@@ -416,6 +344,15 @@ void EngineThread::encode(Tensor& tensor, std::size_t index) {
       encoded(tensor, index, std::move(payload), flags, error);
     });
   });
+}
+
+/// What is done to a payload wherever it was encoded. In the pool.
+void EngineThread::make_ready_to_go(const Tensor& tensor, std::size_t part, Buffer& payload,
+                                    std::uint32_t& flags) {
+  const auto& codec = tensor.codec();
+  if (codec.wants_lossless_stage() && !in_order_)
+    shorten(codec, tensor.parts[part].part.count, payload, flags, buffers_);
+  if (codec.lossy() || messenger_.seals_payloads()) payload.seal();
 }
 
 void EngineThread::encoded(Tensor& tensor, std::size_t part, Buffer payload, std::uint32_t flags,
@@ -578,10 +515,10 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
   pool_.submit(priority, [this, &tensor, index, frame = std::move(frame)]() mutable {
     const auto begin = Clock::now();
     if (!frame.payload.is_intact()) return loop_->post([this, &tensor, index] { ask_again(tensor, index); });
-    if (tensor.current->works_on_device()) return decode_on_device(tensor, index, frame);
     std::exception_ptr error;
     try {
       restore(frame, buffers_);
+      if (tensor.current->works_on_device()) return decode_on_device(tensor, index, frame);
       decode_answer(tensor, index, frame);
       if (!tensor.current->device) scatter(*tensor.current);
     } catch (...) {
@@ -665,74 +602,6 @@ void EngineThread::fail_all(std::exception_ptr error) {
     for (PartState& state : tensor->parts) state.answered = true;
     if (tensor->jobs == 0) finish(*tensor, error);
   }
-}
-
-// ------------------------------------------------------------------------------------- time
-
-void EngineThread::tick() {
-  const auto now = Clock::now();
-  for (Tensor* tensor : std::vector<Tensor*>(active_.begin(), active_.end())) {
-    const auto age = now - tensor->started;
-    if (age >= options_.slow_abort) return give_up(describe_wait(*tensor, now));
-    if (age >= options_.slow_warning && !tensor->warned) {
-      tensor->warned = true;
-      notify(describe_wait(*tensor, now));
-    }
-    probe(*tensor, now);
-  }
-  tick_mail(now);
-}
-
-void EngineThread::tick_mail(Clock::time_point now) {
-  const auto age = mail_.idle() ? Clock::duration(0) : now - mail_.oldest();
-  if (age >= options_.slow_abort) return give_up(mail_.describe_wait(now));
-  const bool is_slow = age >= options_.slow_warning;
-  if (is_slow && !warned_of_mail_) notify(mail_.describe_wait(now));
-  warned_of_mail_ = is_slow;
-  mail_.retry(now);
-}
-
-void EngineThread::give_up(const std::string& text) {
-  fail_all(std::make_exception_ptr(transport::TimeoutError(text)));
-  messenger_.fail(fmt::format("{} gave up: {}", transport::to_string(messenger_.self()), text));
-}
-
-void EngineThread::notify(std::string text) {
-  const std::lock_guard lock(notices_mutex_);
-  notices_.push_back(std::move(text));
-}
-
-void EngineThread::probe(Tensor& tensor, Clock::time_point now) {
-  for (std::size_t p = 0; p < tensor.parts.size(); ++p) {
-    const PartState& state = tensor.parts[p];
-    if (!state.answered && now - state.asked >= options_.retry_timeout) ask(tensor, p);
-  }
-}
-
-void EngineThread::ask(Tensor& tensor, std::size_t index) {
-  PartState& state = tensor.parts[index];
-  state.asked = Clock::now();
-  FrameHeader header = header_of(tensor, index);
-  if (state.request != Kind::kPush) {  // small, and harmless when repeated
-    outbox_.add(state.part.server, {header, state.payload.share()});
-    return;
-  }
-  header.kind = Kind::kProbe;
-  outbox_.add(state.part.server, {header, Buffer()});
-}
-
-std::string EngineThread::describe_wait(const Tensor& tensor, Clock::time_point now) const {
-  std::set<std::uint32_t> ranks;
-  std::set<std::string> servers;
-  for (const PartState& state : tensor.parts) {
-    if (state.answered) continue;
-    servers.insert(server_name(state.part.server));
-    ranks.insert(state.awaited.begin(), state.awaited.end());
-  }
-  const std::string what = fmt::format("key '{}' step {} has waited {:.0f} s", tensor.spec.name,
-                                       tensor.step == 0 ? 0 : tensor.step - 1, seconds(now - tensor.started));
-  if (!ranks.empty()) return fmt::format("{} for worker {}", what, fmt::join(ranks, ", "));
-  return fmt::format("{} for {}", what, fmt::join(servers, ", "));
 }
 
 }  // namespace gradwire::kvstore

@@ -144,6 +144,8 @@ class EngineThread final : private transport::Sink {
   void encode_on_device(Tensor& tensor, std::size_t part);
   void decode_on_device(Tensor& tensor, std::size_t part, const transport::Frame& frame);
   void encode(Tensor& tensor, std::size_t part);
+  void make_ready_to_go(const Tensor& tensor, std::size_t part, transport::Buffer& payload,
+                        std::uint32_t& flags);
   void encoded(Tensor& tensor, std::size_t part, transport::Buffer payload, std::uint32_t flags,
                std::exception_ptr error);
   void send(Tensor& tensor, std::size_t part, transport::Kind kind, transport::Buffer payload,

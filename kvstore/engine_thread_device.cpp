@@ -194,16 +194,21 @@ void EngineThread::encode_on_device(Tensor& tensor, std::size_t index) {
                                                      std::exception_ptr error) {
     pool_.submit(priority, [this, &tensor, index, from = std::move(from), error] {
       Buffer payload;
-      bool nonfinite = false;
-      if (!error) {
+      std::uint32_t flags = tensor.push_flags();
+      std::exception_ptr failed = error;
+      if (!failed) {
         const auto begin = Clock::now();
-        payload = from->take(tensor.device_round().segmented);
-        nonfinite = from->nonfinite();
-        if (tensor.codec().lossy() || messenger_.seals_payloads()) payload.seal();
+        try {
+          payload = from->take(tensor.device_round().segmented);
+          if (from->nonfinite()) flags |= transport::kFlagNonfinite;
+          make_ready_to_go(tensor, index, payload, flags);
+        } catch (...) {
+          failed = std::current_exception();
+        }
         codec_nanoseconds_ += static_cast<std::uint64_t>((Clock::now() - begin).count());
       }
-      loop_->post([this, &tensor, index, payload = std::move(payload), nonfinite, error]() mutable {
-        encoded(tensor, index, std::move(payload), nonfinite, error);
+      loop_->post([this, &tensor, index, payload = std::move(payload), flags, failed]() mutable {
+        encoded(tensor, index, std::move(payload), flags, failed);
       });
     });
   };

@@ -291,7 +291,8 @@ void bind_error_feedback(nb::module_& module) {
           "becomes 0 where something was sent. can_roll_back keeps a copy of the state before the last step. "
           "Raises ValueError.")
       .def(
-          "encode", &feedback_encode, "grad"_a, nb::kw_only(), "scales"_a = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
+          "encode", &feedback_encode, "grad"_a.noconvert(), nb::kw_only(),
+          "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
           "Encodes one step's gradient (float32, shape (elements,)); the rest as Codec.encode(). Returns the "
           "payload (uint8).")
       .def(
@@ -302,14 +303,17 @@ void bind_error_feedback(nb::module_& module) {
             feedback.codec().validate(payload, feedback.elements());
             return feedback.measure(payload);
           },
-          "payload"_a, "Looks at the last step; payload is what it returned. Raises DecodeError.")
+          "payload"_a.noconvert(), "Looks at the last step; payload is what it returned. Raises DecodeError.")
       .def("roll_back", &ErrorFeedback::roll_back,
            "Undoes the last encode(). Raises RuntimeError where there is nothing to undo.")
       .def("reset", &ErrorFeedback::reset, "Forgets residual and velocity.")
       .def("save", &feedback_save, "Returns the state as bytes (uint8), for load().")
       .def(
-          "load", [](ErrorFeedback& feedback, const GivenArray& saved) { feedback.load(bytes_of(saved, "load", "saved")); },
-          "saved"_a,
+          "load",
+          [](ErrorFeedback& feedback, const GivenArray& saved) {
+            feedback.load(bytes_of(saved, "load", "saved"));
+          },
+          "saved"_a.noconvert(),
           "Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another "
           "kind.")
       .def_prop_ro("residual", &feedback_residual, nb::rv_policy::automatic,
@@ -383,9 +387,9 @@ void bind_compress(nb::module_& module) {
       .def("decode_reply", &decode_reply, "payload"_a.noconvert(), "ways"_a, "elements"_a, nb::kw_only(),
            "reply"_a, "Returns (sum float32 (elements,), next scales float32 (units, 2) or None).");
   bind_error_feedback(module);
-  module.def("lossless_encode", &lossless_encode, "codes"_a, "elements"_a,
+  module.def("lossless_encode", &lossless_encode, "codes"_a.noconvert(), "elements"_a,
              "Codes of 2bit without most of their zeros (uint8). Raises ValueError.");
-  module.def("lossless_decode", &lossless_decode, "coded"_a, "elements"_a,
+  module.def("lossless_decode", &lossless_decode, "coded"_a.noconvert(), "elements"_a,
              "What lossless_encode() was given (uint8). Raises DecodeError.");
   module.def(
       "make_codec", [](const std::string& spec) { return compress::make(compress::parse_spec(spec)); },

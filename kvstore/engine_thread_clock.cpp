@@ -1,0 +1,88 @@
+// EngineThread's sense of time: what has waited for long is asked after, warned of and at last given up by
+// name.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <set>
+
+#include "kvstore/engine_tensor.h"
+
+namespace gradwire::kvstore {
+
+using transport::Buffer;
+using transport::FrameHeader;
+using transport::Kind;
+
+namespace {
+
+double seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace
+
+void EngineThread::tick() {
+  const auto now = Clock::now();
+  for (Tensor* tensor : std::vector<Tensor*>(active_.begin(), active_.end())) {
+    const auto age = now - tensor->started;
+    if (age >= options_.slow_abort) return give_up(describe_wait(*tensor, now));
+    if (age >= options_.slow_warning && !tensor->warned) {
+      tensor->warned = true;
+      notify(describe_wait(*tensor, now));
+    }
+    probe(*tensor, now);
+  }
+  tick_mail(now);
+}
+
+void EngineThread::tick_mail(Clock::time_point now) {
+  const auto age = mail_.idle() ? Clock::duration(0) : now - mail_.oldest();
+  if (age >= options_.slow_abort) return give_up(mail_.describe_wait(now));
+  const bool is_slow = age >= options_.slow_warning;
+  if (is_slow && !warned_of_mail_) notify(mail_.describe_wait(now));
+  warned_of_mail_ = is_slow;
+  mail_.retry(now);
+}
+
+void EngineThread::give_up(const std::string& text) {
+  fail_all(std::make_exception_ptr(transport::TimeoutError(text)));
+  messenger_.fail(fmt::format("{} gave up: {}", transport::to_string(messenger_.self()), text));
+}
+
+void EngineThread::notify(std::string text) {
+  const std::lock_guard lock(notices_mutex_);
+  notices_.push_back(std::move(text));
+}
+
+void EngineThread::probe(Tensor& tensor, Clock::time_point now) {
+  for (std::size_t p = 0; p < tensor.parts.size(); ++p) {
+    const PartState& state = tensor.parts[p];
+    if (!state.answered && now - state.asked >= options_.retry_timeout) ask(tensor, p);
+  }
+}
+
+void EngineThread::ask(Tensor& tensor, std::size_t index) {
+  PartState& state = tensor.parts[index];
+  state.asked = Clock::now();
+  FrameHeader header = header_of(tensor, index);
+  if (state.request != Kind::kPush) {  // small, and harmless when repeated
+    outbox_.add(state.part.server, {header, state.payload.share()});
+    return;
+  }
+  header.kind = Kind::kProbe;
+  outbox_.add(state.part.server, {header, Buffer()});
+}
+
+std::string EngineThread::describe_wait(const Tensor& tensor, Clock::time_point now) const {
+  std::set<std::uint32_t> ranks;
+  std::set<std::string> servers;
+  for (const PartState& state : tensor.parts) {
+    if (state.answered) continue;
+    servers.insert(server_name(state.part.server));
+    ranks.insert(state.awaited.begin(), state.awaited.end());
+  }
+  const std::string what = fmt::format("key '{}' step {} has waited {:.0f} s", tensor.spec.name,
+                                       tensor.step == 0 ? 0 : tensor.step - 1, seconds(now - tensor.started));
+  if (!ranks.empty()) return fmt::format("{} for worker {}", what, fmt::join(ranks, ", "));
+  return fmt::format("{} for {}", what, fmt::join(servers, ", "));
+}
+
+}  // namespace gradwire::kvstore
