@@ -253,29 +253,29 @@ void EngineThread::start_push(Tensor& tensor) {
     if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
   }
   if (codec.lossy() && keeps_rollback_) keep_what_was(tensor);
-}
-if (operation.verb == Verb::kPush) {
-  tensor.value_on_device = on_device;
-  if (!on_device) tensor.value.resize(elements);
-  operation.out = on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
-}
-tensor.value_current = false;
-++tensor.step;
-tensor.parts_to_take = tensor.parts.size();
-for (const std::size_t p : tensor.turns) {
-  if (on_device) {
-    encode_on_device(tensor, p);
-  } else if (!codec.lossy() && operation.verb == Verb::kPushPull) {  // the caller's own memory is the payload
-    const auto& part = tensor.parts[p].part;
-    ++tensor.jobs;
-    const auto values = std::as_bytes(operation.in.subspan(part.offset, part.count));
-    const auto keep = [owner = operation.owner] {};
-    encoded(tensor, p, operation.owner ? Buffer::borrow(values, keep) : Buffer::borrow(values),
-            tensor.push_flags(), nullptr);
-  } else {
-    encode(tensor, p);
+  if (operation.verb == Verb::kPush) {
+    tensor.value_on_device = on_device;
+    if (!on_device) tensor.value.resize(elements);
+    operation.out = on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
   }
-}
+  tensor.value_current = false;
+  ++tensor.step;
+  tensor.parts_to_take = tensor.parts.size();
+  for (const std::size_t p : tensor.turns) {
+    if (on_device) {
+      encode_on_device(tensor, p);
+    } else if (!codec.lossy() &&
+               operation.verb == Verb::kPushPull) {  // the caller's own memory is the payload
+      const auto& part = tensor.parts[p].part;
+      ++tensor.jobs;
+      const auto values = std::as_bytes(operation.in.subspan(part.offset, part.count));
+      const auto keep = [owner = operation.owner] {};
+      encoded(tensor, p, operation.owner ? Buffer::borrow(values, keep) : Buffer::borrow(values),
+              tensor.push_flags(), nullptr);
+    } else {
+      encode(tensor, p);
+    }
+  }
 }
 
 void EngineThread::start_pull(Tensor& tensor) {
