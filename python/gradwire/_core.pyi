@@ -120,12 +120,12 @@ class ErrorFeedback:
         becomes 0 where something was sent. can_roll_back keeps a copy of the state before the last step. Raises ValueError.
         """
 
-    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], *, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    def encode(self, grad: Annotated[NDArray, dict(writable=False)], *, scales: Annotated[NDArray, dict(writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """
         Encodes one step's gradient (float32, shape (elements,)); the rest as Codec.encode(). Returns the payload (uint8).
         """
 
-    def measure(self, payload: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> ErrorFeedbackMetrics:
+    def measure(self, payload: Annotated[NDArray, dict(writable=False)]) -> ErrorFeedbackMetrics:
         """
         Looks at the last step; payload is what it returned. Raises DecodeError.
         """
@@ -141,7 +141,7 @@ class ErrorFeedback:
     def save(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """Returns the state as bytes (uint8), for load()."""
 
-    def load(self, saved: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    def load(self, saved: Annotated[NDArray, dict(writable=False)]) -> None:
         """
         Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another kind.
         """
@@ -159,10 +159,10 @@ class ErrorFeedback:
     @property
     def elements(self) -> int: ...
 
-def lossless_encode(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], elements: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+def lossless_encode(codes: Annotated[NDArray, dict(writable=False)], elements: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """Codes of 2bit without most of their zeros (uint8). Raises ValueError."""
 
-def lossless_decode(coded: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], elements: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+def lossless_decode(coded: Annotated[NDArray, dict(writable=False)], elements: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """What lossless_encode() was given (uint8). Raises DecodeError."""
 
 def make_codec(spec: str) -> Codec:
