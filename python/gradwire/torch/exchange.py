@@ -112,8 +112,7 @@ class Exchange:
         Args:
             named: in order of the forward pass; the first is the most urgent.
             runs: for each its memory: float32 (elements,), all on the CPU or on one device, kept as long as this; or
-                None: it will be
-                given to send_from().
+                None: it will be given to send_from().
 
         Raises:
             ValueError: ranks differ in names, shapes or order; every rank gets the same text.
