@@ -18,16 +18,32 @@ _default: kv.KVStore | None = None
 
 def default_store() -> kv.KVStore:
     """Returns the store used where none is given: the one by which this process has joined its job. Where there is
-    none yet, one is made, once: inside a job `dist_sync` if it has servers, else `allreduce`; outside `local`.
+    none yet, or it has been closed, one is made: inside a job `dist_sync` if it has servers, else `allreduce`; outside
+    `local`.
+
+    Raises:
+        ValueError: the environment tells of several workers and not of where they meet.
     """
     global _default
     if (store := kv.joined()) is not None:
         return store
-    if _default is None:
+    if _default is None or not is_open(_default):
         here = settings.read()
+        alone = here.scheduler is None and here.master is None
+        if alone and here.num_workers > 1:
+            raise ValueError(
+                f"gradwire.torch: the environment says {here.num_workers} workers and not where they meet, so each "
+                "would train alone; set MASTER_ADDR and MASTER_PORT on all of them (torchrun and `gradwire run` "
+                "do), or give store=gradwire.kv.create('dist_sync_mpi') under mpirun"
+            )
         in_a_job = "dist_sync" if here.num_servers else "allreduce"
-        _default = kv.create("local" if here.scheduler is None and here.master is None else in_a_job)
+        _default = kv.create("local" if alone else in_a_job)
     return _default
+
+
+def is_open(store: kv.KVStore) -> bool:
+    """False once a store has been closed."""
+    return store in kv._open
 
 
 def parse_compression(wanted: Wanted) -> Compression:
