@@ -17,6 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from gradwire import session
+from gradwire.session import signal_session
+
 Stream = Literal["stdout", "stderr"]
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
@@ -102,30 +105,20 @@ class Guard:
     """Kills the processes of a job when the launcher dies, even by SIGKILL: a tiny process that waits for its
     pipe to close. PR_SET_PDEATHSIG alone would miss what a job's processes have started."""
 
-    _PROGRAM = (
-        "import os, sys\n"
-        "groups = set()\n"
-        "for line in sys.stdin:\n"
-        "    (groups.add if line[0] == '+' else groups.discard)(int(line[1:]))\n"
-        "for group in groups:\n"
-        "    try: os.killpg(group, 9)\n"
-        "    except OSError: pass\n"
-    )
-
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", self._PROGRAM],
+            [sys.executable, "-I", "-S", session.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
             bufsize=0,
         )
 
-    def watch(self, group: int) -> None:
-        self._tell(f"+{group}\n")
+    def watch(self, session: int) -> None:
+        self._tell(f"+{session}\n")
 
-    def forget(self, group: int) -> None:
-        self._tell(f"-{group}\n")
+    def forget(self, session: int) -> None:
+        self._tell(f"-{session}\n")
 
     def _tell(self, text: str) -> None:
         assert self._process.stdin is not None
@@ -152,6 +145,7 @@ class Child:
 
     @property
     def pid(self) -> int:
+        """Of the process, and of the session that it was started in."""
         return self.process.pid
 
     @property
@@ -161,10 +155,9 @@ class Child:
     def pipe(self, stream: Stream) -> Any:
         return self.process.stdout if stream == "stdout" else self.process.stderr
 
-    def signal_group(self, number: signal.Signals) -> None:
+    def signal_all(self, number: signal.Signals) -> None:
         """Signals the process and all it started. Only before `reap`: the id is then still ours."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+        signal_session(self.pid, number)
 
     def ask_to_end(self) -> None:
         """Asks the process and all it started to end. One on another host hears it by the end of its input, which
@@ -173,8 +166,8 @@ class Child:
             with suppress(BrokenPipeError):
                 self.process.stdin.close()
             return
-        self.signal_group(signal.SIGTERM)
-        self.signal_group(signal.SIGCONT)
+        self.signal_all(signal.SIGTERM)
+        self.signal_all(signal.SIGCONT)
 
     def read(self, stream: Stream) -> list[Line] | None:
         """Reads once. Returns the lines this completes, or None when the stream is empty or has ended."""

@@ -184,7 +184,7 @@ class _Run:
         elif self.phase == "stopping":
             self._set_phase("killing")
             for child in self.alive:
-                child.signal_group(signal.SIGKILL)
+                child.signal_all(signal.SIGKILL)
 
     def _set_phase(self, phase: Phase, seconds: float | None = None) -> None:
         self.phase = phase
@@ -245,7 +245,7 @@ class _Run:
 
     def _bury(self, child: Child) -> int:
         """Collects an ended child, ends what it started and left behind, and hands over its last lines."""
-        child.signal_group(signal.SIGKILL)
+        child.signal_all(signal.SIGKILL)
         self.alive.remove(child)
         self.selector.unregister(child.pidfd)
         for stream in STREAMS:
@@ -309,7 +309,7 @@ class _Run:
     def _kill_all(self) -> None:
         """Leaves nothing, whatever interrupted the loop."""
         for child in self.alive:
-            child.signal_group(signal.SIGKILL)
+            child.signal_all(signal.SIGKILL)
         for child in self.alive:
             self.guard.forget(child.pid)
             child.reap()

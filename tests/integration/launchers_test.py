@@ -172,6 +172,36 @@ def test_the_launcher_mpi_returns_the_failing_workers_code(tmp_path: Path) -> No
     assert ended.code == 7, str(ended)
 
 
+# Rank 0 ignores SIGTERM; nobody ever calls MPI_Init, so that mpirun's death is nothing that they notice.
+STUBBORN = """\
+import os, pathlib, signal, time
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+if rank == "0":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(pathlib.Path(os.environ["TEST_FOLDER"]) / f"worker{rank}.running").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_launcher_mpi_ends_all(number: signal.Signals, tmp_path: Path) -> None:
+    token = f"TOKEN={secrets.token_hex(8)}"
+    words = [str(PROGRAMS / "gradwire"), "run", "-n", "2", "-s", "0", "--launcher", "mpi", "--env", token]
+    with Job(tmp_path, {}) as job:
+        job.start(("run", 0), [*words, sys.executable, "-c", STUBBORN])
+        job.wait_until_training(2)
+        workers = processes_with(token)
+        assert len(workers) >= 2
+        job.members["run", 0].process.send_signal(number)
+        ended = end(job, NOTICE_SECONDS)
+        try:
+            assert_gone(workers, 4.0)
+        finally:
+            for pid in processes_with(token):
+                os.kill(pid, signal.SIGKILL)
+    assert ended.code == (-number if number == signal.SIGKILL else 128 + number), str(ended)
+
+
 def test_torchrun(reference: object, tmp_path: Path) -> None:
     launcher = [
         sys.executable,
