@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gradwire import session
@@ -101,6 +101,28 @@ def _decode(line: bytes) -> str:
     return line.strip(b"\r").decode("utf-8", "replace")
 
 
+class Splitter(Protocol):
+    """Cuts what a process writes to one stream into lines."""
+
+    def feed(self, data: bytes, now: float) -> list[Line]:
+        """Takes what was read (b"" at the end of the stream) and returns the lines it completes."""
+        ...
+
+
+class OwnLines:
+    """The Splitter of a process that writes for itself alone."""
+
+    def __init__(self, role: str, rank: int | None, stream: Stream) -> None:
+        self._writer = (role, rank, stream)
+        self._splitter = LineSplitter()
+
+    def feed(self, data: bytes, now: float) -> list[Line]:
+        return [Line(*self._writer, text) for text in self._splitter.feed(data, now)]
+
+
+MakeSplitter = Callable[[str, int | None, Stream], Splitter]
+
+
 class Guard:
     """Kills the processes of a job when the launcher dies, even by SIGKILL: a tiny process that waits for its
     pipe to close. PR_SET_PDEATHSIG alone would miss what a job's processes have started."""
@@ -139,9 +161,7 @@ class Child:
     rank: int | None
     process: subprocess.Popen[bytes]
     pidfd: int
-    splitters: dict[Stream, LineSplitter] = field(
-        default_factory=lambda: {stream: LineSplitter() for stream in STREAMS}
-    )
+    splitters: Mapping[Stream, Splitter]
 
     @property
     def pid(self) -> int:
@@ -175,16 +195,12 @@ class Child:
             data = os.read(self.pipe(stream).fileno(), 1 << 16)
         except BlockingIOError:
             return None
-        return self._lines(stream, data) if data else None
-
-    def _lines(self, stream: Stream, data: bytes) -> list[Line]:
-        texts = self.splitters[stream].feed(data, time.monotonic())
-        return [Line(self.role, self.rank, stream, text) for text in texts]
+        return self.splitters[stream].feed(data, time.monotonic()) if data else None
 
     def close_stream(self, stream: Stream) -> list[Line]:
         """Closes a pipe. Returns the last line, if it had no line end."""
         self.pipe(stream).close()
-        return self._lines(stream, b"")
+        return self.splitters[stream].feed(b"", time.monotonic())
 
     def drain(self, output: Callable[[Line], None]) -> None:
         """Hands over what an ended process left in its pipes, and closes them."""
@@ -218,6 +234,7 @@ def start(
     command: Sequence[str],
     env: Mapping[str, str],
     pass_fds: Sequence[int] = (),
+    make_splitter: MakeSplitter = OwnLines,
 ) -> Child:
     """Starts command on host.
 
@@ -241,7 +258,8 @@ def start(
         preexec_fn=die_with_launcher,
         bufsize=0,
     )
-    child = Child(role, rank, process, os.pidfd_open(process.pid))
+    splitters = {stream: make_splitter(role, rank, stream) for stream in STREAMS}
+    child = Child(role, rank, process, os.pidfd_open(process.pid), splitters)
     for stream in STREAMS:
         os.set_blocking(child.pipe(stream).fileno(), False)
     return child

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradwire import settings as settings_module
-from gradwire.child import Host, LocalHost
+from gradwire.child import Host, LocalHost, MakeSplitter, OwnLines
 from gradwire.settings import Settings
 
 Placement = Callable[[str, int], Host | None]
@@ -62,6 +62,7 @@ class Process:
     host: Host
     command: Sequence[str]
     environment: Mapping[str, str]
+    make_splitter: MakeSplitter = OwnLines
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,13 @@ class _Run:
 
     def _spawn(self, process: Process, pass_fds: tuple[int, ...] = ()) -> None:
         child = start(
-            process.host, process.role, process.rank, process.command, process.environment, pass_fds
+            process.host,
+            process.role,
+            process.rank,
+            process.command,
+            process.environment,
+            pass_fds,
+            process.make_splitter,
         )
         self.guard.watch(child.pid)
         self.alive.append(child)

@@ -6,7 +6,6 @@ Ranks are MPI's own. The scheduler runs here, so that stores over sockets work a
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +14,8 @@ from gradwire import ssh
 from gradwire.child import Line, LocalHost
 from gradwire.job import Job, Process, make_job
 from gradwire.launch import JobResult, run_prepared
+from gradwire.mpi_output import TaggedSplitter
 
-# What --tag-output writes before a line: job, rank and stream.
-_TAG = re.compile(r"\[\d+,(\d+)\]<(stdout|stderr)>: ?(.*)")
 # Hands the rank that mpirun gives to a program that takes it as a flag.
 _WITH_RANK = 'exec "$0" "$@" --rank "$OMPI_COMM_WORLD_RANK"'
 
@@ -38,13 +36,15 @@ class MpiJob(Job):
     def processes(self, scheduler: str) -> list[Process]:
         environment = self.workers_environment(scheduler, beside=self.workers)
         worker = self._mpirun(self.workers, environment, self.command)
-        processes = [Process("worker", None, self.local, worker, environment)]
+        processes = [Process("worker", None, self.local, worker, environment, TaggedSplitter)]
         if self.servers:
             server = self._node_command("server", scheduler) + (
                 [] if self.hosts else ["--bind-host", "127.0.0.1"]
             )
             command = self._mpirun(self.servers, self.environment, ["sh", "-c", _WITH_RANK, *server])
-            processes.insert(0, Process("server", None, self.local, command, self.environment))
+            processes.insert(
+                0, Process("server", None, self.local, command, self.environment, TaggedSplitter)
+            )
         return processes
 
     def _mpirun(self, ranks: int, environment: Mapping[str, str], command: Sequence[str]) -> list[str]:
@@ -86,12 +86,4 @@ def run_mpi_job(
     job = make_job(command, workers, servers, env, placement=lambda role, rank: here)
     fields = {name: getattr(job, name) for name in Job.__dataclass_fields__}
     mpi_job = MpiJob(**fields, hosts=hosts, agent=agent, folder=folder, variables=frozenset(env))
-    return run_prepared(replace(mpi_job, local=here), lambda line: output(untagged(line)), report)
-
-
-def untagged(line: Line) -> Line:
-    """Returns a line of mpirun's as its rank wrote it; mpirun's own words stay as they are."""
-    match = _TAG.fullmatch(line.text)
-    if match is None:
-        return line
-    return Line(line.role, int(match[1]), "stdout" if match[2] == "stdout" else "stderr", match[3])
+    return run_prepared(replace(mpi_job, local=here), output, report)

@@ -172,6 +172,24 @@ def test_the_launcher_mpi_returns_the_failing_workers_code(tmp_path: Path) -> No
     assert ended.code == 7, str(ended)
 
 
+def test_the_launcher_mpi_shows_lines_as_ranks_wrote_them(tmp_path: Path) -> None:
+    program = (
+        "import sys, time\n"
+        "for _ in range(5):\n"
+        "    for piece in ('  two', ' pieces\\n', 'and'):\n"
+        "        print(piece, end='', flush=True)\n"
+        "        time.sleep(0.03)\n"
+        "print(' end', end='')\n"
+    )
+    words = [str(PROGRAMS / "gradwire"), "run", "-n", "3", "-s", "0", "--launcher", "mpi"]
+    with Job(tmp_path, {}) as job:
+        ended = job.start(("run", 0), [*words, sys.executable, "-c", program]).ended(40)
+    for rank in range(3):
+        expected = ["  two pieces", *["and  two pieces"] * 4, "and end"]
+        shown = [line for line in ended.out.splitlines() if line.startswith(f"[worker {rank}] ")]
+        assert shown == [f"[worker {rank}] {text}" for text in expected], str(ended)
+
+
 # Rank 0 ignores SIGTERM; nobody ever calls MPI_Init, so that mpirun's death is nothing that they notice.
 STUBBORN = """\
 import os, pathlib, signal, time

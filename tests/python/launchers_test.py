@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gradwire import launchers, mpi_launch
+from gradwire import launchers
 from gradwire.child import Line, LocalHost
 from gradwire.hosts import HostSlots
 from gradwire.output_folder import OutputFolder
@@ -87,18 +87,6 @@ def test_a_name_is_what_sshs_configuration_says(tmp_path: Path) -> None:
 
 def test_this_machine_has_the_address_that_the_route_gives_it() -> None:
     assert own_address("127.0.0.1") == "127.0.0.1"
-
-
-@pytest.mark.parametrize(
-    ("text", "rank", "stream", "rest"),
-    [
-        ("[1,3]<stdout>:step 7", 3, "stdout", "step 7"),
-        ("[1,0]<stderr>:", 0, "stderr", ""),
-        ("mpirun noticed that process rank 1 ...", None, "stdout", "mpirun noticed that process rank 1 ..."),
-    ],
-)
-def test_lines_of_mpirun_are_those_of_its_ranks(text: str, rank: int | None, stream: str, rest: str) -> None:
-    assert mpi_launch.untagged(Line("worker", None, "stdout", text)) == Line("worker", rank, stream, rest)  # type: ignore[arg-type]
 
 
 def test_every_process_has_its_own_files(tmp_path: Path) -> None:
