@@ -32,11 +32,13 @@ class Alias:
     """Another name, or several read together, from which a setting may come.
 
     `translate` turns the variables' texts into what the GRADWIRE_ variable would have held; None: not given.
+    `unless`: a variable of a launcher inside this one, which is then not the one that counts.
     """
 
     variables: tuple[str, ...]
     translate: Callable[..., str | None] = lambda text: text
     roles: tuple[str, ...] = ("worker", "server", "scheduler")
+    unless: str | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class Settings:
         Alias(("DMLC_WORKER_ID",), roles=("worker",)),
         Alias(("DMLC_SERVER_ID",), roles=("server",)),
         Alias(("DMLC_TASK_ID",), roles=("worker", "server")),
-        Alias(("RANK",), roles=("worker",)),
+        Alias(("RANK", "WORLD_SIZE"), _first, roles=("worker",)),
         Alias(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), _first, roles=("worker",)),
         Alias(("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"), _first, roles=("worker",)),
     )
@@ -177,7 +179,7 @@ class Settings:
         1,
         "workers in the job",
         "DMLC_NUM_WORKER",
-        Alias(("WORLD_SIZE",), roles=("worker",)),
+        Alias(("WORLD_SIZE", "RANK"), _first, roles=("worker",)),
         Alias(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), _first, roles=("worker",)),
         Alias(("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID"), _first, roles=("worker",)),
     )
@@ -200,7 +202,12 @@ class Settings:
             meeting_of_one_host,
             roles=("worker",),
         ),
-        Alias(("SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_STEP_ID"), meeting_of_srun, roles=("worker",)),
+        Alias(
+            ("SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+            meeting_of_srun,
+            roles=("worker",),
+            unless="OMPI_COMM_WORLD_SIZE",
+        ),
     )
     interface: str | None = _setting(
         _text, None, "network interface whose address servers listen on: eth0", "DMLC_INTERFACE"
@@ -341,6 +348,8 @@ def _candidates(definition: Definition, environ: Mapping[str, str], role: str) -
     if own := environ.get(definition.variable):
         found.append((definition.variable, own))
     for alias in definition.aliases:
+        if alias.unless is not None and environ.get(alias.unless):
+            continue
         texts = [environ.get(variable, "") for variable in alias.variables]
         if role in alias.roles and all(texts) and (text := alias.translate(*texts)) is not None:
             found.append((" and ".join(alias.variables), text))

@@ -40,6 +40,7 @@ RUN = {"GRADWIRE_RANK": "0", "GRADWIRE_NUM_WORKERS": "2"}
         (MPIRUN, "mpirun", 2, 4),
         (SRUN, "srun", 3, 4),
         (SRUN | MPIRUN, "mpirun", 2, 4),  # mpirun inside a Slurm job
+        (MPIRUN | {"RANK": "0"}, "mpirun", 2, 4),  # a shell's leftover
         (SRUN | TORCHRUN, "torchrun", 1, 4),
         (SRUN | TORCHRUN | RUN, "gradwire run", 0, 2),
     ],
@@ -55,6 +56,8 @@ def test_a_launcher_is_recognised(environ: dict[str, str], name: str, rank: int,
 @pytest.mark.parametrize(
     "half",
     [
+        {"RANK": "2"},
+        {"WORLD_SIZE": "4"},
         {"OMPI_COMM_WORLD_RANK": "2"},
         {"OMPI_COMM_WORLD_SIZE": "4"},
         {key: text for key, text in SRUN.items() if key != "SLURM_STEP_ID"},  # a batch script, not a task
@@ -84,6 +87,11 @@ def test_where_workers_meet() -> None:
     assert at.startswith("tcp://gpu03:")
     assert settings.read(SRUN | {"SLURM_PROCID": "0"}).master == at
     assert settings.read(SRUN | {"SLURM_STEP_ID": "1"}).master != at
+
+
+def test_the_tasks_of_an_mpirun_inside_a_slurm_step_do_not_meet_where_the_step_began() -> None:
+    on_several_hosts = MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    assert settings.read(SRUN | on_several_hosts).master is None
 
 
 @pytest.mark.parametrize(

@@ -172,8 +172,11 @@ def test_job_variables_of_an_outer_job_are_not_inherited(
     monkeypatch.setenv("GRADWIRE_SCHEDULER", "tcp://outer:1")
     monkeypatch.setenv("GRADWIRE_RANK", "7")
     monkeypatch.setenv("DMLC_SERVER_ID", "7")
-    recorder.run(python("print(*(os.environ.get(n) for n in ('GRADWIRE_SCHEDULER', 'DMLC_SERVER_ID')))"))
-    assert recorder.texts("worker", 1) == ["tcp://127.0.0.1:4242 None"]
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "7")
+    others = "'DMLC_SERVER_ID', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK'"
+    recorder.run(python(f"print(*(os.environ.get(n) for n in ('GRADWIRE_SCHEDULER', {others})))"))
+    assert recorder.texts("worker", 1) == ["tcp://127.0.0.1:4242 None None None None"]
 
 
 def test_failing_worker_gives_its_own_exit_code(folder: Path, recorder: Recorder) -> None:
