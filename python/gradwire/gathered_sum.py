@@ -2,20 +2,48 @@
 
 Every rank encodes, gathers all ranks' payloads, and does what a server would with them: so all get the same answer, the
 one that gradwire's own stores give, to the bit. It costs N - 1 payloads to each rank where those move 2 (N-1)/N.
+
+Codecs leave NaNs and infinities out, so a byte behind each payload tells the others of them: the sum is then NaN
+everywhere, with a warning, and nothing else has changed. (`nonfinite=mxnet` is MXNet's own way, and stays that.)
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gradwire.compress import Compression, make
+from gradwire.compress import Codec, Compression, make
 
 Gather = Callable[[Any], Sequence[Any]]
 """Gives every rank's payload (uint8 arrays, whose lengths may differ) in rank order. A collective."""
+
+
+def loses_nonfinite(codec: Codec, spec: str, values: Any) -> bool:
+    """True where values, float32, hold a NaN or an infinity of which a codec's payload would say nothing."""
+    return codec.lossy and "nonfinite=mxnet" not in spec and not np.isfinite(values).all()
+
+
+def flagged(payload: Any, nonfinite: bool) -> Any:
+    """A payload with one byte behind it: uint8 (n + 1,)."""
+    return np.append(payload, np.uint8(nonfinite))
+
+
+def unflagged(payloads: Sequence[Any]) -> tuple[list[Any], bool]:
+    """What ranks gave to flagged(): their payloads, and whether any of them said so."""
+    return [np.ascontiguousarray(p[:-1]) for p in payloads], any(bool(p[-1]) for p in payloads)
+
+
+def warn_of_nan_sum() -> None:
+    warnings.warn(
+        "gradwire: a worker's gradient held a NaN or an infinity; the sum is NaN on every rank, and residuals are as "
+        "they were before",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 @dataclass
@@ -33,6 +61,7 @@ class GatheredSum:
 
     def __init__(self, compression: Compression, rank: int, gather: Gather) -> None:
         self._codec = make(compression.spec)
+        self._spec = compression.spec
         self._reply = compression.reply
         self._rank = rank
         self._gather = gather
@@ -48,6 +77,7 @@ class GatheredSum:
         """
         tensor = self._tensors.setdefault(name, self._new(values.size))
         key = self._keys.setdefault(name, len(self._keys))
+        before = None if tensor.residual is None else tensor.residual.copy()
         own = self._codec.encode(
             values,
             residual=tensor.residual,
@@ -56,7 +86,12 @@ class GatheredSum:
             rank=self._rank,
             step=tensor.step,
         )
-        payloads = list(self._gather(own))
+        gathered = self._gather(flagged(own, loses_nonfinite(self._codec, self._spec, values)))
+        payloads, nonfinite = unflagged(gathered)
+        if nonfinite:
+            tensor.residual = before
+            warn_of_nan_sum()
+            return np.full(values.size, np.nan, np.float32)
         answer = self._codec.encode_reply(
             payloads, values.size, reply=self._reply, residual=tensor.reply_residual
         )

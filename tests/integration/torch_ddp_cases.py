@@ -305,6 +305,71 @@ def fully_sharded() -> None:
         assert losses[-1] < 0.5 * losses[0], (codec, losses)
 
 
+@case
+def a_nan_reaches_every_shard() -> None:
+    """On one rank it makes all shards NaN, with a warning, and the steps after it are as if it had not been."""
+
+    def run(codec: str, poison: float | None) -> nn.Module:
+        torch.manual_seed(0)
+        model = fully_shard(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3)))
+        gw.torch.compress_reduce_scatter(model, codec=codec)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(5):
+            if step == 2 and poison is None:
+                continue
+            optimizer.zero_grad()
+            x = torch.randn(30, 20, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+            factor = poison if poison is not None and step == 2 and dist.get_rank() == 1 else 1.0
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                (model(x).square().mean() * factor).backward()
+            told = any("a worker's gradient held a NaN" in str(w.message) for w in caught)
+            assert told == (step == 2), (codec, poison, step)
+            if step == 2:
+                assert all(bool(p.grad.to_local().isnan().all()) for p in model.parameters()), (codec, poison)
+            else:
+                optimizer.step()
+        return model
+
+    for codec in ("fp16", "2bit", "1bit", "int8"):
+        undisturbed = run(codec, None)
+        for poison in (float("nan"), float("inf")):
+            for a, b in zip(run(codec, poison).parameters(), undisturbed.parameters(), strict=True):
+                assert torch.equal(a.to_local(), b.to_local()), (codec, poison)
+
+
+@case
+def a_nan_reaches_every_rank_of_the_store() -> None:
+    """kv.create("torch"): the sum is NaN on all, and the next one is as if that had not been."""
+
+    def run(codec: str, poison: float | None) -> list[torch.Tensor]:
+        store = gw.kv.create("torch")
+        store.set_gradient_compression(codec)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        sums = []
+        for step in range(4):
+            values, total = torch.randn(3000, generator=generator), torch.zeros(3000)
+            if step == 2 and poison is None:
+                continue
+            if step == 2 and dist.get_rank() == 0:
+                values[7] = poison
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                store.push_pull("a", values, total)
+            assert any("a worker's gradient held a NaN" in str(w.message) for w in caught) == (step == 2)
+            if step == 2:
+                assert bool(total.isnan().all()), (codec, poison)
+            else:
+                sums.append(total)
+        return sums
+
+    for codec in ("fp16", "2bit:threshold=auto", "2bit:threshold=0.5,reply=2bit", "int8", "topk:ratio=0.1"):
+        undisturbed = run(codec, None)
+        for poison in (float("nan"), float("-inf")):
+            for a, b in zip(run(codec, poison), undisturbed, strict=True):
+                assert torch.equal(a, b), (codec, poison)
+
+
 def say(line: str) -> None:
     """Writes a line whole: print() would write its end apart, and both ranks have one pipe."""
     os.write(1, f"{line}\n".encode())

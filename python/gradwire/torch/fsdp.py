@@ -5,7 +5,8 @@
 
 Each rank encodes the shards that others own, with a residual of its own for every element, and sends each to its owner,
 which decodes and adds what it got in rank order: P (N-1)/N bytes of payload leave a rank, as in torch's. Parameters are
-gathered as torch does it: every rank must have the same bits of them.
+gathered as torch does it: every rank must have the same bits of them. Where any rank met a NaN or an infinity, every
+shard is NaN, with a warning, and residuals are as if the step had not been.
 
 Threading: called from autograd's thread; it waits until the shard is there.
 """
@@ -22,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from gradwire import compress
+from gradwire.gathered_sum import flagged, loses_nonfinite, unflagged, warn_of_nan_sum
 from gradwire.kv import KVStore
 from gradwire.torch import session
 from gradwire.torch.process_group import store_of
@@ -63,7 +65,8 @@ class CompressedReduceScatter(ReduceScatter):
             number: tells modules apart, the same on all ranks.
         """
         self._store = store
-        self._codec = compress.make(session.parse_compression(wanted).spec)
+        self._spec = session.parse_compression(wanted).spec
+        self._codec = compress.make(self._spec)
         self._number = number
         self._step = 0
         self._residuals: list[Any] = []  # by owner of the shard
@@ -108,8 +111,14 @@ class CompressedReduceScatter(ReduceScatter):
         """Returns the sum of this rank's shard, float32 (elements,)."""
         elements = shards.shape[1]
         self._expect(shards.shape)
-        payloads = [self._encode(owner, shard) for owner, shard in enumerate(shards)]
-        received = [np.ascontiguousarray(p) for p in self._store.collectives.all_to_all(payloads)]
+        nonfinite = loses_nonfinite(self._codec, self._spec, shards)
+        before = [residual.copy() for residual in self._residuals]
+        payloads = [flagged(self._encode(owner, shard), nonfinite) for owner, shard in enumerate(shards)]
+        received, nonfinite = unflagged(self._store.collectives.all_to_all(payloads))
+        if nonfinite:
+            self._residuals = before
+            warn_of_nan_sum()
+            return np.full(elements, np.nan, np.float32)
         self._step += 1
         if not self._codec.agrees_scales:
             return self._codec.decode_sum(received, elements)
