@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradwire import ssh
@@ -84,13 +85,33 @@ def _run_here(request: Request, output: Callable[[Line], None], report: Callable
     )
 
 
-def _ssh_hosts(request: Request, rows: Sequence[HostSlots]) -> list[ssh.SshHost]:
-    return [
+def _ssh_hosts(request: Request, rows: Sequence[HostSlots]) -> tuple[list[ssh.SshHost], LocalHost]:
+    """Returns the hosts, and this machine, under addresses at which all of them reach each other."""
+    hosts = [
         ssh.SshHost(
             row.name, ssh.resolve(row.name, request.ssh), request.ssh, request.folder, frozenset(request.env)
         )
         for row in rows
     ]
+    here = LocalHost(ssh.own_address(first_remote(hosts)))
+    return [reachable(host, here) for host in hosts], here
+
+
+def first_remote(hosts: Sequence[Host]) -> str:
+    """Returns the address of the first host that is not this machine; a loopback address if none is another."""
+    addresses = [host.address for host in hosts] or [LocalHost().address]
+    return next((address for address in addresses if not _is_loopback(address)), addresses[0])
+
+
+def reachable(host: ssh.SshHost, here: LocalHost) -> ssh.SshHost:
+    """Returns a host under an address that others reach: this machine has loopback for itself alone."""
+    if _is_loopback(host.address) and not _is_loopback(here.address):
+        return replace(host, address=here.address)
+    return host
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _copy(request: Request, hosts: Sequence[ssh.SshHost], report: Callable[[str], None]) -> None:
@@ -117,9 +138,8 @@ def placed(rows: Sequence[HostSlots], hosts: Sequence[Host], here: Host, workers
 
 def _run_by_ssh(request: Request, output: Callable[[Line], None], report: Callable[[str], None]) -> JobResult:
     rows = request.host_rows()
-    hosts = _ssh_hosts(request, rows)
+    hosts, here = _ssh_hosts(request, rows)
     _copy(request, hosts, report)
-    here = LocalHost(ssh.own_address(hosts[0].address))
     return run_job(
         request.command,
         request.workers,
@@ -134,7 +154,7 @@ def _run_by_ssh(request: Request, output: Callable[[Line], None], report: Callab
 def _run_by_mpi(request: Request, output: Callable[[Line], None], report: Callable[[str], None]) -> JobResult:
     rows = [] if request.hosts is None else request.host_rows()
     others = [row for row in rows if not is_this_machine(row.name)]
-    hosts = _ssh_hosts(request, others)
+    hosts, here = _ssh_hosts(request, others)
     _copy(request, hosts, report)
     return run_mpi_job(
         request.command,
@@ -144,7 +164,7 @@ def _run_by_mpi(request: Request, output: Callable[[Line], None], report: Callab
         hosts=[f"{row.name}:{row.slots}" for row in rows],
         agent=shlex.join(request.ssh),
         folder=request.folder,
-        address=ssh.own_address(hosts[0].address) if hosts else LocalHost().address,
+        address=here.address,
         output=output,
         report=report,
     )

@@ -38,6 +38,34 @@ def test_servers_share_the_hosts_of_workers_where_none_is_left() -> None:
     assert [place("server", rank) for rank in range(3)] == [hosts[0], hosts[1], hosts[0]]
 
 
+def test_this_machine_among_other_hosts_goes_by_an_address_that_they_reach() -> None:
+    mine, other = SshHost("localhost", "127.0.1.1", ("ssh",), "."), SshHost("n1", "10.0.0.1", ("ssh",), ".")
+    assert launchers.first_remote([mine, other]) == "10.0.0.1"
+    assert launchers.reachable(mine, HERE).address == HERE.address
+    assert launchers.reachable(other, HERE) is other
+
+
+def test_the_scheduler_is_where_other_hosts_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = {"localhost": "127.0.0.1", "n1": "10.0.0.1"}
+    routes = {"10.0.0.1": HERE.address, "127.0.0.1": "127.0.0.1"}
+    monkeypatch.setattr(launchers.ssh, "resolve", lambda name, ssh: addresses[name])
+    monkeypatch.setattr(launchers.ssh, "own_address", routes.__getitem__)
+    given: dict[str, object] = {}
+    monkeypatch.setattr(launchers, "run_job", lambda *words, **options: given.update(options))
+    launchers.run(request(hosts="localhost,n1"), lambda line: None, lambda text: None)
+    place = given["placement"]
+    assert callable(place)
+    assert place("scheduler", 0).address == HERE.address
+    assert [place("worker", rank).address for rank in range(2)] == [HERE.address, "10.0.0.1"]
+
+
+def test_this_machine_alone_stays_on_loopback() -> None:
+    mine = SshHost("localhost", "127.0.1.1", ("ssh",), ".")
+    assert launchers.first_remote([mine]) == "127.0.1.1"
+    assert launchers.first_remote([]) == "127.0.0.1"
+    assert launchers.reachable(mine, LocalHost()) is mine
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
