@@ -19,7 +19,8 @@ class Torch(AbstractKVStore):
     """The default process group of torch.distributed; without one, one over Gloo is made, by torchrun's environment.
 
     Tensors are PyTorch's or NumPy's, contiguous, on devices that the group's backend takes. Uncompressed sums are in
-    the group's own order. Compressed ones are of float32 on the CPU, in rank order.
+    the group's own order. Compressed ones are of float32 on the CPU, in rank order; one to which any rank gave a NaN or
+    an infinity is NaN, with a warning, and residuals are as before.
     """
 
     def __init__(self) -> None:
