@@ -477,6 +477,48 @@ def clipping(store: gw.kv.KVStore) -> None:
     optimizer.close()
 
 
+@case
+def a_broadcast_state_leaves_each_rank_its_residuals(store: gw.kv.KVStore) -> None:
+    """Also during a warm-up, whose step is agreed on by all or by none."""
+    torch.manual_seed(0)
+    ours = Net()
+    optimizer = wrap(ours, store, compression="2bit:threshold=0.01", warm_up=[("2bit:threshold=0.02", 5)])
+    ours(images(store.rank)).square().sum().backward()
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict()["gradwire"])
+    gw.torch.broadcast_optimizer_state(optimizer, store=store)
+    after = optimizer.state_dict()["gradwire"]
+    assert after["step"] == before["step"] == 1
+    assert any(residual.any() for residual in before["residuals"].values())
+    assert all(torch.equal(after["residuals"][name], r) for name, r in before["residuals"].items())
+    optimizer.close()
+    assert store.compression.spec.startswith("2bit:threshold=0.01")
+    store.set_gradient_compression("none")
+
+
+@case
+def lbfgs_takes_clipped_means(store: gw.kv.KVStore) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    inner = torch.optim.LBFGS(model.parameters(), lr=1.0, max_iter=4)
+    optimizer = gw.torch.DistributedOptimizer(
+        inner, model.named_parameters(), store=store, max_grad_norm=0.01
+    )
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(store.rank))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = 100 * model(x).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+        assert torch.cat([p.grad.flatten() for p in model.parameters()]).norm() < 0.0101
+    require_one_model(store, model)
+    optimizer.close()
+
+
 def main(folder: str) -> None:
     torch.set_num_threads(1)
     store = gw.kv.create("allreduce")

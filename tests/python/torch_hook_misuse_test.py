@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gradwire as gw
 import gradwire.torch
@@ -34,6 +35,60 @@ def test_bad_codecs_and_patterns_are_named(group: None) -> None:
         gw.torch.HookState(codec="2bits")
     with pytest.raises(ValueError, match=r"no parameter's name matches 'wieght'.*'weight'"):
         gw.torch.HookState(codec="2bit", named_parameters=model.named_parameters(), codecs={"wieght": "none"})
+
+
+def test_codecs_need_names(group: None) -> None:
+    with pytest.raises(
+        ValueError, match=r"none were given; pass named_parameters=model\.named_parameters\(\)"
+    ):
+        gw.torch.HookState(codec="2bit", codecs={"*.bias": "fp16"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"codec": 5}, "the codec is 5, expected text"),
+        ({"grad_scaler": 1024.0}, r"grad_scaler is 1024\.0, expected a torch\.amp\.GradScaler"),
+        ({"named_parameters": nn.Linear(2, 2)}, r"named_parameters is a Linear"),
+        ({"named_parameters": [("a", nn.Parameter())], "codecs": ["*"]}, "codecs is .* expected a mapping"),
+    ],
+)
+def test_things_of_another_kind_are_named(arguments: dict[str, Any], text: str, group: None) -> None:
+    with pytest.raises(TypeError, match=text):
+        gw.torch.HookState(**arguments)
+
+
+def test_a_store_of_another_maker_is_refused(group: None) -> None:
+    model = nn.Linear(2, 2)
+    theirs = gw.kv.create("torch")
+    with pytest.raises(TypeError, match=r"store is a Torch of another maker.*allreduce"):
+        gw.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store=theirs)
+    with pytest.raises(TypeError, match=r"store is a Torch of another maker.*allreduce"):
+        gw.torch.broadcast_parameters(model.state_dict(), store=theirs)
+
+
+def test_an_arm_sets_aside_codecs_and_warm_up(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_COMPRESSION", "2bit:threshold=0.01")
+    model = nn.Linear(300, 2)
+    wrapped = DistributedDataParallel(model)
+    state = gw.torch.HookState(
+        "none",
+        named_parameters=model.named_parameters(),
+        codecs={"*": "none"},
+        warm_up=[("none", 100)],
+    )
+    wrapped.register_comm_hook(state, gw.torch.ddp_hook)
+    wrapped(torch.randn(3, 300, generator=torch.Generator().manual_seed(0))).mean().backward()
+    assert set((model.weight.grad / 0.01).round().unique().tolist()) <= {-1.0, 0.0, 1.0}
+    assert "step" not in state.state_dict()
+
+
+def test_a_hook_that_ends_leaves_what_follows_its_warm_up(group: None) -> None:
+    state = gw.torch.HookState("2bit:threshold=0.01", warm_up=[("fp16", 100)])
+    state.close()
+    store = gw.kv.joined()
+    assert store is not None
+    assert store.compression.spec.startswith("2bit")
 
 
 def test_one_rank_compresses_too_and_a_second_group_meets_the_store_at_hand(group: None) -> None:

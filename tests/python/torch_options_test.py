@@ -113,6 +113,35 @@ def test_a_warm_up_goes_from_codec_to_codec(store: gw.kv.KVStore) -> None:
     optimizer.close()
 
 
+def test_an_arm_sets_aside_all_that_the_script_says_of_codecs(
+    store: gw.kv.KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADWIRE_COMPRESSION", "2bit:threshold=0.01")
+    model = make()
+    optimizer = wrap(model, store, "fp16", codecs={"*": "none"}, warm_up=[("none", 100)])
+    assert changed_by_the_codec(model, 1) == {"words.weight", "first.weight", "last.weight"}
+    multiples = model.first.weight.grad / 0.01
+    torch.testing.assert_close(multiples, multiples.round())
+    optimizer.close()
+    monkeypatch.setenv("GRADWIRE_COMPRESSION", "none")  # the arm that others are compared to
+    optimizer = wrap(model, store, "fp16", codecs={"*": "fp16"}, warm_up=[("fp16", 100)])
+    assert changed_by_the_codec(model, 1) == set()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("compression", [None, "fp16"])
+def test_wrapping_again_during_a_warm_up_is_not_left_with_its_stage(
+    compression: str | None, store: gw.kv.KVStore
+) -> None:
+    model = make()
+    first = wrap(model, store, "2bit:threshold=0.01", warm_up=[("fp16", 100)])
+    step(model, first, 0)
+    assert store.compression.spec.startswith("fp16")
+    second = gw.torch.DistributedOptimizer(first, model.named_parameters(), compression, store)
+    assert store.compression.spec.startswith("2bit" if compression is None else compression)
+    second.close()
+
+
 # ---- checkpoints -------------------------------------------------------------------------------------------------
 
 
@@ -148,11 +177,46 @@ def test_residuals_of_another_rank_are_left(store: gw.kv.KVStore) -> None:
     step(model, optimizer, 0)
     state = copy.deepcopy(optimizer.state_dict())
     state["gradwire"]["rank"] = 3
-    before = optimizer.state_dict()["gradwire"]["residuals"]["first.weight"]
+    assert optimizer.state_dict()["gradwire"]["residuals"]["first.weight"].any()
     state["gradwire"]["residuals"]["first.weight"].fill_(7)
     with pytest.warns(UserWarning, match="residuals of rank 3, so rank 0 begins without"):
         optimizer.load_state_dict(state)
-    assert torch.equal(optimizer.state_dict()["gradwire"]["residuals"]["first.weight"], before)
+    assert not optimizer.state_dict()["gradwire"]["residuals"]["first.weight"].any()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("left_out", [{"first.weight"}, {"words.weight", "first.weight", "last.weight"}])
+def test_what_a_checkpoint_lacks_begins_with_nothing_to_send(
+    left_out: set[str], store: gw.kv.KVStore
+) -> None:
+    """A rollback to a checkpoint from before the first step must not send what was left after it."""
+    model = make()
+    optimizer = wrap(model, store, "2bit:threshold=0.01")
+    step(model, optimizer, 0)
+    state = copy.deepcopy(optimizer.state_dict())
+    kept = {n: r for n, r in state["gradwire"]["residuals"].items() if n not in left_out}
+    if kept:
+        state["gradwire"]["residuals"] = kept
+    else:
+        del state["gradwire"]
+    step(model, optimizer, 1)
+    optimizer.load_state_dict(state)
+    residuals = optimizer.state_dict()["gradwire"]["residuals"]
+    assert {name for name, residual in residuals.items() if not residual.any()} == left_out
+    assert all(torch.equal(residuals[name], residual) for name, residual in kept.items())
+    optimizer.close()
+
+
+def test_a_broadcast_optimizer_state_leaves_residuals_alone(store: gw.kv.KVStore) -> None:
+    """What broadcast_optimizer_state() loads on the other ranks is the root's, without what the root has not sent."""
+    model = make()
+    optimizer = wrap(model, store, "2bit:threshold=0.01")
+    step(model, optimizer, 0)
+    state = copy.deepcopy(optimizer.state_dict())
+    before = state.pop("gradwire")["residuals"]
+    optimizer.load_shared_state(state)
+    after = optimizer.state_dict()["gradwire"]["residuals"]
+    assert all(torch.equal(after[name], residual) for name, residual in before.items())
     optimizer.close()
 
 
@@ -282,3 +346,43 @@ def test_the_norm_of_gradients_is_bounded(store: gw.kv.KVStore) -> None:
     total = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
     torch.testing.assert_close(total, torch.tensor(0.01), rtol=1e-3, atol=0)
     optimizer.close()
+
+
+# ---- LBFGS -------------------------------------------------------------------------------------------------------
+
+
+def test_the_norm_of_gradients_is_bounded_in_every_call_of_a_closure(store: gw.kv.KVStore) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    x, inner = torch.randn(8, 4), torch.optim.LBFGS(model.parameters(), lr=1.0, max_iter=1)
+    optimizer = gw.torch.DistributedOptimizer(
+        inner, model.named_parameters(), "fp16", store, max_grad_norm=0.01
+    )
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = 100 * model(x).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    total = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    torch.testing.assert_close(total, torch.tensor(0.01), rtol=1e-3, atol=0)
+    optimizer.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"on_nonfinite": "skip_step"}, "on_nonfinite='skip_step'"),
+        ({"grad_scaler": torch.amp.GradScaler("cpu")}, "grad_scaler"),
+    ],
+)
+def test_what_cannot_veto_a_step_of_lbfgs_is_refused(
+    options: dict[str, Any], named: str, store: gw.kv.KVStore
+) -> None:
+    model = make()
+    with pytest.raises(ValueError, match=f"{named} cannot veto a step of LBFGS.*use on_nonfinite='warn'"):
+        gw.torch.DistributedOptimizer(
+            torch.optim.LBFGS(model.parameters()), model.named_parameters(), "fp16", store, **options
+        )

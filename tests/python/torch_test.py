@@ -441,6 +441,7 @@ def test_a_layer_used_twice_in_a_reentrant_checkpoint_is_refused(store: gw.kv.KV
         ({"backward_passes_per_step": "2"}, "backward_passes_per_step='2'"),
         ({"on_nonfinite": "stop"}, "on_nonfinite='stop'"),
         ({"max_grad_norm": 0}, "max_grad_norm=0"),
+        ({"max_grad_norm": "1"}, "max_grad_norm='1': expected a number above 0"),
         ({"max_grad_norm": 1.0, "momentum_correction": True}, "max_grad_norm, which acts on gradients"),
         ({"codecs": {"cnov.*": "int8"}}, "no parameter's name matches 'cnov.*'.*'conv"),
         ({"codecs": {"conv.*": "int9"}}, "int8"),
@@ -473,6 +474,16 @@ def test_things_of_another_kind_are_named(store: gw.kv.KVStore) -> None:
         gw.torch.DistributedOptimizer(model, store=store)
     with pytest.raises(TypeError, match=r"store is 'local', expected what gradwire\.kv\.create\(\) returns"):
         gw.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store="local")
+    weights = torch.optim.SGD(model.parameters(), lr=0.1)
+    for arguments, text in (
+        ({"grad_scaler": 1024.0}, r"grad_scaler is 1024\.0, expected a torch\.amp\.GradScaler"),
+        ({"codecs": ["*"]}, r"codecs is \['\*'\], expected a mapping"),
+        ({"compression": 5}, "the codec is 5, expected text"),
+        ({"warm_up": 5}, "warm_up is 5, expected a list"),
+        ({"named_parameters": model}, r"named_parameters is a Linear.*pass model\.named_parameters\(\)"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            gw.torch.DistributedOptimizer(weights, store=store, **arguments)
     for given in (model, model.parameters()):
         with pytest.raises(TypeError, match=r"expected names with tensors; pass model\.state_dict\(\)"):
             gw.torch.broadcast_parameters(given, store=store)

@@ -40,7 +40,7 @@ def broadcast_parameters(
             difference.
     """
     pairs = _pairs(parameters)
-    store = session.default_store() if store is None else store
+    store = session.own_store(store)
     named = [(name, value) for name, value in pairs if isinstance(value, torch.Tensor)]
     _check_root(store, "broadcast_parameters", root_rank)
     layout = [[name, _dtype_name(value), list(value.shape)] for name, value in named]
@@ -69,7 +69,7 @@ def broadcast_optimizer_state(
         ValueError: root_rank is no rank; the state holds something else than tensors, numbers, text, None,
             lists, tuples and dicts; the parameter groups of the ranks differ.
     """
-    store = session.default_store() if store is None else store
+    store = session.own_store(store)
     _check_root(store, "broadcast_optimizer_state", root_rank)
     tensors: list[torch.Tensor] = []
     blob = b""
@@ -82,7 +82,9 @@ def broadcast_optimizer_state(
         state = _rebuild(json.loads(blob), tensors)
     _broadcast(store, tensors, root_rank)
     if store.rank != root_rank:
-        optimizer.load_state_dict(state)
+        # What this rank has not sent yet stays.
+        load = getattr(optimizer, "load_shared_state", optimizer.load_state_dict)
+        load(state)
 
 
 def _pairs(parameters: Any) -> list[tuple[str, Any]]:

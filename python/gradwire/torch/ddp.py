@@ -19,7 +19,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from gradwire.torch import session
-from gradwire.torch.exchange import Exchange, ExchangeOptions, OnNonfinite, warn_of_nonfinite
+from gradwire.torch.exchange import (
+    Exchange,
+    ExchangeOptions,
+    OnNonfinite,
+    enabled_scaler,
+    require_pairs,
+    warn_of_nonfinite,
+)
 from gradwire.torch.parameter_codecs import ParameterCodecs
 from gradwire.torch.process_group import store_of
 from gradwire.torch.warm_up import Stages, WarmUp
@@ -47,24 +54,35 @@ class HookState:
             codec: as `compression` of DistributedOptimizer. Default: what the store has.
             process_group: the one that DDP was given. Default: torch's default group. Its ranks join each other by
                 themselves; where this process is in a gradwire job already, that one is used.
-            named_parameters: `model.named_parameters()`: names for `codecs`, error texts and state_dict().
+            named_parameters: `model.named_parameters()`: names for `codecs`, error texts and state_dict(). Needed
+                where `codecs` are given.
             codecs, warm_up, grad_scaler, on_nonfinite: as for DistributedOptimizer. With "skip_step" a NaN is left
                 in the first gradient of each bucket, so a GradScaler skips the step; who uses none looks for
                 himself.
 
         Raises:
-            ValueError: torch.distributed is not initialised; a bad codec; ranks that differ.
+            ValueError: torch.distributed is not initialised; a bad codec; codecs without names; ranks that differ.
+            TypeError: an argument is of another kind.
         """
+        if codecs is not None and named_parameters is None:
+            raise ValueError(
+                f"gradwire.torch: HookState: codecs={codecs!r} goes by parameters' names, and none were given; pass "
+                "named_parameters=model.named_parameters()"
+            )
+        named = [] if named_parameters is None else require_pairs(named_parameters)
+        scaler = enabled_scaler(grad_scaler)
+        if session.is_overridden():
+            codecs = warm_up = None
         self._store = store_of(process_group)
         session.set_compression(self._store, codec)
-        self._names = {p: name for name, p in named_parameters} if named_parameters is not None else {}
+        self._names = {p: name for name, p in named}
         parameter_codecs = ParameterCodecs(self._store.compression, codecs)
         if self._names:
             parameter_codecs.require_matches(self._names.values())
         self._options = ExchangeOptions(
             codecs=parameter_codecs,
             warm_up=WarmUp(warm_up, self._store.compression) if warm_up else None,
-            grad_scaler=grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None,
+            grad_scaler=scaler,
             on_nonfinite=on_nonfinite,
         )
         self._exchange = Exchange(self._store, self._options, "hook")
@@ -75,7 +93,8 @@ class HookState:
 
     def close(self) -> None:
         """Ends the use of this. Models in one process may each have a HookState of their own; small gradients of the
-        first one travel together, and those of the next after close(). On all ranks at the same place.
+        first one travel together, and those of the next after close(). A warm-up ends with it. On all ranks at the
+        same place.
         """
         self._exchange.close()
 
@@ -84,7 +103,9 @@ class HookState:
         return self._exchange.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from it, with the first step. Residuals of another rank are left, with a warning."""
+        """Goes on from it, with the first step; what it lacks begins anew. Residuals of another rank are left, with
+        a warning.
+        """
         if self._index:
             self._exchange.load(state)
         else:

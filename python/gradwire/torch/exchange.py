@@ -12,13 +12,15 @@ import itertools
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 
 from gradwire.devices import stream_of
+from gradwire.torch import session
 from gradwire.torch.parameter_codecs import ParameterCodecs
 from gradwire.torch.warm_up import WarmUp
 
@@ -100,7 +102,8 @@ class Exchange:
             self._engine.keep_rollback(True)
 
     def close(self) -> None:
-        """Leaves the slots to another. On all ranks at the same place."""
+        """Leaves the slots to another, and the compression that follows the warm-up. On all ranks at the same place."""
+        self._end_warm_up()
         if self._fuses:
             self._fuses = False
             _slots_of.pop(self._store, None)
@@ -229,6 +232,15 @@ class Exchange:
         if (following := warm_up.compression()) != self._store.compression:
             self._store.use_compression(following)
 
+    def _end_warm_up(self) -> None:
+        """Has the store's compression be the one that follows the warm-up, if that is under way. A collective then."""
+        warm_up = self._options.warm_up
+        # What others have set since is theirs.
+        if warm_up is None or not session.is_open(self._store) or self._store.compression == warm_up.final:
+            return
+        if self._store.compression == warm_up.compression():
+            self._store.use_compression(warm_up.final)
+
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -248,8 +260,9 @@ class Exchange:
         return state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what state() returned. Residuals of another rank are left, with a warning: they are what
-        that rank still owes. A collective where there is a warm-up.
+        """Goes on from what state() returned; parameters that it lacks begin with nothing left to send. Residuals of
+        another rank are left, with a warning: they are what that rank still owes. A collective where the state is of
+        a warm-up.
 
         Raises:
             ValueError: a residual has another number of elements than its parameter.
@@ -264,10 +277,46 @@ class Exchange:
                 f"{self._store.rank} begins without; save the optimizer's state on every rank to keep them",
                 stacklevel=3,
             )
-            return
+            residuals = {}
         for parameter in self._parameters:
             if (residual := residuals.get(parameter.name)) is not None:
-                self._engine.set_residual(parameter.key, residual.float().contiguous().numpy())
+                self._engine.set_residual(parameter.key, residual.float().cpu().contiguous().numpy())
+            elif elements := self._engine.residual(parameter.key).size:
+                self._engine.set_residual(parameter.key, np.zeros(elements, np.float32))
+
+
+def enabled_scaler(given: Any) -> Any:
+    """Returns a GradScaler that is in use, else None.
+
+    Raises:
+        TypeError: something else.
+    """
+    if given is None:
+        return None
+    if not (hasattr(given, "is_enabled") and hasattr(given, "get_scale")):
+        raise TypeError(f"gradwire.torch: grad_scaler is {given!r}, expected a torch.amp.GradScaler, or None")
+    return given if given.is_enabled() else None
+
+
+def require_pairs(named_parameters: Any) -> list[tuple[str, torch.Tensor]]:
+    """Returns names with parameters as a list.
+
+    Raises:
+        TypeError: nothing to go through.
+        ValueError: something in it is no pair.
+    """
+    if not isinstance(named_parameters, Iterable):
+        raise TypeError(
+            f"gradwire.torch: named_parameters is a {type(named_parameters).__name__}, expected (name, parameter) "
+            "pairs; pass model.named_parameters()"
+        )
+    named = list(named_parameters)
+    if any(not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)) for pair in named):
+        raise ValueError(
+            "gradwire.torch: named_parameters holds something that is not a (name, parameter) pair; pass "
+            "model.named_parameters()"
+        )
+    return named
 
 
 def warn_of_nonfinite(what_then: OnNonfinite) -> None:

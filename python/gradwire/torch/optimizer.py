@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +13,14 @@ import torch
 
 from gradwire import kv
 from gradwire.torch import session, wrapped
-from gradwire.torch.exchange import STATE_KEY, ExchangeOptions, OnNonfinite, warn_of_nonfinite
+from gradwire.torch.exchange import (
+    STATE_KEY,
+    ExchangeOptions,
+    OnNonfinite,
+    enabled_scaler,
+    require_pairs,
+    warn_of_nonfinite,
+)
 from gradwire.torch.momentum import WorkerMomentum
 from gradwire.torch.parameter_codecs import ParameterCodecs
 from gradwire.torch.reducer import GradientReducer
@@ -49,7 +57,7 @@ def DistributedOptimizer(
             order is the order of urgency, front layers first. Default: the optimizer's parameters by number.
         compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit" or a
             mapping with "type". For 2bit the threshold is "auto" unless given. GRADWIRE_COMPRESSION overrides
-            it. Default: what the store has.
+            it, and sets `codecs` and `warm_up` aside. Default: what the store has.
         store: from `gradwire.kv.create()`. Default: the one that this process has created to join its job;
             else, inside a job, `dist_sync` if it has servers and `allreduce` if not; outside `local`.
         codecs: other codecs for some parameters, by shell patterns of their names, the first match counting:
@@ -66,13 +74,14 @@ def DistributedOptimizer(
             is kept in state_dict() under SGD's own name, each worker its own.
         backward_passes_per_step: calls of backward() whose gradients are added up before they are sent.
         max_grad_norm: step() scales all gradients, the workers' means, so that their total norm is at most
-            this. The same on all ranks, as the means are.
+            this. The same on all ranks, as the means are. For LBFGS those of every call of the closure.
         grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so
             that residuals do not change their meaning with it; where any rank met an infinity, all ranks' scalers
             find one, no rank takes the step, and residuals are as if it had not been.
         on_nonfinite: a rank met a NaN or an infinity: "warn"; "ignore"; or "skip_step": step() does nothing
             on any rank, residuals are as before, and a NaN is left in the first gradient. Alone and without
-            compression gradients are looked at for "skip_step" only.
+            compression gradients are looked at for "skip_step" only. LBFGS, whose step is many, cannot be vetoed,
+            neither so nor by grad_scaler.
 
     A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
     `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local. Frozen
@@ -83,6 +92,7 @@ def DistributedOptimizer(
     Raises:
         ValueError: an argument is not valid; parameters that named_parameters lacks; ranks that differ, all
             of which get the same text, naming the first difference.
+        TypeError: an argument is of another kind.
     """
     if on_nonfinite not in ("warn", "skip_step", "ignore"):
         raise ValueError(f"gradwire.torch: on_nonfinite={on_nonfinite!r}: expected warn, skip_step or ignore")
@@ -94,7 +104,7 @@ def DistributedOptimizer(
         raise ValueError(
             f"gradwire.torch: backward_passes_per_step={backward_passes_per_step!r}: expected 1 or more"
         )
-    if max_grad_norm is not None and not max_grad_norm > 0:
+    if max_grad_norm is not None and not (isinstance(max_grad_norm, numbers.Real) and max_grad_norm > 0):
         raise ValueError(f"gradwire.torch: max_grad_norm={max_grad_norm!r}: expected a number above 0")
     for name, given in (("max_grad_norm", max_grad_norm), ("grad_scaler", grad_scaler)):
         if given is not None and momentum_correction is True:
@@ -106,22 +116,29 @@ def DistributedOptimizer(
         raise TypeError(
             f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"
         )
-    if store is not None and not isinstance(store, kv.KVStore):
-        raise TypeError(
-            f"gradwire.torch: store is {store!r}, expected what gradwire.kv.create() returns, or None"
+    scaler = enabled_scaler(grad_scaler)
+    if isinstance(optimizer, torch.optim.LBFGS) and (on_nonfinite == "skip_step" or scaler is not None):
+        what = "grad_scaler" if scaler is not None else "on_nonfinite='skip_step'"
+        raise ValueError(
+            f"gradwire.torch: {what} cannot veto a step of LBFGS, which is many steps that depend on each other; use "
+            "on_nonfinite='warn', and keep a copy of weights and state to go back to"
         )
     named = _name_parameters(optimizer, named_parameters)
-    store = session.default_store() if store is None else store
+    store = session.own_store(store)
     other = _bound.get(store, lambda: None)()
     if other is not None and other is not optimizer and other._reducer is not None:
         raise ValueError(
             "gradwire.torch: this store serves a DistributedOptimizer already, and it can serve one; give it "
             "all parameters in groups, or close() the other first"
         )
+    if session.is_overridden():
+        codecs = warm_up = None
+    # What is wrong is said before anything is changed.
+    session.parse_chosen(compression)
+    ParameterCodecs(store.compression, codecs).require_matches(name for name, _ in named)
+    result = _take_over(optimizer)
     session.set_compression(store, compression)
     parameter_codecs = ParameterCodecs(store.compression, codecs)
-    parameter_codecs.require_matches(name for name, _ in named)
-    result = _take_over(optimizer)
     if momentum_correction == "auto":
         plain = max_grad_norm is None and grad_scaler is None
         momentum_correction = (
@@ -130,7 +147,7 @@ def DistributedOptimizer(
     options = ExchangeOptions(
         codecs=parameter_codecs,
         warm_up=WarmUp(warm_up, store.compression) if warm_up else None,
-        grad_scaler=grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None,
+        grad_scaler=scaler,
         on_nonfinite=on_nonfinite,
     )
     momentum = WorkerMomentum(result) if momentum_correction else None
@@ -165,11 +182,7 @@ def _name_parameters(
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if named_parameters is None:
         return [(f"parameter.{index}", parameter) for index, parameter in enumerate(own)]
-    named = list(named_parameters)
-    if any(not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)) for pair in named):
-        raise ValueError(
-            "gradwire.torch: named_parameters holds something that is not a (name, parameter) pair"
-        )
+    named = require_pairs(named_parameters)
     names = [name for name, _ in named]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"gradwire.torch: named_parameters has {duplicates[0]!r} more than once")
@@ -247,17 +260,21 @@ class _Distributed(torch.optim.Optimizer):
         if self._skips_nonfinite and self._has_nonfinite():
             warn_of_nonfinite("skip_step")
             return loss
-        if self._max_norm is not None:
+        if self._max_norm is not None and closure is None:
             self._clip(self._max_norm)
         with contextlib.nullcontext() if self._momentum is None else self._momentum.applied():
             result = super().step() if closure is None else super().step(closure)
         return result if loss is None else loss
 
     def _mean_loss_of(self, closure: Callable[[], Any]) -> Callable[[], float]:
-        """LBFGS decides by the loss whether to go on, and all ranks must decide the same."""
+        """LBFGS decides by the loss whether to go on, and all ranks must decide the same. It looks at gradients as
+        soon as the closure returns, so they are clipped there.
+        """
 
         def mean_loss() -> float:
             loss = closure()
+            if self._max_norm is not None:
+                self._clip(self._max_norm)
             own = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
             losses = self._store.engine.all_gather("loss", struct.pack("<d", own))
             mean: float = sum(struct.unpack("<d", each)[0] for each in losses) / len(losses)
@@ -316,11 +333,16 @@ class _Distributed(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As torch's. Residuals of another rank are left, with a warning. A collective where there is a warm-up."""
-        rest = {name: value for name, value in state_dict.items() if name != STATE_KEY}
-        super().load_state_dict(rest)
-        if self._reducer is not None and STATE_KEY in state_dict:
-            self._reducer.exchange.load(state_dict[STATE_KEY])
+        """As torch's; parameters that state_dict lacks begin with nothing left to send. Residuals of another rank are
+        left, with a warning. A collective where there is a warm-up.
+        """
+        self.load_shared_state(state_dict)
+        if self._reducer is not None:
+            self._reducer.exchange.load(state_dict.get(STATE_KEY, {}))
+
+    def load_shared_state(self, state_dict: Mapping[str, Any]) -> None:
+        """As load_state_dict(), but for what each rank has of its own."""
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != STATE_KEY})
 
     def __reduce__(self) -> Any:
         return _plain, (self._base,), self.__getstate__()

@@ -32,7 +32,13 @@ class ParameterCodecs:
 
         Raises:
             ValueError: an unknown codec or parameter of one.
+            TypeError: patterns are no mapping.
         """
+        if patterns is not None and not isinstance(patterns, Mapping):
+            raise TypeError(
+                f"gradwire.torch: codecs is {patterns!r}, expected a mapping of name patterns to codecs, such as "
+                "{'*.bias': 'fp16'}"
+            )
         self._compresses = default.spec != "none"
         self._patterns = {
             pattern: session.parse_compression(wanted) for pattern, wanted in (patterns or {}).items()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gradwire import kv, settings
+from gradwire import joining, kv, settings
+from gradwire.backend import AbstractKVStore
 from gradwire.compress import Compression
 
 Wanted = str | Mapping[str, Any]
@@ -41,6 +42,26 @@ def default_store() -> kv.KVStore:
     return _default
 
 
+def own_store(store: Any) -> kv.KVStore:
+    """Returns the store to use: the given one, or where that is None the default one.
+
+    Raises:
+        TypeError: something else, or a store of another maker.
+    """
+    if store is None:
+        return default_store()
+    if isinstance(store, AbstractKVStore) and not isinstance(store, kv.KVStore):
+        raise TypeError(
+            f"gradwire.torch: store is a {type(store).__name__} of another maker, which sums but has none of the "
+            f"engine that is needed here; expected one of gradwire's own: {', '.join(joining.names())}"
+        )
+    if not isinstance(store, kv.KVStore):
+        raise TypeError(
+            f"gradwire.torch: store is {store!r}, expected what gradwire.kv.create() returns, or None"
+        )
+    return store
+
+
 def is_open(store: kv.KVStore) -> bool:
     """False once a store has been closed."""
     return store in kv._open
@@ -51,13 +72,34 @@ def parse_compression(wanted: Wanted) -> Compression:
 
     Raises:
         ValueError: an unknown codec, parameter or reply.
+        TypeError: neither text nor a mapping.
     """
+    if not isinstance(wanted, str | Mapping):
+        raise TypeError(
+            f"gradwire.torch: the codec is {wanted!r}, expected text such as '2bit:threshold=auto' or a mapping such "
+            "as {'type': '2bit'}"
+        )
     return Compression.parse(wanted, defaults=_DEFAULTS, reply=settings.read().reply)
 
 
 def chosen(wanted: Wanted) -> Wanted:
     """Returns what counts: GRADWIRE_COMPRESSION, if it is set, or else what the script wants."""
     return settings.read().compression or wanted
+
+
+def parse_chosen(wanted: Wanted | None) -> Compression | None:
+    """Reads what counts; None where neither is given.
+
+    Raises:
+        As parse_compression().
+    """
+    given = settings.read().compression or wanted
+    return None if given is None else parse_compression(given)
+
+
+def is_overridden() -> bool:
+    """True where GRADWIRE_COMPRESSION takes the place of all that the script says of codecs."""
+    return bool(settings.read().compression)
 
 
 def set_compression(store: kv.KVStore, wanted: Wanted | None) -> None:
@@ -69,7 +111,6 @@ def set_compression(store: kv.KVStore, wanted: Wanted | None) -> None:
     Raises:
         ValueError: an unknown codec, parameter or reply.
     """
-    given = settings.read().compression or wanted
-    if given is not None:
+    if (parsed := parse_chosen(wanted)) is not None:
         # Not set_gradient_compression(): it reads GRADWIRE_COMPRESSION itself, with MXNet's defaults.
-        store.use_compression(parse_compression(given))
+        store.use_compression(parsed)

@@ -27,7 +27,12 @@ class WarmUp:
 
         Raises:
             ValueError: a stage is no pair of a codec and a number of steps above 0.
+            TypeError: stages are no list of them.
         """
+        if not isinstance(stages, Sequence):
+            raise TypeError(
+                f"gradwire.torch: warm_up is {stages!r}, expected a list such as [('none', 100), ('fp16', 400)]"
+            )
         self.step = 0
         self._final = final
         self._ends: list[tuple[int, Compression]] = []
@@ -40,6 +45,11 @@ class WarmUp:
                 )
             end += stage[1]
             self._ends.append((end, session.parse_compression(stage[0])))
+
+    @property
+    def final(self) -> Compression:
+        """What follows the last stage."""
+        return self._final
 
     def compression(self) -> Compression:
         """What the step that comes next is to have."""
