@@ -14,6 +14,7 @@ from pathlib import Path
 from gradwire import settings as settings_module
 from gradwire.child import Host, LocalHost, MakeSplitter, OwnLines
 from gradwire.settings import Settings
+from gradwire.ssh import SshHost
 
 Placement = Callable[[str, int], Host | None]
 
@@ -113,18 +114,26 @@ class Job:
         return [*self._node_command("scheduler", endpoint), "--announce", str(announce_fd)]
 
     def server_command(self, rank: int, scheduler: str) -> list[str]:
-        command = [*self._node_command("server", scheduler), "--rank", str(rank)]
-        command += ["--streams", str(self.settings.streams), "--checksum", self.settings.checksum]
-        if self.settings.server_threads:
-            command += ["--threads", str(self.settings.server_threads)]
         host = self.host("server", rank)
-        if identity := self._host_identity(host):
-            command += ["--host-id", identity]
+        return [
+            *(*self._node_command("server", scheduler), "--rank", str(rank)),
+            *self._server_options(self._host_identity(host)),
+            *self._bind_options(host),
+        ]
+
+    def _server_options(self, host_identity: str | None) -> list[str]:
+        """What servers take from the settings, whoever starts them."""
+        options = ["--streams", str(self.settings.streams), "--checksum", self.settings.checksum]
+        if self.settings.server_threads:
+            options += ["--threads", str(self.settings.server_threads)]
+        return [*options, "--host-id", host_identity] if host_identity else options
+
+    def _bind_options(self, host: Host) -> list[str]:
         if host is not self.local:
-            return [*command, "--bind-host", host.address]
+            return ["--bind-host", host.address]
         if self.settings.bind_host is None and self.settings.interface is not None:
-            return [*command, "--interface", self.settings.interface]
-        return [*command, "--bind-host", self.settings.bind_host or host.address]
+            return ["--interface", self.settings.interface]
+        return ["--bind-host", self.settings.bind_host or host.address]
 
     def _node_command(self, role: str, scheduler: str) -> list[str]:
         optional = ["--servers-optional"] if role == "scheduler" and not self.servers_asked_for else []
@@ -177,7 +186,10 @@ class Job:
         return machines.count(machines[rank])
 
     def _host_identity(self, host: Host) -> str | None:
-        """A namespace is a host of its own: sharing this machine is not sharing a host."""
+        """A namespace is a host of its own: sharing this machine is not sharing a host. The name that this machine has
+        in its environment is no other host's, unless --env gives it to all."""
+        if isinstance(host, SshHost) and "GRADWIRE_HOST_ID" not in host.variables:
+            return None
         return host.namespace or self.settings.host_id
 
 

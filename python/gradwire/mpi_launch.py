@@ -38,14 +38,25 @@ class MpiJob(Job):
         worker = self._mpirun(self.workers, environment, self.command)
         processes = [Process("worker", None, self.local, worker, environment, TaggedSplitter)]
         if self.servers:
-            server = self._node_command("server", scheduler) + (
-                [] if self.hosts else ["--bind-host", "127.0.0.1"]
-            )
+            server = self._node_command("server", scheduler) + self._options_of_all_servers()
             command = self._mpirun(self.servers, self.environment, ["sh", "-c", _WITH_RANK, *server])
             processes.insert(
                 0, Process("server", None, self.local, command, self.environment, TaggedSplitter)
             )
         return processes
+
+    def _options_of_all_servers(self) -> list[str]:
+        """On several hosts: no name or address that only this machine has, unless --env gives it to all."""
+        if not self.hosts:
+            return self._server_options(self.settings.host_id) + self._bind_options(self.local)
+        options = self._server_options(
+            self.settings.host_id if "GRADWIRE_HOST_ID" in self.variables else None
+        )
+        if self.settings.bind_host and not self.variables.isdisjoint(
+            ("GRADWIRE_BIND_HOST", "DMLC_NODE_HOST")
+        ):
+            return [*options, "--bind-host", self.settings.bind_host]
+        return [*options, "--interface", self.settings.interface] if self.settings.interface else options
 
     def _mpirun(self, ranks: int, environment: Mapping[str, str], command: Sequence[str]) -> list[str]:
         words = ["mpirun", "--tag-output", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]

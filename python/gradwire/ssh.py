@@ -28,6 +28,8 @@ _FORWARDED_PREFIXES = (
     *("GRADWIRE_", "DMLC_", "MXNET_", "BYTEPS_", "PS_", "NCCL_", "PYTHON"),
     *("OMP_", "OPENBLAS_", "MKL_"),
 )
+# What says which host this one is, and is wrong on any other.
+_OF_THIS_HOST = ("GRADWIRE_HOST_ID", "GRADWIRE_BIND_HOST", "DMLC_NODE_HOST")
 _NOT_COPIED = (".git", ".venv", "__pycache__")
 
 
@@ -40,7 +42,9 @@ def forwarded(environment: Mapping[str, str], asked_for: Collection[str]) -> dic
     return {
         name: value
         for name, value in environment.items()
-        if name in _FORWARDED or name in asked_for or name.startswith(_FORWARDED_PREFIXES)
+        if name in asked_for
+        or name in _FORWARDED
+        or (name.startswith(_FORWARDED_PREFIXES) and name not in _OF_THIS_HOST)
     }
 
 

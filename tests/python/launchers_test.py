@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from gradwire import launchers
+from gradwire import launchers, mpi_launch
 from gradwire.child import Line, LocalHost
 from gradwire.hosts import HostSlots
+from gradwire.job import Job, make_job
 from gradwire.output_folder import OutputFolder
 from gradwire.ssh import HostUnreachable, SshHost, forwarded, own_address, resolve
 
@@ -95,6 +97,100 @@ def test_only_what_a_job_needs_goes_to_other_hosts() -> None:
         "PATH": "/p",
         "MINE": "m",
     }
+
+
+@pytest.mark.parametrize("name", ["GRADWIRE_HOST_ID", "GRADWIRE_BIND_HOST", "DMLC_NODE_HOST"])
+def test_what_names_this_host_goes_to_others_only_by_request(name: str) -> None:
+    assert forwarded({name: "here"}, ()) == {}
+    assert forwarded({name: "here"}, {name}) == {name: "here"}
+
+
+def flags(command: Sequence[str]) -> dict[str, str]:
+    """The options of a server's command, whoever runs it."""
+    words = list(command)[list(command).index("--role") :]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_servers_on_other_hosts_have_no_name_of_this_one(
+    named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADWIRE_HOST_ID", "here")
+    other = SshHost("n1", "10.0.0.1", ("ssh",), ".", frozenset({"GRADWIRE_HOST_ID"} if named else ()))
+    for place, known in ((None, True), (other, named)):
+        job = make_job(["true"], 1, 1, placement=lambda role, rank, place=place: place)
+        assert ("--host-id" in flags(job.server_command(0, "tcp://h:1"))) is known
+
+
+SERVER_SETTINGS = {
+    "GRADWIRE_STREAMS": "3",
+    "GRADWIRE_CHECKSUM": "off",
+    "GRADWIRE_SERVER_THREADS": "2",
+    "GRADWIRE_HOST_ID": "here",
+}
+SERVER_FLAGS = {"--streams": "3", "--checksum": "off", "--threads": "2"}
+
+
+def mpi_server(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], env: dict[str, str], hosts: list[str]
+) -> dict[str, str]:
+    """Returns the flags with which mpirun starts a server."""
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    jobs: list[Job] = []
+    monkeypatch.setattr(mpi_launch, "run_prepared", lambda job, *others: jobs.append(job))
+    run_mpi(hosts, env=env)
+    return flags(jobs[0].processes("tcp://h:1")[0].command)
+
+
+def run_mpi(hosts: list[str], env: dict[str, str]) -> None:
+    mpi_launch.run_mpi_job(
+        ["true"],
+        2,
+        1,
+        env=env,
+        hosts=hosts,
+        agent="ssh",
+        folder=".",
+        address="10.0.0.9" if hosts else "127.0.0.1",
+        output=lambda line: None,
+        report=lambda text: None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ({}, {"--bind-host": "127.0.0.1"}),
+        ({"GRADWIRE_INTERFACE": "eth7"}, {"--interface": "eth7"}),
+        ({"GRADWIRE_INTERFACE": "eth7", "DMLC_NODE_HOST": "10.0.0.9"}, {"--bind-host": "10.0.0.9"}),
+    ],
+)
+def test_servers_under_mpi_have_the_settings(
+    where: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = mpi_server(monkeypatch, SERVER_SETTINGS | where, {}, [])
+    wanted = SERVER_FLAGS | {"--host-id": "here"} | expected
+    assert {name: text for name, text in found.items() if name in wanted} == wanted
+    assert len({"--bind-host", "--interface"} & set(found)) == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, {"--interface": "eth7"}),
+        ({"GRADWIRE_BIND_HOST": "0.0.0.0"}, {"--bind-host": "0.0.0.0"}),
+        ({"GRADWIRE_HOST_ID": "one"}, {"--interface": "eth7", "--host-id": "one"}),
+    ],
+)
+def test_servers_under_mpi_on_several_hosts(
+    env: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_here = {"GRADWIRE_INTERFACE": "eth7", "GRADWIRE_BIND_HOST": "10.0.0.9"}
+    found = mpi_server(monkeypatch, SERVER_SETTINGS | of_here, env, ["n1:1", "n2:1"])
+    wanted = SERVER_FLAGS | expected
+    assert {name: text for name, text in found.items() if name in wanted} == wanted
+    assert {"--bind-host", "--interface", "--host-id"} & set(found) == set(expected)
 
 
 def test_the_users_ssh_options_come_first_and_count() -> None:
