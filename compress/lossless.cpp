@@ -297,7 +297,12 @@ std::size_t encode(std::span<const std::byte> codes, std::size_t elements, std::
   return written;
 }
 
+void require_room_for(Payload coded, std::size_t elements) {
+  if (elements / kUnitElements > coded.size() / kUnitHeadBytes) refuse("there are fewer bytes than units");
+}
+
 void decode(Payload coded, std::size_t elements, std::span<std::byte> codes) {
+  require_room_for(coded, elements);
   expect_size("the run of codes", codes.size(), packed_bytes(elements),
               codes.size() == packed_bytes(elements));
   std::size_t read = 0;

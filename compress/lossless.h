@@ -52,6 +52,10 @@ std::size_t max_coded_bytes(std::size_t elements) noexcept;
 /// max_coded_bytes(elements).
 std::size_t encode(std::span<const std::byte> codes, std::size_t elements, std::span<std::byte> out);
 
+/// Throws DecodeError where coded is too short for a head for every unit: sizes computed from such an
+/// `elements` may wrap, so ask this before making room for what decode() writes.
+void require_room_for(Payload coded, std::size_t elements);
+
 /// Writes the two_bit::packed_bytes(elements) bytes that encode() was given. Throws DecodeError for bytes
 /// that no encode() writes; codes is then unspecified. Throws std::invalid_argument unless codes has that
 /// size.

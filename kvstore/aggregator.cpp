@@ -202,6 +202,12 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
     throw Refused{Refusal::kFinal, fmt::format("push of key {}: codec {} has no reply kind {}", header.key,
                                                codec.name(), header.reply)};
   }
+  const auto known = partitions_.find({header.key, header.offset});
+  if (known != partitions_.end() &&
+      known->second.count != header.count) {  // before anything of that size is made
+    throw Refused{Refusal::kFinal, fmt::format("push of key {} offset {}: {} elements given, {} expected",
+                                               header.key, header.offset, header.count, known->second.count)};
+  }
   try {
     restore(frame, pool_);
     with_codec(header, view(frame.payload),
@@ -210,18 +216,13 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
     throw Refused{Refusal::kSendAgain,
                   fmt::format("push of key {} offset {}: {}", header.key, header.offset, error.what())};
   }
-  if (const auto known = partitions_.find({header.key, header.offset});
-      updater_ && (known == partitions_.end() || known->second.value.empty())) {
+  if (updater_ && (known == partitions_.end() || known->second.value.empty())) {
     throw Refused{
         Refusal::kFinal,
         fmt::format("push of key {}: the optimizer has no weight yet; init the key first", header.key)};
   }
   auto& partition = partitions_[{header.key, header.offset}];
-  if (partition.count == 0) partition.count = header.count;
-  if (partition.count != header.count) {
-    throw Refused{Refusal::kFinal, fmt::format("push of key {} offset {}: {} elements given, {} expected",
-                                               header.key, header.offset, header.count, partition.count)};
-  }
+  partition.count = header.count;
   if (header.step < partition.next_step) {  // repeated: the answer was lost, or is on its way
     if (header.step + 1 == partition.next_step) answers.push_back({worker, share(*partition.answer)});
     return;

@@ -87,6 +87,11 @@ void DeviceLink::Batch::copy(std::span<const float> from, std::span<float> to) {
   link_.device_->copy(from.data(), to.data(), from.size_bytes(), stream());
 }
 
+void DeviceLink::Batch::finish() {
+  handed_on_ = true;
+  link_.device_->finish(stream());
+}
+
 void DeviceLink::Batch::then(compress::Device::Next next) {
   link_.device_->then(stream(), std::move(next));
   handed_on_ = true;

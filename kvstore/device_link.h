@@ -89,6 +89,8 @@ class DeviceLink::Batch {
   void copy(std::span<const float> from, std::span<float> to);
   /// Ends the batch: next is called when all of it is done.
   void then(compress::Device::Next next);
+  /// Ends the batch and blocks until all of it is done. Throws what went wrong.
+  void finish();
 
  private:
   std::span<std::byte> room(std::span<std::byte>& bytes, std::size_t size_bytes);

@@ -39,20 +39,29 @@ transport::Buffer DevicePayload::take(const compress::Segmented* segmented) {
 }
 
 void DeviceTensor::prepare(const compress::Codec& codec, std::size_t units, std::span<const float> residual) {
-  const bool needs_residual = codec.lossy() && !residual_;
-  if (needs_residual) residual_ = link_->allocate_floats(elements_);
+  const bool needs_residual = (codec.lossy() || !residual.empty()) && !residual_;
   if (codec.agrees_scales() && units_ != units) {
     scales_ = link_->device().allocate(units * sizeof(UnitScale));
     units_ = units;
     scales_before_.reset();
   }
   if (!needs_residual) return;
-  DeviceLink::Batch batch(*link_, DeviceLink::Way::kToDevice);  // which waits for its end
-  if (residual.empty()) {
-    link_->device().zero(residual_.get(), elements_ * sizeof(float), batch.stream());
-  } else {
-    batch.cross(residual.data(), residual_.get(), residual.size_bytes());
-  }
+  DeviceLink::Batch batch(*link_, DeviceLink::Way::kToDevice);
+  make_residual(batch);
+  if (!residual.empty()) batch.cross(residual.data(), residual_.get(), residual.size_bytes());
+  batch.finish();
+}
+
+void DeviceTensor::make_residual(DeviceLink::Batch& batch) {
+  residual_ = link_->allocate_floats(elements_);
+  link_->device().zero(residual_.get(), elements_ * sizeof(float), batch.stream());
+}
+
+void DeviceTensor::store_residual(std::size_t offset, std::span<const float> values) {
+  DeviceLink::Batch batch(*link_, DeviceLink::Way::kToDevice);
+  if (!residual_) make_residual(batch);
+  batch.cross(values.data(), residual_.get() + offset, values.size_bytes());
+  batch.finish();
 }
 
 std::vector<float> DeviceTensor::fetch_residual() const {
@@ -60,6 +69,7 @@ std::vector<float> DeviceTensor::fetch_residual() const {
   if (floats.empty()) return floats;
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
   batch.cross(residual_.get(), floats.data(), floats.size() * sizeof(float));
+  batch.finish();
   return floats;
 }
 
@@ -76,6 +86,8 @@ void DeviceTensor::keep_what_was() {
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
   batch.copy({residual_.get(), elements_}, {residual_before_.get(), elements_});
   if (!scales.empty()) batch.copy(scales, {scales_before_.get(), scales.size()});
+  batch.then(
+      [](const std::exception_ptr&) {});  // what follows on this stream finds it done, or fails as it did
 }
 
 void DeviceTensor::roll_back() {
@@ -83,6 +95,7 @@ void DeviceTensor::roll_back() {
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
   batch.copy({residual_before_.get(), elements_}, {residual_.get(), elements_});
   if (!scales.empty()) batch.copy({scales_before_.get(), scales.size()}, scales);
+  batch.finish();
 }
 
 std::span<float> DeviceTensor::value() {

@@ -69,8 +69,9 @@ class DeviceTensor {
   void prepare(const compress::Codec& codec, std::size_t units, std::span<const float> residual);
   /// Brings the residual to the host; empty where there is none. Blocks.
   std::vector<float> fetch_residual() const;
-  /// Keeps the residual and the scales as they are now for roll_back(). After prepare(). Blocks, as that
-  /// does.
+  /// Replaces the residual from offset on; where there was none, the rest is 0. Blocks.
+  void store_residual(std::size_t offset, std::span<const float> values);
+  /// Keeps the residual and the scales as they are now for roll_back(), which blocks. After prepare().
   void keep_what_was();
   void roll_back();
 
@@ -96,6 +97,7 @@ class DeviceTensor {
   std::span<compress::UnitScale> scales_of(const Run& run) const;
   std::span<float> together();
   std::span<float> scale_floats() const;
+  void make_residual(DeviceLink::Batch& batch);
 
   const std::shared_ptr<DeviceLink> link_;  // owners: the thread, its tensors and operations on the device
   const std::size_t elements_;

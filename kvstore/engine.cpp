@@ -282,8 +282,7 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
     slots_->slots[i].values = values[i];
   }
   require_same_settings("bind_slots", all_gather("bind_slots", describe_buckets()));
-  if (has_optimizer_) return;
-  for (std::size_t bucket = 0; bucket < slots_->fused.size(); ++bucket) {
+  for (std::size_t bucket = 0; !has_optimizer_ && bucket < slots_->fused.size(); ++bucket) {
     if (slots_->layout.buckets[bucket].slots.size() > 1) fuse(bucket);
   }
   take_residuals_along(keys);
@@ -315,7 +314,10 @@ void Engine::fuse(std::size_t bucket) {
 Engine::Together& Engine::together(const std::vector<KeyId>& members) {
   const auto [found, is_new] = together_.try_emplace(members);
   Together& one = found->second;
-  if (!is_new) return one;
+  if (!is_new) {
+    inherit_compression(one.key, members.front());
+    return one;
+  }
   const std::unique_lock lock(keys_mutex_);
   KeySpec spec{fmt::format("{} to {}", keys_[members.back()].name, keys_[members.front()].name), {0}};
   std::vector<std::uint32_t> segments;
@@ -343,14 +345,16 @@ void Engine::mark_ready(std::uint32_t slot, void* stream) {
     throw std::invalid_argument(
         fmt::format("mark_ready: slot {} is not bound; {} are", slot, slots_ ? slots_->slots.size() : 0));
   }
+  compress::Device::Mark written;
+  if (slots_->device) {
+    slots_->device->use();
+    written = slots_->device->mark(stream);
+  }
   if (slots_->slots[slot].marked.exchange(true)) {
     throw std::logic_error(
         fmt::format("mark_ready: slot {} was marked twice in one step; drain the step first", slot));
   }
-  if (slots_->device) {
-    slots_->device->use();
-    slots_->slots[slot].written = slots_->device->mark(stream);
-  }
+  if (slots_->device) slots_->slots[slot].written = std::move(written);
   const std::uint32_t bucket = slots_->layout.bucket_of_slot[slot];
   if (slots_->countdown.arrive(bucket)) submit_sealed(bucket);
 }
@@ -465,6 +469,9 @@ void Engine::close() {
   if (!thread_) return;
   try {
     rounds().idle().wait_for(std::chrono::seconds(2));  // pushes that nobody pulls
+    // Whoever still needs us shall hear why its round fails, and not that we have left.
+    if (const auto cause = rounds().failure(); !cause.empty())
+      messenger_->fail(fmt::format("{}: {}", transport::to_string(messenger_->self()), cause));
     if (hierarchy_) hierarchy_->leave(std::chrono::seconds(5));
     messenger_->leave(std::chrono::seconds(5));
     if (hosted_) hosted_->retire(std::chrono::seconds(5));

@@ -146,7 +146,10 @@ void Engine::take_residuals_along(std::span<const KeyId> keys) {
   std::vector<std::pair<KeyId, std::vector<float>>> moved;
   for (const auto& [key, home] : homes) {
     if (home == home_of(key)) continue;
-    if (auto values = residual(key); !values.empty()) moved.emplace_back(key, std::move(values));
+    if (auto values = residual(key); !values.empty()) {
+      set_residual(key, std::vector<float>(values.size()));  // there it would be sent a second time
+      moved.emplace_back(key, std::move(values));
+    }
     homes_[key] = home;
   }
   for (const auto& [key, values] : moved) set_residual(key, values);

@@ -105,7 +105,7 @@ void EngineThread::set_compression(std::shared_ptr<const Compression> compressio
   loop_->post([this, compression = std::move(compression)] {
     compression_ = compression;
     for (auto& tensor : tensors_) {
-      if (!tensor->own_compression) tensor->scales_known = false;
+      if (!tensor->own_compression) tensor->scales_known = tensor->scales_known_before = false;
     }
   });
 }
@@ -115,7 +115,7 @@ void EngineThread::set_compression_of(std::vector<KeyId> keys,
   loop_->post([this, keys = std::move(keys), compression = std::move(compression)] {
     for (const KeyId key : keys) {
       tensors_[key]->own_compression = compression;
-      tensors_[key]->scales_known = false;
+      tensors_[key]->scales_known = tensors_[key]->scales_known_before = false;
     }
   });
 }
@@ -170,6 +170,20 @@ void EngineThread::fail(std::exception_ptr error) {
 std::vector<std::string> EngineThread::take_notices() {
   const std::lock_guard lock(notices_mutex_);
   return std::exchange(notices_, {});
+}
+
+void EngineThread::keep_failure_text() {
+  try {
+    std::rethrow_exception(failure_);
+  } catch (const std::exception& error) {
+    const std::lock_guard lock(notices_mutex_);
+    failure_text_ = error.what();
+  }
+}
+
+std::string EngineThread::failure() const {
+  const std::lock_guard lock(notices_mutex_);
+  return failure_text_;
 }
 
 void EngineThread::on_frames(Node from, std::vector<Frame> frames) {
@@ -230,15 +244,19 @@ void EngineThread::start_next(Tensor& tensor) {
 }
 
 void EngineThread::start(Tensor& tensor) {
-  switch (tensor.current->verb) {
-    case Verb::kInit:
-      return start_init(tensor);
-    case Verb::kPull:
-      return start_pull(tensor);
-    case Verb::kPush:
-    case Verb::kPushPull:
-      tensor.use(tensor.own_compression ? tensor.own_compression : compression_);
-      return tensor.current->device ? start_push_from_device(tensor) : start_push(tensor);
+  try {
+    switch (tensor.current->verb) {
+      case Verb::kInit:
+        return start_init(tensor);
+      case Verb::kPull:
+        return start_pull(tensor);
+      case Verb::kPush:
+      case Verb::kPushPull:
+        tensor.use(tensor.own_compression ? tensor.own_compression : compression_);
+        return tensor.current->device ? start_push_from_device(tensor) : start_push(tensor);
+    }
+  } catch (...) {  // a device, or memory. Posted: our caller is not done with this tensor
+    fail(std::current_exception());
   }
 }
 
@@ -252,6 +270,7 @@ void EngineThread::start_push(Tensor& tensor) {
     if (codec.lossy() && tensor.residual.empty()) tensor.residual.assign(elements, 0.0F);
     if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
   }
+  tensor.has_before = false;
   if (codec.lossy() && keeps_rollback_) keep_what_was(tensor);
   if (operation.verb == Verb::kPush) {
     tensor.value_on_device = on_device;
@@ -587,6 +606,7 @@ void EngineThread::finish(Tensor& tensor, std::exception_ptr error) {
 void EngineThread::fail_all(std::exception_ptr error) {
   if (failure_) return;
   failure_ = error;
+  keep_failure_text();
   if (rounds_.on_failure) rounds_.on_failure(error);
   mail_.fail_all(error);
   if (command_) command_->first.fail(error);

@@ -95,7 +95,7 @@ class EngineThread final : private transport::Sink {
   Ticket read_residual(KeyId key, std::uint64_t offset, std::span<float> out, bool& found);
   Ticket write_residual(KeyId key, std::uint64_t offset, std::span<const float> values);
   void keep_rollback(bool keep);
-  Ticket roll_back(std::vector<KeyId> keys);
+  Ticket roll_back(const std::vector<KeyId>& keys);
   MailboxClient& mail() { return mail_; }
   /// The link to a device, made when it is first asked for.
   std::shared_ptr<DeviceLink> link(const std::shared_ptr<compress::Device>& device);
@@ -108,6 +108,8 @@ class EngineThread final : private transport::Sink {
   double codec_seconds() const { return static_cast<double>(codec_nanoseconds_.load()) * 1e-9; }
   bool take_nonfinite() { return nonfinite_.exchange(false); }
   std::vector<std::string> take_notices();
+  /// What everything in flight failed for; empty while nothing did.
+  std::string failure() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -120,7 +122,7 @@ class EngineThread final : private transport::Sink {
 
   void run();
   Tensor& add_tensor(KeySpec spec, const std::vector<Part>& parts);
-  Ticket between_rounds(std::function<void()> task);
+  Ticket between_rounds(std::vector<KeyId> keys, std::function<void()> task);
   void start_next(Tensor& tensor);
   void start(Tensor& tensor);
   void start_push(Tensor& tensor);
@@ -159,6 +161,7 @@ class EngineThread final : private transport::Sink {
   void part_done(Tensor& tensor, std::exception_ptr error);
   void finish(Tensor& tensor, std::exception_ptr error);
   void fail_all(std::exception_ptr error);
+  void keep_failure_text();
   void flush();
   void tick();
   void give_up(const std::string& text);
@@ -195,8 +198,9 @@ class EngineThread final : private transport::Sink {
   std::set<std::string> landing_codecs_;  ///< of which a notice was given
   std::atomic<std::uint64_t> codec_nanoseconds_{0};
   std::atomic<bool> nonfinite_{false};
-  std::mutex notices_mutex_;
+  mutable std::mutex notices_mutex_;
   std::vector<std::string> notices_;
+  std::string failure_text_;  ///< of failure_, for other threads: guarded by notices_mutex_
   CodecPool pool_;
   std::jthread thread_;  // last member: joined before the rest dies
 };

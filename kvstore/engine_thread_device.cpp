@@ -63,6 +63,7 @@ void EngineThread::submit_batch(Tensor& tensor, DeviceLink& link, DeviceLink::Wa
   });
 }
 
+/// What cannot be staged fails all, the operation among them: it would read what its caller may have freed.
 void EngineThread::stage_on_device(Operation& operation) {
   DeviceOperation& there = *operation.device;
   try {
@@ -73,18 +74,14 @@ void EngineThread::stage_on_device(Operation& operation) {
     batch.copy(operation.in, staged);
     operation.in = staged;
     batch.then(
-        [taken = operation.taken](std::exception_ptr error) { error ? taken.fail(error) : taken.succeed(); });
+        [this, taken = operation.taken](std::exception_ptr error) { error ? fail(error) : taken.succeed(); });
   } catch (...) {
-    operation.taken.fail(std::current_exception());
+    fail(std::current_exception());
   }
 }
 
 void EngineThread::start_push_from_device(Tensor& tensor) {
-  try {
-    settle_on_device(tensor) ? start_push(tensor) : land(tensor);
-  } catch (...) {  // posted: our caller is not done with this tensor
-    fail(std::current_exception());
-  }
+  settle_on_device(tensor) ? start_push(tensor) : land(tensor);
 }
 
 /// Moves what is kept of the tensor to the operation's device. Returns false where the codec has no twin
@@ -149,7 +146,7 @@ void EngineThread::landed(Tensor& tensor, std::exception_ptr error) {
   --tensor.jobs;
   try {
     start_push(tensor);
-  } catch (...) {  // as in start_push_from_device()
+  } catch (...) {  // as in start()
     fail(std::current_exception());
   }
 }

@@ -9,23 +9,28 @@
 
 namespace gradwire::kvstore {
 
-/// Runs task on the thread, unless a round is in progress.
-Ticket EngineThread::between_rounds(std::function<void()> task) {
+/// Runs task on the thread, unless a round of one of the keys is in progress.
+Ticket EngineThread::between_rounds(std::vector<KeyId> keys, std::function<void()> task) {
   Ticket ticket;
-  loop_->post([this, ticket, task = std::move(task)] {
-    if (!active_.empty()) {
-      return ticket.fail(std::make_exception_ptr(
-          std::logic_error(fmt::format("residuals: a round of key '{}' is in progress; wait for it first",
-                                       (*active_.begin())->spec.name))));
+  loop_->post([this, ticket, keys = std::move(keys), task = std::move(task)] {
+    try {
+      for (const KeyId key : keys) {
+        if (tensors_[key]->current) {
+          throw std::logic_error(fmt::format(
+              "residuals: a round of key '{}' is in progress; wait for it first", tensors_[key]->spec.name));
+        }
+      }
+      task();
+      ticket.succeed();
+    } catch (...) {
+      ticket.fail(std::current_exception());
     }
-    task();
-    ticket.succeed();
   });
   return ticket;
 }
 
 Ticket EngineThread::read_residual(KeyId key, std::uint64_t offset, std::span<float> out, bool& found) {
-  return between_rounds([this, key, offset, out, &found] {
+  return between_rounds({key}, [this, key, offset, out, &found] {
     const Tensor& tensor = *tensors_[key];
     const std::vector<float> there =
         tensor.on_device ? tensor.on_device->fetch_residual() : std::vector<float>();
@@ -36,24 +41,26 @@ Ticket EngineThread::read_residual(KeyId key, std::uint64_t offset, std::span<fl
 }
 
 Ticket EngineThread::write_residual(KeyId key, std::uint64_t offset, std::span<const float> values) {
-  return between_rounds([this, key, offset, values] {
+  return between_rounds({key}, [this, key, offset, values] {
     Tensor& tensor = *tensors_[key];
-    settle_on_host(tensor);
+    tensor.has_before = false;
+    if (tensor.on_device) return tensor.on_device->store_residual(offset, values);
     if (tensor.residual.empty()) tensor.residual.assign(tensor.spec.elements(), 0.0F);
     std::memcpy(tensor.residual.data() + offset, values.data(), values.size_bytes());
-    tensor.has_before = false;
   });
 }
 
 void EngineThread::keep_rollback(bool keep) {
   loop_->post([this, keep] {
     keeps_rollback_ = keep;
-    for (auto& tensor : tensors_) tensor->has_before = false;
+    for (auto& tensor : tensors_) {
+      if (!tensor->current) tensor->has_before = false;  // else jobs in the pool read it
+    }
   });
 }
 
-Ticket EngineThread::roll_back(std::vector<KeyId> keys) {
-  return between_rounds([this, keys = std::move(keys)] {
+Ticket EngineThread::roll_back(const std::vector<KeyId>& keys) {
+  return between_rounds(keys, [this, keys] {
     for (const KeyId key : keys) {
       Tensor& tensor = *tensors_[key];
       if (!std::exchange(tensor.has_before, false)) continue;

@@ -248,6 +248,7 @@ NumpyBytes lossless_encode(const GivenArray& given, std::size_t elements) {
 NumpyBytes lossless_decode(const GivenArray& given, std::size_t elements) {
   const Payload coded = bytes_of(given, "lossless_decode", "coded");
   require_elements("lossless_decode", elements);
+  compress::lossless::require_room_for(coded, elements);
   const std::size_t size = compress::two_bit::packed_bytes(elements);
   std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[size]);
   {

@@ -289,12 +289,63 @@ TEST(DeviceRounds, ResidualsAreReadReplacedAndRolledBack) {
         EXPECT_EQ(seen[seen.size() - 1], seen[seen.size() - 3]) << codec;
         engine.set_residual(key, random_floats(70'000, 9));
         EXPECT_EQ(engine.residual(key), random_floats(70'000, 9));
-        if (std::string(codec) == "int8") round(4);  // agreed scales begin anew where a tensor has moved
+        round(4);
       });
       return seen;
     };
     EXPECT_EQ(states(exchange_on(device)), states(exchange_on_host)) << codec;
   }
+}
+
+// A library that sums needs ranks that agree on what a round is made of, so one that loads must not fall
+// back.
+TEST(DeviceRounds, AgreedScalesOutliveAResidualThatOneRankReplaces) {
+  const auto device = std::make_shared<StreamsDevice>();
+  const auto after = [&](const auto& run, const Exchange& exchange) {
+    std::vector<float> last;
+    run(JobSize{2, 1}, [&](Engine& engine) {
+      engine.set_compression(spec("2bit:threshold=auto"), "exact");
+      const auto key = engine.declare(std::vector<KeySpec>{{"w", {5000}}}).front();
+      for (unsigned round = 0; round < 3; ++round) {
+        auto values = random_floats(5000, 10 * round + engine.rank());
+        exchange(engine, key, values, 1);
+        if (round == 1 && engine.rank() == 0) engine.set_residual(key, random_floats(5000, 77));
+        if (round == 2 && engine.rank() == 0) last = values;
+      }
+    });
+    return last;
+  };
+  const auto expected = after(run_job, exchange_on_host);
+  EXPECT_EQ(after(run_job, exchange_on(device)), expected);
+  EXPECT_EQ(after(run_native, exchange_on(device)), expected);
+}
+
+TEST(DeviceRounds, AResidualOutlivesRoundsThatNeedNone) {
+  const auto device = std::make_shared<StreamsDevice>();
+  run_job({1, 1}, [&](Engine& engine) {
+    const auto key = engine.declare(std::vector<KeySpec>{{"w", {3000}}}).front();
+    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.set_residual(key, random_floats(3000, 5));
+    engine.set_compression(spec("none"), "none");
+    auto values = random_floats(3000, 1);
+    exchange_on(device)(engine, key, values, 1);
+    EXPECT_EQ(engine.residual(key), random_floats(3000, 5));
+  });
+}
+
+TEST(DeviceRounds, APushedValueIsStillThereAfterAResidualWasReplaced) {
+  const auto device = std::make_shared<StreamsDevice>();
+  run_job({1, 1}, [&](Engine& engine) {
+    engine.set_compression(spec("fp16"), "fp16");
+    const auto key = engine.declare(std::vector<KeySpec>{{"w", {100}}}).front();
+    const DeviceFloats grad(device, std::vector<float>(100, 2.0F));
+    engine.push(key, grad.span(), 0, grad.place());
+    std::vector<float> out(100);
+    engine.pull(key, out, 0).wait();
+    engine.set_residual(key, std::vector<float>(100, 0.25F));
+    engine.pull(key, grad.span(), 0, grad.place()).wait();
+    EXPECT_EQ(grad.values(), std::vector<float>(100, 2.0F));
+  });
 }
 
 TEST(DeviceRounds, PayloadsWithoutTheirZerosHaveTheSameBits) {
@@ -336,7 +387,7 @@ TEST(DeviceRounds, WeightsOfAnOptimizerComeToTheDevice) {
 
 TEST(DeviceRounds, ADeviceThatFailsIsSaidByTheTicket) {
   const auto device = std::make_shared<StreamsDevice>();
-  run_job({1, 1}, [&](Engine& engine) {
+  const auto job = [&](Engine& engine) {
     engine.set_compression(spec("fp16"), "fp16");
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {100}}}).front();
     const DeviceFloats grad(device, std::vector<float>(100, 1.0F));
@@ -344,7 +395,12 @@ TEST(DeviceRounds, ADeviceThatFailsIsSaidByTheTicket) {
     device->fail("an illegal memory access was encountered");
     EXPECT_THAT([&] { engine.push_pull(key, grad.span(), grad.span(), 0, 1, grad.place()).wait(); },
                 testing::ThrowsMessage<std::runtime_error>(HasSubstr("illegal memory access")));
-  });
+  };
+  EXPECT_THAT(
+      [&] {
+        run_job({1, 1}, job);
+      },
+      testing::ThrowsMessage<transport::TransportError>(HasSubstr("illegal memory access")));
 }
 
 }  // namespace

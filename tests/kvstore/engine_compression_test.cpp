@@ -200,5 +200,54 @@ TEST(EngineCompression, MisuseIsNamed) {
   });
 }
 
+// What was accepted stays accepted: only the last round may be undone, and it had nothing to undo.
+TEST_P(Placements, ARoundWithoutResidualIsNotRolledBackIntoTheOneBefore) {
+  GetParam()({2, 2}, [](Engine& engine) {
+    engine.keep_rollback(true);
+    engine.set_compression(spec("2bit:threshold=0.25"), "exact");
+    const auto key = engine.declare(std::vector<KeySpec>{{"w", {500}}}).front();
+    auto values = random_floats(500, engine.rank());
+    engine.push_pull(key, values, values, 0).wait();
+    const auto kept = engine.residual(key);
+    engine.set_compression(spec("none"), "none");
+    engine.push_pull(key, values, values, 0).wait();
+    engine.roll_back(std::vector{key});
+    EXPECT_EQ(engine.residual(key), kept);
+    EXPECT_THAT(kept, testing::Contains(testing::Ne(0.0F)));
+  });
+}
+
+TEST_P(Placements, AResidualThatMovesIntoABucketIsNotSentFromItsOldPlaceToo) {
+  GetParam()({2, 2}, [](Engine& engine) {
+    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    Model model(engine, {300, 200});
+    std::vector<float> values(300, 0.3F);
+    engine.push_pull(model.keys[0], values, values, 0).wait();  // 0.3 is kept
+    model.bind(engine, {0, 1});
+    for (auto& v : model.values) std::ranges::fill(v, 0.0F);
+    for (std::uint32_t slot : {0U, 1U}) engine.mark_ready(slot);
+    ASSERT_TRUE(engine.drain_for(kLong));
+    std::ranges::fill(values, 0.3F);
+    engine.push_pull(model.keys[0], values, values, 0).wait();  // apart: 0.3 again, not 0.6
+    EXPECT_THAT(values, Each(0.0F));
+  });
+}
+
+TEST_P(Placements, ABucketBoundAgainHasTheCodecThatItsKeysHaveNow) {
+  GetParam()({2, 2}, [](Engine& engine) {
+    engine.set_compression(spec("2bit:threshold=0.25"), "exact");
+    Model model(engine, {50, 100'000, 60});
+    const auto bind = [&](const std::vector<std::size_t>& order) { model.bind(engine, order); };
+    bind({0, 2});
+    bind({0, 1, 2});
+    engine.set_key_compression(std::vector{model.keys[0], model.keys[2]}, spec("none"), "none");
+    bind({0, 2});
+    std::ranges::copy(random_floats(50, engine.rank()), model.values[0].begin());
+    for (std::uint32_t slot : {0U, 1U}) engine.mark_ready(slot);
+    ASSERT_TRUE(engine.drain_for(kLong));
+    EXPECT_EQ(model.values[0], rank_order_sum(50, 0, 2));
+  });
+}
+
 }  // namespace
 }  // namespace gradwire::kvstore

@@ -288,21 +288,27 @@ TEST(Engine, DifferencesBetweenRanksAreTheSameErrorOnAll) {
               HasSubstr("differ"));
 }
 
+// And to servers, which then do not end as if all were well.
 TEST(Engine, AWorkerThatStopsEarlyIsNamedToThoseWhoWait) {
-  std::string text;
-  run_job({2, 1}, [&](Engine& engine) {
-    const std::vector<KeySpec> specs = {{"w", {5}}};
-    const auto key = engine.declare(specs)[0];
-    std::vector<float> values(5, 1.0F);
-    engine.push_pull(key, values, values, 0).wait();
-    if (engine.rank() == 1) return;
-    try {
+  std::string text, at_server;
+  try {
+    run_job({2, 1}, [&](Engine& engine) {
+      const std::vector<KeySpec> specs = {{"w", {5}}};
+      const auto key = engine.declare(specs)[0];
+      std::vector<float> values(5, 1.0F);
       engine.push_pull(key, values, values, 0).wait();
-    } catch (const transport::TransportError& error) {
-      text = error.what();
-    }
-  });
+      if (engine.rank() == 1) return;
+      try {
+        engine.push_pull(key, values, values, 0).wait();
+      } catch (const transport::TransportError& error) {
+        text = error.what();
+      }
+    });
+  } catch (const transport::TransportError& error) {
+    at_server = error.what();
+  }
   EXPECT_THAT(text, HasSubstr("worker 1 left the job before step 1"));
+  EXPECT_THAT(at_server, HasSubstr("worker 1 left the job before step 1"));
 }
 
 TEST(Engine, SlowWorkerIsNamedThenTheJobGivesUp) {
