@@ -155,6 +155,8 @@ def _run_by_mpi(request: Request, output: Callable[[Line], None], report: Callab
     rows = [] if request.hosts is None else request.host_rows()
     others = [row for row in rows if not is_this_machine(row.name)]
     hosts, here = _ssh_hosts(request, others)
+    elsewhere = len(others) == len(rows) and all(host.address != here.address for host in hosts)
+    first = hosts[0] if hosts and elsewhere else here  # mpirun begins with its own host wherever -H names it
     _copy(request, hosts, report)
     return run_mpi_job(
         request.command,
@@ -165,6 +167,7 @@ def _run_by_mpi(request: Request, output: Callable[[Line], None], report: Callab
         agent=shlex.join(request.ssh),
         folder=request.folder,
         address=here.address,
+        first=first.address,
         output=output,
         report=report,
     )

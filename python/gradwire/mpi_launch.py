@@ -79,6 +79,7 @@ def run_mpi_job(
     agent: str,
     folder: str,
     address: str,
+    first: str,
     output: Callable[[Line], None],
     report: Callable[[str], None],
 ) -> JobResult:
@@ -87,14 +88,20 @@ def run_mpi_job(
     Args:
         servers: started only if above 0.
         hosts: "node1:2", as mpirun's -H takes them; none: all here. agent: the ssh command with its options.
-        folder: where workers run. address: of this machine, as the hosts reach it.
+        folder: where workers run. address: of this machine, as the hosts reach it. first: of the host that
+            has rank 0.
 
     Raises: FileNotFoundError: there is no mpirun.
     """
     if shutil.which("mpirun") is None:
         raise FileNotFoundError("run: --launcher mpi: no mpirun on PATH: install openmpi-bin")
     here = LocalHost(address)
-    job = make_job(command, workers, servers, env, placement=lambda role, rank: here)
+    beside = LocalHost(first)
+
+    def place(role: str, rank: int) -> LocalHost:
+        return here if role == "scheduler" else beside
+
+    job = make_job(command, workers, servers, env, placement=place if hosts else None)
     fields = {name: getattr(job, name) for name in Job.__dataclass_fields__}
     mpi_job = MpiJob(**fields, hosts=hosts, agent=agent, folder=folder, variables=frozenset(env))
     return run_prepared(replace(mpi_job, local=here), output, report)

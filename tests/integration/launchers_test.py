@@ -150,6 +150,19 @@ def test_mpirun_over_ssh(hosts: SshLab, reference: object, tmp_path: Path) -> No
         assert agreed(end(job), WORKERS) == reference
 
 
+@needs_sshd
+@pytest.mark.parametrize("second", ["another", "localhost"])
+def test_mpirun_over_ssh_where_workers_choose_a_placement(second: str, hosts: SshLab, tmp_path: Path) -> None:
+    names = [hosts.hosts[0], hosts.hosts[1] if second == "another" else second]
+    subnet = f"{hosts.hosts[0].rpartition('.')[0]}.0/24"
+    links = {f"OMPI_MCA_{layer}_tcp_if_include": subnet for layer in ("oob", "btl")}
+    with Job(tmp_path, links) as job:
+        words = [str(PROGRAMS / "gradwire"), "run", "-n", "2", "-s", "0", "--launcher", "mpi"]
+        words += ["--ssh", hosts.client, "-H", ",".join(names), "--env", f"TEST_FOLDER={job.folder}"]
+        words += ["--placement", "auto", *python("sums_worker.py", "store=dist_sync", *ARGUMENTS)]
+        agreed(job.start(("run", 0), words).ended(90), 2)
+
+
 @pytest.mark.parametrize(
     ("store", "servers"), [("dist_sync_mpi", "0"), ("allreduce", "0"), ("dist_sync", "2")]
 )

@@ -153,6 +153,7 @@ def run_mpi(hosts: list[str], env: dict[str, str]) -> None:
         agent="ssh",
         folder=".",
         address="10.0.0.9" if hosts else "127.0.0.1",
+        first="10.0.0.1" if hosts else "127.0.0.1",
         output=lambda line: None,
         report=lambda text: None,
     )
@@ -191,6 +192,35 @@ def test_servers_under_mpi_on_several_hosts(
     wanted = SERVER_FLAGS | expected
     assert {name: text for name, text in found.items() if name in wanted} == wanted
     assert {"--bind-host", "--interface", "--host-id"} & set(found) == set(expected)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        (None, "127.0.0.1"),
+        ("n1,n2", "10.0.0.1"),
+        ("n2,localhost", HERE.address),  # mpirun begins with its own host
+        ("n2,n9", HERE.address),
+        ("localhost,n2", HERE.address),
+    ],
+)
+def test_workers_under_mpi_that_choose_a_placement_meet_where_rank_0_is(
+    hosts: str | None, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers.ssh, "resolve", lambda name, ssh: name.replace("n", "10.0.0."))
+    routes = {
+        "10.0.0.1": HERE.address,
+        "10.0.0.2": HERE.address,
+        HERE.address: HERE.address,
+        "127.0.0.1": "127.0.0.1",
+    }
+    monkeypatch.setattr(launchers.ssh, "own_address", routes.__getitem__)
+    jobs: list[Job] = []
+    monkeypatch.setattr(mpi_launch, "run_prepared", lambda job, *others: jobs.append(job))
+    given = request(launcher="mpi", hosts=hosts, env={"GRADWIRE_PLACEMENT": "auto"})
+    launchers.run(given, lambda line: None, lambda text: None)
+    assert jobs[0].meeting["GRADWIRE_MASTER"].startswith(f"tcp://{first}:")
+    assert jobs[0].host("scheduler", 0).address == (HERE.address if hosts else "127.0.0.1")
 
 
 def test_the_users_ssh_options_come_first_and_count() -> None:
