@@ -112,8 +112,6 @@ def run(
 
       gradwire run -n 4 -s 2 --launcher ssh -H node1:2,node2:2 --sync-dst-dir job python train.py
     """
-    import shlex
-
     from gradwire import launchers
     from gradwire.console import Prefixer, say
     from gradwire.output_folder import OutputFolder
@@ -127,7 +125,7 @@ def run(
         hosts=hosts,
         env=_read_env(env or []) | {name: text for name, text in options.items() if text is not None},
         copy_to=copy_to,
-        ssh=tuple(shlex.split(ssh)),
+        ssh=_read_ssh(ssh),
     )
     show = Prefixer(sys.stderr if json_file == "-" else sys.stdout, sys.stderr)
     with contextlib.ExitStack() as stack:
@@ -146,7 +144,7 @@ def run(
         "failed_role": result.failed_role,
         "failed_rank": result.failed_rank,
         "workers": workers,
-        "servers": workers if servers is None else servers,
+        "servers": request.servers_to_start,
         "command": command,
     }
     write_json(record, json_file)
@@ -158,9 +156,24 @@ def _read_env(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise ValueError(f"--env {pair} is not valid: expected NAME=VALUE")
+            raise ValueError(
+                f"run: --env {pair} is not valid: expected NAME=VALUE, such as --env OMP_NUM_THREADS=1"
+            )
         env[name] = value
     return env
+
+
+def _read_ssh(text: str) -> tuple[str, ...]:
+    import shlex
+
+    expected = "expected a program with its options, such as 'ssh -F cluster.conf'"
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"run: --ssh {text} is not valid ({error}): {expected}") from None
+    if not words:
+        raise ValueError(f"run: --ssh is empty: {expected}; leave it out for ssh itself")
+    return words
 
 
 @app.command(context_settings=_TAKES_COMMAND)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 # The first whose variables are all set is who started this process: the innermost launcher of several.
 _LAUNCHERS = {
     "gradwire run": ("GRADWIRE_RANK", "GRADWIRE_NUM_WORKERS"),
+    "gradwire run --launcher mpi": ("GRADWIRE_NUM_WORKERS", "OMPI_COMM_WORLD_RANK"),
     "a DMLC tracker": ("DMLC_ROLE", "DMLC_NUM_WORKER"),
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"),
     "hand": ("RANK", "WORLD_SIZE"),
@@ -36,7 +37,7 @@ def launcher(environ: Mapping[str, str] | None = None) -> tuple[str, tuple[str, 
 def tell(store: str, workers: int) -> None:
     """Says on stderr who was taken for the launcher; `gradwire run` has said so itself."""
     found = launcher()
-    if found is not None and found[0] != "gradwire run":
+    if found is not None and not found[0].startswith("gradwire run"):
         name, variables = found
         print(
             f"gradwire: store {store!r} of {workers} workers, started by {name} ({', '.join(variables)})",

@@ -25,7 +25,7 @@ class Request:
     """What `gradwire run` was asked for.
 
     Attributes:
-        hosts: -H as given; None: this machine. servers: None: as many as workers, if used.
+        hosts: -H as given; None: this machine. servers: None: as many as workers, if used; under mpi, none.
         env: variables for all processes. copy_to: folder on every host to which the current one is copied first.
         ssh: the ssh program with its options.
     """
@@ -42,6 +42,12 @@ class Request:
     @property
     def folder(self) -> str:
         return self.copy_to or os.getcwd()
+
+    @property
+    def servers_to_start(self) -> int:
+        if self.servers is not None:
+            return self.servers
+        return 0 if self.launcher == "mpi" else self.workers
 
     def host_rows(self) -> list[HostSlots]:
         """Raises: ValueError: no -H, or slots for fewer workers than are asked for."""
@@ -154,6 +160,12 @@ def _run_by_ssh(request: Request, output: Callable[[Line], None], report: Callab
 def _run_by_mpi(request: Request, output: Callable[[Line], None], report: Callable[[str], None]) -> JobResult:
     rows = [] if request.hosts is None else request.host_rows()
     others = [row for row in rows if not is_this_machine(row.name)]
+    if request.copy_to is not None and not others:
+        given = "there is no -H" if request.hosts is None else f"-H {request.hosts} names this machine only"
+        raise ValueError(
+            f"run: --sync-dst-dir {request.copy_to} copies to other hosts, but {given}: expected -H "
+            "node1:2,node2:2, or no --sync-dst-dir"
+        )
     hosts, here = _ssh_hosts(request, others)
     elsewhere = len(others) == len(rows) and all(host.address != here.address for host in hosts)
     first = hosts[0] if hosts and elsewhere else here  # mpirun begins with its own host wherever -H names it
@@ -161,7 +173,7 @@ def _run_by_mpi(request: Request, output: Callable[[Line], None], report: Callab
     return run_mpi_job(
         request.command,
         request.workers,
-        request.servers or 0,
+        request.servers_to_start,
         env=request.env,
         hosts=[f"{row.name}:{row.slots}" for row in rows],
         agent=shlex.join(request.ssh),

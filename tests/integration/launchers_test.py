@@ -173,6 +173,7 @@ def test_the_launcher_mpi_here(store: str, servers: str, reference: object, tmp_
         ended = end(job)
     assert agreed(ended, WORKERS) == reference
     assert all(f"[worker {rank}] {{" in ended.out for rank in range(WORKERS)), str(ended)
+    assert "started by" not in ended.err, str(ended)
 
 
 def test_the_launcher_mpi_returns_the_failing_workers_code(tmp_path: Path) -> None:

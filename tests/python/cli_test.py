@@ -79,7 +79,12 @@ def test_every_command_has_help_and_json(command: str) -> None:
         (["run", "-n", "1", "-H", "node7:2", "true"], "-H names node7, but --launcher local starts all"),
         (["run", "-n", "3", "-H", "localhost:2", "true"], "-H has 2 slots for 3 workers"),
         (["run", "-n", "1", "-H", "localhost:x", "true"], "'x' is not a number of slots"),
-        (["run", "-n", "1", "--env", "K", "true"], "--env K is not valid: expected NAME=VALUE"),
+        (["run", "-n", "1", "--ssh", "", "true"], "run: --ssh is empty: expected a program"),
+        (
+            ["run", "-n", "1", "--ssh", "'", "true"],
+            "run: --ssh ' is not valid (No closing quotation): expected a",
+        ),
+        (["run", "-n", "1", "--env", "K", "true"], "run: --env K is not valid: expected NAME=VALUE"),
         (["ab", "-n", "1", "--report", "r", "--arm", "a", "--arm", "a", "true"], "--arm a is given twice"),
         (
             ["run", "-n", "1", "--json", "/no/such/x.json", "true"],
@@ -130,6 +135,13 @@ def test_output_that_the_terminal_cannot_show_does_not_end_the_job() -> None:
 
 def test_localhost_hosts_are_accepted() -> None:
     assert gradwire("run", "-n", "2", "-s", "0", "-H", "localhost:2", "true").returncode == 0
+
+
+@pytest.mark.parametrize(("options", "servers"), [([], 1), (["-s", "0"], 0), (["--launcher", "mpi"], 0)])
+def test_the_record_counts_the_servers_that_were_started(options: list[str], servers: int) -> None:
+    done = gradwire("run", "-n", "1", *options, "--json", "-", "true")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["servers"] == servers
 
 
 def test_version_as_json() -> None:

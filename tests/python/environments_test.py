@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gradwire import settings
-from gradwire.environments import first_node, launcher
+from gradwire.environments import first_node, launcher, tell
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "x",
@@ -29,6 +29,7 @@ SRUN = {
     "SLURM_LOCALID": "1",
     "SLURM_STEP_NODELIST": "gpu[03-04,9]",
 }
+OF_MPI_LAUNCHER = {"GRADWIRE_NUM_WORKERS": "4", "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "4"}
 RUN = {"GRADWIRE_RANK": "0", "GRADWIRE_NUM_WORKERS": "2"}
 
 
@@ -43,6 +44,7 @@ RUN = {"GRADWIRE_RANK": "0", "GRADWIRE_NUM_WORKERS": "2"}
         (MPIRUN | {"RANK": "0"}, "mpirun", 2, 4),  # a shell's leftover
         (SRUN | TORCHRUN, "torchrun", 1, 4),
         (SRUN | TORCHRUN | RUN, "gradwire run", 0, 2),
+        (MPIRUN | OF_MPI_LAUNCHER, "gradwire run --launcher mpi", 2, 4),
     ],
 )
 def test_a_launcher_is_recognised(environ: dict[str, str], name: str, rank: int, workers: int) -> None:
@@ -51,6 +53,23 @@ def test_a_launcher_is_recognised(environ: dict[str, str], name: str, rank: int,
     assert found[0] == name
     values = settings.read(environ)
     assert (values.rank, values.num_workers) == (rank, workers)
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"), [(RUN, False), (MPIRUN | OF_MPI_LAUNCHER, False), (MPIRUN, True)]
+)
+def test_our_own_launcher_is_not_told_again(
+    environ: dict[str, str],
+    told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in {**TORCHRUN, **SRUN}:
+        monkeypatch.delenv(name, raising=False)
+    for name, text in environ.items():
+        monkeypatch.setenv(name, text)
+    tell("allreduce", 4)
+    assert ("started by" in capsys.readouterr().err) is told
 
 
 @pytest.mark.parametrize(
