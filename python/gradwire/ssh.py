@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -93,12 +94,12 @@ class SshHost:
         Raises: HostUnreachable: says what tar or ssh say.
         """
         without = [f"--exclude={name}" for name in _NOT_COPIED]
-        folder = shlex.quote(self.folder)
+        unpack = _by_sh('mkdir -p "$1" && tar -C "$1" -xf -', self.folder)
         with subprocess.Popen(
             ["tar", "-C", str(source), *without, "-cf", "-", "."], stdout=subprocess.PIPE
         ) as tar:
             there = subprocess.run(
-                self.command(f"mkdir -p {folder} && tar -C {folder} -xf -"),
+                self.command(unpack),
                 stdin=tar.stdout,
                 capture_output=True,
                 text=True,
@@ -111,8 +112,15 @@ class SshHost:
 
 def _python(program: str) -> str:
     """A line that runs a program by this Python's path, or by the first python3 where that is not there."""
-    here = shlex.quote(sys.executable)
-    return f"p={here}; [ -x $p ] || p=python3; exec $p -I -S -c {shlex.quote(program)}"
+    script = '[ -x "$1" ] || set -- python3 "$2"; exec "$1" -I -S -c "$2"'
+    packed = base64.b64encode(program.encode()).decode("ascii")
+    return _by_sh(script, sys.executable, f'import base64; exec(base64.b64decode("{packed}"))')
+
+
+def _by_sh(script: str, *arguments: str) -> str:
+    """A line that has sh run a script, whatever the login shell is: one command, words in single quotes, no line end
+    within them, which csh does not take."""
+    return f"exec {shlex.join(['sh', '-c', script, 'sh', *arguments])}"
 
 
 def resolve(name: str, ssh: Sequence[str]) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -229,6 +233,66 @@ def test_the_users_ssh_options_come_first_and_count() -> None:
     words = SshHost("n1", "10.0.0.1", ("ssh", "-o", "ConnectTimeout=3"), ".").command("true")
     assert words.index("ConnectTimeout=3") < words.index("ConnectTimeout=10")
     assert words[-3:] == ["--", "n1", "true"]
+
+
+def ssh_of_shell(folder: Path, shell: str) -> str:
+    """A program in ssh's place: it has a login shell of this machine run the line."""
+    program = folder / "ssh"
+    program.write_text(f'#!/bin/sh\nfor line; do :; done\nexec {shell} -c "$line"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+# A stand-in for csh, which takes no line end within quotes, and for fish, to which $p=... is nothing.
+STRICT = """\
+#!{python}
+import os, shlex, sys
+line = sys.argv[2]
+assert "\\n" not in line, "Unmatched '."
+words = shlex.split(line)
+assert words[0] == "exec", line
+os.execvp(words[1], words[1:])
+"""
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "csh", "tcsh", "fish", "zsh", "strict"])
+@pytest.mark.parametrize("place", ["as it is", "with $a ' quote", "not there"])
+def test_processes_start_whatever_the_login_shell_and_python_is_called(
+    shell: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shell == "strict":
+        (tmp_path / shell).write_text(STRICT.format(python=sys.executable))
+        (tmp_path / shell).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell}")
+    client = ssh_of_shell(tmp_path, shell)
+    if place != "as it is":
+        folder = tmp_path / place
+        folder.mkdir()
+        if place != "not there":
+            (folder / "python").symlink_to(sys.executable)
+        monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    host = SshHost("n1", "10.0.0.1", (client,), str(tmp_path))
+    words = ["sh", "-c", 'echo "$0" "$GRADWIRE_RANK"', "a 'b' $c"]
+    process = host.popen(
+        words,
+        env={"GRADWIRE_RANK": "3", "PATH": os.environ["PATH"]},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    text = process.stdout.read().decode()
+    assert (process.wait(20), text) == (0, "a 'b' $c 3\n"), process.stderr.read().decode()
+
+
+def test_a_folder_is_copied_to_one_of_any_name(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "file").write_text("text")
+    there = tmp_path / "the 'job' $a"
+    SshHost("n1", "10.0.0.1", (ssh_of_shell(tmp_path, "sh"),), str(there)).copy_here(tmp_path / "here")
+    assert (there / "file").read_text() == "text"
 
 
 def test_a_name_is_what_sshs_configuration_says(tmp_path: Path) -> None:
