@@ -180,7 +180,7 @@ gradwire.kv.create("dist_sync_mpi" if rank == "0" else "allreduce_mpi")
 def test_without_mpirun_a_job_of_several_is_an_error_that_says_so(tmp_path: Path) -> None:
     program = "import gradwire; gradwire.kv.create('dist_sync_mpi')"
     with Job(tmp_path, {}) as job:
-        ended = job.start(("worker", 0), script(program), {"WORLD_SIZE": "2"}).ended(60)
+        ended = job.start(("worker", 0), script(program), {"RANK": "0", "WORLD_SIZE": "2"}).ended(60)
     assert ended.code == 1
     assert "this process is alone in MPI's world, though its job has 2 workers" in ended.err, str(ended)
     assert "mpirun -np 2 --bind-to none" in ended.err
