@@ -21,6 +21,7 @@ from text import load
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from training.device import choose
 from training.flags import parse_arguments
 from training.loop import run
 from training.progress import Progress
@@ -44,14 +45,16 @@ def make_task(args: argparse.Namespace, progress: Progress) -> Task:
     text = load(args.limit)
     if text.name != "fortunes":
         progress.say(f"The fortunes are not installed (apt install fortunes): training on {text.name}")
+    device = choose(args.gpus)
     return Task(
         dataset=text.name,
         model=NETWORKS[args.network],
         examples=len(text.train),
-        loss=lambda model, pick: loss_of(model, text.train[pick]),
-        score=lambda model: evaluate(model, text.validation),
+        loss=lambda model, pick: loss_of(model, text.train[pick].to(device)),
+        score=lambda model: evaluate(model, text.validation.to(device)),
         metric="loss",
         unit="windows",
+        device=device,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gradwire as gw
@@ -14,6 +14,7 @@ def parse_arguments(
     description: str | None,
     networks: Iterable[str],
     arguments: list[str] | None = None,
+    extend: Callable[[argparse.ArgumentParser], None] | None = None,
     **defaults: Any,
 ) -> argparse.Namespace:
     """Parses the command line of a script that trains one of networks.
@@ -22,6 +23,7 @@ def parse_arguments(
         description: what --help begins with.
         networks: names to choose from; the first is the default.
         arguments: in place of the command line's.
+        extend: adds flags of the script's own.
         defaults: other defaults than fashion_mnist's, as lr=0.3.
     """
     names = list(networks)
@@ -103,7 +105,15 @@ def parse_arguments(
         type=int,
         help="torch's threads (default: OMP_NUM_THREADS, which `gradwire run` sets, else all)",
     )
+    add(
+        "--gpus",
+        metavar="N,N,...",
+        help="train on these CUDA devices, a worker on the one at its rank on this host, and around "
+        "(default: on the CPU)",
+    )
     add("--json", metavar="FILE", help="write rank 0's record there; - is stdout, and then nothing else is")
+    if extend is not None:
+        extend(parser)
     parser.set_defaults(**defaults)
     args = parser.parse_args(arguments)
     for name in ("num_epochs", "batch_size", "limit", "threads"):
@@ -114,8 +124,12 @@ def parse_arguments(
         args.gc_threshold = args.gc_threshold if args.gc_threshold == "auto" else float(args.gc_threshold)
         steps = args.lr_step_epochs.split(",") if args.lr_step_epochs else ()
         args.lr_step_epochs = [int(epoch) for epoch in steps]
+        args.gpus = [int(number) for number in args.gpus.split(",")] if args.gpus else []
     except ValueError as error:
-        parser.error(f"--gc-threshold takes a number or auto, --lr-step-epochs epochs as in 6,8 ({error})")
+        parser.error(
+            "--gc-threshold takes a number or auto, --lr-step-epochs epochs as in 6,8, --gpus numbers as in 0,2 "
+            f"({error})"
+        )
     if args.seed is None:
         args.seed = gw.settings.read().seed or 0
     args.lr_schedule = args.lr_schedule or ("step" if args.lr_step_epochs else "cosine")

@@ -29,7 +29,7 @@ def weights_sha256(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         digest.update(name.encode())
-        digest.update(value.contiguous().numpy().tobytes())
+        digest.update(value.contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -53,7 +53,7 @@ def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, store: Any)
 def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) -> dict[str, Any]:
     """Trains as the flags say and returns the record; on ranks other than 0 without scores."""
     torch.manual_seed(args.seed)
-    model = task.model()
+    model = task.model().to(task.device)
     gw.torch.broadcast_parameters(model.state_dict(), store=store)
     optimizer = make_optimizer(args, model, store)
     steps_per_epoch = task.examples // (store.num_workers * args.batch_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -21,6 +21,7 @@ class Task:
         score: of the network on what it has not seen.
         metric: what the score is: accuracy as a fraction, or loss.
         unit: what an example is called.
+        device: where network and examples are; loss and score bring there what they are given.
     """
 
     dataset: str
@@ -30,3 +31,4 @@ class Task:
     score: Callable[[torch.nn.Module], float]
     metric: Literal["accuracy", "loss"] = "accuracy"
     unit: str = "images"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))

@@ -138,6 +138,36 @@ def test_networks_have_their_size(name: str, parameters: int) -> None:
     assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
+@pytest.mark.parametrize(("name", "parameters"), [("vgg16", 138_357_544), ("resnet50", 25_557_032)])
+def test_networks_of_the_tables_have_their_size(name: str, parameters: int) -> None:
+    with torch.device("meta"):
+        network = module("imagenet_networks").IMAGENET_NETWORKS[name]()
+        assert sum(p.numel() for p in network.parameters()) == parameters
+        assert network.eval()(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
+
+
+def test_a_benchmark_trains_on_random_images() -> None:
+    flags = ("--network", "resnet50", "--benchmark", "1", "--image-shape", "3,32,32", "--batch-size", "4")
+    record = train(*flags, "--limit", "12", "--num-epochs", "1")
+    assert record["steps"] == 3
+    assert record["dataset"] == "random"
+    assert record["images_per_second"] > 0
+    assert record["loss"] > 0
+
+
+def test_networks_without_data_and_gpus_that_are_not_here_are_refused() -> None:
+    for flags, text in (
+        (["--network", "vgg16"], "vgg16 has no data here; give --benchmark 1"),
+        (["--gpus", "97"], "--gpus names device 97"),
+        (["--gpus", "one"], "--gpus numbers as in 0,2"),
+    ):
+        done = subprocess.run(
+            [sys.executable, str(TRAIN), *flags], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode != 0
+        assert text in done.stderr
+
+
 def test_the_record_is_complete_and_repeatable(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     first = train("--num-epochs", "2", GRADWIRE_RESULT=str(result), GRADWIRE_SEED="3")
