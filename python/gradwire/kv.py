@@ -24,7 +24,7 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -448,12 +448,17 @@ class KVStore(AbstractKVStore):
 
     def _finish(self, tickets: Sequence[_core.Ticket], targets: Sequence[_Target]) -> None:
         for ticket, target in zip(tickets, targets, strict=True):
-            while not ticket.wait(1.0):
-                self._print_notices()
+            self.wait_until(ticket.wait)
             target.deliver()
-        self._print_notices()
+        self.print_notices()
 
-    def _print_notices(self) -> None:
+    def wait_until(self, done: Callable[[float], bool]) -> None:
+        """Calls done(seconds) until it returns True, and prints in between what the engine has to say."""
+        while not done(1.0):
+            self.print_notices()
+
+    def print_notices(self) -> None:
+        """Prints on stderr what the engine has to say: a rank that is waited for, a codec that a device lacks."""
         for notice in self.engine.take_notices():
             print(f"gradwire: worker {self.rank}: {notice}", file=sys.stderr, flush=True)
 

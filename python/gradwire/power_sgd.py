@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -89,8 +88,8 @@ class PowerSGD:
                 f"PowerSGD: the store compresses ({store.compression}), and the factors must travel as they are; "
                 "leave gradient compression out"
             )
+        self._store = store
         self._engine = store.engine
-        self._worker = store.rank
         self._scale = 1.0 / store.num_workers
         self._shapes = [tuple(int(side) for side in shape) for shape in shapes]
         self._sizes = [math.prod(shape) for shape in self._shapes]
@@ -147,14 +146,18 @@ class PowerSGD:
         np.concatenate(
             [arrays[index].reshape(-1) for index in self._dense] or [self._vectors], out=self._vectors
         )
-        self._wait(self._engine.push_pull(self._keys[0], self._first, self._first, 0, self._scale))
+        self._store.wait_until(
+            self._engine.push_pull(self._keys[0], self._first, self._first, 0, self._scale).wait
+        )
         if not np.isfinite(self._first).all():
             return _fill_with_nan(arrays)
         for matrix in self._matrices:
             matrix.p[...] = np.linalg.qr(matrix.p).Q
             np.matmul(matrix.wanted.T, matrix.p, out=matrix.q)
         if self._matrices:
-            self._wait(self._engine.push_pull(self._keys[1], self._second, self._second, 0, self._scale))
+            self._store.wait_until(
+                self._engine.push_pull(self._keys[1], self._second, self._second, 0, self._scale).wait
+            )
         if not np.isfinite(self._second).all():
             return _fill_with_nan(arrays)
         self._finish(arrays)
@@ -226,13 +229,8 @@ class PowerSGD:
         drawn = np.random.default_rng(seed).standard_normal(elements, np.float32)
         if elements > 0:
             self._engine.init(self._keys[1], drawn)
-            self._wait(self._engine.pull(self._keys[1], drawn, 0))
+            self._store.wait_until(self._engine.pull(self._keys[1], drawn, 0).wait)
         return drawn
-
-    def _wait(self, ticket: Any) -> None:
-        while not ticket.wait(1.0):
-            for notice in self._engine.take_notices():
-                print(f"gradwire: worker {self._worker}: {notice}", file=sys.stderr, flush=True)
 
     def _arrays(self, gradients: Sequence[Any]) -> list[Any]:
         if len(gradients) != len(self._shapes):

@@ -9,7 +9,6 @@ Threading: send() and send_from() never block; finish() waits without the GIL. O
 from __future__ import annotations
 
 import itertools
-import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -200,11 +199,11 @@ class Exchange:
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
         for ticket in self._tickets:
-            self._wait(ticket.wait)
+            self._store.wait_until(ticket.wait)
         self._tickets.clear()
         if self._marked:
-            self._wait(self._engine.drain)
-        self._print_notices()
+            self._store.wait_until(self._engine.drain)
+        self._store.print_notices()
         self._begun = self._marked = False
         nonfinite = self._engine.take_nonfinite()
         if self._options.vetoes:
@@ -214,14 +213,6 @@ class Exchange:
                 self._engine.roll_back([parameter.key for parameter in self._parameters])
         self._dense.clear()
         return nonfinite
-
-    def _wait(self, wait: Any) -> None:
-        while not wait(1.0):
-            self._print_notices()
-
-    def _print_notices(self) -> None:
-        for notice in self._engine.take_notices():
-            print(f"gradwire: worker {self._store.rank}: {notice}", file=sys.stderr, flush=True)
 
     def advance(self) -> None:
         """Ends a step: what comes next may have another codec. A collective where there is a warm-up."""
