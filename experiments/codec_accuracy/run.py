@@ -1,150 +1,118 @@
-"""What does every codec cost in accuracy? One `gradwire ab` per task, 4 workers, all codecs, the same seeds.
+"""What does every codec cost in accuracy? All codecs, 4 workers, the same seeds, one run after the other.
 
-    python experiments/codec_accuracy/run.py [--task lenet]... [--arm none --arm 2bit]... [--seeds 5]
-    python experiments/codec_accuracy/run.py --tables
+    python experiments/codec_accuracy/run.py [--task lenet]... [--arm none --arm 2bit]... [--seeds 5] [--minutes M]
+    python experiments/codec_accuracy/run.py --tables      measures nothing: fills README.md, draws results.svg
 
-Results of a task replace that task's in results.json; --tables prints the README's tables and draws results.svg from
-it. The pages with curves are report/codec_accuracy/TASK/index.html.
+Every run is kept in results.csv as it ends, and is not done again: stopped or cut short, the same command goes on
+where it was. A run's output is in report/codec_accuracy/TASK/.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from gradwire.chart import Bar, Panel, panel_chart, standalone
+import accuracy_table
+import readme
+from arms import check, every_arm
+from runs import TASKS, Row, Run, RunFailed, append, carry_out, missing, read
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results.json"
-WORKERS = 4
 
 
-@dataclass(frozen=True)
-class Task:
-    """script: below experiments/. flags: the same for all codecs."""
+def measure(to_do: Sequence[Run], file: Path, minutes: float | None) -> list[Run]:
+    """Does the runs, of which none starts after minutes; returns those that failed.
 
-    script: str
-    flags: str
-
-
-TASKS = {
-    "lenet": Task("fashion_mnist/train.py", "--network lenet --limit 6400 --num-epochs 4 --batch-size 16"),
-    "resnet8": Task(
-        "fashion_mnist/train.py", "--network resnet8 --limit 3200 --num-epochs 4 --batch-size 16"
-    ),
-    "char_lm": Task("char_lm/train.py", "--network tiny --limit 6400 --num-epochs 2 --batch-size 16"),
-}
-ARMS = (
-    *("none", "fp16", "bf16", "int8", "fp8", "fp8:format=e5m2", "int4", "qsgd", "2bit", "2bit:reply=2bit"),
-    *("1bit", "topk:ratio=0.01", "topk:ratio=0.1", "randomk:ratio=0.1"),
-)
-
-
-def measure(name: str, arms: list[str], seeds: int) -> dict[str, Any]:
-    """Runs one task; returns what `gradwire ab` wrote and its command."""
-    task = TASKS[name]
-    options = [part for arm in arms for part in ("--arm", arm)]
-    training = ["python", f"experiments/{task.script}", *task.flags.split(), "--kv-store", "allreduce"]
-    command = ["ab", "-n", str(WORKERS), "-s", "0", "--seeds", str(seeds), *options]
-    command += ["--report", f"report/codec_accuracy/{name}"]
-    with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "record.json"
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "gradwire.cli", *command, "--json", str(record)),
-                *("--", sys.executable, *training[1:]),
-            ],
-            cwd=HERE.parent.parent,
-            check=True,
-        )
-        result = json.loads(record.read_text())
-    return {"command": " ".join(["gradwire", *command, "--", *training]), **result}
-
-
-def bits_per_element(result: Mapping[str, Any], arm: Mapping[str, Any]) -> float:
-    """Returns bits at the socket per parameter, both ways together, headers included; 64 are uncompressed."""
-    dense = next(row["bytes_per_step"] for row in result["arms"] if row["arm"] == "none")
-    return 64 * float(arm["bytes_per_step"]) / dense
-
-
-def table(result: Mapping[str, Any]) -> str:
-    """Returns a task's table in Markdown."""
-    is_loss = result["metric"] == "loss"
-    unit = "loss, nats" if is_loss else "accuracy, %"
-    lines = [
-        f"`{result['command']}`",
-        "",
-        f"| codec | {unit} | difference to none [95 %] | bits per element, both ways | codec seconds |",
-        "|---|---|---|---|---|",
-    ]
-    scale = 1 if is_loss else 100
-    for arm in result["arms"]:
-        score = arm["loss"] if is_loss else arm["accuracy"]
-        gap = arm["difference"]
-        text = "" if gap is None else f"{scale * gap['mean']:+.2f}"
-        if gap is not None and gap["low"] is not None:
-            text += f" [{scale * gap['low']:+.2f}, {scale * gap['high']:+.2f}]"
-        lines.append(
-            f"| `{arm['arm']}` | {scale * score:.2f} | {text} | {bits_per_element(result, arm):.2f} | "
-            f"{arm['codec_seconds']:.2f} |"
-        )
-    return "\n".join(lines)
-
-
-def draw(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the final score of every codec, one panel per task."""
-    panels = []
-    for task, result in results.items():
-        is_loss = result["metric"] == "loss"
-        bars = []
-        for index, arm in enumerate(result["arms"]):
-            score, spread = (
-                (arm["loss"], arm["loss_std"]) if is_loss else (arm["accuracy"], arm["accuracy_std"])
+    Raises:
+        RunFailed: a signal stopped one.
+    """
+    began = time.monotonic()
+    failed = []
+    for number, run in enumerate(to_do, start=1):
+        spent = time.monotonic() - began
+        if minutes is not None and spent > 60 * minutes:
+            say(
+                f"{minutes:g} minutes are over, {len(to_do) - number + 1} runs are left: the same command goes on"
             )
-            scale = 1 if is_loss else 100
-            spread = scale * (spread or 0)
-            bars.append(
-                Bar(
-                    arm["arm"],
-                    scale * score,
-                    (scale * score - spread, scale * score + spread),
-                    note=f"{bits_per_element(result, arm):.1f} bits",
-                    colour=min(index, 1),
-                )
-            )
-        panels.append(
-            Panel(f"{task}: {'validation loss, nats' if is_loss else 'test accuracy, %'}", tuple(bars))
-        )
-    return standalone(panel_chart(panels, lambda value: f"{value:.2f}"))
+            break
+        try:
+            row = carry_out(run)
+        except RunFailed as error:
+            say(*(f"  | {line}" for line in error.last_lines), str(error))
+            if error.interrupted is not None:
+                raise
+            failed.append(run)
+            continue
+        append(file, row)
+        left = (time.monotonic() - began) / number * (len(to_do) - number)
+        say(f"{number}/{len(to_do)} {describe(row)}; {left / 60:.0f} min left")
+    return failed
 
 
-def main() -> None:
+def describe(row: Row) -> str:
+    score = f"loss {row.score:.4f}" if row.metric == "loss" else f"accuracy {100 * row.score:.2f} %"
+    return f"{row.task} {row.arm} seed {row.seed}: {score}, {row.wall_seconds:.1f} s"
+
+
+def say(*lines: str) -> None:
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
+
+
+def write_tables(folder: Path) -> None:
+    """Prints the tables; fills README.md and draws from what was measured in its folder."""
+    rows = read(folder / "results.csv")
+    if not rows:
+        return
+    text = "\n\n".join(
+        accuracy_table.markdown(task, own) for task, own in accuracy_table.by_task(rows).items()
+    )
+    print(text)
+    (folder / "results.svg").write_text(accuracy_table.draw(rows), encoding="utf-8")
+    if folder == HERE:
+        readme.fill("accuracy", text)
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--task", action="append", choices=list(TASKS), help="repeatable; default: all")
-    parser.add_argument("--arm", action="append", metavar="CODEC", help="repeatable; default: every codec")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument(
-        "--tables", action="store_true", help="measure nothing: print tables, draw results.svg"
-    )
+    add = parser.add_argument
+    add("--task", action="append", choices=list(TASKS), help="repeatable; default: all")
+    add("--arm", action="append", metavar="CODEC", help="repeatable; default: every codec, and PowerSGD")
+    add("--seeds", type=int, default=5, metavar="N", help="0 to N-1 (default: %(default)s)")
+    add("--minutes", type=float, metavar="M", help="start no run after so long; default: all are done")
+    add("--folder", type=Path, default=HERE, help="where results.csv is (default: beside this script)")
+    add("--tables", action="store_true", help="measure nothing: print tables, fill README.md, draw")
     given = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if given.seeds < 1:
+        parser.error(f"--seeds {given.seeds} was given, expected 1 or more")
+    try:
+        check(given.arm or [])
+    except ValueError as error:
+        parser.error(str(error))
+    return given
+
+
+def main() -> int:
+    given = parse_arguments()
+    folder = given.folder.resolve()
+    failed: list[Run] = []
     if not given.tables:
-        for name in given.task or TASKS:
-            results[name] = measure(name, given.arm or list(ARMS), given.seeds)
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    for name, result in results.items():
-        print(f"\n{name}\n\n{table(result)}")
-    (HERE / "results.svg").write_text(draw(results))
+        file = folder / "results.csv"
+        to_do = list(missing(given.task or list(TASKS), given.arm or every_arm(), given.seeds, read(file)))
+        try:
+            failed = measure(to_do, file, given.minutes)
+        except RunFailed as error:
+            return 128 + (error.interrupted or 0)
+    write_tables(folder)
+    for run in failed:
+        say(f"FAILED: {run.task} {run.arm} seed {run.seed}: {run.log()}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

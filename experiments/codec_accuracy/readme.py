@@ -1,0 +1,24 @@
+"""Puts what is measured between the marks in README.md, so that no figure there is typed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+README = Path(__file__).with_name("README.md")
+
+
+def fill(name: str, text: str, file: Path = README) -> None:
+    """Replaces what stands between <!-- name --> and <!-- end name -->.
+
+    Raises:
+        ValueError: the file lacks the marks.
+    """
+    begin, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
+    page = file.read_text(encoding="utf-8")
+    head, found, rest = page.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(
+            f"codec_accuracy: {file} lacks the lines {begin.strip()} and {end}; put them where it belongs"
+        )
+    file.write_text(f"{head}{begin}{text}\n{end}{tail}", encoding="utf-8")
