@@ -1,0 +1,159 @@
+"""What came of a row's job: one record for each mode, checked against what had to go over the links.
+
+Threading: pure functions.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from replay import bound, costs
+from replay.plan import Plan, ReplayFailed, why_refused
+from replay.rows import ROUND_BYTES
+
+FRAME_BYTES = 112  # gradwire's header
+_ROUND_FIELDS = (
+    *("round_seconds", "round_all_seconds", "round_cpu_share"),
+    *("round_bound_seconds", "published_round_seconds"),
+)
+
+
+class Meter(Protocol):
+    """What was used while a job ran: of all cores, as a share; of workers' links, bytes, None where they have none."""
+
+    def cpu_share(self, what: str) -> float: ...
+    def link_bytes(self, what: str) -> float | None: ...
+
+
+def of_row(
+    plan: Plan, measured: costs.Costs, meter: Meter, ranks: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns one record for each mode. ranks: what each worker left.
+
+    Raises: ReplayFailed: bytes were not what they had to be.
+    """
+    by_mode = {blocks[0]["mode"]: blocks for blocks in zip(*(rank["blocks"] for rank in ranks), strict=True)}
+    overhead = None
+    if alone := by_mode.pop("alone", None):
+        overhead = _mean_step(alone) / plan.profile.compute_seconds - 1
+    rounds = _rounds(plan, measured, meter, ranks)
+    return [
+        _record(plan, measured, meter, mode, blocks) | {"overhead": overhead} | rounds
+        for mode, blocks in by_mode.items()
+    ]
+
+
+def _mean_step(blocks: Sequence[dict[str, Any]]) -> float:
+    """Mean over steps of the slowest rank's."""
+    return statistics.fmean(_slowest(blocks)[blocks[0]["warm_up"] :])
+
+
+def _slowest(blocks: Sequence[dict[str, Any]]) -> list[float]:
+    """Seconds of every step, of its slowest rank."""
+    return [max(values) for values in zip(*(block["steps"] for block in blocks), strict=True)]
+
+
+def _record(
+    plan: Plan, measured: costs.Costs, meter: Meter, mode: str, blocks: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    row, compute, elements = plan.row, plan.profile.compute_seconds, plan.profile.elements
+    step, share = _mean_step(blocks), meter.cpu_share(mode)
+    refused = why_refused(share, plan.cpu_limit)
+    least = bound.least_step_seconds(
+        row, compute, elements * measured.push_bytes, elements * measured.reply_bytes
+    )
+    return {
+        "row": row.name,
+        "system": row.system,
+        "codec": row.codec,
+        "placement": row.placement,
+        "workers": row.workers,
+        "servers": row.servers,
+        "bandwidth": row.bandwidth,
+        "model": plan.profile.name,
+        "scale": plan.scale.factor,
+        "overlap_step": mode == "overlap",
+        "efficiency": None if refused else compute / step,
+        "published_efficiency": row.published_efficiency,
+        "bound": compute / least,
+        "bound_is": bound.BOUND,
+        "step_seconds": None if refused else step,
+        "compute_seconds": compute,
+        "bound_seconds": least,
+        "steps": plan.steps,
+        "warm_up": blocks[0]["warm_up"],
+        "seconds": _slowest(blocks),
+        "codec_seconds": _codec_seconds(plan, measured),
+        "cpu_share": share,
+        "refused": refused,
+        **_bytes(plan, meter, mode, blocks),
+    }
+
+
+def _codec_seconds(plan: Plan, measured: costs.Costs) -> float | None:
+    """Seconds of one step that are slept for the codec; None where nothing is slept, for peers."""
+    if plan.row.system != "gradwire":
+        return None
+    return measured.seconds_per_step(plan.profile.elements, plan.row.owners)
+
+
+def expected_bytes(plan: Plan) -> int:
+    """Returns what all workers' sockets send in one step: gradwire's payloads and frame headers, else the floats."""
+    row = plan.row
+    sizes = [p.elements for layer in plan.profile.layers for p in plan.scale.pieces(layer.elements)]
+    if row.system == "gradwire":
+        payloads = costs.frame_payloads(plan.compression, row.workers, sizes)
+        pushed, replied = (sum(part) + FRAME_BYTES * len(sizes) for part in payloads)
+    else:
+        pushed = replied = 4 * sum(sizes)
+    if row.placement == "peers":
+        return (row.workers - 1) * (pushed + replied)
+    return row.workers * pushed
+
+
+def _bytes(plan: Plan, meter: Meter, mode: str, blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the bytes of a step and worker: at sockets, on links, and as they have to be.
+
+    Raises: ReplayFailed: fewer left the workers' hosts than must have, so that something by-passed the links; or
+        gradwire's own counters say otherwise.
+    """
+    row, steps = plan.row, len(blocks[0]["steps"])
+    expected = expected_bytes(plan) / row.workers
+    sent = None
+    if blocks[0]["sent_bytes"] is not None:
+        sent = sum(block["sent_bytes"] for block in blocks) / row.workers / steps
+        if not math.isclose(sent, expected, rel_tol=0.02, abs_tol=4096):
+            raise ReplayFailed(
+                f"replay: {row.name}: a worker sent {sent:.0f} bytes a step, expected {expected:.0f}"
+            )
+    links = meter.link_bytes(mode)
+    left = None if links is None else links / row.workers / steps
+    must_leave = expected * ((row.workers - 1) / row.workers if row.placement == "shared" else 1)
+    if left is not None and left < 0.98 * must_leave:
+        raise ReplayFailed(
+            f"replay: {row.name}: {left:.0f} bytes a step left a worker's host, expected {must_leave:.0f} at least"
+        )
+    return {"sent_bytes": sent, "expected_bytes": expected, "link_bytes": left}
+
+
+def _rounds(
+    plan: Plan, measured: costs.Costs, meter: Meter, ranks: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """What the 400 MB came to, in every record of the row."""
+    if not plan.rounds:
+        return dict.fromkeys(_ROUND_FIELDS)
+    share = meter.cpu_share("rounds")
+    taken = [max(values) for values in zip(*(rank["rounds"] for rank in ranks), strict=True)]
+    elements = ROUND_BYTES / 4
+    return {
+        "round_seconds": None if why_refused(share, plan.cpu_limit) else statistics.median(taken),
+        "round_all_seconds": taken,
+        "round_cpu_share": share,
+        "round_bound_seconds": bound.link_seconds(
+            plan.row, elements * measured.push_bytes, elements * measured.reply_bytes
+        ),
+        "published_round_seconds": plan.row.published_round_seconds,
+    }

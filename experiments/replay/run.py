@@ -1,0 +1,159 @@
+"""Runs rows of README.md in the scale model; writes results.json, results.csv and results.svg.
+
+python experiments/replay/run.py                                 gradwire's rows, about a quarter of an hour
+python experiments/replay/run.py --peer mxnet,openmpi,gloo       those of the peers too
+python experiments/replay/run.py --row gradwire-2bit-8w2s-5gbit  any row; --list names those of the table
+python experiments/replay/run.py --tables                        measures nothing, prints README.md's tables
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from gradwire.bench import peer_mxnet
+from gradwire.bench.system import PeerUnavailable
+from gradwire.console import say
+from gradwire.doctor import machine_description
+from gradwire.netlab import NetLabUnavailable
+
+from replay import figures, launches, profiles, rows
+from replay.plan import CPU_LIMIT, Plan, ReplayFailed
+from replay.rows import Row
+from replay.scale import Scale
+
+FOLDER = Path(__file__).resolve().parent
+_LEAST_STEPS, _TIMED_SECONDS = 3, 6.0  # of each mode
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--row", action="append", metavar="NAME", help="repeatable; unset: gradwire's")
+    parser.add_argument("--peer", default="", metavar="P,P", help="rows of mxnet, openmpi, gloo as well")
+    parser.add_argument("--list", action="store_true", help="name the rows of the table and stop")
+    parser.add_argument("--steps", type=int, help="timed steps of each mode; unset: 3, or 6 s of short ones")
+    parser.add_argument("--rounds", type=int, default=2, help="timed rounds of 400 MB; 0: none")
+    parser.add_argument("--scale", type=float, help="what divides bytes and rates; unset: each model's own")
+    parser.add_argument("--profile", type=Path, help="a layer profile in place of the rows' models")
+    parser.add_argument("--cpu-limit", type=float, default=CPU_LIMIT, metavar="SHARE")
+    parser.add_argument("--mxnet-python", type=Path, help="a Python that has MXNet 1.9.1; unset: one is made")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are")
+    parser.add_argument("--json", metavar="FILE", help="write this run's records; - is stdout")
+    parser.add_argument("--tables", action="store_true", help="measure nothing, print the tables")
+    given = parser.parse_args()
+    if given.steps is not None and given.steps < 1:
+        parser.error(f"--steps {given.steps}: expected 1 or more")
+    if given.rounds < 0:
+        parser.error(f"--rounds {given.rounds}: expected 0 or more")
+    if not 0 < given.cpu_limit <= 1:
+        parser.error(f"--cpu-limit {given.cpu_limit:g}: expected a share of all cores, above 0 to 1")
+    return given
+
+
+def wanted(given: argparse.Namespace) -> list[Row]:
+    """Raises: ValueError: a row or peer that there is not."""
+    peers = [name for name in given.peer.split(",") if name]
+    for name in peers:
+        if name not in rows.PEERS:
+            raise ValueError(f"replay: --peer {name} is not valid: expected one of {', '.join(rows.PEERS)}")
+    named = [rows.parse(name) for name in given.row or ()]
+    return [*(named or rows.OURS), *(row for name in peers for row in rows.PEERS[name])]
+
+
+def plan(row: Row, given: argparse.Namespace, mxnet_python: Path | None) -> Plan:
+    """Raises: ValueError, OSError: the model's profile is not there or not valid."""
+    path = given.profile or FOLDER / "profiles" / f"{row.model}.json"
+    if not path.exists():
+        known = ", ".join(sorted(file.stem for file in (FOLDER / "profiles").glob("*.json")))
+        raise ValueError(f"replay: no profile {path.name} for {row.name}: expected a model of {known}")
+    profile = profiles.load(path)
+    return Plan(
+        row=row,
+        profile=profile,
+        scale=Scale(given.scale or rows.SCALES.get(row.model, 100.0)),
+        steps=given.steps or max(_LEAST_STEPS, math.ceil(_TIMED_SECONDS / profile.compute_seconds)),
+        rounds=given.rounds if row.model == "vgg16" and row.bandwidth == "10gbit" else 0,
+        cpu_limit=given.cpu_limit,
+        mxnet_python=mxnet_python if row.system == "mxnet" else None,
+    )
+
+
+def measure(plans: Sequence[Plan], given: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    """Runs the rows one after the other, and writes what is known after each.
+
+    Returns: the records, and how many rows failed, which it says.
+    """
+    file = given.folder / "results.json"
+    known: dict[str, list[dict[str, Any]]] = {}
+    for record in json.loads(file.read_text()) if file.exists() else []:
+        known.setdefault(record["row"], []).append(record)
+    facts = {"machine": machine_description(), "command": " ".join(sys.argv[1:])}
+    taken: list[dict[str, Any]] = []
+    failed = 0
+    for number, one in enumerate(plans, start=1):
+        say(f"row {number} of {len(plans)}: {one.row.name}")
+        began, load = time.monotonic(), os.getloadavg()[0]
+        try:
+            records = launches.run(one, say)
+        except ReplayFailed as error:  # the other rows can still be measured
+            say(str(error))
+            failed += 1
+            continue
+        wall = {"load_before_and_after": [round(load, 1), round(os.getloadavg()[0], 1)]}
+        wall["wall_seconds"] = round(time.monotonic() - began, 1)
+        known[one.row.name] = [record | wall | facts for record in records]
+        taken += known[one.row.name]
+        given.folder.mkdir(parents=True, exist_ok=True)
+        everything = in_order(known)
+        file.write_text(json.dumps(everything, indent=1) + "\n")
+        figures.write(given.folder, everything)
+        for record in records:
+            say(figures.line(record))
+    return taken, failed
+
+
+def in_order(known: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Returns records by row: those of the table in its order, then others."""
+    table = [row.name for row in (*rows.OURS, *(row for peer in rows.PEERS.values() for row in peer))]
+    names = [*(name for name in table if name in known), *(name for name in known if name not in table)]
+    return [record for name in names for record in known[name]]
+
+
+def main() -> int:
+    given = arguments()
+    if given.list:
+        print("\n".join(row.name for row in (*rows.OURS, *(row for of in rows.PEERS.values() for row in of))))
+        return 0
+    if given.tables:
+        print(figures.markdown(json.loads((given.folder / "results.json").read_text())))
+        return 0
+    try:
+        chosen = wanted(given)
+        needs_mxnet = any(row.system == "mxnet" for row in chosen)
+        mxnet_python = peer_mxnet.find_python(given.mxnet_python, say) if needs_mxnet else None
+        taken, failed = measure([plan(row, given, mxnet_python) for row in chosen], given)
+    except (ValueError, OSError, NetLabUnavailable, PeerUnavailable) as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        say("stopped")
+        return 130
+    if given.json:
+        text = json.dumps(taken, indent=2) + "\n"
+        sys.stdout.write(text) if given.json == "-" else Path(given.json).write_text(text, encoding="utf-8")
+    return 1 if failed or any(record["refused"] for record in taken) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

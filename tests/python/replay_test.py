@@ -1,0 +1,446 @@
+"""experiments/replay: its arithmetic, its refusals, and tiny rows that are really run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from gradwire import settings
+from gradwire.netlab import remains
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments"))
+
+from replay import bound, costs, launches, profiles, records, rows, steps, systems
+from replay.buckets import buckets
+from replay.lanes import Job, Lanes, Sender
+from replay.plan import Plan, ReplayFailed, why_refused
+from replay.scale import Piece, Scale, owners
+
+FOLDER = Path(profiles.__file__).parent
+RUN = FOLDER / "run.py"
+VGG16 = profiles.load(FOLDER / "profiles" / "vgg16.json")
+TABLE = [*rows.OURS, *(row for peer in rows.PEERS.values() for row in peer)]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+
+
+def tiny_profile() -> profiles.Profile:
+    layers = (
+        profiles.Layer("front", 60, 0.01, 0.02),
+        profiles.Layer("middle", 300_000, 0.01, 0.02),
+        profiles.Layer("back", 700_001, 0.01, 0.02),
+    )
+    return profiles.Profile("tiny", "made up", 1, 1 / 0.09, layers)
+
+
+def tiny_plan(row: str, **changes: Any) -> Plan:
+    plan = Plan(rows.parse(row), tiny_profile(), Scale(10), steps=3, warm_up=0, rounds=0, cpu_limit=1.0)
+    return replace(plan, **changes)
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+@pytest.mark.parametrize("factor", [1, 3.5, 100, 1e6])
+@pytest.mark.parametrize("elements", [1, 49, 262_144, 262_145, 1_000_003, 102_764_544])
+def test_pieces_add_up_to_the_tensor_and_to_what_it_stands_for(elements: int, factor: float) -> None:
+    pieces = Scale(factor).pieces(elements)
+    assert sum(piece.elements for piece in pieces) == max(1, round(elements / factor))
+    assert sum(piece.full_elements for piece in pieces) == elements
+    assert min(piece.elements for piece in pieces) >= 1
+
+
+def test_pieces_are_partitions_divided() -> None:
+    assert Scale(1).pieces(600_000) == (
+        Piece(262_144, 262_144),
+        Piece(262_144, 262_144),
+        Piece(75_712, 75_712),
+    )
+    assert Scale(100).pieces(600_000) == (Piece(2621, 262_144), Piece(2622, 262_144), Piece(757, 75_712))
+
+
+def test_rates_and_limits_in_bytes_are_divided() -> None:
+    scale = Scale(100)
+    assert scale.bandwidth("10gbit") == "100000000bit"
+    read = settings.read(scale.engine_settings())
+    assert (read.credit_bytes, read.fusion_bytes) == (41_943, 2621)
+    assert read.bigarray_bound > max(layer.elements for layer in VGG16.layers)
+    assert scale.socket_buffers() == {"tcp_wmem": "4096 16384 41943", "tcp_rmem": "4096 32768 62915"}
+    assert Scale(1e6).socket_buffers()["tcp_wmem"].endswith(" 32768")
+    assert settings.read(Scale(1e6).engine_settings()).credit_bytes == 4096
+
+
+@pytest.mark.parametrize("factor", [0, 0.5, -1, float("nan"), float("inf")])
+def test_a_scale_that_would_enlarge_is_refused(factor: float) -> None:
+    with pytest.raises(ValueError, match="expected a number of at least 1"):
+        Scale(factor)
+
+
+def test_owners_differ_by_one_piece_at_most() -> None:
+    pieces = [piece for layer in VGG16.layers for piece in Scale(100).pieces(layer.elements)]
+    for servers in (1, 2, 8):
+        found = owners(pieces, servers)
+        loads = [
+            sum(piece.elements for piece, owner in zip(pieces, found, strict=True) if owner == server)
+            for server in range(servers)
+        ]
+        assert max(loads) - min(loads) <= max(piece.elements for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("row", "seconds"),
+    [
+        ("gradwire-none-8w1s-10gbit", 3.70885),  # 8 * 553.43 MB over 0.955 * 1.25 GB/s
+        ("gradwire-none-8w2s-10gbit", 1.85443),
+        ("gradwire-none-8w8s-10gbit", 0.46361),
+        ("gradwire-none-8w8shared-10gbit", 0.81131),  # 2 * 7/8 * 553.43 MB
+        ("gradwire-none-peers8-1gbit", 8.11311),
+        ("gradwire-none-2w1s-loopback", 0.0),
+    ],
+)
+def test_what_the_busiest_link_needs(row: str, seconds: float) -> None:
+    size = 4.0 * VGG16.elements
+    assert bound.link_seconds(rows.parse(row), size, size) == pytest.approx(seconds, rel=1e-4)
+
+
+def test_the_bound_is_the_compute_or_the_wire() -> None:
+    size = 4.0 * VGG16.elements
+    one, two = (rows.parse(f"gradwire-none-8w{count}s-10gbit") for count in (1, 2))
+    compute = VGG16.compute_seconds
+    assert compute / bound.least_step_seconds(one, compute, size, size) == pytest.approx(0.589, abs=1e-3)
+    assert bound.least_step_seconds(two, compute, size, size) == compute
+    # A reply that is larger than the push is what the link has to carry.
+    assert bound.link_bytes(one, 1.0, 5.0) == 40.0
+
+
+# ---------------------------------------------------------------- rows and profiles
+
+
+def test_every_row_of_the_table_has_its_own_name_and_a_profile() -> None:
+    assert len({row.name for row in TABLE}) == len(TABLE)
+    for row in TABLE:
+        assert rows.parse(row.name) == row
+        assert (FOLDER / "profiles" / f"{row.model}.json").exists()
+        assert row.model in rows.SCALES
+
+
+def test_published_figures_stand_beside_uncompressed_rows_only() -> None:
+    row = rows.parse("gradwire-none-8w2s-10gbit")
+    assert (row.published_efficiency, row.published_round_seconds) == (0.3790, 3.4)
+    assert rows.parse("mxnet-none-8w8shared-10gbit").published_efficiency == 0.6781
+    for name in (
+        "gradwire-2bit-8w2s-10gbit",
+        "gradwire-none-8w2s-1gbit",
+        "gradwire-none-8w2s-10gbit-resnet50",
+    ):
+        assert rows.parse(name).published_efficiency is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gradwire", "SYSTEM-CODEC-PLACEMENT-RATE"),
+        ("gradwire-none-8w2s", "SYSTEM-CODEC-PLACEMENT-RATE"),
+        ("horovod-none-peers8-10gbit", "a system of gradwire, mxnet, openmpi, gloo"),
+        ("gradwire-3bit-8w2s-10gbit", "a codec of none, fp16, 2bit for gradwire"),
+        ("gloo-2bit-peers8-10gbit", "a codec of none for gloo"),
+        ("gradwire-none-8w0s-10gbit", "at least one worker and one server"),
+        ("gradwire-none-peers1-10gbit", "two peers"),
+        ("gradwire-none-8w4shared-10gbit", "a server beside each worker"),
+        ("mxnet-none-peers8-10gbit", "servers for mxnet"),
+        ("gloo-none-8w8s-10gbit", "peers for openmpi and gloo"),
+        ("gradwire-none-8w2s-0gbit", "expected a number with kbit"),
+    ],
+)
+def test_a_row_that_there_cannot_be(name: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        rows.parse(name)
+
+
+def run_command(*options: str, timeout: int = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(RUN), *options], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"layers": []}, "no layers"),
+        ({"images_per_second": 1.0}, "expected the same to 0.1 %"),
+        ({"speed": 1}, "expected an object with exactly"),
+    ],
+)
+def test_a_profile_that_is_none_is_named(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(asdict(tiny_profile()) | change))
+    done = run_command(
+        "--row", "gradwire-none-2w1s-loopback", "--profile", str(path), "--folder", str(tmp_path)
+    )
+    assert done.returncode == 1
+    assert f"profile {path}: " in done.stderr
+    assert expected in done.stderr
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_a_model_without_a_profile_names_those_that_have_one(tmp_path: Path) -> None:
+    done = run_command("--row", "gradwire-none-8w2s-10gbit-alexnet", "--folder", str(tmp_path))
+    assert done.returncode == 1
+    assert "no profile alexnet.json" in done.stderr
+    assert "resnet50, vgg16" in done.stderr
+
+
+# ---------------------------------------------------------------- codec time
+
+
+def passed(lanes: Lanes) -> list[tuple[float, int]]:
+    """Lets time run to the end; returns when each piece had passed, and which it was."""
+    found = []
+    while (now := lanes.next_at()) is not None:
+        found += [(round(now, 6), job.piece) for job in lanes.advance(now)]
+    return found
+
+
+def test_free_stages_let_the_front_layer_go_first() -> None:
+    lanes = Lanes(servers=1)
+    for piece, layer in enumerate([2, 0, 1, 0]):
+        lanes.add(Job(layer, piece, 0, 1.0, 0.0, 0.0))
+    assert [job.piece for job in lanes.advance(1.0)] == [1, 3, 2, 0]
+    assert lanes.next_at() is None
+
+
+def test_a_piece_waits_for_the_codec_and_then_for_its_server() -> None:
+    lanes = Lanes(servers=2)
+    for piece, server in enumerate([0, 0, 1]):
+        lanes.add(Job(0, piece, server, 1.0, codec_seconds=1.0, server_seconds=10.0))
+    assert lanes.advance(1.0) == []
+    assert passed(lanes) == [(12.0, 0), (14.0, 2), (22.0, 1)]
+
+
+def test_an_urgent_piece_overtakes_those_that_wait_for_the_codec() -> None:
+    lanes = Lanes(servers=1)
+    for piece in range(3):
+        lanes.add(Job(5, piece, 0, 0.0, 1.0, 0.0))
+    assert lanes.advance(0.0) == []  # the first is with the codec now
+    lanes.add(Job(0, 9, 0, 0.5, 1.0, 0.0))
+    assert [piece for _, piece in passed(lanes)] == [0, 9, 1, 2]
+
+
+@pytest.mark.parametrize(("codec", "server"), [(0.7, 0.2), (0.2, 0.7), (0.5, 0.5), (0.0, 0.4)])
+def test_the_order_of_stages_does_not_change_when_pieces_leave(codec: float, server: float) -> None:
+    one, other = Lanes(1), Lanes(1)
+    for piece, ready in enumerate([0.0, 0.1, 0.1, 1.9, 2.0, 5.0]):
+        one.add(Job(piece, piece, 0, ready, codec, server))
+        other.add(Job(piece, piece, 0, ready, server, codec))
+    assert passed(one) == passed(other)
+
+
+def test_a_sender_that_cannot_push_says_so_to_who_adds() -> None:
+    def push(job: Job) -> None:
+        raise RuntimeError(f"no room for piece {job.piece}")
+
+    sender = Sender(1, push)
+    sender.add([Job(0, 7, 0, 0.0, 0.0, 0.0)])
+    sender._thread.join(60)
+    with pytest.raises(RuntimeError, match="no room for piece 7"):
+        sender.add([])
+
+
+@pytest.mark.parametrize("codec", list(rows.CODECS))
+def test_costs_are_of_the_full_size(codec: str) -> None:
+    plan = tiny_plan(f"gradwire-{codec}-8w2s-10gbit")
+    found = costs.measure(plan.compression, workers=8, partition_elements=65_536)
+    bits = {"none": (32, 32), "fp16": (16, 16), "2bit": (2, 5)}[codec]  # 2bit: 17 sums of 8 workers
+    assert (8 * found.push_bytes, 8 * found.reply_bytes) == pytest.approx(bits, rel=0.01)
+    assert (found.encode == 0) == (codec == "none")
+    assert min(found.decode, found.serve) > 0
+    assert found.seconds_per_step(10, owners=2) == 10 * (found.encode + found.decode + found.serve / 2)
+
+
+# ---------------------------------------------------------------- steps
+
+
+class Notebook:
+    """An exchange that only writes down what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def begin(self, tensor: int) -> None:
+        self.calls.append(("begin", tensor))
+
+    def wait(self, tensor: int) -> None:
+        self.calls.append(("wait", tensor))
+
+    def check(self) -> None:
+        self.calls.append(("check", -1))
+
+    def barrier(self) -> None:
+        pass
+
+    def sent_bytes(self) -> int:
+        return len(self.calls)
+
+
+def take_steps(folder: Path, mode: str, rounds: int = 0) -> tuple[list[tuple[str, int]], Any]:
+    plan = tiny_plan("gradwire-none-2w1s-loopback", steps=2)
+    task = launches.make_task(plan, costs.Costs(0, 0, 0, 4, 4), str(folder))
+    task = replace(task, forward=[0.0, 0.0], backward=[0.0, 0.0], modes=[mode], rounds=rounds)
+    exchange = Notebook()
+    steps.Replay(task, 1, exchange).run()
+    return exchange.calls, json.loads(steps.record_file(folder, 1).read_text())
+
+
+def test_drain_waits_for_all_sums_before_the_next_step(tmp_path: Path) -> None:
+    calls, record = take_steps(tmp_path, "drain")
+    step = [("begin", 1), ("begin", 0), ("wait", 0), ("wait", 1)]
+    assert calls == [*step, *step, ("check", -1)]
+    assert record["blocks"][0]["mode"] == "drain"
+    assert len(record["blocks"][0]["steps"]) == 2
+    assert record["blocks"][0]["sent_bytes"] == len(calls) - 1
+
+
+def test_overlap_waits_for_a_layer_when_it_is_about_to_be_used(tmp_path: Path) -> None:
+    calls, _ = take_steps(tmp_path, "overlap")
+    begins, waits = [("begin", 1), ("begin", 0)], [("wait", 0), ("wait", 1)]
+    assert calls == [*begins, *waits, *begins, *waits, *begins, *waits, ("check", -1)]
+
+
+def test_alone_sends_nothing_and_rounds_come_last(tmp_path: Path) -> None:
+    calls, record = take_steps(tmp_path, "alone", rounds=2)
+    assert calls == [("begin", 2), ("wait", 2)] * 3
+    assert len(record["rounds"]) == 2
+
+
+def test_buckets_are_filled_from_the_last_layer() -> None:
+    bucket_of, members = buckets([5, 1, 30, 2, 9], bounds=(8, 30))
+    assert members == [[4], [3, 2], [1, 0]]
+    assert bucket_of == [2, 2, 1, 1, 0]
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_a_busy_machine_gives_no_figure() -> None:
+    assert why_refused(0.7, 0.7) is None
+    assert "71% busy, expected at most 70%" in str(why_refused(0.71, 0.7))
+
+
+class Meter:
+    def __init__(self, cpu: float, link: float | None = None) -> None:
+        self._cpu = cpu
+        self._link = link
+
+    def cpu_share(self, what: str) -> float:
+        return self._cpu
+
+    def link_bytes(self, what: str) -> float | None:
+        return self._link
+
+
+def of_row(row: str, meter: Meter, sent: float | None = None) -> list[dict[str, Any]]:
+    plan = tiny_plan(row, cpu_limit=0.7)
+    block = {"mode": "overlap", "steps": [9.0, 0.1, 0.3], "sent_bytes": sent, "warm_up": 1}
+    worker = {"blocks": [block], "rounds": []}
+    return records.of_row(plan, costs.Costs(0, 0, 0, 4, 4), meter, [worker, worker])
+
+
+def test_a_record_has_a_figure_or_the_reason_for_none() -> None:
+    (good,) = of_row("gloo-none-peers2-10gbit", Meter(0.5))
+    assert good["efficiency"] == pytest.approx(0.09 / 0.2)
+    assert good["refused"] is None
+    (bad,) = of_row("gloo-none-peers2-10gbit", Meter(0.9))
+    assert (bad["efficiency"], bad["step_seconds"]) == (None, None)
+    assert "90% busy" in bad["refused"]
+
+
+def test_bytes_that_by_passed_the_links_are_noticed() -> None:
+    expected = 3 * records.expected_bytes(tiny_plan("gloo-none-peers2-10gbit"))
+    assert of_row("gloo-none-peers2-10gbit", Meter(0.1, link=1.05 * expected))
+    with pytest.raises(ReplayFailed, match="bytes a step left a worker's host"):
+        of_row("gloo-none-peers2-10gbit", Meter(0.1, link=0.9 * expected))
+
+
+def test_bytes_that_are_not_the_formulas_are_noticed() -> None:
+    row = "gradwire-none-2w1s-10gbit"
+    each = 3 * records.expected_bytes(tiny_plan(row)) / 2
+    assert of_row(row, Meter(0.1), sent=each)
+    with pytest.raises(ReplayFailed, match="a worker sent"):
+        of_row(row, Meter(0.1), sent=1.1 * each)
+
+
+# ---------------------------------------------------------------- really run
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["gradwire-none-2w1s-loopback", "gradwire-2bit-2w1s-loopback", "gradwire-none-peers2-loopback"],
+)
+def test_a_tiny_replay_takes_its_compute_and_sends_what_the_formula_says(row: str) -> None:
+    plan = tiny_plan(row)
+    drain, overlap = launches.run(plan, lambda text: None)
+    assert (drain["overlap_step"], overlap["overlap_step"]) == (False, True)
+    assert (len(drain["seconds"]), len(overlap["seconds"])) == (3, 4)
+    for record in (drain, overlap):
+        # A sleep is never too short, and one that was too long shortens the next.
+        assert sum(record["seconds"]) >= len(record["seconds"]) * plan.profile.compute_seconds
+        assert record["sent_bytes"] == pytest.approx(record["expected_bytes"], rel=0.01)
+        assert record["codec_seconds"] > 0
+
+
+@needs_root
+def test_a_row_on_hosts_of_their_own_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    labs = []
+    shrink = launches._shrink_socket_buffers
+
+    def note(plan: Plan, network: Any) -> None:
+        labs.append(network.lab)
+        shrink(plan, network)
+
+    monkeypatch.setattr(launches, "_shrink_socket_buffers", note)
+    first, _ = launches.run(tiny_plan("gradwire-fp16-2w1s-1gbit"), lambda text: None)
+    assert first["link_bytes"] >= 0.98 * first["expected_bytes"]
+    assert len(first["seconds"]) == 3
+    (lab,) = labs
+    assert remains.read(lab) is None
+    assert not list(remains.NETNS.glob(f"gwlab-{lab}-*"))
+
+
+def test_a_worker_that_fails_is_named_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        systems, "_python", lambda worker, launch: [sys.executable, "-c", "raise SystemExit('no such layer')"]
+    )
+    with pytest.raises(ReplayFailed, match=r"worker [01] .* ended with exit code 1\n(.*\n)*.*no such layer"):
+        launches.run(tiny_plan("gradwire-none-2w1s-loopback"), lambda text: None)
+
+
+def test_the_command_writes_its_records(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(asdict(tiny_profile())))
+    done = run_command(
+        *("--row", "gradwire-none-2w1s-loopback", "--profile", str(path), "--scale", "10"),
+        *("--steps", "2", "--cpu-limit", "1", "--folder", str(tmp_path), "--json", "-"),
+    )
+    record = json.loads(done.stdout)[0]
+    promised = {"row", "system", "codec", "placement", "workers", "servers", "bandwidth", "efficiency"}
+    promised |= {"published_efficiency", "bound", "overlap_step", "codec_seconds", "steps"}
+    assert promised <= set(record)
+    assert "row 1 of 1: gradwire-none-2w1s-loopback" in done.stderr
+    assert [one["row"] for one in json.loads((tmp_path / "results.json").read_text())] == [record["row"]] * 2
+    with open(tmp_path / "results.csv") as file:
+        assert [line["overlap_step"] for line in csv.DictReader(file)] == ["False", "True"]
+    assert ElementTree.parse(tmp_path / "results.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    tables = run_command("--tables", "--folder", str(tmp_path)).stdout
+    assert "| tiny, loopback, 2w1s | gradwire none | overlap |" in tables
+
+
+def test_list_names_rows_that_can_be_run() -> None:
+    assert run_command("--list").stdout.split() == [row.name for row in TABLE]
