@@ -2,6 +2,10 @@
 
 `gradwire.kv` is the key-value store (push, pull, pushpull), `gradwire.torch` wraps any PyTorch optimizer,
 `gradwire.compress` has the codecs by themselves. The command `gradwire --help` tells the rest.
+
+Errors besides ValueError (misuse) and TypeError: `DecodeError`, a ValueError: bytes that are no payload of the codec.
+`TransportError`, a ConnectionError: the job has failed; names the rank at fault. `TimeoutError`, Python's own among its
+bases: what was waited for did not come; names who is missing.
 """
 
 from __future__ import annotations

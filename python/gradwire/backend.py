@@ -47,18 +47,23 @@ class AbstractKVStore(ABC):
 
     @property
     @abstractmethod
-    def num_workers(self) -> int: ...
+    def num_workers(self) -> int:
+        """How many workers the job has."""
 
     @abstractmethod
     def broadcast(self, name: Any, tensor: Any, root_rank: Any = 0, /) -> None:
-        """Writes root_rank's tensor to everybody's, in place."""
+        """Writes root_rank's tensor of this name to everybody's, in place."""
 
     @abstractmethod
     def push_pull(self, name: Any, tensor: Any, output: Any = None, /) -> None:
-        """Writes the sum of all workers' tensors to output; without output, to tensor itself."""
+        """Writes the sum of all workers' tensors of this name to output; without output, to tensor itself."""
 
     def set_optimizer(self, optimizer: Any, /, **parameters: Any) -> None:
         """Lets the store update weights; push_pull writes weights from then on.
+
+        Args:
+            optimizer: what the backend takes, such as "sgd".
+            **parameters: the optimizer's own, such as learning_rate.
 
         Raises: NotImplementedError: it only sums.
         """
@@ -69,6 +74,9 @@ class AbstractKVStore(ABC):
     def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
         """Compresses every push_pull from now on.
 
+        Args:
+            compression_params: a codec's spec such as "2bit:threshold=0.5", or a mapping with "type".
+
         Raises: NotImplementedError: it cannot.
         """
         raise NotImplementedError(
@@ -76,7 +84,10 @@ class AbstractKVStore(ABC):
         )
 
     def is_capable(self, capability: str) -> bool:
-        """Tells whether it has "optimizer" or "gradient_compression": whether it overrides what refuses them."""
+        """Tells whether it has "optimizer" or "gradient_compression": whether it overrides what refuses them.
+
+        Raises: ValueError: an unknown capability.
+        """
         verbs = {"optimizer": "set_optimizer", "gradient_compression": "set_gradient_compression"}
         verb = verbs.get(capability.lower().partition(":")[0])
         if verb is None:

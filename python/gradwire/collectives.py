@@ -66,6 +66,7 @@ class Collectives:
 
         Args:
             array: at least one dimension, the same shape on all ranks; cut along the first.
+            op: as in all_reduce().
         """
         given = _given("reduce_scatter", array)
         row = _row_shape("reduce_scatter", given)
@@ -115,6 +116,9 @@ class Collectives:
 
         Returns:
             What each rank had for this one, in rank order: views of one run of memory.
+
+        Raises:
+            ValueError: not one array for each rank, or arrays that differ in dtype or in a row's shape.
         """
         given = [_given("all_to_all", array) for array in arrays]
         if len(given) != self._engine.num_workers:

@@ -18,6 +18,8 @@ import numpy as np
 
 from gradwire.compress import Codec, Compression, make
 
+__all__ = ["Gather", "GatheredSum"]
+
 Gather = Callable[[Any], Sequence[Any]]
 """Gives every rank's payload (uint8 arrays, whose lengths may differ) in rank order. A collective."""
 
@@ -60,6 +62,13 @@ class GatheredSum:
     """One rank's end. Every rank calls add() for the same tensors in the same order."""
 
     def __init__(self, compression: Compression, rank: int, gather: Gather) -> None:
+        """Begins without residuals.
+
+        Args:
+            compression: codec and reply, the same on all ranks.
+            rank: this worker's number, from 0.
+            gather: gives every rank's payload, uint8 (n,), in rank order; lengths may differ.
+        """
         self._codec = make(compression.spec)
         self._spec = compression.spec
         self._reply = compression.reply

@@ -199,6 +199,7 @@ class KVStore(AbstractKVStore):
 
     @property
     def num_workers(self) -> int:
+        """How many workers the job has."""
         return self.engine.num_workers
 
     @property
@@ -292,6 +293,10 @@ class KVStore(AbstractKVStore):
     def init(self, key: Key | Sequence[Key], value: Any) -> None:
         """Declares keys and stores rank 0's values. Collective; once per key.
 
+        Args:
+            key: a str or an int, the same kind for all keys of a store; or a list of them.
+            value: an array of any shape and dtype of float; or a list of them, one per key.
+
         Raises:
             ValueError: a key was declared before, int and str keys are mixed, or ranks differ in key, shape or
                 dtype (every rank gets the same error, which names the first difference).
@@ -302,6 +307,8 @@ class KVStore(AbstractKVStore):
         """Adds value to the key's sum of this round. Returns when value was taken; it may be reused then.
 
         Args:
+            key: as init() was given it.
+            value: an array of the key's size; float32 travels from its own memory.
             priority: higher is sent sooner; front layers first is priority=-index. A whole number of 32 bits.
 
         Raises:
@@ -320,7 +327,9 @@ class KVStore(AbstractKVStore):
         the weight when an optimizer is set, or the initial value. Waits for the other workers' pushes.
 
         Args:
+            key: as init() was given it.
             out: an array, or a list of arrays that all get the value.
+            priority: as in push().
         """
         _check_priority("pull", priority)
         keys, outs = _pairs("pull", key, out)
@@ -332,7 +341,12 @@ class KVStore(AbstractKVStore):
         self._finish(tickets, targets)
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> None:
-        """Push and pull in one; without out, in place. The fastest: arrays travel from and to their own memory."""
+        """Push and pull in one; without out, in place. The fastest: arrays travel from and to their own memory.
+
+        Args:
+            key, value, priority: as in push().
+            out: as in pull().
+        """
         _check_priority("pushpull", priority)
         keys, values = _pairs("pushpull", key, value)
         _, outs = _pairs("pushpull", key, value if out is None else out)
@@ -351,6 +365,8 @@ class KVStore(AbstractKVStore):
         """Declares keys with one worker's values, and writes those to out on every rank. Collective; once a key.
 
         Args:
+            key, value, priority: as in init() and pull().
+            root_rank: of the worker whose values all get.
             out: as pull() takes it; without, value itself is written. A number is root_rank, as in the RFC's
                 broadcast(name, tensor, root_rank).
         """
@@ -362,7 +378,9 @@ class KVStore(AbstractKVStore):
     def push_pull(
         self, name: Key | Sequence[Key], tensor: Any, output: Any = None, priority: int = 0
     ) -> None:
-        """As pushpull(), and a name that is new is declared, with zeros, by its first call: then a collective."""
+        """As pushpull(name, tensor, output, priority), and a name that is new is declared, with zeros, by its first
+        call: then a collective.
+        """
         names, values = _pairs("push_pull", name, tensor)
         if new := [i for i, one in enumerate(names) if one not in self._ids]:
             zeros = [np.zeros(np.shape(_first(values[i])), np.float32) for i in new]

@@ -31,8 +31,10 @@ class RunResult:
         seconds_per_epoch: training seconds from the start to the end of each epoch, or none.
         images_per_second: of all workers together.
         bytes_per_step: median bytes of one worker at the socket, sent and received, in one step.
+        steps: of the optimizer, in the whole run.
         bytes_total: all bytes of one worker at the socket.
         codec_seconds: one worker's seconds of encoding and decoding, all threads.
+        weights_sha256: names the weights at the end: equal where all bits are.
     """
 
     metric: Metric
@@ -47,10 +49,12 @@ class RunResult:
 
     @property
     def final(self) -> float:
+        """The metric at the end of the last epoch."""
         return self.per_epoch[-1]
 
     @property
     def best(self) -> float:
+        """The best of all epochs."""
         return max(self.per_epoch) if self.metric == "accuracy" else min(self.per_epoch)
 
 
