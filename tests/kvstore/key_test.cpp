@@ -11,6 +11,7 @@
 namespace gradwire::kvstore {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
@@ -65,6 +66,25 @@ TEST(Settings, FirstDifferenceIsNamed) {
   const std::vector<std::string> given = {"a=1\nb=2\n", "a=1\nb=2\n", "a=1\nb=3\n"};
   EXPECT_THAT([&] { require_same_settings("settings", given); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("worker 0 has b=2, worker 2 has b=3")));
+}
+
+TEST(Placement, RunsAreCutIntoFourButNotShorterThanTwoUnits) {
+  const auto cuts = [](std::uint64_t units) {
+    std::vector<std::uint64_t> load(1, 0);
+    const KeySpec key{"w", {units * compress::kUnitElements}};
+    std::vector<std::uint64_t> counts;
+    const auto placed = place_keys({&key, 1}, 1, 4 * compress::kUnitElements, 1, load);
+    for (const Part& part : placed[0]) {
+      counts.push_back(part.count / compress::kUnitElements);
+    }
+    return counts;
+  };
+  EXPECT_THAT(cuts(1), ElementsAre(1));
+  EXPECT_THAT(cuts(2), ElementsAre(2));
+  EXPECT_THAT(cuts(4), ElementsAre(2, 2));
+  EXPECT_THAT(cuts(8), ElementsAre(2, 2, 2, 2));
+  EXPECT_THAT(cuts(12), ElementsAre(3, 3, 3, 3));
+  EXPECT_THAT(cuts(40), ElementsAre(4, 4, 4, 4, 4, 4, 4, 4, 4, 4));
 }
 
 TEST(Placement, PartsCoverEachKeyOnceOnUnitBoundaries) {
