@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.chart import Bar, Panel, panel_chart, standalone
+from gradwire.units import format_bytes
 
 from replay import rows
+from replay.scale import Scale
 
 Records = Sequence[Mapping[str, Any]]
 COLUMNS = (
     *("row", "system", "codec", "placement", "workers", "servers", "bandwidth", "model", "scale"),
+    *("partition_bytes", "credit_bytes", "in_order"),
     *("overlap_step", "efficiency", "bound", "published_efficiency", "overhead"),
     *("step_seconds", "compute_seconds", "bound_seconds", "codec_seconds", "steps", "cpu_share", "refused"),
     *("round_seconds", "round_bound_seconds", "published_round_seconds", "round_cpu_share"),
@@ -88,7 +91,14 @@ def _grouped(records: Records) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def _mode(record: Mapping[str, Any]) -> str:
-    return "overlap" if record["overlap_step"] else "drain"
+    """Says how steps were taken, and what was not as it is by default."""
+    plain = Scale(record["scale"])
+    words = ["overlap" if record["overlap_step"] else "drain"]
+    words += ["in order"] if record["in_order"] else []
+    for name in ("partition_bytes", "credit_bytes"):
+        if record[name] != getattr(plain, name):
+            words.append(f"{name.removesuffix('_bytes')} {format_bytes(record[name])}")
+    return ", ".join(words)
 
 
 def markdown(records: Records) -> str:

@@ -92,15 +92,16 @@ class GradwireExchange:
         self._sender = Sender(max(1, task.servers), self._push)
 
     def begin(self, tensor: int) -> None:
+        urgency = 0 if self._task.in_order else tensor
         now, worker_seconds = time.perf_counter(), self._task.encode + self._task.decode
         stages = zip(self._task.full_elements[tensor], self._task.owners[tensor], strict=True)
         self._sender.add(
-            Job(tensor, piece, owner, now, size * worker_seconds, size * self._task.serve)
+            Job(tensor, urgency, piece, owner, now, size * worker_seconds, size * self._task.serve)
             for piece, (size, owner) in enumerate(stages)
         )
 
     def _push(self, job: Job) -> None:
-        self._tensors[job.layer].push(job.piece, -job.layer)
+        self._tensors[job.layer].push(job.piece, -job.urgency)
 
     def wait(self, tensor: int) -> None:
         self._tensors[tensor].wait(self._task.patience, self._sender)

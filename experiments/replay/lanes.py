@@ -24,9 +24,10 @@ _SLACK = 2e-4  # seconds: what is due so soon is due now, since no sleep is more
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of a layer's gradient in one step; front layers are more urgent. The seconds are its stages'."""
+    """One piece of a layer's gradient in one step. A lower urgency goes first. The seconds are its stages'."""
 
     layer: int
+    urgency: int
     piece: int
     server: int
     ready_at: float
@@ -45,7 +46,7 @@ class Lanes:
         self._numbers = itertools.count()
 
     def add(self, job: Job) -> None:
-        heapq.heappush(self._waiting, (job.layer, next(self._numbers), job))
+        heapq.heappush(self._waiting, (job.urgency, next(self._numbers), job))
 
     def advance(self, now: float) -> list[Job]:
         """Returns the jobs that have passed both stages by now, and were not returned before."""

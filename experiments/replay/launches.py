@@ -118,6 +118,7 @@ def make_task(plan: Plan, measured: costs.Costs, folder: str) -> Task:
         codec=plan.compression.spec,
         reply=plan.compression.reply,
         store=stores[plan.row.placement],
+        in_order=plan.in_order,
         forward=[layer.forward_seconds for layer in plan.profile.layers],
         backward=[layer.backward_seconds for layer in plan.profile.layers],
         pieces=[[piece.elements for piece in pieces] for pieces in tensors],

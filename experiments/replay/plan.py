@@ -26,7 +26,8 @@ class ReplayFailed(RuntimeError):
 @dataclass(frozen=True)
 class Plan:
     """What is asked of one row. steps: timed ones of each mode, after warm_up others, and one more with overlap;
-    rounds: of 400 MB, timed."""
+    rounds: of 400 MB, timed. in_order: gradwire sends first what is ready first, and front layers get no priority.
+    """
 
     row: Row
     profile: Profile
@@ -34,6 +35,7 @@ class Plan:
     steps: int = 3
     warm_up: int = 1
     rounds: int = 2
+    in_order: bool = False
     cpu_limit: float = CPU_LIMIT
     mxnet_python: Path | None = None
 

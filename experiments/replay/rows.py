@@ -15,7 +15,6 @@ from typing import Literal
 from gradwire.units import parse_rate
 
 Placement = Literal["servers", "shared", "peers"]
-Mode = Literal["drain", "overlap"]
 
 SYSTEMS = ("gradwire", "mxnet", "openmpi", "gloo")
 # How gradwire's store is told; the reply is the exact sum of the codes.
@@ -69,7 +68,7 @@ class Row:
         return f"{self.system}-{self.codec}-{self.cluster}-{self.bandwidth}{tail}"
 
     @property
-    def modes(self) -> tuple[Mode, ...]:
+    def modes(self) -> tuple[str, ...]:
         """How steps are taken: ours both ways, each peer as its users take them."""
         return {"gradwire": ("drain", "overlap"), "gloo": ("drain",)}.get(self.system, ("overlap",))
 
@@ -132,8 +131,9 @@ def _named(system: str, codecs: str, clusters: str, rate: str = "10gbit", model:
 OURS = (
     *_named("gradwire", "none", "1w1s 8w8shared 8w8s 8w4s 8w2s 8w1s peers8"),
     *_named("gradwire", "fp16 2bit", "8w8shared 8w8s 8w4s 8w2s 8w1s peers8"),
-    *_named("gradwire", "none fp16 2bit", "peers8", "1gbit"),
-    *_named("gradwire", "none 2bit", "8w4s 8w2s 8w1s peers8", "10gbit", "resnet50"),
+    *_named("gradwire", "none 2bit", "peers8", "1gbit"),
+    *_named("gradwire", "none", "8w4s 8w2s 8w1s peers8", "10gbit", "resnet50"),
+    *_named("gradwire", "2bit", "8w1s peers8", "10gbit", "resnet50"),
 )
 PEERS = {
     "mxnet": (

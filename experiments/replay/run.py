@@ -25,6 +25,7 @@ from gradwire.bench.system import PeerUnavailable
 from gradwire.console import say
 from gradwire.doctor import machine_description
 from gradwire.netlab import NetLabUnavailable
+from gradwire.units import parse_size
 
 from replay import figures, launches, profiles, rows
 from replay.plan import CPU_LIMIT, Plan, ReplayFailed
@@ -32,6 +33,7 @@ from replay.rows import Row
 from replay.scale import Scale
 
 FOLDER = Path(__file__).resolve().parent
+Key = tuple[str, bool, int, int]
 _LEAST_STEPS, _TIMED_SECONDS = 3, 6.0  # of each mode
 
 
@@ -45,6 +47,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="timed steps of each mode; unset: 3, or 6 s of short ones")
     parser.add_argument("--rounds", type=int, default=2, help="timed rounds of 400 MB; 0: none")
     parser.add_argument("--scale", type=float, help="what divides bytes and rates; unset: each model's own")
+    parser.add_argument("--partition", type=size, default=Scale(1).partition_bytes, metavar="SIZE")
+    parser.add_argument("--credit", type=size, default=Scale(1).credit_bytes, metavar="SIZE")
+    parser.add_argument("--in-order", action="store_true", help="a control: front layers get no priority")
     parser.add_argument("--profile", type=Path, help="a layer profile in place of the rows' models")
     parser.add_argument("--cpu-limit", type=float, default=CPU_LIMIT, metavar="SHARE")
     parser.add_argument("--mxnet-python", type=Path, help="a Python that has MXNet 1.9.1; unset: one is made")
@@ -59,6 +64,17 @@ def arguments() -> argparse.Namespace:
     if not 0 < given.cpu_limit <= 1:
         parser.error(f"--cpu-limit {given.cpu_limit:g}: expected a share of all cores, above 0 to 1")
     return given
+
+
+def size(text: str) -> int:
+    """Raises: argparse.ArgumentTypeError: not a size, or less than 4KiB."""
+    try:
+        value = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if value < 4096:
+        raise argparse.ArgumentTypeError(f"{text!r} is too small: expected 4KiB or more, at full size")
+    return value
 
 
 def wanted(given: argparse.Namespace) -> list[Row]:
@@ -81,7 +97,8 @@ def plan(row: Row, given: argparse.Namespace, mxnet_python: Path | None) -> Plan
     return Plan(
         row=row,
         profile=profile,
-        scale=Scale(given.scale or rows.SCALES.get(row.model, 100.0)),
+        scale=Scale(given.scale or rows.SCALES.get(row.model, 100.0), given.partition, given.credit),
+        in_order=given.in_order,
         steps=given.steps or max(_LEAST_STEPS, math.ceil(_TIMED_SECONDS / profile.compute_seconds)),
         rounds=given.rounds if row.model == "vgg16" and row.bandwidth == "10gbit" else 0,
         cpu_limit=given.cpu_limit,
@@ -95,9 +112,9 @@ def measure(plans: Sequence[Plan], given: argparse.Namespace) -> tuple[list[dict
     Returns: the records, and how many rows failed, which it says.
     """
     file = given.folder / "results.json"
-    known: dict[str, list[dict[str, Any]]] = {}
+    known: dict[Key, list[dict[str, Any]]] = {}
     for record in json.loads(file.read_text()) if file.exists() else []:
-        known.setdefault(record["row"], []).append(record)
+        known.setdefault(key_of(record), []).append(record)
     facts = {"machine": machine_description(), "command": " ".join(sys.argv[1:])}
     taken: list[dict[str, Any]] = []
     failed = 0
@@ -110,12 +127,15 @@ def measure(plans: Sequence[Plan], given: argparse.Namespace) -> tuple[list[dict
             say(str(error))
             failed += 1
             continue
-        wall = {"load_before_and_after": [round(load, 1), round(os.getloadavg()[0], 1)]}
-        wall["wall_seconds"] = round(time.monotonic() - began, 1)
-        known[one.row.name] = [record | wall | facts for record in records]
-        taken += known[one.row.name]
+        wall = {
+            "load_before_and_after": [round(load, 1), round(os.getloadavg()[0], 1)],
+            "wall_seconds": round(time.monotonic() - began, 1),
+        }
+        records = [record | wall | facts for record in records]
+        known[key_of(records[0])] = records
+        taken += records
         given.folder.mkdir(parents=True, exist_ok=True)
-        everything = in_order(known)
+        everything = sorted_records(known)
         file.write_text(json.dumps(everything, indent=1) + "\n")
         figures.write(given.folder, everything)
         for record in records:
@@ -123,17 +143,27 @@ def measure(plans: Sequence[Plan], given: argparse.Namespace) -> tuple[list[dict
     return taken, failed
 
 
-def in_order(known: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def key_of(record: dict[str, Any]) -> Key:
+    """What a later run of the same replaces."""
+    return record["row"], record["in_order"], record["partition_bytes"], record["credit_bytes"]
+
+
+def sorted_records(known: dict[Key, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Returns records by row: those of the table in its order, then others."""
-    table = [row.name for row in (*rows.OURS, *(row for peer in rows.PEERS.values() for row in peer))]
-    names = [*(name for name in table if name in known), *(name for name in known if name not in table)]
-    return [record for name in names for record in known[name]]
+    place = {name: number for number, name in enumerate(table())}
+    keys = sorted(known, key=lambda key: (place.get(key[0], len(place)), key))
+    return [record for key in keys for record in known[key]]
+
+
+def table() -> list[str]:
+    """Names the rows of the table."""
+    return [row.name for row in (*rows.OURS, *(row for peer in rows.PEERS.values() for row in peer))]
 
 
 def main() -> int:
     given = arguments()
     if given.list:
-        print("\n".join(row.name for row in (*rows.OURS, *(row for of in rows.PEERS.values() for row in of))))
+        print("\n".join(table()))
         return 0
     if given.tables:
         print(figures.markdown(json.loads((given.folder / "results.json").read_text())))

@@ -32,13 +32,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Scale:
-    """factor: by how much bytes and bit/s are divided. partition_bytes: at full size, of float32.
+    """factor: by how much bytes and bit/s are divided. partition_bytes, of float32, and credit_bytes: at full size.
 
     Raises: ValueError: a factor below 1.
     """
 
     factor: float
     partition_bytes: int = settings.Settings().partition_bytes
+    credit_bytes: int = settings.Settings().credit_bytes
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.factor) and self.factor >= 1):
@@ -68,11 +69,10 @@ class Scale:
 
     def engine_settings(self) -> dict[str, str]:
         """Returns gradwire's settings that count bytes, divided, as environment variables."""
-        plain = settings.Settings()
-        credit = max(_LEAST_CREDIT, round(plain.credit_bytes / self.factor))
+        credit = max(_LEAST_CREDIT, round(self.credit_bytes / self.factor))
         return {
             "GRADWIRE_CREDIT_BYTES": str(credit),
-            "GRADWIRE_FUSION_BYTES": str(round(plain.fusion_bytes / self.factor)),
+            "GRADWIRE_FUSION_BYTES": str(round(settings.Settings().fusion_bytes / self.factor)),
             "GRADWIRE_BIGARRAY_BOUND": str(_WHOLE_KEYS),
         }
 

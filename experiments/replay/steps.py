@@ -29,8 +29,9 @@ class Task:
 
     forward and backward: seconds, by layer. pieces: elements of each tensor's pieces, a tensor for each layer and,
     where there are rounds, one more behind them; full_elements: what they stand for; owners: which server has each.
-    codec, reply and store are gradwire's words. encode, decode and serve: seconds per full-size element.
-    bucket_elements: of gloo's buckets, the first and the others. patience: seconds after which a wait has failed.
+    codec, reply and store are gradwire's words; in_order: all layers have the same priority. encode, decode and serve:
+    seconds per full-size element. bucket_elements: of gloo's buckets, the first and the others. patience: seconds
+    after which a wait has failed.
     """
 
     workers: int
@@ -38,6 +39,7 @@ class Task:
     codec: str
     reply: str
     store: str
+    in_order: bool
     forward: list[float]
     backward: list[float]
     pieces: list[list[int]]

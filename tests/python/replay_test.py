@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -19,7 +20,7 @@ from gradwire.netlab import remains
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments"))
 
-from replay import bound, costs, launches, profiles, records, rows, steps, systems
+from replay import bound, costs, launches, profiles, records, rows, run, steps, systems
 from replay.buckets import buckets
 from replay.lanes import Job, Lanes, Sender
 from replay.plan import Plan, ReplayFailed, why_refused
@@ -165,10 +166,11 @@ def test_a_row_that_there_cannot_be(name: str, expected: str) -> None:
         rows.parse(name)
 
 
-def run_command(*options: str, timeout: int = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(RUN), *options], capture_output=True, text=True, timeout=timeout, check=False
-    )
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """Runs the command in this process, which must refuse; returns what it said."""
+    monkeypatch.setattr(sys, "argv", [str(RUN), *options])
+    assert run.main() == 1
+    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -179,23 +181,39 @@ def run_command(*options: str, timeout: int = 120) -> subprocess.CompletedProces
         ({"speed": 1}, "expected an object with exactly"),
     ],
 )
-def test_a_profile_that_is_none_is_named(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
+def test_a_profile_that_is_none_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    expected: str,
+) -> None:
     path = tmp_path / "broken.json"
     path.write_text(json.dumps(asdict(tiny_profile()) | change))
-    done = run_command(
-        "--row", "gradwire-none-2w1s-loopback", "--profile", str(path), "--folder", str(tmp_path)
-    )
-    assert done.returncode == 1
-    assert f"profile {path}: " in done.stderr
-    assert expected in done.stderr
+    options = ("--row", "gradwire-none-2w1s-loopback", "--profile", str(path), "--folder", str(tmp_path))
+    said = refusal(monkeypatch, capsys, *options)
+    assert f"profile {path}: " in said
+    assert expected in said
     assert not (tmp_path / "results.json").exists()
 
 
-def test_a_model_without_a_profile_names_those_that_have_one(tmp_path: Path) -> None:
-    done = run_command("--row", "gradwire-none-8w2s-10gbit-alexnet", "--folder", str(tmp_path))
-    assert done.returncode == 1
-    assert "no profile alexnet.json" in done.stderr
-    assert "resnet50, vgg16" in done.stderr
+def test_a_model_without_a_profile_names_those_that_have_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(monkeypatch, capsys, "--row", "gradwire-none-8w2s-10gbit-alexnet")
+    assert "no profile alexnet.json" in said
+    assert "resnet50, vgg16" in said
+
+
+def test_controls_are_kept_beside_what_they_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(RUN), "--in-order", "--credit", "1GB", "--partition", "4MiB"])
+    plan = run.plan(rows.parse("gradwire-none-8w2s-10gbit"), run.arguments(), None)
+    assert (plan.in_order, plan.scale.credit_bytes, plan.scale.partition_bytes) == (True, 10**9, 2**22)
+    record = {"row": plan.row.name, "in_order": False, "partition_bytes": 2**20, "credit_bytes": 2**22}
+    control = record | {"in_order": True}
+    other = record | {"row": "gradwire-none-1w1s-10gbit"}
+    known = {run.key_of(one): [one] for one in (control, record, other)}
+    assert run.sorted_records(known) == [other, record, control]
 
 
 # ---------------------------------------------------------------- codec time
@@ -211,8 +229,8 @@ def passed(lanes: Lanes) -> list[tuple[float, int]]:
 
 def test_free_stages_let_the_front_layer_go_first() -> None:
     lanes = Lanes(servers=1)
-    for piece, layer in enumerate([2, 0, 1, 0]):
-        lanes.add(Job(layer, piece, 0, 1.0, 0.0, 0.0))
+    for piece, urgency in enumerate([2, 0, 1, 0]):
+        lanes.add(Job(0, urgency, piece, 0, 1.0, 0.0, 0.0))
     assert [job.piece for job in lanes.advance(1.0)] == [1, 3, 2, 0]
     assert lanes.next_at() is None
 
@@ -220,7 +238,7 @@ def test_free_stages_let_the_front_layer_go_first() -> None:
 def test_a_piece_waits_for_the_codec_and_then_for_its_server() -> None:
     lanes = Lanes(servers=2)
     for piece, server in enumerate([0, 0, 1]):
-        lanes.add(Job(0, piece, server, 1.0, codec_seconds=1.0, server_seconds=10.0))
+        lanes.add(Job(0, 0, piece, server, 1.0, codec_seconds=1.0, server_seconds=10.0))
     assert lanes.advance(1.0) == []
     assert passed(lanes) == [(12.0, 0), (14.0, 2), (22.0, 1)]
 
@@ -228,9 +246,9 @@ def test_a_piece_waits_for_the_codec_and_then_for_its_server() -> None:
 def test_an_urgent_piece_overtakes_those_that_wait_for_the_codec() -> None:
     lanes = Lanes(servers=1)
     for piece in range(3):
-        lanes.add(Job(5, piece, 0, 0.0, 1.0, 0.0))
+        lanes.add(Job(0, 5, piece, 0, 0.0, 1.0, 0.0))
     assert lanes.advance(0.0) == []  # the first is with the codec now
-    lanes.add(Job(0, 9, 0, 0.5, 1.0, 0.0))
+    lanes.add(Job(0, 0, 9, 0, 0.5, 1.0, 0.0))
     assert [piece for _, piece in passed(lanes)] == [0, 9, 1, 2]
 
 
@@ -238,8 +256,8 @@ def test_an_urgent_piece_overtakes_those_that_wait_for_the_codec() -> None:
 def test_the_order_of_stages_does_not_change_when_pieces_leave(codec: float, server: float) -> None:
     one, other = Lanes(1), Lanes(1)
     for piece, ready in enumerate([0.0, 0.1, 0.1, 1.9, 2.0, 5.0]):
-        one.add(Job(piece, piece, 0, ready, codec, server))
-        other.add(Job(piece, piece, 0, ready, server, codec))
+        one.add(Job(0, piece, piece, 0, ready, codec, server))
+        other.add(Job(0, piece, piece, 0, ready, server, codec))
     assert passed(one) == passed(other)
 
 
@@ -248,7 +266,7 @@ def test_a_sender_that_cannot_push_says_so_to_who_adds() -> None:
         raise RuntimeError(f"no room for piece {job.piece}")
 
     sender = Sender(1, push)
-    sender.add([Job(0, 7, 0, 0.0, 0.0, 0.0)])
+    sender.add([Job(0, 0, 7, 0, 0.0, 0.0, 0.0)])
     sender._thread.join(60)
     with pytest.raises(RuntimeError, match="no room for piece 7"):
         sender.add([])
@@ -396,6 +414,12 @@ def test_a_tiny_replay_takes_its_compute_and_sends_what_the_formula_says(row: st
         assert record["codec_seconds"] > 0
 
 
+def run_command(*options: str, timeout: int = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(RUN), *options], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
 @needs_root
 def test_a_row_on_hosts_of_their_own_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     labs = []
@@ -444,3 +468,14 @@ def test_the_command_writes_its_records(tmp_path: Path) -> None:
 
 def test_list_names_rows_that_can_be_run() -> None:
     assert run_command("--list").stdout.split() == [row.name for row in TABLE]
+
+
+def test_ctrl_c_stops_a_row(tmp_path: Path) -> None:
+    command = [sys.executable, str(RUN), "--row", "gradwire-none-2w1s-loopback", "--folder", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "begins" in line:
+                process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert not (tmp_path / "results.json").exists()
