@@ -89,10 +89,20 @@ def _record(
         "steps": plan.steps,
         "warm_up": blocks[0]["warm_up"],
         "seconds": _slowest(blocks),
+        "waited_seconds": _waited(plan, blocks),
         "codec_seconds": _codec_seconds(plan, measured),
         "cpu_share": share,
         "refused": refused,
         **_bytes(plan, meter, mode, blocks),
+    }
+
+
+def _waited(plan: Plan, blocks: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of a step in which a worker stood still for a layer's sum; mean over workers and timed steps."""
+    by_layer = zip(*(block["waited"] for block in blocks), strict=True)
+    names = [layer.name for layer in plan.profile.layers]
+    return {
+        name: round(statistics.fmean(of) / plan.steps, 6) for name, of in zip(names, by_layer, strict=True)
     }
 
 

@@ -98,13 +98,16 @@ class Device:
         if pause > 0:
             time.sleep(pause)
 
-    def wait(self, block: Callable[[], None]) -> None:
-        """Lets the device stand still for as long as block() does."""
+    def wait(self, block: Callable[[], None]) -> float:
+        """Lets the device stand still for as long as block() does; returns for how many seconds it did."""
         began = time.perf_counter()
         block()
         ended = time.perf_counter()
         if ended - began > _AT_ONCE:
-            self._done_at = max(self._done_at, ended)
+            stood = max(0.0, ended - self._done_at)
+            self._done_at += stood
+            return stood
+        return 0.0
 
 
 class Replay:
@@ -136,10 +139,12 @@ class Replay:
         device = Device()
         warm_up = self._task.warm_up + (mode == "overlap")  # whose first step has nothing to wait for
         ends = [time.perf_counter()]
+        waited = [0.0] * len(self._layers)
         for step in range(warm_up + self._task.steps):
             if step == warm_up:
                 self._mark(mode, "timed")
-            self._step(device, mode, first=step == 0)
+                waited = [0.0] * len(self._layers)
+            self._step(device, mode, step == 0, waited)
             ends.append(time.perf_counter())
         self._mark(mode, "done")
         if mode == "overlap":
@@ -153,20 +158,23 @@ class Replay:
             "mode": mode,
             "steps": [after - before for before, after in itertools.pairwise(ends)],
             "warm_up": warm_up,
+            "waited": waited,
             "sent_bytes": None if sent is None or sent_after is None else sent_after - sent,
         }
 
-    def _step(self, device: Device, mode: str, first: bool) -> None:
+    def _step(self, device: Device, mode: str, first: bool, waited: list[float]) -> None:
+        """waited: seconds that the device has stood still for each layer's sum, to which this step's are added."""
         for layer in self._layers:
             if mode == "overlap" and not first:
-                device.wait(partial(self._exchange.wait, layer))
+                waited[layer] += device.wait(partial(self._exchange.wait, layer))
             device.compute(self._task.forward[layer])
         for layer in reversed(self._layers):
             device.compute(self._task.backward[layer])
             if mode != "alone":
                 self._exchange.begin(layer)
         if mode == "drain":
-            device.wait(self._wait_for_all)
+            for layer in self._layers:
+                waited[layer] += device.wait(partial(self._exchange.wait, layer))
 
     def _wait_for_all(self) -> None:
         for layer in self._layers:

@@ -338,6 +338,21 @@ def test_alone_sends_nothing_and_rounds_come_last(tmp_path: Path) -> None:
     assert len(record["rounds"]) == 2
 
 
+def test_a_device_that_waits_ends_later_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr(steps.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(steps.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds + 0.25))
+    device = steps.Device()
+    device.compute(1.0)
+    assert now[0] == 11.25  # the sleep was too long
+    assert device.wait(lambda: None) == 0
+    device.compute(1.0)
+    assert now[0] == 12.25  # so this one was shorter
+    assert device.wait(lambda: now.__setitem__(0, 15.0)) == 3.0
+    device.compute(1.0)
+    assert now[0] == 16.25
+
+
 def test_buckets_are_filled_from_the_last_layer() -> None:
     bucket_of, members = buckets([5, 1, 30, 2, 9], bounds=(8, 30))
     assert members == [[4], [3, 2], [1, 0]]
@@ -367,6 +382,7 @@ class Meter:
 def of_row(row: str, meter: Meter, sent: float | None = None) -> list[dict[str, Any]]:
     plan = tiny_plan(row, cpu_limit=0.7)
     block = {"mode": "overlap", "steps": [9.0, 0.1, 0.3], "sent_bytes": sent, "warm_up": 1}
+    block["waited"] = [0.3, 0.0, 0.6]
     worker = {"blocks": [block], "rounds": []}
     return records.of_row(plan, costs.Costs(0, 0, 0, 4, 4), meter, [worker, worker])
 
@@ -375,6 +391,7 @@ def test_a_record_has_a_figure_or_the_reason_for_none() -> None:
     (good,) = of_row("gloo-none-peers2-10gbit", Meter(0.5))
     assert good["efficiency"] == pytest.approx(0.09 / 0.2)
     assert good["refused"] is None
+    assert good["waited_seconds"] == {"front": 0.1, "middle": 0.0, "back": 0.2}
     (bad,) = of_row("gloo-none-peers2-10gbit", Meter(0.9))
     assert (bad["efficiency"], bad["step_seconds"]) == (None, None)
     assert "90% busy" in bad["refused"]
