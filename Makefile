@@ -23,7 +23,7 @@ PY_FOLDERS := python tests experiments
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 
-.PHONY: help setup packages venv build install demo test soak sanitize lint tidy format clean
+.PHONY: help setup packages venv build install demo test soak wheel reference sanitize lint tidy format clean
 
 help:  ## this text
 	@echo 'gradwire: from a bare clone on Debian 12, as root or with sudo'
@@ -42,6 +42,12 @@ test: build install  ## style, C++ tests and Python tests; the last line counts 
 
 soak: build install  ## `make test` with ten million fuzzed inputs a decoder and the tests marked soak (hours)
 	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} $(PYTHON) tests/run.py --jobs $(JOBS) --soak
+
+wheel: venv  ## dist/gradwire-*.whl, which carries its libraries: it runs where none of packages.txt is installed
+	@$(PYTHON) python/make_wheel.py
+
+reference:  ## report/reference/index.html: the API, from the docstrings
+	@$(BASE_PYTHON) python/reference.py
 
 sanitize: packages  ## the C++ tests under ASan + UBSan, then under ThreadSanitizer
 	@export TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$(CURDIR)/tests/transport/tsan.supp"; \
@@ -65,8 +71,8 @@ format:  ## formats C++ and Python
 	@$(PYTHON) -m ruff format --quiet $(PY_FOLDERS)
 	@$(PYTHON) -m ruff check --fix --quiet $(PY_FOLDERS)
 
-clean:  ## removes build/, report/ and .venv/
-	rm -rf build report .venv
+clean:  ## removes build/, dist/, report/ and .venv/
+	rm -rf build dist report .venv
 
 setup: packages venv build install  ## installs what is missing and builds, and does no more
 
