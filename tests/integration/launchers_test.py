@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from integration.mpi_jobs import mpirun
 from integration.processes import (
-    HERE,
     PROGRAMS,
     Ended,
     Job,
@@ -24,6 +23,7 @@ from integration.processes import (
     wait_until,
 )
 from integration.ssh_hosts import SshLab, processes_with, ssh_lab, why_not
+from integration.torch_jobs import torchrun
 
 WORKERS = 4
 NOTICE_SECONDS = 10.0  # in which everybody must have ended
@@ -235,17 +235,9 @@ def test_a_signal_to_the_launcher_mpi_ends_all(number: signal.Signals, tmp_path:
 
 
 def test_torchrun(reference: object, tmp_path: Path) -> None:
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(WORKERS),
-    ]
-    command = [str(HERE / "sums_worker.py"), "store=allreduce", *ARGUMENTS]
+    command = torchrun("sums_worker.py", "store=allreduce", *ARGUMENTS, workers=WORKERS)
     with Job(tmp_path, {}) as job:
-        ended = job.start(("run", 0), [*launcher, *command]).ended(90)
+        ended = job.start(("run", 0), command).ended(90)
     assert agreed(ended, WORKERS) == reference
     assert (
         "store 'allreduce' of 4 workers, started by torchrun (TORCHELASTIC_RUN_ID, RANK, WORLD_SIZE)"

@@ -20,34 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
-
-Case = Callable[[gw.kv.KVStore], None]
-CASES: dict[str, Case] = {}
-
-
-def case(function: Case) -> Case:
-    CASES[function.__name__] = function
-    return function
-
-
-class Net(nn.Module):
-    """Convolution, norm, embedding, a layer used twice and one never used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
-        self.norm = nn.BatchNorm2d(8)
-        self.twice = nn.Linear(8, 8)
-        self.unused = nn.Linear(5, 5)
-        self.last = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.relu(self.norm(self.conv(x))).mean((2, 3))
-        return self.last(self.twice(torch.relu(self.twice(h))))
-
-
-def images(seed: int) -> torch.Tensor:
-    return torch.randn(6, 3, 7, 7, generator=torch.Generator().manual_seed(seed))
+from torch_programs import CASES, Net, case, images
 
 
 def twins(make: Callable[[], nn.Module]) -> tuple[nn.Module, DistributedDataParallel]:
@@ -349,17 +322,23 @@ def set_to_none_either_way(store: gw.kv.KVStore) -> None:
 
 @case
 def compiled_model(store: gw.kv.KVStore) -> None:
-    ours, theirs = twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2)))
-    optimizer = wrap(ours, store)
-    compiled = torch.compile(ours, backend="aot_eager")
-    for step in range(3):
-        optimizer.zero_grad()
-        theirs.zero_grad()
-        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + store.rank))
-        for model in (compiled, theirs):
-            model(x).square().sum().backward()
-        require_equal_gradients(ours, theirs)
-    optimizer.close()
+    """By inductor, which generates C++ here, and by what only traces; compiled after it is wrapped, and before."""
+    for backend in ("inductor", "aot_eager"):
+        ours, theirs = twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2)))
+        theirs.module.compile(backend=backend)  # what is generated may round otherwise
+        if backend == "aot_eager":
+            ours.compile(backend=backend)
+        optimizer = wrap(ours, store)
+        if backend == "inductor":
+            ours.compile(backend=backend)
+        for step in range(3):
+            optimizer.zero_grad()
+            theirs.zero_grad()
+            x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + store.rank))
+            for model in (ours, theirs):
+                model(x).square().sum().backward()
+            require_equal_gradients(ours, theirs)
+        optimizer.close()
 
 
 @case

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import os
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import gradwire as gw
@@ -20,33 +19,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch_programs import CASES, Net, case, images
 
-CASES: dict[str, Callable[[], None]] = {}
 STATES: list[gw.torch.HookState] = []  # of the case that runs
 
 
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    CASES[function.__name__] = function
-    return function
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
-        self.norm = nn.BatchNorm2d(8)
-        self.twice = nn.Linear(8, 8)
-        self.unused = nn.Linear(5, 5)
-        self.wide = nn.Linear(8, 9000)
-        self.last = nn.Linear(9000, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.relu(self.norm(self.conv(x))).mean((2, 3))
-        return self.last(self.wide(self.twice(torch.relu(self.twice(h)))))
-
-
-def images(seed: int) -> torch.Tensor:
-    return torch.randn(6, 3, 7, 7, generator=torch.Generator().manual_seed(seed))
+def wide_net() -> Net:
+    """With more than one of the buckets that hooked() asks for."""
+    return Net(wide=9000)
 
 
 def require_one_model(model: nn.Module) -> None:
@@ -73,7 +53,7 @@ def gradients_are_ddps() -> None:
     """Uncompressed: bit-equal, with accumulation, parameters that are not used, and buckets that are cut anew."""
     for ddp in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 25}):
         torch.manual_seed(0)
-        model = Net()
+        model = wide_net()
         theirs = DistributedDataParallel(copy.deepcopy(model), find_unused_parameters=True)
         ours, _ = hooked(model, "none", ddp=ddp)
         for step in range(5):
@@ -90,7 +70,7 @@ def gradients_are_ddps() -> None:
 
 def train(codec: str, steps: int = 6, **options: Any) -> nn.Module:
     torch.manual_seed(0)
-    model = Net()
+    model = wide_net()
     wrapped, _ = hooked(model, codec, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
     for step in range(steps):
@@ -118,7 +98,7 @@ FULL = {"static_graph": True}  # it knows by itself which parameters are not use
 @case
 def two_bits_learn() -> None:
     torch.manual_seed(0)
-    model = Net()
+    model = wide_net()
     wrapped, state = hooked(model, "2bit", warm_up=[("none", 3), ("fp16", 3)], codecs={"last.*": "int8"})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     target = torch.randint(4, (6,), generator=torch.Generator().manual_seed(dist.get_rank()))
@@ -143,7 +123,7 @@ def a_checkpoint_goes_on_bit_for_bit() -> None:
             optimizer.step()
 
     torch.manual_seed(0)
-    model = Net()
+    model = wide_net()
     wrapped, state = hooked(model, "2bit:threshold=0.001")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
     run(wrapped, optimizer, range(3))
@@ -152,7 +132,7 @@ def a_checkpoint_goes_on_bit_for_bit() -> None:
     )
     run(wrapped, optimizer, range(3, 6))
     torch.manual_seed(7)
-    later = Net()
+    later = wide_net()
     later.load_state_dict(saved["model"])
     wrapped, state = hooked(later, "2bit:threshold=0.001")
     optimizer = torch.optim.SGD(later.parameters(), lr=0.002)
@@ -193,7 +173,7 @@ def sparse_and_half_precision() -> None:
 def loss_scales_change_no_bit() -> None:
     def run(scaled: bool) -> nn.Module:
         torch.manual_seed(0)
-        model = Net()
+        model = wide_net()
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scaled)
         wrapped, _ = hooked(model, "2bit", grad_scaler=scaler)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
@@ -222,7 +202,7 @@ def two_models_in_turns() -> None:
 
     def run(both: bool) -> nn.Module:
         torch.manual_seed(0)
-        first, second = Net(), Net()
+        first, second = wide_net(), wide_net()
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         one, state = hooked(first, "2bit:threshold=0.001", grad_scaler=scaler)
         other, others = hooked(second, "2bit:threshold=0.001", grad_scaler=scaler)
@@ -261,7 +241,7 @@ def a_compiled_model() -> None:
 
 @case
 def a_nan_is_told() -> None:
-    wrapped, _ = hooked(Net(), "2bit")
+    wrapped, _ = hooked(wide_net(), "2bit")
     poison = float("nan") if dist.get_rank() == 1 else 1.0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

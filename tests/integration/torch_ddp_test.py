@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from integration.processes import clean_environment
+from integration.torch_jobs import case_names, torchrun
 
 PROGRAM = Path(__file__).with_name("torch_ddp_cases.py")
 
 
-def case_names() -> list[str]:
-    """The cases, without importing torch."""
-    functions = [node for node in ast.parse(PROGRAM.read_text()).body if isinstance(node, ast.FunctionDef)]
-    return [f.name for f in functions if any(ast.unparse(d) == "case" for d in f.decorator_list)]
-
-
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return subprocess.run(
-        [*torchrun, str(PROGRAM)],
+        torchrun(PROGRAM.name),
         capture_output=True,
         text=True,
         timeout=300,
@@ -31,7 +23,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize("name", case_names())
+@pytest.mark.parametrize("name", case_names(PROGRAM))
 def test_two_ranks(name: str, outcome: subprocess.CompletedProcess[str]) -> None:
     assert outcome.stdout.count(f"{name} passed") == 2, outcome.stdout + outcome.stderr
 

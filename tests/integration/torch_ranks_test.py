@@ -1,23 +1,16 @@
-"""gradwire.torch on two ranks beside DistributedDataParallel. One job runs all cases: importing torch takes longer than
-any of them."""
+"""gradwire.torch on two ranks beside DistributedDataParallel. One job runs all cases."""
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from gradwire.launch import run_job
+from integration.torch_jobs import case_names
 
 PROGRAM = Path(__file__).with_name("torch_cases.py")
-
-
-def case_names() -> list[str]:
-    """The cases, without importing torch."""
-    functions = [node for node in ast.parse(PROGRAM.read_text()).body if isinstance(node, ast.FunctionDef)]
-    return [f.name for f in functions if any(ast.unparse(d) == "case" for d in f.decorator_list)]
 
 
 class Outcome:
@@ -48,7 +41,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return Outcome(tmp_path_factory.mktemp("torch_ranks"))
 
 
-@pytest.mark.parametrize("name", case_names())
+@pytest.mark.parametrize("name", case_names(PROGRAM))
 def test_two_ranks(name: str, outcome: Outcome) -> None:
     assert outcome.passed[name] == 2, outcome.text
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from integration.processes import HERE, Ended, Job, agreed, python, run_to_the_end
+from integration.processes import Ended, Job, agreed, python, run_to_the_end
+from integration.torch_jobs import torchrun
 
 WORKERS = 2  # dense sums of two do not depend on their order
 
 
 def by_torchrun(folder: Path, codec: str) -> Ended:
     folder.mkdir()
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(WORKERS),
-    ]
     with Job(folder, {}) as job:
-        command = [*launcher, str(HERE / "torch_store_worker.py"), "store=torch", f"codec={codec}"]
+        command = torchrun("torch_store_worker.py", "store=torch", f"codec={codec}", workers=WORKERS)
         return job.start(("run", 0), command).ended(90)
 
 

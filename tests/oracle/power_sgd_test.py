@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gradwire
 import numpy as np
 import pytest
 import torch
@@ -21,23 +19,14 @@ RANK = 2
 STEPS = 6
 
 
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for variable in ("GRADWIRE_ROLE", "DMLC_ROLE", "GRADWIRE_COMPRESSION"):
-        monkeypatch.delenv(variable, raising=False)
-    opened = gradwire.kv.create("local")
-    yield opened
-    opened.close()
-
-
 def gradients(seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
 @pytest.mark.parametrize("rank", [1, 2, 4])
-def test_it_is_the_papers_algorithm(store: Any, rank: int) -> None:
-    power = PowerSGD(store, SHAPES, rank=rank, min_rate=1.0)
+def test_it_is_the_papers_algorithm(local_store: Any, rank: int) -> None:
+    power = PowerSGD(local_store, SHAPES, rank=rank, min_rate=1.0)
     assert 0 in power.compressed
     bases = dict(zip(power.compressed, power.state_dict()["bases"], strict=True))
     q = {index: basis.astype(np.float64) for index, basis in bases.items()}
@@ -56,22 +45,22 @@ def test_it_is_the_papers_algorithm(store: Any, rank: int) -> None:
     assert power.residual_norm() == pytest.approx(np.sqrt(kept), rel=1e-3)
 
 
-def test_what_it_sends_is_counted(store: Any) -> None:
-    power = PowerSGD(store, SHAPES, rank=RANK, min_rate=2.0)
+def test_what_it_sends_is_counted(local_store: Any) -> None:
+    power = PowerSGD(local_store, SHAPES, rank=RANK, min_rate=2.0)
     assert power.compressed == [0, 2]
     assert power.elements == 1200 + 7 + 432 + 4
     assert power.elements_sent == RANK * (40 + 30) + 7 + RANK * (16 + 27) + 4
 
 
-def test_a_matrix_of_that_rank_arrives_at_once(store: Any) -> None:
+def test_a_matrix_of_that_rank_arrives_at_once(local_store: Any) -> None:
     rng = np.random.default_rng(3)
     matrix = (rng.normal(size=(50, 2)) @ rng.normal(size=(2, 60))).astype(np.float32)
-    power = PowerSGD(store, [matrix.shape], rank=2)
+    power = PowerSGD(local_store, [matrix.shape], rank=2)
     own = matrix.copy()
     assert power.all_reduce([own])
     assert_allclose(own, matrix, rtol=1e-3, atol=1e-3)
     zeros = [np.zeros_like(matrix)]
-    fresh = PowerSGD(store, [matrix.shape], rank=2)
+    fresh = PowerSGD(local_store, [matrix.shape], rank=2)
     assert fresh.all_reduce(zeros)
     assert not zeros[0].any()
 
@@ -85,7 +74,7 @@ class Net(nn.Module):
         return self.second(torch.tanh(self.first(x)))
 
 
-def test_it_gives_what_pytorchs_hook_gives(store: Any, tmp_path: Path) -> None:
+def test_it_gives_what_pytorchs_hook_gives(local_store: Any, tmp_path: Path) -> None:
     """One process, the same gradients and the same first factors, five steps of error feedback and warm start."""
     dense_steps = 2  # the fewest that the hook allows
     torch.distributed.init_process_group(
@@ -99,7 +88,7 @@ def test_it_gives_what_pytorchs_hook_gives(store: Any, tmp_path: Path) -> None:
         )
         theirs.register_comm_hook(state, hook.powerSGD_hook)
         parameters = list(theirs.parameters())
-        power = PowerSGD(store, [p.shape for p in parameters], rank=RANK, min_rate=1.0)
+        power = PowerSGD(local_store, [p.shape for p in parameters], rank=RANK, min_rate=1.0)
         for step in range(dense_steps + 5):
             x = torch.randn(16, 30, generator=torch.Generator().manual_seed(step))
             theirs.zero_grad()

@@ -10,18 +10,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from integration.torch_jobs import TORCHRUN
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "python" / "examples").glob("*.py"))
+START = re.compile(r"^Start: (.*)$", re.MULTILINE)
+FOLDER = Path(__file__).resolve().parents[2] / "python" / "examples"
+EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if START.search(path.read_text(encoding="utf-8")))
 # The programs under test, wherever they are installed.
 PROGRAMS = {
     "gradwire": [sys.executable, "-m", "gradwire.cli"],
     "python": [sys.executable],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"],
+    "torchrun": TORCHRUN,
 }
 
 
 def test_there_are_examples_and_the_readme_names_each() -> None:
-    readme = (EXAMPLES[0].parent / "README.md").read_text(encoding="utf-8")
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert len(EXAMPLES) >= 5
     assert set(re.findall(r"^\| `(\w+\.py)`", readme, re.MULTILINE)) == {path.name for path in EXAMPLES}
 
 
@@ -29,7 +33,7 @@ def test_there_are_examples_and_the_readme_names_each() -> None:
 def test_an_example_runs_and_learns(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 60
-    told = re.search(r"^Start: (.*)$", text, re.MULTILINE)
+    told = START.search(text)
     assert told
     command = [part for word in shlex.split(told[1]) for part in PROGRAMS.get(word, [word])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

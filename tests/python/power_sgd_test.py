@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import gradwire
 import numpy as np
 import pytest
 import torch
@@ -15,21 +13,12 @@ from numpy.testing import assert_array_equal
 SHAPE = (30, 40)
 
 
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for variable in ("GRADWIRE_ROLE", "DMLC_ROLE", "GRADWIRE_COMPRESSION"):
-        monkeypatch.delenv(variable, raising=False)
-    opened = gradwire.kv.create("local")
-    yield opened
-    opened.close()
-
-
 def gradient(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=SHAPE).astype(np.float32)
 
 
-def test_nothing_is_lost_between_what_arrives_and_what_is_owed(store: Any) -> None:
-    power = PowerSGD(store, [SHAPE], rank=2)
+def test_nothing_is_lost_between_what_arrives_and_what_is_owed(local_store: Any) -> None:
+    power = PowerSGD(local_store, [SHAPE], rank=2)
     given, arrived = np.zeros(SHAPE), np.zeros(SHAPE)
     for step in range(20):
         own = gradient(step)
@@ -40,23 +29,23 @@ def test_nothing_is_lost_between_what_arrives_and_what_is_owed(store: Any) -> No
     np.testing.assert_allclose(arrived + power.state_dict()["errors"][0], given, atol=1e-4)
 
 
-def test_tensors_are_written_in_place(store: Any) -> None:
-    power, other = PowerSGD(store, [SHAPE, (5,)], rank=1), PowerSGD(store, [SHAPE, (5,)], rank=1)
+def test_tensors_are_written_in_place(local_store: Any) -> None:
+    power, other = PowerSGD(local_store, [SHAPE, (5,)], rank=1), PowerSGD(local_store, [SHAPE, (5,)], rank=1)
     arrays = [gradient(1), np.ones(5, np.float32)]
     tensors = [torch.from_numpy(array.copy()) for array in arrays]
     strided = [torch.from_numpy(gradient(1).T.copy()).t(), tensors[1].clone()]
     assert power.all_reduce(arrays)
     assert other.all_reduce(tensors)
     assert_array_equal(arrays[0], tensors[0].numpy())
-    third = PowerSGD(store, [SHAPE, (5,)], rank=1)
+    third = PowerSGD(local_store, [SHAPE, (5,)], rank=1)
     assert third.all_reduce(strided)
     assert_array_equal(arrays[0], strided[0].numpy())
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("where", [0, 1])
-def test_a_step_that_is_not_finite_leaves_no_trace(store: Any, value: float, where: int) -> None:
-    power, clean = (PowerSGD(store, [SHAPE, (5,)], rank=2) for _ in range(2))
+def test_a_step_that_is_not_finite_leaves_no_trace(local_store: Any, value: float, where: int) -> None:
+    power, clean = (PowerSGD(local_store, [SHAPE, (5,)], rank=2) for _ in range(2))
     for step in range(3):
         if step == 1:
             bad = [gradient(9), np.ones(5, np.float32)]
@@ -69,8 +58,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(store: Any, value: float, whe
         assert_array_equal(own[0], expected[0])
 
 
-def test_a_saved_state_goes_on_with_the_same_bits(store: Any) -> None:
-    power, other = PowerSGD(store, [SHAPE], rank=2), PowerSGD(store, [SHAPE], rank=2, seed=5)
+def test_a_saved_state_goes_on_with_the_same_bits(local_store: Any) -> None:
+    power, other = PowerSGD(local_store, [SHAPE], rank=2), PowerSGD(local_store, [SHAPE], rank=2, seed=5)
     power.all_reduce([gradient(1)])
     other.load_state_dict(power.state_dict())
     own, expected = gradient(2), gradient(2)
@@ -78,7 +67,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(store: Any) -> None:
     other.all_reduce([own])
     assert_array_equal(own, expected)
     with pytest.raises(ValueError, match="expected"):
-        PowerSGD(store, [SHAPE], rank=3).load_state_dict(power.state_dict())
+        PowerSGD(local_store, [SHAPE], rank=3).load_state_dict(power.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -91,13 +80,13 @@ def test_a_saved_state_goes_on_with_the_same_bits(store: Any) -> None:
         ([(3, 0)], {}, "with elements"),
     ],
 )
-def test_arguments_out_of_range(store: Any, shapes: Any, options: dict[str, Any], reason: str) -> None:
+def test_arguments_out_of_range(local_store: Any, shapes: Any, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        PowerSGD(store, shapes, **options)
+        PowerSGD(local_store, shapes, **options)
 
 
-def test_gradients_that_it_cannot_take(store: Any) -> None:
-    power = PowerSGD(store, [SHAPE])
+def test_gradients_that_it_cannot_take(local_store: Any) -> None:
+    power = PowerSGD(local_store, [SHAPE])
     read_only = gradient(1)
     read_only.flags.writeable = False
     for wrong in (
@@ -113,8 +102,8 @@ def test_gradients_that_it_cannot_take(store: Any) -> None:
         power.all_reduce([gradient(1), gradient(1)])
 
 
-def test_only_vectors_travel_as_they_are(store: Any) -> None:
-    power = PowerSGD(store, [(9,)])
+def test_only_vectors_travel_as_they_are(local_store: Any) -> None:
+    power = PowerSGD(local_store, [(9,)])
     own = np.arange(9, dtype=np.float32)
     assert power.all_reduce([own])
     assert_array_equal(own, np.arange(9))

@@ -23,21 +23,10 @@ from gradwire.launch import run_job
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+if __name__ == "__main__":  # a rank, which pytest's pythonpath does not reach
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-class Net(nn.Module):
-    """Has what needs care: a parameter used twice, one never used, buffers, channels_last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
-        self.norm = nn.BatchNorm2d(8)
-        self.twice = nn.Linear(8, 8)
-        self.unused = nn.Linear(5, 5)
-        self.last = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.relu(self.norm(self.conv(x))).mean((2, 3))
-        return self.last(self.twice(torch.relu(self.twice(h))))
+from integration.torch_programs import Net
 
 
 def wrap(model: nn.Module, store: gw.kv.KVStore, **options: Any) -> Any:

@@ -1,0 +1,42 @@
+"""What the programs whose ranks train with PyTorch have in common: a model, its images, a table of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+Case = TypeVar("Case", bound=Callable[..., None])
+CASES: dict[str, Callable[..., None]] = {}
+
+
+def case(function: Case) -> Case:
+    """Adds a function to the table of what this program runs; torch_jobs.case_names() reads it without importing."""
+    CASES[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    """Has what needs care: channels_last, buffers, a layer used twice, one never used.
+
+    wide: features of one more layer before the last, so that DDP has buckets to cut; 0: no such layer.
+    """
+
+    def __init__(self, wide: int = 0) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm2d(8)
+        self.twice = nn.Linear(8, 8)
+        self.unused = nn.Linear(5, 5)
+        self.wide = nn.Linear(8, wide) if wide else nn.Identity()
+        self.last = nn.Linear(wide or 8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+        return self.last(self.wide(self.twice(torch.relu(self.twice(h)))))
+
+
+def images(seed: int) -> torch.Tensor:
+    return torch.randn(6, 3, 7, 7, generator=torch.Generator().manual_seed(seed))
