@@ -65,6 +65,12 @@ def parse_arguments(
         "threshold auto (default: %(default)s)",
     )
     add(
+        "--ddp-hook",
+        choices=["none", "fp16", "powersgd"],
+        help="for comparison: train by DistributedDataParallel on Gloo with this hook of PyTorch's, or none; the store "
+        "only brings the workers together",
+    )
+    add(
         "--num-epochs",
         type=int,
         default=10,
@@ -120,6 +126,11 @@ def parse_arguments(
         value = getattr(args, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')}: {value} was given, expected 1 or more")
+    if args.ddp_hook is not None and args.gc_type != "none":
+        parser.error(
+            f"--gc-type {args.gc_type} was given with --ddp-hook {args.ddp_hook}, which compresses by itself or not "
+            "at all: leave one of the two out"
+        )
     try:
         args.gc_threshold = args.gc_threshold if args.gc_threshold == "auto" else float(args.gc_threshold)
         steps = args.lr_step_epochs.split(",") if args.lr_step_epochs else ()

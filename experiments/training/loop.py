@@ -20,7 +20,7 @@ import torch
 
 from training.flags import compression, learning_rate
 from training.order import batches
-from training.progress import Meter, Progress
+from training.progress import Meter, Progress, socket_bytes
 from training.task import Task
 
 
@@ -33,16 +33,21 @@ def weights_sha256(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
+def make_sgd(args: argparse.Namespace, model: torch.nn.Module) -> torch.optim.SGD:
+    """Makes the SGD that the flags ask for."""
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=args.lr,
+        momentum=args.momentum,
+        weight_decay=args.wd,
+        nesterov=args.optimizer == "nag" and args.momentum > 0,
+    )
+
+
 def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, store: Any) -> Any:
     """Wraps the SGD that the flags ask for."""
     return gw.torch.DistributedOptimizer(
-        torch.optim.SGD(
-            model.parameters(),
-            lr=args.lr,
-            momentum=args.momentum,
-            weight_decay=args.wd,
-            nesterov=args.optimizer == "nag" and args.momentum > 0,
-        ),
+        make_sgd(args, model),
         named_parameters=model.named_parameters(),
         compression=compression(args),
         store=store,
@@ -55,14 +60,21 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
     torch.manual_seed(args.seed)
     model = task.model().to(task.device)
     gw.torch.broadcast_parameters(model.state_dict(), store=store)
-    optimizer = make_optimizer(args, model, store)
     steps_per_epoch = task.examples // (store.num_workers * args.batch_size)
     if steps_per_epoch == 0:
         raise ValueError(
             f"train: {task.examples} {task.unit} do not fill one step of {store.num_workers} x "
             f"{args.batch_size}; give a larger --limit or a smaller --batch-size"
         )
-    meter, seconds, step = Meter(store), 0.0, 0
+    if args.ddp_hook is None:
+        network, optimizer, count = model, make_optimizer(args, model, store), socket_bytes(store)
+    else:
+        from training import ddp  # what no other run needs
+
+        interface = ddp.join(store)
+        network = ddp.wrap(model, args.ddp_hook, steps_per_epoch * args.num_epochs)
+        optimizer, count = make_sgd(args, model), ddp.link_bytes(interface)
+    meter, seconds, step = Meter(count), 0.0, 0
     scores: list[float] = []
     record: dict[str, Any] = {"training_loss_per_epoch": [], "seconds_per_epoch": []}
     for epoch in range(args.num_epochs):
@@ -71,7 +83,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(args, step, steps_per_epoch)
             optimizer.zero_grad()
-            loss = task.loss(model, pick)
+            loss = task.loss(network, pick)
             loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))
@@ -86,8 +98,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
             progress.say(
                 f"epoch {epoch + 1:2d}/{args.num_epochs}  {task.metric} {scores[-1]:.4f}  "
                 f"training loss {record['training_loss_per_epoch'][-1]:.4f}  "
-                f"{step * args.batch_size * store.num_workers / seconds:,.0f} {task.unit}/s  "
-                f"{meter.median():,} bytes/step"
+                f"{step * args.batch_size * store.num_workers / seconds:,.0f} {task.unit}/s{meter.text()}"
             )
     return record | {
         f"{task.metric}_per_epoch": scores,
@@ -95,13 +106,13 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         "images_per_second": step * args.batch_size * store.num_workers / seconds,
         "bytes_per_step": meter.median(),
         "bytes_total": meter.total(),
-        "codec_seconds": store.engine.codec_seconds(),
+        "codec_seconds": store.engine.codec_seconds() if args.ddp_hook is None else None,
         "steps": step,
         "weights_sha256": weights_sha256(model),
         "dataset": task.dataset,
         "workers": store.num_workers,
-        "compression": str(store.compression),
-        "momentum_correction": optimizer.momentum_correction,
+        "compression": str(store.compression) if args.ddp_hook is None else f"DDP's hook {args.ddp_hook}",
+        "momentum_correction": getattr(optimizer, "momentum_correction", False),
         "arguments": {name: value for name, value in vars(args).items() if name != "json"},
     }
 
@@ -118,6 +129,11 @@ def write_record(record: dict[str, Any], args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace, make_task: Callable[[argparse.Namespace, Progress], Task]) -> None:
     """Joins the job, trains, and lets rank 0 report."""
+    if args.ddp_hook is not None and (arm := gw.settings.read().compression) is not None:
+        raise ValueError(
+            f"train: GRADWIRE_COMPRESSION={arm} is set with --ddp-hook {args.ddp_hook}, which has no codec of "
+            "gradwire's: unset one of the two"
+        )
     store = gw.kv.create(args.kv_store)
     torch.set_num_threads(
         args.threads or int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
@@ -130,3 +146,7 @@ def run(args: argparse.Namespace, make_task: Callable[[argparse.Namespace, Progr
         write_record(record, args)
         progress.say(f"{task.metric} {record[task.metric]:.4f} after {record['steps']} steps")
     store.close()
+    if args.ddp_hook is not None:
+        from training import ddp
+
+        ddp.leave()

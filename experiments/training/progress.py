@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -26,23 +27,37 @@ class Progress:
             self.shown = now
 
 
+def socket_bytes(store: Any) -> Callable[[], int]:
+    """Returns what counts the bytes that this worker's sockets have sent and received."""
+
+    def count() -> int:
+        counters = store.engine.counters()
+        return int(counters["bytes_sent"] + counters["bytes_received"])
+
+    return count
+
+
 class Meter:
-    """Bytes that this worker's sockets have sent and received."""
+    """Bytes per step. count: all so far; None: nobody knows."""
 
-    def __init__(self, store: Any) -> None:
-        self._engine = store.engine
+    def __init__(self, count: Callable[[], int] | None) -> None:
+        self._count = count
         self.per_step: list[int] = []
-        self._before = self.total()
+        self._before = self.total() or 0
 
-    def total(self) -> int:
-        counters = self._engine.counters()
-        return counters["bytes_sent"] + counters["bytes_received"]
+    def total(self) -> int | None:
+        return None if self._count is None else self._count()
 
     def step(self) -> None:
-        now = self.total()
-        self.per_step.append(now - self._before)
-        self._before = now
+        if (now := self.total()) is not None:
+            self.per_step.append(now - self._before)
+            self._before = now
 
-    def median(self) -> int:
+    def median(self) -> int | None:
         """Returns the median step's bytes; the first round, which agrees on scales, is apart."""
+        if self._count is None:
+            return None
         return int(statistics.median(self.per_step[1:] or self.per_step or [0]))
+
+    def text(self) -> str:
+        return "" if self._count is None else f"  {self.median():,} bytes/step"
