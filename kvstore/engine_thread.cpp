@@ -27,11 +27,6 @@ constexpr auto kTick = std::chrono::milliseconds(250);
 /// How often a payload that arrived damaged, here or there, is sent again before the round fails.
 constexpr int kMaxResends = 3;
 
-std::string text_of(const Frame& frame) {
-  const auto bytes = frame.payload.bytes();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 /// Copies what was received to the tensors that it is of.
 void scatter(const EngineThread::Operation& operation) {
   const float* from = operation.out.data();
@@ -173,12 +168,8 @@ std::vector<std::string> EngineThread::take_notices() {
 }
 
 void EngineThread::keep_failure_text() {
-  try {
-    std::rethrow_exception(failure_);
-  } catch (const std::exception& error) {
-    const std::lock_guard lock(notices_mutex_);
-    failure_text_ = error.what();
-  }
+  const std::lock_guard lock(notices_mutex_);
+  failure_text_ = text_of(failure_);
 }
 
 std::string EngineThread::failure() const {
@@ -435,7 +426,7 @@ void EngineThread::handle(Node from, Frame frame) {
     auto& [ticket, servers] = *command_;
     servers.erase(from.rank);
     if (header.kind == Kind::kError)
-      ticket.fail(std::make_exception_ptr(std::invalid_argument(text_of(frame))));
+      ticket.fail(std::make_exception_ptr(std::invalid_argument(payload_text(frame))));
     if (servers.empty()) {
       ticket.succeed();
       command_.reset();
@@ -489,7 +480,7 @@ void EngineThread::handle_refusal(Tensor& tensor, std::size_t index, const Frame
     return;
   }
   const auto text = fmt::format("{} refused key '{}': {}", server_name(state.part.server), tensor.spec.name,
-                                text_of(frame));
+                                payload_text(frame));
   if (state.request != Kind::kPush) {  // nothing that others wait for
     state.answered = true;
     return part_done(tensor, std::make_exception_ptr(std::invalid_argument(text)));

@@ -30,14 +30,6 @@ Frame refusal(const transport::FrameHeader& sum, const std::string& text) {
 
 }  // namespace
 
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& cause) {
-    return cause.what();
-  }
-}
-
 void HostRelay::start(Server& server, EngineThread& uplink) {
   const std::lock_guard lock(mutex_);
   server_ = &server;

@@ -18,9 +18,6 @@
 
 namespace gradwire::kvstore {
 
-/// What an error says, for those on other ranks.
-std::string text_of(const std::exception_ptr& error);
-
 class HostRelay {
  public:
   /// Answers go to server, sums to uplink, from now on until stop().

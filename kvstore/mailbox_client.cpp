@@ -24,11 +24,6 @@ namespace {
 /// With dedicated servers, runs of this many bytes take turns among them.
 constexpr unsigned kTurnBits = 20;
 
-std::string text_of(const Frame& frame) {
-  const auto bytes = frame.payload.bytes();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 }  // namespace
 
 MailboxClient::MailboxClient(const transport::Messenger& messenger, std::shared_ptr<Loop> loop,
@@ -127,7 +122,7 @@ void MailboxClient::on_refusal(const Frame& frame) {
   const auto fetch = fetches_.find(id);
   if ((post == posts_.end() && fetch == fetches_.end()) || !frame.payload.is_intact()) return;
   const char* what = post != posts_.end() ? post->second.what : fetch->second.what;
-  fail_(std::make_exception_ptr(transport::TransportError(fmt::format("{}: {}", what, text_of(frame)))));
+  fail_(std::make_exception_ptr(transport::TransportError(fmt::format("{}: {}", what, payload_text(frame)))));
 }
 
 void MailboxClient::retry(Clock::time_point now) {

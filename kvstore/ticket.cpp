@@ -67,4 +67,12 @@ void Ticket::then(std::function<void(std::exception_ptr)> next) const {
 void Ticket::succeed() const { state_->finish(nullptr); }
 void Ticket::fail(std::exception_ptr error) const { state_->finish(error); }
 
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& cause) {
+    return cause.what();
+  }
+}
+
 }  // namespace gradwire::kvstore

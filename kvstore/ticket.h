@@ -7,8 +7,12 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 
 namespace gradwire::kvstore {
+
+/// What an operation's error says, for those on other ranks.
+std::string text_of(const std::exception_ptr& error);
 
 class Ticket {
  public:

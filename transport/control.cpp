@@ -187,4 +187,18 @@ std::vector<std::uint32_t> parse_ranks(std::string_view bytes) {
   return ranks;
 }
 
+void AwaitedExchange::take(ExchangeAnswer answer, std::string_view payload) {
+  switch (answer) {
+    case ExchangeAnswer::kComplete:
+      blobs = parse_blobs(payload);
+      break;
+    case ExchangeAnswer::kWaiting:
+      missing = parse_ranks(payload);
+      break;
+    case ExchangeAnswer::kDeserted:
+      deserted = payload;
+      break;
+  }
+}
+
 }  // namespace gradwire::transport

@@ -73,6 +73,16 @@ std::vector<std::uint32_t> parse_ranks(std::string_view bytes);
 enum class ExchangeAsk : std::uint64_t { kOffer = 0, kStatus = 1 };
 /// Header field step of kExchangeResult. Part of the wire format, never renumber.
 enum class ExchangeAnswer : std::uint64_t { kComplete = 0, kWaiting = 1, kDeserted = 2 };
+
+/// What a caller of exchange() waits for, and what has been heard of it.
+struct AwaitedExchange {
+  std::optional<std::vector<std::string>> blobs;      ///< complete: in rank order
+  std::optional<std::string> deserted;                ///< it cannot be completed any more, and why
+  std::optional<std::vector<std::uint32_t>> missing;  ///< the ranks awaited, when last asked
+
+  /// Takes a kExchangeResult. Throws FrameError on a payload that is none.
+  void take(ExchangeAnswer answer, std::string_view payload);
+};
 /// Header field key of kGoodbye. Part of the wire format, never renumber.
 enum class GoodbyeStage : std::uint64_t { kLeaving = 0, kAcknowledged = 1 };
 /// Header field key of kFailure. Part of the wire format, never renumber.

@@ -195,4 +195,9 @@ void require_intact(const Buffer& payload) {
   if (payload.checksum()) require("payload checksum", *payload.checksum(), checksum(payload.bytes()));
 }
 
+std::string payload_text(const Frame& frame) {
+  const std::span<const std::byte> bytes = frame.payload.bytes();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 }  // namespace gradwire::transport

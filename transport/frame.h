@@ -103,6 +103,9 @@ struct Frame {
   Buffer payload;
 };
 
+/// A frame's payload as text.
+std::string payload_text(const Frame& frame);
+
 /// Bytes from a peer that are no valid frame; the text says which field, what was given and what was
 /// expected.
 class FrameError : public std::runtime_error {

@@ -234,7 +234,7 @@ std::vector<std::string> MpiEndpoint::exchange(std::string_view name, std::strin
 
 std::vector<std::string> MpiEndpoint::await_exchange(Lock& lock, std::uint64_t sequence,
                                                      std::string_view name, milliseconds timeout) {
-  Waiting& waiting = exchanges_[sequence];
+  AwaitedExchange& waiting = exchanges_[sequence];
   const auto is_settled = [&] { return failed_ || worker_.is_leaving || waiting.blobs || waiting.deserted; };
   if (!changed_.wait_for(lock, timeout, is_settled)) {
     ask(sequence, ExchangeAsk::kStatus, "");
@@ -533,17 +533,7 @@ void MpiEndpoint::on_exchange_result(std::uint64_t sequence, ExchangeAnswer answ
   const Lock lock(mutex_);
   const auto found = exchanges_.find(sequence);
   if (found == exchanges_.end()) return;
-  switch (answer) {
-    case ExchangeAnswer::kComplete:
-      found->second.blobs = parse_blobs(payload);
-      break;
-    case ExchangeAnswer::kWaiting:
-      found->second.missing = parse_ranks(payload);
-      break;
-    case ExchangeAnswer::kDeserted:
-      found->second.deserted = payload;
-      break;
-  }
+  found->second.take(answer, payload);
   changed_.notify_all();
 }
 

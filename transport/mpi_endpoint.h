@@ -92,12 +92,6 @@ class MpiEndpoint final : private MpiPeers::Events {
     std::vector<SumRequest> sums;
     std::vector<std::function<void()>> others;
   };
-  // What a caller of exchange() waits for.
-  struct Waiting {
-    std::optional<std::vector<std::string>> blobs;
-    std::optional<std::string> deserted;
-    std::optional<std::vector<std::uint32_t>> missing;
-  };
 
   MpiEndpoint(const MpiOptions& options, MpiJob job, int users);
 
@@ -174,7 +168,7 @@ class MpiEndpoint final : private MpiPeers::Events {
   bool has_ended_ = false;      // the I/O thread, or the wait for it
   std::exception_ptr start_error_;
   std::uint64_t exchange_count_ = 0;
-  std::map<std::uint64_t, Waiting> exchanges_;
+  std::map<std::uint64_t, AwaitedExchange> exchanges_;
 
   std::atomic<bool> is_stuck_{
       false};  // in MPI for good; whatever it does when it returns, it is to do no harm

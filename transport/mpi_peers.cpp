@@ -13,11 +13,6 @@ constexpr std::uint32_t kCoordinatorRank = 0;
 
 Buffer to_buffer(std::string_view text) { return Buffer::borrow(std::as_bytes(std::span(text))).copy(); }
 
-std::string_view text_of(const Frame& frame) {
-  const auto bytes = frame.payload.bytes();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 }  // namespace
 
 MpiPeers::MpiPeers(MpiPort& port, const MpiOptions& options, std::span<const MpiEntry> entries,
@@ -139,14 +134,15 @@ void MpiPeers::take_control(std::uint32_t rank, const Frame& frame) {
     case Kind::kHeartbeat:
       return;
     case Kind::kExchange:
-      return take_exchange(rank, header.key, static_cast<ExchangeAsk>(header.step), text_of(frame));
+      return take_exchange(rank, header.key, static_cast<ExchangeAsk>(header.step), payload_text(frame));
     case Kind::kExchangeResult:
-      return events_.on_exchange_result(header.key, static_cast<ExchangeAnswer>(header.step), text_of(frame));
+      return events_.on_exchange_result(header.key, static_cast<ExchangeAnswer>(header.step),
+                                        payload_text(frame));
     case Kind::kGoodbye:
       note_goodbye(header.sender);
       return events_.on_goodbye(header.sender);
     case Kind::kFailure:
-      return take_failure(rank, std::string(text_of(frame)));
+      return take_failure(rank, payload_text(frame));
     default:
       throw FrameError("frame: kind " + std::to_string(static_cast<int>(header.kind)) +
                        " does not travel over MPI");

@@ -84,12 +84,6 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
     std::uint64_t step = 0;
     std::string payload;
   };
-  // What a caller of exchange() waits for.
-  struct Waiting {
-    std::optional<std::vector<std::string>> blobs;
-    std::optional<std::string> deserted;
-    std::optional<std::vector<std::uint32_t>> missing;
-  };
 
   // I/O thread
   void run();
@@ -144,7 +138,7 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   bool closed_ = false;
   bool deadline_passed_ = false;  // why the roll call failed
   std::uint64_t exchange_count_ = 0;
-  std::map<std::uint64_t, Waiting> exchanges_;
+  std::map<std::uint64_t, AwaitedExchange> exchanges_;
 
   std::thread thread_;
 };
@@ -268,7 +262,7 @@ std::vector<std::string> ZmqMessenger::await_exchange(std::unique_lock<std::mute
   const auto ask_status = [&] {
     ask({Kind::kExchange, sequence, static_cast<std::uint64_t>(ExchangeAsk::kStatus), {}});
   };
-  Waiting& waiting = exchanges_[sequence];
+  AwaitedExchange& waiting = exchanges_[sequence];
   const auto settled = [&] { return inbox_.failed() || leaving_ || waiting.blobs || waiting.deserted; };
   const Clock::time_point deadline = Clock::now() + timeout;
   while (!settled() && Clock::now() < deadline) {
@@ -448,18 +442,7 @@ void ZmqMessenger::on_exchange_result(const Frame& frame) {
   const std::lock_guard lock(mutex_);
   const auto found = exchanges_.find(frame.header.key);
   if (found == exchanges_.end()) return;
-  const std::string payload = payload_text(frame);
-  switch (static_cast<ExchangeAnswer>(frame.header.step)) {
-    case ExchangeAnswer::kComplete:
-      found->second.blobs = parse_blobs(payload);
-      break;
-    case ExchangeAnswer::kWaiting:
-      found->second.missing = parse_ranks(payload);
-      break;
-    case ExchangeAnswer::kDeserted:
-      found->second.deserted = payload;
-      break;
-  }
+  found->second.take(static_cast<ExchangeAnswer>(frame.header.step), payload_text(frame));
   changed_.notify_all();
 }
 

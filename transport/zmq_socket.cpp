@@ -248,9 +248,4 @@ std::vector<Frame> unpack(Parcel parcel, std::size_t first) {
   return frames;
 }
 
-std::string payload_text(const Frame& frame) {
-  const std::span<const std::byte> bytes = frame.payload.bytes();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 }  // namespace gradwire::transport

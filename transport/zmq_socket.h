@@ -130,7 +130,4 @@ Parcel pack(const FrameHeader& header, const std::string& payload);
 /// Turns the parts of a message from first on back into frames as frame.h describes them. Throws FrameError.
 std::vector<Frame> unpack(Parcel parcel, std::size_t first);
 
-/// A node's payload of a control frame as text.
-std::string payload_text(const Frame& frame);
-
 }  // namespace gradwire::transport
