@@ -31,18 +31,26 @@ def codec(
         int, typer.Option(min=0, help="Floats in one call, as in one partition; 0: a thread's whole share.")
     ] = 262_144,
     repeat: Annotated[int, typer.Option(min=1, help="Timed turns; medians are shown.")] = 7,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for a page with charts, DIR/index.html, and DIR/codec.svg."),
+    ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Measure encode, decode and decode_sum beside memcpy of the same floats in the same run.
 
     "limit" is what memory allows: the bytes that memcpy moves over the bytes that the operation must move.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       gradwire bench codec --codec 2bit
+
+      gradwire bench codec --threads 2 --report report/codecs
     """
     from gradwire import compress
+    from gradwire.bench import codec_page
     from gradwire.bench.codec import Plan, measure
+    from gradwire.console import say
 
     plan = Plan(elements, piece_elements, threads, repeat)
     console = Console(stderr=json_file == "-")
@@ -52,6 +60,8 @@ def codec(
             rows = measure(spec, plan)
         records += rows
         console.print(codec_table(rows))
+    if report is not None:
+        say(f"wrote {codec_page.write_page(report, records, codec_page.facts_of(plan))}")
     write_json(records, json_file)
 
 

@@ -12,6 +12,7 @@ from gradwire.bench.plan import UNSHAPED
 from gradwire.units import format_bytes, format_duration
 
 Record = Mapping[str, Any]
+CODEC_TITLES = ("operation", "G elements/s", "memcpy", "of memcpy", "limit", "of 8 adds")
 ALL_REDUCE_TITLES = ("system", "min", "median", "limit", "x limit", "sent", "CPU s/GB")
 
 
@@ -23,22 +24,27 @@ def codec_table(rows: Sequence[Record]) -> Table:
         f"relative error {first['relative_error']:.2g}"
     )
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("operation")
-    for heading in ("G elements/s", "memcpy", "of memcpy", "limit", "of 8 adds"):
+    table.add_column(CODEC_TITLES[0])
+    for heading in CODEC_TITLES[1:]:
         table.add_column(heading, justify="right")
     for row in rows:
-        name = row["op"] + (f", {row['ways']} ways" if row["ways"] > 1 else "")
-        name += " with residual" if row["residual"] != "none" else ""
-        adds = row["ratio_to_separate_adds"]
-        table.add_row(
-            name,
-            f"{row['elements_per_second'] / 1e9:.2f}",
-            f"{row['memcpy_elements_per_second'] / 1e9:.2f}",
-            f"{row['ratio_to_memcpy']:.2f}",
-            f"{row['memory_limit_ratio']:.2f}",
-            f"{adds:.2f}" if adds is not None else "",
-        )
+        table.add_row(*codec_row(row))
     return table
+
+
+def codec_row(row: Record) -> list[str]:
+    """The cells of CODEC_TITLES."""
+    name = row["op"] + (f", {row['ways']} ways" if row["ways"] > 1 else "")
+    name += " with residual" if row["residual"] != "none" else ""
+    adds = row["ratio_to_separate_adds"]
+    return [
+        name,
+        f"{row['elements_per_second'] / 1e9:.2f}",
+        f"{row['memcpy_elements_per_second'] / 1e9:.2f}",
+        f"{row['ratio_to_memcpy']:.2f}",
+        f"{row['memory_limit_ratio']:.2f}",
+        f"{adds:.2f}" if adds is not None else "",
+    ]
 
 
 def servers_table(records: Sequence[Record]) -> Table:
