@@ -1,10 +1,13 @@
 """What does every codec cost in accuracy? All codecs, 4 workers, the same seeds, one run after the other.
 
     python experiments/codec_accuracy/run.py [--task lenet]... [--arm none --arm 2bit]... [--seeds 5] [--minutes M]
-    python experiments/codec_accuracy/run.py --tables      measures nothing: fills README.md, draws results.svg
+    python experiments/codec_accuracy/run.py --relative-error [--arm 2bit]... [--limit 6400] [--num-epochs 2]
+    python experiments/codec_accuracy/run.py --sensitivity [--arm 2bit]... [--seeds 1] [--minutes M]
+    python experiments/codec_accuracy/run.py --tables      measures nothing: fills README.md, draws every chart
 
-Every run is kept in results.csv as it ends, and is not done again: stopped or cut short, the same command goes on
-where it was. A run's output is in report/codec_accuracy/TASK/.
+The first runs real jobs, the next two LeNet with simulated workers in this process. Every run is kept in results.csv or
+sensitivity.csv as it ends, and is not done again: stopped or cut short, the same command goes on where it was;
+--relative-error measures again. A job's output is in report/codec_accuracy/TASK/.
 """
 
 from __future__ import annotations
@@ -14,13 +17,21 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import accuracy_table
 import readme
+import relative_error
+import sensitivity
 from arms import check, every_arm
 from runs import TASKS, Row, Run, RunFailed, append, carry_out, missing, read
 
+if TYPE_CHECKING:
+    from training.task import Task
+
 HERE = Path(__file__).resolve().parent
+LEAST_LIMIT = 320  # images of simulated workers: some steps
+POINT_STEPS = 5  # of training, that a point of relative_error.csv is the mean of
 
 
 def measure(to_do: Sequence[Run], file: Path, minutes: float | None) -> list[Run]:
@@ -62,18 +73,72 @@ def say(*lines: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def measure_errors(arms: Sequence[str], limit: int, num_epochs: int, file: Path) -> None:
+    """Trains LeNet under each arm, watching what each step loses; keeps an arm's points as it ends."""
+    from simulation import Setting, load_task, train
+
+    task = load_task(Setting(arms[0], 0, limit, num_epochs))
+    names = layers_of(task)
+    for arm in arms:
+        began = time.monotonic()
+        recorder = relative_error.Recorder(arm, names, POINT_STEPS)
+        train(Setting(arm, 0, limit, num_epochs), task, recorder)
+        relative_error.write(file, recorder.points)
+        say(f"{arm}: {time.monotonic() - began:.1f} s")
+
+
+def layers_of(task: Task) -> dict[int, tuple[str, int]]:
+    """Returns name and elements of what codecs compress: all parameters but those of one dimension."""
+    parameters = enumerate(task.model().named_parameters())
+    return {index: (name, p.numel()) for index, (name, p) in parameters if p.dim() > 1}
+
+
+def measure_sensitivity(points: Sequence[sensitivity.Point], file: Path, minutes: float | None) -> None:
+    """Trains LeNet at each point; none starts after minutes."""
+    from simulation import Setting, load_task, train
+
+    began = time.monotonic()
+    task = None
+    for number, point in enumerate(points, start=1):
+        if minutes is not None and time.monotonic() - began > 60 * minutes:
+            say(f"{minutes:g} minutes are over, {len(points) - number + 1} points are left")
+            return
+        setting = Setting(point.arm, point.seed, point.limit, point.num_epochs, point.lr_factor)
+        task = task or load_task(setting)
+        accuracy = task.score(train(setting, task))
+        sensitivity.append(file, point, accuracy)
+        left = (time.monotonic() - began) / number * (len(points) - number)
+        say(
+            f"{number}/{len(points)} {point.arm}, learning rate times {point.lr_factor:g}, seed {point.seed}: "
+            f"{100 * accuracy:.2f} %; {left / 60:.0f} min left"
+        )
+
+
 def write_tables(folder: Path) -> None:
-    """Prints the tables; fills README.md and draws from what was measured in its folder."""
-    rows = read(folder / "results.csv")
-    if not rows:
-        return
-    text = "\n\n".join(
-        accuracy_table.markdown(task, own) for task, own in accuracy_table.by_task(rows).items()
-    )
-    print(text)
-    (folder / "results.svg").write_text(accuracy_table.draw(rows), encoding="utf-8")
-    if folder == HERE:
-        readme.fill("accuracy", text)
+    """Prints the tables and draws the charts of all that was measured; fills README.md if it is beside them."""
+    for name, (text, charts) in sections(folder).items():
+        print(f"{text}\n")
+        for file, chart in charts.items():
+            (folder / file).write_text(chart, encoding="utf-8")
+        if folder == HERE:
+            images = [f"![{name}: {file}]({file})" for file in charts]
+            readme.fill(name, "\n\n".join([text, *images]))
+
+
+def sections(folder: Path) -> dict[str, tuple[str, dict[str, str]]]:
+    """Returns, by its mark in README.md, the text and the charts of each part that was measured."""
+    found: dict[str, tuple[str, dict[str, str]]] = {}
+    if rows := read(folder / "results.csv"):
+        tasks = accuracy_table.by_task(rows)
+        text = "\n\n".join(accuracy_table.markdown(task, own) for task, own in tasks.items())
+        found["accuracy"] = (text, {"results.svg": accuracy_table.draw(rows)})
+    if points := relative_error.read(folder / "relative_error.csv"):
+        chart = relative_error.figure(points)
+        found["relative error"] = (relative_error.markdown(points), {"relative_error.svg": chart})
+    if results := sensitivity.read(folder / "sensitivity.csv"):
+        sweep = sensitivity.summarise(results)
+        found["sensitivity"] = (sensitivity.markdown(sweep), sensitivity.figures(sweep))
+    return found
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -83,13 +148,30 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--task", action="append", choices=list(TASKS), help="repeatable; default: all")
     add("--arm", action="append", metavar="CODEC", help="repeatable; default: every codec, and PowerSGD")
-    add("--seeds", type=int, default=5, metavar="N", help="0 to N-1 (default: %(default)s)")
+    add("--seeds", type=int, metavar="N", help="0 to N-1 (default: 5, of --sensitivity 1)")
     add("--minutes", type=float, metavar="M", help="start no run after so long; default: all are done")
-    add("--folder", type=Path, default=HERE, help="where results.csv is (default: beside this script)")
-    add("--tables", action="store_true", help="measure nothing: print tables, fill README.md, draw")
+    add("--folder", type=Path, default=HERE, help="where results are (default: beside this script)")
+    add(
+        "--limit",
+        type=int,
+        default=6400,
+        metavar="N",
+        help="images of simulated workers (default: %(default)s)",
+    )
+    add("--num-epochs", type=int, default=2, metavar="N", help="of simulated workers (default: %(default)s)")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--relative-error", action="store_true", help="what each step loses, per layer")
+    modes.add_argument("--sensitivity", action="store_true", help="learning rates and thresholds")
+    modes.add_argument(
+        "--tables", action="store_true", help="measure nothing: print tables, fill README.md, draw"
+    )
     given = parser.parse_args()
-    if given.seeds < 1:
-        parser.error(f"--seeds {given.seeds} was given, expected 1 or more")
+    given.seeds = given.seeds or (1 if given.sensitivity else 5)
+    for name, least in (("seeds", 1), ("num_epochs", 1), ("limit", LEAST_LIMIT)):
+        if getattr(given, name) < least:
+            parser.error(
+                f"--{name.replace('_', '-')} {getattr(given, name)} was given, expected {least} or more"
+            )
     try:
         check(given.arm or [])
     except ValueError as error:
@@ -101,13 +183,23 @@ def main() -> int:
     given = parse_arguments()
     folder = given.folder.resolve()
     failed: list[Run] = []
-    if not given.tables:
-        file = folder / "results.csv"
-        to_do = list(missing(given.task or list(TASKS), given.arm or every_arm(), given.seeds, read(file)))
-        try:
-            failed = measure(to_do, file, given.minutes)
-        except RunFailed as error:
-            return 128 + (error.interrupted or 0)
+    try:
+        if given.relative_error:
+            arms = given.arm or every_arm()
+            measure_errors(arms, given.limit, given.num_epochs, folder / "relative_error.csv")
+        elif given.sensitivity:
+            file = folder / "sensitivity.csv"
+            done = sensitivity.read(file)
+            points = sensitivity.plan(
+                given.arm or sensitivity.lr_arms(), given.seeds, given.limit, given.num_epochs
+            )
+            measure_sensitivity([point for point in points if point not in done], file, given.minutes)
+        elif not given.tables:
+            file = folder / "results.csv"
+            to_do = missing(given.task or list(TASKS), given.arm or every_arm(), given.seeds, read(file))
+            failed = measure(list(to_do), file, given.minutes)
+    except RunFailed as error:
+        return 128 + (error.interrupted or 0)
     write_tables(folder)
     for run in failed:
         say(f"FAILED: {run.task} {run.arm} seed {run.seed}: {run.log()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import subprocess
 import sys
@@ -11,11 +12,12 @@ from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from gradwire import compress
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "codec_accuracy"
-NAMES = ("arms", "runs", "accuracy_table", "readme", "run")
+NAMES = ("arms", "runs", "accuracy_table", "readme", "multiples", "relative_error", "sensitivity", "run")
 RECORDER = """
 import os, gradwire.result
 arm, seed = os.environ["GRADWIRE_COMPRESSION"], int(os.environ["GRADWIRE_SEED"])
@@ -171,9 +173,80 @@ def test_only_what_stands_between_the_marks_is_replaced(
 
 def test_the_readme_has_all_marks(modules: dict[str, ModuleType]) -> None:
     page = (FOLDER / "README.md").read_text()
-    for name in ("accuracy",):
+    for name in ("accuracy", "relative error", "sensitivity"):
         assert f"<!-- {name} -->\n" in page
         assert f"<!-- end {name} -->" in page
+
+
+# ---------------------------------------------------------------- relative error
+
+
+def test_errors_of_a_step_and_of_all_steps(modules: dict[str, ModuleType]) -> None:
+    recorder = modules["relative_error"].Recorder("arm", {1: ("layer", 2)}, every=2)
+    given = [np.float32([3, 0]), np.float32([3, 8])]  # mean (3, 4), of length 5
+    for step, received in enumerate(([3, 4], [3, 4 + 5], [0, 0], [6, 3])):
+        recorder(step, 0, given, np.float32(received))  # no layer that is asked about
+        recorder(step, 1, given, np.float32(received))
+    first, second = recorder.points
+    assert (first.arm, first.layer, first.step, second.step) == ("arm", "layer", 2, 4)
+    assert first.relative_error == pytest.approx((0 + 1) / 2)
+    assert first.owed_so_far == pytest.approx((0 + 5 / 10) / 2)
+    assert second.relative_error == pytest.approx((1 + 10**0.5 / 5) / 2)
+    assert second.owed_so_far == pytest.approx((10**0.5 / 15 + 0) / 2)
+
+
+def test_nothing_of_nothing_is_no_error(modules: dict[str, ModuleType]) -> None:
+    ratio = modules["relative_error"].ratio
+    assert ratio(np.zeros(2), np.zeros(2)) == 0
+    assert ratio(np.ones(2), np.zeros(2)) == float("inf")
+
+
+def test_an_arm_that_is_measured_again_replaces_its_points(
+    modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    errors, file = modules["relative_error"], tmp_path / "relative_error.csv"
+    old = [errors.Point(arm, "fc.weight", step, 0.5, 0.25) for arm in ("2bit", "int8") for step in (5, 10)]
+    errors.write(file, old)
+    errors.write(file, [errors.Point("2bit", "fc.weight", step, 0.75, 0.125) for step in (5, 10)])
+    points = errors.read(file)
+    assert [(p.arm, p.relative_error) for p in points] == [*[("int8", 0.5)] * 2, *[("2bit", 0.75)] * 2]
+    text = errors.markdown(points)
+    assert text.index("| `2bit` | 0.75 | 0.12 |") < text.index("| `int8` | 0.5 | 0.25 |")
+    assert ElementTree.fromstring(errors.figure(points)).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+# ---------------------------------------------------------------- sensitivity
+
+
+def test_every_point_is_planned_once_and_is_not_measured_twice(
+    modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    sensitivity, file = modules["sensitivity"], tmp_path / "sensitivity.csv"
+    points = list(sensitivity.plan(["none", "2bit"], 2, 640, 1))
+    assert len(points) == len(set(points)) == 2 * (5 + 6 + 2 * 5)
+    for point in points:
+        assert sensitivity.Point.parse({k: str(v) for k, v in dataclasses.asdict(point).items()}) == point
+    sensitivity.append(file, points[0], 0.5)
+    sensitivity.append(file, points[1], 0.25)
+    assert sensitivity.read(file) == {points[0]: 0.5, points[1]: 0.25}
+
+
+def test_the_sweep_is_of_the_longest_training(modules: dict[str, ModuleType]) -> None:
+    sensitivity = modules["sensitivity"]
+    results = dict.fromkeys(sensitivity.plan(["none", "2bit"], 1, 640, 1), 0.5)
+    results |= {
+        point: {1.0: 0.75}.get(point.lr_factor, 0.5) + point.seed / 10
+        for point in sensitivity.plan(["none", "2bit"], 2, 6400, 1)
+    }
+    sweep = sensitivity.summarise(results)
+    assert list(sweep.by_factor) == ["none", "2bit"]
+    assert sweep.by_factor["2bit"] == pytest.approx({0.25: 55, 0.5: 55, 1.0: 80, 2.0: 55, 4.0: 55})
+    assert list(sweep.by_threshold) == [0.01, 0.03, 0.1, 0.3, 1.0]
+    assert sweep.by_scale[1.5] == pytest.approx(80)
+    assert "| `2bit` | 55.0 | 55.0 | 80.0 | 55.0 | 55.0 | +0.0 |" in sensitivity.markdown(sweep)
+    assert "6400 images, 1 epochs, 2 seeds" in sweep.conditions
+    for chart in sensitivity.figures(sweep).values():
+        assert ElementTree.fromstring(chart).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 # ---------------------------------------------------------------- the command
@@ -203,3 +276,74 @@ def test_a_real_run(
     assert dense / 100 < done.bytes_per_step < dense / 3
     assert done.codec_seconds > 0
     assert len(done.weights) == 12
+
+
+# ---------------------------------------------------------------- simulated workers
+
+SIMULATE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import simulation
+from training.loop import weights_sha256
+simulation.WORKERS = 2
+for arm in sys.argv[2:]:
+    setting = simulation.Setting(arm, seed=3, limit=320, num_epochs=1)
+    print(weights_sha256(simulation.train(setting, simulation.load_task(setting)))[:12])
+"""
+
+
+def test_simulated_workers_end_with_the_bits_of_a_real_job(
+    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, arms = modules["runs"], ("int8", "2bit:reply=2bit")
+    monkeypatch.setattr(runs, "LOGS", tmp_path)
+    monkeypatch.setattr(runs, "WORKERS", 2)
+    flags = "--network lenet --limit 320 --num-epochs 1 --batch-size 16 --threads 1"
+    monkeypatch.setitem(runs.TASKS, "lenet", dataclasses.replace(runs.TASKS["lenet"], flags=flags))
+    done = subprocess.run(
+        [sys.executable, "-c", SIMULATE, str(FOLDER), *arms], capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [runs.carry_out(runs.Run("lenet", arm, 3)).weights for arm in arms]
+
+
+def command(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "run.py"), "--folder", str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_relative_error_of_real_training(tmp_path: Path) -> None:
+    arms = ("none", "bf16", "topk", "powersgd:rank=4")
+    given = [part for arm in arms for part in ("--arm", arm)]
+    text = command(tmp_path, "--relative-error", "--limit", "640", "--num-epochs", "1", *given)
+    with (tmp_path / "relative_error.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    layers = {row["layer"] for row in rows}
+    assert len(layers) == 4
+    assert {(row["arm"], int(row["step"])) for row in rows} == {
+        (arm, step) for arm in arms for step in (5, 10)
+    }
+    last = {(row["arm"], row["layer"]): float(row["relative_error"]) for row in rows if row["step"] == "10"}
+    for layer in layers:
+        assert last["none", layer] < 1e-6 < last["bf16", layer] < 1e-2 < 0.05 < last["powersgd:rank=4", layer]
+        assert last["topk", layer] > 0.5
+    assert "| `topk` |" in text
+    assert (tmp_path / "relative_error.svg").exists()
+
+
+def test_a_sensitivity_run_goes_on_with_what_is_left(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    sensitivity, file = modules["sensitivity"], tmp_path / "sensitivity.csv"
+    *done, left = sensitivity.plan(["none"], 1, 320, 1)
+    for point in done:
+        sensitivity.append(file, point, 0.5)
+    text = command(tmp_path, "--sensitivity", "--arm", "none", "--limit", "320", "--num-epochs", "1")
+    results = sensitivity.read(file)
+    assert set(results) == {*done, left}
+    assert 0.02 < results[left] < 0.9
+    assert "| `none` | 50.0 | 50.0 | 50.0 | 50.0 |" in text
