@@ -114,9 +114,11 @@ def measure_sensitivity(points: Sequence[sensitivity.Point], file: Path, minutes
         )
 
 
-def write_tables(folder: Path) -> None:
-    """Prints the tables and draws the charts of all that was measured; fills README.md if it is beside them."""
+def write_tables(folder: Path, wanted: Sequence[str]) -> None:
+    """Prints the tables and draws the charts of what was measured; fills README.md if it is beside them."""
     for name, (text, charts) in sections(folder).items():
+        if name not in wanted:
+            continue
         print(f"{text}\n")
         for file, chart in charts.items():
             (folder / file).write_text(chart, encoding="utf-8")
@@ -183,24 +185,29 @@ def main() -> int:
     given = parse_arguments()
     folder = given.folder.resolve()
     failed: list[Run] = []
+    wanted = ["accuracy"]
     try:
-        if given.relative_error:
+        if given.tables:
+            wanted = ["accuracy", "relative error", "sensitivity"]
+        elif given.relative_error:
+            wanted = ["relative error"]
             arms = given.arm or every_arm()
             measure_errors(arms, given.limit, given.num_epochs, folder / "relative_error.csv")
         elif given.sensitivity:
+            wanted = ["sensitivity"]
             file = folder / "sensitivity.csv"
             done = sensitivity.read(file)
             points = sensitivity.plan(
                 given.arm or sensitivity.lr_arms(), given.seeds, given.limit, given.num_epochs
             )
             measure_sensitivity([point for point in points if point not in done], file, given.minutes)
-        elif not given.tables:
+        else:
             file = folder / "results.csv"
             to_do = missing(given.task or list(TASKS), given.arm or every_arm(), given.seeds, read(file))
             failed = measure(list(to_do), file, given.minutes)
     except RunFailed as error:
         return 128 + (error.interrupted or 0)
-    write_tables(folder)
+    write_tables(folder, wanted)
     for run in failed:
         say(f"FAILED: {run.task} {run.arm} seed {run.seed}: {run.log()}")
     return 1 if failed else 0
