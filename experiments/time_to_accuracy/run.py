@@ -2,7 +2,7 @@
 DistributedDataParallel on Gloo with PyTorch's own hooks beside gradwire's codecs, the same seeds, in turns.
 
     python experiments/time_to_accuracy/run.py [--row resnet8-100mbit]... [--arm DDP --arm 2bit]... [--seeds 5]
-    python experiments/time_to_accuracy/run.py --quick     2 seeds of a shorter training, about 10 minutes in all
+    python experiments/time_to_accuracy/run.py --quick     2 seeds of 6 arms in a shorter training, about 10 minutes
     python experiments/time_to_accuracy/run.py --tables    measures nothing: prints README.md's tables
 
 A row that has ended replaces its record in results.json; its page with curves is
@@ -38,6 +38,7 @@ EXPERIMENTS = HERE.parent
 REPORT = EXPERIMENTS.parent / "report" / "time_to_accuracy"
 WORKERS = 2
 ARMS = (*PEERS, "fp16", "int8", "2bit", "2bit:reply=2bit", "1bit", "topk")
+QUICK_ARMS = (*PEERS, "fp16", "int8", "2bit")
 LINKS = ("100mbit", "1gbit")
 
 
@@ -53,7 +54,7 @@ class Task:
 TASKS = {
     "resnet8": Task(
         "fashion_mnist/train.py",
-        "--network resnet8 --batch-size 16 --limit 6400 --num-epochs 6",
+        "--network resnet8 --batch-size 16 --limit 6400 --num-epochs 5",
         "--network resnet8 --batch-size 16 --limit 1280 --num-epochs 2",
     ),
     "char_lm": Task(
@@ -70,8 +71,7 @@ def plan_of(row: str, given: argparse.Namespace) -> Plan:
     task = TASKS[name]
     flags = (task.quick if given.quick else task.whole).split()
     command = (sys.executable, str(HERE / "arm.py"), str(EXPERIMENTS / task.script), *flags)
-    arms = tuple(given.arm or ARMS)
-    return Plan(command, arms, tuple(range(given.seeds)), WORKERS, 0, link, given.report / row)
+    return Plan(command, tuple(given.arm), tuple(range(given.seeds)), WORKERS, 0, link, given.report / row)
 
 
 def measure(row: str, plan: Plan, console: Console) -> dict[str, Any]:
@@ -123,7 +123,11 @@ def parse_arguments() -> argparse.Namespace:
     add("--row", action="append", choices=list(ROWS), help="repeatable; default: all")
     add("--arm", action="append", metavar="ARM", help="repeatable, the first is compared with; default: all")
     add("--seeds", type=int, metavar="N", help="0 to N-1 (default: 5; 2 with --quick)")
-    add("--quick", action="store_true", help="a shorter training: does it work, and which way does it point?")
+    add(
+        "--quick",
+        action="store_true",
+        help="a shorter training, fewer arms: does it work, and where does it point?",
+    )
     add(
         "--folder",
         type=Path,
@@ -137,13 +141,14 @@ def parse_arguments() -> argparse.Namespace:
     )
     add("--tables", action="store_true", help="measure nothing, print the tables")
     given = parser.parse_args()
+    given.arm = given.arm or list(QUICK_ARMS if given.quick else ARMS)
     given.seeds = (2 if given.quick else 5) if given.seeds is None else given.seeds
     given.report = given.report or (REPORT / "quick" if given.quick else REPORT)
     given.folder = given.folder or (given.report if given.quick else HERE)
     if given.seeds < 1:
         parser.error(f"--seeds {given.seeds} was given, expected 1 or more")
     try:
-        check_arms([arm for arm in given.arm or ARMS if arm not in PEERS])
+        check_arms([arm for arm in given.arm if arm not in PEERS])
     except ValueError as error:
         parser.error(f"{error}; or one of {', '.join(PEERS)}")
     return given
