@@ -113,7 +113,7 @@ build: venv
 # Editable: an edited .py file counts at once; C++, a new file or a new name installs again.
 install: venv
 	@mkdir -p $(STAMPS); \
-	wanted=$$({ find CMakeLists.txt pyproject.toml $(CPP_FOLDERS) python/src python/CMakeLists.txt -type f -print0 | sort -z | \
+	wanted=$$({ find CMakeLists.txt pyproject.toml $(CPP_FOLDERS) python/src python/CMakeLists.txt experiments/replay/profiles -type f -print0 | sort -z | \
 	  xargs -0 sha256sum; find python/gradwire experiments/netlab -name '*.py' | sort; cat .venv/requirements; } | sha256sum); \
 	if [ "$$wanted" = "$$(cat $(STAMPS)/install 2>/dev/null)" ] && [ -x .venv/bin/gradwire ]; then exit 0; fi; \
 	echo 'install: building the extension'; \

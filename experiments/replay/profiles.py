@@ -1,4 +1,4 @@
-"""Layer profiles of VGG16, ResNet-50 and BERT-large: derives them from the published architectures and validates any.
+"""Derives the layer profiles of VGG16, ResNet-50 and BERT-large from the published architectures.
 
 python experiments/replay/profiles.py            writes profiles/*.json
 python experiments/replay/profiles.py --check    says whether profiles/*.json are what the derivation gives
@@ -16,43 +16,16 @@ parameter counts are exact, and the shares are a model.
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from gradwire.layer_profile import Layer, Profile, load, text_of, validate
+
+__all__ = ["FOLDER", "MODELS", "Layer", "Profile", "load", "text_of", "validate"]
 
 FOLDER = Path(__file__).with_name("profiles")
 FORWARD_SHARE = 1 / 3
-
-
-@dataclass(frozen=True)
-class Layer:
-    """forward and backward in seconds for a whole batch on one worker."""
-
-    name: str
-    elements: int
-    forward_seconds: float
-    backward_seconds: float
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Layers in the order of forward(). images_per_second is what one worker alone reaches (sentences for BERT)."""
-
-    name: str
-    source: str
-    batch: int
-    images_per_second: float
-    layers: tuple[Layer, ...]
-
-    @property
-    def compute_seconds(self) -> float:
-        return sum(layer.forward_seconds + layer.backward_seconds for layer in self.layers)
-
-    @property
-    def elements(self) -> int:
-        return sum(layer.elements for layer in self.layers)
 
 
 @dataclass(frozen=True)
@@ -62,51 +35,6 @@ class Product:
     name: str
     elements: int
     macs: int
-
-
-def load(path: Path) -> Profile:
-    """Reads and validates a profile.
-
-    Raises: ValueError: not a profile; says what is wrong and where.
-    """
-    given = json.loads(path.read_text(encoding="utf-8"))
-    expected = {"name", "source", "batch", "images_per_second", "layers"}
-    if not isinstance(given, dict) or set(given) != expected:
-        raise ValueError(f"profile {path}: expected an object with exactly {sorted(expected)}")
-    try:
-        layers = tuple(Layer(**layer) for layer in given.pop("layers"))
-        profile = Profile(**given, layers=layers)
-        validate(profile)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"profile {path}: {error}") from None
-    return profile
-
-
-def validate(profile: Profile) -> None:
-    """Raises ValueError where a profile cannot be a step of training, naming the layer."""
-    if not profile.layers:
-        raise ValueError("no layers; expected at least one")
-    names = [layer.name for layer in profile.layers]
-    if len(set(names)) != len(names):
-        raise ValueError("two layers share a name; expected a name for each")
-    for layer in profile.layers:
-        if isinstance(layer.elements, bool) or not isinstance(layer.elements, int) or layer.elements < 1:
-            raise ValueError(
-                f"layer {layer.name}: elements={layer.elements!r}; expected a whole number above 0"
-            )
-        for seconds in (layer.forward_seconds, layer.backward_seconds):
-            if not isinstance(seconds, (int, float)) or not math.isfinite(seconds) or seconds < 0:
-                raise ValueError(f"layer {layer.name}: {seconds!r} seconds; expected a number of at least 0")
-    if profile.batch < 1 or not profile.images_per_second > 0:
-        raise ValueError(
-            f"batch={profile.batch}, images_per_second={profile.images_per_second}; expected both above 0"
-        )
-    step = profile.batch / profile.images_per_second
-    if not math.isclose(profile.compute_seconds, step, rel_tol=1e-3):
-        raise ValueError(
-            f"layers take {profile.compute_seconds:.6f} s a step, batch / images_per_second is {step:.6f} s; expected "
-            "the same to 0.1 %"
-        )
 
 
 def share_out(
@@ -215,14 +143,6 @@ def bert_large() -> Profile:
 
 
 MODELS = {"vgg16": vgg16, "resnet50": resnet50, "bert_large": bert_large}
-
-
-def text_of(profile: Profile) -> str:
-    """Writes a profile as its file has it: one layer a line."""
-    head = {key: value for key, value in asdict(profile).items() if key != "layers"}
-    lines = ",\n".join("  " + json.dumps(asdict(layer)) for layer in profile.layers)
-    fields = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
-    return "{\n" + fields + ' "layers": [\n' + lines + "\n ]\n}\n"
 
 
 def main() -> int:

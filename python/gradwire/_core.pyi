@@ -1,6 +1,7 @@
 """gradwire's C++ core. Use the typed package around it."""
 
 from collections.abc import Sequence
+import enum
 from typing import Annotated, Any, overload
 
 import numpy
@@ -392,3 +393,92 @@ def run_server(**settings: Any) -> None:
 
 def run_scheduler(**settings: Any) -> None:
     """Schedules one job to its end in this process."""
+
+class Topology(enum.Enum):
+    """Where a round is summed."""
+
+    SERVERS_APART = 0
+
+    SERVERS_BESIDE = 1
+
+    RING = 2
+
+class SendOrder(enum.Enum):
+    """In what order parts go."""
+
+    PRIORITY = 0
+
+    FIFO = 1
+
+class NextForward(enum.Enum):
+    """What the next step's forward waits for."""
+
+    PER_LAYER = 0
+
+    DRAINED = 1
+
+class SimulatedLayer:
+    def __init__(self, elements: int, forward_seconds: float, backward_seconds: float) -> None: ...
+
+    @property
+    def elements(self) -> int: ...
+
+    @property
+    def forward_seconds(self) -> float: ...
+
+    @property
+    def backward_seconds(self) -> float: ...
+
+class LayerTimes:
+    """Seconds from the start of the step's backward."""
+
+    @property
+    def ready_seconds(self) -> float: ...
+
+    @property
+    def arrived_seconds(self) -> float: ...
+
+    @property
+    def forward_seconds(self) -> float: ...
+
+class Simulated:
+    @property
+    def step_seconds(self) -> float: ...
+
+    @property
+    def compute_seconds(self) -> float: ...
+
+    @property
+    def sent_bytes(self) -> float: ...
+
+    @property
+    def received_bytes(self) -> float: ...
+
+    @property
+    def busiest_link(self) -> float: ...
+
+    @property
+    def layers(self) -> list[LayerTimes]: ...
+
+    @property
+    def events(self) -> int: ...
+
+class NetworkModel:
+    def __init__(self, topology: Topology, workers: int, servers: int, bytes_per_second: float, latency_seconds: float, message_seconds: float) -> None: ...
+
+class CodecCosts:
+    def __init__(self, push_bytes: float, reply_bytes: float, encode_seconds: float, decode_seconds: float, sum_seconds: float) -> None: ...
+
+class PlanLimits:
+    def __init__(self, partition_elements: int, unit_elements: int, least_pieces: int, shortest_piece_elements: int, shard_bound_elements: int, fusion_bytes: int) -> None: ...
+
+class SimulationSetup:
+    def __init__(self, layers: Sequence[SimulatedLayer], network: NetworkModel, codec: CodecCosts, limits: PlanLimits, message_bytes: int, credit_bytes: int, order: SendOrder, next_forward: NextForward, codec_threads: int, server_threads: int, steps: int) -> None: ...
+
+def simulate(setup: SimulationSetup) -> Simulated:
+    """
+    Simulates steps of training: what each takes, and when each layer's sum arrives.
+    """
+
+def least_step_seconds(setup: SimulationSetup) -> float:
+    """Seconds that no schedule of these layers on this network can beat."""

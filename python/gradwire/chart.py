@@ -108,16 +108,20 @@ def line_chart(
     x_format: Format,
     y_format: Format,
     reference: tuple[float, str] | None = None,
+    logarithmic: bool | None = None,
+    legend: bool = False,
 ) -> str:
     """Draws one curve per series, its band behind it, and a dashed reference line across.
 
-    The x axis is logarithmic where the curves end more than 8 times apart, or the shorter could not be read.
+    Unless told, the x axis is logarithmic where the curves end more than 8 times apart, or the shorter could not be
+    read. legend: the names stand below the chart.
     """
     width, height, left, right, top, bottom = 560.0, 330.0, 62.0, 16.0, 14.0, 46.0
     xs = [x for row in series for x in row.x]
     ys = [y for row in series for y in (*row.low, *row.high)] + ([reference[0]] if reference else [])
     ends = [row.x[-1] for row in series]
-    logarithmic = min(xs) > 0 and max(ends) > 8 * min(ends)
+    if logarithmic is None:
+        logarithmic = min(xs) > 0 and max(ends) > 8 * min(ends)
     pad = 0.06 * (max(ys) - min(ys)) or abs(max(ys)) * 0.05 or 1.0
     x_low, x_high = (min(xs) / 1.15, max(xs) * 1.15) if logarithmic else (0.0, max(xs) * 1.04 or 1.0)
     x_axis = Axis(x_low, x_high, left, width - right, logarithmic)
@@ -134,7 +138,25 @@ def line_chart(
         body.append(_text(left + 6, y - 5, reference[1]))
     for index, row in enumerate(series):
         body.append(_curve(index, row, x_axis, y_axis, x_format, y_format))
+    if legend:
+        text, lines = _legend([row.name for row in series], left, width - right, height + 12)
+        body.append(text)
+        height += 8 + 18 * lines
     return _svg(width, height, f"{y_label} against {x_label}", body)
+
+
+def _legend(names: Sequence[str], left: float, right: float, top: float) -> tuple[str, int]:
+    """Returns the names with their marks, and how many lines they take."""
+    parts = []
+    x, lines = left, 1
+    for index, name in enumerate(names):
+        length = 26 + 6.5 * len(name)
+        if x > left and x + length > right:
+            x, lines = left, lines + 1
+        y = top + 18 * (lines - 1)
+        parts.append(marker(index, x, y - 4) + _text(x + 9, y, name, colour=_INK))
+        x += length
+    return "".join(parts), lines
 
 
 def _frame(x_axis: Axis, y_axis: Axis, x_label: str, y_label: str, x_format: Format, y_format: Format) -> str:

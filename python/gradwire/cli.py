@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 import typer
 
 from gradwire.json_option import JsonOption, write_json
+from gradwire.plan_command import plan
 
 if TYPE_CHECKING:
     from gradwire.child import Line
@@ -229,6 +230,9 @@ def ab(
         say(f"ab: {failure}")
         raise typer.Exit(failure.exit_code) from None
     write_json(outcome.record(), json_file)
+
+
+app.command(context_settings=_TAKES_COMMAND)(plan)
 
 
 @app.command()

@@ -249,6 +249,9 @@ class Settings:
     result: str | None = _setting(
         _text, None, "file to which rank 0 writes its record; given by `gradwire ab`"
     )
+    step_profile: str | None = _setting(
+        _text, None, "file to which the layers' times are written; given by `gradwire plan -- CMD`"
+    )
     seed: int | None = _setting(
         _integer(0), None, "random seed for the script to use; given by `gradwire ab`"
     )

@@ -11,6 +11,7 @@ namespace gradwire::python {
 void bind_errors(nanobind::module_& module);
 void bind_compress(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
+void bind_simulation(nanobind::module_& module);
 
 /// float32, contiguous, on the CPU; any shape. Seen by C++ as a flat span.
 using Floats = nanobind::ndarray<float, nanobind::c_contig, nanobind::device::cpu>;

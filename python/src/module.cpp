@@ -8,4 +8,5 @@ NB_MODULE(_core, module) {
   gradwire::python::bind_errors(module);
   gradwire::python::bind_compress(module);
   gradwire::python::bind_engine(module);
+  gradwire::python::bind_simulation(module);
 }

@@ -153,12 +153,26 @@ def test_line_chart_is_to_scale() -> None:
 def test_line_chart_goes_logarithmic_only_where_it_must() -> None:
     far = [*SERIES, Series("c", (30.0, 60.0), (0.2, 0.4), (0.2, 0.4), (0.2, 0.4))]
     assert "logarithmic" not in line_chart(SERIES, "time", "accuracy", str, str)
+    assert "logarithmic" in line_chart(SERIES, "time", "accuracy", str, str, logarithmic=True)
     svg = line_chart(far, "time", "accuracy", str, str)
     assert "logarithmic" in svg
     curve = points(svg, "polyline")
     assert curve[2][1][0] - curve[2][0][0] == pytest.approx(
         curve[0][1][0] - curve[0][0][0], abs=0.2
     )  # both x 2
+
+
+def test_a_legend_names_every_curve_within_the_chart() -> None:
+    many = [
+        Series(f"a rather long name {i}", (1.0, 2.0), (0.2, 0.4), (0.2, 0.4), (0.2, 0.4)) for i in range(9)
+    ]
+    svg = ElementTree.fromstring(line_chart(many, "x", "y", str, str, legend=True))
+    _, _, width, height = map(float, svg.attrib["viewBox"].split())
+    texts = [text for text in svg.iter("text") if (text.text or "").startswith("a rather")]
+    assert [text.text for text in texts] == [row.name for row in many]
+    for text in texts:
+        assert float(text.attrib["x"]) < width - 100
+        assert float(text.attrib["y"]) < height
 
 
 def test_constant_curve_is_drawn() -> None:

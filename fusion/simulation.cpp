@@ -1,0 +1,428 @@
+#include "fusion/simulation.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <initializer_list>
+#include <limits>
+#include <queue>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "fusion/fluid_lanes.h"
+#include "fusion/send_queue.h"
+#include "fusion/station.h"
+
+namespace gradwire::fusion {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+enum class What : std::uint8_t { kForward, kBackward, kCodecJob, kAtServer, kSummed, kAtWorker };
+
+/// Something that ends at a known time. index: of a layer, a codec job or a part.
+struct Event {
+  double time = 0;
+  std::uint64_t sequence = 0;  ///< breaks ties by age
+  What what = What::kForward;
+  std::uint64_t index = 0;
+  bool operator>(const Event& other) const {
+    return std::tie(time, sequence) > std::tie(other.time, other.sequence);
+  }
+};
+
+class Job {
+ public:
+  explicit Job(const SimulationSetup& setup);
+  Simulated run();
+
+ private:
+  struct KeyState {
+    std::size_t layers_left = 0;  ///< without a gradient in this step
+    std::size_t parts_left = 0;   ///< without a sum
+  };
+  struct ServerState {
+    Station threads;
+    SendQueue replies;  ///< to one worker, which stands for all: all get the same in the same order
+    double received_bytes = 0;
+    double sent_bytes = 0;
+  };
+
+  // compute
+  void try_forward();
+  void end_forward();
+  void end_backward(std::uint32_t layer);
+  void begin_backward(std::uint32_t layer);
+  bool has_sums(std::uint32_t layer) const;
+  // a part's way
+  void seal(std::uint32_t key);
+  void end_codec_job(std::uint64_t job);
+  void push(std::size_t part);
+  void end_push(const FluidLanes::Ended& ended);
+  void reach_server(std::size_t part);
+  void end_sum(std::size_t part);
+  void end_reply(const FluidLanes::Ended& ended);
+  void reach_worker(std::size_t part);
+  void end_part(std::size_t part);
+
+  void begin_codec_jobs();
+  void begin_sums(std::uint32_t server);
+  void send_pushes();
+  void send_replies(std::uint32_t server);
+  void share_links();
+  void handle(const Event& event);
+  void at(double time, What what, std::uint64_t index);
+  std::int32_t priority_of(std::size_t part) const;
+  std::uint64_t message_bytes(std::size_t part, double bytes_per_element) const;
+  double wire_bytes(std::uint64_t bytes) const;
+  double ring_seconds() const;
+  bool done() const { return began_.size() == setup_.steps + 2U; }
+  Simulated result() const;
+
+  const SimulationSetup& setup_;
+  const NetworkModel& network_;
+  StepPlan plan_;
+  std::vector<std::uint32_t> key_of_layer_;
+  std::vector<std::size_t> parts_of_key_;
+  std::vector<KeyState> keys_;
+  std::size_t parts_left_ = 0;  // of all keys
+  std::uint32_t forward_ = 0;   // next layer to go forward, or going
+  bool forward_waits_ = false;  // for sums, with that layer
+
+  Station codec_;
+  SendQueue pushes_;
+  FluidLanes up_;    // by server
+  FluidLanes down_;  // by server
+  std::vector<ServerState> servers_;
+
+  double now_ = 0;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::uint64_t sequence_ = 0;
+  std::array<std::uint32_t, 2> sharing_{};  // busy lanes up and down when the links were last shared out
+  std::vector<double> began_;               // start of each step's backward
+  std::vector<LayerTimes> times_;
+  double sent_bytes_ = 0;
+  double received_bytes_ = 0;
+};
+
+Job::Job(const SimulationSetup& setup)
+    : setup_(setup),
+      network_(setup.network),
+      codec_(setup.codec_threads),
+      pushes_(network_.servers, setup.credit_bytes),
+      up_(network_.servers),
+      down_(network_.servers),
+      times_(setup.layers.size()) {
+  std::vector<std::uint64_t> elements;
+  for (const SimulatedLayer& layer : setup.layers) elements.push_back(layer.elements);
+  plan_ = plan_step(elements, network_.servers, 0, setup.limits);
+  key_of_layer_.resize(setup.layers.size());
+  for (std::size_t k = 0; k < plan_.keys.size(); ++k) {
+    for (const std::uint32_t layer : plan_.keys[k].layers)
+      key_of_layer_[layer] = static_cast<std::uint32_t>(k);
+    keys_.push_back({plan_.keys[k].layers.size(), 0});
+    parts_of_key_.push_back(plan_.keys[k].turns.size());
+  }
+  for (std::uint32_t s = 0; s < network_.servers; ++s) {
+    servers_.push_back({Station(setup.server_threads), SendQueue(1, setup.credit_bytes), 0, 0});
+  }
+}
+
+Simulated Job::run() {
+  try_forward();
+  while (!done()) {
+    const double event = events_.empty() ? kNever : events_.top().time;
+    const double up = up_.next_end().value_or(kNever);
+    const double down = down_.next_end().value_or(kNever);
+    now_ = std::min({event, up, down});
+    if (now_ == event) {
+      const Event next = events_.top();
+      events_.pop();
+      handle(next);
+    } else if (now_ == up) {
+      end_push(up_.end(now_));
+    } else {
+      end_reply(down_.end(now_));
+    }
+    share_links();
+  }
+  return result();
+}
+
+void Job::handle(const Event& event) {
+  const auto index = static_cast<std::uint32_t>(event.index);
+  switch (event.what) {
+    case What::kForward:
+      return end_forward();
+    case What::kBackward:
+      return end_backward(index);
+    case What::kCodecJob:
+      return end_codec_job(event.index);
+    case What::kAtServer:
+      return reach_server(event.index);
+    case What::kSummed:
+      return end_sum(event.index);
+    case What::kAtWorker:
+      return reach_worker(event.index);
+  }
+}
+
+void Job::at(double time, What what, std::uint64_t index) { events_.push({time, sequence_++, what, index}); }
+
+// ------------------------------------------------------------------------------------------------ compute
+
+bool Job::has_sums(std::uint32_t layer) const {
+  if (setup_.next_forward == NextForward::kDrained) return parts_left_ == 0;
+  return keys_[key_of_layer_[layer]].parts_left == 0;
+}
+
+void Job::try_forward() {
+  forward_waits_ = !has_sums(forward_);
+  if (forward_waits_) return;
+  times_[forward_].forward_seconds = now_;
+  at(now_ + setup_.layers[forward_].forward_seconds, What::kForward, forward_);
+}
+
+void Job::end_forward() {
+  if (++forward_ < setup_.layers.size()) return try_forward();
+  began_.push_back(now_);
+  if (!done()) begin_backward(forward_ - 1);
+}
+
+void Job::begin_backward(std::uint32_t layer) {
+  at(now_ + setup_.layers[layer].backward_seconds, What::kBackward, layer);
+}
+
+void Job::end_backward(std::uint32_t layer) {
+  times_[layer].ready_seconds = now_;
+  const std::uint32_t key = key_of_layer_[layer];
+  if (--keys_[key].layers_left == 0) seal(key);
+  if (layer > 0) return begin_backward(layer - 1);
+  forward_ = 0;
+  try_forward();
+}
+
+// ------------------------------------------------------------------------------------------- a part's way
+
+// Jobs of the codec pool: 2 part to encode it, 2 part + 1 to decode its sum.
+void Job::seal(std::uint32_t key) {
+  keys_[key] = {plan_.keys[key].layers.size(), parts_of_key_[key]};
+  parts_left_ += parts_of_key_[key];
+  for (const std::size_t part : plan_.keys[key].turns) {
+    const double elements = static_cast<double>(plan_.parts[part].elements);
+    codec_.submit(
+        {2 * part, priority_of(part), elements * setup_.codec.encode_seconds + network_.message_seconds});
+  }
+  begin_codec_jobs();
+}
+
+void Job::begin_codec_jobs() {
+  while (const auto job = codec_.begin()) at(now_ + job->seconds, What::kCodecJob, job->id);
+}
+
+void Job::end_codec_job(std::uint64_t job) {
+  codec_.end();
+  if (job % 2 == 0) {
+    push(job / 2);
+  } else {
+    end_part(job / 2);
+  }
+  begin_codec_jobs();
+}
+
+void Job::push(std::size_t part) {
+  pushes_.push(
+      {part, priority_of(part), plan_.parts[part].server, message_bytes(part, setup_.codec.push_bytes)});
+  send_pushes();
+}
+
+void Job::send_pushes() {
+  while (const auto item = pushes_.pop()) {
+    up_.add(now_, item->destination, {item->id, wire_bytes(item->bytes)});
+  }
+}
+
+void Job::end_push(const FluidLanes::Ended& ended) {
+  const std::size_t part = ended.transfer.id;
+  sent_bytes_ += ended.transfer.bytes;
+  if (network_.topology == Topology::kRing) {
+    received_bytes_ += ended.transfer.bytes;
+    return at(now_ + ring_seconds(), What::kAtWorker, part);
+  }
+  servers_[ended.lane].received_bytes += ended.transfer.bytes;
+  pushes_.release(ended.lane, message_bytes(part, setup_.codec.push_bytes));
+  send_pushes();
+  at(now_ + network_.latency_seconds, What::kAtServer, part);
+}
+
+void Job::reach_server(std::size_t part) {
+  const double elements = static_cast<double>(plan_.parts[part].elements);
+  const double messages = 2.0 * network_.workers;  // every worker's push and its reply
+  const std::uint32_t server = plan_.parts[part].server;
+  servers_[server].threads.submit(
+      {part, 0, elements * setup_.codec.sum_seconds + messages * network_.message_seconds});
+  begin_sums(server);
+}
+
+void Job::begin_sums(std::uint32_t server) {
+  while (const auto job = servers_[server].threads.begin()) at(now_ + job->seconds, What::kSummed, job->id);
+}
+
+void Job::end_sum(std::size_t part) {
+  const std::uint32_t server = plan_.parts[part].server;
+  servers_[server].threads.end();
+  begin_sums(server);
+  servers_[server].replies.push({part, priority_of(part), 0, message_bytes(part, setup_.codec.reply_bytes)});
+  send_replies(server);
+}
+
+void Job::send_replies(std::uint32_t server) {
+  while (const auto item = servers_[server].replies.pop()) {
+    down_.add(now_, server, {item->id, wire_bytes(item->bytes)});
+  }
+}
+
+void Job::end_reply(const FluidLanes::Ended& ended) {
+  received_bytes_ += ended.transfer.bytes;
+  servers_[ended.lane].sent_bytes += ended.transfer.bytes;
+  servers_[ended.lane].replies.release(0, message_bytes(ended.transfer.id, setup_.codec.reply_bytes));
+  send_replies(ended.lane);
+  at(now_ + network_.latency_seconds, What::kAtWorker, ended.transfer.id);
+}
+
+void Job::reach_worker(std::size_t part) {
+  if (network_.topology == Topology::kRing) {
+    pushes_.release(0, message_bytes(part, setup_.codec.push_bytes));
+    send_pushes();
+  }
+  const double elements = static_cast<double>(plan_.parts[part].elements);
+  codec_.submit(
+      {2 * part + 1, priority_of(part), elements * setup_.codec.decode_seconds + network_.message_seconds});
+  begin_codec_jobs();
+}
+
+void Job::end_part(std::size_t part) {
+  const std::uint32_t key = plan_.parts[part].key;
+  --parts_left_;
+  if (--keys_[key].parts_left > 0) return;
+  for (const std::uint32_t layer : plan_.keys[key].layers) times_[layer].arrived_seconds = now_;
+  if (forward_waits_) try_forward();
+}
+
+// ---------------------------------------------------------------------------------------------------- links
+
+void Job::share_links() {
+  const std::array<std::uint32_t, 2> sharing{up_.busy(), down_.busy()};
+  if (sharing == sharing_) return;
+  sharing_ = sharing;
+  const FlowRates rates = flow_rates(network_, up_.busy(), down_.busy());
+  up_.set_rate(now_, rates.push);
+  down_.set_rate(now_, rates.reply);
+}
+
+std::int32_t Job::priority_of(std::size_t part) const {
+  return setup_.order == SendOrder::kPriority ? plan_.keys[plan_.parts[part].key].priority : 0;
+}
+
+std::uint64_t Job::message_bytes(std::size_t part, double bytes_per_element) const {
+  const double payload = static_cast<double>(plan_.parts[part].elements) * bytes_per_element;
+  return setup_.message_bytes + static_cast<std::uint64_t>(std::ceil(payload));
+}
+
+/// What a message occupies of a worker's link. In a ring, a worker sends 2 (N-1) shares of 1/N.
+double Job::wire_bytes(std::uint64_t bytes) const {
+  const double workers = network_.workers;
+  const double all = static_cast<double>(bytes);
+  if (network_.topology == Topology::kRing) return 2 * (workers - 1) / workers * all;
+  return network_.topology == Topology::kServersBeside && network_.workers == 1 ? 0 : all;
+}
+
+double Job::ring_seconds() const {
+  return 2.0 * (network_.workers - 1) * (network_.latency_seconds + network_.message_seconds);
+}
+
+Simulated Job::result() const {
+  Simulated result;
+  result.step_seconds = (began_.back() - began_[1]) / setup_.steps;
+  for (const SimulatedLayer& layer : setup_.layers) {
+    result.compute_seconds += layer.forward_seconds + layer.backward_seconds;
+  }
+  // With peers, a worker sends to the others only; with fewer servers than workers, some send to all.
+  const double steps = setup_.steps + 1.0;
+  const bool is_beside = network_.topology == Topology::kServersBeside;
+  const double remote = is_beside ? 1.0 - 1.0 / network_.servers : 0.0;
+  const double share = is_beside && network_.servers == network_.workers ? remote : 1.0;
+  result.sent_bytes = share * sent_bytes_ / steps;
+  result.received_bytes = share * received_bytes_ / steps;
+  const double peers = network_.workers - (is_beside ? 1.0 : 0.0);
+  double busiest = std::max(result.sent_bytes, result.received_bytes);
+  for (const ServerState& server : servers_) {
+    const double in = (peers * server.received_bytes + remote * received_bytes_) / steps;
+    const double out = (peers * server.sent_bytes + remote * sent_bytes_) / steps;
+    busiest = std::max({busiest, in, out});
+  }
+  const double could_carry = network_.bytes_per_second * result.step_seconds;
+  result.busiest_link = could_carry > 0 ? busiest / could_carry : 0;
+  const double began = began_[began_.size() - 2];
+  for (const LayerTimes& layer : times_) {
+    result.layers.push_back(
+        {layer.ready_seconds - began, layer.arrived_seconds - began, layer.forward_seconds - began});
+  }
+  result.events = sequence_;
+  return result;
+}
+
+void require(bool holds, const std::string& given, const std::string& expected) {
+  if (!holds) throw std::invalid_argument("simulation: " + given + "; expected " + expected);
+}
+
+bool are_costs(std::initializer_list<double> values) {
+  return std::ranges::all_of(values, [](double value) { return std::isfinite(value) && value >= 0; });
+}
+
+void validate(const SimulationSetup& setup) {
+  validate(setup.network);
+  require(!setup.layers.empty(), "no layers", "at least one");
+  for (std::size_t i = 0; i < setup.layers.size(); ++i) {
+    const SimulatedLayer& layer = setup.layers[i];
+    require(layer.elements > 0 && are_costs({layer.forward_seconds, layer.backward_seconds}),
+            "layer " + std::to_string(i) + " has elements=" + std::to_string(layer.elements) +
+                ", forward_seconds=" + std::to_string(layer.forward_seconds) +
+                ", backward_seconds=" + std::to_string(layer.backward_seconds),
+            "at least one element and seconds of at least 0");
+  }
+  const CodecCosts& codec = setup.codec;
+  require(are_costs({codec.push_bytes, codec.reply_bytes, codec.encode_seconds, codec.decode_seconds,
+                     codec.sum_seconds}),
+          "a negative or infinite cost of the codec", "bytes and seconds of at least 0 an element");
+  require(
+      setup.limits.least_pieces > 0 && setup.codec_threads > 0 && setup.server_threads > 0 && setup.steps > 0,
+      "least_pieces=" + std::to_string(setup.limits.least_pieces) + ", codec_threads=" +
+          std::to_string(setup.codec_threads) + ", server_threads=" + std::to_string(setup.server_threads) +
+          ", steps=" + std::to_string(setup.steps),
+      "all to be at least 1");
+}
+
+}  // namespace
+
+Simulated simulate(const SimulationSetup& setup) {
+  validate(setup);
+  return Job(setup).run();
+}
+
+double least_step_seconds(const SimulationSetup& setup) {
+  validate(setup);
+  std::vector<LayerLoad> loads;
+  for (const SimulatedLayer& layer : setup.layers) {
+    const double elements = static_cast<double>(layer.elements);
+    loads.push_back({layer.forward_seconds, layer.backward_seconds,
+                     least_wire_seconds(setup.network, elements * setup.codec.push_bytes,
+                                        elements * setup.codec.reply_bytes)});
+  }
+  return least_step_seconds(loads, setup.next_forward);
+}
+
+}  // namespace gradwire::fusion

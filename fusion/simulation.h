@@ -1,0 +1,79 @@
+// Simulation: steps of training in simulated time, with the store's own decisions: plan_step() cuts and
+// places the layers, a SendQueue orders a worker's pushes and another each server's replies.
+//
+// One worker stands for all of them, which are alike and begin together (network_model.h says how their flows
+// add up); every server is simulated, because they own different parts. So N costs nothing with servers apart
+// and a server each with peers. What this leaves out: workers that are slower than others, unequal flows,
+// lost packets, and cores that compute and codecs share.
+//
+// Threading: pure; no clock, no thread, no I/O. Equal setups give equal results.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "fusion/network_model.h"
+#include "fusion/schedule_bound.h"
+#include "fusion/step_plan.h"
+
+namespace gradwire::fusion {
+
+struct SimulatedLayer {
+  std::uint64_t elements = 0;
+  double forward_seconds = 0;
+  double backward_seconds = 0;
+};
+
+/// What an element of a gradient costs, in bytes on the wire and seconds of one thread.
+struct CodecCosts {
+  double push_bytes = 4;
+  double reply_bytes = 4;
+  double encode_seconds = 0;  ///< in a worker
+  double decode_seconds = 0;  ///< in a worker, of the reply
+  double sum_seconds = 0;     ///< in a server, from all workers' payloads to the reply
+};
+
+/// In what order parts go.
+enum class SendOrder : std::uint8_t {
+  kPriority,  ///< front layers first
+  kFifo,      ///< as backward produces them
+};
+
+struct SimulationSetup {
+  std::vector<SimulatedLayer> layers;  ///< front layer first
+  NetworkModel network;
+  CodecCosts codec;
+  PlanLimits limits;
+  std::uint64_t message_bytes = 112;       ///< of a header
+  std::uint64_t credit_bytes = 4U << 20;   ///< handed to a socket and not yet on the wire, per server
+  SendOrder order = SendOrder::kPriority;  ///< of pushes, replies and codec jobs
+  NextForward next_forward = NextForward::kPerLayer;
+  unsigned codec_threads = 1;
+  unsigned server_threads = 1;
+  unsigned steps = 3;  ///< measured, after one to warm up
+};
+
+/// Seconds from the start of the step's backward.
+struct LayerTimes {
+  double ready_seconds = 0;    ///< its gradient
+  double arrived_seconds = 0;  ///< its sum
+  double forward_seconds = 0;  ///< the next forward of the layer begins
+};
+
+struct Simulated {
+  double step_seconds = 0;     ///< mean of the measured steps
+  double compute_seconds = 0;  ///< of a step: what it would take without communication
+  double sent_bytes = 0;       ///< by one worker in a step: its pushes, to servers on other hosts
+  double received_bytes = 0;   ///< by one worker in a step: the replies to them
+  double busiest_link = 0;  ///< share of the step for which the busiest link is busy, in its busier direction
+  std::vector<LayerTimes> layers;  ///< of the last step
+  std::uint64_t events = 0;
+};
+
+/// Throws std::invalid_argument naming what no job has.
+Simulated simulate(const SimulationSetup& setup);
+
+/// What no schedule of these layers on this network can beat (schedule_bound.h), codecs costing nothing.
+double least_step_seconds(const SimulationSetup& setup);
+
+}  // namespace gradwire::fusion

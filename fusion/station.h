@@ -1,0 +1,42 @@
+// Station: threads that take jobs, the urgent ones first, as CodecPool's do, in simulated time.
+//
+// Threading: none of its own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+
+namespace gradwire::fusion {
+
+class Station {
+ public:
+  struct Job {
+    std::uint64_t id = 0;
+    std::int32_t priority = 0;
+    double seconds = 0;
+  };
+
+  /// Requires threads >= 1.
+  explicit Station(unsigned threads) : idle_(threads) {}
+
+  void submit(const Job& job) { waiting_.emplace(job.priority, job); }
+
+  /// Gives the next job to an idle thread, which is busy until end(). None: nothing may begin now.
+  std::optional<Job> begin() {
+    if (idle_ == 0 || waiting_.empty()) return std::nullopt;
+    --idle_;
+    const Job job = waiting_.begin()->second;
+    waiting_.erase(waiting_.begin());
+    return job;
+  }
+
+  void end() { ++idle_; }
+
+ private:
+  std::multimap<std::int32_t, Job, std::greater<>> waiting_;  // equal priorities keep their order
+  unsigned idle_;
+};
+
+}  // namespace gradwire::fusion

@@ -1,0 +1,124 @@
+"""Layer profiles: what a network's layers hold and how long they compute. The replay and `gradwire plan` read them.
+
+The known ones (vgg16, resnet50, bert_large) come with gradwire; experiments/replay/profiles.py derives them.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KNOWN = ("vgg16", "resnet50", "bert_large")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """forward and backward in seconds for a whole batch on one worker; elements: its parameters."""
+
+    name: str
+    elements: int
+    forward_seconds: float
+    backward_seconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Layers in the order of forward(). images_per_second is what one worker alone reaches (sentences for BERT)."""
+
+    name: str
+    source: str
+    batch: int
+    images_per_second: float
+    layers: tuple[Layer, ...]
+
+    @property
+    def compute_seconds(self) -> float:
+        return sum(layer.forward_seconds + layer.backward_seconds for layer in self.layers)
+
+    @property
+    def elements(self) -> int:
+        return sum(layer.elements for layer in self.layers)
+
+
+def find(model: str) -> Profile:
+    """Returns a known profile, or the one in a file.
+
+    Args:
+        model: one of KNOWN, or the path of a profile's JSON file.
+
+    Raises: ValueError: neither.
+    """
+    if model in KNOWN:
+        text = (importlib.resources.files("gradwire") / "profiles" / f"{model}.json").read_text(
+            encoding="utf-8"
+        )
+        return _read(json.loads(text), model)
+    path = Path(model)
+    if not path.is_file():
+        raise ValueError(
+            f"plan: there is no model {model!r}: expected {', '.join(KNOWN)} or a profile's file"
+        )
+    return load(path)
+
+
+def load(path: Path) -> Profile:
+    """Reads and validates a profile.
+
+    Raises: ValueError: not a profile; says what is wrong and where.
+    """
+    try:
+        return _read(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"profile {path}: not JSON ({error})") from None
+
+
+def _read(given: Any, where: str) -> Profile:
+    expected = {"name", "source", "batch", "images_per_second", "layers"}
+    if not isinstance(given, dict) or set(given) != expected:
+        raise ValueError(f"profile {where}: expected an object with exactly {sorted(expected)}")
+    try:
+        layers = tuple(Layer(**layer) for layer in given["layers"])
+        profile = Profile(**{**given, "layers": layers})
+        validate(profile)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"profile {where}: {error}") from None
+    return profile
+
+
+def validate(profile: Profile) -> None:
+    """Raises ValueError where a profile cannot be a step of training, naming the layer."""
+    if not profile.layers:
+        raise ValueError("no layers; expected at least one")
+    names = [layer.name for layer in profile.layers]
+    if len(set(names)) != len(names):
+        raise ValueError("two layers share a name; expected a name for each")
+    for layer in profile.layers:
+        if isinstance(layer.elements, bool) or not isinstance(layer.elements, int) or layer.elements < 1:
+            raise ValueError(
+                f"layer {layer.name}: elements={layer.elements!r}; expected a whole number above 0"
+            )
+        for seconds in (layer.forward_seconds, layer.backward_seconds):
+            if not isinstance(seconds, (int, float)) or not math.isfinite(seconds) or seconds < 0:
+                raise ValueError(f"layer {layer.name}: {seconds!r} seconds; expected a number of at least 0")
+    if profile.batch < 1 or not profile.images_per_second > 0:
+        raise ValueError(
+            f"batch={profile.batch}, images_per_second={profile.images_per_second}; expected both above 0"
+        )
+    step = profile.batch / profile.images_per_second
+    if not math.isclose(profile.compute_seconds, step, rel_tol=1e-3):
+        raise ValueError(
+            f"layers take {profile.compute_seconds:.6f} s a step, batch / images_per_second is {step:.6f} s; expected "
+            "the same to 0.1 %"
+        )
+
+
+def text_of(profile: Profile) -> str:
+    """Writes a profile as its file has it: one layer a line."""
+    head = {key: value for key, value in vars(profile).items() if key != "layers"}
+    lines = ",\n".join("  " + json.dumps(vars(layer)) for layer in profile.layers)
+    fields = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
+    return "{\n" + fields + ' "layers": [\n' + lines + "\n ]\n}\n"

@@ -1,0 +1,247 @@
+"""The command `gradwire plan`: its options, its table and its chart."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from gradwire.json_option import JsonOption, write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gradwire.calibration import Calibration
+    from gradwire.layer_profile import Profile
+    from gradwire.planner import Answer, Prediction, Question
+
+_LATENCY = "50us"
+
+
+def plan(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CMD...]", help="A training job to profile here, in place of --model."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="vgg16, resnet50, bert_large, or a profile's JSON file.")
+    ] = None,
+    workers: Annotated[int, typer.Option("-n", "--num-workers", min=1, help="Workers.")] = 8,
+    servers: Annotated[
+        int | None, typer.Option("-s", "--num-servers", min=1, help="Servers. Unset: several numbers.")
+    ] = None,
+    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Of each host's link.")] = "10gbit",
+    latency: Annotated[str, typer.Option(metavar="TIME", help="From host to host.")] = _LATENCY,
+    codecs: Annotated[
+        list[str] | None,
+        typer.Option("--codec", metavar="SPEC", help="Such as 2bit:reply=2bit; repeatable. Unset: five."),
+    ] = None,
+    placements: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--placement",
+            metavar="PLACE",
+            help="servers, peers, beside (servers on workers' hosts) or ring; repeatable. Unset: servers, peers.",
+        ),
+    ] = None,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Forward waits for all sums (no overlap_step).")
+    ] = False,
+    codec_threads: Annotated[int, typer.Option(min=1, help="Of a worker.")] = 1,
+    server_threads: Annotated[int, typer.Option(min=1, help="Of a server.")] = 1,
+    sweep: Annotated[
+        Literal["bandwidth", "workers"] | None,
+        typer.Option(help="Predict over 50mbit to 100gbit, or over 2 to 4096 workers."),
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="A chart of --sweep.")] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Costs of codecs. Unset: those that come with gradwire."),
+    ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measure this machine (minutes), write FILE, and end.")
+    ] = None,
+    codec_speeds: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --calibrate: codecs from this record of `gradwire bench codec --json`."
+        ),
+    ] = None,
+    profile_file: Annotated[
+        Path | None, typer.Option("--profile", metavar="FILE", help="Keep the profile of CMD there.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Predict how a job scales, and say which codec, placement, servers and partition to take, or not to compress.
+
+    Nothing is sent: steps are simulated with the store's own decisions, layer by layer. What codecs cost was measured;
+    --calibrate does so here. Compute is taken to be undisturbed by codecs and sums, and all workers to be alike.
+
+    With CMD, it is run on this machine until 30 steps of its optimizer are timed layer by layer (PyTorch), and ended.
+
+    [bold]Examples[/bold]
+
+      gradwire plan --model vgg16 -n 8 -s 2 --bandwidth 10gbit
+
+      gradwire plan --model bert_large -n 16 --bandwidth 1gbit --sweep bandwidth --svg bert.svg
+
+      gradwire plan -n 4 --bandwidth 1gbit -- python train.py
+    """
+    from rich.console import Console
+
+    from gradwire import calibration as calibrations
+    from gradwire import planner, simulation
+    from gradwire.console import say
+    from gradwire.units import parse_duration, parse_rate
+
+    if calibrate is not None:
+        calibrate.write_text(calibrations.measure(say, codec_speeds).text(), encoding="utf-8")
+        return
+    if codec_speeds is not None:
+        raise ValueError("plan: --codec-speeds goes with --calibrate")
+    if svg is not None and sweep is None:
+        raise ValueError("plan: --svg draws a sweep: give --sweep bandwidth or --sweep workers")
+    costs = calibrations.load(calibration)
+    console = Console(stderr=json_file == "-")
+    question = planner.Question(
+        profile=_profile(model, command or [], profile_file),
+        workers=workers,
+        servers=servers,
+        bandwidth=float(parse_rate(bandwidth)),
+        latency=parse_duration(latency),
+        codecs=tuple(codecs or planner.CODECS),
+        placements=tuple(simulation.placement_of(text) for text in placements or ("peers", "servers")),
+        schedule=simulation.Schedule(
+            per_layer=not drain, codec_threads=codec_threads, server_threads=server_threads
+        ),
+    )
+    found = planner.answer(question, costs)
+    _show(found, question, console)
+    record = found.record()
+    if sweep is not None:
+        rows = _sweep(question, sweep, costs, svg, console)
+        record["sweep"] = [row.record() for row in rows]
+    write_json(record, json_file)
+
+
+def _profile(model: str | None, command: Sequence[str], keep: Path | None) -> Profile:
+    from gradwire import layer_profile, step_profile
+    from gradwire.console import say
+
+    if (model is None) == (not command):
+        known = ", ".join(layer_profile.KNOWN)
+        raise ValueError(f"plan: expected either --model ({known}, or a file) or a command to profile")
+    if model is not None:
+        return layer_profile.find(model)
+    say(f"profiling {shlex.join(command)}: {step_profile.STEPS} steps")
+    profile = step_profile.of_command(command)
+    if keep is not None:
+        keep.write_text(layer_profile.text_of(profile), encoding="utf-8")
+    return profile
+
+
+def _show(found: Answer, question: Question, console: Console) -> None:
+    from gradwire.units import format_bytes, format_duration
+
+    profile = question.profile
+    console.print(
+        f"{profile.name}: {len(profile.layers)} layers, {format_bytes(4 * profile.elements)} of gradients, "
+        f"{format_duration(profile.compute_seconds)} of compute a step",
+        highlight=False,
+    )
+    console.print(_table(found.predictions, found.best))
+    console.print(found.reason, highlight=False)
+
+
+def _table(rows: Sequence[Prediction], best: Prediction | None) -> object:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from gradwire.units import format_bytes, format_duration, format_rate
+
+    table = Table(box=SIMPLE_HEAD)
+    for title in ("codec", "placement", "partition", "credit"):
+        table.add_column(title)
+    for title in (
+        "workers",
+        "servers",
+        "link",
+        "efficiency",
+        "bound",
+        "step",
+        "exposed",
+        "sent",
+        "link busy",
+    ):
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row.variant),
+            row.network.placement,
+            format_bytes(row.schedule.partition_bytes),
+            format_bytes(row.schedule.credit_bytes),
+            str(row.network.workers),
+            str(row.network.servers or "-"),
+            format_rate(row.network.bandwidth),
+            f"{100 * row.efficiency:.1f} %",
+            f"{100 * row.bound:.1f} %",
+            format_duration(row.step_seconds),
+            format_duration(row.exposed_seconds),
+            format_bytes(row.sent_bytes),
+            f"{100 * row.busiest_link:.0f} %",
+            style="bold" if row is best else None,
+        )
+    return table
+
+
+def _sweep(
+    question: Question,
+    over: Literal["bandwidth", "workers"],
+    costs: Calibration,
+    svg: Path | None,
+    console: Console,
+) -> list[Prediction]:
+    from gradwire import planner
+    from gradwire.units import format_rate
+
+    rows = planner.sweep(question, over, costs)
+    console.print(_table(rows, None))
+    if over == "bandwidth":
+        highest = planner.pays_below(rows)
+        told = "no codec tried gains a point on any of these links"
+        if highest is not None:
+            told = f"the fastest link tried on which a codec gains more than a point: {format_rate(highest)}"
+        console.print(told, highlight=False)
+    if svg is not None:
+        svg.write_text(chart_of(rows, over), encoding="utf-8")
+    return rows
+
+
+def chart_of(rows: Sequence[Prediction], over: Literal["bandwidth", "workers"]) -> str:
+    """Draws efficiency against bandwidth or workers, a curve for each codec, as the text of an .svg file."""
+    from gradwire.chart import Series, line_chart, standalone
+    from gradwire.units import format_rate
+
+    def x_of(row: Prediction) -> float:
+        return row.network.bandwidth if over == "bandwidth" else float(row.network.workers)
+
+    series = []
+    for name in dict.fromkeys(str(row.variant) for row in rows):
+        curve = sorted((row for row in rows if str(row.variant) == name), key=x_of)
+        x, y = tuple(x_of(row) for row in curve), tuple(100 * row.efficiency for row in curve)
+        series.append(Series(name, x, y, y, y))
+    label = "link" if over == "bandwidth" else "workers"
+    return standalone(
+        line_chart(
+            series,
+            label,
+            "efficiency, %",
+            format_rate if over == "bandwidth" else "{:.0f}".format,
+            "{:.0f} %".format,
+            logarithmic=True,
+            legend=True,
+        )
+    )

@@ -1,0 +1,243 @@
+"""What to expect of a job, and which setting to take: tries settings in the simulator. `gradwire plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from gradwire import simulation
+from gradwire.calibration import Calibration
+from gradwire.layer_profile import Profile
+from gradwire.simulation import Network, Placement, Schedule, Variant
+from gradwire.units import format_bytes, format_rate
+
+CODECS = ("none", "fp16", "int8", "2bit", "2bit:reply=2bit")
+BANDWIDTHS = tuple(
+    float(rate) * 1e6 for rate in (50, 100, 200, 500, 1000, 2000, 5000, 10_000, 25_000, 50_000, 100_000)
+)
+WORKERS = tuple(2**power for power in range(1, 13))
+_PARTITIONS = (2**18, 2**20, 2**22)  # bytes
+_CREDITS = (2**18, 4 * 2**20)  # bytes; the smaller one matters on slow links
+_WORTH = 0.01  # of efficiency: what a codec or more hosts must gain
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is planned for. Empty placements: servers (of the counts given, or several) and peers."""
+
+    profile: Profile
+    workers: int
+    bandwidth: float  # bits per second
+    latency: float  # seconds, one way
+    servers: int | None = None
+    codecs: tuple[str, ...] = CODECS
+    placements: tuple[Placement, ...] = ("peers", "servers")
+    schedule: Schedule = field(default_factory=Schedule)
+
+    def networks(self) -> list[Network]:
+        rows = []
+        for placement in self.placements:
+            counts = [self.servers] if self.servers is not None else self._server_counts()
+            if placement in ("peers", "ring"):
+                counts = [0]
+            rows += [
+                Network(placement, self.workers, count, self.bandwidth, self.latency) for count in counts
+            ]
+        return rows
+
+    def _server_counts(self) -> list[int]:
+        return sorted({1, max(1, self.workers // 4), max(1, self.workers // 2), self.workers})
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One setting and what the simulator says of it. Efficiency: compute over step. Seconds and bytes of a step."""
+
+    variant: Variant
+    network: Network
+    schedule: Schedule
+    step_seconds: float
+    compute_seconds: float
+    efficiency: float
+    bound: float  # efficiency that no schedule of the same bytes can beat
+    exposed_seconds: float
+    sent_bytes: float
+    received_bytes: float
+    busiest_link: float
+
+    def record(self) -> dict[str, Any]:
+        figures = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("variant", "network", "schedule")
+        }
+        return {
+            "codec": str(self.variant),
+            "placement": self.network.placement,
+            "workers": self.network.workers,
+            "servers": self.network.servers,
+            "bandwidth": self.network.bandwidth,
+            "latency": self.network.latency,
+            "partition_bytes": self.schedule.partition_bytes,
+            "credit_bytes": self.schedule.credit_bytes,
+            "overlap_step": self.schedule.per_layer,
+            **figures,
+        }
+
+
+@dataclass(frozen=True)
+class Answer:
+    predictions: tuple[Prediction, ...]  # best first
+    best: Prediction
+    reason: str
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "predictions": [row.record() for row in self.predictions],
+            "recommendation": self.best.record(),
+            "reason": self.reason,
+        }
+
+
+def predict(
+    question: Question, network: Network, variant: Variant, schedule: Schedule, calibration: Calibration
+) -> Prediction:
+    """Raises: ValueError: numbers that no job has, or a codec without calibration."""
+    done = simulation.predict(question.profile, network, variant, schedule, calibration)
+    least = simulation.bound(question.profile, network, variant, calibration, schedule)
+    return Prediction(
+        variant=variant,
+        network=network,
+        schedule=schedule,
+        step_seconds=done.step_seconds,
+        compute_seconds=done.compute_seconds,
+        efficiency=done.compute_seconds / done.step_seconds,
+        bound=done.compute_seconds / least,
+        exposed_seconds=done.step_seconds - done.compute_seconds,
+        sent_bytes=done.sent_bytes,
+        received_bytes=done.received_bytes,
+        busiest_link=done.busiest_link,
+    )
+
+
+def answer(question: Question, calibration: Calibration) -> Answer:
+    """Tries every codec on every network with the partitions and credits that it knows, and says which to take.
+
+    Raises: ValueError: nothing to try, numbers that no job has, or a codec without calibration.
+    """
+    variants = [Variant.parse(spec) for spec in question.codecs]
+    predictions = [
+        _best_schedule(question, network, variant, calibration)
+        for variant in variants
+        for network in question.networks()
+    ]
+    if not predictions:
+        raise ValueError("plan: nothing to try: expected at least one codec and one placement")
+    predictions.sort(key=lambda row: -row.efficiency)
+    best = choose(predictions)
+    return Answer(tuple(predictions), best, _reason(question, predictions, best))
+
+
+def _best_schedule(
+    question: Question, network: Network, variant: Variant, calibration: Calibration
+) -> Prediction:
+    """The defaults, or what is better than they by more than nothing that could be measured."""
+    default = predict(question, network, variant, question.schedule, calibration)
+    if default.efficiency > default.bound - _WORTH / 2:
+        return default
+    tried = [
+        predict(
+            question,
+            network,
+            variant,
+            replace(question.schedule, partition_bytes=partition, credit_bytes=credit),
+            calibration,
+        )
+        for partition in _PARTITIONS
+        for credit in _CREDITS
+    ]
+    best = max(tried, key=lambda row: row.efficiency)
+    return best if best.efficiency > default.efficiency + _WORTH / 2 else default
+
+
+def choose(predictions: Sequence[Prediction]) -> Prediction:
+    """Takes, of those within a point of the best, what asks least: no codec, then fewer hosts, then more bits."""
+    most = max(row.efficiency for row in predictions)
+    near = [row for row in predictions if row.efficiency >= most - _WORTH]
+    return min(
+        near,
+        key=lambda row: (
+            row.variant.lossy,
+            row.network.hosts,
+            -row.sent_bytes - row.received_bytes,
+            -row.efficiency,
+        ),
+    )
+
+
+def _reason(question: Question, predictions: Sequence[Prediction], best: Prediction) -> str:
+    link = format_rate(question.bandwidth)
+    where = _place(best.network)
+    text = f"{best.variant} with {where}: {_percent(best.efficiency)} at {link}"
+    dense = [row for row in predictions if not row.variant.lossy]
+    if not best.variant.lossy:
+        lossy = [row for row in predictions if row.variant.lossy]
+        if not lossy:
+            return f"{text}; no codec was tried"
+        most = max(lossy, key=lambda row: row.efficiency)
+        gain = 100 * (most.efficiency - best.efficiency)
+        return f"{text}; do not compress: {most.variant} would change that by {gain:+.1f} points"
+    if not dense:
+        return f"{text}; without a codec was not tried"
+    plain = max(dense, key=lambda row: row.efficiency)
+    gain = 100 * (best.efficiency - plain.efficiency)
+    return (
+        f"{text}; compress: without, {_place(plain.network)} reach {_percent(plain.efficiency)}, {gain:.1f} points "
+        f"less, and a step sends {format_bytes(plain.sent_bytes)} a worker instead of {format_bytes(best.sent_bytes)}"
+    )
+
+
+def _place(network: Network) -> str:
+    if network.placement in ("peers", "ring"):
+        return f"{network.workers} {network.placement}" if network.placement == "peers" else "a ring"
+    return f"{network.servers} server{'s' if network.servers > 1 else ''}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def sweep(question: Question, over: str, calibration: Calibration) -> list[Prediction]:
+    """Predicts every codec with its best placement over bandwidths, or over numbers of workers.
+
+    Args:
+        over: bandwidth (BANDWIDTHS) or workers (WORKERS).
+    """
+    questions = (
+        [replace(question, bandwidth=rate) for rate in BANDWIDTHS]
+        if over == "bandwidth"
+        else [replace(question, workers=count) for count in WORKERS]
+    )
+    rows = []
+    for each in questions:
+        for spec in question.codecs:
+            variant = Variant.parse(spec)
+            options = [
+                predict(each, network, variant, question.schedule, calibration) for network in each.networks()
+            ]
+            rows.append(max(options, key=lambda row: row.efficiency))
+    return rows
+
+
+def pays_below(rows: Sequence[Prediction]) -> float | None:
+    """Of a sweep over bandwidths: the highest at which a codec gains more than a point; None: none does."""
+    bandwidths = {row.network.bandwidth for row in rows}
+    paying = []
+    for bandwidth in bandwidths:
+        here = [row for row in rows if row.network.bandwidth == bandwidth]
+        dense = [row.efficiency for row in here if not row.variant.lossy]
+        lossy = [row.efficiency for row in here if row.variant.lossy]
+        if dense and lossy and max(lossy) > max(dense) + _WORTH:
+            paying.append(bandwidth)
+    return max(paying, default=None)

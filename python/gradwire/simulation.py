@@ -1,0 +1,189 @@
+"""The simulator, typed: one network, codec and schedule of a layer profile, in simulated time (fusion/simulation.h)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from gradwire import _core
+from gradwire.calibration import Calibration
+from gradwire.layer_profile import Profile
+
+Placement = Literal["servers", "beside", "peers", "ring"]
+_PAYLOAD_RATE = 0.955  # of a link at MTU 1500: what headers of Ethernet, IP and TCP leave
+_HEADER_BYTES = 112  # of a frame of ours
+_LEAST_PIECES = 4  # what a server owns of a large tensor is cut into so many parts,
+_SHORTEST_PIECE = 2 * _core.UNIT_ELEMENTS  # but for this into none shorter
+
+
+def placement_of(text: str) -> Placement:
+    """Raises: ValueError: text is no placement."""
+    for placement in get_args(Placement):
+        if placement == text:
+            known: Placement = placement
+            return known
+    raise ValueError(f"plan: --placement {text} is none: expected one of {', '.join(get_args(Placement))}")
+
+
+@dataclass(frozen=True)
+class Network:
+    """workers and servers behind links of `bandwidth` bits a second each way; latency in seconds, one way.
+
+    placement: servers: on hosts of their own; beside: on workers' hosts; peers: one in each worker; ring: a library's
+    all-reduce, one tensor or bucket after the other.
+    """
+
+    placement: Placement
+    workers: int
+    servers: int
+    bandwidth: float
+    latency: float
+
+    @property
+    def hosts(self) -> int:
+        return self.workers + (self.servers if self.placement == "servers" else 0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How gradients travel. Defaults are gradwire's own; codec_threads and server_threads those of two cores.
+
+    in_order: as backward() produces them, without priorities. per_layer: overlap_step; else forward waits for all.
+    """
+
+    partition_bytes: int = 2**20
+    credit_bytes: int = 4 * 2**20
+    fusion_bytes: int = 256 * 2**10
+    shard_bound: int = 131_072
+    in_order: bool = False
+    per_layer: bool = True
+    whole: bool = False  # every server's share of a tensor travels as one part
+    codec_threads: int = 1
+    server_threads: int = 1
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A codec and the reply of its servers. exact: sums of 2bit's integers."""
+
+    codec: str
+    reply: Literal["exact", "own"] = "own"
+
+    @classmethod
+    def parse(cls, spec: str) -> Variant:
+        """Reads "fp16", "2bit" (replies are exact) or "2bit:reply=2bit".
+
+        Raises: ValueError: something else.
+        """
+        name, _, option = spec.partition(":")
+        if option not in ("", f"reply={name}", "reply=exact") or (option == "reply=exact" and name != "2bit"):
+            raise ValueError(
+                f"plan: --codec {spec} is not planned: expected a codec's name, or 2bit:reply=2bit"
+            )
+        return cls(name, "exact" if name == "2bit" and option != "reply=2bit" else "own")
+
+    def __str__(self) -> str:
+        return "2bit:reply=2bit" if self.codec == "2bit" and self.reply == "own" else self.codec
+
+    @property
+    def lossy(self) -> bool:
+        return self.codec != "none"
+
+    def costs(self, workers: int, calibration: Calibration, placement: Placement) -> _core.CodecCosts:
+        """What an element costs. A library that sums (ring) needs no server, and adds while it receives.
+
+        Raises: ValueError: a ring of a codec, whose payloads no library adds.
+        """
+        if placement == "ring" and self.lossy:
+            raise ValueError(f"plan: a ring sums uncompressed gradients only: leave out --codec {self}")
+        speed = calibration.speed(self.codec)
+        push = speed.bits / 8
+        reply = math.ceil(math.log2(2 * workers + 1)) / 8 if self.reply == "exact" else push
+        encode = speed.encode_with_residual_seconds if self.lossy else 0.0  # none: sent as it lies in memory
+        total = speed.sum_seconds + workers * speed.sum_seconds_per_worker
+        if self.lossy:
+            total += speed.encode_seconds if self.reply == "exact" else speed.encode_with_residual_seconds
+        decode = 0.0 if placement == "ring" and not self.lossy else speed.decode_seconds
+        return _core.CodecCosts(push, reply, encode, decode, total)
+
+
+FREE = _core.CodecCosts(4, 4, 0, 0, 0)  # float32, codecs and sums that cost nothing: what bounds are made of
+
+
+def setup(
+    profile: Profile,
+    network: Network,
+    costs: _core.CodecCosts,
+    schedule: Schedule,
+    message_seconds: float = 0.0,
+    steps: int = 3,
+) -> _core.SimulationSetup:
+    """Describes a job to the core. steps: measured, after one to warm up."""
+    topologies = {
+        "servers": _core.Topology.SERVERS_APART,
+        "beside": _core.Topology.SERVERS_BESIDE,
+        "peers": _core.Topology.SERVERS_BESIDE,
+        "ring": _core.Topology.RING,
+    }
+    servers = {"peers": network.workers, "ring": 1}.get(network.placement, network.servers)
+    order = _core.SendOrder.FIFO if schedule.in_order else _core.SendOrder.PRIORITY
+    forward = _core.NextForward.PER_LAYER if schedule.per_layer else _core.NextForward.DRAINED
+    partition = 2**62 if schedule.whole else schedule.partition_bytes // 4
+    unit = 1 if schedule.whole else _core.UNIT_ELEMENTS
+    return _core.SimulationSetup(
+        layers=[
+            _core.SimulatedLayer(x.elements, x.forward_seconds, x.backward_seconds) for x in profile.layers
+        ],
+        network=_core.NetworkModel(
+            topologies[network.placement],
+            network.workers,
+            servers,
+            network.bandwidth / 8 * _PAYLOAD_RATE,
+            network.latency,
+            message_seconds,
+        ),
+        codec=costs,
+        limits=_core.PlanLimits(
+            partition,
+            unit,
+            1 if schedule.whole else _LEAST_PIECES,
+            1 if schedule.whole else _SHORTEST_PIECE,
+            schedule.shard_bound,
+            schedule.fusion_bytes,
+        ),
+        message_bytes=_HEADER_BYTES,
+        credit_bytes=schedule.credit_bytes,
+        order=order,
+        next_forward=forward,
+        codec_threads=schedule.codec_threads,
+        server_threads=schedule.server_threads,
+        steps=steps,
+    )
+
+
+def predict(
+    profile: Profile,
+    network: Network,
+    variant: Variant,
+    schedule: Schedule,
+    calibration: Calibration,
+) -> _core.Simulated:
+    """Simulates steps of a job.
+
+    Raises: ValueError: numbers that no job has, or a codec without calibration.
+    """
+    costs = variant.costs(network.workers, calibration, network.placement)
+    reached = replace(network, latency=network.latency + calibration.hop_seconds)
+    return _core.simulate(setup(profile, reached, costs, schedule, calibration.message_seconds))
+
+
+def bound(
+    profile: Profile, network: Network, variant: Variant, calibration: Calibration, schedule: Schedule
+) -> float:
+    """Seconds a step that no schedule of the same bytes can beat, codecs costing nothing.
+
+    Of schedule it counts only whether forward waits for each layer or for all.
+    """
+    costs = variant.costs(network.workers, calibration, network.placement)
+    return _core.least_step_seconds(setup(profile, network, costs, schedule))

@@ -1,0 +1,1 @@
+"""What a profiled process starts with; see sitecustomize.py."""

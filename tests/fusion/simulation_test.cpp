@@ -1,0 +1,218 @@
+#include "fusion/simulation.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+
+namespace gradwire::fusion {
+namespace {
+
+// One worker, one server apart, nothing cut, 4000 bytes a second, 0.1 s from host to host.
+SimulationSetup plain() {
+  SimulationSetup setup;
+  setup.layers = {{1000, 1, 1}};
+  setup.network = {Topology::kServersApart, 1, 1, 4000, 0.1, 0};
+  setup.limits = {.partition_elements = 1'000'000,
+                  .unit_elements = 1,
+                  .least_pieces = 1,
+                  .shortest_piece_elements = 1,
+                  .shard_bound_elements = 1,
+                  .fusion_bytes = 0};
+  setup.message_bytes = 0;
+  return setup;
+}
+
+TEST(Simulation, AStepIsBackwardPushReplyForward) {
+  const Simulated step = simulate(plain());
+  EXPECT_NEAR(step.step_seconds, 1 + (1 + 0.1) + (1 + 0.1) + 1, 1e-9);
+  EXPECT_NEAR(step.compute_seconds, 2, 1e-12);
+  EXPECT_NEAR(step.layers[0].ready_seconds, 1, 1e-9);
+  EXPECT_NEAR(step.layers[0].arrived_seconds, 3.2, 1e-9);
+  EXPECT_NEAR(step.layers[0].forward_seconds, 3.2, 1e-9);
+  EXPECT_NEAR(step.sent_bytes, 4000, 1e-6);
+  EXPECT_NEAR(step.received_bytes, 4000, 1e-6);
+  EXPECT_NEAR(step.busiest_link, 1 / 4.2, 1e-9);
+}
+
+TEST(Simulation, PartsOverlapPushAndReply) {
+  SimulationSetup setup = plain();
+  setup.limits.partition_elements = 250;
+  EXPECT_NEAR(simulate(setup).step_seconds, 1 + 1 + 0.1 + 0.25 + 0.1 + 1, 1e-9);
+}
+
+TEST(Simulation, WorkersShareTheLinkOfOneServer) {
+  SimulationSetup setup = plain();
+  setup.network.workers = 4;
+  EXPECT_NEAR(simulate(setup).step_seconds, 1 + 4.1 + 4.1 + 1, 1e-9);
+  setup.network.servers = 4;
+  EXPECT_NEAR(simulate(setup).step_seconds, 1 + 1.1 + 1.1 + 1, 1e-9);
+}
+
+TEST(Simulation, CodecsAndMessagesTakeTheirTime) {
+  SimulationSetup setup = plain();
+  setup.codec = {1, 2, 1e-3, 2e-3, 3e-3};  // bytes up and down; encode 1 s, decode 2 s, sum 3 s
+  setup.network.message_seconds = 0.01;
+  EXPECT_NEAR(simulate(setup).step_seconds, 1 + 1.01 + 0.25 + 0.1 + 3.02 + 0.5 + 0.1 + 2.01 + 1, 1e-9);
+  setup.message_bytes = 400;
+  EXPECT_NEAR(simulate(setup).sent_bytes, 1400, 1e-6);
+}
+
+TEST(Simulation, ARingTakesItsLatencyInEveryRound) {
+  SimulationSetup setup = plain();
+  setup.network = {Topology::kRing, 4, 1, 4000, 0.1, 0};
+  EXPECT_NEAR(simulate(setup).step_seconds, 1 + 1.5 + 6 * 0.1 + 1, 1e-9);
+}
+
+// The back layer is ready first. Its two parts and the front layer's one take 1 s each, up and down; the
+// front layer's gradient comes while the first of them is under way.
+SimulationSetup two_layers() {
+  SimulationSetup setup = plain();
+  setup.network.latency_seconds = 0;
+  setup.layers = {{1000, 2, 0.5}, {2000, 2, 0.5}};
+  setup.limits.partition_elements = 1000;
+  setup.credit_bytes = 1;
+  return setup;
+}
+
+TEST(Simulation, TheFrontLayerOvertakesWhatHasNotLeft) {
+  const Simulated step = simulate(two_layers());
+  EXPECT_NEAR(step.layers[0].arrived_seconds, 0.5 + 1 + 1 + 1, 1e-9);
+  EXPECT_NEAR(step.layers[1].arrived_seconds, 0.5 + 3 + 1, 1e-9);
+  EXPECT_LT(step.layers[0].forward_seconds, step.layers[1].arrived_seconds);
+  EXPECT_NEAR(step.step_seconds, 3.5 + 2 + 2, 1e-9);
+}
+
+TEST(Simulation, InOrderOrWithUnboundedCreditItWaitsForAllBeforeIt) {
+  SimulationSetup fifo = two_layers();
+  fifo.order = SendOrder::kFifo;
+  SimulationSetup unbounded = two_layers();
+  unbounded.credit_bytes = 1'000'000;
+  for (const SimulationSetup& setup : {fifo, unbounded}) {
+    EXPECT_NEAR(simulate(setup).layers[0].arrived_seconds, 0.5 + 3 + 1, 1e-9);
+  }
+}
+
+TEST(Simulation, DrainedForwardWaitsForAllSums) {
+  SimulationSetup setup = two_layers();
+  setup.next_forward = NextForward::kDrained;
+  EXPECT_NEAR(simulate(setup).layers[0].forward_seconds, 4.5, 1e-9);
+  EXPECT_NEAR(simulate(setup).step_seconds, 4.5 + 4, 1e-9);
+}
+
+SimulationSetup random_setup(std::mt19937& random) {
+  std::uniform_real_distribution<double> seconds(0, 0.2);
+  SimulationSetup setup = plain();
+  setup.layers.clear();
+  const std::size_t layers = 1 + random() % 8;
+  for (std::size_t i = 0; i < layers; ++i)
+    setup.layers.push_back({1 + random() % 4000, seconds(random), seconds(random)});
+  const std::uint32_t workers = 2 + static_cast<std::uint32_t>(random() % 6);
+  switch (random() % 4) {
+    case 0:
+      setup.network = {
+          Topology::kServersApart, workers, 1 + static_cast<std::uint32_t>(random() % 9), 4e4, 0, 0};
+      break;
+    case 1:
+      setup.network = {Topology::kServersBeside, workers, workers, 4e4, 0, 0};
+      break;
+    case 2:
+      setup.network = {Topology::kServersBeside, workers, 1, 4e4, 0, 0};
+      break;
+    default:
+      setup.network = {Topology::kRing, workers, 1, 4e4, 0, 0};
+  }
+  setup.order = random() % 2 ? SendOrder::kFifo : SendOrder::kPriority;
+  setup.next_forward = random() % 2 ? NextForward::kDrained : NextForward::kPerLayer;
+  setup.credit_bytes = 1 + random() % 4000;
+  setup.limits.partition_elements = 1 + random() % 2000;
+  setup.limits.fusion_bytes = random() % 3000;
+  setup.codec.push_bytes = 0.25 * static_cast<double>(1 + random() % 16);
+  setup.codec.reply_bytes = 0.25 * static_cast<double>(1 + random() % 16);
+  return setup;
+}
+
+TEST(Simulation, NoScheduleBeatsTheBound) {
+  std::mt19937 random(11);
+  for (int trial = 0; trial < 300; ++trial) {
+    const SimulationSetup setup = random_setup(random);
+    EXPECT_GE(simulate(setup).step_seconds, least_step_seconds(setup) * (1 - 1e-9)) << "trial " << trial;
+  }
+}
+
+TEST(Simulation, SmallPartsInOrderOfPriorityReachTheBound) {
+  std::mt19937 random(12);
+  for (int trial = 0; trial < 100; ++trial) {
+    SimulationSetup setup = random_setup(random);
+    if (setup.network.topology == Topology::kServersBeside && setup.network.servers == 1) continue;
+    setup.order = SendOrder::kPriority;
+    setup.credit_bytes = 1;
+    setup.limits.partition_elements = 4;
+    setup.limits.fusion_bytes = 0;
+    for (SimulatedLayer& layer : setup.layers) layer.elements += 2000;
+    setup.codec.reply_bytes = setup.codec.push_bytes = 4;
+    EXPECT_LE(simulate(setup).step_seconds, least_step_seconds(setup) * 1.05) << "trial " << trial;
+  }
+}
+
+TEST(Simulation, EveryByteArrives) {
+  std::mt19937 random(13);
+  for (int trial = 0; trial < 100; ++trial) {
+    const SimulationSetup setup = random_setup(random);
+    if (setup.network.topology == Topology::kRing) continue;
+    double elements = 0;
+    for (const SimulatedLayer& layer : setup.layers) elements += static_cast<double>(layer.elements);
+    const NetworkModel& network = setup.network;
+    const bool peers = network.topology == Topology::kServersBeside && network.servers == network.workers;
+    const double remote = peers ? 1.0 - 1.0 / network.servers : 1.0;
+    const Simulated step = simulate(setup);
+    const double rounding = 1.0 * static_cast<double>(step.events);  // a part is whole bytes
+    EXPECT_NEAR(step.sent_bytes, remote * elements * setup.codec.push_bytes, rounding);
+    EXPECT_NEAR(step.received_bytes, remote * elements * setup.codec.reply_bytes, rounding);
+    EXPECT_LE(step.busiest_link, 1 + 1e-9);
+  }
+}
+
+TEST(Simulation, OneWorkerThatIsItsOwnServerNeedsNoWire) {
+  SimulationSetup setup = plain();
+  setup.network = {Topology::kServersBeside, 1, 1, 1, 0, 0};
+  EXPECT_NEAR(simulate(setup).step_seconds, 2, 1e-9);
+  EXPECT_EQ(simulate(setup).sent_bytes, 0);
+}
+
+TEST(Simulation, EqualSetupsGiveEqualResults) {
+  std::mt19937 random(14);
+  for (int trial = 0; trial < 20; ++trial) {
+    const SimulationSetup setup = random_setup(random);
+    EXPECT_EQ(simulate(setup).step_seconds, simulate(setup).step_seconds);
+  }
+}
+
+TEST(Simulation, NamesWhatNoJobHas) {
+  const auto spoiled = [](void (*spoil)(SimulationSetup&)) {
+    SimulationSetup setup = plain();
+    spoil(setup);
+    return setup;
+  };
+  using ::testing::HasSubstr;
+  using ::testing::ThrowsMessage;
+  const auto refuses = [](const std::string& text) {
+    return ThrowsMessage<std::invalid_argument>(HasSubstr(text));
+  };
+  EXPECT_THAT([&] { simulate(spoiled([](SimulationSetup& s) { s.layers.clear(); })); }, refuses("no layers"));
+  EXPECT_THAT([&] { simulate(spoiled([](SimulationSetup& s) { s.layers[0].elements = 0; })); },
+              refuses("layer 0 has elements=0"));
+  EXPECT_THAT([&] { simulate(spoiled([](SimulationSetup& s) { s.codec.push_bytes = -1; })); },
+              refuses("negative or infinite cost"));
+  EXPECT_THAT([&] { simulate(spoiled([](SimulationSetup& s) { s.steps = 0; })); }, refuses("steps=0"));
+  EXPECT_THAT([&] { simulate(spoiled([](SimulationSetup& s) { s.credit_bytes = 0; })); },
+              refuses("credit_bytes=0"));
+  EXPECT_THAT([&] { simulate(spoiled([](SimulationSetup& s) { s.network.workers = 0; })); },
+              refuses("workers=0"));
+}
+
+}  // namespace
+}  // namespace gradwire::fusion
