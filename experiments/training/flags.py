@@ -71,6 +71,12 @@ def parse_arguments(
         "only brings the workers together",
     )
     add(
+        "--overlap-step",
+        action=argparse.BooleanOptionalAction,
+        help="update each parameter when its sum arrives, while the next forward pass begins; the weights are the same "
+        "(default: GRADWIRE_OVERLAP_STEP, else no)",
+    )
+    add(
         "--num-epochs",
         type=int,
         default=10,
@@ -126,6 +132,10 @@ def parse_arguments(
         value = getattr(args, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')}: {value} was given, expected 1 or more")
+    if args.ddp_hook is not None and args.overlap_step:
+        parser.error(
+            "--overlap-step was given with --ddp-hook, which waits for all sums; leave one of the two out"
+        )
     if args.ddp_hook is not None and args.gc_type != "none":
         parser.error(
             f"--gc-type {args.gc_type} was given with --ddp-hook {args.ddp_hook}, which compresses by itself or not "

@@ -52,6 +52,7 @@ def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, store: Any)
         compression=compression(args),
         store=store,
         momentum_correction={"auto": "auto", "on": True, "off": False}[args.momentum_correction],
+        overlap_step=args.overlap_step,
     )
 
 
@@ -90,6 +91,8 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
             meter.step()
             step += 1
             progress.move(f"epoch {epoch + 1}/{args.num_epochs}  step {step}  loss {losses[-1]:.3f}")
+        if args.ddp_hook is None:
+            optimizer.synchronize()
         seconds += time.perf_counter() - began
         if store.rank == 0:
             scores.append(task.score(model))
@@ -113,6 +116,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         "workers": store.num_workers,
         "compression": str(store.compression) if args.ddp_hook is None else f"DDP's hook {args.ddp_hook}",
         "momentum_correction": getattr(optimizer, "momentum_correction", False),
+        "overlap_step": getattr(optimizer, "overlap_step", False),
         "arguments": {name: value for name, value in vars(args).items() if name != "json"},
     }
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gradwire import _core, mpi, nccl, settings
 
-__all__ = ["Joined", "is_local", "names", "open_engine", "serve"]
+__all__ = ["Joined", "is_local", "names", "open_engine", "serve", "sums_in_one_order"]
 
 
 def names() -> list[str]:
@@ -23,6 +23,11 @@ def names() -> list[str]:
 def is_local(name: str) -> bool:
     """Tells whether a store is of this process alone."""
     return _STORES[name] is _open_local
+
+
+def sums_in_one_order(name: str) -> bool:
+    """Tells whether a library sums in a store, so that every rank must push the same keys in the same order."""
+    return _STORES[name] in (_join_nccl, _join_mpi_native)
 
 
 class Joined(NamedTuple):

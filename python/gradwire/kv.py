@@ -19,6 +19,7 @@ which is said once on stderr.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import math
 import sys
@@ -183,6 +184,7 @@ class KVStore(AbstractKVStore):
         self._optimizer: tuple[str, dict[str, float]] | None = None
         self._encodes_on_devices = not self._is_local and _core.build_info()["cuda_devices"] > 0
         self.engine = engine
+        self.unfinished: set[Callable[[], None]] = set()  # what close() is to end first, on this thread
         self.collectives = Collectives(engine)  # all_reduce, all_gather, ...: exact, of any arrays
 
     # ---------------------------------------------------------------- what it is
@@ -394,12 +396,18 @@ class KVStore(AbstractKVStore):
     _barrier = barrier  # MXNet's name
 
     def close(self) -> None:
-        """Leaves the job cleanly. Called at exit for stores still open.
+        """Ends what is under way, and leaves the job cleanly. Called at exit for stores still open.
 
         Where others need this process to the end (it serves the roll call; or over MPI, which ends for all ranks at
         once), waits until they have left too.
         """
         _open.discard(self)
+        with contextlib.ExitStack() as leaving:
+            leaving.callback(self._leave)
+            for finish in list(self.unfinished):
+                leaving.callback(finish)
+
+    def _leave(self) -> None:
         self.engine.close()
         began = time.monotonic()
         pause = 5.0
@@ -613,8 +621,9 @@ def _pairs(verb: str, key: Key | Sequence[Key], value: Any) -> tuple[list[Key], 
 
 
 def _close_all() -> None:
-    for store in list(_open):
-        store.close()
+    with contextlib.ExitStack() as closing:  # all of them, also where one fails
+        for store in list(_open):
+            closing.callback(store.close)
 
 
 atexit.register(_close_all)

@@ -255,6 +255,12 @@ class Settings:
     seed: int | None = _setting(
         _integer(0), None, "random seed for the script to use; given by `gradwire ab`"
     )
+    overlap_step: Literal["off", "on"] = _setting(
+        _one_of("off", "on"),
+        "off",
+        "on: gradwire.torch's optimizers update each parameter when its sum arrives, while the next forward pass "
+        "begins; off: backward() waits for all sums",
+    )
     log_level: LogLevel = _setting(  # noqa: RUF009 (it makes a dataclasses.field)
         _one_of("error", "warning", "info", "debug"),
         "warning",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from pathlib import Path
 
+from gradwire.launch import run_job
 from integration.processes import HERE
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -22,3 +24,36 @@ def case_names(program: Path) -> list[str]:
     names = [f.name for f in functions if any(ast.unparse(d) == "case" for d in f.decorator_list)]
     assert names, f"{program} has no cases"
     return names
+
+
+class CaseJob:
+    """A program of cases as a job under `gradwire run`, which has ended.
+
+    Attributes:
+        workers: how many ranks there were.
+        passed: by case, how many ranks said "CASE passed".
+        exit_code: of the job.
+        text: all that the ranks said.
+    """
+
+    def __init__(self, program: Path, *arguments: str, workers: int, servers: int = 0) -> None:
+        lines: list[str] = []
+        self.workers = workers
+        self.passed: Counter[str] = Counter()
+
+        def take(line: object) -> None:
+            text = line.text  # type: ignore[attr-defined]
+            lines.append(f"{line.role} {line.rank}: {text}")  # type: ignore[attr-defined]
+            if text.endswith(" passed"):
+                self.passed[text.removesuffix(" passed")] += 1
+
+        result = run_job(
+            [sys.executable, str(program), *arguments],
+            workers=workers,
+            servers=servers,
+            output=take,
+            report=lines.append,
+            timeout=300,
+        )
+        self.exit_code = result.exit_code
+        self.text = "\n".join(lines)

@@ -38,6 +38,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> object:
     return weights(run_to_the_end(folder, words, workers=WORKERS, servers=2, seconds=180), record)
 
 
+def test_updates_as_sums_arrive(reference: object, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    words = [*command("dist_sync", record), "--overlap-step"]
+    ended = run_to_the_end(tmp_path, words, workers=WORKERS, servers=2, seconds=180)
+    assert weights(ended, record) == reference
+    assert json.loads(record.read_text())["overlap_step"] is True
+
+
 def test_all_reduce_by_gradwire_run(reference: object, tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     words = command("allreduce", record)

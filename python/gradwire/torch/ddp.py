@@ -149,7 +149,7 @@ class HookState:
             named.append((self._names.get(parameter, f"parameter.{number}"), parameter))
         small = [torch.zeros(p.numel()) if p.numel() * 4 < _TOGETHER_BYTES else None for p in parameters]
         self._small += small
-        self._exchange.add(named, small)
+        self._exchange.add(named, small, [self._index[p] for p in parameters])
         self._exchange.bind()
         if self._restored is not None:
             self._exchange.load(self._restored)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,8 +34,9 @@ OnNonfinite = Literal["warn", "skip_step", "ignore"]
 
 User = Literal["optimizer", "hook"]
 
-# A store's keys are declared once, so every exchange's have a number, equal on all ranks.
-_calls = itertools.count()
+# A store's keys are declared once, so every exchange's have a number, equal on all ranks; also where ranks are threads
+# of one process.
+_calls: weakref.WeakKeyDictionary[KVStore, Iterator[int]] = weakref.WeakKeyDictionary()
 # Who has the slots of a store, and with them small gradients that travel together. Ranks must agree in it, so it is
 # not left to the garbage collector.
 _slots_of: weakref.WeakKeyDictionary[KVStore, User] = weakref.WeakKeyDictionary()
@@ -68,6 +69,7 @@ class ExchangeOptions:
 class _Parameter:
     name: str
     key: int
+    place: int  # in the order of the forward pass: the lower, the more urgent
     run: torch.Tensor | None  # float32 elements in the order of memory; None: given every time
     own: Compression | None
 
@@ -92,7 +94,7 @@ class Exchange:
         self._slots: list[int] = []  # by index of parameter; -1 where it has none
         self._tickets: list[_core.Ticket] = []
         self._dense: list[torch.Tensor] = []  # of this step: what no codec looks at
-        self._prefix = f"gradient.{next(_calls)}."
+        self._prefix = f"gradient.{next(_calls.setdefault(store, itertools.count()))}."
         self._scale = 1.0  # of the loss, in the step in progress
         self._begun = self._marked = False
         if options.warm_up is not None:
@@ -107,12 +109,18 @@ class Exchange:
             self._fuses = False
             _slots_of.pop(self._store, None)
 
-    def add(self, named: Sequence[tuple[str, torch.Tensor]], runs: Sequence[torch.Tensor | None]) -> None:
+    def add(
+        self,
+        named: Sequence[tuple[str, torch.Tensor]],
+        runs: Sequence[torch.Tensor | None],
+        places: Sequence[int],
+    ) -> None:
         """Declares parameters; those with memory of their own take part in steps from bind() on. A collective, between
         steps.
 
         Args:
-            named: in order of the forward pass; the first is the most urgent.
+            named: names and parameters.
+            places: where they are in the forward pass: the lowest is the most urgent.
             runs: for each its memory: float32 (elements,), all on the CPU or on one device, kept as long as this; or
                 None: it will be given to send_from().
 
@@ -123,8 +131,8 @@ class Exchange:
             [(self._prefix + _wire_name(name, p), list(p.shape), "float32") for name, p in named]
         )
         added = [
-            _Parameter(name, key, run, self._options.codecs.of(name, p))
-            for (name, p), key, run in zip(named, keys, runs, strict=True)
+            _Parameter(name, key, place, run, self._options.codecs.of(name, p))
+            for (name, p), key, run, place in zip(named, keys, runs, places, strict=True)
         ]
         apart: dict[Compression, list[int]] = {}
         for parameter in added:
@@ -136,9 +144,12 @@ class Exchange:
 
     def bind(self) -> None:
         """Has small parameters travel together, with what they have not sent yet. A collective, between steps."""
-        bound = [p for p in self._parameters if p.run is not None]
-        numbers = itertools.count()
-        self._slots = [-1 if p.run is None else next(numbers) for p in self._parameters]
+        indices = [i for i, parameter in enumerate(self._parameters) if parameter.run is not None]
+        indices.sort(key=lambda index: self._parameters[index].place)  # a slot's number is its urgency
+        self._slots = [-1] * len(self._parameters)
+        for slot, index in enumerate(indices):
+            self._slots[index] = slot
+        bound = [self._parameters[index] for index in indices]
         if bound and self._fuses:
             arrays: list[Any] = [p.run for p in bound]  # any that speak DLPack, which the stub does not say
             self._engine.bind_slots([p.key for p in bound], arrays)
@@ -175,12 +186,23 @@ class Exchange:
 
     def send_from(self, index: int, run: torch.Tensor) -> None:
         """Sends the gradient that run holds: float32 (elements,), contiguous. The mean will be there."""
+        self._tickets.append(self._submit(index, run))
+
+    def submit(self, index: int) -> _core.Ticket:
+        """Sends what a parameter's own run holds, apart from all others. The mean will be there when the ticket is
+        done, which the caller waits for before finish().
+        """
+        run = self._parameters[index].run
+        assert run is not None
+        return self._submit(index, run)
+
+    def _submit(self, index: int, run: torch.Tensor) -> _core.Ticket:
         self._prepare(index, run)
+        parameter = self._parameters[index]
         memory: Any = run  # speaks DLPack, which the stub does not say
-        ticket = self._engine.push_pull(
-            self._parameters[index].key, memory, memory, -index, self._mean, **stream_of(run)
+        return self._engine.push_pull(
+            parameter.key, memory, memory, -parameter.place, self._mean, **stream_of(run)
         )
-        self._tickets.append(ticket)
 
     def _prepare(self, index: int, run: torch.Tensor) -> None:
         if not self._begun:

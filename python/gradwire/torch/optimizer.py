@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from gradwire import kv
-from gradwire.torch import session, wrapped
+from gradwire import kv, settings
+from gradwire.torch import overlap, session, wrapped
 from gradwire.torch.exchange import (
     STATE_KEY,
     ExchangeOptions,
@@ -24,6 +24,7 @@ from gradwire.torch.exchange import (
 from gradwire.torch.momentum import WorkerMomentum
 from gradwire.torch.parameter_codecs import ParameterCodecs
 from gradwire.torch.reducer import GradientReducer
+from gradwire.torch.subset_step import SubsetStep
 from gradwire.torch.warm_up import Stages, WarmUp
 
 _bound: weakref.WeakKeyDictionary[Any, weakref.ref[_Distributed]] = weakref.WeakKeyDictionary()  # by store
@@ -42,6 +43,7 @@ def DistributedOptimizer(
     max_grad_norm: float | None = None,
     grad_scaler: Any = None,
     on_nonfinite: OnNonfinite = "warn",
+    overlap_step: bool | None = None,
 ) -> Any:
     """Makes an optimizer whose `p.grad` is the workers' mean as soon as `backward()` returns.
 
@@ -82,6 +84,13 @@ def DistributedOptimizer(
             on any rank, residuals are as before, and a NaN is left in the first gradient. Alone and without
             compression gradients are looked at for "skip_step" only. LBFGS, whose step is many, cannot be vetoed,
             neither so nor by grad_scaler.
+        overlap_step: True: backward() and step() do not wait for sums. Each parameter is updated when its own arrives,
+            with the options of its groups as they were when step() was called, and whoever reads one before waits
+            for it: the next forward pass layer by layer, state_dict() and an evaluation for all. p.grad is no mean
+            until then; `synchronize()` waits for all. For optimizers that update each parameter by itself, as
+            torch's do, all but LBFGS. Weights are those of a loop without, to the bit. Goes with neither
+            max_grad_norm, grad_scaler, on_nonfinite="skip_step" nor closures, nor the stores `nccl` and
+            `allreduce_mpi`. Default: the setting GRADWIRE_OVERLAP_STEP, which is off.
 
     A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
     `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local. Frozen
@@ -125,6 +134,15 @@ def DistributedOptimizer(
         )
     named = _name_parameters(optimizer, named_parameters)
     store = session.own_store(store)
+    if overlap_step is None:
+        overlap_step = settings.read().overlap_step == "on"
+    if overlap_step:
+        given = {
+            "max_grad_norm": max_grad_norm is not None,
+            "grad_scaler": scaler is not None,
+            "on_nonfinite='skip_step'": on_nonfinite == "skip_step",
+        }
+        overlap.require_possible(optimizer, store, given)
     other = _bound.get(store, lambda: None)()
     if other is not None and other is not optimizer and other._reducer is not None:
         raise ValueError(
@@ -151,7 +169,8 @@ def DistributedOptimizer(
         on_nonfinite=on_nonfinite,
     )
     momentum = WorkerMomentum(result) if momentum_correction else None
-    result._attach(store, named, momentum, options, passes=backward_passes_per_step, max_norm=max_grad_norm)
+    result._max_norm, result.overlap_step = max_grad_norm, overlap_step
+    result._attach(store, named, momentum, options, passes=backward_passes_per_step)
     _bound[store] = weakref.ref(result)
     return result
 
@@ -221,6 +240,7 @@ class _Distributed(torch.optim.Optimizer):
     _momentum: WorkerMomentum | None
     _max_norm: float | None
     _skips_nonfinite: bool  # where no reducer looks
+    overlap_step: bool
 
     def _attach(
         self,
@@ -230,22 +250,25 @@ class _Distributed(torch.optim.Optimizer):
         options: ExchangeOptions,
         *,
         passes: int,
-        max_norm: float | None,
     ) -> None:
         self._store = store
         self._reducer = self._momentum = None
         self._skips_nonfinite = False
-        self._max_norm = max_norm
         _require_real(named)
         compresses = options.warm_up is not None or options.codecs.compress_any(named)
         if store.passthrough and not compresses:  # alone: nothing to exchange
             self._skips_nonfinite = options.on_nonfinite == "skip_step"
             return
         self._momentum = momentum
-        self._reducer = GradientReducer(store, named, passes=passes, options=options, momentum=momentum)
+        reducer = overlap.OverlappingReducer if self.overlap_step else GradientReducer
+        self._reducer = reducer(store, named, passes=passes, options=options, momentum=momentum)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes the wrapped optimizer's step on the means, unless on_nonfinite="skip_step" vetoes it."""
+        """Takes the wrapped optimizer's step on the means, unless on_nonfinite="skip_step" vetoes it; with overlap_step
+        begins it.
+        """
+        if self.overlap_step:
+            self._require_no_gradient_is_needed(closure)
         loss = None
         if closure is not None and isinstance(self, torch.optim.LBFGS):
             closure = self._mean_loss_of(closure)
@@ -263,8 +286,33 @@ class _Distributed(torch.optim.Optimizer):
         if self._max_norm is not None and closure is None:
             self._clip(self._max_norm)
         with contextlib.nullcontext() if self._momentum is None else self._momentum.applied():
+            if isinstance(self._reducer, overlap.OverlappingReducer) and not self._reducer.is_due():
+                return self._begin_step(self._reducer)
             result = super().step() if closure is None else super().step(closure)
         return result if loss is None else loss
+
+    # Torch wraps step() of classes that do not say so, to call the hooks of the user; super().step() calls them.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _require_no_gradient_is_needed(self, closure: Callable[[], Any] | None) -> None:
+        """Raises ValueError for what reads gradients or losses during the step."""
+        if closure is not None:
+            raise ValueError(
+                "gradwire.torch: step(closure) was called with overlap_step, which leaves sums on their way when "
+                "step() returns; call backward() before, and step() without a closure, or leave overlap_step out"
+            )
+        if getattr(self, "grad_scale", None) is not None:
+            raise ValueError(
+                "gradwire.torch: a GradScaler steps an optimizer that has overlap_step; train in bfloat16, which needs "
+                "no scale, or leave overlap_step out"
+            )
+
+    def _begin_step(self, reducer: overlap.OverlappingReducer) -> None:
+        for before in self._optimizer_step_pre_hooks.values():
+            before(self, (), {})
+        reducer.step(SubsetStep(self, self._base))
+        for after in self._optimizer_step_post_hooks.values():
+            after(self, (), {})
 
     def _mean_loss_of(self, closure: Callable[[], Any]) -> Callable[[], float]:
         """LBFGS decides by the loss whether to go on, and all ranks must decide the same. It looks at gradients as
@@ -296,7 +344,22 @@ class _Distributed(torch.optim.Optimizer):
         """As torch's; ends what a backward() that failed had begun to send."""
         if self._reducer is not None:
             self._reducer.settle()
-        super().zero_grad(set_to_none)
+        if not isinstance(self._reducer, overlap.OverlappingReducer):
+            super().zero_grad(set_to_none)
+            return
+        later = self._reducer.zero_grad(set_to_none=set_to_none)
+        steps = SubsetStep(self, self._base)
+        steps.view([p for p in steps.parameters if p not in later]).zero_grad(set_to_none)
+
+    def synchronize(self) -> None:
+        """With overlap_step, waits until every gradient is the workers' mean and, where step() has been called, every
+        parameter is updated. No-op without, where backward() has waited.
+
+        Raises:
+            gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
+        """
+        if isinstance(self._reducer, overlap.OverlappingReducer):
+            self._reducer.synchronize()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -314,6 +377,7 @@ class _Distributed(torch.optim.Optimizer):
         """As torch's. A collective: every rank adds the same parameters, between steps. Their names are those given
         as (name, parameter) pairs, else numbers.
         """
+        self.synchronize()
         before = sum(len(group["params"]) for group in self.param_groups)
         super().add_param_group(param_group)
         added = self.param_groups[-1]
@@ -327,6 +391,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with what this rank has not sent yet under "gradwire"."""
+        self.synchronize()
         state = super().state_dict()
         if self._reducer is not None and (own := self._reducer.exchange.state()):
             state[STATE_KEY] = own
@@ -342,9 +407,11 @@ class _Distributed(torch.optim.Optimizer):
 
     def load_shared_state(self, state_dict: Mapping[str, Any]) -> None:
         """As load_state_dict(), but for what each rank has of its own."""
+        self.synchronize()
         super().load_state_dict({name: value for name, value in state_dict.items() if name != STATE_KEY})
 
     def __reduce__(self) -> Any:
+        self.synchronize()
         return _plain, (self._base,), self.__getstate__()
 
     @property
@@ -353,7 +420,9 @@ class _Distributed(torch.optim.Optimizer):
         return self._momentum is not None
 
     def close(self) -> None:
-        """Takes the hooks off the parameters: gradients stay local, and the store is free for another."""
+        """Takes the hooks off the parameters: gradients stay local, and the store is free for another. Ends a step that
+        is under way.
+        """
         if self._reducer is not None:
             self._reducer.close()
             self._reducer = self._momentum = None

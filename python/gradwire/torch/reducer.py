@@ -77,20 +77,26 @@ class GradientReducer:
         self._failed = False
         self._densified = False
         self._frozen: list[tuple[str, torch.Tensor]] = []
+        self._places: dict[torch.Tensor, int] = {}  # in the order of the forward pass
         self._device = _home([parameter for _, parameter in named])
         self.add(named)
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Takes more parameters in. A collective, between steps."""
+        """Takes more parameters in, behind the others. A collective, between steps."""
+        for _, parameter in named:
+            self._places[parameter] = len(self._places)
         self._frozen += [(name, p) for name, p in named if not p.requires_grad]
         self._add_live([(name, p) for name, p in named if p.requires_grad and p.numel() > 0])
+        self._bind()
+
+    def _bind(self) -> None:
         self.exchange.bind()
 
     def _add_live(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         if not named:
             return
         runs = _runs([p for _, p in named], self._device)
-        self.exchange.add(named, runs)
+        self.exchange.add(named, runs, [self._places[p] for _, p in named])
         for (name, p), run in zip(named, runs, strict=True):
             self._names.append(name)
             self._parameters.append(p)
@@ -142,6 +148,9 @@ class GradientReducer:
             )
         self._fill(index)
         self._ready[index] = True
+        self._send(index)
+
+    def _send(self, index: int) -> None:
         self.exchange.send(index)
 
     def _fill(self, index: int) -> None:
@@ -189,7 +198,11 @@ class GradientReducer:
         for index, ready in enumerate(self._ready):
             if not ready:
                 self._submit(index)
-        nonfinite = self.exchange.finish()
+        self._end_step()
+
+    def _end_step(self) -> None:
+        """Waits for the means of all that was sent."""
+        nonfinite = self._await_sums()
         self._ready = bytearray(len(self._parameters))
         self._copy_back()
         nonfinite |= self._thaw()
@@ -197,6 +210,10 @@ class GradientReducer:
         self._veto = False  # of an earlier step, which GradScaler may have skipped without asking
         if nonfinite:
             self._handle_nonfinite()
+
+    def _await_sums(self) -> bool:
+        """Ends what was sent; returns whether any rank met a NaN or an infinity."""
+        return self.exchange.finish()
 
     def _await_outer(self, outer: Any) -> None:
         """Has the backward() around this one call on_backward_end() too: autograd offers a callback to the innermost
@@ -226,23 +243,31 @@ class GradientReducer:
             parameter.grad.copy_(slot)
 
     def _thaw(self) -> bool:
-        """Takes in parameters that were frozen until now, with what this backward() left in them. Every rank runs the
-        same program, so all thaw the same at once.
-        """
-        thawed = [(name, p) for name, p in self._frozen if p.requires_grad]
+        """Sends what this backward() left in parameters that were frozen until now."""
+        thawed = self._take_in_thawed()
         if not thawed:
             return False
-        first = len(self._parameters)
-        self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
-        self._add_live([(name, p) for name, p in thawed if p.numel() > 0])
-        with torch.no_grad():
-            for index in range(first, len(self._parameters)):
-                self._fill(index)
-                self.exchange.send_apart(index)
+        for index in thawed:
+            self.exchange.send_apart(index)
         nonfinite = self.exchange.finish()
-        self.exchange.bind()
+        self._bind()
         self._copy_back()
         return nonfinite
+
+    @torch.no_grad()
+    def _take_in_thawed(self) -> range:
+        """Takes in parameters that were frozen until now; returns which they are. Every rank runs the same program, so
+        all thaw the same at once.
+        """
+        first = len(self._parameters)
+        thawed = [(name, p) for name, p in self._frozen if p.requires_grad]
+        if thawed:
+            self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
+            self._add_live([(name, p) for name, p in thawed if p.numel() > 0])
+        added = range(first, len(self._parameters))
+        for index in added:
+            self._fill(index)
+        return added
 
     def _handle_nonfinite(self) -> None:
         if not self._options.vetoes:
@@ -278,8 +303,8 @@ class GradientReducer:
         for index, ready in enumerate(self._ready):
             if not ready:
                 self._slots[index].fill_(float("nan"))
-                self.exchange.send(index)
-        self.exchange.finish()
+                self._send(index)
+        self._await_sums()
         self.exchange.advance()
         for index, parameter in enumerate(self._parameters):
             if self._in_place[index] and self._ready[index]:

@@ -1,0 +1,386 @@
+"""OverlappingReducer: backward() leaves sums on their way, and each parameter is updated when its own is here.
+
+After backward() every parameter is guarded (parameter_guard.py). Until step() a read of its `grad` is an error, for
+that is not the mean yet. After step() whoever reads the parameter waits for its sum and updates it first; so does the
+hook of the layer that is about to use it. What arrives while a layer waits is worked off meanwhile. So whatever a
+program can see is what it would see without any of this, and a forward pass waits for one layer at a time.
+
+Threading: sums are taken in, and the optimizer runs, on the threads that use the model, one at a time; there is no
+thread of its own. README.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from gradwire import joining
+from gradwire.torch.exchange import ExchangeOptions, warn_of_nonfinite
+from gradwire.torch.parameter_guard import Access, guard, is_guardable, keeper_of, release
+from gradwire.torch.reducer import GradientReducer
+
+if TYPE_CHECKING:
+    from gradwire import _core
+    from gradwire.kv import KVStore
+    from gradwire.torch.momentum import WorkerMomentum
+    from gradwire.torch.subset_step import SubsetStep
+
+_PAUSE = 0.002  # seconds between looks at what else has arrived
+_REPLICATING = (torch.jit.ScriptModule, nn.DataParallel)
+
+_INSTEAD = {
+    "max_grad_norm": "it needs the norm of all means; call optimizer.synchronize() after backward(), which waits for "
+    "them, then torch.nn.utils.clip_grad_norm_() and step()",
+    "grad_scaler": "it looks at all means before the first update; train in bfloat16, which needs no scale, or leave "
+    "overlap_step out",
+    "on_nonfinite='skip_step'": "a step cannot be taken back when its last sum arrives; use on_nonfinite='warn', or "
+    "leave overlap_step out",
+}
+
+
+def require_possible(optimizer: torch.optim.Optimizer, store: KVStore, given: Mapping[str, bool]) -> None:
+    """Refuses what overlap_step cannot go with.
+
+    Args:
+        given: which of the options that it excludes are in use.
+
+    Raises:
+        ValueError: names what excludes it, and what to do instead.
+    """
+    for name, is_given in given.items():
+        if is_given:
+            raise ValueError(
+                f"gradwire.torch: overlap_step was given (or GRADWIRE_OVERLAP_STEP) with {name}: {_INSTEAD[name]}"
+            )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "gradwire.torch: overlap_step was given (or GRADWIRE_OVERLAP_STEP) with LBFGS, whose step updates all "
+            "parameters together; leave overlap_step out"
+        )
+    if joining.sums_in_one_order(store.type):
+        raise ValueError(
+            f"gradwire.torch: overlap_step was given (or GRADWIRE_OVERLAP_STEP) with the store {store.type!r}, whose "
+            "library sums in one order on all ranks, the back layers first; use 'allreduce' or 'dist_sync', or leave "
+            "overlap_step out"
+        )
+
+
+@dataclass
+class _Sum:
+    """One parameter's sum, on its way.
+
+    Attributes:
+        gradient: what the parameter's grad is to be when the sum is here.
+        converts: gradient is not the memory that the sum arrives in.
+        cleared: zero_grad() was called since step(), with this set_to_none; None: it was not.
+    """
+
+    ticket: _core.Ticket
+    gradient: torch.Tensor | None
+    converts: bool
+    cleared: bool | None = None
+
+
+class OverlappingReducer(GradientReducer):
+    """As GradientReducer, but that the means arrive later: see synchronize(), step() and zero_grad()."""
+
+    def __init__(
+        self,
+        store: KVStore,
+        named: Sequence[tuple[str, torch.Tensor]],
+        *,
+        passes: int,
+        options: ExchangeOptions,
+        momentum: WorkerMomentum | None,
+    ) -> None:
+        """As GradientReducer's. Requires options without vetoes."""
+        self._store = store
+        self._process = os.getpid()
+        self._lock = threading.RLock()  # of what follows; several threads may use a model
+        self._tickets: dict[int, _core.Ticket] = {}  # by index, during a backward()
+        self._sums: dict[int, _Sum] = {}  # by index, from its end on
+        self._stepping: SubsetStep | None = None  # from step() until the last sum is here
+        self._has_failed = False  # and the caller has heard of it
+        self._hook_handle: Any = None
+        self._index: dict[torch.Tensor, int] = {}
+        # Of the hook that is to run once more than usual for a compiled module: before what is compiled.
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global")
+        super().__init__(store, named, passes=passes, options=options, momentum=momentum)
+
+    # -- what the optimizer asks for -------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Waits for every sum; updates the parameters if step() has been called, else leaves the means in p.grad."""
+        with self._lock:
+            self._take_when_here(list(self._sums))
+
+    def is_due(self) -> bool:
+        """False where sums are on their way for which step() has not been called; otherwise waits for those there are,
+        and the optimizer may take its step in one piece.
+        """
+        with self._lock:
+            if self._sums and self._stepping is None:
+                return False
+            self.synchronize()
+            return True
+
+    def step(self, stepping: SubsetStep) -> None:
+        """Has parameters be updated as their sums arrive; those that are here already, at once.
+
+        Args:
+            stepping: the step, with the options that hold now.
+        """
+        with self._lock:
+            guarded = {self._parameters[index] for index in self._sums}
+            self._stepping = stepping if guarded else None
+            with self._noting_failure():
+                stepping.step([p for p in stepping.parameters if p not in guarded])
+                self._take_arrived()
+
+    def zero_grad(self, *, set_to_none: bool) -> set[torch.Tensor]:
+        """Has gradients that updates still need be cleared after those; returns whose they are."""
+        with self._lock:
+            if self._stepping is None:
+                self.synchronize()
+            for one in self._sums.values():
+                one.cleared = set_to_none
+            return {self._parameters[index] for index in self._sums}
+
+    def close(self) -> None:
+        try:
+            self._finish_at_close()
+        finally:
+            super().close()
+
+    def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self.synchronize()
+        super().add(named)
+
+    # -- during backward() -----------------------------------------------------------------------------
+
+    def _bind(self) -> None:
+        """Each parameter travels by itself, so that its sum is known to be here by itself."""
+        self._index = {parameter: index for index, parameter in enumerate(self._parameters)}
+
+    def _enter(self) -> None:
+        if self._sums:  # of parameters that the forward pass did not use
+            self.synchronize()
+        super()._enter()
+
+    def _send(self, index: int) -> None:
+        self._tickets[index] = self.exchange.submit(index)
+
+    def _await_sums(self) -> bool:
+        for ticket in self._tickets.values():
+            self._store.wait_until(ticket.wait)
+        self._tickets.clear()
+        return self.exchange.finish()
+
+    def _end_step(self) -> None:
+        """Leaves sums on their way."""
+        self._ready = bytearray(len(self._parameters))
+        for index in self._take_in_thawed():
+            self._send(index)
+            self._bind()
+        with self._lock:
+            self._sums = {index: self._lay_aside(index, ticket) for index, ticket in self._tickets.items()}
+            self._tickets.clear()
+            if self._sums:
+                self._open()
+            self._take_when_here([i for i in self._sums if keeper_of(self._parameters[i]) is not self])
+        self.exchange.advance()
+
+    def _lay_aside(self, index: int, ticket: _core.Ticket) -> _Sum:
+        """Takes the gradient away from its parameter, lest the next backward() adds to what the network writes."""
+        parameter = self._parameters[index]
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None and parameter.requires_grad:
+            gradient = torch.empty_like(parameter)
+        if is_guardable(parameter):
+            guard(parameter, self)
+        return _Sum(ticket, gradient, not self._in_place[index] and parameter.requires_grad)
+
+    # -- while sums arrive -----------------------------------------------------------------------------
+
+    def before(self, parameters: Sequence[torch.Tensor], access: Access) -> None:
+        """Keeper's: somebody reads guarded parameters.
+
+        Raises:
+            RuntimeError: a gradient is read that is no mean yet, or this process was forked from the optimizer's.
+            gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
+        """
+        if access is Access.DESCRIPTION:
+            return
+        indices = [self._index[parameter] for parameter in parameters]
+        with self._lock:
+            if self._stepping is not None:
+                waits = [i for i in indices if access is Access.VALUE or not self._is_gone(i)]
+                self._take_when_here([i for i in waits if i in self._sums])
+            elif access is Access.GRADIENT and any(i in self._sums for i in indices):
+                raise RuntimeError(
+                    f"gradwire.torch: the gradient of {self._names[indices[0]]!r} was read, or set, while its sum is "
+                    "on its way (overlap_step): it is no mean yet. To clip or look at gradients, also by a GradScaler, "
+                    "call optimizer.synchronize() between backward() and that, which waits for all sums; or leave "
+                    "overlap_step out"
+                )
+
+    def _is_gone(self, index: int) -> bool:
+        """True where grad is None whatever the update does."""
+        return index in self._sums and self._sums[index].cleared is True
+
+    def _before_forward(self, module: nn.Module, _: Any) -> None:
+        """torch's hook: a module, of any model, is about to run."""
+        if torch.compiler.is_compiling() or os.getpid() != self._process:
+            return
+        unseen = _reads_unseen(module)
+        if self._stepping is None and not unseen:
+            return
+        # An evaluation has nothing to gain, and layers that read those below them in ways of their own.
+        whole = unseen or not (module.training or torch.is_grad_enabled())
+        parameters = module.parameters() if whole else module._parameters.values()
+        own = [self._index[p] for p in parameters if p is not None and keeper_of(p) is self]
+        if own:
+            with self._lock:
+                self._take_when_here(own)
+
+    def _take_when_here(self, indices: Collection[int]) -> None:
+        """Waits for these sums and takes them in."""
+        awaited = [index for index in indices if index in self._sums]
+        if awaited and os.getpid() != self._process:
+            raise RuntimeError(
+                f"gradwire.torch: {self._names[awaited[0]]!r} was read in a process that was forked while its sum was "
+                "on its way (overlap_step); call optimizer.synchronize() before processes are forked that use the model"
+            )
+        with self._noting_failure():
+            for index in awaited:
+                if index in self._sums:  # not worked off while another was awaited
+                    self._store.wait_until(functools.partial(self._arrives, self._sums[index].ticket))
+            self._take([index for index in awaited if index in self._sums])
+
+    @contextlib.contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def _arrives(self, ticket: _core.Ticket, seconds: float) -> bool:
+        """Waits for a sum, and works off others meanwhile. Returns False when seconds passed first."""
+        deadline = time.monotonic() + seconds
+        while not ticket.wait(_PAUSE):
+            self._take_arrived()
+            if time.monotonic() >= deadline:
+                return False
+        return True
+
+    def _take_arrived(self) -> None:
+        self._take([i for i, one in self._sums.items() if one.ticket.done and one.ticket.wait(0)])
+
+    def _take(self, indices: Collection[int]) -> None:
+        """Takes in sums that are here: p.grad is the mean, and the parameter is updated if step() has been called."""
+        if not indices:
+            return
+        sums = {index: self._sums.pop(index) for index in indices}
+        with _as_outside(self._parameters[next(iter(sums))].device.type):
+            later = {index: self._restore(index, one) for index, one in sums.items()}
+            try:
+                if self._stepping is not None:
+                    self._stepping.step([self._parameters[index] for index in sums])
+                for index, one in sums.items():
+                    _go_on(self._parameters[index], one, later[index])
+            finally:  # not before: other threads may read them
+                for index in sums:
+                    release(self._parameters[index])
+        if not self._sums:
+            self._finish()
+
+    def _restore(self, index: int, one: _Sum) -> torch.Tensor | None:
+        """Has p.grad be the mean; returns what autograd has put there since."""
+        parameter = self._parameters[index]
+        later = parameter.grad
+        if one.converts:
+            assert one.gradient is not None
+            one.gradient.copy_(self._slots[index])
+        parameter.grad = one.gradient
+        return later
+
+    # -- from the first sum on its way to the last -----------------------------------------------------
+
+    def _open(self) -> None:
+        self._has_failed = False  # an earlier step, as by Ctrl-C
+        self._store.unfinished.add(self._finish_at_close)
+        self._hook_handle = register_module_forward_pre_hook(self._before_forward)
+
+    def _finish(self) -> None:
+        self._leave()
+        if self.exchange.finish() and self._options.on_nonfinite == "warn":
+            warn_of_nonfinite("warn")
+
+    def _leave(self) -> None:
+        self._stepping = None
+        self._store.unfinished.discard(self._finish_at_close)
+        if self._hook_handle is not None:
+            self._hook_handle.remove()
+            self._hook_handle = None
+
+    def _finish_at_close(self) -> None:
+        """Ends the step before the store is closed, unless the caller has heard already that it cannot be."""
+        if os.getpid() != self._process:
+            return
+        try:
+            if not self._has_failed:
+                self.synchronize()
+        finally:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Leaves what has not arrived."""
+        with self._lock:
+            for index in self._sums:
+                release(self._parameters[index])
+            self._sums.clear()
+            self._leave()
+
+
+def _go_on(parameter: torch.Tensor, one: _Sum, later: torch.Tensor | None) -> None:
+    """Does to p.grad what zero_grad(), and a backward() that began before the step, have done since."""
+    if one.cleared is True or one.gradient is None:
+        parameter.grad = later
+        return
+    if one.cleared is False:
+        one.gradient.zero_()
+    if later is not None:
+        one.gradient.add_(later)
+
+
+def _reads_unseen(module: nn.Module) -> bool:
+    """True for modules that hand parameters to what does not call torch's functions: compiled ones, replicas."""
+    if isinstance(module, _REPLICATING) or "dynamo_ctx" in vars(module):  # what torch.compile(module) returns
+        return True
+    return any(child._compiled_call_impl is not None for child in module.children())
+
+
+@contextlib.contextmanager
+def _as_outside(device_type: str) -> Iterator[None]:
+    """Has an update be what it is between two forward passes, wherever in one it happens."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(
+            torch._C.DisableTorchFunctionSubclass()
+        )  # what is guarded does not ask for itself
+        if torch.is_autocast_enabled(device_type):
+            stack.enter_context(torch.autocast(device_type, enabled=False))
+        yield

@@ -1,0 +1,40 @@
+"""Ranks as threads of this process: a real job, whose frames stay in memory and whose ranks can wait for each other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from gradwire import _core, kv, settings
+
+DEADLINE = 30.0  # seconds
+
+
+def run_ranks(workers: int, body: Callable[[kv.KVStore], None]) -> None:
+    """Runs body(store) as every rank of a job without servers, and raises the lowest rank's error."""
+    network = _core.InprocNetwork(workers)
+    errors: dict[int, BaseException] = {}
+
+    def run(rank: int) -> None:
+        try:
+            store = kv.KVStore("allreduce", network.connect(rank, codec_threads=1), settings.read())
+            try:
+                body(store)
+            finally:
+                store.close()
+        except BaseException as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(4 * DEADLINE)
+    if errors:
+        raise errors[min(errors)]
+    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+
+
+def await_event(event: threading.Event, what: str) -> None:
+    """Waits until another rank has set the event."""
+    assert event.wait(DEADLINE), f"{what} has not happened within {DEADLINE} s"
