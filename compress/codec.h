@@ -38,6 +38,8 @@ enum class WireId : std::uint8_t {
   kTopK = 8,
   kRandomK = 9,
   kQsgd = 10,
+  kTernGrad = 11,
+  kNatural = 12,
 };
 
 /// How a Server answers a round. Part of the wire format, never renumber.
@@ -129,7 +131,8 @@ class Codec {
 
   /// Encodes grad + residual, keeps what was not sent in residual (same length as grad, or empty: no error
   /// feedback). Requires out.size() >= max_encoded_size(grad.size()); scales is empty (no round yet, or the
-  /// codec agrees none) or holds one entry per unit of grad.
+  /// codec agrees none) or holds one entry per unit of grad. Throws std::invalid_argument where that does not
+  /// hold, and has changed no residual then.
   virtual Encoded encode(std::span<const float> grad, std::span<float> residual,
                          std::span<const UnitScale> scales, std::span<std::byte> out,
                          const Position& position) const = 0;

@@ -11,6 +11,8 @@
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+// For each target, so behind foreach_target.h.
+#include "compress/two_bit_codes_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gradwire::compress::two_bit {
@@ -30,6 +32,10 @@ void Measure(const float* grad, const float* residual, std::size_t elements, flo
 
 void SumToFloats(const Codes& codes, std::size_t elements, float level, float* out) {
   sum_to_floats_scalar(codes, elements, level, out);
+}
+
+void AddToFloats(const std::byte* packed, std::size_t elements, float level, float* out) {
+  add_to_floats_scalar(packed, elements, level, out);
 }
 
 void SumToPlanes(const Codes& codes, std::size_t elements, std::byte* out) {
@@ -64,35 +70,6 @@ constexpr std::size_t kTile = 4096;  // counts that a sum keeps in the first-lev
 constexpr std::size_t kAhead = 1536 / sizeof(float);    // elements that encode asks memory for in advance
 constexpr std::size_t kStreamElements = kUnitElements;  // outputs from here on go around the cache
 constexpr std::size_t kNibbleWays = 7;  // payloads whose counts, at most 2 each, fit four bits
-
-template <class D>
-HWY_INLINE std::uint64_t MaskBits(D d, hn::Mask<D> mask) {
-  std::uint64_t bits = 0;
-  hn::StoreMaskBits(d, mask, reinterpret_cast<std::uint8_t*>(&bits));
-  return bits;
-}
-
-/// Moves bit i to bit 2 * i.
-HWY_INLINE std::uint64_t Spread(std::uint32_t bits) {
-#if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX2
-  return _pdep_u64(bits, 0x5555555555555555);
-#else
-  std::uint64_t v = bits;
-  v = (v | v << 16) & 0x0000ffff0000ffff;
-  v = (v | v << 8) & 0x00ff00ff00ff00ff;
-  v = (v | v << 4) & 0x0f0f0f0f0f0f0f0f;
-  v = (v | v << 2) & 0x3333333333333333;
-  return (v | v << 1) & 0x5555555555555555;
-#endif
-}
-
-/// Packs 32 elements: sent (upper bit of a code) and positive (lower bit), element i in bit i.
-HWY_INLINE void StoreCodes(std::uint32_t sent, std::uint32_t positive, std::byte* out) {
-  std::uint64_t codes = Spread(sent) << 1 | Spread(positive);
-  codes = (codes >> 4 & 0x0f0f0f0f0f0f0f0f) | (codes & 0x0f0f0f0f0f0f0f0f) << 4;
-  codes = (codes >> 2 & 0x3333333333333333) | (codes & 0x3333333333333333) << 2;
-  store(codes, out);
-}
 
 HWY_INLINE bool AnyNonFinite(const FloatVector (&x)[kStep / kLanes]) {
   const Ints di;
@@ -243,8 +220,8 @@ HWY_INLINE void StoreFloats(FloatVector value, float* to) {
   }
 }
 
-/// Decodes one payload: each lane shifts its own code down and looks its value up.
-template <bool kStream>
+/// Decodes one payload, or adds it: each lane shifts its own code down and looks its value up.
+template <bool kStream, bool kAdd>
 void DecodeRun(const std::byte* HWY_RESTRICT packed, std::size_t elements, float level,
                float* HWY_RESTRICT out) {
   const Floats d;
@@ -263,18 +240,28 @@ void DecodeRun(const std::byte* HWY_RESTRICT packed, std::size_t elements, float
     const hn::Vec<Words> word = hn::Set(dw, load<std::uint32_t>(packed + i / 4));
     for (std::size_t v = 0; v < 16 / kLanes; ++v) {
       const hn::Vec<Words> code = hn::And(hn::Shr(word, shift[v]), hn::Set(dw, 3));
-      StoreFloats<kStream>(hn::TableLookupLanes(table, hn::IndicesFromVec(d, code)), out + i + v * kLanes);
+      FloatVector value = hn::TableLookupLanes(table, hn::IndicesFromVec(d, code));
+      if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + i + v * kLanes), value);
+      StoreFloats<kStream>(value, out + i + v * kLanes);
     }
   }
-  for (; i < elements; ++i) out[i] = static_cast<float>(code_at(packed, i)) * level;
+  for (; i < elements; ++i) {
+    const float value = static_cast<float>(code_at(packed, i)) * level;
+    out[i] = kAdd ? out[i] + value : value;
+  }
 }
 
 void DecodeOne(const std::byte* packed, std::size_t elements, float level, float* out) {
   const std::size_t head = ElementsToAlign(out, elements);
-  if (elements < kStreamElements || head % 4 != 0) return DecodeRun<false>(packed, elements, level, out);
-  DecodeRun<false>(packed, head, level, out);
-  DecodeRun<true>(packed + head / 4, elements - head, level, out + head);
+  if (elements < kStreamElements || head % 4 != 0)
+    return DecodeRun<false, false>(packed, elements, level, out);
+  DecodeRun<false, false>(packed, head, level, out);
+  DecodeRun<true, false>(packed + head / 4, elements - head, level, out + head);
   hwy::FlushStream();
+}
+
+void AddToFloats(const std::byte* packed, std::size_t elements, float level, float* out) {
+  DecodeRun<false, true>(packed, elements, level, out);
 }
 
 /// Rewrites codes 00, 01, 10, 11 as the counts 1, 1, 0, 2: the code's value plus one.
@@ -444,6 +431,7 @@ namespace gradwire::compress::two_bit {
 HWY_EXPORT(Encode);
 HWY_EXPORT(Measure);
 HWY_EXPORT(SumToFloats);
+HWY_EXPORT(AddToFloats);
 HWY_EXPORT(SumToPlanes);
 HWY_EXPORT(CountsToPlanes);
 HWY_EXPORT(PlanesToFloats);
@@ -460,6 +448,10 @@ void measure(const float* grad, const float* residual, std::size_t elements, flo
 
 void sum_to_floats(const Codes& codes, std::size_t elements, float level, float* out) noexcept {
   HWY_DYNAMIC_DISPATCH(SumToFloats)(codes, elements, level, out);
+}
+
+void add_to_floats(const std::byte* packed, std::size_t elements, float level, float* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(AddToFloats)(packed, elements, level, out);
 }
 
 void sum_to_planes(const Codes& codes, std::size_t elements, std::byte* out) noexcept {

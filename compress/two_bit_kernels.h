@@ -21,6 +21,9 @@ void measure(const float* grad, const float* residual, std::size_t elements, flo
 /// As sum_to_floats_scalar().
 void sum_to_floats(const Codes& codes, std::size_t elements, float level, float* out) noexcept;
 
+/// As add_to_floats_scalar().
+void add_to_floats(const std::byte* packed, std::size_t elements, float level, float* out) noexcept;
+
 /// As sum_to_planes_scalar().
 void sum_to_planes(const Codes& codes, std::size_t elements, std::byte* out) noexcept;
 

@@ -166,6 +166,12 @@ inline void sum_to_floats_scalar(const Codes& codes, std::size_t elements, float
   for (std::size_t i = 0; i < elements; ++i) out[i] = static_cast<float>(sum_at(codes, i)) * level;
 }
 
+/// Adds code * level of one payload's codes to out.
+inline void add_to_floats_scalar(const std::byte* packed, std::size_t elements, float level,
+                                 float* out) noexcept {
+  for (std::size_t i = 0; i < elements; ++i) out[i] += static_cast<float>(code_at(packed, i)) * level;
+}
+
 /// Writes count_at(i) for each element in bit planes: per group of 64 elements, word j holds bit j of every
 /// element's count, element e in bit e. Absent elements of the last group are 0. Writes plane_bytes(elements,
 /// ways).

@@ -114,6 +114,19 @@ TEST(TwoBitKernels, SumsEqualScalar) {
   });
 }
 
+TEST(TwoBitKernels, AddEqualsScalar) {
+  on_every_target([] {
+    for (std::size_t elements : sizes()) {
+      const auto packed = random_bytes(packed_bytes(elements), 3);
+      auto expected = rough_values(elements + 1, 5, 50);
+      auto out = expected;
+      add_to_floats_scalar(packed.data(), elements, 0.3f, expected.data());
+      add_to_floats(packed.data(), elements, 0.3f, out.data());
+      ASSERT_EQ(bits(out), bits(expected)) << elements;
+    }
+  });
+}
+
 TEST(TwoBitKernels, ImpossibleCountsAreReportedAlike) {
   on_every_target([] {
     for (std::size_t ways : {1, 2, 8, 100, 127, 200}) {
