@@ -108,6 +108,11 @@ std::unique_ptr<Codec> from_wire(WireId id, const WireParameters& parameters) {
                     " is unknown here; the sender may run a newer gradwire");
 }
 
+bool keeps_nonfinite(const Codec& codec) {
+  const auto parameters = codec.spec().parameters;
+  return std::find(parameters.begin(), parameters.end(), Parameter{"nonfinite", "mxnet"}) != parameters.end();
+}
+
 ReplyKind reply_kind(const Codec& codec, std::string_view reply) {
   std::vector<std::string_view> valid;
   if (codec.has_exact_reply()) valid.push_back("exact");

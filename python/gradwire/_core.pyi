@@ -115,7 +115,8 @@ class ErrorFeedback:
 
     def __init__(self, codec: Codec, elements: int, *, residual: str = 'fp32', momentum: float = 0.0, nesterov: bool = False, factor_masking: bool = False, can_roll_back: bool = False) -> None:
         """
-        residual: 'fp32', or 'bf16', half the memory, rounded every step. momentum, in [0, 1): sends u = momentum * u +
+        residual: 'fp32', or 'bf16' or 'int8' (blocks of 64), a half or a quarter of the memory, rounded every step.
+        momentum, in [0, 1): sends u = momentum * u +
         gradient in place of the gradient; nesterov: gradient + momentum * u, as torch.optim.SGD; factor_masking: u
         becomes 0 where something was sent. can_roll_back keeps a copy of the state before the last step. Raises ValueError.
         """
@@ -143,7 +144,7 @@ class ErrorFeedback:
 
     def load(self, saved: Annotated[NDArray, dict(writable=False)]) -> None:
         """
-        Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another kind.
+        Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another kind, or holds what is not finite.
         """
 
     @property
@@ -249,7 +250,9 @@ class Engine:
         """
 
     def set_residual(self, key: int, values: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None:
-        """Replaces it."""
+        """
+        Replaces it. Raises ValueError where a value is not finite, but with nonfinite=mxnet.
+        """
 
     def keep_rollback(self, keep: bool) -> None:
         """

@@ -285,8 +285,9 @@ void bind_error_feedback(nb::module_& module) {
           },
           nb::keep_alive<1, 2>(), "codec"_a, "elements"_a, nb::kw_only(), "residual"_a = "fp32",
           "momentum"_a = 0.0F, "nesterov"_a = false, "factor_masking"_a = false, "can_roll_back"_a = false,
-          "residual: 'fp32', or 'bf16', half the memory, rounded every step. momentum, in [0, 1): sends u = "
-          "momentum * u +\n"
+          "residual: 'fp32', or 'bf16' or 'int8' (blocks of 64), a half or a quarter of the memory, rounded "
+          "every step.\n"
+          "momentum, in [0, 1): sends u = momentum * u +\n"
           "gradient in place of the gradient; nesterov: gradient + momentum * u, as torch.optim.SGD; "
           "factor_masking: u\n"
           "becomes 0 where something was sent. can_roll_back keeps a copy of the state before the last step. "
@@ -316,7 +317,7 @@ void bind_error_feedback(nb::module_& module) {
           },
           "saved"_a.noconvert(),
           "Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another "
-          "kind.")
+          "kind, or holds what is not finite.")
       .def_prop_ro("residual", &feedback_residual, nb::rv_policy::automatic,
                    "A copy of what is kept (float32, shape (elements,)).")
       .def_prop_ro("velocity", &feedback_velocity, nb::rv_policy::automatic,
