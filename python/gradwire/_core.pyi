@@ -160,6 +160,56 @@ class ErrorFeedback:
     @property
     def elements(self) -> int: ...
 
+class EF21:
+    """
+    Compresses how one worker's gradient changes: sends codec(gradient - estimate), and adds what that
+    stands for to the estimate. One object a tensor, or partition of it; one thread at a time.
+
+    A round: encode(), the exchange of payloads, add() of their sum; then sum / workers is the mean.
+
+    Source: Richtarik et al. 2021, 'EF21', algorithm 2; each worker keeps what the paper's master keeps.
+    """
+
+    def __init__(self, codec: Codec, elements: int) -> None:
+        """
+        elements: of the tensor, or partition. Raises ValueError: none, or a codec that loses nothing.
+        """
+
+    def encode(self, grad: Annotated[NDArray, dict(writable=False)], *, scales: Annotated[NDArray, dict(writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """
+        Encodes one step's gradient (float32, shape (elements,)); the rest as Codec.encode(). Returns the payload (uint8).
+        """
+
+    def add(self, answer: Annotated[NDArray, dict(writable=False)]) -> None:
+        """
+        Takes in a round's answer: the sum of all workers' decoded payloads (float32, shape (elements,)).
+        """
+
+    def reset(self) -> None:
+        """Forgets all, which every worker must do in the same round."""
+
+    def save(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """Returns the state as bytes (uint8), for load()."""
+
+    def load(self, saved: Annotated[NDArray, dict(writable=False)]) -> None:
+        """
+        Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another size, or holds what is not finite.
+        """
+
+    @property
+    def estimate(self) -> NDArray[numpy.float32]:
+        """
+        A copy of what all take this worker's gradient for (float32, (elements,)).
+        """
+
+    @property
+    def sum(self) -> NDArray[numpy.float32]:
+        """A copy of the sum of all workers' estimates (float32, (elements,))."""
+
+    @property
+    def elements(self) -> int:
+        """Of the tensor, or partition."""
+
 def lossless_encode(codes: Annotated[NDArray, dict(writable=False)], elements: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """Codes of 2bit without most of their zeros (uint8). Raises ValueError."""
 
