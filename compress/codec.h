@@ -96,6 +96,7 @@ struct Encoded {
   bool nonfinite = false;  ///< a NaN or infinity was met; it never entered a residual under nonfinite="skip"
 };
 
+class Bf16Residuals;
 class IntegerSums;
 
 class Codec {
@@ -173,6 +174,10 @@ class Codec {
     if (scale == 1) return;
     for (float& value : out) value *= scale;
   }
+
+  /// How encode() runs with a residual in bfloat16 (bf16_residuals.h); null: it cannot. Lives as long as the
+  /// codec.
+  virtual const Bf16Residuals* bf16_residuals() const noexcept { return nullptr; }
 
  protected:
   Codec() = default;

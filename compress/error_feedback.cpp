@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "compress/bf16_residuals.h"
 #include "compress/block_kernels.h"
 #include "compress/codecs.h"
 #include "compress/dense_kernels.h"
@@ -106,7 +107,7 @@ ErrorFeedback::ErrorFeedback(const Codec& codec, std::size_t elements, const Err
     state_.residual.resize(elements);
   } else {
     state_.narrow.resize(narrow_bytes(options.residual, elements));
-    widened_.resize(elements);
+    if (fused() == nullptr) widened_.resize(elements);
   }
   if (options.momentum > 0) {
     state_.velocity.resize(elements);
@@ -126,10 +127,15 @@ Encoded ErrorFeedback::encode(std::span<const float> grad, std::span<const UnitS
   const auto given = options_.momentum > 0 ? accelerated(grad) : grad;
   const Encoded encoded = options_.residual == ResidualType::kFp32
                               ? codec_.encode(given, state_.residual, scales, out, position)
-                              : encode_widened(given, scales, out, position);
+                              : encode_narrow(given, scales, out, position);
   if (options_.momentum > 0) keep_velocity(grad, out.first(encoded.bytes));
   has_step_ = options_.can_roll_back;
   return encoded;
+}
+
+/// The codec's own pass for this residual, if there is one.
+const Bf16Residuals* ErrorFeedback::fused() const noexcept {
+  return options_.residual == ResidualType::kBf16 ? codec_.bf16_residuals() : nullptr;
 }
 
 std::span<const float> ErrorFeedback::accelerated(std::span<const float> grad) {
@@ -154,8 +160,9 @@ void ErrorFeedback::keep_velocity(std::span<const float> grad, Payload sent) {
   }
 }
 
-Encoded ErrorFeedback::encode_widened(std::span<const float> given, std::span<const UnitScale> scales,
-                                      std::span<std::byte> out, const Position& position) {
+Encoded ErrorFeedback::encode_narrow(std::span<const float> given, std::span<const UnitScale> scales,
+                                     std::span<std::byte> out, const Position& position) {
+  if (fused() != nullptr) return fused()->encode_bf16(given, state_.narrow, out);
   widen(options_.residual, state_.narrow, widened_);
   const Encoded encoded = codec_.encode(given, widened_, scales, out, position);
   narrow(options_.residual, widened_, state_.narrow);

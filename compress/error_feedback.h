@@ -5,8 +5,9 @@
 // Lifetime: the codec outlives it. The constructor allocates all the memory, encode() none.
 //
 // One object holds the state of one run that is encoded as one payload: a tensor, or a partition of it. With
-// the residual in float32 a step is the codec's own fused pass; a smaller one is widened into scratch memory
-// before that pass and rounded after it, which pays where the run fits the second-level cache.
+// the residual in float32, or in bfloat16 for a codec that can (bf16_residuals.h), a step is the codec's own
+// fused pass; otherwise it is widened into scratch memory before that pass and rounded after it, which pays
+// where the run fits the second-level cache.
 //
 // Sources: Karimireddy et al. 2019, "Error feedback fixes SignSGD and other gradient compression schemes",
 // algorithm 2; Lin et al. 2018, "Deep gradient compression", sections 3.2 (momentum correction) and 3.3
@@ -94,10 +95,11 @@ class ErrorFeedback {
     std::vector<float> velocity;
   };
 
+  const Bf16Residuals* fused() const noexcept;
   std::span<const float> accelerated(std::span<const float> grad);
   void keep_velocity(std::span<const float> grad, Payload sent);
-  Encoded encode_widened(std::span<const float> given, std::span<const UnitScale> scales,
-                         std::span<std::byte> out, const Position& position);
+  Encoded encode_narrow(std::span<const float> given, std::span<const UnitScale> scales,
+                        std::span<std::byte> out, const Position& position);
   void copy_residual(const State& state, std::span<float> out) const;
   void expect_finite(const State& loaded) const;
 
@@ -107,7 +109,7 @@ class ErrorFeedback {
   State state_;
   State before_;  ///< the last step, if can_roll_back
   bool has_step_ = false;
-  std::vector<float> widened_;  ///< the residual during a step, where it is kept in another type
+  std::vector<float> widened_;  ///< the residual during a step, unless in float32 or fused
   std::vector<float> given_;    ///< with momentum: what is to be sent, then what was
 };
 

@@ -14,6 +14,10 @@ namespace gradwire::compress::two_bit {
 bool encode(const float* grad, float* residual, std::size_t elements, const Quantiser& quantiser,
             std::byte* out, UnitSums* sums) noexcept;
 
+/// As encode_bf16_scalar().
+bool encode_bf16(const float* grad, std::byte* residual, std::size_t elements, const Quantiser& quantiser,
+                 std::byte* out) noexcept;
+
 /// As measure_scalar().
 void measure(const float* grad, const float* residual, std::size_t elements, float threshold,
              UnitSums* sums) noexcept;

@@ -14,6 +14,7 @@
 #include <span>
 
 #include "compress/codec.h"
+#include "compress/dense_scalar.h"
 #include "compress/float_bits.h"
 #include "compress/host_device.h"
 #include "compress/little_endian.h"
@@ -129,6 +130,25 @@ inline bool encode_scalar(const float* grad, float* residual, std::size_t elemen
     sums->all[i % UnitSums::kLanes] += magnitude(x);
     sums->selected[i % UnitSums::kLanes] += code != 0 ? magnitude(x) : 0.0f;
     sums->selected_count += code != 0;
+  }
+  return nonfinite;
+}
+
+/// As encode_scalar() under NonFinite::kSkip, with a residual of bfloat16, 2 bytes an element.
+inline bool encode_bf16_scalar(const float* grad, std::byte* residual, std::size_t elements,
+                               const Quantiser& quantiser, std::byte* out) noexcept {
+  const float threshold = quantiser.effective_threshold();
+  bool nonfinite = false;
+  std::fill_n(out, packed_bytes(elements), std::byte{0});
+  for (std::size_t i = 0; i < elements; ++i) {
+    const float x = dense::float_from_bf16(load<std::uint16_t>(residual + 2 * i)) + grad[i];
+    if (!is_finite(x)) {
+      nonfinite = true;
+      continue;
+    }
+    const unsigned code = code_of(x, threshold);
+    out[i / 4] |= static_cast<std::byte>(code << code_shift(i));
+    store(dense::bf16_from_float(rest_of(x, code, quantiser.level)), residual + 2 * i);
   }
   return nonfinite;
 }
