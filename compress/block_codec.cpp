@@ -22,7 +22,7 @@ bool BlockCodec::encode_run(const float* grad, float* residual, const Run& run, 
   if (!form_.seed || position == nullptr) {
     return block::encode(form_.code, form_.block, grad, residual, run.length, scales, codes);
   }
-  const block::Dither dither{*form_.seed, *position};
+  const Dither dither{*form_.seed, *position};
   return block::encode(form_.code, form_.block, grad, residual, run.length, scales, codes, &dither);
 }
 

@@ -24,7 +24,7 @@ struct BlockForm {
 class BlockCodec final : public FloatSumCodec {
  public:
   /// name must outlive the codec; parameters and wire say what made it. Requires form.block a power of two in
-  /// [block::kLeastBlock, block::kMostBlock], with a seed at least block::Dither::kGroup.
+  /// [block::kLeastBlock, block::kMostBlock], with a seed at least Dither::kGroup.
   BlockCodec(std::string_view name, WireId wire_id, BlockForm form, std::vector<Parameter> parameters,
              WireParameters wire)
       : FloatSumCodec(name, wire_id, block::kMostBlock),

@@ -10,6 +10,8 @@
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+// For each target, so behind foreach_target.h.
+#include "compress/dither_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gradwire::compress::block {
@@ -157,47 +159,6 @@ HWY_INLINE void Quantise(const float* HWY_RESTRICT x, float scale, std::size_t b
   }
 }
 
-/// The upper halves of the products with a constant.
-HWY_INLINE BitVector MulHigh32(BitVector v, std::uint32_t multiplier) {
-  const BitVector by = Splat(multiplier);
-  const hn::RepartitionToWide<Bits> wide;
-  const auto even = hn::ShiftRight<32>(hn::MulEven(v, by));
-  const auto odd = hn::MulEven(hn::BitCast(Bits(), hn::ShiftRight<32>(hn::BitCast(wide, v))), by);
-  return hn::OddEven(hn::BitCast(Bits(), odd), hn::BitCast(Bits(), even));
-}
-
-/// The random numbers of one group, in the order of its elements: philox::draw() and Dither::uniform().
-HWY_INLINE void UniformsOfGroup(const Dither& dither, std::uint64_t group, float* HWY_RESTRICT uniforms) {
-  for (std::size_t c = 0; c < Dither::kCounters; c += kLanes) {
-    const philox::Counter counter = dither.counter(group, c);
-    philox::Key key = dither.key();
-    BitVector c0 = hn::Iota(Bits(), counter[0]);
-    BitVector c1 = Splat(counter[1]);
-    BitVector c2 = Splat(counter[2]);
-    BitVector c3 = Splat(counter[3]);
-    for (int round = 0; round < philox::kRounds; ++round) {
-      const BitVector high0 = MulHigh32(c0, philox::kMultiplier0);
-      const BitVector high1 = MulHigh32(c2, philox::kMultiplier1);
-      const BitVector low0 = hn::Mul(c0, Splat(philox::kMultiplier0));
-      const BitVector low1 = hn::Mul(c2, Splat(philox::kMultiplier1));
-      c0 = hn::Xor(hn::Xor(high1, c1), Splat(key[0]));
-      c1 = low1;
-      c2 = hn::Xor(hn::Xor(high0, c3), Splat(key[1]));
-      c3 = low0;
-      key = {key[0] + philox::kWeyl0, key[1] + philox::kWeyl1};
-    }
-    const auto put = [&](BitVector words, std::size_t quarter) HWY_ATTR {
-      const auto top = hn::BitCast(Ints(), hn::ShiftRight<8>(words));
-      hn::Store(hn::Mul(hn::ConvertTo(Floats(), top), hn::Set(Floats(), 0x1p-24f)), Floats(),
-                uniforms + quarter * Dither::kCounters + c);
-    };
-    put(c0, 0);
-    put(c1, 1);
-    put(c2, 2);
-    put(c3, 3);
-  }
-}
-
 /// dithered_code_of() of block_scalar.h, one code a lane.
 template <Code kCode>
 HWY_INLINE BitVector DitheredCodesOf(FloatVector scaled, FloatVector uniform) {
@@ -218,12 +179,16 @@ void QuantiseDithered(const float* HWY_RESTRICT x, float scale, std::size_t bloc
   const Floats d;
   const FloatVector by_scale = hn::Set(d, scale);
   const FloatVector by_inverse = hn::Set(d, inverse_of(scale));
-  alignas(64) float uniforms[Dither::kGroup];
+  alignas(64) std::uint32_t words[Dither::kGroup];
   for (std::size_t i = 0; i < block; i += kLanes) {
     const std::size_t within = i % Dither::kGroup;
-    if (within == 0) UniformsOfGroup(dither, (dither.position.offset + first + i) / Dither::kGroup, uniforms);
+    if (within == 0) {
+      compress::HWY_NAMESPACE::WordsOfGroup(dither, (dither.position.offset + first + i) / Dither::kGroup,
+                                            words);
+    }
     const FloatVector v = hn::Load(d, x + i);
-    const BitVector code = DitheredCodesOf<kCode>(hn::Mul(v, by_inverse), hn::Load(d, uniforms + within));
+    const FloatVector uniform = compress::HWY_NAMESPACE::UniformsOf(hn::Load(Bits(), words + within));
+    const BitVector code = DitheredCodesOf<kCode>(hn::Mul(v, by_inverse), uniform);
     hn::StoreU(hn::TruncateTo(Quarters(), code), Quarters(), codes + i);
     if constexpr (kResidual) {
       hn::StoreU(hn::Sub(v, hn::Mul(ValuesOf<kCode>(code), by_scale)), d, residual + i);

@@ -14,11 +14,10 @@
 #include <cstdint>
 #include <limits>
 
-#include "compress/codec.h"
+#include "compress/dither.h"
 #include "compress/float_bits.h"
 #include "compress/host_device.h"
 #include "compress/little_endian.h"
-#include "compress/philox.h"
 
 namespace gradwire::compress::block {
 
@@ -141,30 +140,6 @@ GRADWIRE_HOST_DEVICE inline float value_of(Code code, std::uint8_t bits) noexcep
   if (code == Code::kInt4) return static_cast<float>(static_cast<int>(bits ^ 8u) - 8);
   return static_cast<float>(static_cast<std::int8_t>(bits));
 }
-
-/// Chance in place of rounding to nearest: where a run of dithered elements stands, and by what it draws.
-struct Dither {
-  std::uint32_t seed = 0;
-  Position position;
-
-  static constexpr std::size_t kGroup = 64;  ///< elements whose numbers come from kGroup / 4 counters
-  static constexpr std::size_t kCounters = kGroup / 4;
-
-  /// The counter and the key for counter c of group g, counted from the start of the tensor.
-  GRADWIRE_HOST_DEVICE philox::Counter counter(std::uint64_t group, std::size_t c) const noexcept {
-    return {static_cast<std::uint32_t>(group * kCounters + c), position.key,
-            static_cast<std::uint32_t>(position.step), position.rank};
-  }
-  GRADWIRE_HOST_DEVICE philox::Key key() const noexcept {
-    return {seed, static_cast<std::uint32_t>(philox::Stream::kDither)};
-  }
-  /// The number of element i after the position, in [0, 1), a multiple of 2^-24.
-  GRADWIRE_HOST_DEVICE float uniform(std::size_t i) const noexcept {
-    const std::uint64_t element = position.offset + i;
-    const philox::Counter words = philox::draw(counter(element / kGroup, element % kCounters), key());
-    return static_cast<float>(words[element % kGroup / kCounters] >> 8) * 0x1p-24f;
-  }
-};
 
 /// The integer of a scaled element, rounded up in magnitude where `uniform` is below its fraction.
 GRADWIRE_HOST_DEVICE inline std::uint8_t dithered_code_of(Code code, float scaled, float uniform) noexcept {

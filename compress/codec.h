@@ -38,6 +38,8 @@ enum class WireId : std::uint8_t {
   kTopK = 8,
   kRandomK = 9,
   kQsgd = 10,
+  kTernGrad = 11,
+  kNatural = 12,
 };
 
 /// How a Server answers a round. Part of the wire format, never renumber.
@@ -94,6 +96,7 @@ struct Encoded {
   bool nonfinite = false;  ///< a NaN or infinity was met; it never entered a residual under nonfinite="skip"
 };
 
+class Bf16Residuals;
 class IntegerSums;
 
 class Codec {
@@ -129,7 +132,8 @@ class Codec {
 
   /// Encodes grad + residual, keeps what was not sent in residual (same length as grad, or empty: no error
   /// feedback). Requires out.size() >= max_encoded_size(grad.size()); scales is empty (no round yet, or the
-  /// codec agrees none) or holds one entry per unit of grad.
+  /// codec agrees none) or holds one entry per unit of grad. Throws std::invalid_argument where that does not
+  /// hold, and has changed no residual then.
   virtual Encoded encode(std::span<const float> grad, std::span<float> residual,
                          std::span<const UnitScale> scales, std::span<std::byte> out,
                          const Position& position) const = 0;
@@ -170,6 +174,10 @@ class Codec {
     if (scale == 1) return;
     for (float& value : out) value *= scale;
   }
+
+  /// How encode() runs with a residual in bfloat16 (bf16_residuals.h); null: it cannot. Lives as long as the
+  /// codec.
+  virtual const Bf16Residuals* bf16_residuals() const noexcept { return nullptr; }
 
  protected:
   Codec() = default;

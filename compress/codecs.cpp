@@ -9,11 +9,13 @@
 #include "compress/fp8.h"
 #include "compress/int4.h"
 #include "compress/int8.h"
+#include "compress/natural.h"
 #include "compress/none.h"
 #include "compress/one_bit.h"
 #include "compress/parameters.h"
 #include "compress/qsgd.h"
 #include "compress/random_k.h"
+#include "compress/terngrad.h"
 #include "compress/top_k.h"
 #include "compress/two_bit.h"
 
@@ -43,6 +45,11 @@ const CodecEntry kCodecs[] = {
     {"qsgd", WireId::kQsgd,
      "QSGD: 4 or 8 bits rounded by chance, a scale per bucket, 7.9x smaller, error feedback",
      qsgd_parameters(), make_qsgd, qsgd_from_wire},
+    {"terngrad", WireId::kTernGrad,
+     "TernGrad: a scale or its opposite by chance, else 0, 16x smaller, error feedback",
+     terngrad_parameters(), make_terngrad, terngrad_from_wire},
+    {"natural", WireId::kNatural, "powers of two by chance, 3.6x smaller, error feedback",
+     natural_parameters(), make_natural, natural_from_wire},
 };
 
 const CodecEntry& entry_named(std::string_view name) {
@@ -99,6 +106,11 @@ std::unique_ptr<Codec> from_wire(WireId id, const WireParameters& parameters) {
   }
   throw DecodeError("codec id " + std::to_string(static_cast<unsigned>(id)) +
                     " is unknown here; the sender may run a newer gradwire");
+}
+
+bool keeps_nonfinite(const Codec& codec) {
+  const auto parameters = codec.spec().parameters;
+  return std::find(parameters.begin(), parameters.end(), Parameter{"nonfinite", "mxnet"}) != parameters.end();
 }
 
 ReplyKind reply_kind(const Codec& codec, std::string_view reply) {

@@ -45,6 +45,9 @@ CodecSpec parse_spec(std::string_view text);
 /// lossless=off, as if it were not there): equal codecs give equal text. Throws as make().
 std::string canonical_spec(const CodecSpec& spec);
 
+/// True where NaN and infinity may stay in a residual: nonfinite=mxnet, as MXNet has it.
+bool keeps_nonfinite(const Codec& codec);
+
 /// Maps "exact", "fp32" or the codec's own name. Throws std::invalid_argument naming the replies this codec
 /// has.
 ReplyKind reply_kind(const Codec& codec, std::string_view reply);

@@ -6,10 +6,13 @@
 #include <stdexcept>
 #include <string>
 
+#include "compress/bf16_residuals.h"
+#include "compress/block_kernels.h"
 #include "compress/codecs.h"
 #include "compress/dense_kernels.h"
 #include "compress/float_bits.h"
 #include "compress/little_endian.h"
+#include "compress/parameters.h"
 #include "compress/payloads.h"
 
 namespace gradwire::compress {
@@ -21,10 +24,13 @@ constexpr std::size_t kHeadBytes = 16;        // magic, residual type, has veloc
 // Below what dense::decode writes around the cache: the codec reads the widened residual at once.
 constexpr std::size_t kPiece = kUnitElements / 2;
 
-bool keeps_nonfinite(const Codec& codec) {
-  const auto parameters = codec.spec().parameters;
-  return std::find(parameters.begin(), parameters.end(), Parameter{"nonfinite", "mxnet"}) != parameters.end();
-}
+// Of an int8 residual: elements whose residuals are within 1/254 of each other's, at 1/16 byte an element.
+constexpr std::size_t kBlock = 64;
+constexpr block::Code kCode = block::Code::kInt8;
+
+constexpr std::array<std::string_view, 3> kResidualTypes{"fp32", "bf16", "int8"};
+
+std::string_view name_of(ResidualType residual) { return kResidualTypes[static_cast<std::size_t>(residual)]; }
 
 void require(bool holds, const Codec& codec, const std::string& text) {
   if (!holds) throw std::invalid_argument("error feedback of " + std::string(codec.name()) + ": " + text);
@@ -37,13 +43,36 @@ void validate(const Codec& codec, std::size_t elements, const ErrorFeedbackOptio
   require(options.momentum > 0 || !(options.nesterov || options.factor_masking), codec,
           "nesterov or factor masking without momentum; give a momentum above 0, or leave them out");
   require(options.residual == ResidualType::kFp32 || !keeps_nonfinite(codec), codec,
-          "a bf16 residual cannot keep NaN as nonfinite=mxnet does; use residual fp32, or nonfinite=skip");
+          "a residual in " + std::string(name_of(options.residual)) +
+              " cannot keep NaN as nonfinite=mxnet does; use residual fp32, or nonfinite=skip");
 }
 
-void widen(std::span<const std::byte> from, std::span<float> to) {
+std::size_t scale_bytes(std::size_t elements) { return block::scale_count(elements, kBlock) * sizeof(float); }
+
+std::size_t narrow_bytes(ResidualType type, std::size_t elements) {
+  if (type == ResidualType::kFp32) return 0;
+  return type == ResidualType::kBf16 ? 2 * elements
+                                     : scale_bytes(elements) + block::code_bytes(kCode, elements);
+}
+
+void widen(ResidualType type, std::span<const std::byte> from, std::span<float> to) {
+  if (type == ResidualType::kInt8) {
+    return block::decode(kCode, kBlock, from.data(), from.data() + scale_bytes(to.size()), to.size(), false,
+                         to.data());
+  }
   for (std::size_t i = 0; i < to.size(); i += kPiece) {
     const std::size_t n = std::min(kPiece, to.size() - i);
     dense::decode(dense::Format::kBf16, from.data() + 2 * i, n, 1, to.data() + i);
+  }
+}
+
+/// Requires finite residuals.
+void narrow(ResidualType type, std::span<const float> from, std::span<std::byte> to) {
+  if (type == ResidualType::kInt8) {
+    block::encode(kCode, kBlock, from.data(), nullptr, from.size(), to.data(),
+                  to.data() + scale_bytes(from.size()));
+  } else {
+    dense::encode(dense::Format::kBf16, from.data(), nullptr, from.size(), to.data());
   }
 }
 
@@ -60,10 +89,6 @@ Head head_of(ResidualType residual, bool has_velocity, std::size_t elements) {
   return head;
 }
 
-constexpr std::array<std::string_view, 2> kResidualTypes{"fp32", "bf16"};
-
-std::string_view name_of(ResidualType residual) { return kResidualTypes[static_cast<std::size_t>(residual)]; }
-
 }  // namespace
 
 ResidualType residual_type(std::string_view name) {
@@ -78,11 +103,11 @@ ResidualType residual_type(std::string_view name) {
 ErrorFeedback::ErrorFeedback(const Codec& codec, std::size_t elements, const ErrorFeedbackOptions& options)
     : codec_(codec), elements_(elements), options_(options) {
   validate(codec, elements, options);
-  if (options.residual == ResidualType::kBf16) {
-    state_.residual16.resize(2 * elements);
-    widened_.resize(elements);
-  } else {
+  if (options.residual == ResidualType::kFp32) {
     state_.residual.resize(elements);
+  } else {
+    state_.narrow.resize(narrow_bytes(options.residual, elements));
+    if (fused() == nullptr) widened_.resize(elements);
   }
   if (options.momentum > 0) {
     state_.velocity.resize(elements);
@@ -97,39 +122,51 @@ Encoded ErrorFeedback::encode(std::span<const float> grad, std::span<const UnitS
       grad.size() == elements_, codec_,
       "the gradient has " + std::to_string(grad.size()) + " elements, expected " + std::to_string(elements_));
   expect_encode_spans(codec_.name(), elements_, elements_, out.size(), codec_.max_encoded_size(elements_));
+  has_step_ = false;  // until the codec has taken the step
   if (options_.can_roll_back) before_ = state_;
+  const auto given = options_.momentum > 0 ? accelerated(grad) : grad;
+  const Encoded encoded = options_.residual == ResidualType::kFp32
+                              ? codec_.encode(given, state_.residual, scales, out, position)
+                              : encode_narrow(given, scales, out, position);
+  if (options_.momentum > 0) keep_velocity(grad, out.first(encoded.bytes));
   has_step_ = options_.can_roll_back;
-  const auto given = options_.momentum > 0 ? advance(grad) : grad;
-  const Encoded encoded = options_.residual == ResidualType::kBf16
-                              ? encode_widened(given, scales, out, position)
-                              : codec_.encode(given, state_.residual, scales, out, position);
-  if (options_.factor_masking) mask_sent(out.first(encoded.bytes));
   return encoded;
 }
 
-std::span<const float> ErrorFeedback::advance(std::span<const float> grad) {
+/// The codec's own pass for this residual, if there is one.
+const Bf16Residuals* ErrorFeedback::fused() const noexcept {
+  return options_.residual == ResidualType::kBf16 ? codec_.bf16_residuals() : nullptr;
+}
+
+std::span<const float> ErrorFeedback::accelerated(std::span<const float> grad) {
   const float momentum = options_.momentum;
   for (std::size_t i = 0; i < elements_; ++i) {
     const float velocity = momentum * state_.velocity[i] + grad[i];
     given_[i] = options_.nesterov ? grad[i] + momentum * velocity : velocity;
-    state_.velocity[i] = is_finite(velocity) ? velocity : state_.velocity[i];
   }
   return given_;
 }
 
-Encoded ErrorFeedback::encode_widened(std::span<const float> given, std::span<const UnitScale> scales,
-                                      std::span<std::byte> out, const Position& position) {
-  widen(state_.residual16, widened_);
-  const Encoded encoded = codec_.encode(given, widened_, scales, out, position);
-  dense::encode(dense::Format::kBf16, widened_.data(), nullptr, elements_, state_.residual16.data());
-  return encoded;
-}
-
-void ErrorFeedback::mask_sent(Payload payload) {
-  codec_.decode(payload, given_);
+/// After the codec, which may throw.
+void ErrorFeedback::keep_velocity(std::span<const float> grad, Payload sent) {
+  for (std::size_t i = 0; i < elements_; ++i) {
+    const float velocity = options_.momentum * state_.velocity[i] + grad[i];
+    state_.velocity[i] = is_finite(velocity) ? velocity : state_.velocity[i];
+  }
+  if (!options_.factor_masking) return;
+  codec_.decode(sent, given_);
   for (std::size_t i = 0; i < elements_; ++i) {
     state_.velocity[i] = given_[i] != 0 ? 0 : state_.velocity[i];
   }
+}
+
+Encoded ErrorFeedback::encode_narrow(std::span<const float> given, std::span<const UnitScale> scales,
+                                     std::span<std::byte> out, const Position& position) {
+  if (fused() != nullptr) return fused()->encode_bf16(given, state_.narrow, out);
+  widen(options_.residual, state_.narrow, widened_);
+  const Encoded encoded = codec_.encode(given, widened_, scales, out, position);
+  narrow(options_.residual, widened_, state_.narrow);
+  return encoded;
 }
 
 void ErrorFeedback::roll_back() {
@@ -145,7 +182,7 @@ void ErrorFeedback::roll_back() {
 
 void ErrorFeedback::reset() {
   std::fill(state_.residual.begin(), state_.residual.end(), 0.0F);
-  std::fill(state_.residual16.begin(), state_.residual16.end(), std::byte{0});
+  std::fill(state_.narrow.begin(), state_.narrow.end(), std::byte{0});
   std::fill(state_.velocity.begin(), state_.velocity.end(), 0.0F);
   has_step_ = false;
 }
@@ -170,7 +207,7 @@ ErrorFeedbackMetrics ErrorFeedback::measure(Payload payload) const {
 }
 
 std::size_t ErrorFeedback::saved_bytes() const noexcept {
-  return kHeadBytes + state_.residual16.size() + 4 * (state_.residual.size() + state_.velocity.size());
+  return kHeadBytes + state_.narrow.size() + 4 * (state_.residual.size() + state_.velocity.size());
 }
 
 void ErrorFeedback::save(std::span<std::byte> out) const {
@@ -183,7 +220,7 @@ void ErrorFeedback::save(std::span<std::byte> out) const {
     to = std::copy(array.begin(), array.end(), to);
   };
   append(std::as_bytes(std::span(state_.residual)));
-  append(state_.residual16);
+  append(state_.narrow);
   append(std::as_bytes(std::span(state_.velocity)));
 }
 
@@ -196,23 +233,44 @@ void ErrorFeedback::load(std::span<const std::byte> saved) {
                       (options_.momentum > 0 ? ", with" : ", without") + " momentum (" +
                       std::to_string(saved_bytes()) + " bytes)");
   }
+  State loaded = state_;
   const std::byte* from = saved.data() + kHeadBytes;
   const auto take = [&](std::span<std::byte> array) {
     std::copy_n(from, array.size(), array.begin());
     from += array.size();
   };
-  take(std::as_writable_bytes(std::span(state_.residual)));
-  take(state_.residual16);
-  take(std::as_writable_bytes(std::span(state_.velocity)));
+  take(std::as_writable_bytes(std::span(loaded.residual)));
+  take(loaded.narrow);
+  take(std::as_writable_bytes(std::span(loaded.velocity)));
+  expect_finite(loaded);
+  std::swap(state_, loaded);
   has_step_ = false;
+}
+
+void ErrorFeedback::expect_finite(const State& loaded) const {
+  const auto expect = [&](const char* what, std::span<const float> values) {
+    const auto wrong = std::find_if_not(values.begin(), values.end(), is_finite);
+    if (wrong == values.end()) return;
+    throw DecodeError("error feedback of " + std::string(codec_.name()) + ": element " +
+                      std::to_string(wrong - values.begin()) + " of the saved " + what + " is " +
+                      parameter_text(static_cast<double>(*wrong)) + ", expected a finite number");
+  };
+  std::vector<float> residual(elements_);
+  copy_residual(loaded, residual);
+  if (!keeps_nonfinite(codec_)) expect("residual", residual);
+  expect("velocity", loaded.velocity);
 }
 
 void ErrorFeedback::copy_residual(std::span<float> out) const {
   require(out.size() == elements_, codec_,
           "room for " + std::to_string(out.size()) + " elements of the residual, expected " +
               std::to_string(elements_));
-  if (options_.residual == ResidualType::kBf16) return widen(state_.residual16, out);
-  std::copy(state_.residual.begin(), state_.residual.end(), out.begin());
+  copy_residual(state_, out);
+}
+
+void ErrorFeedback::copy_residual(const State& state, std::span<float> out) const {
+  if (options_.residual != ResidualType::kFp32) return widen(options_.residual, state.narrow, out);
+  std::copy(state.residual.begin(), state.residual.end(), out.begin());
 }
 
 }  // namespace gradwire::compress

@@ -5,8 +5,9 @@
 // Lifetime: the codec outlives it. The constructor allocates all the memory, encode() none.
 //
 // One object holds the state of one run that is encoded as one payload: a tensor, or a partition of it. With
-// the residual in float32 a step is the codec's own fused pass; with bfloat16 the residual is widened into
-// scratch memory before that pass and rounded after it, which pays where the run fits the second-level cache.
+// the residual in float32, or in bfloat16 for a codec that can (bf16_residuals.h), a step is the codec's own
+// fused pass; otherwise it is widened into scratch memory before that pass and rounded after it, which pays
+// where the run fits the second-level cache.
 //
 // Sources: Karimireddy et al. 2019, "Error feedback fixes SignSGD and other gradient compression schemes",
 // algorithm 2; Lin et al. 2018, "Deep gradient compression", sections 3.2 (momentum correction) and 3.3
@@ -27,9 +28,10 @@ namespace gradwire::compress {
 enum class ResidualType : std::uint8_t {
   kFp32 = 0,  ///< 4 bytes an element, nothing is lost
   kBf16 = 1,  ///< 2 bytes an element, rounded to nearest even every step: what is below 1/512 of it is lost
+  kInt8 = 2,  ///< 1.06, as int8 with blocks of 64: what is below 1/254 of the largest of the block is lost
 };
 
-/// Maps "fp32" and "bf16". Throws std::invalid_argument.
+/// Maps "fp32", "bf16" and "int8". Throws std::invalid_argument.
 ResidualType residual_type(std::string_view name);
 
 struct ErrorFeedbackOptions {
@@ -52,11 +54,12 @@ struct ErrorFeedbackMetrics {
 class ErrorFeedback {
  public:
   /// Throws std::invalid_argument: no elements; a momentum outside [0, 1); nesterov or factor_masking without
-  /// momentum; a bfloat16 residual for a codec with nonfinite=mxnet, whose NaN could not be kept.
+  /// momentum; a residual other than float32 for a codec with nonfinite=mxnet, whose NaN could not be kept.
   ErrorFeedback(const Codec& codec, std::size_t elements, const ErrorFeedbackOptions& options = {});
 
   /// Encodes one step. As Codec::encode(), with the residual kept here. A gradient that is not finite leaves
-  /// the element's velocity as it was.
+  /// the element's velocity as it was. Where it throws, residual and velocity are as they were, but the step
+  /// before can no longer be rolled back.
   Encoded encode(std::span<const float> grad, std::span<const UnitScale> scales, std::span<std::byte> out,
                  const Position& position = {});
 
@@ -73,7 +76,8 @@ class ErrorFeedback {
   /// Writes saved_bytes() bytes (compress/README.md, "Saved error feedback").
   void save(std::span<std::byte> out) const;
   /// Takes over what save() wrote; nothing can be rolled back then. Throws DecodeError, and changes nothing,
-  /// where it is of another length, residual type or momentum.
+  /// where it is of another length, residual type or momentum, or holds what is not finite (which only the
+  /// residual of a codec with nonfinite=mxnet may).
   void load(std::span<const std::byte> saved);
 
   /// Writes the residual, widened to float32. Requires out of elements() floats.
@@ -86,15 +90,18 @@ class ErrorFeedback {
 
  private:
   struct State {
-    std::vector<float> residual;        ///< kFp32
-    std::vector<std::byte> residual16;  ///< kBf16: 2 bytes an element
+    std::vector<float> residual;    ///< kFp32
+    std::vector<std::byte> narrow;  ///< the other types: the residual as they keep it
     std::vector<float> velocity;
   };
 
-  std::span<const float> advance(std::span<const float> grad);
-  Encoded encode_widened(std::span<const float> given, std::span<const UnitScale> scales,
-                         std::span<std::byte> out, const Position& position);
-  void mask_sent(Payload payload);
+  const Bf16Residuals* fused() const noexcept;
+  std::span<const float> accelerated(std::span<const float> grad);
+  void keep_velocity(std::span<const float> grad, Payload sent);
+  Encoded encode_narrow(std::span<const float> given, std::span<const UnitScale> scales,
+                        std::span<std::byte> out, const Position& position);
+  void copy_residual(const State& state, std::span<float> out) const;
+  void expect_finite(const State& loaded) const;
 
   const Codec& codec_;
   std::size_t elements_;
@@ -102,7 +109,7 @@ class ErrorFeedback {
   State state_;
   State before_;  ///< the last step, if can_roll_back
   bool has_step_ = false;
-  std::vector<float> widened_;  ///< kBf16: the residual during a step
+  std::vector<float> widened_;  ///< the residual during a step, unless in float32 or fused
   std::vector<float> given_;    ///< with momentum: what is to be sent, then what was
 };
 

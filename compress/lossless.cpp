@@ -158,6 +158,20 @@ void encode_positions(const std::byte* codes, std::size_t elements, std::size_t 
 
 [[noreturn]] void refuse(const char* what) { throw DecodeError(std::string("lossless: ") + what); }
 
+/// Throws where a part of so many bits has others set in its last byte: there is one coded form of any codes.
+void expect_clear_beyond(const std::byte* part, std::size_t bits, const char* what) {
+  if (bits % 8 != 0 && std::to_integer<unsigned>(part[bits / 8]) >> (bits % 8) != 0) refuse(what);
+}
+
+/// Copies a unit that stays as it is.
+void decode_raw(const std::byte* body, std::size_t elements, std::byte* codes) {
+  std::memcpy(codes, body, packed_bytes(elements));
+  const Census census = count_sent(codes, elements);
+  if (census.regular && plan_unit(elements, census.sent).form != Form::kRaw) {
+    refuse("a unit is raw though its density asks for another form");
+  }
+}
+
 /// Writes `codes` from a bitmap, of which all bytes are there, and the signs after it.
 void decode_bitmap(const std::byte* bitmap, std::size_t available, std::size_t elements, std::size_t sent,
                    std::byte* codes) {
@@ -176,9 +190,8 @@ void decode_bitmap(const std::byte* bitmap, std::size_t available, std::size_t e
     taken += std::size_t{kOnes[first]} + kOnes[second];
   }
   if (taken != sent) refuse("a bitmap has not as many ones as its unit has sent elements");
-  if (elements % 8 != 0 && std::to_integer<unsigned>(bitmap[bitmap_bytes - 1]) >> (elements % 8) != 0) {
-    refuse("a bitmap has ones beyond its last element");
-  }
+  expect_clear_beyond(bitmap, elements, "a bitmap has ones beyond its last element");
+  expect_clear_beyond(bitmap + bitmap_bytes, sent, "a bitmap has signs beyond its last sent element");
 }
 
 void decode_positions(const std::byte* upper, std::size_t available, std::size_t elements, std::size_t sent,
@@ -202,6 +215,7 @@ void decode_positions(const std::byte* upper, std::size_t available, std::size_t
     }
   }
   if (index != sent) refuse("a unit has fewer positions than sent elements");
+  expect_clear_beyond(upper + first_part, sent * width, "a unit has bits beyond its last position");
 }
 
 void expect_size(const char* what, std::size_t given, std::size_t needed, bool enough) {
@@ -253,7 +267,7 @@ std::size_t decode_unit(Payload coded, std::size_t elements, std::byte* codes) {
   const std::byte* const body = coded.data() + kUnitHeadBytes;
   switch (plan.form) {
     case Form::kRaw:
-      std::memcpy(codes, body, plan.bytes);
+      decode_raw(body, elements, codes);
       break;
     case Form::kBitmap:
       decode_bitmap(body, available, elements, head & kSentMask, codes);

@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "compress/float_bits.h"
+
 namespace gradwire::compress {
 
 std::string payload_name(std::size_t index, std::size_t ways) {
@@ -46,6 +48,15 @@ void expect_encode_spans(std::string_view codec, std::size_t elements, std::size
     throw std::invalid_argument(std::string(codec) + ": the output has " + std::to_string(out_bytes) +
                                 " bytes, " + std::to_string(elements) + " elements may need " +
                                 std::to_string(needed_bytes));
+  }
+}
+
+void expect_usable_scales(std::string_view codec, std::span<const UnitScale> scales) {
+  const auto usable = [](float value) { return is_finite(value) && value >= 0; };
+  for (std::size_t unit = 0; unit < scales.size(); ++unit) {
+    if (usable(scales[unit].threshold) && usable(scales[unit].level)) continue;
+    throw std::invalid_argument(std::string(codec) + ": the scale of unit " + std::to_string(unit) +
+                                " is negative or not finite; hand over what decode_reply() gave");
   }
 }
 

@@ -9,7 +9,7 @@ namespace {
 constexpr std::size_t kDefaultBits = 4;
 constexpr std::size_t kMostBits = 8;
 constexpr std::size_t kDefaultBucket = 512;
-constexpr std::size_t kLeastBucket = block::Dither::kGroup;
+constexpr std::size_t kLeastBucket = Dither::kGroup;
 
 constexpr ParameterInfo kParameters[] = {
     {"bits", "4", "of an element, its sign included: 4 (7 levels) or 8 (127 levels)"},

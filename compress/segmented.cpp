@@ -227,6 +227,7 @@ Encoded Segmented::encode(std::span<const float> grad, std::span<float> residual
                           std::span<const UnitScale> scales, std::span<std::byte> out,
                           const Position& position) const {
   require_elements(grad.size());
+  expect_usable_scales(name(), scales);  // all of them, before the first segment changes its residual
   Writer writer(out, segment_elements_.size());
   std::size_t at = 0, unit = 0;
   for (const std::uint32_t elements : segment_elements_) {

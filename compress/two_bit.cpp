@@ -59,6 +59,22 @@ Encoded TwoBitFixed::encode(std::span<const float> grad, std::span<float> residu
   return {bytes, nonfinite};
 }
 
+Encoded TwoBitFixed::encode_bf16(std::span<const float> grad, std::span<std::byte> residual,
+                                 std::span<std::byte> out) const {
+  const std::size_t bytes = two_bit::packed_bytes(grad.size());
+  expect_encode_spans(name(), grad.size(), 0, out.size(), bytes);
+  if (residual.size() != 2 * grad.size()) {
+    throw std::invalid_argument("2bit: the residual in bf16 has " + std::to_string(residual.size()) +
+                                " bytes, expected " + std::to_string(2 * grad.size()));
+  }
+  if (nonfinite_ == two_bit::NonFinite::kMxnet) {
+    throw std::invalid_argument("2bit: a residual in bf16 cannot keep NaN as nonfinite=mxnet does");
+  }
+  const bool nonfinite = two_bit::encode_bf16(grad.data(), residual.data(), grad.size(),
+                                              {threshold_, threshold_, nonfinite_}, out.data());
+  return {bytes, nonfinite};
+}
+
 void TwoBitFixed::decode_sum(std::span<const Payload> payloads, std::span<float> out) const {
   expect_ways(name(), payloads.size());
   expect_payload_bytes(name(), payloads, two_bit::packed_bytes(out.size()), out.size());

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 
+#include "compress/bf16_residuals.h"
 #include "compress/codec.h"
 #include "compress/codecs.h"
 #include "compress/integer_sums.h"
@@ -16,7 +17,7 @@
 
 namespace gradwire::compress {
 
-class TwoBitFixed final : public Codec, public IntegerSums {
+class TwoBitFixed final : public Codec, public IntegerSums, public Bf16Residuals {
  public:
   /// Requires threshold finite and above 0.
   TwoBitFixed(float threshold, two_bit::NonFinite nonfinite, two_bit::Stage stage) noexcept
@@ -31,10 +32,14 @@ class TwoBitFixed final : public Codec, public IntegerSums {
   bool agrees_scales() const noexcept override { return false; }
   bool wants_lossless_stage() const noexcept override { return stage_ == two_bit::Stage::kLossless; }
   const IntegerSums* integer_sums() const noexcept override { return this; }
+  const Bf16Residuals* bf16_residuals() const noexcept override { return this; }
 
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
   Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
                  std::span<std::byte> out, const Position& position) const override;
+  /// Throws std::invalid_argument under nonfinite=mxnet, whose NaN bfloat16 would not keep.
+  Encoded encode_bf16(std::span<const float> grad, std::span<std::byte> residual,
+                      std::span<std::byte> out) const override;
   void decode_sum(std::span<const Payload> payloads, std::span<float> out) const override;
   void validate(Payload payload, std::size_t elements) const override;
   std::size_t max_reply_size(std::size_t elements, std::size_t ways, ReplyKind kind) const noexcept override;

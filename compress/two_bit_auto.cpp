@@ -18,7 +18,6 @@ namespace gradwire::compress {
 namespace {
 
 using two_bit::body_offset;
-using two_bit::finite_and_not_negative;
 using two_bit::Form;
 using two_bit::load_unit;
 using two_bit::PayloadUnit;
@@ -143,6 +142,7 @@ Encoded TwoBitAuto::encode(std::span<const float> grad, std::span<float> residua
   const std::size_t elements = grad.size();
   expect_encode_spans(name(), elements, residual.size(), out.size(), max_encoded_size(elements));
   two_bit::expect_scales(scales.size(), elements);
+  expect_usable_scales(name(), scales);
   const bool dense = scales.empty();
   two_bit::write_head(dense ? Form::kDense : Form::kCodes, elements, out.data());
   std::byte* const body = out.data() + body_offset(elements);
@@ -155,10 +155,6 @@ Encoded TwoBitAuto::encode(std::span<const float> grad, std::span<float> residua
       nonfinite |=
           encode_dense_unit(unit, grad.data() + unit.first, kept, header, body + unit.first * sizeof(float));
       continue;
-    }
-    if (!finite_and_not_negative(scales[u].threshold) || !finite_and_not_negative(scales[u].level)) {
-      throw std::invalid_argument("2bit: the scale of unit " + std::to_string(u) +
-                                  " is negative or not finite; hand over what decode_reply() gave");
     }
     two_bit::UnitSums sums;
     nonfinite |= two_bit::encode(grad.data() + unit.first, kept, unit.elements,

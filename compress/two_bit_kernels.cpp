@@ -3,14 +3,16 @@
 #include <bit>
 #include <cstring>
 
-// Vectors of a length unknown to the compiler cannot stand in the fixed lanes; such machines use 128-bit
-// targets.
+// Vectors of a length unknown to the compiler cannot stand in the fixed lanes;
+// such machines use 128-bit targets.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/two_bit_kernels.cpp"
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+// For each target, so behind foreach_target.h.
+#include "compress/two_bit_codes_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gradwire::compress::two_bit {
@@ -23,6 +25,11 @@ bool Encode(const float* grad, float* residual, std::size_t elements, const Quan
   return encode_scalar(grad, residual, elements, quantiser, out, sums);
 }
 
+bool EncodeBf16(const float* grad, std::byte* residual, std::size_t elements, const Quantiser& quantiser,
+                std::byte* out) {
+  return encode_bf16_scalar(grad, residual, elements, quantiser, out);
+}
+
 void Measure(const float* grad, const float* residual, std::size_t elements, float threshold,
              UnitSums* sums) {
   measure_scalar(grad, residual, elements, threshold, sums);
@@ -30,6 +37,10 @@ void Measure(const float* grad, const float* residual, std::size_t elements, flo
 
 void SumToFloats(const Codes& codes, std::size_t elements, float level, float* out) {
   sum_to_floats_scalar(codes, elements, level, out);
+}
+
+void AddToFloats(const std::byte* packed, std::size_t elements, float level, float* out) {
+  add_to_floats_scalar(packed, elements, level, out);
 }
 
 void SumToPlanes(const Codes& codes, std::size_t elements, std::byte* out) {
@@ -51,6 +62,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using Floats = hn::CappedTag<float, UnitSums::kLanes>;
 using Ints = hn::RebindToSigned<Floats>;
 using Words = hn::RebindToUnsigned<Floats>;
+using Halves = hn::Rebind<std::uint16_t, Floats>;
 using Bytes = hn::CappedTag<std::uint8_t, 64>;
 using ByteWords = hn::Repartition<std::uint32_t, Bytes>;
 using FloatVector = hn::Vec<Floats>;
@@ -63,42 +75,16 @@ constexpr std::size_t kStep = 64;    // elements that encode handles at a time: 
 constexpr std::size_t kTile = 4096;  // counts that a sum keeps in the first-level cache
 constexpr std::size_t kAhead = 1536 / sizeof(float);    // elements that encode asks memory for in advance
 constexpr std::size_t kStreamElements = kUnitElements;  // outputs from here on go around the cache
+constexpr std::uint32_t kLargeBits = 0x7e800000;        // 2^126: far from what rounds to infinity as bfloat16
 constexpr std::size_t kNibbleWays = 7;  // payloads whose counts, at most 2 each, fit four bits
 
-template <class D>
-HWY_INLINE std::uint64_t MaskBits(D d, hn::Mask<D> mask) {
-  std::uint64_t bits = 0;
-  hn::StoreMaskBits(d, mask, reinterpret_cast<std::uint8_t*>(&bits));
-  return bits;
-}
-
-/// Moves bit i to bit 2 * i.
-HWY_INLINE std::uint64_t Spread(std::uint32_t bits) {
-#if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX2
-  return _pdep_u64(bits, 0x5555555555555555);
-#else
-  std::uint64_t v = bits;
-  v = (v | v << 16) & 0x0000ffff0000ffff;
-  v = (v | v << 8) & 0x00ff00ff00ff00ff;
-  v = (v | v << 4) & 0x0f0f0f0f0f0f0f0f;
-  v = (v | v << 2) & 0x3333333333333333;
-  return (v | v << 1) & 0x5555555555555555;
-#endif
-}
-
-/// Packs 32 elements: sent (upper bit of a code) and positive (lower bit), element i in bit i.
-HWY_INLINE void StoreCodes(std::uint32_t sent, std::uint32_t positive, std::byte* out) {
-  std::uint64_t codes = Spread(sent) << 1 | Spread(positive);
-  codes = (codes >> 4 & 0x0f0f0f0f0f0f0f0f) | (codes & 0x0f0f0f0f0f0f0f0f) << 4;
-  codes = (codes >> 2 & 0x3333333333333333) | (codes & 0x3333333333333333) << 2;
-  store(codes, out);
-}
-
-HWY_INLINE bool AnyNonFinite(const FloatVector (&x)[kStep / kLanes]) {
+/// Whether some |x| has these bits or higher ones, as NaN has those of
+/// infinity.
+HWY_INLINE bool AnyReaches(std::uint32_t bits, const FloatVector (&x)[kStep / kLanes]) {
   const Ints di;
   hn::Vec<Ints> largest = hn::BitCast(di, hn::Abs(x[0]));
   for (std::size_t v = 1; v < kStep / kLanes; ++v) largest = hn::Max(largest, hn::BitCast(di, hn::Abs(x[v])));
-  return !hn::AllTrue(di, hn::Lt(largest, hn::Set(di, 0x7f800000)));
+  return !hn::AllTrue(di, hn::Lt(largest, hn::Set(di, static_cast<std::int32_t>(bits))));
 }
 
 /// UnitSums in registers.
@@ -143,7 +129,7 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
       x[v] = hn::LoadU(d, grad + i + v * kLanes);
       if constexpr (kResidual) x[v] = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x[v]);
     }
-    if (HWY_UNLIKELY(AnyNonFinite(x))) {
+    if (HWY_UNLIKELY(AnyReaches(kInfinityBits, x))) {
       nonfinite = true;
       if constexpr (kSkip) {
         if constexpr (kSums) lanes.Store(sums);
@@ -181,6 +167,57 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
   return encode_scalar(grad + i, kResidual ? residual + i : nullptr, elements - i, quantiser, out + i / 4,
                        sums) ||
          nonfinite;
+}
+
+HWY_INLINE FloatVector LoadBf16(const std::byte* from) {
+  const auto half = hn::LoadU(Halves(), reinterpret_cast<const std::uint16_t*>(from));
+  return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::PromoteTo(Words(), half)));
+}
+
+/// Rounds floats below kLargeBits to nearest even. There is no next exponent to
+/// saturate at, so the sign may stay.
+HWY_INLINE void StoreBf16(FloatVector x, std::byte* to) {
+  const auto bits = hn::BitCast(Words(), x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(Words(), 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(Words(), 0x7fff)), odd));
+  hn::StoreU(hn::TruncateTo(Halves(), rounded), Halves(), reinterpret_cast<std::uint16_t*>(to));
+}
+
+bool EncodeBf16(const float* HWY_RESTRICT grad, std::byte* HWY_RESTRICT residual, std::size_t elements,
+                const Quantiser& quantiser, std::byte* HWY_RESTRICT out) {
+  const Floats d;
+  const FloatVector threshold = hn::Set(d, quantiser.effective_threshold());
+  const FloatVector negative_threshold = hn::Neg(threshold);
+  const FloatVector level = hn::Set(d, quantiser.level);
+  const FloatVector negative_level = hn::Neg(level);
+  bool nonfinite = false;
+  std::size_t i = 0;
+  for (; i + kStep <= elements; i += kStep) {
+    for (std::size_t e = 0; e < kStep; e += 16) hwy::Prefetch(grad + i + kAhead + e);
+    for (std::size_t e = 0; e < kStep; e += 32) hwy::Prefetch(residual + 2 * (i + kAhead + e));
+    FloatVector x[kStep / kLanes];
+    for (std::size_t v = 0; v < kStep / kLanes; ++v) {
+      x[v] = hn::Add(LoadBf16(residual + 2 * (i + v * kLanes)), hn::LoadU(d, grad + i + v * kLanes));
+    }
+    if (HWY_UNLIKELY(AnyReaches(kLargeBits, x))) {
+      nonfinite |= encode_bf16_scalar(grad + i, residual + 2 * i, kStep, quantiser, out + i / 4);
+      continue;
+    }
+    std::uint64_t positive = 0;
+    std::uint64_t sent = 0;
+    for (std::size_t v = 0; v < kStep / kLanes; ++v) {
+      const auto up = hn::Ge(x[v], threshold);
+      const auto down = hn::Le(x[v], negative_threshold);
+      positive |= MaskBits(d, up) << (v * kLanes);
+      sent |= MaskBits(d, hn::Or(up, down)) << (v * kLanes);
+      const FloatVector value = hn::IfThenElse(up, level, hn::IfThenElseZero(down, negative_level));
+      StoreBf16(hn::Sub(x[v], value), residual + 2 * (i + v * kLanes));
+    }
+    StoreCodes(static_cast<std::uint32_t>(sent), static_cast<std::uint32_t>(positive), out + i / 4);
+    StoreCodes(static_cast<std::uint32_t>(sent >> 32), static_cast<std::uint32_t>(positive >> 32),
+               out + i / 4 + 8);
+  }
+  return encode_bf16_scalar(grad + i, residual + 2 * i, elements - i, quantiser, out + i / 4) || nonfinite;
 }
 
 template <bool kResidual>
@@ -232,8 +269,8 @@ HWY_INLINE std::size_t ElementsToAlign(const float* out, std::size_t elements) {
   return HWY_MIN(bytes / sizeof(float), elements);
 }
 
-/// Writes a vector; kStream goes around the cache, whose lines need not be read then, and needs an aligned
-/// `to`.
+/// Writes a vector; kStream goes around the cache, whose lines need not be read
+/// then, and needs an aligned `to`.
 template <bool kStream>
 HWY_INLINE void StoreFloats(FloatVector value, float* to) {
   if constexpr (kStream) {
@@ -243,8 +280,9 @@ HWY_INLINE void StoreFloats(FloatVector value, float* to) {
   }
 }
 
-/// Decodes one payload: each lane shifts its own code down and looks its value up.
-template <bool kStream>
+/// Decodes one payload, or adds it: each lane shifts its own code down and
+/// looks its value up.
+template <bool kStream, bool kAdd>
 void DecodeRun(const std::byte* HWY_RESTRICT packed, std::size_t elements, float level,
                float* HWY_RESTRICT out) {
   const Floats d;
@@ -263,21 +301,32 @@ void DecodeRun(const std::byte* HWY_RESTRICT packed, std::size_t elements, float
     const hn::Vec<Words> word = hn::Set(dw, load<std::uint32_t>(packed + i / 4));
     for (std::size_t v = 0; v < 16 / kLanes; ++v) {
       const hn::Vec<Words> code = hn::And(hn::Shr(word, shift[v]), hn::Set(dw, 3));
-      StoreFloats<kStream>(hn::TableLookupLanes(table, hn::IndicesFromVec(d, code)), out + i + v * kLanes);
+      FloatVector value = hn::TableLookupLanes(table, hn::IndicesFromVec(d, code));
+      if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + i + v * kLanes), value);
+      StoreFloats<kStream>(value, out + i + v * kLanes);
     }
   }
-  for (; i < elements; ++i) out[i] = static_cast<float>(code_at(packed, i)) * level;
+  for (; i < elements; ++i) {
+    const float value = static_cast<float>(code_at(packed, i)) * level;
+    out[i] = kAdd ? out[i] + value : value;
+  }
 }
 
 void DecodeOne(const std::byte* packed, std::size_t elements, float level, float* out) {
   const std::size_t head = ElementsToAlign(out, elements);
-  if (elements < kStreamElements || head % 4 != 0) return DecodeRun<false>(packed, elements, level, out);
-  DecodeRun<false>(packed, head, level, out);
-  DecodeRun<true>(packed + head / 4, elements - head, level, out + head);
+  if (elements < kStreamElements || head % 4 != 0)
+    return DecodeRun<false, false>(packed, elements, level, out);
+  DecodeRun<false, false>(packed, head, level, out);
+  DecodeRun<true, false>(packed + head / 4, elements - head, level, out + head);
   hwy::FlushStream();
 }
 
-/// Rewrites codes 00, 01, 10, 11 as the counts 1, 1, 0, 2: the code's value plus one.
+void AddToFloats(const std::byte* packed, std::size_t elements, float level, float* out) {
+  DecodeRun<false, true>(packed, elements, level, out);
+}
+
+/// Rewrites codes 00, 01, 10, 11 as the counts 1, 1, 0, 2: the code's value
+/// plus one.
 HWY_INLINE WordVector CountsOfCodes(WordVector codes) {
   const WordVector upper = hn::Set(ByteWords(), 0xaaaaaaaau);
   const WordVector two = hn::And(hn::And(codes, hn::ShiftLeft<1>(codes)), upper);
@@ -294,8 +343,9 @@ HWY_INLINE WordVector LoadCodes(const std::byte* packed, std::size_t bytes) {
   return hn::BitCast(d, hn::Load(Bytes(), padded));
 }
 
-/// Writes k + ways of packed bytes [begin, begin + bytes), one byte per element, for a whole number of
-/// vectors: up to 4 * kByteLanes - 1 counts beyond the end are written too. Requires ways <= kMaxByteWays.
+/// Writes k + ways of packed bytes [begin, begin + bytes), one byte per
+/// element, for a whole number of vectors: up to 4 * kByteLanes - 1 counts
+/// beyond the end are written too. Requires ways <= kMaxByteWays.
 void SumToCounts(const Codes& codes, std::size_t begin, std::size_t bytes,
                  std::uint8_t* HWY_RESTRICT counts) {
   const ByteWords d;
@@ -342,7 +392,8 @@ void CountsToFloats(const std::uint8_t* HWY_RESTRICT counts, std::size_t element
   for (; i < elements; ++i) one(i);
 }
 
-/// Fills tile after tile of counts by fill(first, length, counts) and writes them as floats.
+/// Fills tile after tile of counts by fill(first, length, counts) and writes
+/// them as floats.
 template <bool kStream, class Fill>
 HWY_INLINE void TilesToFloats(std::size_t elements, std::size_t ways, float level, float* out,
                               const Fill& fill) {
@@ -442,8 +493,10 @@ HWY_AFTER_NAMESPACE();
 namespace gradwire::compress::two_bit {
 
 HWY_EXPORT(Encode);
+HWY_EXPORT(EncodeBf16);
 HWY_EXPORT(Measure);
 HWY_EXPORT(SumToFloats);
+HWY_EXPORT(AddToFloats);
 HWY_EXPORT(SumToPlanes);
 HWY_EXPORT(CountsToPlanes);
 HWY_EXPORT(PlanesToFloats);
@@ -453,6 +506,11 @@ bool encode(const float* grad, float* residual, std::size_t elements, const Quan
   return HWY_DYNAMIC_DISPATCH(Encode)(grad, residual, elements, quantiser, out, sums);
 }
 
+bool encode_bf16(const float* grad, std::byte* residual, std::size_t elements, const Quantiser& quantiser,
+                 std::byte* out) noexcept {
+  return HWY_DYNAMIC_DISPATCH(EncodeBf16)(grad, residual, elements, quantiser, out);
+}
+
 void measure(const float* grad, const float* residual, std::size_t elements, float threshold,
              UnitSums* sums) noexcept {
   HWY_DYNAMIC_DISPATCH(Measure)(grad, residual, elements, threshold, sums);
@@ -460,6 +518,10 @@ void measure(const float* grad, const float* residual, std::size_t elements, flo
 
 void sum_to_floats(const Codes& codes, std::size_t elements, float level, float* out) noexcept {
   HWY_DYNAMIC_DISPATCH(SumToFloats)(codes, elements, level, out);
+}
+
+void add_to_floats(const std::byte* packed, std::size_t elements, float level, float* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(AddToFloats)(packed, elements, level, out);
 }
 
 void sum_to_planes(const Codes& codes, std::size_t elements, std::byte* out) noexcept {

@@ -14,12 +14,19 @@ namespace gradwire::compress::two_bit {
 bool encode(const float* grad, float* residual, std::size_t elements, const Quantiser& quantiser,
             std::byte* out, UnitSums* sums) noexcept;
 
+/// As encode_bf16_scalar().
+bool encode_bf16(const float* grad, std::byte* residual, std::size_t elements, const Quantiser& quantiser,
+                 std::byte* out) noexcept;
+
 /// As measure_scalar().
 void measure(const float* grad, const float* residual, std::size_t elements, float threshold,
              UnitSums* sums) noexcept;
 
 /// As sum_to_floats_scalar().
 void sum_to_floats(const Codes& codes, std::size_t elements, float level, float* out) noexcept;
+
+/// As add_to_floats_scalar().
+void add_to_floats(const std::byte* packed, std::size_t elements, float level, float* out) noexcept;
 
 /// As sum_to_planes_scalar().
 void sum_to_planes(const Codes& codes, std::size_t elements, std::byte* out) noexcept;

@@ -14,6 +14,7 @@
 #include <span>
 
 #include "compress/codec.h"
+#include "compress/dense_scalar.h"
 #include "compress/float_bits.h"
 #include "compress/host_device.h"
 #include "compress/little_endian.h"
@@ -133,6 +134,25 @@ inline bool encode_scalar(const float* grad, float* residual, std::size_t elemen
   return nonfinite;
 }
 
+/// As encode_scalar() under NonFinite::kSkip, with a residual of bfloat16, 2 bytes an element.
+inline bool encode_bf16_scalar(const float* grad, std::byte* residual, std::size_t elements,
+                               const Quantiser& quantiser, std::byte* out) noexcept {
+  const float threshold = quantiser.effective_threshold();
+  bool nonfinite = false;
+  std::fill_n(out, packed_bytes(elements), std::byte{0});
+  for (std::size_t i = 0; i < elements; ++i) {
+    const float x = dense::float_from_bf16(load<std::uint16_t>(residual + 2 * i)) + grad[i];
+    if (!is_finite(x)) {
+      nonfinite = true;
+      continue;
+    }
+    const unsigned code = code_of(x, threshold);
+    out[i / 4] |= static_cast<std::byte>(code << code_shift(i));
+    store(dense::bf16_from_float(rest_of(x, code, quantiser.level)), residual + 2 * i);
+  }
+  return nonfinite;
+}
+
 /// Adds to *sums what encode_scalar() would add, for |x| >= threshold, and changes nothing else.
 inline void measure_scalar(const float* grad, const float* residual, std::size_t elements, float threshold,
                            UnitSums* sums) noexcept {
@@ -164,6 +184,12 @@ inline std::int32_t sum_at(const Codes& codes, std::size_t i) noexcept {
 /// Writes fl(k * level), k being the integer sum of an element's codes.
 inline void sum_to_floats_scalar(const Codes& codes, std::size_t elements, float level, float* out) noexcept {
   for (std::size_t i = 0; i < elements; ++i) out[i] = static_cast<float>(sum_at(codes, i)) * level;
+}
+
+/// Adds code * level of one payload's codes to out.
+inline void add_to_floats_scalar(const std::byte* packed, std::size_t elements, float level,
+                                 float* out) noexcept {
+  for (std::size_t i = 0; i < elements; ++i) out[i] += static_cast<float>(code_at(packed, i)) * level;
 }
 
 /// Writes count_at(i) for each element in bit planes: per group of 64 elements, word j holds bit j of every

@@ -148,7 +148,8 @@ class Engine {
 
   /// Returns a key's residual; empty where there is none yet.
   std::vector<float> residual(KeyId key);
-  /// Replaces it.
+  /// Replaces it. Throws std::invalid_argument naming the first value that is not finite, unless the key's
+  /// codec keeps such values (nonfinite=mxnet); nothing has changed then.
   void set_residual(KeyId key, std::span<const float> values);
   /// Keeps, from the next round on, what roll_back() needs: a second copy of every residual.
   void keep_rollback(bool keep);
@@ -213,6 +214,8 @@ class Engine {
   std::vector<std::uint32_t> compression_groups(std::span<const KeyId> keys) const;
   void inherit_compression(KeyId bucket, KeyId member);
   void tell_compression(KeyId key, const std::shared_ptr<const Compression>& compression);
+  bool keeps_nonfinite(KeyId key) const;
+  void write_residual(KeyId key, std::span<const float> values);
   void take_residuals_along(std::span<const KeyId> keys);
   void submit_sealed(std::uint32_t bucket);
   void submit_bucket(std::uint32_t bucket);

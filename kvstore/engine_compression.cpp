@@ -3,9 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <stdexcept>
 
+#include "compress/codecs.h"
 #include "fusion/bucket.h"
 #include "kvstore/engine.h"
 #include "kvstore/engine_slots.h"
@@ -111,6 +113,26 @@ std::vector<float> Engine::residual(KeyId key) {
 
 void Engine::set_residual(KeyId key, std::span<const float> values) {
   require_size("set_residual", key, values.size());
+  const auto wrong = std::ranges::find_if(values, [](float value) { return !std::isfinite(value); });
+  if (wrong != values.end() && !keeps_nonfinite(key)) {
+    throw std::invalid_argument(
+        fmt::format("set_residual: element {} of key {} is {}, expected a finite number; only a codec with "
+                    "nonfinite=mxnet keeps others",
+                    wrong - values.begin(), key, *wrong));
+  }
+  write_residual(key, values);
+}
+
+/// Whether NaN may stay in a key's residual; false where this rank keeps none.
+bool Engine::keeps_nonfinite(KeyId key) const {
+  bool keeps = false;
+  for (const Stretch& stretch : stretches(home_of(key), 1)) {
+    thread_->keeps_nonfinite(stretch.tensor, keeps).wait();
+  }
+  return keeps;
+}
+
+void Engine::write_residual(KeyId key, std::span<const float> values) {
   for (const Stretch& stretch : stretches(home_of(key), values.size())) {
     const auto part = values.subspan(stretch.key_offset, stretch.count);
     thread_->write_residual(stretch.tensor, stretch.tensor_offset, part).wait();
@@ -147,12 +169,12 @@ void Engine::take_residuals_along(std::span<const KeyId> keys) {
   for (const auto& [key, home] : homes) {
     if (home == home_of(key)) continue;
     if (auto values = residual(key); !values.empty()) {
-      set_residual(key, std::vector<float>(values.size()));  // there it would be sent a second time
+      write_residual(key, std::vector<float>(values.size()));  // there it would be sent a second time
       moved.emplace_back(key, std::move(values));
     }
     homes_[key] = home;
   }
-  for (const auto& [key, values] : moved) set_residual(key, values);
+  for (const auto& [key, values] : moved) write_residual(key, values);
 }
 
 }  // namespace gradwire::kvstore

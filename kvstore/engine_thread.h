@@ -93,6 +93,8 @@ class EngineThread final : private transport::Sink {
   /// Writes the residual from offset on to out, where there is one, which it sets found to. Fails where a
   /// round of the key is in progress, as all of these do. Both spans live until done.
   Ticket read_residual(KeyId key, std::uint64_t offset, std::span<float> out, bool& found);
+  /// Sets keeps to whether the key's codec lets NaN stay in a residual.
+  Ticket keeps_nonfinite(KeyId key, bool& keeps);
   Ticket write_residual(KeyId key, std::uint64_t offset, std::span<const float> values);
   void keep_rollback(bool keep);
   Ticket roll_back(const std::vector<KeyId>& keys);

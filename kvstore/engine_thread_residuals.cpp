@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "compress/codecs.h"
 #include "kvstore/engine_tensor.h"
 
 namespace gradwire::kvstore {
@@ -37,6 +38,13 @@ Ticket EngineThread::read_residual(KeyId key, std::uint64_t offset, std::span<fl
     const std::vector<float>& residual = tensor.on_device ? there : tensor.residual;
     found = !residual.empty();
     if (found) std::memcpy(out.data(), residual.data() + offset, out.size_bytes());
+  });
+}
+
+Ticket EngineThread::keeps_nonfinite(KeyId key, bool& keeps) {
+  return between_rounds({key}, [this, key, &keeps] {
+    const auto& own = tensors_[key]->own_compression;
+    keeps = compress::keeps_nonfinite(*(own ? own : compression_)->codec);
   });
 }
 

@@ -116,7 +116,8 @@ class ErrorFeedback:
 
     def __init__(self, codec: Codec, elements: int, *, residual: str = 'fp32', momentum: float = 0.0, nesterov: bool = False, factor_masking: bool = False, can_roll_back: bool = False) -> None:
         """
-        residual: 'fp32', or 'bf16', half the memory, rounded every step. momentum, in [0, 1): sends u = momentum * u +
+        residual: 'fp32', or 'bf16' or 'int8' (blocks of 64), a half or a quarter of the memory, rounded every step.
+        momentum, in [0, 1): sends u = momentum * u +
         gradient in place of the gradient; nesterov: gradient + momentum * u, as torch.optim.SGD; factor_masking: u
         becomes 0 where something was sent. can_roll_back keeps a copy of the state before the last step. Raises ValueError.
         """
@@ -144,7 +145,7 @@ class ErrorFeedback:
 
     def load(self, saved: Annotated[NDArray, dict(writable=False)]) -> None:
         """
-        Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another kind.
+        Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another kind, or holds what is not finite.
         """
 
     @property
@@ -159,6 +160,56 @@ class ErrorFeedback:
 
     @property
     def elements(self) -> int: ...
+
+class EF21:
+    """
+    Compresses how one worker's gradient changes: sends codec(gradient - estimate), and adds what that
+    stands for to the estimate. One object a tensor, or partition of it; one thread at a time.
+
+    A round: encode(), the exchange of payloads, add() of their sum; then sum / workers is the mean.
+
+    Source: Richtarik et al. 2021, 'EF21', algorithm 2; each worker keeps what the paper's master keeps.
+    """
+
+    def __init__(self, codec: Codec, elements: int) -> None:
+        """
+        elements: of the tensor, or partition. Raises ValueError: none, or a codec that loses nothing.
+        """
+
+    def encode(self, grad: Annotated[NDArray, dict(writable=False)], *, scales: Annotated[NDArray, dict(writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """
+        Encodes one step's gradient (float32, shape (elements,)); the rest as Codec.encode(). Returns the payload (uint8).
+        """
+
+    def add(self, answer: Annotated[NDArray, dict(writable=False)]) -> None:
+        """
+        Takes in a round's answer: the sum of all workers' decoded payloads (float32, shape (elements,)).
+        """
+
+    def reset(self) -> None:
+        """Forgets all, which every worker must do in the same round."""
+
+    def save(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """Returns the state as bytes (uint8), for load()."""
+
+    def load(self, saved: Annotated[NDArray, dict(writable=False)]) -> None:
+        """
+        Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another size, or holds what is not finite.
+        """
+
+    @property
+    def estimate(self) -> NDArray[numpy.float32]:
+        """
+        A copy of what all take this worker's gradient for (float32, (elements,)).
+        """
+
+    @property
+    def sum(self) -> NDArray[numpy.float32]:
+        """A copy of the sum of all workers' estimates (float32, (elements,))."""
+
+    @property
+    def elements(self) -> int:
+        """Of the tensor, or partition."""
 
 def lossless_encode(codes: Annotated[NDArray, dict(writable=False)], elements: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """Codes of 2bit without most of their zeros (uint8). Raises ValueError."""
@@ -250,7 +301,9 @@ class Engine:
         """
 
     def set_residual(self, key: int, values: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None:
-        """Replaces it."""
+        """
+        Replaces it. Raises ValueError where a value is not finite, but with nonfinite=mxnet.
+        """
 
     def keep_rollback(self, keep: bool) -> None:
         """

@@ -10,6 +10,11 @@ ErrorFeedback keeps the residual, with momentum if asked for, and can save, meas
     feedback = gradwire.compress.ErrorFeedback(codec, grad.size, momentum=0.9)
     payload = feedback.encode(grad)
     feedback.measure(payload).share_sent
+
+EF21 sends how the gradient changes instead; the sum over workers of what was sent makes up their gradients' sum:
+    feedback = gradwire.compress.EF21(codec, grad.size)
+    feedback.add(codec.decode_sum(payloads_of_all_ranks, grad.size))   # one of them feedback.encode(grad)
+    mean = feedback.sum / world_size
 """
 
 from __future__ import annotations
@@ -19,9 +24,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradwire import _core
-from gradwire._core import Codec, ErrorFeedback, ErrorFeedbackMetrics
+from gradwire._core import EF21, Codec, ErrorFeedback, ErrorFeedbackMetrics
 
 __all__ = [
+    "EF21",
     "Codec",
     "Compression",
     "ErrorFeedback",

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "compress/codecs.h"
+#include "compress/ef21.h"
 #include "compress/error_feedback.h"
 #include "compress/lossless.h"
 #include "compress/two_bit_scalar.h"
@@ -19,6 +20,7 @@ namespace gradwire::python {
 namespace nb = nanobind;
 using namespace nb::literals;
 using compress::Codec;
+using compress::EF21;
 using compress::ErrorFeedback;
 using compress::Payload;
 using compress::Position;
@@ -46,6 +48,12 @@ NumpyFloats numpy_floats(std::unique_ptr<float[]> array, std::size_t rows, std::
   float* data = owned(std::move(array), owner);
   if (columns == 0) return NumpyFloats(data, {rows}, owner);
   return NumpyFloats(data, {rows, columns}, owner);
+}
+
+NumpyFloats numpy_copy(std::span<const float> values) {
+  std::unique_ptr<float[]> out(new float[values.size()]);
+  std::copy(values.begin(), values.end(), out.get());
+  return numpy_floats(std::move(out), values.size());
 }
 
 std::vector<Payload> views(const std::vector<GivenArray>& payloads, const char* call) {
@@ -195,7 +203,8 @@ nb::list list_codecs() {
   return rows;
 }
 
-NumpyBytes feedback_encode(ErrorFeedback& feedback, const GivenArray& given,
+template <typename Feedback>  // ErrorFeedback or EF21
+NumpyBytes feedback_encode(Feedback& feedback, const GivenArray& given,
                            const std::optional<GivenArray>& scales, std::uint32_t key, std::uint32_t rank,
                            std::uint64_t step, std::uint64_t offset) {
   const std::span<const float> grad = floats_of(given, "encode", "grad");
@@ -211,7 +220,8 @@ NumpyBytes feedback_encode(ErrorFeedback& feedback, const GivenArray& given,
   return numpy_bytes(std::move(out), encoded.bytes);
 }
 
-NumpyBytes feedback_save(const ErrorFeedback& feedback) {
+template <typename Feedback>
+NumpyBytes feedback_save(const Feedback& feedback) {
   const std::size_t size = feedback.saved_bytes();
   std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[size]);
   feedback.save(room(out, size));
@@ -227,9 +237,7 @@ NumpyFloats feedback_residual(const ErrorFeedback& feedback) {
 std::optional<NumpyFloats> feedback_velocity(const ErrorFeedback& feedback) {
   const auto velocity = feedback.velocity();
   if (velocity.empty()) return std::nullopt;
-  std::unique_ptr<float[]> out(new float[velocity.size()]);
-  std::copy(velocity.begin(), velocity.end(), out.get());
-  return numpy_floats(std::move(out), velocity.size());
+  return numpy_copy(velocity);
 }
 
 NumpyBytes lossless_encode(const GivenArray& given, std::size_t elements) {
@@ -285,14 +293,15 @@ void bind_error_feedback(nb::module_& module) {
           },
           nb::keep_alive<1, 2>(), "codec"_a, "elements"_a, nb::kw_only(), "residual"_a = "fp32",
           "momentum"_a = 0.0F, "nesterov"_a = false, "factor_masking"_a = false, "can_roll_back"_a = false,
-          "residual: 'fp32', or 'bf16', half the memory, rounded every step. momentum, in [0, 1): sends u = "
-          "momentum * u +\n"
+          "residual: 'fp32', or 'bf16' or 'int8' (blocks of 64), a half or a quarter of the memory, rounded "
+          "every step.\n"
+          "momentum, in [0, 1): sends u = momentum * u +\n"
           "gradient in place of the gradient; nesterov: gradient + momentum * u, as torch.optim.SGD; "
           "factor_masking: u\n"
           "becomes 0 where something was sent. can_roll_back keeps a copy of the state before the last step. "
           "Raises ValueError.")
       .def(
-          "encode", &feedback_encode, "grad"_a.noconvert(), nb::kw_only(),
+          "encode", &feedback_encode<ErrorFeedback>, "grad"_a.noconvert(), nb::kw_only(),
           "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
           "Encodes one step's gradient (float32, shape (elements,)); the rest as Codec.encode(). Returns the "
           "payload (uint8).")
@@ -308,7 +317,7 @@ void bind_error_feedback(nb::module_& module) {
       .def("roll_back", &ErrorFeedback::roll_back,
            "Undoes the last encode(). Raises RuntimeError where there is nothing to undo.")
       .def("reset", &ErrorFeedback::reset, "Forgets residual and velocity.")
-      .def("save", &feedback_save, "Returns the state as bytes (uint8), for load().")
+      .def("save", &feedback_save<ErrorFeedback>, "Returns the state as bytes (uint8), for load().")
       .def(
           "load",
           [](ErrorFeedback& feedback, const GivenArray& saved) {
@@ -316,12 +325,53 @@ void bind_error_feedback(nb::module_& module) {
           },
           "saved"_a.noconvert(),
           "Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another "
-          "kind.")
+          "kind, or holds what is not finite.")
       .def_prop_ro("residual", &feedback_residual, nb::rv_policy::automatic,
                    "A copy of what is kept (float32, shape (elements,)).")
       .def_prop_ro("velocity", &feedback_velocity, nb::rv_policy::automatic,
                    "A copy of the momentum's u (float32, shape (elements,)); None without momentum.")
       .def_prop_ro("elements", &ErrorFeedback::elements);
+}
+
+void bind_ef21(nb::module_& module) {
+  nb::class_<EF21>(
+      module, "EF21",
+      "Compresses how one worker's gradient changes: sends codec(gradient - estimate), and adds what that\n"
+      "stands for to the estimate. One object a tensor, or partition of it; one thread at a time.\n\n"
+      "A round: encode(), the exchange of payloads, add() of their sum; then sum / workers is the mean.\n\n"
+      "Source: Richtarik et al. 2021, 'EF21', algorithm 2; each worker keeps what the paper's master keeps.")
+      .def(nb::init<const Codec&, std::size_t>(), nb::keep_alive<1, 2>(), "codec"_a, "elements"_a,
+           "elements: of the tensor, or partition. Raises ValueError: none, or a codec that loses nothing.")
+      .def(
+          "encode", &feedback_encode<EF21>, "grad"_a.noconvert(), nb::kw_only(),
+          "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
+          "Encodes one step's gradient (float32, shape (elements,)); the rest as Codec.encode(). Returns the "
+          "payload (uint8).")
+      .def(
+          "add",
+          [](EF21& feedback, const GivenArray& given) {
+            const std::span<const float> answer = floats_of(given, "add", "answer");
+            const nb::gil_scoped_release release;
+            feedback.add(answer);
+          },
+          "answer"_a.noconvert(),
+          "Takes in a round's answer: the sum of all workers' decoded payloads (float32, shape (elements,)).")
+      .def("reset", &EF21::reset, "Forgets all, which every worker must do in the same round.")
+      .def("save", &feedback_save<EF21>, "Returns the state as bytes (uint8), for load().")
+      .def(
+          "load",
+          [](EF21& feedback, const GivenArray& saved) { feedback.load(bytes_of(saved, "load", "saved")); },
+          "saved"_a.noconvert(),
+          "Takes over what save() returned. Raises DecodeError, and changes nothing, where it is of another "
+          "size, or holds what is not finite.")
+      .def_prop_ro(
+          "estimate", [](const EF21& feedback) { return numpy_copy(feedback.estimate()); },
+          nb::rv_policy::automatic,
+          "A copy of what all take this worker's gradient for (float32, (elements,)).")
+      .def_prop_ro(
+          "sum", [](const EF21& feedback) { return numpy_copy(feedback.sum()); }, nb::rv_policy::automatic,
+          "A copy of the sum of all workers' estimates (float32, (elements,)).")
+      .def_prop_ro("elements", &EF21::elements, "Of the tensor, or partition.");
 }
 
 }  // namespace
@@ -388,6 +438,7 @@ void bind_compress(nb::module_& module) {
       .def("decode_reply", &decode_reply, "payload"_a.noconvert(), "ways"_a, "elements"_a, nb::kw_only(),
            "reply"_a, "Returns (sum float32 (elements,), next scales float32 (units, 2) or None).");
   bind_error_feedback(module);
+  bind_ef21(module);
   module.def("lossless_encode", &lossless_encode, "codes"_a.noconvert(), "elements"_a,
              "Codes of 2bit without most of their zeros (uint8). Raises ValueError.");
   module.def("lossless_decode", &lossless_decode, "coded"_a.noconvert(), "elements"_a,

@@ -323,7 +323,8 @@ void bind_engine(nb::module_& module) {
             const nb::gil_scoped_release release;
             s.engine().set_residual(key, flat(values));
           },
-          "key"_a, "values"_a.noconvert(), "Replaces it.")
+          "key"_a, "values"_a.noconvert(),
+          "Replaces it. Raises ValueError where a value is not finite, but with nonfinite=mxnet.")
       .def(
           "keep_rollback", [](PyEngine& s, bool keep) { s.engine().keep_rollback(keep); }, "keep"_a,
           "Keeps, from the next round on, what roll_back() needs: a second copy of every residual.")

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "compress/dense_scalar.h"
+#include "compress/little_endian.h"
 #include "tests/compress/codec_cases.h"
 
 namespace gradwire::compress {
@@ -21,6 +22,7 @@ using testing::ThrowsMessage;
 using Bytes = std::vector<std::byte>;
 
 constexpr std::size_t kElements = 40'000;  // more than one piece of a widened residual
+constexpr ResidualType kTypes[] = {ResidualType::kFp32, ResidualType::kBf16, ResidualType::kInt8};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 Bytes step(ErrorFeedback& feedback, std::span<const float> grad, std::span<const UnitScale> scales = {},
@@ -94,6 +96,22 @@ TEST_P(EveryCodec, MomentumSendsTheVelocity) {
   }
 }
 
+TEST_P(EveryCodec, AnInt8ResidualIsThatRoundedOnceAStepInBlocksOf64) {
+  const auto codec = make(parse_spec(GetParam()));
+  if (GetParam().find("mxnet") != std::string::npos) return;  // refused, as RefusesWhatCannotWork says
+  const auto rounding = make(parse_spec("int8:block=64"));
+  ErrorFeedback feedback(*codec, kElements, {.residual = ResidualType::kInt8});
+  std::vector<float> residual(kElements);
+  for (unsigned round = 0; round < 3; ++round) {
+    const auto grad = gaussian(kElements, round);
+    const auto scales = scales_after_a_round(*codec, grad);
+    const auto expected = encoded(*codec, grad, residual, scales);
+    rounding->decode(encoded(*rounding, residual, {}, {}), residual);
+    ASSERT_EQ(step(feedback, grad, scales), expected);
+    ASSERT_EQ(residual_of(feedback), residual);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, EveryCodec, testing::ValuesIn(specs_under_test()), [](const auto& info) {
   std::string name;
   for (char c : info.param) name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
@@ -142,7 +160,7 @@ TEST(ErrorFeedback, MeasuresTheLastStep) {
 
 TEST(ErrorFeedback, RollsBackOneStep) {
   const auto codec = make(parse_spec("int8"));
-  for (const ResidualType type : {ResidualType::kFp32, ResidualType::kBf16}) {
+  for (const ResidualType type : kTypes) {
     ErrorFeedback feedback(*codec, 500, {.residual = type, .momentum = 0.9f, .can_roll_back = true});
     step(feedback, gaussian(500, 1));
     const Bytes before = saved(feedback);
@@ -163,7 +181,7 @@ TEST(ErrorFeedback, RollsBackOneStep) {
 
 TEST(ErrorFeedback, GoesOnFromASavedStateWithTheSameBits) {
   const auto codec = make(parse_spec("2bit"));
-  for (const ResidualType type : {ResidualType::kFp32, ResidualType::kBf16}) {
+  for (const ResidualType type : kTypes) {
     const ErrorFeedbackOptions options{.residual = type, .momentum = 0.9f};
     ErrorFeedback first(*codec, 500, options);
     step(first, gaussian(500, 1));
@@ -216,6 +234,64 @@ TEST(ErrorFeedback, RefusesAStateOfAnotherKind) {
   refused(longer);
 }
 
+TEST(ErrorFeedback, AStepThatThrowsChangesNothing) {
+  const auto codec = make(parse_spec("2bit:threshold=auto"));
+  const std::size_t elements = kUnitElements + 100;
+  for (const ResidualType type : kTypes) {
+    for (const bool masking : {false, true}) {
+      ErrorFeedback feedback(
+          *codec, elements,
+          {.residual = type, .momentum = 0.9f, .factor_masking = masking, .can_roll_back = true});
+      const auto grad = gaussian(elements, 1);
+      std::vector<UnitScale> scales = scales_after_a_round(*codec, grad);
+      step(feedback, grad, scales);
+      const Bytes before = saved(feedback);
+      scales[1].level = kNan;  // that of the first unit could be taken
+      EXPECT_THROW(step(feedback, grad, scales), std::invalid_argument);
+      EXPECT_EQ(saved(feedback), before);
+      EXPECT_THROW(step(feedback, grad, std::span(scales).first(1)), std::invalid_argument);
+      EXPECT_EQ(saved(feedback), before);
+      EXPECT_THROW(feedback.roll_back(), std::logic_error);
+      EXPECT_EQ(saved(feedback), before);
+    }
+  }
+}
+
+TEST(ErrorFeedback, RefusesAStateThatIsNotFinite) {
+  const auto codec = make(parse_spec("2bit"));
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const float bad : {kNan, inf, -inf}) {
+    ErrorFeedback feedback(*codec, 8, {.momentum = 0.5f});
+    step(feedback, gaussian(8, 1));
+    const Bytes before = saved(feedback);
+    const auto refused = [&](std::size_t offset, const char* why) {
+      Bytes state = before;
+      store(bad, state.data() + offset);
+      EXPECT_THAT([&] { feedback.load(state); }, ThrowsMessage<DecodeError>(HasSubstr(why)));
+      EXPECT_EQ(saved(feedback), before);
+    };
+    refused(16 + 4 * 3, "2bit: element 3 of the saved residual is ");
+    refused(16 + 4 * (8 + 7), "2bit: element 7 of the saved velocity is ");
+  }
+  ErrorFeedback half(*codec, 8, {.residual = ResidualType::kBf16});
+  Bytes state = saved(half);
+  store(std::uint16_t{0xff80}, state.data() + 16 + 2 * 5);
+  EXPECT_THAT([&] { half.load(state); },
+              ThrowsMessage<DecodeError>(HasSubstr("element 5 of the saved residual is -inf")));
+  ErrorFeedback quarter(*codec, 70, {.residual = ResidualType::kInt8});
+  step(quarter, gaussian(70, 1, 0.1f));
+  state = saved(quarter);
+  store(kNan, state.data() + 16 + 4);  // the scale of the second block
+  EXPECT_THAT([&] { quarter.load(state); },
+              ThrowsMessage<DecodeError>(HasSubstr("element 64 of the saved residual is nan")));
+  const auto mxnet = make(parse_spec("2bit:nonfinite=mxnet"));
+  ErrorFeedback sticky(*mxnet, 2);
+  step(sticky, std::vector<float>{kNan, 1});
+  ErrorFeedback other(*mxnet, 2);
+  other.load(saved(sticky));
+  EXPECT_TRUE(std::isnan(residual_of(other)[0]));
+}
+
 TEST(ErrorFeedback, RefusesWhatCannotWork) {
   const auto codec = make(parse_spec("2bit:nonfinite=mxnet"));
   const auto refused = [&](std::size_t elements, const ErrorFeedbackOptions& options, const char* why) {
@@ -229,7 +305,9 @@ TEST(ErrorFeedback, RefusesWhatCannotWork) {
   refused(1, {.nesterov = true}, "without momentum");
   refused(1, {.factor_masking = true}, "without momentum");
   refused(1, {.residual = ResidualType::kBf16}, "nonfinite=mxnet");
-  EXPECT_THAT([] { residual_type("fp61"); }, ThrowsMessage<std::invalid_argument>(HasSubstr("fp32, bf16")));
+  refused(1, {.residual = ResidualType::kInt8}, "a residual in int8 cannot keep NaN");
+  EXPECT_THAT([] { residual_type("fp61"); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("fp32, bf16, int8")));
   ErrorFeedback feedback(*codec, 16);
   Bytes out(4);
   const std::vector<float> grad(17, 1.0f);

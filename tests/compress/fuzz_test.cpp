@@ -165,7 +165,7 @@ TEST_P(CodecFuzz, RandomBytesOfEveryLengthAreSafe) {
   }
 }
 
-// What the lossless stage accepts are codes, and stay the same when they are encoded once more.
+// What the lossless stage accepts is what it would have written: codes have one coded form.
 TEST(LosslessFuzz, DecoderSurvivesHostileBytes) {
   const auto codec = make(parse_spec("2bit:threshold=1"));
   Mutator mutator(20261123);
@@ -190,9 +190,7 @@ TEST(LosslessFuzz, DecoderSurvivesHostileBytes) {
     }
     Bytes again(lossless::max_coded_bytes(elements));
     again.resize(lossless::encode(back, elements, again));
-    Bytes once_more(back.size());
-    lossless::decode(again, elements, once_more);
-    ASSERT_EQ(once_more, back);
+    ASSERT_EQ(again, hostile);
   }
   EXPECT_GT(refused, 0);
   EXPECT_GT(accepted, 0);

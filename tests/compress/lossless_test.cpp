@@ -160,6 +160,21 @@ TEST(Lossless, NamesWhatIsWrongWithBytes) {
   expect_refused(bytes({5, 0, 0, 0x40, 0xff, 0x01, 0x0a}), 9, "more ones");
 }
 
+// Any codes have one coded form; the others would decode to the same.
+TEST(Lossless, RefusesBytesThatAreNotTheOneCodedForm) {
+  expect_refused(bytes({0, 0, 0, 0, 0x03, 0, 0, 0, 0x20, 0, 0, 0}), 32, "raw though its density asks");
+  expect_refused(bytes({0, 0, 0, 0, 0, 0, 0, 0}), 16, "raw though its density asks");
+  EXPECT_EQ(decoded(bytes({0, 0, 0, 0, 0xff, 0xaa, 0xff, 0xaa}), 16), bytes({0xff, 0xaa, 0xff, 0xaa}));
+  expect_refused(bytes({5, 0, 0, 0x40, 0x33, 0x01, 0x2a}), 9, "signs beyond its last sent element");
+  EXPECT_EQ(decoded(bytes({5, 0, 0, 0x40, 0x33, 0x01, 0x0a}), 9), bytes({0xe0, 0xe0, 0xc0, 0}));
+  Bytes one(16);
+  one[1] = std::byte{0xc0};  // of 64 elements: 3 lower bits and a sign fill half of the last byte
+  Bytes coded = encoded(one, 64);
+  EXPECT_EQ(coded.size(), 6);
+  coded.back() |= std::byte{0x80};
+  expect_refused(coded, 64, "bits beyond its last position");
+}
+
 TEST(Lossless, RefusesRoomOfAnotherSize) {
   Bytes room(8);
   EXPECT_THROW(encode(room, 33, room), std::invalid_argument);

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "compress/block_scalar.h"
+#include "compress/dither.h"
 #include "tests/compress/codec_cases.h"
 
 namespace gradwire::compress {
@@ -20,7 +20,7 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 TEST(Dither, IsUniformAndItsOwnForEveryElement) {
-  const block::Dither dither{1, {2, 3, 4, 0}};
+  const Dither dither{1, {2, 3, 4, 0}};
   const int elements = 100000;
   std::vector<int> bins(20);
   double product = 0;  // of neighbours, around the mean

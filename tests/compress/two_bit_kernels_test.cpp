@@ -114,6 +114,43 @@ TEST(TwoBitKernels, SumsEqualScalar) {
   });
 }
 
+TEST(TwoBitKernels, EncodeWithABfloat16ResidualEqualsScalar) {
+  on_every_target([] {
+    for (std::size_t elements : sizes()) {
+      for (unsigned rarity : {20u, 4000u}) {
+        const auto grad = rough_values(elements, 1 + static_cast<unsigned>(elements), rarity);
+        std::vector<std::byte> expected_residual(2 * elements);
+        const auto kept = rough_values(elements, 2, rarity);
+        for (std::size_t i = 0; i < elements; ++i) {
+          store(dense::bf16_from_float(kept[i]), expected_residual.data() + 2 * i);
+        }
+        auto residual = expected_residual;
+        std::vector<std::byte> expected(packed_bytes(elements) + 1, std::byte{0xee});
+        auto out = expected;
+        const Quantiser quantiser{kThreshold, kThreshold, NonFinite::kSkip};
+        const bool flag =
+            encode_bf16_scalar(grad.data(), expected_residual.data(), elements, quantiser, expected.data());
+        ASSERT_EQ(encode_bf16(grad.data(), residual.data(), elements, quantiser, out.data()), flag);
+        ASSERT_EQ(out, expected) << elements;
+        ASSERT_EQ(residual, expected_residual) << elements;
+      }
+    }
+  });
+}
+
+TEST(TwoBitKernels, AddEqualsScalar) {
+  on_every_target([] {
+    for (std::size_t elements : sizes()) {
+      const auto packed = random_bytes(packed_bytes(elements), 3);
+      auto expected = rough_values(elements + 1, 5, 50);
+      auto out = expected;
+      add_to_floats_scalar(packed.data(), elements, 0.3f, expected.data());
+      add_to_floats(packed.data(), elements, 0.3f, out.data());
+      ASSERT_EQ(bits(out), bits(expected)) << elements;
+    }
+  });
+}
+
 TEST(TwoBitKernels, ImpossibleCountsAreReportedAlike) {
   on_every_target([] {
     for (std::size_t ways : {1, 2, 8, 100, 127, 200}) {

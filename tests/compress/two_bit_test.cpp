@@ -282,5 +282,20 @@ TEST(TwoBitFixed, DrainsALargeResidualOneThresholdAtATime) {
   EXPECT_EQ(residual[0], 0);
 }
 
+TEST(TwoBitFixed, ABfloat16ResidualOfAnotherLengthOrRuleIsRefused) {
+  const auto codec = make(parse_spec("2bit"));
+  const std::vector<float> grad(20, 1.0f);
+  std::vector<std::byte> residual(40);
+  std::vector<std::byte> out(8);
+  ASSERT_NE(codec->bf16_residuals(), nullptr);
+  EXPECT_EQ(codec->bf16_residuals()->encode_bf16(grad, residual, out).bytes, 8u);
+  EXPECT_THROW(codec->bf16_residuals()->encode_bf16(grad, std::span(residual).first(38), out),
+               std::invalid_argument);
+  EXPECT_THROW(codec->bf16_residuals()->encode_bf16(grad, {}, out), std::invalid_argument);
+  const auto mxnet = make(parse_spec("2bit:nonfinite=mxnet"));
+  EXPECT_THROW(mxnet->bf16_residuals()->encode_bf16(grad, residual, out), std::invalid_argument);
+  EXPECT_EQ(make(parse_spec("int8"))->bf16_residuals(), nullptr);
+}
+
 }  // namespace
 }  // namespace gradwire::compress

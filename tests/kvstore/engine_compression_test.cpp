@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "kvstore/engine.h"
 #include "tests/kvstore/hosts.h"
@@ -162,6 +163,27 @@ TEST(EngineCompression, WhereHostsSumFirstResidualsAreTheLeaders) {
     engine.barrier();
     model.step(engine, 100);
     EXPECT_EQ(model.values, sums);
+  });
+}
+
+TEST(EngineCompression, AResidualThatIsNotFiniteIsRefusedButWithMxnetsRule) {
+  run_job({1, 1}, [](Engine& engine) {
+    engine.set_compression(spec("2bit:threshold=0.25"), "exact");
+    const auto keys = engine.declare(std::vector<KeySpec>{{"w", {4}}, {"v", {4}}});
+    std::vector<float> values(4, 0.125F);
+    engine.push_pull(keys[0], values, values, 0).wait();
+    engine.push_pull(keys[1], values, values, 0).wait();
+    const auto before = engine.residual(keys[0]);
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      const std::vector<float> residual{0, 1, bad, 2};
+      EXPECT_THAT([&] { engine.set_residual(keys[0], residual); },
+                  testing::ThrowsMessage<std::invalid_argument>(HasSubstr("element 2 of key")));
+      EXPECT_EQ(engine.residual(keys[0]), before);
+      engine.set_key_compression(std::vector{keys[1]}, spec("2bit:threshold=0.25,nonfinite=mxnet"), "exact");
+      engine.set_residual(keys[1], residual);
+      EXPECT_EQ(engine.residual(keys[1])[3], 2);
+    }
   });
 }
 

@@ -62,7 +62,9 @@ inline std::map<std::string, std::vector<float>> results_of(
                                                         {"topk:values=bf16", "fp32"},
                                                         {"randomk:ratio=0.1", "randomk"},
                                                         {"qsgd", "qsgd"},
-                                                        {"qsgd:bits=8", "fp32"}}) {
+                                                        {"qsgd:bits=8", "fp32"},
+                                                        {"terngrad", "terngrad"},
+                                                        {"natural", "fp32"}}) {
     run(size, [&](Engine& engine) {
       engine.set_compression(spec(codec), reply);
       const std::vector<KeySpec> specs = {{"w", {1'100'000}}, {"b", {300}}};

@@ -96,14 +96,6 @@ def decode(payload: bytes, n: int, name: str, block: int) -> Floats:
     return values_of(codes, name) * np.repeat(scales, block)[:n]
 
 
-def uniforms(n: int, seed: int, key: int, rank: int, step: int, offset: int) -> Floats:
-    """The numbers in [0, 1) that qsgd draws: 64 elements from 16 counters, word by word."""
-    e = np.arange(offset, offset + n, dtype=np.uint64)
-    counter = (e // 64 * 16 + e % 16) & 0xFFFFFFFF
-    words = np.stack(philox.draw((counter, key, step & 0xFFFFFFFF, rank), (seed, 0)))
-    return (words[e % 64 // 16, np.arange(n)] >> 8).astype(np.float32) * np.float32(2.0**-24)
-
-
 def encode_qsgd(grad: Floats, residual: Floats, bits: int, bucket: int, seed: int, **where: int) -> bytes:
     """QSGD (Alistarh et al. 2017, section 3.1) in buckets scaled by their maximum; residual in place."""
     name = {4: "int4", 8: "int8"}[bits]
@@ -118,7 +110,7 @@ def encode_qsgd(grad: Floats, residual: Floats, bits: int, bucket: int, seed: in
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
     a = np.abs(x * np.repeat(inverse, bucket)[: x.size])
     level = np.floor(a)
-    level += uniforms(x.size, seed, **where) < a - level
+    level += philox.uniforms_of_elements(x.size, seed, **where) < a - level
     codes = (np.sign(x) * np.minimum(level, LARGEST[name])).astype(np.int8)
     sent = codes.astype(np.float32) * np.repeat(scales, bucket)[: x.size]
     residual[finite] = (x - sent)[finite]

@@ -28,6 +28,12 @@ def ef_sgd(compress: Compress, grad: Floats, error: Floats) -> tuple[Floats, Flo
     return sent, p - sent
 
 
+def ef21(compress: Compress, grad: Floats, estimate: Floats) -> tuple[Floats, Floats]:
+    """c = C(g - h); h = h + c. Returns what was sent and the new h. Source: Richtarik et al. 2021, algorithm 2."""
+    sent = compress(grad - estimate)
+    return sent, estimate + sent
+
+
 def momentum_correction(
     compress: Compress,
     grad: Floats,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gradwire import DecodeError, compress
 from numpy.testing import assert_array_equal
+from oracle import block
 from oracle import error_feedback as oracle
 
 SIZE = 3001
@@ -24,7 +25,15 @@ def compressor(codec: compress.Codec) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: codec.decode(codec.encode(x), x.size)
 
 
-@pytest.mark.parametrize("residual", ["fp32", "bf16"])
+def int8(values: np.ndarray) -> np.ndarray:
+    """Rounded to int8 with a scale per 64 elements."""
+    return block.decode(block.encode(values, np.zeros_like(values), "int8", 64), values.size, "int8", 64)
+
+
+ROUNDED = {"fp32": np.copy, "bf16": oracle.bf16, "int8": int8}
+
+
+@pytest.mark.parametrize("residual", ROUNDED)
 @pytest.mark.parametrize("spec", SPECS)
 def test_plain_is_ef_sgd(spec: str, residual: str) -> None:
     codec = compress.make(spec)
@@ -32,8 +41,7 @@ def test_plain_is_ef_sgd(spec: str, residual: str) -> None:
     error = np.zeros(SIZE, np.float32)
     for step in range(STEPS):
         sent, error = oracle.ef_sgd(compressor(codec), gradient(step), error)
-        if residual == "bf16":
-            error = oracle.bf16(error)
+        error = ROUNDED[residual](error)
         assert_array_equal(codec.decode(feedback.encode(gradient(step)), SIZE), sent)
         assert_array_equal(feedback.residual, error)
     assert feedback.velocity is None
@@ -74,8 +82,8 @@ def test_momentum_without_loss_is_torchs_sgd() -> None:
         np.testing.assert_allclose(own, weight.detach().numpy(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("residual", ["fp32", "bf16"])
-def test_what_is_kept_stays_bounded_and_what_is_sent_adds_up(residual: str) -> None:
+@pytest.mark.parametrize(("residual", "most_lost"), [("fp32", 1e-5), ("bf16", 0.05), ("int8", 0.05)])
+def test_what_is_kept_stays_bounded_and_what_is_sent_adds_up(residual: str, most_lost: float) -> None:
     """Karimireddy et al., lemma 3: |e| <= 2 sqrt(1 - delta) / delta * max |g|, delta the least share_sent."""
     codec = compress.make("topk:ratio=0.1")
     feedback = compress.ErrorFeedback(codec, SIZE, residual=residual)
@@ -93,7 +101,7 @@ def test_what_is_kept_stays_bounded_and_what_is_sent_adds_up(residual: str) -> N
     bound = 2 * np.sqrt(1 - least_share) / least_share * largest
     assert float(np.linalg.norm(feedback.residual)) < bound
     lost = float(np.linalg.norm(given - sent - feedback.residual)) / float(np.linalg.norm(given))
-    assert lost < (1e-5 if residual == "fp32" else 0.05)
+    assert lost < most_lost
 
 
 def test_a_saved_state_goes_on_elsewhere() -> None:

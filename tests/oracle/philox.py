@@ -22,3 +22,16 @@ def draw(counter: tuple[Words | int, ...], key: tuple[int, int]) -> tuple[Words,
         )
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     return c0, c1, c2, c3
+
+
+def words_of_elements(n: int, seed: int, key: int, rank: int, step: int, offset: int) -> Words:
+    """The word that each of n elements of a tensor draws: 64 elements from 16 counters, word by word. uint64 (n,)."""
+    e = np.arange(offset, offset + n, dtype=np.uint64)
+    counter = (e // 64 * 16 + e % 16) & 0xFFFFFFFF
+    words = np.stack(draw((counter, key, step & 0xFFFFFFFF, rank), (seed, 0)))
+    return words[e % 64 // 16, np.arange(n)]
+
+
+def uniforms_of_elements(n: int, seed: int, **where: int) -> np.ndarray:
+    """Their upper 24 bits as numbers in [0, 1). float32 (n,)."""
+    return (words_of_elements(n, seed, **where) >> 8).astype(np.float32) * np.float32(2.0**-24)

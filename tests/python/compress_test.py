@@ -216,6 +216,8 @@ def test_list_names_every_codec() -> None:
         "topk",
         "randomk",
         "qsgd",
+        "terngrad",
+        "natural",
     ]
 
 

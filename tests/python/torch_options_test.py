@@ -11,8 +11,10 @@ from typing import Any
 
 import gradwire as gw
 import gradwire.torch
+import numpy as np
 import pytest
 import torch
+from gradwire.torch.warm_up import sparsity_ramp
 from torch import nn
 
 
@@ -111,6 +113,44 @@ def test_a_warm_up_goes_from_codec_to_codec(store: gw.kv.KVStore) -> None:
     assert [changed for _, changed in seen[:2]] == [0, 0]
     assert all(changed == 3 for _, changed in seen[2:])
     optimizer.close()
+
+
+def test_a_sparsity_ramp_sends_a_quarter_of_the_share_before_in_each_stage(store: gw.kv.KVStore) -> None:
+    compression = "topk:ratio=0.001,values=fp16,reply=fp32"
+    stages = sparsity_ramp(2, compression)
+    assert [steps for _, steps in stages] == [2] * 4
+    shares = [float(spec.partition("ratio=")[2].partition(",")[0]) for spec, _ in stages]
+    assert shares == [
+        0.25,
+        0.0625,
+        0.015625,
+        0.00390625,
+    ]  # the paper's sparsity: 75, 93.75, 98.44, 99.6 %, then 99.9
+    assert all("values=fp16" in spec and spec.endswith("reply=fp32") for spec, _ in stages)
+    model = make()
+    optimizer = wrap(model, store, compression, warm_up=stages)
+    sent = []
+    for seed in range(10):
+        changed_by_the_codec(model, seed)
+        gradient = model.first.weight.grad
+        sent.append(int(gradient.count_nonzero()) / gradient.numel())
+    assert store.compression.spec.startswith("topk:ratio=0.001,")
+    expected = np.repeat([*shares, 0.001], 2)
+    elements = model.first.weight.numel()
+    assert sent == [np.ceil(share * elements) / elements for share in expected]
+    optimizer.close()
+
+
+def test_a_sparsity_ramp_ends_where_its_codec_begins_and_needs_a_share() -> None:
+    assert sparsity_ramp(5, "topk:ratio=0.25") == []
+    assert [spec.partition(",")[0] for spec, _ in sparsity_ramp(5, "randomk:ratio=0.05,seed=3")] == [
+        "randomk:ratio=0.25",
+        "randomk:ratio=0.0625",
+    ]
+    with pytest.raises(ValueError, match="expected topk or randomk"):
+        sparsity_ramp(5, "2bit")
+    with pytest.raises(ValueError, match="steps=0"):
+        sparsity_ramp(0, "topk")
 
 
 def test_an_arm_sets_aside_all_that_the_script_says_of_codecs(

@@ -130,6 +130,8 @@ class Bench:
         if self._codec.lossy:
             residual = np.zeros(self.plan.elements, dtype=np.float32)
             rows.append(Operation("encode", "fp32", 1, 12 + payload, self._each(self._encoder(residual))))
+            if "nonfinite=mxnet" not in self.codec.spec:  # which bfloat16 cannot keep
+                rows.append(Operation("encode", "bf16", 1, 8 + payload, self._each(self._encode_bf16)))
         rows.append(Operation("decode", "none", 1, 4 + payload, self._each(self._decode)))
         for ways in (2, _WAYS):
             moved = 4 + ways * payload
@@ -155,6 +157,10 @@ class Bench:
             return [partial(encode, out=outs[piece.start])]
 
         return calls_of
+
+    def _encode_bf16(self, piece: slice) -> list[Call]:
+        feedback = compress.ErrorFeedback(self._codec, piece.stop - piece.start, residual="bf16")
+        return [partial(feedback.encode, self.grad[piece], scales=self._scales[piece.start])]
 
     def _decode(self, piece: slice) -> list[Call]:
         payload = self.payloads[0][piece.start]

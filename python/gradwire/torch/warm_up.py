@@ -56,5 +56,45 @@ class WarmUp:
         return next((stage for end, stage in self._ends if self.step < end), self._final)
 
 
+def sparsity_ramp(steps: int, compression: session.Wanted) -> list[tuple[str, int]]:
+    """Stages of a `warm_up` to a sparse codec, as Deep Gradient Compression has them: 25 %, 6.25 %, 1.5625 % ... sent.
+
+        compression = "topk:ratio=0.001"
+        DistributedOptimizer(..., compression=compression, warm_up=sparsity_ramp(steps_per_epoch, compression))
+
+    Args:
+        steps: that each stage holds; the paper's are an epoch long.
+        compression: what follows the ramp, topk or randomk; a stage differs from it in its ratio alone.
+
+    Returns: a quarter of the ratio before in each stage, from 0.25 on, above `compression`'s: 4 stages for 0.001.
+
+    Raises:
+        ValueError: a codec without a ratio, or `steps` below 1.
+
+    Source: Lin et al., Deep Gradient Compression, 2018, section 3.3: sparsity rises exponentially, 75 %, 93.75 %,
+    98.4375 %, 99.6 %, 99.9 %.
+    """
+    if not _is_count(steps):
+        raise ValueError(
+            f"gradwire.torch: sparsity_ramp: steps={steps!r}, expected a number of steps above 0"
+        )
+    final = session.parse_compression(compression)
+    name, _, rest = final.spec.partition(":")
+    parameters = dict(word.split("=") for word in rest.split(",") if word)
+    if "ratio" not in parameters:
+        raise ValueError(
+            f"gradwire.torch: sparsity_ramp: {compression!r} sends no share of the elements that could rise; expected "
+            "topk or randomk, such as 'topk:ratio=0.001'"
+        )
+    stages, ratio = [], 0.25
+    while ratio > float(parameters["ratio"]):
+        spec = f"{name}:" + ",".join(
+            f"{key}={value}" for key, value in (parameters | {"ratio": ratio}).items()
+        )
+        stages.append((str(Compression(spec, final.reply)), steps))
+        ratio /= 4
+    return stages
+
+
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,68 @@
+// EF21 compresses how a worker's gradient changes: everybody keeps the same estimate of each gradient, a
+// worker sends what the estimate lacks, and what is sent corrects it.
+//
+// Threading: one thread at a time; several objects are independent.
+// Lifetime: the codec outlives it. The constructor allocates all the memory; encode() and add() none.
+//
+// Server keeps nothing and knows nothing of this: it adds payloads as ever. Each worker adds the sums that it
+// is answered to a running one, which is the sum of all workers' estimates, the same bits on every rank. So a
+// round is encode(), the exchange, add(), and then sum() stands where the sum of gradients would.
+//
+// What suits it is a codec that leaves less than it takes away (topk, randomk, 1bit, int4 ...): with a share
+// a of |x|^2 sent, an estimate of a gradient that stays comes nearer by that share each round. With 2bit and
+// a fixed threshold the estimate stays within the threshold.
+//
+// Source: Richtarik, Sokolov and Fatkhullin 2021, "EF21: a new, simpler, theoretically better, and
+// practically faster error feedback", algorithm 2. Ours: estimates begin at 0, and the master's sum is kept
+// by each worker.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "compress/codec.h"
+
+namespace gradwire::compress {
+
+class EF21 {
+ public:
+  /// Throws std::invalid_argument: no elements; a codec that loses nothing, and has nothing to feed back.
+  EF21(const Codec& codec, std::size_t elements);
+
+  /// Encodes gradient - estimate, and adds what that payload stands for to the estimate. As Codec::encode()
+  /// without a residual; where it throws, nothing has changed. An element that is not finite is not sent.
+  Encoded encode(std::span<const float> grad, std::span<const UnitScale> scales, std::span<std::byte> out,
+                 const Position& position = {});
+
+  /// Takes in the decoded answer to a round: the sum of all workers' payloads. Requires elements() floats.
+  void add(std::span<const float> answer);
+
+  /// What everybody takes this worker's gradient for ("g_i").
+  std::span<const float> estimate() const noexcept { return estimate_; }
+  /// The sum of all workers' estimates, as this worker has been told: times 1 / workers, what to step by.
+  std::span<const float> sum() const noexcept { return sum_; }
+
+  /// Forgets both, which all workers must do in the same round.
+  void reset();
+  std::size_t saved_bytes() const noexcept;
+  /// Writes saved_bytes() bytes (compress/README.md, "Saved error feedback").
+  void save(std::span<std::byte> out) const;
+  /// Takes over what save() wrote. Throws DecodeError, and changes nothing, where it is of another length or
+  /// holds what is not finite.
+  void load(std::span<const std::byte> saved);
+
+  std::size_t elements() const noexcept { return estimate_.size(); }
+  const Codec& codec() const noexcept { return codec_; }
+
+ private:
+  void require_elements(const char* what, std::size_t given) const;
+
+  const Codec& codec_;
+  std::vector<float> estimate_;
+  std::vector<float> sum_;
+  std::vector<float> change_;  ///< what is to be sent, then what was
+};
+
+}  // namespace gradwire::compress
