@@ -265,6 +265,7 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   round.flags |= header.flags & transport::kFlagNonfinite;
   round.payloads[worker] = std::move(frame.payload);
   ++round.arrived;
+  tell(Moment::kTaken, header);
 }
 
 void Aggregator::complete_next(Partition& partition, std::vector<Answer>& answers) {
@@ -306,6 +307,7 @@ Aggregator::Round Aggregator::open_whole(const FrameHeader& header) {
 void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>& answers) {
   Frame answer = sum_or_error(partition, round);
   if (sealing_ == Sealing::kAll || codec_of(round.first).lossy()) answer.payload.seal();
+  tell(Moment::kAnswerReady, round.first);
   publish(partition, std::move(answer), answers);
 }
 
@@ -336,6 +338,7 @@ void Aggregator::answer(Frame frame, std::vector<Answer>& answers) {
 }
 
 Frame Aggregator::sum_or_error(Partition& partition, const Round& round) {
+  tell(Moment::kAllHere, round.first);
   try {
     return reply(partition, round);
   } catch (const std::exception& error) {  // payloads fine one by one, but not together
@@ -364,6 +367,7 @@ Frame Aggregator::reply(Partition& partition, const Round& round, const compress
       codec, partition.count, kind,
       kind == ReplyKind::kSame ? std::span(partition.residual) : std::span<float>(), out.bytes());
   out.truncate(encoded.bytes);
+  tell(Moment::kSummed, round.first);
   partition.value = {};  // from now on the sum is what a pull gets
   const std::uint32_t segments = round.first.flags & transport::kFlagSegments;
   std::uint32_t flags = round.flags | segments | (encoded.nonfinite ? transport::kFlagNonfinite : 0U);
@@ -380,6 +384,7 @@ Frame Aggregator::update(Partition& partition, const Round& round, const compres
   std::vector<float> gradient(partition.count);
   contributions.decode_sum(codec, gradient);
   updater_->update(partition.value, gradient, partition.optimizer_state);
+  tell(Moment::kSummed, round.first);
   Buffer out = pool_.take(partition.count * sizeof(float));
   out.truncate(partition.count * sizeof(float));
   std::memcpy(out.bytes().data(), partition.value.data(), out.size_bytes());

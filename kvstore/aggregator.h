@@ -50,6 +50,15 @@ class Aggregator {
   /// Takes the sum of a round, as the reply that it would be.
   using Upstream = std::function<void(transport::Frame sum)>;
 
+  /// What happens to a round, for who wants to note when.
+  enum class Moment : std::uint8_t {
+    kTaken,        ///< a push was checked and kept; of that push
+    kAllHere,      ///< the sum begins; like what follows, of the first push
+    kSummed,       ///< and encoded, in the same pass
+    kAnswerReady,  ///< sealed
+  };
+  using Watch = std::function<void(Moment, const transport::FrameHeader& push)>;
+
   /// Requires workers >= 1.
   explicit Aggregator(std::uint32_t workers, Sealing sealing = Sealing::kLossy);
 
@@ -58,6 +67,8 @@ class Aggregator {
   void set_contributors(std::vector<std::uint32_t> ranks);
   /// Gives the sums of rounds to upstream, which has them answered by answer().
   void set_upstream(Upstream upstream) { upstream_ = std::move(upstream); }
+  /// Tells watch of every round's moments from now on.
+  void set_watch(Watch watch) { watch_ = std::move(watch); }
   /// Answers the round whose sum was given to upstream; the frame has that one's key, offset and step.
   void answer(transport::Frame frame, std::vector<Answer>& answers);
 
@@ -116,6 +127,9 @@ class Aggregator {
   void on_probe(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void set_optimizer(const std::string& text);
   void on_command(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
+  void tell(Moment moment, const transport::FrameHeader& push) const {
+    if (watch_) watch_(moment, push);
+  }
   void accept(std::uint32_t worker, Round& round, transport::Frame frame);
   void complete_next(Partition& partition, std::vector<Answer>& answers);
   void complete(Partition& partition, Round round, std::vector<Answer>& answers);
@@ -135,6 +149,7 @@ class Aggregator {
   Sealing sealing_;
   std::vector<std::uint32_t> contributors_;  ///< ascending
   Upstream upstream_;
+  Watch watch_;
   std::set<std::uint32_t> gone_;
   std::map<PartitionId, Partition> partitions_;
   std::map<std::pair<std::uint8_t, compress::WireParameters>, std::unique_ptr<compress::Codec>> codecs_;

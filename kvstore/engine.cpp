@@ -15,6 +15,7 @@
 #include "kvstore/engine_thread.h"
 #include "kvstore/hierarchy.h"
 #include "kvstore/native.h"
+#include "kvstore/trace_file.h"
 #include "kvstore/updater.h"
 
 namespace gradwire::kvstore {
@@ -453,6 +454,10 @@ DeviceTraffic Engine::device_traffic() const {
   if (!thread_) return {};
   return {rounds().bytes_from_devices(), rounds().bytes_to_devices()};
 }
+PushedBytes Engine::pushed() const {
+  if (!thread_) return {};
+  return {rounds().pushed().raw, thread_->pushed().encoded};
+}
 double Engine::codec_seconds() const {
   if (!thread_) return 0;
   return thread_->codec_seconds() + (hierarchy_ ? hierarchy_->rounds().codec_seconds() : 0);
@@ -463,6 +468,21 @@ std::vector<std::string> Engine::take_notices() {
   auto notices = thread_->take_notices();
   if (hierarchy_) std::ranges::move(hierarchy_->rounds().take_notices(), std::back_inserter(notices));
   return notices;
+}
+
+void Engine::read_clocks(std::chrono::milliseconds timeout) {
+  if (thread_ && options_.trace && !in_order_) thread_->clock_probe().read(*options_.trace, timeout);
+}
+
+Trace& Engine::trace() const {
+  if (!options_.trace) throw std::logic_error("trace: the engine was opened without one");
+  return *options_.trace;
+}
+
+std::string Engine::write_trace(const std::string& folder, const std::string& store) {
+  const bool servers_in_workers = messenger_->local_peer().has_value();
+  return kvstore::write_trace(folder, trace(),
+                              {messenger_->self(), messenger_->world(), servers_in_workers, store});
 }
 
 void Engine::close() {

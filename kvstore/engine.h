@@ -28,6 +28,7 @@
 #include "kvstore/key.h"
 #include "kvstore/server.h"
 #include "kvstore/ticket.h"
+#include "kvstore/trace.h"
 #include "transport/collective.h"
 #include "transport/host_link.h"
 #include "transport/messenger.h"
@@ -47,6 +48,7 @@ struct EngineOptions {
   std::chrono::milliseconds slow_abort{
       1'800'000};  ///< then the job fails; bounds every wait, collectives too
   std::chrono::milliseconds retry_timeout{10'000};  ///< then a server is asked whether it has our push
+  std::shared_ptr<Trace> trace{};  ///< where spans are noted; none: nowhere. Owners: Trace's (trace.h)
 };
 
 /// Where a call's spans lie that are addresses of a device's memory. What `stream` (as in DeviceStream) has
@@ -61,6 +63,12 @@ struct OnDevice {
 struct DeviceTraffic {
   std::uint64_t bytes_from_devices = 0;
   std::uint64_t bytes_to_devices = 0;
+};
+
+/// What a worker has pushed so far.
+struct PushedBytes {
+  std::uint64_t raw = 0;      ///< float32, as the caller gave it
+  std::uint64_t encoded = 0;  ///< payloads; where a host's workers sum first, those that leave the host
 };
 
 class Collectives;
@@ -163,12 +171,23 @@ class Engine {
   /// Of the job's own sockets; what the workers of one host say to each other is not in them.
   std::vector<transport::PeerCounters> counters() const;
   DeviceTraffic device_traffic() const;
+  PushedBytes pushed() const;
   /// Of the host's threads.
   double codec_seconds() const;
   /// True when any rank met a NaN or infinity since the last call.
   bool take_nonfinite();
   /// Warnings for people since the last call ("waiting 60 s for worker 2 ...").
   std::vector<std::string> take_notices();
+  /// The trace that it was opened with. Throws std::logic_error where there is none.
+  Trace& trace() const;
+  /// Adds to the trace how far the servers' clocks are from this one's: at its beginning, and at its end,
+  /// since they drift. Blocks, at most timeout. No-op without a trace, after close(), and where a library
+  /// sums, which has no clock.
+  void read_clocks(std::chrono::milliseconds timeout);
+  /// Writes what has been traced so far, by the server that lives here too, to folder; `store` names the
+  /// store to people. Returns the file's path. Also after close(). Throws std::logic_error without a trace,
+  /// else as write_trace().
+  std::string write_trace(const std::string& folder, const std::string& store);
 
   /// Waits for pushes still out, says goodbye, ends the threads. Idempotent; the destructor calls it.
   void close();

@@ -27,6 +27,7 @@ struct EngineThread::PartState {
   bool answered = true;
   int resends = 0;
   std::chrono::steady_clock::time_point asked;  ///< last sent or probed
+  std::chrono::steady_clock::time_point began;  ///< on a device: its encoding
   std::vector<std::uint32_t> awaited;           ///< ranks that the server said it lacks
 };
 

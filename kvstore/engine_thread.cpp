@@ -44,10 +44,12 @@ EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions&
       options_(options),
       in_order_(rounds.in_order ? std::make_unique<InOrder>() : nullptr),
       rounds_(rounds),
+      tracer_(options.trace, rounds.tier),
+      clock_probe_(messenger),
       compression_(
           std::make_shared<Compression>(Compression{compress::make({}), compress::ReplyKind::kSame})),
       outbox_(messenger, loop_, Role::kServer, messenger.world().servers, messenger.self().rank,
-              {options.credit_bytes, options.fusion_bytes}),
+              {options.credit_bytes, options.fusion_bytes}, tracer_),
       mail_(messenger, loop_, outbox_, options.retry_timeout,
             [this](const std::exception_ptr& error) { fail_all(error); }),
       pool_(options.codec_threads),
@@ -74,6 +76,7 @@ EngineThread::Tensor& EngineThread::add_tensor(KeySpec spec, const std::vector<P
   Tensor& tensor = *tensors_.emplace_back(std::make_unique<Tensor>());
   tensor.id = tensors_.size() - 1;
   tensor.spec = std::move(spec);
+  tracer_.name_key(tensor.id, tensor.spec.name);
   tensor.parts.resize(parts.size());
   for (std::size_t p = 0; p < parts.size(); ++p) tensor.parts[p].part = parts[p];
   std::sort(tensor.parts.begin(), tensor.parts.end(),
@@ -116,6 +119,7 @@ void EngineThread::set_compression_of(std::vector<KeyId> keys,
 }
 
 void EngineThread::submit(KeyId key, Operation operation) {
+  if (tracer_.is_on()) note_submitted(key, operation);
   loop_->post([this, key, operation = std::move(operation)]() mutable {
     Tensor& tensor = *tensors_[key];
     if (failure_) {
@@ -178,7 +182,9 @@ std::string EngineThread::failure() const {
 }
 
 void EngineThread::on_frames(Node from, std::vector<Frame> frames) {
-  loop_->post([this, from, frames = std::move(frames)]() mutable {
+  if (frames.front().header.kind == Kind::kTime) return clock_probe_.take(frames.front().header);
+  loop_->post([this, from, frames = std::move(frames), arrived = tracer_.now()]() mutable {
+    arrived_ = arrived;
     for (Frame& frame : frames) handle(from, std::move(frame));
   });
 }
@@ -231,6 +237,7 @@ void EngineThread::start_next(Tensor& tensor) {
   tensor.warned = false;
   tensor.parts_left = tensor.parts.size();
   active_.insert(&tensor);
+  if (tracer_.is_on()) note_start(tensor);
   start(tensor);
 }
 
@@ -270,6 +277,7 @@ void EngineThread::start_push(Tensor& tensor) {
   }
   tensor.value_current = false;
   ++tensor.step;
+  raw_bytes_ += elements * sizeof(float);
   tensor.parts_to_take = tensor.parts.size();
   for (const std::size_t p : tensor.turns) {
     if (on_device) {
@@ -346,6 +354,7 @@ void EngineThread::encode(Tensor& tensor, std::size_t index) {
       payload.truncate(encoded_run.bytes);
       if (encoded_run.nonfinite) flags |= transport::kFlagNonfinite;
       make_ready_to_go(tensor, index, payload, flags);
+      if (tracer_.is_on()) note(Stage::kEncode, tensor, index, begin, payload.size_bytes());
     } catch (...) {
       error = std::current_exception();
     }
@@ -396,6 +405,7 @@ void EngineThread::send(Tensor& tensor, std::size_t index, Kind kind, Buffer pay
   state.request = kind;
   state.flags = flags;
   state.payload = std::move(payload);
+  if (kind == Kind::kPush) encoded_bytes_ += state.payload.size_bytes();
   state.answered = false;
   state.resends = 0;
   state.asked = Clock::now();
@@ -522,8 +532,9 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
     if (tensor.current->nonfinite != nullptr) *tensor.current->nonfinite = true;
   }
   const std::int32_t priority = tensor.current->priority;
-  pool_.submit(priority, [this, &tensor, index, frame = std::move(frame)]() mutable {
+  pool_.submit(priority, [this, &tensor, index, frame = std::move(frame), arrived = arrived_]() mutable {
     const auto begin = Clock::now();
+    if (tracer_.is_on()) note(Stage::kReceive, tensor, index, arrived, frame.payload.size_bytes());
     if (!frame.payload.is_intact()) return loop_->post([this, &tensor, index] { ask_again(tensor, index); });
     std::exception_ptr error;
     try {
@@ -531,6 +542,7 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
       if (tensor.current->works_on_device()) return decode_on_device(tensor, index, frame);
       decode_answer(tensor, index, frame);
       if (!tensor.current->device) scatter(*tensor.current);
+      if (tracer_.is_on()) note(Stage::kDecode, tensor, index, begin, frame.header.count * sizeof(float));
     } catch (...) {
       error = std::current_exception();
     }

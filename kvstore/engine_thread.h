@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "kvstore/clock_probe.h"
 #include "kvstore/codec_pool.h"
 #include "kvstore/device_link.h"
 #include "kvstore/engine.h"
@@ -63,7 +64,8 @@ class EngineThread final : private transport::Sink {
     std::optional<DeviceOperation> device;  ///< `in`, `out` and `scatter` lie there; none: on the host
     bool* nonfinite = nullptr;  ///< set, before done, when any rank met a NaN or infinity; lives as `in` does
     Ticket done;
-    Ticket taken;  ///< `in` is no longer read
+    Ticket taken;                        ///< `in` is no longer read
+    TraceClock::time_point submitted{};  ///< the epoch, where that is not traced
 
     /// False too where the device's floats are handled in a landing on the host.
     bool works_on_device() const { return device && device->landing.size_bytes() == 0; }
@@ -75,6 +77,7 @@ class EngineThread final : private transport::Sink {
     bool servers_in_workers = false;  ///< a server is its worker, to people, and leaves with it
     std::uint32_t contributors = 0;   ///< payloads in a sum
     std::function<void(const std::exception_ptr&)> on_failure{};  ///< hears the first, on this thread
+    Tier tier = Tier::kJob;                                       ///< of what is traced
   };
   EngineThread(transport::Messenger& messenger, const EngineOptions& options, const Rounds& rounds);
   ~EngineThread() override;
@@ -99,6 +102,7 @@ class EngineThread final : private transport::Sink {
   void keep_rollback(bool keep);
   Ticket roll_back(const std::vector<KeyId>& keys);
   MailboxClient& mail() { return mail_; }
+  ClockProbe& clock_probe() { return clock_probe_; }
   /// The link to a device, made when it is first asked for.
   std::shared_ptr<DeviceLink> link(const std::shared_ptr<compress::Device>& device);
   /// Bytes that have crossed from and to devices.
@@ -108,6 +112,7 @@ class EngineThread final : private transport::Sink {
   void fail(std::exception_ptr error);
 
   double codec_seconds() const { return static_cast<double>(codec_nanoseconds_.load()) * 1e-9; }
+  PushedBytes pushed() const { return {raw_bytes_.load(), encoded_bytes_.load()}; }
   bool take_nonfinite() { return nonfinite_.exchange(false); }
   std::vector<std::string> take_notices();
   /// What everything in flight failed for; empty while nothing did.
@@ -123,6 +128,11 @@ class EngineThread final : private transport::Sink {
   void on_goodbye(transport::Node peer) override;
 
   void run();
+  // engine_thread_trace.cpp. Require that the tracer is on
+  void note_submitted(KeyId key, Operation& operation) const;
+  void note_start(const Tensor& tensor) const;
+  void note(Stage stage, const Tensor& tensor, std::size_t part, Clock::time_point begin,
+            std::uint64_t bytes) const;
   Tensor& add_tensor(KeySpec spec, const std::vector<Part>& parts);
   Ticket between_rounds(std::vector<KeyId> keys, std::function<void()> task);
   void start_next(Tensor& tensor);
@@ -181,6 +191,9 @@ class EngineThread final : private transport::Sink {
   const EngineOptions options_;
   std::unique_ptr<InOrder> in_order_;
   const Rounds rounds_;
+  const Tracer tracer_;
+  ClockProbe clock_probe_;
+  TraceClock::time_point arrived_;                         ///< of the frames in hand
   std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket
   std::vector<std::unique_ptr<Tensor>> tensors_;
   std::set<Tensor*> active_;
@@ -199,6 +212,7 @@ class EngineThread final : private transport::Sink {
   std::vector<std::pair<const compress::Device*, std::shared_ptr<DeviceLink>>> links_;
   std::set<std::string> landing_codecs_;  ///< of which a notice was given
   std::atomic<std::uint64_t> codec_nanoseconds_{0};
+  std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0};  ///< of pushes
   std::atomic<bool> nonfinite_{false};
   mutable std::mutex notices_mutex_;
   std::vector<std::string> notices_;

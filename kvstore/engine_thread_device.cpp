@@ -199,6 +199,8 @@ void EngineThread::encode_on_device(Tensor& tensor, std::size_t index) {
           payload = from->take(tensor.device_round().segmented);
           if (from->nonfinite()) flags |= transport::kFlagNonfinite;
           make_ready_to_go(tensor, index, payload, flags);
+          if (tracer_.is_on())
+            note(Stage::kEncode, tensor, index, tensor.parts[index].began, payload.size_bytes());
         } catch (...) {
           failed = std::current_exception();
         }
@@ -211,6 +213,7 @@ void EngineThread::encode_on_device(Tensor& tensor, std::size_t index) {
   };
   pool_.submit(priority, [this, &tensor, index, take] {
     const auto begin = Clock::now();
+    tensor.parts[index].began = begin;
     const Operation& operation = *tensor.current;
     try {
       tensor.on_device->encode(tensor.device_round(), tensor.parts[index].part, operation.in,
@@ -225,7 +228,9 @@ void EngineThread::encode_on_device(Tensor& tensor, std::size_t index) {
 /// Runs in the pool.
 void EngineThread::decode_on_device(Tensor& tensor, std::size_t index, const Frame& frame) {
   const auto begin = Clock::now();
-  const auto end = [this, &tensor](std::shared_ptr<void> used, std::exception_ptr error) {
+  const auto end = [this, &tensor, index, begin](std::shared_ptr<void> used, std::exception_ptr error) {
+    const auto bytes = tensor.parts[index].part.count * sizeof(float);
+    if (tracer_.is_on() && !error) note(Stage::kDecode, tensor, index, begin, bytes);
     loop_->post([this, &tensor, used = std::move(used), error] { job_done(tensor, error); });
   };
   const Operation& operation = *tensor.current;

@@ -53,6 +53,8 @@ void Hierarchy::start(EngineThread& uplink) {
     ServerOptions options;
     options.credit_bytes = options_.credit_bytes;
     options.fusion_bytes = options_.fusion_bytes;
+    options.trace = options_.trace;
+    options.tier = Tier::kHost;
     options.contributors = transport::host_of(link_.hosts, leader_);
     options.upstream = [relay = relay_.get()](transport::Frame sum) { relay->take(std::move(sum)); };
     server_ = std::make_unique<Server>(std::move(link_.server), options);
@@ -61,6 +63,7 @@ void Hierarchy::start(EngineThread& uplink) {
   EngineThread::Rounds rounds;
   rounds.servers_in_workers = true;
   rounds.contributors = 1;  // answers are dense
+  rounds.tier = Tier::kHost;
   rounds.on_failure = [this](const std::exception_ptr& error) { fail_job(error); };
   rounds_ = std::make_unique<EngineThread>(*link_.worker, options_, rounds);
   if (early_failure_) rounds_->fail(early_failure_);

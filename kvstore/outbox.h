@@ -14,6 +14,7 @@
 
 #include "fusion/send_queue.h"
 #include "kvstore/loop.h"
+#include "kvstore/trace.h"
 #include "transport/messenger.h"
 
 namespace gradwire::kvstore {
@@ -26,7 +27,7 @@ class Outbox {
   };
   /// Peers are role's ranks 0 .. peers-1; first is the one favoured first.
   Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, transport::Role role,
-         std::uint32_t peers, std::uint32_t first, Limits limits);
+         std::uint32_t peers, std::uint32_t first, Limits limits, Tracer tracer = {});
 
   /// Queues a frame to peer `rank`; header.priority orders it.
   void add(std::uint32_t rank, transport::Frame frame);
@@ -36,7 +37,15 @@ class Outbox {
   bool empty() const { return frames_.empty() && local_.empty(); }
 
  private:
-  transport::Frame metered(std::uint32_t rank, transport::Frame frame);
+  /// A frame, and since when it has been here: the epoch while nothing is traced.
+  struct Waiting {
+    transport::Frame frame;
+    TraceClock::time_point since;
+  };
+  /// What is noted of a frame that has left the queue: its send's span, to be ended.
+  Span leave_queue(std::uint32_t rank, const Waiting& waiting) const;
+  void send_local();
+  transport::Frame metered(std::uint32_t rank, transport::Frame frame, const Span& send);
 
   transport::Messenger& messenger_;
   std::shared_ptr<Loop> loop_;  // owners: the Outbox's owner and payloads still in the socket
@@ -44,8 +53,9 @@ class Outbox {
   std::optional<transport::Node> local_peer_;
   Limits limits_;
   std::shared_ptr<fusion::SendQueue> queue_;  // owners: this; release tasks hold it weakly
-  std::unordered_map<std::uint64_t, transport::Frame> frames_;
-  std::vector<transport::Frame> local_;
+  Tracer tracer_;
+  std::unordered_map<std::uint64_t, Waiting> frames_;
+  std::vector<Waiting> local_;
   std::uint64_t next_id_ = 0;
 };
 

@@ -9,9 +9,11 @@
 #include <utility>
 
 #include "kvstore/aggregator.h"
+#include "kvstore/clock_probe.h"
 #include "kvstore/loop.h"
 #include "kvstore/mailbox.h"
 #include "kvstore/outbox.h"
+#include "kvstore/server_trace.h"
 #include "kvstore/ticket.h"
 
 namespace gradwire::kvstore {
@@ -51,16 +53,22 @@ struct Server::End {
 class Server::Shard {
  public:
   Shard(transport::Messenger& messenger, const ServerOptions& options)
-      : aggregator_(make_aggregator(messenger, options)),
+      : trace_(Tracer(options.trace, options.tier)),
+        aggregator_(make_aggregator(messenger, options)),
         mailbox_(messenger.world().workers),
         outbox_(messenger, loop_, Role::kWorker, messenger.world().workers, messenger.self().rank,
-                {options.credit_bytes, options.fusion_bytes}),
-        thread_([this] { run(); }) {}
+                {options.credit_bytes, options.fusion_bytes}, trace_.tracer()) {
+    if (options.trace)
+      aggregator_.set_watch([this](auto moment, const auto& push) { trace_.on(moment, push); });
+    thread_ = std::jthread([this] { run(); });
+  }
 
   ~Shard() { loop_->stop(); }
 
   void post(Node from, std::vector<Frame> frames) {
-    loop_->post([this, rank = from.rank, frames = std::move(frames)]() mutable {
+    const auto arrived = trace_.tracer().now();
+    loop_->post([this, rank = from.rank, frames = std::move(frames), arrived]() mutable {
+      trace_.arrived(arrived, rank);
       for (Frame& frame : frames) {
         if (Mailbox::takes(frame.header.kind)) {
           mailbox_.handle(rank, std::move(frame), answers_);
@@ -117,6 +125,7 @@ class Server::Shard {
   }
 
   std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket
+  ServerTrace trace_;
   Aggregator aggregator_;
   Mailbox mailbox_;
   std::vector<Aggregator::Answer> answers_;
@@ -127,7 +136,7 @@ class Server::Shard {
 };
 
 Server::Server(std::unique_ptr<transport::Messenger> messenger, const ServerOptions& options)
-    : messenger_(std::move(messenger)), end_(std::make_unique<End>()) {
+    : messenger_(std::move(messenger)), trace_(options.trace), end_(std::make_unique<End>()) {
   if (options.threads == 0) throw std::invalid_argument("Server: threads=0, expected at least 1");
   for (unsigned i = 0; i < options.threads; ++i)
     shards_.push_back(std::make_unique<Shard>(*messenger_, options));
@@ -179,6 +188,7 @@ void Server::answer(Frame frame) {
 
 void Server::on_frames(Node from, std::vector<Frame> frames) {
   if (from.role != Role::kWorker) return;  // servers take requests from workers only
+  if (frames.front().header.kind == Kind::kClock) return tell_time_to(from, frames.front().header);
   if (shards_.size() == 1) return shards_[0]->post(from, std::move(frames));
   std::vector<std::vector<Frame>> by_shard(shards_.size());
   for (Frame& frame : frames) {
@@ -190,6 +200,19 @@ void Server::on_frames(Node from, std::vector<Frame> frames) {
   }
   for (std::size_t i = 0; i < shards_.size(); ++i) {
     if (!by_shard[i].empty()) shards_[i]->post(from, std::move(by_shard[i]));
+  }
+}
+
+/// At once, on the thread that heard the question: every queue on the way would count as distance of the
+/// clocks.
+void Server::tell_time_to(Node worker, const transport::FrameHeader& asked) {
+  const auto now = TraceClock::now();
+  std::vector<Frame> frames;
+  frames.push_back(tell_time(asked, trace_ ? trace_->told(now) : now));
+  try {
+    messenger_->send(worker, std::move(frames));
+  } catch (
+      const transport::TransportError&) {  // NOLINT(bugprone-empty-catch): the job is over; who asks gives up
   }
 }
 

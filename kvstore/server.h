@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "kvstore/trace.h"
 #include "transport/messenger.h"
 
 namespace gradwire::kvstore {
@@ -28,6 +29,8 @@ struct ServerOptions {
   /// Takes each round's sum, on an aggregator thread, and has it answered by Server::answer(). Empty: the sum
   /// is the answer.
   std::function<void(transport::Frame sum)> upstream{};
+  std::shared_ptr<Trace> trace{};  ///< where spans are noted; none: nowhere. Owners: Trace's (trace.h)
+  Tier tier = Tier::kJob;          ///< of those spans
 };
 
 class Server final : private transport::Sink {
@@ -47,6 +50,8 @@ class Server final : private transport::Sink {
   /// Answers the round whose sum was given to upstream; the frame has that one's key, offset and step.
   void answer(transport::Frame frame);
 
+  transport::Node self() const { return messenger_->self(); }
+  transport::World world() const { return messenger_->world(); }
   std::vector<transport::PeerCounters> counters() const { return messenger_->counters(); }
 
  private:
@@ -54,9 +59,11 @@ class Server final : private transport::Sink {
   void on_frames(transport::Node from, std::vector<transport::Frame> frames) override;
   void on_failure(const std::string& text) override;
   void on_goodbye(transport::Node peer) override;
+  void tell_time_to(transport::Node worker, const transport::FrameHeader& asked);
 
   struct End;
   std::unique_ptr<transport::Messenger> messenger_;
+  const std::shared_ptr<Trace> trace_;
   std::unique_ptr<End> end_;
   std::vector<std::unique_ptr<Shard>> shards_;
 };

@@ -11,12 +11,14 @@
 #include <string>
 
 #include "kvstore/server.h"
+#include "kvstore/trace_file.h"
 #include "transport/zmq_messenger.h"
 
 namespace {
 
 using gradwire::kvstore::Server;
 using gradwire::kvstore::ServerOptions;
+using gradwire::kvstore::Trace;
 using gradwire::transport::Role;
 using gradwire::transport::ZmqOptions;
 
@@ -29,6 +31,7 @@ struct Arguments {
   double rendezvous_timeout = 60;
   double liveness_timeout = 5;
   int announce = -1;
+  std::string timeline;
   std::string log_level = "warning";
 };
 
@@ -70,6 +73,8 @@ void declare(CLI::App& app, Arguments& a) {
   app.add_option("--announce", a.announce,
                  "file descriptor to write the scheduler's endpoint to, then close");
   app.add_option("--host-id", a.zmq.host, "name of this host, where several share one machine");
+  app.add_option("--timeline", a.timeline,
+                 "server: folder to which its part of the job's timeline is written");
   app.add_option("--log-level", a.log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
       ->capture_default_str();
@@ -82,6 +87,27 @@ void announce(int descriptor, const std::string& endpoint) {
     spdlog::error("could not write the endpoint to file descriptor {}", descriptor);
   }
   ::close(descriptor);
+}
+
+/// Runs the server to the job's end, however that comes, and leaves its part of the timeline.
+void serve_traced(Arguments& a) {
+  a.server.trace = std::make_shared<Trace>();
+  a.server.trace->start();
+  Server server(gradwire::transport::connect_zmq(a.zmq), a.server);
+  std::exception_ptr failure;
+  try {
+    server.wait();
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  try {
+    spdlog::info("wrote {}",
+                 gradwire::kvstore::write_trace(a.timeline, *a.server.trace,
+                                                {server.self(), server.world(), false, "server"}));
+  } catch (const std::exception& error) {  // the job is none the worse for it
+    spdlog::error("{}", error.what());
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 void run(Arguments& a) {
@@ -98,6 +124,7 @@ void run(Arguments& a) {
     scheduler.wait();
     return;
   }
+  if (!a.timeline.empty()) return serve_traced(a);
   Server server(gradwire::transport::connect_zmq(a.zmq), a.server);
   server.wait();
 }

@@ -12,6 +12,21 @@ struct Ticket::State {
   bool done = false;
   std::exception_ptr error;
   std::function<void(std::exception_ptr)> next;
+  struct Wait {
+    Tracer tracer;
+    Span span;
+  };
+  std::unique_ptr<Wait> wait;  ///< that is to be noted
+
+  void begin_wait() const {
+    if (wait && wait->span.begin == TraceClock::time_point()) wait->span.begin = TraceClock::now();
+  }
+  void end_wait() {
+    if (!wait) return;
+    wait->span.end = TraceClock::now();
+    if (wait->tracer.is_on()) wait->tracer.add(wait->span);
+    wait.reset();
+  }
 
   void finish(const std::exception_ptr& with) {
     std::function<void(std::exception_ptr)> then;
@@ -41,7 +56,9 @@ bool Ticket::failed() const {
 
 bool Ticket::wait_for(std::chrono::milliseconds timeout) const {
   std::unique_lock lock(state_->mutex);
+  state_->begin_wait();
   if (!state_->changed.wait_for(lock, timeout, [this] { return state_->done; })) return false;
+  state_->end_wait();
   if (state_->error) std::rethrow_exception(state_->error);
   return true;
 }
@@ -62,6 +79,18 @@ void Ticket::then(std::function<void(std::exception_ptr)> next) const {
     error = state_->error;
   }
   next(error);
+}
+
+void Ticket::note_wait(const Tracer& tracer, const Span& span) const {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->wait) {
+    const auto begin = state_->wait->span.begin;
+    state_->wait->tracer = tracer;
+    state_->wait->span = span;
+    state_->wait->span.begin = begin;
+  } else if (!state_->done) {
+    state_->wait = std::make_unique<State::Wait>(State::Wait{tracer, span});
+  }
 }
 
 void Ticket::succeed() const { state_->finish(nullptr); }

@@ -9,6 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "kvstore/trace.h"
+
 namespace gradwire::kvstore {
 
 /// What an operation's error says, for those on other ranks.
@@ -29,6 +31,10 @@ class Ticket {
   /// Calls next once, when done, on the thread that finishes, or here if it is done; with the error or null.
   /// next must return at once and not throw. At most one.
   void then(std::function<void(std::exception_ptr)> next) const;
+
+  /// Notes, as a span like this one, for how long the first to wait is blocked, if it was not done before.
+  /// What is given again replaces that, but for the begin of a wait.
+  void note_wait(const Tracer& tracer, const Span& span) const;
 
   /// Engine's end. The first of the two calls wins.
   void succeed() const;

@@ -62,6 +62,8 @@ enum class Kind : std::uint8_t {
   kLetter = 45,     ///< server -> worker: those bytes; answered by kReceipt
   kReceipt = 46,    ///< worker -> server: they are here
   kDelivered = 47,  ///< server -> worker: all whom it was for have what you posted
+  kClock = 48,      ///< worker -> server: what time is it there? answered by kTime
+  kTime = 49,       ///< server -> worker: it is this
 };
 
 /// Whether a frame is the transport's own. Its payload always has a checksum, and is compared with it on

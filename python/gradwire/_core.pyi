@@ -378,11 +378,35 @@ class Engine:
         Bytes and frames at the socket since the start, all peers together; and bytes that have crossed between the host and its devices.
         """
 
+    def pushed(self) -> tuple[int, int]:
+        """Bytes that this worker has pushed: as float32, and encoded."""
+
+    def stage_seconds(self) -> dict:
+        """
+        Seconds that each stage of all partitions has taken here while they were traced.
+        """
+
     def codec_seconds(self) -> float: ...
 
     def take_nonfinite(self) -> bool: ...
 
     def take_notices(self) -> list[str]: ...
+
+    def start_timeline(self) -> None:
+        """Notes from now on what happens to every partition here."""
+
+    def stop_timeline(self) -> None:
+        """Notes no more, but how long what is on the wire takes."""
+
+    def read_clocks(self, seconds: float) -> None:
+        """
+        Compares the servers' clocks with this one's, in at most so many seconds.
+        """
+
+    def write_timeline(self, folder: str, store: str) -> str | None:
+        """
+        Writes what was noted to folder and forgets it. Returns the file's path; None in a forked process. Also after close().
+        """
 
     def close(self) -> None:
         """Says goodbye and ends the threads. Idempotent."""

@@ -279,3 +279,54 @@ def _panel_row(bar: Bar, axis: Axis, y: float, form: Format) -> str:
     text = form(bar.value) + (f", {bar.note}" if bar.note else "")
     parts.append(_text(max(map(axis, bar.ends())) + 8, y + 12, text, colour=_INK))
     return "".join(parts)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """When something was under way: intervals from begin to end, on the axis of the chart. colour: an index."""
+
+    name: str
+    intervals: tuple[tuple[float, float], ...]
+    colour: int = 0
+
+
+def lane_chart(groups: Sequence[tuple[str, Sequence[Lane]]], x_label: str, x_format: Format) -> str:
+    """Draws lanes one under the other, in groups with a title each, over one axis that begins at 0.
+
+    Intervals that are less than half a pixel apart are drawn as one.
+    """
+    longest = max((len(lane.name) for _, lanes in groups for lane in lanes), default=0)
+    left, width, row_height, head = 20 + 7.0 * longest, 1100.0, 16.0, 24.0
+    most = max((end for _, lanes in groups for lane in lanes for _, end in lane.intervals), default=0.0)
+    axis = Axis(0.0, most or 1.0, left, width - 16)
+    body: list[str] = []
+    y = 4.0
+    for title, lanes in groups:
+        body.append(_text(6, y + 15, title, colour=_INK, extra='font-weight="600"'))
+        y += head
+        for lane in lanes:
+            body.append(_lane(lane, axis, y))
+            y += row_height
+        y += 8
+    for value in axis.ticks():
+        x = axis(value)
+        body.insert(0, f'<path d="M{x:.1f} 24V{y:.1f}" stroke="{_GRID}"/>')
+        body.append(_text(x, y + 14, x_format(value), "middle"))
+    body.append(_text((axis.start + axis.end) / 2, y + 32, x_label, "middle", _INK))
+    return _svg(width, y + 40, "; ".join(title for title, _ in groups), body)
+
+
+def _lane(lane: Lane, axis: Axis, y: float) -> str:
+    drawn: list[list[float]] = []
+    for begin, end in sorted(lane.intervals):
+        start, stop = axis(begin), max(axis(end), axis(begin) + 0.5)
+        if drawn and start - drawn[-1][1] < 0.5:
+            drawn[-1][1] = max(drawn[-1][1], stop)
+        else:
+            drawn.append([start, stop])
+    path = "".join(f"M{start:.1f} {y}H{stop:.1f}v11H{start:.1f}z" for start, stop in drawn)
+    colour = COLOURS[lane.colour % len(COLOURS)]
+    return (
+        _text(axis.start - 8, y + 10, lane.name, "end")
+        + f'<path d="{path}" fill="{colour}"><title>{html.escape(lane.name)}</title></path>'
+    )

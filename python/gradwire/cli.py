@@ -39,6 +39,9 @@ app = typer.Typer(
   gradwire ab -n 2 --arm none --arm 2bit:threshold=auto --bandwidth 100mbit --report report -- python train.py
     what compression gains and costs on your own job
 
+  gradwire run -n 2 -s 2 --timeline out.json python train.py && gradwire timeline out.json
+    where a step's time went
+
 Each command explains itself: gradwire run --help.""",
 )
 
@@ -77,6 +80,10 @@ def run(
         Path | None,
         typer.Option(metavar="DIR", help="Keep each process's output there too: worker-0.stdout."),
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Trace every partition on every rank: for gradwire timeline FILE."),
+    ] = None,
     ssh: Annotated[
         str, typer.Option("--ssh", metavar="CMD", help="ssh with options of its own: 'ssh -F cluster.conf'.")
     ] = "ssh",
@@ -112,11 +119,15 @@ def run(
       gradwire run -n 4 --env GRADWIRE_COMPRESSION=2bit:threshold=auto -- python -u train.py
 
       gradwire run -n 4 -s 2 --launcher ssh -H node1:2,node2:2 --sync-dst-dir job python train.py
+
+      gradwire run -n 2 -s 2 --timeline out.json python train.py && gradwire timeline out.json
     """
     from gradwire import launchers
     from gradwire.console import Prefixer, say
     from gradwire.output_folder import OutputFolder
+    from gradwire.timeline.recording import Recording
 
+    recording = None if timeline is None else Recording(timeline)
     options = {"GRADWIRE_HIERARCHY": hierarchy, "GRADWIRE_PLACEMENT": placement}
     request = launchers.Request(
         command=command,
@@ -124,7 +135,9 @@ def run(
         servers=servers,
         launcher=launcher,
         hosts=hosts,
-        env=_read_env(env or []) | {name: text for name, text in options.items() if text is not None},
+        env=_read_env(env or [])
+        | {name: text for name, text in options.items() if text is not None}
+        | ({} if recording is None else recording.environment),
         copy_to=copy_to,
         ssh=_read_ssh(ssh),
     )
@@ -138,8 +151,10 @@ def run(
                 keep(line)
 
         result = launchers.run(request, output, say)
+    is_traced = recording is None or recording.finish(say)
+    exit_code = result.exit_code or (0 if is_traced else 1)
     record = {
-        "exit_code": result.exit_code,
+        "exit_code": exit_code,
         "cause": result.cause,
         "wall_seconds": round(result.wall_seconds, 3),
         "failed_role": result.failed_role,
@@ -149,7 +164,7 @@ def run(
         "command": command,
     }
     write_json(record, json_file)
-    raise typer.Exit(result.exit_code)
+    raise typer.Exit(exit_code)
 
 
 def _read_env(pairs: list[str]) -> dict[str, str]:
@@ -233,6 +248,59 @@ def ab(
 
 
 app.command(context_settings=_TAKES_COMMAND)(plan)
+
+
+@app.command()
+def timeline(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Written by gradwire run --timeline; or a folder of parts.")
+    ],
+    step: Annotated[int | None, typer.Option(min=0, help="Look at this one. Unset: the mean of all.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw a step: a lane for each stage of each rank.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the trace of a folder of parts as one file.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Say where the steps of a traced job went.
+
+    A [bold]step[/bold] lasts until a key is pushed again. Of it, [bold]exposed[/bold] is when the caller was blocked
+    and waited for sums, [bold]compute[/bold] the rest; [bold]communication[/bold] is when at least one partition was on
+    its way, and [bold]hidden[/bold] the part of it that nobody waited for. A partition's stages on its worker are ready
+    (given, not begun), encode, queue (until priority and credit let it go), send, receive, decode; on its server
+    receive, sum, reply encode, reply queue, reply send. Of each: seconds of all spans together, and busy, when at
+    least one lasted. Clocks of all ranks are aligned, by asking each other the time at the beginning and the end.
+
+    The file itself opens at https://ui.perfetto.dev: a process per rank, a thread per stage, arrows from pushes to
+    sums to answers. Without gradwire run, set GRADWIRE_TIMELINE to a folder that all ranks share, and give that.
+
+    [bold]Examples[/bold]
+
+      gradwire run -n 2 -s 2 --timeline out.json python train.py
+
+      gradwire timeline out.json
+
+      gradwire timeline out.json --step 12 --svg step12.svg
+
+      GRADWIRE_TIMELINE=parts torchrun --nproc-per-node 4 train.py; gradwire timeline parts --out out.json
+    """
+    from rich.console import Console
+
+    from gradwire.timeline import command, picture
+    from gradwire.timeline.summary import summarise
+    from gradwire.timeline.trace_event import write_trace
+
+    loaded = command.load(file)
+    summary = summarise(loaded, step)
+    if json_file != "-":
+        command.show(summary, Console())
+    if svg is not None:
+        svg.write_text(picture.draw(loaded, step), encoding="utf-8")
+    if out is not None:
+        write_trace(loaded, out)
+    write_json(summary.record(), json_file)
 
 
 @app.command()

@@ -124,6 +124,8 @@ class Job:
     def _server_options(self, host_identity: str | None) -> list[str]:
         """What servers take from the settings, whoever starts them."""
         options = ["--streams", str(self.settings.streams), "--checksum", self.settings.checksum]
+        if self.settings.timeline is not None:
+            options += ["--timeline", self.settings.timeline]
         if self.settings.server_threads:
             options += ["--threads", str(self.settings.server_threads)]
         return [*options, "--host-id", host_identity] if host_identity else options

@@ -54,9 +54,12 @@ def serve(values: settings.Settings) -> None:
         raise ValueError(
             f"a {values.role} needs GRADWIRE_SCHEDULER (or DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT)"
         )
+    options = _node_options(values)
+    if values.timeline is not None:
+        options["timeline"] = values.timeline
     run = _core.run_scheduler if values.role == "scheduler" else _core.run_server
     try:
-        run(**_node_options(values))
+        run(**options)
     except ConnectionError as error:
         print(f"gradwire-{values.role}: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

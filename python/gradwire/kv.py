@@ -25,7 +25,7 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -35,6 +35,7 @@ from gradwire.backend import AbstractKVStore, register
 from gradwire.collectives import Collectives
 from gradwire.compress import Compression
 from gradwire.devices import DeviceSum, is_on_device, stream_of
+from gradwire.timeline.recorder import Recorder
 
 __all__ = ["AbstractKVStore", "KVStore", "create", "join", "joined", "register", "stores"]
 
@@ -186,6 +187,8 @@ class KVStore(AbstractKVStore):
         self.engine = engine
         self.unfinished: set[Callable[[], None]] = set()  # what close() is to end first, on this thread
         self.collectives = Collectives(engine)  # all_reduce, all_gather, ...: exact, of any arrays
+        traced = values.timeline is not None and not (self._is_local and values.is_in_a_job)
+        self._recorder = Recorder(engine, kind, str(values.timeline)) if traced else None
 
     # ---------------------------------------------------------------- what it is
 
@@ -395,6 +398,53 @@ class KVStore(AbstractKVStore):
 
     _barrier = barrier  # MXNet's name
 
+    def stats(self) -> dict[str, Any]:
+        """Returns what this worker's end of the store has done so far.
+
+        Returns: bytes_raw: pushed, as float32; bytes_encoded: the payloads made of them; ratio: how many times smaller
+            those are; bytes_sent, bytes_received: at the sockets, headers and what is no gradient included;
+            codec_seconds: of all threads that encode and decode; stage_seconds: of all partitions in each stage
+            (`gradwire timeline --help`), while they were traced (GRADWIRE_TIMELINE or timeline()), else 0. Of servers
+            those that live in this process.
+        """
+        raw, encoded = self.engine.pushed()
+        counters = self.engine.counters()
+        return {
+            "bytes_raw": raw,
+            "bytes_encoded": encoded,
+            "ratio": raw / encoded if encoded else None,
+            "bytes_sent": counters["bytes_sent"],
+            "bytes_received": counters["bytes_received"],
+            "codec_seconds": self.engine.codec_seconds(),
+            "stage_seconds": self.engine.stage_seconds(),
+        }
+
+    @contextlib.contextmanager
+    def timeline(self, folder: str) -> Iterator[None]:
+        """Traces what every partition goes through meanwhile: on every rank, with the same folder, around some steps.
+
+        `gradwire timeline FOLDER` shows it. Servers of their own are traced only in a job that was started with
+        `gradwire run --timeline` (GRADWIRE_TIMELINE), which traces all of it.
+
+        Args:
+            folder: to which this rank writes its part when it is over; made if it is not there.
+
+        Raises:
+            RuntimeError: all of the job is traced already.
+        """
+        if self._recorder is not None:
+            raise RuntimeError(
+                "timeline: this store is traced already, by GRADWIRE_TIMELINE or another timeline()"
+            )
+        self._recorder = Recorder(self.engine, self._kind, folder)
+        try:
+            yield
+        finally:
+            recorder, self._recorder = self._recorder, None
+            if recorder is not None:  # else the store was closed meanwhile
+                recorder.stop()
+                recorder.write()
+
     def close(self) -> None:
         """Ends what is under way, and leaves the job cleanly. Called at exit for stores still open.
 
@@ -408,7 +458,12 @@ class KVStore(AbstractKVStore):
                 leaving.callback(finish)
 
     def _leave(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.stop()
         self.engine.close()
+        if recorder is not None:
+            recorder.write()
         began = time.monotonic()
         pause = 5.0
         while not self.engine.outlast(pause) and time.monotonic() - began < self._settings.slow_abort:

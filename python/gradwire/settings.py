@@ -252,6 +252,12 @@ class Settings:
     step_profile: str | None = _setting(
         _text, None, "file to which the layers' times are written; given by `gradwire plan -- CMD`"
     )
+    timeline: str | None = _setting(
+        _text,
+        None,
+        "folder to which every process writes what its partitions went through, for `gradwire timeline FOLDER`; given "
+        "by `gradwire run --timeline`",
+    )
     seed: int | None = _setting(
         _integer(0), None, "random seed for the script to use; given by `gradwire ab`"
     )
@@ -333,6 +339,11 @@ class Settings:
     server_program: str | None = _setting(
         _text, None, "the gradwire-server program; unset: beside the gradwire command, or on PATH"
     )
+
+    @property
+    def is_in_a_job(self) -> bool:
+        """Whether anything says where other processes of a job are met."""
+        return self.scheduler is not None or self.master is not None
 
     def __post_init__(self) -> None:
         count = {"worker": self.num_workers, "server": self.num_servers}.get(self.role)

@@ -3,6 +3,7 @@
 #include "kvstore/engine.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -13,6 +14,7 @@
 
 #include "compress/cuda_devices.h"
 #include "compress/simd_target.h"
+#include "kvstore/trace_file.h"
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
 #include "transport/inproc.h"
@@ -56,6 +58,14 @@ bool wait_interruptibly(double seconds, const Poll& poll) {
   }
 }
 
+// Off until somebody starts it. clock_offset: seconds that this process's clock is to be wrong by, for tests.
+std::shared_ptr<kvstore::Trace> trace_of(const nb::kwargs& given) {
+  kvstore::TraceOptions options;
+  if (given.contains("clock_offset"))
+    options.clock_offset = from_seconds(nb::cast<double>(given["clock_offset"]));
+  return std::make_shared<kvstore::Trace>(options);
+}
+
 // One keyword per setting; names are those of gradwire.settings.
 EngineOptions engine_options(const nb::kwargs& given) {
   EngineOptions options;
@@ -75,6 +85,7 @@ EngineOptions engine_options(const nb::kwargs& given) {
   take_seconds("slow_warning", options.slow_warning);
   take_seconds("slow_abort", options.slow_abort);
   take_seconds("retry_timeout", options.retry_timeout);
+  options.trace = trace_of(given);
   return options;
 }
 
@@ -202,13 +213,27 @@ std::unique_ptr<PyEngine> local_engine(const nb::kwargs& given) {
 
 void run_server(const nb::kwargs& given) {
   const auto zmq = zmq_options(transport::Role::kServer, given);
+  const std::string timeline = given.contains("timeline") ? nb::cast<std::string>(given["timeline"]) : "";
+  kvstore::ServerOptions options;
+  options.trace = trace_of(given);
+  if (!timeline.empty()) options.trace->start();
   std::unique_ptr<kvstore::Server> server;
   {
     const InterruptEnds interrupt;
     const nb::gil_scoped_release release;
-    server = std::make_unique<kvstore::Server>(transport::connect_zmq(zmq), kvstore::ServerOptions());
+    server = std::make_unique<kvstore::Server>(transport::connect_zmq(zmq), options);
   }
-  wait_interruptibly(1e9, [&](milliseconds slice) { return server->wait_for(slice); });
+  const auto write_part = [&] {
+    if (timeline.empty()) return;
+    kvstore::write_trace(timeline, *options.trace, {server->self(), server->world(), false, "server"});
+  };
+  try {
+    wait_interruptibly(1e9, [&](milliseconds slice) { return server->wait_for(slice); });
+  } catch (const transport::TransportError&) {
+    write_part();
+    throw;
+  }
+  write_part();
   const nb::gil_scoped_release release;
   server.reset();
 }
@@ -429,9 +454,40 @@ void bind_engine(nb::module_& module) {
       .def("counters", &counters,
            "Bytes and frames at the socket since the start, all peers together; and bytes that have crossed "
            "between the host and its devices.")
+      .def(
+          "pushed",
+          [](PyEngine& s) {
+            const kvstore::PushedBytes pushed = s.engine().pushed();
+            return std::pair(pushed.raw, pushed.encoded);
+          },
+          "Bytes that this worker has pushed: as float32, and encoded.")
+      .def(
+          "stage_seconds",
+          [](PyEngine& s) {
+            nb::dict out;
+            const auto times = s.engine().trace().stage_times();
+            for (std::size_t stage = 0; stage < times.size(); ++stage) {
+              const std::string_view name = kvstore::name_of(static_cast<kvstore::Stage>(stage));
+              out[nb::str(name.data(), name.size())] = std::chrono::duration<double>(times[stage]).count();
+            }
+            return out;
+          },
+          "Seconds that each stage of all partitions has taken here while they were traced.")
       .def("codec_seconds", [](PyEngine& s) { return s.engine().codec_seconds(); })
       .def("take_nonfinite", [](PyEngine& s) { return s.engine().take_nonfinite(); })
       .def("take_notices", [](PyEngine& s) { return s.engine().take_notices(); })
+      .def(
+          "start_timeline", [](PyEngine& s) { s.engine().trace().start(); },
+          "Notes from now on what happens to every partition here.")
+      .def("stop_timeline", &PyEngine::stop_timeline,
+           "Notes no more, but how long what is on the wire takes.")
+      .def(
+          "read_clocks", [](PyEngine& s, double seconds) { s.read_clocks(from_seconds(seconds)); },
+          "seconds"_a, Release(), "Compares the servers' clocks with this one's, in at most so many seconds.")
+      .def("write_timeline", &PyEngine::write_timeline, "folder"_a, "store"_a, Release(),
+           "Writes what was noted to folder and forgets it. Returns the file's path; None in a forked "
+           "process. Also "
+           "after close().")
       .def("close", &PyEngine::close, "Says goodbye and ends the threads. Idempotent.")
       .def(
           "outlast",

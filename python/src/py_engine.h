@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -56,7 +57,8 @@ class PyEngine {
       : scheduler_(std::move(scheduler)),
         engine_(std::make_unique<kvstore::Engine>(
             std::move(pair.worker), options,
-            std::make_unique<kvstore::Server>(std::move(pair.server), kvstore::ServerOptions()),
+            std::make_unique<kvstore::Server>(std::move(pair.server),
+                                              kvstore::ServerOptions{.trace = options.trace}),
             connect_host)) {}
   /// Where a library sums; scheduler: likewise.
   PyEngine(std::unique_ptr<transport::Messenger> control, std::unique_ptr<transport::Collective> sums,
@@ -122,6 +124,21 @@ class PyEngine {
     kept_.clear();
     failed_.clear();
     slots_.reset();
+  }
+
+  // Of the timeline. In a forked process, which has none, they do nothing.
+
+  void stop_timeline() {
+    if (!is_inherited()) engine_->trace().stop();
+  }
+  /// Reads the servers' clocks, if anybody is there to answer.
+  void read_clocks(std::chrono::milliseconds timeout) {
+    if (!is_inherited()) engine_->read_clocks(timeout);
+  }
+  /// Returns the path of this process's part.
+  std::optional<std::string> write_timeline(const std::string& folder, const std::string& store) {
+    if (is_inherited()) return std::nullopt;
+    return engine_->write_trace(folder, store);
   }
 
   /// Waits until nobody needs what this process serves for the whole job.

@@ -5,6 +5,9 @@
 With sums_of=0,1/2,3 rank 0 pushes, instead of its own gradients, the sums of those of ranks 0 and 1, and rank 1
 those of ranks 2 and 3: what hosts push whose workers sum first.
 
+With die=1 worker 1 ends in the third step; with clocks_apart=0.05 the clock that a worker traces by is 50 ms times its
+rank ahead.
+
 Codecs are run one after the other, each on keys of its own. In the third step it says that it is running, and rank 0
 then sleeps, if asked to, with Python's global lock held.
 """
@@ -23,6 +26,7 @@ from pathlib import Path
 import gradwire
 import gradwire.settings
 import numpy as np
+from gradwire import joining
 
 OPTIONS = {
     "store": "dist_sync",
@@ -33,6 +37,8 @@ OPTIONS = {
     "sleep": "0",
     "sizes": "small",
     "sums_of": "",
+    "die": "",
+    "clocks_apart": "0",
 }
 SIZES = {
     "small": {"bias": (7,), "weight": (61, 83), "head": (10, 999)},
@@ -75,6 +81,8 @@ def train(store: gradwire.kv.KVStore, codec: str, options: dict[str, str]) -> st
         for value in sums.values():
             digest.update(value.tobytes())
         if step == 2:
+            if options["die"] == str(store.rank):
+                os._exit(3)  # with nothing said and nothing written
             (folder / f"worker{store.rank}.running").touch()
             if float(options["sleep"]) and store.rank == 0:
                 ctypes.PyDLL(None).usleep(int(float(options["sleep"]) * 1e6))  # PyDLL keeps the lock
@@ -86,11 +94,18 @@ def write_pid(rank: int) -> None:
     (Path(os.environ["TEST_FOLDER"]) / f"worker{rank}.pid").write_text(str(os.getpid()))
 
 
+def set_clock(apart: float) -> None:
+    """Has the engine that is opened next trace by a clock that is wrong, as on another machine."""
+    options_of = joining._engine_options
+    joining._engine_options = lambda values: options_of(values) | {"clock_offset": apart * (values.rank or 0)}
+
+
 def main() -> None:
     options = OPTIONS | dict(word.split("=", 1) for word in sys.argv[1:])
     rank = gradwire.settings.read().rank
     if rank is not None:
         write_pid(rank)
+    set_clock(float(options["clocks_apart"]))
     store = gradwire.kv.create(options["store"])
     write_pid(store.rank)  # over MPI it is not known before
     hashes = {codec: train(store, codec, options) for codec in options["codecs"].split(";")}

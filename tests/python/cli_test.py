@@ -52,7 +52,7 @@ def test_help_teaches() -> None:
         assert words in done.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "ab", "plan", "doctor", "version"])
+@pytest.mark.parametrize("command", ["run", "ab", "plan", "timeline", "doctor", "version"])
 def test_every_command_has_help_and_json(command: str) -> None:
     done = gradwire(command, "--help")
     assert done.returncode == 0

@@ -30,7 +30,7 @@ def default_store() -> kv.KVStore:
         return store
     if _default is None or not is_open(_default):
         here = settings.read()
-        alone = here.scheduler is None and here.master is None
+        alone = not here.is_in_a_job
         if alone and here.num_workers > 1:
             raise ValueError(
                 f"gradwire.torch: the environment says {here.num_workers} workers and not where they meet, so each "

@@ -1,0 +1,130 @@
+"""`gradwire timeline`: reads a timeline, and shows where its steps went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from gradwire.timeline.merge import merge_folder
+from gradwire.timeline.span import Timeline
+from gradwire.timeline.summary import RankTime, Summary
+from gradwire.timeline.trace_event import read_trace
+from gradwire.units import format_bytes, format_duration
+
+
+def load(path: Path) -> Timeline:
+    """Reads a timeline, or merges a folder of parts.
+
+    Raises:
+        ValueError: it is neither; says what was expected.
+        OSError: it cannot be read.
+    """
+    if not path.exists():
+        raise FileNotFoundError(
+            f"timeline: there is no {path}: expected a file that `gradwire run --timeline FILE` wrote, or a folder of "
+            "parts (GRADWIRE_TIMELINE)"
+        )
+    return merge_folder(path) if path.is_dir() else read_trace(path)
+
+
+def show(summary: Summary, console: Console) -> None:
+    """Prints the tables and, under them, what they mean."""
+    console.print(_workers_table(summary))
+    console.print(_stages_table(summary))
+    for text in [*conclusions(summary), *reservations(summary.timeline)]:
+        console.print(text, highlight=False, soft_wrap=True)
+
+
+def _workers_table(summary: Summary) -> Table:
+    what = f"step {summary.step}" if summary.step is not None else "a step"
+    table = Table(box=SIMPLE_HEAD, title=f"Where {what} went", title_justify="left")
+    table.add_column("rank")
+    for title in ("steps", "a step", "compute", "exposed", "communication", "hidden", "codec"):
+        table.add_column(title, justify="right")
+    for rank in summary.workers:
+        hidden = "-" if rank.hidden_share is None else f"{100 * rank.hidden_share:.0f} %"
+        table.add_row(
+            f"worker {rank.rank}",
+            str(rank.steps),
+            *(_seconds(rank.step), _share(rank.compute, rank), _share(rank.exposed, rank)),
+            *(_seconds(rank.communication), hidden, _seconds(rank.codec)),
+        )
+    return table
+
+
+def _stages_table(summary: Summary) -> Table:
+    table = Table(box=SIMPLE_HEAD, title="Stages, per step", title_justify="left")
+    table.add_column("rank")
+    table.add_column("stage")
+    for title in ("spans", "bytes", "seconds", "busy", "of the step"):
+        table.add_column(title, justify="right")
+    for rank in summary.ranks:
+        for index, stage in enumerate(rank.stages):
+            table.add_row(
+                f"{rank.role} {rank.rank}" if index == 0 else "",
+                stage.stage,
+                f"{stage.spans:.3g}",
+                format_bytes(stage.bytes) if stage.stage != "wait" else "-",
+                format_duration(stage.seconds),
+                format_duration(stage.busy),
+                f"{100 * stage.share:.0f} %",
+            )
+        table.add_section()
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else format_duration(value)
+
+
+def _share(value: float | None, rank: RankTime) -> str:
+    if value is None or not rank.step:
+        return "-"
+    return f"{format_duration(value)} ({100 * value / rank.step:.0f} %)"
+
+
+def conclusions(summary: Summary) -> list[str]:
+    """Says in words who and what was slowest."""
+    texts = []
+    if (late := summary.waiting_for) is not None:
+        texts.append(
+            f"Slowest rank: worker {late.worker}. It came last with {100 * late.share:.0f} % of the partitions; for "
+            f"{format_duration(late.seconds)} a step some of them lacked it alone."
+        )
+    if (longest := summary.longest_tensor) is not None:
+        texts.append(
+            f"Longest tensor: {longest.key} ({format_bytes(longest.bytes)}), {format_duration(longest.seconds)} from "
+            f"ready to decoded on worker {longest.worker}, most of it in: {longest.stage}."
+        )
+    return texts
+
+
+def reservations(timeline: Timeline) -> list[str]:
+    """Says what the timeline does not show."""
+    texts = []
+    if timeline.missing:
+        texts.append(
+            f"Missing: {_listed(timeline.missing)} left no part (killed, or on a host whose files are not here)."
+        )
+    if timeline.unaligned:
+        texts.append(
+            f"Not aligned: the clock of {_listed(timeline.unaligned)} could not be compared with the others'."
+        )
+    for process, count in timeline.dropped.items():
+        texts.append(
+            f"Dropped: {count} spans of {process}, whose memory for them was full; trace fewer steps."
+        )
+    if timeline.clock_error > 1e-3:
+        error = format_duration(timeline.clock_error)
+        texts.append(
+            f"Clocks: some effect stands {error} before its cause; compare ranks no closer than that."
+        )
+    return texts
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,85 @@
+"""Makes one timeline of the parts that the processes of a job have written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gradwire.timeline.clocks import align
+from gradwire.timeline.part import Part, read_part
+from gradwire.timeline.span import Process, Span, Timeline
+
+# What cannot begin before what: on two processes, so that a wrong clock shows.
+_CAUSES = (("send", "server receive"), ("reply send", "receive"))
+
+
+def merge_folder(folder: Path) -> Timeline:
+    """Merges every part in a folder.
+
+    Raises:
+        ValueError: there is none, one is damaged, or they are of several jobs.
+    """
+    paths = sorted(folder.glob("*.jsonl"))
+    if not paths:
+        raise ValueError(
+            f"timeline: no process has left a part in {folder}: expected worker-0.jsonl and so on, which a process "
+            "with a store (gradwire.kv.create) writes when it ends; one that was killed leaves none"
+        )
+    return merge([read_part(path) for path in paths])
+
+
+def merge(parts: Sequence[Part]) -> Timeline:
+    """Merges parts, of which some may be missing. Requires at least one.
+
+    Raises:
+        ValueError: they are of several jobs.
+    """
+    first = parts[0]
+    for part in parts:
+        if (part.workers, part.servers) != (first.workers, first.servers):
+            raise ValueError(
+                f"timeline: the parts are of several jobs: {first.process} of {first.workers} workers and "
+                f"{first.servers} servers, {part.process} of {part.workers} and {part.servers}; use a fresh folder"
+            )
+    to_reference, unaligned = align(parts)
+    keys = {known: name for part in parts for known, name in part.keys.items()}
+    spans = []
+    for part in parts:
+        translate = to_reference[part.process]
+        spans += [s._replace(begin=translate(s.begin), end=translate(s.end)) for s in part.spans(keys)]
+    spans.sort(key=lambda span: span.begin)
+    start = spans[0].begin if spans else 0
+    stores = [part.store for part in parts if part.process.role == "worker"]
+    return Timeline(
+        spans=[span._replace(begin=span.begin - start, end=span.end - start) for span in spans],
+        workers=first.workers,
+        servers=first.servers,
+        store=stores[0] if stores else "",
+        missing=[str(process) for process in _missing(parts)],
+        unaligned=[str(process) for process in unaligned],
+        dropped={str(part.process): part.dropped for part in parts if part.dropped},
+        clock_error=_clock_error(spans),
+    )
+
+
+def _missing(parts: Sequence[Part]) -> list[Process]:
+    expected = [Process("worker", rank) for rank in range(parts[0].workers)]
+    if not any(part.servers_in_workers for part in parts):
+        expected += [Process("server", rank) for rank in range(parts[0].servers)]
+    there = {part.process for part in parts}
+    return [process for process in expected if process not in there]
+
+
+def _clock_error(spans: Sequence[Span]) -> float:
+    """Returns by how many seconds an effect begins before its cause, at worst."""
+    causes: dict[tuple[object, ...], int] = {}
+    for span in spans:
+        for cause, effect in _CAUSES:
+            if span.stage == cause:
+                causes.setdefault((effect, span.process.rank, span.peer, *span.round_id), span.begin)
+    worst = 0
+    for span in spans:
+        cause_begin = causes.get((span.stage, span.peer, span.process.rank, *span.round_id))
+        if cause_begin is not None:
+            worst = max(worst, cause_begin - span.begin)
+    return worst * 1e-9

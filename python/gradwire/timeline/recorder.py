@@ -1,0 +1,33 @@
+"""A process's own part of a timeline: begun when its store is opened, written when it is closed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradwire import _core
+
+_CLOCK_SECONDS = 2.0  # in which the servers' clocks are read, or not at all
+
+
+class Recorder:
+    """Traces one engine, from now on."""
+
+    def __init__(self, engine: _core.Engine, store: str, folder: str) -> None:
+        """folder: where the part will be; it is made if it is not there."""
+        self._engine, self._store, self._folder = engine, store, folder
+        engine.read_clocks(_CLOCK_SECONDS)
+        engine.start_timeline()
+
+    def stop(self) -> None:
+        """Ends the trace, while the servers are still there to tell their time."""
+        self._engine.stop_timeline()
+        self._engine.read_clocks(_CLOCK_SECONDS)
+
+    def write(self) -> None:
+        """Writes the part. One that cannot be written costs the job nothing but the part, which is said."""
+        try:
+            self._engine.write_timeline(self._folder, self._store)
+        except RuntimeError as error:
+            print(f"gradwire: {error}", file=sys.stderr, flush=True)
