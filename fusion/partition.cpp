@@ -23,6 +23,12 @@ std::vector<Partition> cut(std::uint64_t elements, std::uint64_t unit_elements, 
   return partitions;
 }
 
+std::vector<Partition> cut_owned(std::uint64_t elements, std::uint64_t unit_elements,
+                                 const OwnedCut& limits) {
+  const std::uint64_t longest = std::max(limits.shortest_elements, elements / limits.least_pieces);
+  return cut(elements, unit_elements, std::min(limits.max_elements, longest));
+}
+
 std::vector<std::size_t> in_turns(std::span<const std::uint32_t> owners, std::uint32_t first) {
   std::map<std::uint32_t, std::size_t> seen;
   std::vector<std::size_t> turn(owners.size());

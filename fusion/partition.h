@@ -22,6 +22,18 @@ struct Partition {
 /// unit_elements is 0.
 std::vector<Partition> cut(std::uint64_t elements, std::uint64_t unit_elements, std::uint64_t max_elements);
 
+/// How what one server owns of a tensor is cut.
+struct OwnedCut {
+  std::uint64_t max_elements = std::uint64_t{1} << 18;
+  /// Into so many pieces, so that its push and its reply overlap on the wire;
+  std::uint64_t least_pieces = 4;
+  /// but into none shorter, since a frame costs the CPU some 50 microseconds on its way there and back.
+  std::uint64_t shortest_elements = std::uint64_t{1} << 17;
+};
+
+/// As cut(), of what one server owns.
+std::vector<Partition> cut_owned(std::uint64_t elements, std::uint64_t unit_elements, const OwnedCut& limits);
+
 /// The order in which to encode pieces that go to owners[i]: the first piece of every owner, then the second
 /// of every owner, and so on, so that all owners have work from the start; each turn begins with owner
 /// `first`, the others follow upwards and around. Indices into owners; pieces of one owner keep their order.

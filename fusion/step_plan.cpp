@@ -17,9 +17,8 @@ void add_parts(const std::vector<Shard>& shards, std::uint64_t elements, const P
     const std::uint64_t end = s + 1 < shards.size() ? shards[s + 1].begin : elements;
     const std::uint64_t owned = end - shards[s].begin;
     if (owned == 0) continue;
-    const std::uint64_t most = std::min(
-        limits.partition_elements, std::max(limits.shortest_piece_elements, owned / limits.least_pieces));
-    for (const Partition& piece : cut(owned, limits.unit_elements, most)) {
+    const OwnedCut rule{limits.partition_elements, limits.least_pieces, limits.shortest_piece_elements};
+    for (const Partition& piece : cut_owned(owned, limits.unit_elements, rule)) {
       plan.parts.push_back({key, shards[s].server, piece.count});
     }
   }

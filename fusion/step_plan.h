@@ -9,16 +9,19 @@
 #include <span>
 #include <vector>
 
+#include "fusion/partition.h"
+
 namespace gradwire::fusion {
 
 /// How tensors are fused, cut and placed.
 struct PlanLimits {
-  std::uint64_t partition_elements = 1U << 18;       ///< most in a part, rounded down to whole units
-  std::uint64_t unit_elements = 1U << 16;            ///< of the codec
-  std::uint64_t least_pieces = 4;                    ///< what a server owns of a tensor is cut into so many,
-  std::uint64_t shortest_piece_elements = 1U << 17;  ///< but for this into none shorter than so much
-  std::uint64_t shard_bound_elements = 1U << 17;     ///< from here on a tensor is cut over all servers
-  std::uint64_t fusion_bytes = 256U << 10;           ///< smaller tensors share a key; 0: never
+  std::uint64_t partition_elements =
+      OwnedCut{}.max_elements;             ///< most in a part, rounded down to whole units
+  std::uint64_t unit_elements = 1U << 16;  ///< of the codec
+  std::uint64_t least_pieces = OwnedCut{}.least_pieces;
+  std::uint64_t shortest_piece_elements = OwnedCut{}.shortest_elements;
+  std::uint64_t shard_bound_elements = 1U << 17;  ///< from here on a tensor is cut over all servers
+  std::uint64_t fusion_bytes = 256U << 10;        ///< smaller tensors share a key; 0: never
 };
 
 /// One or several layers that travel under one name.

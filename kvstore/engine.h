@@ -51,6 +51,9 @@ struct EngineOptions {
   std::shared_ptr<Trace> trace{};  ///< where spans are noted; none: nowhere. Owners: Trace's (trace.h)
 };
 
+/// What a Server in a worker's own process takes from that worker's options.
+ServerOptions hosted_server(const EngineOptions& options);
+
 /// Where a call's spans lie that are addresses of a device's memory. What `stream` (as in DeviceStream) has
 /// been given so far is waited for before they are touched; no thread blocks for that.
 struct OnDevice {

@@ -50,10 +50,7 @@ void Hierarchy::start(EngineThread& uplink) {
   uplink_ = &uplink;
   if (link_.server) {
     relay_ = std::make_unique<HostRelay>();
-    ServerOptions options;
-    options.credit_bytes = options_.credit_bytes;
-    options.fusion_bytes = options_.fusion_bytes;
-    options.trace = options_.trace;
+    ServerOptions options = hosted_server(options_);
     options.tier = Tier::kHost;
     options.contributors = transport::host_of(link_.hosts, leader_);
     options.upstream = [relay = relay_.get()](transport::Frame sum) { relay->take(std::move(sum)); };

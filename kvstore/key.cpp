@@ -20,12 +20,6 @@ namespace {
 
 constexpr char kSeparator = '\t';
 
-/// A run on one server is cut into at least this many pieces, so that its push and its reply overlap on the
-/// wire; but into none shorter than this, since a frame costs the CPU some 50 microseconds on its way there
-/// and back.
-constexpr std::uint64_t kLeastPieces = 4;
-constexpr std::uint64_t kShortestPiece = 2 * compress::kUnitElements;
-
 std::string describe(const KeySpec& key) {
   return fmt::format("'{}' {} ({})", key.name, key.dtype, fmt::join(key.shape, ", "));
 }
@@ -137,9 +131,8 @@ std::vector<std::vector<Part>> place_keys(std::span<const KeySpec> keys, std::ui
       const std::uint64_t begin = homes[k][s].begin;
       const std::uint64_t end = s + 1 < homes[k].size() ? homes[k][s + 1].begin : sizes[k].elements;
       if (end == begin) continue;
-      const std::uint64_t most =
-          std::min(partition_elements, std::max(kShortestPiece, (end - begin) / kLeastPieces));
-      for (const auto& piece : fusion::cut(end - begin, compress::kUnitElements, most)) {
+      const fusion::OwnedCut limits{.max_elements = partition_elements};
+      for (const auto& piece : fusion::cut_owned(end - begin, compress::kUnitElements, limits)) {
         placed[k].push_back({homes[k][s].server, begin + piece.offset, piece.count});
       }
     }

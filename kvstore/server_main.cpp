@@ -56,6 +56,14 @@ void declare(CLI::App& app, Arguments& a) {
   app.add_option("--threads", a.server.threads, "aggregator threads")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--credit-bytes", a.server.credit_bytes,
+                 "replies handed to a worker's socket at once; less lets urgent ones overtake more")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--fusion-bytes", a.server.fusion_bytes,
+                 "small replies travel together until a message holds this")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--streams", a.zmq.streams_per_peer, "connections between a worker and a server")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -124,6 +124,8 @@ class Job:
     def _server_options(self, host_identity: str | None) -> list[str]:
         """What servers take from the settings, whoever starts them."""
         options = ["--streams", str(self.settings.streams), "--checksum", self.settings.checksum]
+        options += ["--credit-bytes", str(self.settings.credit_bytes)]
+        options += ["--fusion-bytes", str(self.settings.fusion_bytes)]
         if self.settings.timeline is not None:
             options += ["--timeline", self.settings.timeline]
         if self.settings.server_threads:

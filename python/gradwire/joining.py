@@ -54,7 +54,10 @@ def serve(values: settings.Settings) -> None:
         raise ValueError(
             f"a {values.role} needs GRADWIRE_SCHEDULER (or DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT)"
         )
-    options = _node_options(values)
+    options = _node_options(values) | {
+        "credit_bytes": values.credit_bytes,
+        "fusion_bytes": values.fusion_bytes,
+    }
     if values.timeline is not None:
         options["timeline"] = values.timeline
     run = _core.run_scheduler if values.role == "scheduler" else _core.run_server

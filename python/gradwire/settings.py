@@ -303,7 +303,9 @@ class Settings:
         parse_size, 256 * 2**10, "small tensors are sent together up to this many fp32 bytes; 0: never"
     )
     credit_bytes: int = _setting(
-        _positive(parse_size, "4KiB"), 4 * 2**20, "encoded bytes that may be under way to one server"
+        _positive(parse_size, "4KiB"),
+        4 * 2**20,
+        "encoded bytes that may be under way to one server, or from it to one worker",
     )
     ipc: Literal["auto", "off"] = _setting(
         _one_of("auto", "off"),

@@ -215,6 +215,8 @@ void run_server(const nb::kwargs& given) {
   const auto zmq = zmq_options(transport::Role::kServer, given);
   const std::string timeline = given.contains("timeline") ? nb::cast<std::string>(given["timeline"]) : "";
   kvstore::ServerOptions options;
+  if (given.contains("credit_bytes")) options.credit_bytes = nb::cast<std::uint64_t>(given["credit_bytes"]);
+  if (given.contains("fusion_bytes")) options.fusion_bytes = nb::cast<std::uint64_t>(given["fusion_bytes"]);
   options.trace = trace_of(given);
   if (!timeline.empty()) options.trace->start();
   std::unique_ptr<kvstore::Server> server;

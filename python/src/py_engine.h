@@ -57,8 +57,7 @@ class PyEngine {
       : scheduler_(std::move(scheduler)),
         engine_(std::make_unique<kvstore::Engine>(
             std::move(pair.worker), options,
-            std::make_unique<kvstore::Server>(std::move(pair.server),
-                                              kvstore::ServerOptions{.trace = options.trace}),
+            std::make_unique<kvstore::Server>(std::move(pair.server), kvstore::hosted_server(options)),
             connect_host)) {}
   /// Where a library sums; scheduler: likewise.
   PyEngine(std::unique_ptr<transport::Messenger> control, std::unique_ptr<transport::Collective> sums,

@@ -145,6 +145,7 @@ def test_worker_learns_who_it_is_in_both_dialects(folder: Path, recorder: Record
 def test_servers_are_told_by_flags(folder: Path, recorder: Recorder) -> None:
     env = {"GRADWIRE_RENDEZVOUS_TIMEOUT": "2min", "GRADWIRE_HOST_ID": "here", "PS_VERBOSE": "1"}
     env |= {"GRADWIRE_STREAMS": "3", "GRADWIRE_SERVER_THREADS": "2", "GRADWIRE_CHECKSUM": "off"}
+    env |= {"GRADWIRE_CREDIT_BYTES": "64KiB", "GRADWIRE_FUSION_BYTES": "0"}
     recorder.run(python("(folder / 'done').touch()"), workers=1, servers=1, env=env)
     flags = eval((folder / "server0.flags").read_text())
     assert flags == {
@@ -160,6 +161,8 @@ def test_servers_are_told_by_flags(folder: Path, recorder: Recorder) -> None:
         "--liveness-timeout": "0.001",
         "--streams": "3",
         "--checksum": "off",
+        "--credit-bytes": "65536",
+        "--fusion-bytes": "0",
         "--threads": "2",
     }
     scheduler = eval((folder / "scheduler.flags").read_text())
