@@ -193,6 +193,18 @@ def passes_that_are_added_up(store: gw.kv.KVStore) -> None:
             optimizer.step()
         return model
 
+    def more_without_sending(wrap: Wrap) -> nn.Module:
+        """The local one begins while the first one's sums are under way, of which step() has not heard."""
+        model = Net()
+        optimizer = wrap(model)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model, store, 2 * step).backward()
+            with optimizer.no_sync():
+                loss_of(model, store, 2 * step + 1).backward()
+            optimizer.step()
+        return model
+
     def without_zero_grad(wrap: Wrap) -> nn.Module:
         model = Net()
         optimizer = wrap(model)
@@ -241,6 +253,7 @@ def passes_that_are_added_up(store: gw.kv.KVStore) -> None:
         by_option,
         without_sending,
         by_hand,
+        more_without_sending,
         without_zero_grad,
         cleared_before_the_step,
         two_steps_on_one_gradient,

@@ -169,6 +169,12 @@ class OverlappingReducer(GradientReducer):
 
     # -- during backward() -----------------------------------------------------------------------------
 
+    def on_gradient(self, index: int) -> None:
+        """As GradientReducer's. What stays local adds to the means, so those must be here."""
+        if not self.sync and self._sums and self._stepping is None:
+            self.synchronize()
+        super().on_gradient(index)
+
     def _bind(self) -> None:
         """Each parameter travels by itself, so that its sum is known to be here by itself."""
         self._index = {parameter: index for index, parameter in enumerate(self._parameters)}
