@@ -4,6 +4,7 @@ can hold back a gradient until the other has got somewhere. torch_overlap_cases.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import os
@@ -290,6 +291,40 @@ def test_what_is_compiled_in_place_asks_for_synchronize(store: gw.kv.KVStore) ->
         optimizer.step()
         optimizer.synchronize()
         inner.step()
+    torch.testing.assert_close(list(model.parameters()), list(plain.parameters()), rtol=0, atol=0)
+    optimizer.close()
+
+
+class Fails(torch.optim.SGD):
+    """SGD that does not step while told so."""
+
+    is_told_to = True
+
+    def step(self, closure: Any = None) -> Any:
+        if self.is_told_to:
+            raise ArithmeticError("as told")
+        return super().step(closure)
+
+
+def test_an_optimizer_that_raises_leaves_nothing_for_the_next_step(store: gw.kv.KVStore) -> None:
+    hooks = dict(nn.modules.module._global_forward_pre_hooks)
+    model, plain = make(), make()
+    inner = Fails(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = gw.torch.DistributedOptimizer(
+        inner, model.named_parameters(), store=store, overlap_step=True, codecs={"*": "none"}
+    )
+    oracle = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    loss_of(model, 0).backward()
+    for go_on in (optimizer.step, *[optimizer.synchronize] * 4):  # once for every sum, at most
+        with contextlib.suppress(ArithmeticError):
+            go_on()
+    assert not under_way(model)
+    assert nn.modules.module._global_forward_pre_hooks == hooks
+    optimizer.is_told_to = False
+    for each, weights in ((optimizer, model), (oracle, plain)):
+        each.zero_grad()
+        loss_of(weights, 1).backward()
+        each.step()
     torch.testing.assert_close(list(model.parameters()), list(plain.parameters()), rtol=0, atol=0)
     optimizer.close()
 

@@ -299,6 +299,13 @@ class OverlappingReducer(GradientReducer):
         if not indices:
             return
         sums = {index: self._sums.pop(index) for index in indices}
+        try:
+            self._take_in(sums)
+        finally:  # also of a step that raised: nothing of it is to be left for the next one
+            if not self._sums:
+                self._finish()
+
+    def _take_in(self, sums: Mapping[int, _Sum]) -> None:
         with _as_outside(self._parameters[next(iter(sums))].device.type):
             later = {index: self._restore(index, one) for index, one in sums.items()}
             try:
@@ -309,8 +316,6 @@ class OverlappingReducer(GradientReducer):
             finally:  # not before: other threads may read them
                 for index in sums:
                     release(self._parameters[index])
-        if not self._sums:
-            self._finish()
 
     def _restore(self, index: int, one: _Sum) -> torch.Tensor | None:
         """Has p.grad be the mean; returns what autograd has put there since."""
@@ -325,6 +330,7 @@ class OverlappingReducer(GradientReducer):
     # -- from the first sum on its way to the last -----------------------------------------------------
 
     def _open(self) -> None:
+        self._leave()
         self._has_failed = False  # an earlier step, as by Ctrl-C
         self._store.unfinished.add(self._finish_at_close)
         self._hook_handle = register_module_forward_pre_hook(self._before_forward)
