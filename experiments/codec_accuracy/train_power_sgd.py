@@ -39,13 +39,7 @@ class AveragingOptimizer:
 
     def __init__(self, args: argparse.Namespace, model: torch.nn.Module, store: Any, rank: int) -> None:
         self._parameters = list(model.parameters())
-        self._sgd = torch.optim.SGD(
-            self._parameters,
-            lr=args.lr,
-            momentum=args.momentum,
-            weight_decay=args.wd,
-            nesterov=args.optimizer == "nag" and args.momentum > 0,
-        )
+        self._sgd = loop.make_sgd(args, model)
         self._power = PowerSGD(store, [tuple(p.shape) for p in self._parameters], rank=rank)
         self.codec_seconds = 0.0
 
@@ -62,6 +56,9 @@ class AveragingOptimizer:
         self.codec_seconds += time.thread_time() - began
         if is_finite:
             self._sgd.step()
+
+    def synchronize(self) -> None:
+        """step() has waited."""
 
 
 def main() -> None:
