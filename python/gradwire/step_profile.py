@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gradwire.child import Guard, LocalHost
 from gradwire.layer_profile import Layer, Profile, load, text_of, validate
+from gradwire.session import signal_session
 
 STEPS = 30
 _WARM_UP = 3
@@ -45,18 +48,34 @@ def of_command(command: Sequence[str]) -> Profile:
         clock = str(Path(__file__).parent / "step_clock")
         paths = os.pathsep.join(filter(None, [clock, os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "PYTHONPATH": paths, "GRADWIRE_STEP_PROFILE": str(file)}
-        try:
-            done = subprocess.run(command, env=env, stdout=sys.stderr, timeout=_DEADLINE, check=False)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(
-                f"plan: {command[0]} took more than {_DEADLINE:.0f} s for {STEPS} steps"
-            ) from None
+        code = _run(command, env)
         if not file.exists():
             raise RuntimeError(
-                f"plan: {command[0]} ended with code {done.returncode} before {STEPS} steps of a PyTorch optimizer: "
+                f"plan: {command[0]} ended with code {code} before {STEPS} steps of a PyTorch optimizer: "
                 "give a command that trains for longer"
             )
         return load(file)
+
+
+def _run(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Runs a command in a session of its own and returns its exit code. What it has started ends with it.
+
+    Raises: RuntimeError: it took too long.
+    """
+    guard = Guard()
+    process = LocalHost().popen(command, env=env, stdout=sys.stderr, start_new_session=True)
+    guard.watch(process.pid)
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        if not select.select([pidfd], [], [], _DEADLINE)[0]:
+            raise RuntimeError(f"plan: {command[0]} took more than {_DEADLINE:.0f} s for {STEPS} steps")
+    finally:
+        signal_session(process.pid, signal.SIGKILL)  # before the id may be another's
+        guard.forget(process.pid)
+        guard.close()
+        os.close(pidfd)
+        process.wait()
+    return process.returncode
 
 
 def profile_of(
@@ -113,14 +132,18 @@ def profile_of(
 
 
 class StepClock:
-    """Collects the steps of this process's model by global hooks of PyTorch. file: where the profile goes."""
+    """Collects the steps of this process's model by global hooks of PyTorch. file: where the profile goes.
+
+    A parameter belongs to the first module with it that goes forward; one whose module never does (the out_proj of
+    torch.nn.MultiheadAttention) to the innermost module around that one which does.
+    """
 
     def __init__(self, file: str) -> None:
         self._file = file
-        self._numbers: dict[Any, int] = {}  # modules; they live as long as the process
+        self._numbers: dict[Any, int] = {}  # modules; they live as long as the process; -1: none to train
+        self._owned: set[Any] = set()  # parameters
         self._elements: dict[int, int] = {}
         self._names: dict[int, str] = {}
-        self._missing: dict[int, set[int]] = {}  # module -> parameters without a gradient in this step
         self._steps: list[Step] = []
         self._step = Step()
         self._batch = 0
@@ -133,43 +156,40 @@ class StepClock:
             self._batch = next((int(x.shape[0]) for x in inputs if torch.is_tensor(x) and x.dim() > 0), 0)
         if not torch.is_grad_enabled() or not module.training:
             return
-        number = self._numbers.get(module)
-        if number is None:
-            number = self._meet(module)
+        if module not in self._numbers:
+            self._numbers[module] = -1
+            for parameter in module.parameters(recurse=False):
+                if parameter.requires_grad and parameter not in self._owned:
+                    self._give(parameter, module)
+        number = self._numbers[module]
         if number >= 0 and number not in self._step.forward:
             self._step.forward[number] = self._now()
-            self._missing[number] = set(range(len(list(module.parameters(recurse=False)))))
 
-    def _meet(self, module: Any) -> int:
-        """Numbers a module and watches its own parameters; -1: it has none to train, or only some others have."""
-        own = list(module.parameters(recurse=False))
-        wanted = [(at, p) for at, p in enumerate(own) if p.requires_grad]
-        if not wanted or len(wanted) < len(own):
-            self._numbers[module] = -1
-            return -1
-        number = len(self._elements)
-        self._numbers[module] = number
-        self._elements[number] = sum(parameter.numel() for parameter in own)
-        self._names[number] = f"{number} {type(module).__name__}"
-        for at, parameter in wanted:
-            parameter.register_post_accumulate_grad_hook(lambda _, n=number, i=at: self._gradient(n, i))
-        return number
+    def _give(self, parameter: Any, module: Any) -> None:
+        """Counts a parameter to a module, and watches its gradient."""
+        number = self._numbers[module]
+        if number < 0:
+            number = self._numbers[module] = len(self._elements)
+            self._elements[number] = 0
+            self._names[number] = f"{number} {type(module).__name__}"
+        self._owned.add(parameter)
+        self._elements[number] += parameter.numel()
+        parameter.register_post_accumulate_grad_hook(lambda _: self._gradient(number))
 
-    def _gradient(self, number: int, parameter: int) -> None:
-        missing = self._missing.get(number)
-        if missing is None:
-            return
-        missing.discard(parameter)
-        if not missing:
-            self._step.ready[number] = self._now()
+    def _gradient(self, number: int) -> None:
+        if number in self._step.forward:
+            self._step.ready[number] = self._now()  # the last one counts
 
-    def after_step(self, *_: Any) -> None:
-        """Ends a step; after the last one, writes the profile and ends the process."""
+    def after_step(self, optimizer: Any, *_: Any) -> None:
+        """Ends a step; after the last one, writes the profile and ends the process.
+
+        Raises: RuntimeError: the optimizer trains parameters of no module that goes forward.
+        """
+        self._give_the_rest(optimizer)
         if not self._step.ready:
             return  # another optimizer of the same step
         self._steps.append(self._step)
         self._step = Step()
-        self._missing.clear()
         if len(self._steps) < _WARM_UP + STEPS:
             return
         profile = profile_of(self._steps[_WARM_UP:], self._elements, self._names, max(1, self._batch))
@@ -177,6 +197,26 @@ class StepClock:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # now: what training does when it is interrupted is not ours to start
+
+    def _give_the_rest(self, optimizer: Any) -> None:
+        """Gives what the optimizer has trained, but no module that went forward has, to the modules around it."""
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        rest = {parameter for parameter in trained if parameter not in self._owned}
+        if not rest:
+            return
+        inner_first = sorted(self._numbers, key=lambda module: sum(1 for _ in module.modules()))
+        for module in inner_first:
+            for parameter in module.parameters():
+                if parameter in rest:
+                    rest.discard(parameter)
+                    self._give(parameter, module)
+        if rest:
+            shapes = ", ".join(str(tuple(parameter.shape)) for parameter in trained if parameter in rest)
+            raise RuntimeError(
+                f"plan: the optimizer trains {len(rest)} parameters of {sum(p.numel() for p in rest)} elements that "
+                f"belong to no torch.nn.Module which goes forward (shapes {shapes}): make them parameters of a module "
+                "and call that, so that their layer can be timed"
+            )
 
     @staticmethod
     def _now() -> float:

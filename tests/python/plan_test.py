@@ -242,3 +242,66 @@ def test_a_training_script_is_profiled_and_ended(tmp_path: Path) -> None:
     assert [layer.elements for layer in profile.layers] == [64 * 256 + 256, 256 * 8 + 8]
     assert profile.batch == 32
     assert profile.compute_seconds > 0
+
+
+TIED = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(512, 32)
+        self.attention = torch.nn.MultiheadAttention(32, 4)
+        self.norm = torch.nn.LayerNorm(32)
+        self.norm.bias.requires_grad_(False)
+        self.head = torch.nn.Linear(32, 512, bias=True)
+        self.head.weight = self.embedding.weight
+    def forward(self, words):
+        x = self.embedding(words)
+        return self.head(self.norm(self.attention(x, x, x)[0]))
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    model(torch.randint(512, (16, 8))).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_tied_weights_count_once_and_those_of_modules_never_called_to_the_one_around(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TIED)
+    profile = step_profile.of_command([sys.executable, str(script)])
+    assert {layer.name.split()[1]: layer.elements for layer in profile.layers} == {
+        "Embedding": 512 * 32,
+        "MultiheadAttention": 4 * 32 * 32 + 4 * 32,
+        "LayerNorm": 32,
+        "Linear": 512,
+    }
+
+
+def test_a_parameter_of_no_module_is_an_error_that_says_which(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        SCRIPT.replace("optimizer =", "scale = torch.ones(3, 5, requires_grad=True)\noptimizer =")
+        .replace("model.parameters()", "[*model.parameters(), scale]")
+        .replace(".sum()", ".mul(scale.sum()).sum()")
+    )
+    with pytest.raises(RuntimeError, match="ended with code 1 before 30 steps"):
+        step_profile.of_command([sys.executable, str(script)])
+    assert "trains 1 parameters of 15 elements" in capfd.readouterr().err
+
+
+def test_a_script_that_takes_too_long_ends_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_profile, "_DEADLINE", 2.0)
+    noted = tmp_path / "pid"
+    with pytest.raises(RuntimeError, match="took more than 2 s"):
+        step_profile.of_command(["sh", "-c", f"sleep 60 & echo $! > {noted}; wait"])
+    started = Path(f"/proc/{noted.read_text().strip()}/stat")
+    until = time.monotonic() + 5
+    while started.exists() and started.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.05)
