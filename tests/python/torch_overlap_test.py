@@ -18,7 +18,7 @@ import gradwire.torch
 import pytest
 import torch
 from gradwire import joining, settings
-from gradwire.torch.parameter_guard import keeper_of
+from gradwire.torch.parameter_guard import keeper_of, release
 from python.inproc_ranks import await_event, run_ranks
 from torch import nn
 
@@ -224,6 +224,77 @@ def test_shapes_and_types_are_told_without_waiting() -> None:
         optimizer.close()
 
     run_ranks(2, train)
+
+
+class LetsGoWhenLookedAt(list[nn.Parameter]):
+    """As when another thread takes their sums in, just after somebody has found them guarded."""
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        yield from super().__iter__()
+        for parameter in super().__iter__():
+            release(parameter)
+
+
+def test_a_parameter_that_another_thread_has_released_meanwhile_is_read(store: gw.kv.KVStore) -> None:
+    model = make()
+    optimizer = wrap(model, store)
+    loss_of(model, 0).backward()
+    assert torch.stack(LetsGoWhenLookedAt([model.first.bias])).shape == (1, 6)
+    optimizer.close()
+
+
+def test_a_step_that_ends_beside_a_copy_leaves_no_guard(store: gw.kv.KVStore) -> None:
+    """Another thread steps at the moment at which the parameter is torch's own."""
+    model = make()
+    optimizer = wrap(model, store)
+    loss_of(model, 0).backward()
+
+    def finish() -> None:
+        optimizer.step()
+        optimizer.synchronize()
+
+    other = threading.Thread(target=finish)
+
+    class Memo(dict[int, Any]):
+        def get(self, key: int, default: Any = None) -> Any:
+            if type(model.first.weight) is nn.Parameter and other.ident is None:
+                other.start()
+                other.join(0.3)
+            return super().get(key, default)
+
+    copied = copy.deepcopy(model.first.weight, Memo())
+    other.join()
+    assert not under_way(model)
+    assert torch.equal(copied, make().first.weight)
+    optimizer.close()
+
+
+def test_threads_may_read_while_sums_arrive(store: gw.kv.KVStore) -> None:
+    """As a thread that serves, and one that keeps an average, beside the one that trains."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
+    optimizer = wrap(model, store)
+    done, failures = threading.Event(), []
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                nn.utils.parameters_to_vector(model.parameters())
+                copy.deepcopy(model[-1].weight)
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for each in readers:
+        each.start()
+    for seed in range(20):
+        optimizer.zero_grad()
+        loss_of(model, seed).backward()
+        optimizer.step()
+    done.set()
+    for each in readers:
+        each.join()
+    optimizer.close()
+    assert not failures
 
 
 def test_the_optimizer_is_kept_while_a_step_is_under_way() -> None:

@@ -241,6 +241,17 @@ class OverlappingReducer(GradientReducer):
                     "overlap_step out"
                 )
 
+    @contextlib.contextmanager
+    def letting_go(self, parameter: torch.Tensor) -> Iterator[None]:
+        """Keeper's: somebody copies a guarded parameter."""
+        with self._lock:
+            release(parameter)
+            try:
+                yield
+            finally:
+                if self._index[parameter] in self._sums:
+                    guard(parameter, self)
+
     def _is_gone(self, index: int) -> bool:
         """True where grad is None whatever the update does."""
         return index in self._sums and self._sums[index].cleared is True

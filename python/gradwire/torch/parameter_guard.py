@@ -8,13 +8,14 @@ A parameter that is not guarded has torch's own class, and costs what it always 
 Not heard are those who do not go through torch's functions: memory taken earlier (`p.data`, a state_dict), and C++
 extensions that are handed the parameter itself.
 
-Threading: the keeper is told on the thread that reads.
+Threading: the keeper is told on the thread that reads. Others may release what one has just found guarded.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
@@ -38,6 +39,9 @@ class Keeper(Protocol):
 
     def before(self, parameters: Sequence[torch.Tensor], access: Access) -> None:
         """Hears that a call on these parameters begins when this returns. May release them."""
+
+    def letting_go(self, parameter: torch.Tensor) -> AbstractContextManager[None]:
+        """Has a parameter be torch's own meanwhile, with no other thread beside; guards it after, if still need be."""
 
 
 def is_guardable(parameter: torch.Tensor) -> bool:
@@ -96,21 +100,20 @@ class GuardedParameter(torch.nn.Parameter):
 
     def _as_parameter(self, use: Callable[[Any], _Result]) -> _Result:
         """Calls use with the parameter, which is torch's own then: copies are not guarded."""
-        keeper: Keeper = vars(self)[_KEEPER]
-        keeper.before([self], Access.VALUE)
-        still_guarded = type(self) is GuardedParameter
-        release(self)
-        try:
+        keeper = keeper_of(self)
+        if keeper is None:  # another thread has released it
             return use(self)
-        finally:
-            if still_guarded:
-                guard(self, keeper)
+        keeper.before([self], Access.VALUE)
+        with keeper.letting_go(self):
+            return use(self)
 
 
 def _by_keeper(guarded: Iterable[torch.Tensor]) -> list[tuple[Keeper, list[torch.Tensor]]]:
     found: dict[int, tuple[Keeper, list[torch.Tensor]]] = {}
     for parameter in guarded:
-        keeper = vars(parameter)[_KEEPER]
+        keeper = keeper_of(parameter)
+        if keeper is None:  # another thread has released it since it was found
+            continue
         found.setdefault(id(keeper), (keeper, []))[1].append(parameter)
     return list(found.values())
 
