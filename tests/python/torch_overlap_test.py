@@ -494,7 +494,7 @@ def test_clipping_after_synchronize_is_that_of_the_plain_loop(store: gw.kv.KVSto
     torch.testing.assert_close(train(overlap_step=True), train(overlap_step=False), rtol=0, atol=0)
 
 
-class CountsItsSteps(torch.optim.SGD):
+class CountsInGroups(torch.optim.SGD):
     """Keeps account in a group's options, as optimizers with one step count for a whole group do."""
 
     def step(self, closure: Any = None) -> Any:
@@ -503,10 +503,23 @@ class CountsItsSteps(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_with_state_of_a_whole_group_is_refused(store: gw.kv.KVStore) -> None:
+class CountsByItself(torch.optim.SGD):
+    """Keeps account in an attribute."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps = getattr(self, "steps", 0) + 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"), [(CountsInGroups, "of a parameter group"), (CountsByItself, "of its own")]
+)
+def test_an_optimizer_with_state_of_all_parameters_is_refused(
+    kind: type[torch.optim.SGD], where: str, store: gw.kv.KVStore
+) -> None:
     model = make()
     optimizer = gw.torch.DistributedOptimizer(
-        CountsItsSteps(model.parameters(), lr=0.1), model.named_parameters(), store=store, overlap_step=True
+        kind(model.parameters(), lr=0.1), model.named_parameters(), store=store, overlap_step=True
     )
     loss_of(model, 0).backward()
 
@@ -514,7 +527,7 @@ def test_an_optimizer_with_state_of_a_whole_group_is_refused(store: gw.kv.KVStor
         optimizer.step()
         optimizer.synchronize()
 
-    with pytest.raises(ValueError, match=r"CountsItsSteps changes 'steps'.*leave overlap_step out"):
+    with pytest.raises(ValueError, match=rf"{kind.__name__} changes 'steps' {where}.*leave overlap_step out"):
         step()
     optimizer.close()
 

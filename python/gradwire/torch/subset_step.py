@@ -6,10 +6,13 @@ Threading: one thread at a time.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NoReturn
 
 import torch
+
+# Torch's own: that it has looked at the first parameter, or has warned.
+_HARMLESS = ("_need_device_dtype_check_for_fused", "_warned_capturable_if_run_uncaptured")
 
 
 class SubsetStep:
@@ -44,19 +47,26 @@ class SubsetStep:
         """Takes the step for these parameters; those without a grad are left alone, as by any optimizer.
 
         Raises:
-            ValueError: the optimizer keeps account of its steps in a group's options, which parts would falsify.
+            ValueError: the optimizer keeps account of its steps in a group's options, or in an attribute, which parts
+                would falsify.
         """
         view = self.view(parameters)
         if not view.param_groups:
             return
         before = [dict(group) for group in view.param_groups]
+        own_before = dict(vars(view))
         self._base.step(view)
+        if changed := _changed(own_before, vars(view), but=_HARMLESS):
+            self._refuse(f"{changed[0]!r} of its own")
         for group, was in zip(view.param_groups, before, strict=True):
-            if changed := [name for name in group if name not in was or group[name] is not was[name]]:
-                raise ValueError(
-                    f"gradwire.torch: {self._base.__name__} changes {changed[0]!r} of a parameter group in each step, "
-                    "which overlap_step takes in parts, one for every sum that arrives; leave overlap_step out"
-                )
+            if changed := _changed(was, group):
+                self._refuse(f"{changed[0]!r} of a parameter group")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ValueError(
+            f"gradwire.torch: {self._base.__name__} changes {what} in each step, "
+            "which overlap_step takes in parts, one for every sum that arrives; leave overlap_step out"
+        )
 
     def view(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """Returns an optimizer of the user's class that has these parameters alone, and shares all else; but hooks, of
@@ -71,6 +81,11 @@ class SubsetStep:
         view._optimizer_step_post_hooks = OrderedDict()
         view.param_groups = [{**self._options[i], "params": members} for i, members in chosen.items()]
         return view
+
+
+def _changed(was: Mapping[str, Any], now: Mapping[str, Any], but: Collection[str] = ()) -> list[str]:
+    """Names that are new, or stand for another object."""
+    return [name for name in now if name not in but and (name not in was or now[name] is not was[name])]
 
 
 def _own(value: Any) -> Any:
