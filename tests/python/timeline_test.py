@@ -6,12 +6,16 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from gradwire.timeline import clocks, picture
+from gradwire.timeline.command import reservations
 from gradwire.timeline.merge import merge, merge_folder
 from gradwire.timeline.part import Part, Reading, read_part
+from gradwire.timeline.recorder import Recorder
+from gradwire.timeline.recording import Recording
 from gradwire.timeline.span import STAGES, Process, Span, Timeline
 from gradwire.timeline.steps import steps_of, union
 from gradwire.timeline.summary import summarise
@@ -152,6 +156,68 @@ def test_parts_of_two_jobs_are_refused() -> None:
         merge([part_of(W0), part_of(W1, workers=3)])
 
 
+def test_a_part_that_ends_before_the_others_begin_is_an_earlier_jobs() -> None:
+    earlier, last = two_workers(), two_workers()
+    for part in (last[0], last[2]):  # worker 1 was killed this time
+        part.rows = [[r[0], r[1] + 9000 * MS, r[2] + 9000 * MS, *r[3:]] for r in part.rows]
+        part.readings = [replace(reading, at=reading.at + 9000 * MS) for reading in part.readings]
+    merged = merge([last[0], earlier[1], last[2]])
+    assert {str(span.process) for span in merged.spans} == {"worker 0", "server 0"}
+    assert (merged.missing, merged.of_another_time) == (["worker 1"], ["worker 1"])
+    [text] = reservations(merged)
+    assert text.startswith("Left out: the part of worker 1 ends before the others begin")
+    assert merge(last).of_another_time == ["worker 1"]
+    assert merge(earlier).of_another_time == []
+
+
+class Engine:
+    """Of rank 1, and without anything to tell."""
+
+    rank = 1
+
+    def read_clocks(self, seconds: float) -> None: ...
+
+    def start_timeline(self) -> None: ...
+
+
+def test_a_process_removes_the_part_that_an_earlier_job_left_in_its_place(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"worker-{rank}.jsonl").touch()
+    Recorder(Engine(), "dist_sync", str(tmp_path))  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["worker-0.jsonl"]
+
+
+def test_a_recording_makes_no_folder_and_removes_parts_alone(tmp_path: Path) -> None:
+    parts = tmp_path / "out.json.parts"
+    Recording(tmp_path / "out.json")
+    assert not parts.exists()
+    parts.mkdir()
+    for name in ("worker-0.jsonl", "worker-1.jsonl.unfinished"):  # of a launcher that was killed
+        (parts / name).touch()
+    recording = Recording(tmp_path / "out.json")
+    assert not parts.exists()
+    parts.mkdir()
+    (parts / "worker-0.jsonl").write_text(HEAD)
+    assert recording.finish(print)
+    assert not parts.exists()
+
+
+def test_a_recording_refuses_a_folder_that_holds_something_else(tmp_path: Path) -> None:
+    parts = tmp_path / "out.json.parts"
+    parts.mkdir()
+    for name in ("thesis.tex", "worker-0.jsonl"):
+        (parts / name).write_text("mine")
+    with pytest.raises(ValueError, match=r"out\.json: .*thesis\.tex is no part of a timeline"):
+        Recording(tmp_path / "out.json")
+    assert len(list(parts.iterdir())) == 2
+
+
+def test_a_recording_refuses_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "out.json.parts").write_text("mine")
+    with pytest.raises(ValueError, match="is in the way"):
+        Recording(tmp_path / "out.json")
+
+
 def test_a_folder_without_parts_says_who_writes_them(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no process has left a part in .*gradwire\.kv\.create"):
         merge_folder(tmp_path)
@@ -184,6 +250,9 @@ def test_a_part_is_read_as_it_was_written(tmp_path: Path) -> None:
         (f'{HEAD}\n{{"clock":[1]}}', 2),
         (f"{HEAD}\n[8,100,250,7,64", 2),
         (f"{HEAD}\nnull", 2),
+        (f"{HEAD}\n[8,100,250,7,64,32,2,-1,-1,2]", 2),
+        (f"{HEAD}\n[8,100,250,7,64,32,2,-1,-1,-1]", 2),
+        (f'{HEAD}\n{{"clock":[2,"-5",80,9]}}', 2),
     ],
 )
 def test_a_damaged_part_is_refused_by_its_line(tmp_path: Path, text: str, line: int) -> None:
@@ -230,6 +299,11 @@ def test_arrows_lead_from_a_push_to_its_answer() -> None:
         ("[]", "is JSON but no timeline of gradwire"),
         ('{"traceEvents": []}', "is JSON but no timeline of gradwire"),
         ('{"otherData": {"gradwire": {"version": 99}}, "traceEvents": []}', "another version"),
+        (
+            '{"otherData": {"gradwire": {"version": 1, "workers": 1, "servers": 1, "store": "local"}}, "traceEvents": '
+            '[{"ph": "X", "pid": 1, "cat": "sum", "ts": Infinity, "dur": 0, "name": "w", "args": {}}]}',
+            "is JSON but no timeline of gradwire (OverflowError",
+        ),
     ],
 )
 def test_a_broken_file_is_an_error_that_says_what_was_expected(tmp_path: Path, text: str, why: str) -> None:
@@ -308,8 +382,33 @@ def test_the_summary_says_what_was_hidden_and_who_was_late() -> None:
 def test_one_step_can_be_asked_for() -> None:
     merged = merge(two_workers())
     assert summarise(merged, 2).record()["step_seconds"] == pytest.approx(10e-3)
-    with pytest.raises(ValueError, match="--step 9: worker 0 has no such step; it has 0 to 3"):
+    with pytest.raises(ValueError, match="--step 9: no worker has such a step; worker 0 has 0 to 3"):
         summarise(merged, 9)
+
+
+def without_step(worker: int, *steps: int) -> list[Part]:
+    parts = two_workers()
+    parts[worker].rows = [r for r in parts[worker].rows if r[6] not in steps]
+    return parts
+
+
+def test_a_worker_without_the_step_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    write_trace(merge(without_step(1, 2, 3)), tmp_path / "out.json")
+    done = gradwire("timeline", str(tmp_path / "out.json"), "--step", "2")
+    assert done.returncode == 0, done.stderr
+    assert "Without step 2: worker 1; what is said here is of the other workers." in done.stdout
+    found = summarise(read_trace(tmp_path / "out.json"), 2)
+    assert found.record()["step_seconds"] == pytest.approx(10e-3)
+    assert [rank.step is None for rank in found.workers] == [False, True]
+
+
+def test_a_worker_without_steps_counts_for_nothing() -> None:
+    parts = two_workers()
+    alone = summarise(merge(parts)).mean("compute")
+    parts[1].rows = [r for r in parts[1].rows if STAGES[r[0]] == "send"]
+    found = summarise(merge(parts))
+    assert (found.workers[1].steps, found.workers[1].step, found.workers[1].compute) == (0, None, None)
+    assert found.mean("compute") == pytest.approx(alone)
 
 
 def test_a_timeline_without_a_push_says_so() -> None:
@@ -323,6 +422,24 @@ def test_the_picture_has_a_lane_for_every_stage_of_every_rank() -> None:
     assert {"worker 0", "worker 1", "server 0"} <= set(texts)
     assert texts.count("encode") == 2
     assert texts.count("sum") == 1
+
+
+def test_the_picture_is_of_one_step_that_all_workers_have() -> None:
+    parts = two_workers(steps=6)
+    parts[1].rows = [r for r in parts[1].rows if r[6] < 3]  # 0 to 2, of worker 0's 0 to 5
+    text = picture.draw(merge(parts), None)
+    assert text == picture.draw(merge(parts), 1)
+    assert "time in step 1 of" in text
+
+
+def test_a_step_that_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(ValueError, match="no worker has a step 9 to draw"):
+        picture.draw(merge(two_workers()), 9)
+    parts = two_workers()
+    for worker in (0, 1):
+        parts[worker].rows = [r for r in parts[worker].rows if (r[6] < 2) == (worker == 0)]
+    with pytest.raises(ValueError, match="no step that all workers have"):
+        picture.draw(merge(parts), None)
 
 
 # ---------------------------------------------------------------- the command

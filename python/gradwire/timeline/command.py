@@ -35,7 +35,7 @@ def show(summary: Summary, console: Console) -> None:
     """Prints the tables and, under them, what they mean."""
     console.print(_workers_table(summary))
     console.print(_stages_table(summary))
-    for text in [*conclusions(summary), *reservations(summary.timeline)]:
+    for text in [*conclusions(summary), *_without_the_step(summary), *reservations(summary.timeline)]:
         console.print(text, highlight=False, soft_wrap=True)
 
 
@@ -103,12 +103,24 @@ def conclusions(summary: Summary) -> list[str]:
     return texts
 
 
+def _without_the_step(summary: Summary) -> list[str]:
+    idle = [f"worker {rank.rank}" for rank in summary.workers if not rank.steps]
+    if not idle or summary.step is None:
+        return []
+    return [f"Without step {summary.step}: {_listed(idle)}; what is said here is of the other workers."]
+
+
 def reservations(timeline: Timeline) -> list[str]:
     """Says what the timeline does not show."""
     texts = []
-    if timeline.missing:
+    if without := [name for name in timeline.missing if name not in timeline.of_another_time]:
         texts.append(
-            f"Missing: {_listed(timeline.missing)} left no part (killed, or on a host whose files are not here)."
+            f"Missing: {_listed(without)} left no part (killed, or on a host whose files are not here)."
+        )
+    if timeline.of_another_time:
+        texts.append(
+            f"Left out: the part of {_listed(timeline.of_another_time)} ends before the others begin: an earlier job "
+            "left it, and this one none in its place. Use a fresh folder."
         )
     if timeline.unaligned:
         texts.append(

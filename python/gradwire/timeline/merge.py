@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gradwire.timeline.clocks import align
+from gradwire.timeline.clocks import ToReference, align
 from gradwire.timeline.part import Part, read_part
 from gradwire.timeline.span import Process, Span, Timeline
 
+_APART = 1_000_000_000  # nanoseconds between the times of two jobs, at least
 # What cannot begin before what: on two processes, so that a wrong clock shows.
 _CAUSES = (("send", "server receive"), ("reply send", "receive"))
 
@@ -42,6 +43,13 @@ def merge(parts: Sequence[Part]) -> Timeline:
                 f"{first.servers} servers, {part.process} of {part.workers} and {part.servers}; use a fresh folder"
             )
     to_reference, unaligned = align(parts)
+    alike = _of_the_last_job(parts, to_reference, unaligned)
+    if len(alike) < len(parts):
+        earlier = sorted(part.process for part in parts if part not in alike)
+        parts = alike
+        to_reference, unaligned = align(parts)
+    else:
+        earlier = []
     keys = {known: name for part in parts for known, name in part.keys.items()}
     spans = []
     for part in parts:
@@ -59,7 +67,27 @@ def merge(parts: Sequence[Part]) -> Timeline:
         unaligned=[str(process) for process in unaligned],
         dropped={str(part.process): part.dropped for part in parts if part.dropped},
         clock_error=_clock_error(spans),
+        of_another_time=[str(process) for process in earlier],
     )
+
+
+def _of_the_last_job(
+    parts: Sequence[Part], to_reference: Mapping[Process, ToReference], unaligned: Sequence[Process]
+) -> list[Part]:
+    """Leaves out parts that end before the others begin. Of whom no clock is known, nothing can be said."""
+    times = {}
+    for part in parts:
+        at = [time for row in part.rows for time in row[1:3]] + [reading.at for reading in part.readings]
+        if at and part.process not in unaligned:
+            translate = to_reference[part.process]
+            times[part.process] = (translate(min(at)), translate(max(at)))
+    last = 0
+    end: int | None = None
+    for begin, its_end in sorted(times.values()):
+        if end is None or begin > end + _APART:
+            last = begin
+        end = its_end if end is None else max(end, its_end)
+    return [part for part in parts if part.process not in times or times[part.process][0] >= last]
 
 
 def _missing(parts: Sequence[Part]) -> list[Process]:

@@ -93,9 +93,14 @@ def _add(part: Part, row: Any) -> None:
             raise ValueError("a span is 10 whole numbers")
         if not 0 <= row[0] < len(STAGES):
             raise ValueError(f"stage {row[0]} is not known")
+        if not 0 <= row[9] < len(TIERS):
+            raise ValueError(f"tier {row[9]} is not known")
         part.rows.append(row)
     elif "key" in row:
         tier, key, name = row["key"]
         part.keys[tier, key] = name
     else:
-        part.readings.append(Reading(*row["clock"]))
+        reading = row["clock"]
+        if len(reading) != 4 or not all(isinstance(number, int) for number in reading):
+            raise ValueError("a reading of a clock is 4 whole numbers")
+        part.readings.append(Reading(*reading))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gradwire.chart import Lane, lane_chart, standalone
 from gradwire.timeline.span import IN_ORDER, Process, Span, Timeline
-from gradwire.timeline.steps import Step, server_spans, steps_of, union
+from gradwire.timeline.steps import server_spans, steps_of, union
 from gradwire.units import format_duration
 
 # One colour for what is alike: codec, waiting in queues, wire, the server's sums, the caller's waiting.
@@ -23,12 +23,20 @@ def draw(timeline: Timeline, number: int | None) -> str:
     """Returns the text of an .svg file.
 
     Args:
-        number: of the step; None: the one in the middle, which is neither a first nor a last one.
+        number: of the step; None: one in the middle of those that all workers with steps have, which is neither a first
+            nor a last one.
 
     Raises:
-        ValueError: there is no such step.
+        ValueError: no worker has such a step, or there is none that all have.
     """
-    steps = {worker: _pick(found, number) for worker, found in steps_of(timeline).items() if found}
+    found = {worker: {step.number: step for step in steps} for worker, steps in steps_of(timeline).items()}
+    if number is None:
+        number = _in_the_middle([set(by_number) for by_number in found.values() if by_number])
+    steps = {worker: by_number[number] for worker, by_number in found.items() if number in by_number}
+    if not steps:
+        raise ValueError(
+            f"timeline: no worker has a step {number} to draw: expected the number of one that is there"
+        )
     rounds = {span.round_id for step in steps.values() for span in step.spans}
     shown: dict[Process, Sequence[Span]] = {
         Process("worker", worker): step.spans for worker, step in steps.items()
@@ -37,14 +45,16 @@ def draw(timeline: Timeline, number: int | None) -> str:
         shown[process] = [span for span in spans if span.round_id in rounds]
     start = min(step.begin for step in steps.values())
     groups = [(str(process), _lanes(spans, start)) for process, spans in shown.items()]
-    name = next(iter(steps.values())).number
-    return standalone(lane_chart(groups, f"time in step {name} of {timeline.store}", format_duration))
+    return standalone(lane_chart(groups, f"time in step {number} of {timeline.store}", format_duration))
 
 
-def _pick(steps: Sequence[Step], number: int | None) -> Step:
-    if number is None:
-        return steps[len(steps) // 2 if len(steps) > 2 else 0]
-    return next(step for step in steps if step.number == number)
+def _in_the_middle(numbers: Sequence[set[int]]) -> int:
+    common = sorted(set.intersection(*numbers)) if numbers else []
+    if not common:
+        raise ValueError(
+            "timeline: there is no step that all workers have: say with --step which one to draw"
+        )
+    return common[len(common) // 2 if len(common) > 2 else 0]
 
 
 def _lanes(spans: Sequence[Span], start: int) -> list[Lane]:

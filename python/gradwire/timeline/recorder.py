@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,8 +17,10 @@ class Recorder:
     """Traces one engine, from now on."""
 
     def __init__(self, engine: _core.Engine, store: str, folder: str) -> None:
-        """folder: where the part will be; it is made if it is not there."""
+        """folder: where the part will be; it is made if it is not there. One that an earlier job left there goes."""
         self._engine, self._store, self._folder = engine, store, folder
+        with contextlib.suppress(OSError):  # write() says what cannot be written there
+            (Path(folder) / f"worker-{engine.rank}.jsonl").unlink()
         engine.read_clocks(_CLOCK_SECONDS)
         engine.start_timeline()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 from gradwire.timeline.command import reservations
 from gradwire.timeline.merge import merge_folder
 from gradwire.timeline.trace_event import write_trace
+
+_PARTS = (".jsonl", ".unfinished")
 
 
 class Recording:
@@ -21,11 +23,11 @@ class Recording:
     def __init__(self, file: Path) -> None:
         """
         Args:
-            file: to be written. The parts lie beside it until then.
+            file: to be written. The parts lie beside it until then, in a folder that the first of them makes.
 
         Raises:
-            ValueError: it cannot be written there.
-            OSError: there is no room beside it.
+            ValueError: it cannot be written there, or the folder of its parts holds something else.
+            OSError: parts of a launcher that was killed cannot be removed.
         """
         if file.is_dir() or not file.absolute().parent.is_dir():
             raise ValueError(
@@ -33,8 +35,7 @@ class Recording:
             )
         self._file = file
         self._parts = file.absolute().with_name(file.name + ".parts")
-        shutil.rmtree(self._parts, ignore_errors=True)  # of a launcher that was killed
-        self._parts.mkdir()
+        self._remove_parts()  # of a launcher that was killed
         self.environment = {"GRADWIRE_TIMELINE": str(self._parts)}
 
     def finish(self, report: Callable[[str], None]) -> bool:
@@ -45,7 +46,8 @@ class Recording:
         except (ValueError, OSError) as error:
             report(str(error))
             return False
-        shutil.rmtree(self._parts, ignore_errors=True)
+        with contextlib.suppress(ValueError, OSError):  # what else somebody has put there stays
+            self._remove_parts()
         report(
             f"the timeline is in {self._file}: open it at https://ui.perfetto.dev, or see gradwire timeline "
             f"{self._file}"
@@ -53,3 +55,22 @@ class Recording:
         for text in reservations(timeline):
             report(text)
         return True
+
+    def _remove_parts(self) -> None:
+        if not self._parts.exists():
+            return
+        if not self._parts.is_dir():
+            raise ValueError(
+                f"run: --timeline {self._file}: {self._parts} is in the way of its parts: expected a folder of them, "
+                "or nothing; move it away or name another file"
+            )
+        found = sorted(self._parts.iterdir())
+        for path in found:
+            if path.is_dir() or path.suffix not in _PARTS:
+                raise ValueError(
+                    f"run: --timeline {self._file}: {path} is no part of a timeline, and {self._parts} is for those: "
+                    "move it away or name another file"
+                )
+        for path in found:
+            path.unlink()
+        self._parts.rmdir()

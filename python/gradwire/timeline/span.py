@@ -75,6 +75,7 @@ class Timeline:
     Attributes:
         missing: processes that left no part. unaligned: those whose clocks could not be compared with the others'.
         dropped: spans that found their process's memory full, by process.
+        of_another_time: of the missing ones, those whose part is an earlier job's.
         clock_error: seconds by which an effect stands before its cause, at worst; 0 where none does.
     """
 
@@ -85,6 +86,7 @@ class Timeline:
     missing: list[str] = field(default_factory=list)
     unaligned: list[str] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
+    of_another_time: list[str] = field(default_factory=list)
     clock_error: float = 0.0
 
     def facts(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class StageTime:
 
 @dataclass(frozen=True)
 class RankTime:
-    """A rank, per step, in seconds. Of a server only the stages are known.
+    """A rank, per step, in seconds. Of a server only the stages are known, of a worker without steps nothing.
 
     Attributes:
         step: from one to the next. communication: during which at least one partition was on its way, from ready to
@@ -122,9 +122,17 @@ def summarise(timeline: Timeline, step: int | None = None) -> Summary:
     """Summarises all whole steps, or one.
 
     Raises:
-        ValueError: there is no step, or not that one; names those there are.
+        ValueError: there is no step, or no worker has that one; names those there are.
     """
-    chosen = {worker: _choose(worker, steps, step) for worker, steps in steps_of(timeline).items()}
+    found = steps_of(timeline)
+    chosen = {worker: _choose(steps, step) for worker, steps in found.items()}
+    if step is not None and any(found.values()) and not any(chosen.values()):
+        there = "; ".join(
+            f"worker {worker} has {steps[0].number} to {steps[-1].number}"
+            for worker, steps in found.items()
+            if steps
+        )
+        raise ValueError(f"timeline: --step {step}: no worker has such a step; {there}")
     if not any(chosen.values()):
         raise ValueError(
             "timeline: no worker pushed anything while it was traced, so there is no step to look into; expected "
@@ -142,18 +150,17 @@ def summarise(timeline: Timeline, step: int | None = None) -> Summary:
     )
 
 
-def _choose(worker: int, steps: Sequence[Step], number: int | None) -> list[Step]:
+def _choose(steps: Sequence[Step], number: int | None) -> list[Step]:
     if number is not None:
-        if not (found := [step for step in steps if step.number == number]):
-            there = f"{steps[0].number} to {steps[-1].number}" if steps else "none"
-            raise ValueError(f"timeline: --step {number}: worker {worker} has no such step; it has {there}")
-        return found
+        return [step for step in steps if step.number == number]
     whole = [step for step in steps if not step.is_last]
     return whole or list(steps)
 
 
 def _worker_time(worker: int, steps: Sequence[Step]) -> RankTime:
-    count = max(1, len(steps))
+    if not steps:
+        return RankTime("worker", worker, 0, None, None, None, None, None, [])
+    count = len(steps)
     seconds = sum(step.seconds for step in steps) / count
     exposed = sum(covered_seconds(step.of("wait")) for step in steps) / count
     return RankTime(
@@ -182,7 +189,7 @@ def _under_way(step: Step) -> Iterable[tuple[int, int]]:
 def _server_time(process: Process, spans: Sequence[Span], workers: Sequence[RankTime]) -> RankTime:
     """A server has no steps of its own: they are as many and as long as the workers'."""
     steps = max(rank.steps for rank in workers)
-    seconds = statistics.fmean(rank.step or 0.0 for rank in workers)
+    seconds = statistics.fmean(rank.step for rank in workers if rank.step is not None)
     stages = _stage_times(spans, steps, seconds)
     return RankTime(process.role, process.rank, steps, None, None, None, None, None, stages)
 

@@ -155,7 +155,7 @@ def read_trace(path: Path) -> Timeline:
         names = {pid: Process(role, int(rank)) for pid, (role, rank) in processes.items()}
         spans = [_span(event, names) for event in found["traceEvents"] if event["ph"] == "X"]
         return Timeline(spans=spans, **facts)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ValueError(
             f"timeline: {path} is JSON but no timeline of gradwire ({type(error).__name__}: {error}): {expected}"
         ) from None
