@@ -9,6 +9,7 @@ import copy
 import io
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -341,6 +342,44 @@ def test_a_forked_process_is_told_instead_of_waiting_for_ever(store: gw.kv.KVSto
         except RuntimeError as error:
             os._exit(0 if "was forked" in str(error) else 2)
         os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    optimizer.step()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("call", ["synchronize", "step", "zero_grad", "read", "copy"])
+def test_a_process_that_is_forked_while_another_thread_takes_sums_in_does_not_hang(
+    call: str, store: gw.kv.KVStore
+) -> None:
+    model = make()
+    optimizer = wrap(model, store)
+    loss_of(model, 0).backward()
+    if call in ("read", "copy"):
+        optimizer.step()
+    kept = [p for p in model.parameters() if keeper_of(p) is not None]
+    held, release_it = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with optimizer._reducer._lock:
+            held.set()
+            release_it.wait()
+
+    other = threading.Thread(target=hold)
+    other.start()
+    await_event(held, "the other thread")
+    child = os.fork()
+    if child == 0:  # where nothing of pytest is to run
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
+        use = {"read": lambda: kept and kept[0].sum(), "copy": lambda: kept and copy.deepcopy(kept[0])}
+        try:
+            use.get(call, getattr(optimizer, call, None))()
+        except RuntimeError as error:
+            os._exit(0 if "was forked" in str(error) else 2)
+        os._exit(0 if not kept else 1)
+    release_it.set()
+    other.join()
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     optimizer.step()

@@ -122,14 +122,14 @@ class OverlappingReducer(GradientReducer):
 
     def synchronize(self) -> None:
         """Waits for every sum; updates the parameters if step() has been called, else leaves the means in p.grad."""
-        with self._lock:
+        with self._alone():
             self._take_when_here(list(self._sums))
 
     def is_due(self) -> bool:
         """False where sums are on their way for which step() has not been called; otherwise waits for those there are,
         and the optimizer may take its step in one piece.
         """
-        with self._lock:
+        with self._alone():
             if self._sums and self._stepping is None:
                 return False
             self.synchronize()
@@ -141,7 +141,8 @@ class OverlappingReducer(GradientReducer):
         Args:
             stepping: the step, with the options that hold now.
         """
-        with self._lock:
+        with self._alone():
+            self._require_own_process(self._sums)
             guarded = {self._parameters[index] for index in self._sums}
             self._stepping = stepping if guarded else None
             with self._noting_failure():
@@ -150,7 +151,7 @@ class OverlappingReducer(GradientReducer):
 
     def zero_grad(self, *, set_to_none: bool) -> set[torch.Tensor]:
         """Has gradients that updates still need be cleared after those; returns whose they are."""
-        with self._lock:
+        with self._alone():
             if self._stepping is None:
                 self.synchronize()
             for one in self._sums.values():
@@ -229,7 +230,7 @@ class OverlappingReducer(GradientReducer):
         if access is Access.DESCRIPTION:
             return
         indices = [self._index[parameter] for parameter in parameters]
-        with self._lock:
+        with self._alone():
             if self._stepping is not None:
                 waits = [i for i in indices if access is Access.VALUE or not self._is_gone(i)]
                 self._take_when_here([i for i in waits if i in self._sums])
@@ -244,7 +245,7 @@ class OverlappingReducer(GradientReducer):
     @contextlib.contextmanager
     def letting_go(self, parameter: torch.Tensor) -> Iterator[None]:
         """Keeper's: somebody copies a guarded parameter."""
-        with self._lock:
+        with self._alone():
             release(parameter)
             try:
                 yield
@@ -274,16 +275,26 @@ class OverlappingReducer(GradientReducer):
     def _take_when_here(self, indices: Collection[int]) -> None:
         """Waits for these sums and takes them in."""
         awaited = [index for index in indices if index in self._sums]
-        if awaited and os.getpid() != self._process:
-            raise RuntimeError(
-                f"gradwire.torch: {self._names[awaited[0]]!r} was read in a process that was forked while its sum was "
-                "on its way (overlap_step); call optimizer.synchronize() before processes are forked that use the model"
-            )
+        self._require_own_process(awaited)
         with self._noting_failure():
             for index in awaited:
                 if index in self._sums:  # not worked off while another was awaited
                     self._store.wait_until(functools.partial(self._arrives, self._sums[index].ticket))
             self._take([index for index in awaited if index in self._sums])
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Holds the lock; but not in a process that was forked: a thread that is not there may have it for ever."""
+        with self._lock if os.getpid() == self._process else contextlib.nullcontext():
+            yield
+
+    def _require_own_process(self, awaited: Collection[int]) -> None:
+        if awaited and os.getpid() != self._process:
+            raise RuntimeError(
+                f"gradwire.torch: {self._names[next(iter(awaited))]!r} was read in a process that was forked while its "
+                "sum was on its way (overlap_step); call optimizer.synchronize() before processes are forked that use "
+                "the model"
+            )
 
     @contextlib.contextmanager
     def _noting_failure(self) -> Iterator[None]:
