@@ -84,13 +84,19 @@ def load(file: Path | None = None) -> Calibration:
 def of_bench(rows: Iterable[Mapping[str, Any]]) -> tuple[CodecSpeed, ...]:
     """Takes what the planner needs from the records of `gradwire bench codec --json`, of PLANNED codecs.
 
-    Raises: ValueError: an operation is missing.
+    Raises: ValueError: an operation is missing, or they are records of something else.
     """
     seconds: dict[tuple[str, str, str, int], float] = {}
     bits: dict[str, float] = {}
-    for row in rows:
-        seconds[row["codec"], row["op"], row["residual"], row["ways"]] = 1 / row["elements_per_second"]
-        bits[row["codec"]] = row["bits_per_element"]
+    try:
+        for row in rows:
+            seconds[row["codec"], row["op"], row["residual"], row["ways"]] = 1 / row["elements_per_second"]
+            bits[row["codec"]] = row["bits_per_element"]
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"plan: these are not records of codecs' speeds ({type(error).__name__}: {error}): expected what `gradwire "
+            "bench codec --json` writes"
+        ) from None
     speeds = []
     for codec in PLANNED:
         try:
@@ -124,14 +130,14 @@ def measure(say: Callable[[str], None], codec_speeds: Path | None = None) -> Cal
 
     Raises:
         RuntimeError: the probe's job failed.
-        ValueError: codec_speeds lacks something.
+        ValueError: codec_speeds is something else, or lacks an operation.
     """
     from gradwire.doctor import machine_description
 
     if codec_speeds is None:
-        rows, made_by = _bench(say), "gradwire plan --calibrate"
+        speeds, made_by = of_bench(_bench(say)), "gradwire plan --calibrate"
     else:
-        rows = json.loads(codec_speeds.read_text(encoding="utf-8"))
+        speeds = _of_file(codec_speeds)
         made_by = f"gradwire plan --calibrate --codec-speeds {codec_speeds.as_posix()}"
     say("calibrate: messages over loopback")
     probe = probe_messages()
@@ -140,8 +146,18 @@ def measure(say: Callable[[str], None], codec_speeds: Path | None = None) -> Cal
         machine_description(),
         probe["message_seconds"],
         probe["round_trip_seconds"],
-        of_bench(rows),
+        speeds,
     )
+
+
+def _of_file(path: Path) -> tuple[CodecSpeed, ...]:
+    try:
+        return of_bench(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:  # also: neither JSON nor text
+        raise ValueError(
+            f"plan: --codec-speeds {path} cannot be taken ({str(error).removeprefix('plan: ')}); expected the file of "
+            "`gradwire bench codec --json FILE`"
+        ) from None
 
 
 def _bench(say: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -72,8 +72,10 @@ def load(path: Path) -> Profile:
     """
     try:
         return _read(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"profile {path}: not JSON ({error})") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"profile {path}: not JSON ({error}); expected what `gradwire plan --profile FILE` writes"
+        ) from None
 
 
 def _read(given: Any, where: str) -> Profile:

@@ -212,7 +212,7 @@ def sweep(question: Question, over: str, calibration: Calibration) -> list[Predi
     """Predicts every codec with its best placement over bandwidths, or over numbers of workers.
 
     Args:
-        over: bandwidth (BANDWIDTHS) or workers (WORKERS).
+        over: bandwidth (BANDWIDTHS) or workers (WORKERS). Left out: networks of more servers than workers beside them.
     """
     questions = (
         [replace(question, bandwidth=rate) for rate in BANDWIDTHS]
@@ -221,10 +221,11 @@ def sweep(question: Question, over: str, calibration: Calibration) -> list[Predi
     )
     rows = []
     for each in questions:
-        for spec in question.codecs:
+        networks = [row for row in each.networks() if row.placement != "beside" or row.servers <= row.workers]
+        for spec in question.codecs if networks else ():
             variant = Variant.parse(spec)
             options = [
-                predict(each, network, variant, question.schedule, calibration) for network in each.networks()
+                predict(each, network, variant, question.schedule, calibration) for network in networks
             ]
             rows.append(max(options, key=lambda row: row.efficiency))
     return rows

@@ -99,6 +99,19 @@ def test_a_sweep_says_where_codecs_stop_paying() -> None:
     assert planner.pays_below([row for row in rows if not row.variant.lossy]) is None
 
 
+def test_a_sweep_leaves_out_more_servers_than_the_workers_they_are_beside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planner, "WORKERS", (2, 4, 8, 16))
+    asked = question("resnet50", servers=8, placements=("beside",), codecs=("none",))
+    found = [row.network for row in planner.sweep(asked, "workers", COSTS)]
+    assert [network.workers for network in found] == [8, 16]
+    asked = replace(asked, placements=("beside", "peers"))
+    both = [row.network for row in planner.sweep(asked, "workers", COSTS)]
+    assert [network.workers for network in both] == [2, 4, 8, 16]
+    assert both[0].placement == "peers"
+
+
 @pytest.mark.parametrize("spec", ["2bit:threshold=1", "fp16:reply=exact", "none:x"])
 def test_a_codec_that_is_not_planned_is_refused(spec: str) -> None:
     with pytest.raises(ValueError, match="--codec"):
@@ -144,6 +157,26 @@ def test_what_is_no_calibration_is_refused(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(ValueError, match="is not a calibration"):
         calibration.load(file)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "3", "[1]", '{"codec": "none"}', '[{"codec": "none"}]', '["none"]', b"\xff\xfe\x00"]
+)
+def test_codec_speeds_of_another_shape_are_refused_by_their_file(tmp_path: Path, text: str | bytes) -> None:
+    file = tmp_path / "speeds.json"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(
+        ValueError, match=r"--codec-speeds .*speeds\.json cannot be taken .* bench codec --json"
+    ):
+        calibration.measure(print, file)
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00"])
+def test_a_profile_that_is_no_json_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "profile.json"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"profile .*profile\.json: not JSON .*; expected what"):
+        layer_profile.load(file)
 
 
 def test_messages_cost_something() -> None:
