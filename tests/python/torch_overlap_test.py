@@ -22,6 +22,7 @@ from gradwire import joining, settings
 from gradwire.torch.parameter_guard import keeper_of, release
 from python.inproc_ranks import await_event, run_ranks
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
 @pytest.fixture
@@ -686,3 +687,34 @@ def test_hooks_of_a_step_are_called_once_a_step_also_after_a_checkpoint(
         optimizer.step()
     assert calls == ["before", "after"] * 2
     optimizer.close()
+
+
+@pytest.mark.parametrize("overlap_step", [False, True])
+def test_hooks_of_all_optimizers_are_called_once_a_step_with_the_one_that_steps(
+    overlap_step: bool, store: gw.kv.KVStore
+) -> None:
+    model = make()
+    optimizer = gw.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        model.named_parameters(),
+        store=store,
+        overlap_step=overlap_step,
+    )
+    calls: list[tuple[str, Any]] = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda which, *_: calls.append(("before", which))),
+        register_optimizer_step_post_hook(lambda which, *_: calls.append(("after", which))),
+    ]
+    optimizer.register_step_pre_hook(lambda which, *_: calls.append(("own before", which)))
+    optimizer.register_step_post_hook(lambda which, *_: calls.append(("own after", which)))
+    try:
+        for seed in range(2):
+            optimizer.zero_grad()
+            loss_of(model, seed).backward()
+            optimizer.step()
+        optimizer.synchronize()
+    finally:
+        for handle in handles:
+            handle.remove()
+    optimizer.close()
+    assert calls == [(when, optimizer) for when in ("before", "own before", "own after", "after")] * 2

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from gradwire import kv, settings
 from gradwire.torch import overlap, session, wrapped
@@ -308,10 +309,10 @@ class _Distributed(torch.optim.Optimizer):
             )
 
     def _begin_step(self, reducer: overlap.OverlappingReducer) -> None:
-        for before in self._optimizer_step_pre_hooks.values():
+        for before in (*_global_optimizer_pre_hooks.values(), *self._optimizer_step_pre_hooks.values()):
             before(self, (), {})
         reducer.step(SubsetStep(self, self._base))
-        for after in self._optimizer_step_post_hooks.values():
+        for after in (*self._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
             after(self, (), {})
 
     def _mean_loss_of(self, closure: Callable[[], Any]) -> Callable[[], float]:

@@ -6,13 +6,14 @@ Threading: one thread at a time.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 import torch
 
 # Torch's own: that it has looked at the first parameter, or has warned.
 _HARMLESS = ("_need_device_dtype_check_for_fused", "_warned_capturable_if_run_uncaptured")
+_CALLS_HOOKS = torch.optim.Optimizer.profile_hook_step(lambda _: None).__code__
 
 
 class SubsetStep:
@@ -55,7 +56,7 @@ class SubsetStep:
             return
         before = [dict(group) for group in view.param_groups]
         own_before = dict(vars(view))
-        self._base.step(view)
+        _without_hooks(self._base)(view)
         if changed := _changed(own_before, vars(view), but=_HARMLESS):
             self._refuse(f"{changed[0]!r} of its own")
         for group, was in zip(view.param_groups, before, strict=True):
@@ -81,6 +82,12 @@ class SubsetStep:
         view._optimizer_step_post_hooks = OrderedDict()
         view.param_groups = [{**self._options[i], "params": members} for i, members in chosen.items()]
         return view
+
+
+def _without_hooks(base: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
+    """The class's step() as it was before torch wrapped it to call the hooks that all optimizers share."""
+    step: Any = base.step
+    return step.__wrapped__ if getattr(step, "__code__", None) is _CALLS_HOOKS else step
 
 
 def _changed(was: Mapping[str, Any], now: Mapping[str, Any], but: Collection[str] = ()) -> list[str]:
