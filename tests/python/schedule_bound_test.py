@@ -1,7 +1,8 @@
-"""experiments/schedule_bound: its committed results are what the simulator gives, and its claims hold in them."""
+"""experiments/schedule_bound: its committed results are what the simulator gives, and its claims hold in that."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import sys
@@ -24,25 +25,36 @@ def load() -> Any:
     return module
 
 
-@pytest.mark.parametrize("table", ["other_simulation", "sixty_four_gpus", "trace"])
+TABLES = load().TABLES
+NOT_SIMULATED = {"simulator_seconds"}  # by the machine's clock
+
+
+@functools.cache
+def computed(table: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = TABLES[table]()
+    return rows
+
+
+@pytest.mark.parametrize("table", TABLES)
 def test_committed_results_are_what_the_simulator_gives(table: str) -> None:
-    again = load().TABLES[table]()
+    again = computed(table)
     assert len(again) == len(RESULTS[table])
     for row, committed in zip(again, RESULTS[table], strict=True):
         assert row.keys() == committed.keys()
-        for name, value in row.items():
+        for name in row.keys() - NOT_SIMULATED:
+            value = row[name]
             is_number = isinstance(value, float)
             assert value == (pytest.approx(committed[name], rel=1e-6) if is_number else committed[name]), row
 
 
 def test_ours_is_within_five_percent_of_the_bound() -> None:
-    rows = RESULTS["against_bound"]
+    rows = computed("against_bound")
     assert len(rows) == 3 * 6 * 3
     assert min(row["tuned_of_bound"] for row in rows) >= 95
 
 
 def test_the_simulator_agrees_with_another_one() -> None:
-    for row in RESULTS["other_simulation"]:
+    for row in computed("other_simulation"):
         assert row["priority"] == pytest.approx(row["priority_theirs"], abs=1.0), row
         assert row["priority"] <= row["bound"] + 1e-6
         assert row["in_order"] == pytest.approx(row["in_order_theirs"], abs=2.0), row
@@ -50,18 +62,18 @@ def test_the_simulator_agrees_with_another_one() -> None:
 
 
 def test_the_next_forward_begins_before_the_last_sum_has_arrived() -> None:
-    rows = RESULTS["trace"]
+    rows = computed("trace")
     assert rows[0]["next_forward"] < max(row["arrived"] for row in rows)
     assert all(row["arrived"] <= row["next_forward"] + 1e-9 for row in rows)
 
 
 def test_unbounded_credit_loses_what_priorities_gain() -> None:
-    gains = [row["tuned"] - row["unbounded_credit"] for row in RESULTS["orders"]]
+    gains = [row["tuned"] - row["unbounded_credit"] for row in computed("orders")]
     assert min(gains) > -0.5
     assert max(gains) > 10
 
 
 def test_no_efficiency_is_above_its_bound() -> None:
     for table in ("sixty_four_gpus", "many_workers", "by_bandwidth"):
-        for row in RESULTS[table]:
+        for row in computed(table):
             assert row["efficiency"] <= row["bound"] + 1e-6, row
