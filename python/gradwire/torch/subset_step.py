@@ -6,7 +6,7 @@ Threading: one thread at a time.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -84,7 +84,7 @@ class SubsetStep:
         return view
 
 
-def _without_hooks(base: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
+def _without_hooks(base: type[torch.optim.Optimizer]) -> Any:
     """The class's step() as it was before torch wrapped it to call the hooks that all optimizers share."""
     step: Any = base.step
     return step.__wrapped__ if getattr(step, "__code__", None) is _CALLS_HOOKS else step
