@@ -440,6 +440,35 @@ def test_an_optimizer_that_raises_leaves_nothing_for_the_next_step(store: gw.kv.
     optimizer.close()
 
 
+class Blocks(nn.Module):
+    """Calls what it holds in containers, which are never called themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = nn.ModuleList([nn.ModuleList([nn.Linear(4, 4)])])
+        self.named = nn.ModuleDict({"head": nn.Linear(4, 3)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.named["head"](self.listed[0][0](x))
+
+
+def test_blocks_that_are_compiled_in_place_in_containers_are_waited_for(store: gw.kv.KVStore) -> None:
+    with torch.random.fork_rng():
+        model = Blocks()
+    plain = copy.deepcopy(model)
+    inner = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    optimizer = wrap(model, store)
+    model.listed[0][0].compile(backend="eager")
+    model.named["head"].compile(backend="eager")
+    for seed in range(3):
+        for each, weights in ((optimizer, model), (inner, plain)):
+            each.zero_grad()
+            loss_of(weights, seed).backward()
+            each.step()
+    torch.testing.assert_close(list(model.parameters()), list(plain.parameters()))
+    optimizer.close()
+
+
 # ---- what cannot go with it ------------------------------------------------------------------------------------
 
 

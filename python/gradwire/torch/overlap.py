@@ -403,7 +403,16 @@ def _reads_unseen(module: nn.Module) -> bool:
     """True for modules that hand parameters to what does not call torch's functions: compiled ones, replicas."""
     if isinstance(module, _REPLICATING) or "dynamo_ctx" in vars(module):  # what torch.compile(module) returns
         return True
-    return any(child._compiled_call_impl is not None for child in module.children())
+    return any(child._compiled_call_impl is not None for child in _called(module))
+
+
+def _called(module: nn.Module) -> Iterator[nn.Module]:
+    """The children that a module can call: also those in its containers, which nobody calls."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _called(child)
+        else:
+            yield child
 
 
 @contextlib.contextmanager
