@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -404,6 +405,29 @@ def test_what_is_compiled_in_place_asks_for_synchronize(store: gw.kv.KVStore) ->
         inner.step()
     torch.testing.assert_close(list(model.parameters()), list(plain.parameters()), rtol=0, atol=0)
     optimizer.close()
+
+
+def test_after_a_failure_weights_can_be_read_once_it_is_said_that_a_step_is_in_part() -> None:
+    def train(store: gw.kv.KVStore) -> None:
+        model = make()
+        optimizer = wrap(model, store)
+        if store.rank == 1:  # leaves in the middle of the job
+            return
+        loss_of(model, 0).backward()
+        optimizer.step()
+        for _ in range(2):
+            with pytest.raises(
+                gw.TransportError, match=r"worker 1 left.*optimizer\.close\(\) to read weights.*in part"
+            ):
+                model.state_dict()["first.weight"].sum()
+        with pytest.warns(RuntimeWarning, match=r"4 of 4 parameters .* without the last step"):
+            optimizer.close()
+        assert torch.equal(model.first.weight, make().first.weight)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.close()
+
+    run_ranks(2, train)
 
 
 class Fails(torch.optim.SGD):

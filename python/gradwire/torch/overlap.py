@@ -25,13 +25,12 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from gradwire import joining
+from gradwire import _core, joining
 from gradwire.torch.exchange import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.parameter_guard import Access, guard, is_guardable, keeper_of, release
 from gradwire.torch.reducer import GradientReducer
 
 if TYPE_CHECKING:
-    from gradwire import _core
     from gradwire.kv import KVStore
     from gradwire.torch.momentum import WorkerMomentum
     from gradwire.torch.subset_step import SubsetStep
@@ -300,6 +299,13 @@ class OverlappingReducer(GradientReducer):
     def _noting_failure(self) -> Iterator[None]:
         try:
             yield
+        except (_core.TransportError, _core.TimeoutError) as error:
+            self._has_failed = True
+            if self._stepping is None:
+                raise
+            raise type(error)(
+                f"{error}; call optimizer.close() to read weights as they are; the last step is then in part"
+            ) from error
         except BaseException:
             self._has_failed = True
             raise
@@ -380,12 +386,20 @@ class OverlappingReducer(GradientReducer):
             self._abandon()
 
     def _abandon(self) -> None:
-        """Leaves what has not arrived."""
+        """Leaves what has not arrived, and says so if it is of a step that others have had."""
         with self._lock:
+            behind = len(self._sums) if self._stepping is not None else 0
             for index in self._sums:
                 release(self._parameters[index])
             self._sums.clear()
             self._leave()
+        if behind:
+            warnings.warn(
+                f"gradwire.torch: {behind} of {len(self._parameters)} parameters are left without the last step, whose "
+                "sums for them have not arrived (overlap_step); load a checkpoint to go on from one step",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _go_on(parameter: torch.Tensor, one: _Sum, later: torch.Tensor | None) -> None:
