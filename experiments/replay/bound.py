@@ -1,11 +1,13 @@
-"""The least time that a step can take: what the compute needs, or what the busiest link needs.
+"""A coarse bound of a step's time: what the compute needs, or what the busiest link needs.
+
+gradwire.simulation.bound is a higher one, which also counts when a layer's gradient can leave and is needed again.
 
 Threading: values and pure functions.
 """
 
 from __future__ import annotations
 
-from gradwire.bench.plan import PAYLOAD_SHARE
+from gradwire.simulation import PAYLOAD_SHARE
 from gradwire.units import parse_rate
 
 from replay.rows import LOOPBACK, Row
@@ -30,7 +32,7 @@ def link_seconds(row: Row, pushed: float, replied: float) -> float:
     return link_bytes(row, pushed, replied) * 8 / (PAYLOAD_SHARE * parse_rate(row.bandwidth))
 
 
-def least_step_seconds(row: Row, compute_seconds: float, pushed: float, replied: float) -> float:
+def coarse_step_seconds(row: Row, compute_seconds: float, pushed: float, replied: float) -> float:
     """Returns max(compute, bytes / rate), the bound that records name BOUND: no schedule is faster, and one that may
     send a layer's gradient only once there is one may need longer."""
     return max(compute_seconds, link_seconds(row, pushed, replied))

@@ -62,7 +62,7 @@ def _record(
     row, compute, elements = plan.row, plan.profile.compute_seconds, plan.profile.elements
     step, share = _mean_step(blocks), meter.cpu_share(mode)
     refused = why_refused(share, plan.cpu_limit)
-    least = bound.least_step_seconds(
+    least = bound.coarse_step_seconds(
         row, compute, elements * measured.push_bytes, elements * measured.reply_bytes
     )
     return {

@@ -46,7 +46,9 @@ class Scale:
             raise ValueError(f"replay: scale {self.factor:g} is not valid: expected a number of at least 1")
 
     def pieces(self, full_elements: int) -> tuple[Piece, ...]:
-        """Cuts a tensor as the engine cuts it at full size, and divides every piece.
+        """Cuts a tensor into partitions at full size, and divides every piece.
+
+        The engine cuts what is not many partitions long into shorter ones: README.md, Limits.
 
         Pieces come to the tensor's elements divided, rounded once; one that comes to nothing goes with the one before
         it, and a tensor has at least one element.

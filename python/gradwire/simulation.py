@@ -11,7 +11,7 @@ from gradwire.calibration import Calibration
 from gradwire.layer_profile import Profile
 
 Placement = Literal["servers", "beside", "peers", "ring"]
-_PAYLOAD_RATE = 0.955  # of a link at MTU 1500: what headers of Ethernet, IP and TCP leave
+PAYLOAD_SHARE = 0.955  # of a link at MTU 1500: what headers of Ethernet, IP and TCP leave
 _HEADER_BYTES = 112  # of a frame of ours
 _LEAST_PIECES = 4  # what a server owns of a large tensor is cut into so many parts,
 _SHORTEST_PIECE = 2 * _core.UNIT_ELEMENTS  # but for this into none shorter
@@ -139,7 +139,7 @@ def setup(
             topologies[network.placement],
             network.workers,
             servers,
-            network.bandwidth / 8 * _PAYLOAD_RATE,
+            network.bandwidth / 8 * PAYLOAD_SHARE,
             network.latency,
             message_seconds,
         ),

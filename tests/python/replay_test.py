@@ -11,11 +11,12 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from gradwire import settings
+from gradwire import job, settings
 from gradwire.netlab import remains
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments"))
@@ -79,6 +80,24 @@ def test_rates_and_limits_in_bytes_are_divided() -> None:
     assert settings.read(Scale(1e6).engine_settings()).credit_bytes == 4096
 
 
+def test_limits_in_bytes_reach_the_servers_and_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = []
+
+    def note(command: list[str], workers: int, servers: int, **options: Any) -> None:
+        jobs.append(job.make_job(command, workers, servers, options["env"]))
+
+    monkeypatch.setattr(systems, "run_job", note)
+    network: Any = SimpleNamespace(place=None)
+    row, scale = rows.parse("gradwire-none-2w2s-loopback"), Scale(100)
+    systems.start(systems.Launch(row, scale, "folder", network, print, 1.0, None))
+    [made] = jobs
+    options = made._server_options(None)
+    assert options[options.index("--credit-bytes") + 1] == "41943"
+    assert options[options.index("--fusion-bytes") + 1] == "2621"
+    read = settings.read(made.environment)  # servers inside peers take theirs from the worker's
+    assert (read.credit_bytes, read.fusion_bytes) == (41_943, 2621)
+
+
 @pytest.mark.parametrize("factor", [0, 0.5, -1, float("nan"), float("inf")])
 def test_a_scale_that_would_enlarge_is_refused(factor: float) -> None:
     with pytest.raises(ValueError, match="expected a number of at least 1"):
@@ -116,8 +135,8 @@ def test_the_bound_is_the_compute_or_the_wire() -> None:
     size = 4.0 * VGG16.elements
     one, two = (rows.parse(f"gradwire-none-8w{count}s-10gbit") for count in (1, 2))
     compute = VGG16.compute_seconds
-    assert compute / bound.least_step_seconds(one, compute, size, size) == pytest.approx(0.589, abs=1e-3)
-    assert bound.least_step_seconds(two, compute, size, size) == compute
+    assert compute / bound.coarse_step_seconds(one, compute, size, size) == pytest.approx(0.589, abs=1e-3)
+    assert bound.coarse_step_seconds(two, compute, size, size) == compute
     # A reply that is larger than the push is what the link has to carry.
     assert bound.link_bytes(one, 1.0, 5.0) == 40.0
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from gradwire.compress import Compression
+from gradwire.simulation import PAYLOAD_SHARE
 from gradwire.units import parse_rate
 
-PAYLOAD_SHARE = 0.955  # of a link's rate: the rest is headers, at an MTU of 1500
 UNSHAPED = "unshaped"  # a bandwidth: every rank on a host of its own, behind a link of no given rate
 SERVER_PEERS = ("mxnet",)
 ALL_REDUCE_PEERS = ("openmpi", "gloo", "gloo-fp16", "gloo-powersgd", "mxnet")
