@@ -138,6 +138,11 @@ def run(args: argparse.Namespace, make_task: Callable[[argparse.Namespace, Progr
             f"train: GRADWIRE_COMPRESSION={arm} is set with --ddp-hook {args.ddp_hook}, which has no codec of "
             "gradwire's: unset one of the two"
         )
+    if args.ddp_hook is not None and args.overlap_step is None and gw.settings.read().overlap_step == "on":
+        raise ValueError(
+            f"train: GRADWIRE_OVERLAP_STEP=on is set with --ddp-hook {args.ddp_hook}, which waits for all sums: unset "
+            "one of the two, or give --no-overlap-step"
+        )
     store = gw.kv.create(args.kv_store)
     torch.set_num_threads(
         args.threads or int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))

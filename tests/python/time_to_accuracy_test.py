@@ -132,6 +132,7 @@ def test_a_hook_with_a_codec_is_refused() -> None:
 
     assert "--gc-type 2bit was given with --ddp-hook fp16" in refused("--gc-type", "2bit")
     assert "GRADWIRE_COMPRESSION=int8 is set with --ddp-hook fp16" in refused(GRADWIRE_COMPRESSION="int8")
+    assert "GRADWIRE_OVERLAP_STEP=on is set with --ddp-hook fp16" in refused(GRADWIRE_OVERLAP_STEP="on")
 
 
 def test_misspelt_arms_are_found_before_anything_runs() -> None:
