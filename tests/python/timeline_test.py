@@ -175,9 +175,14 @@ class Engine:
 
     rank = 1
 
-    def read_clocks(self, seconds: float) -> None: ...
+    def __init__(self) -> None:
+        self.calls: list[str] = []
 
-    def start_timeline(self) -> None: ...
+    def read_clocks(self, seconds: float) -> None:
+        self.calls.append("read_clocks")
+
+    def start_timeline(self) -> None:
+        self.calls.append("start_timeline")
 
 
 def test_a_process_removes_the_part_that_an_earlier_job_left_in_its_place(tmp_path: Path) -> None:
@@ -185,6 +190,12 @@ def test_a_process_removes_the_part_that_an_earlier_job_left_in_its_place(tmp_pa
         (tmp_path / f"worker-{rank}.jsonl").touch()
     Recorder(Engine(), "dist_sync", str(tmp_path))  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["worker-0.jsonl"]
+
+
+def test_clocks_are_read_after_the_start_which_forgets_earlier_readings(tmp_path: Path) -> None:
+    engine = Engine()
+    Recorder(engine, "dist_sync", str(tmp_path))  # type: ignore[arg-type]
+    assert engine.calls == ["start_timeline", "read_clocks"]
 
 
 def test_a_recording_makes_no_folder_and_removes_parts_alone(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ class Recorder:
         self._engine, self._store, self._folder = engine, store, folder
         with contextlib.suppress(OSError):  # write() says what cannot be written there
             (Path(folder) / f"worker-{engine.rank}.jsonl").unlink()
+        engine.start_timeline()  # forgets what was read before
         engine.read_clocks(_CLOCK_SECONDS)
-        engine.start_timeline()
 
     def stop(self) -> None:
         """Ends the trace, while the servers are still there to tell their time."""
