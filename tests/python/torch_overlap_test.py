@@ -10,6 +10,7 @@ import io
 import os
 import pickle
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from gradwire.torch.parameter_guard import keeper_of, release
 from python.inproc_ranks import await_event, run_ranks
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+torch_optimizer = sys.modules["torch.optim.optimizer"]  # torch.optim has deleted the name
 
 
 @pytest.fixture
@@ -493,6 +496,20 @@ def test_blocks_that_are_compiled_in_place_in_containers_are_waited_for(store: g
     optimizer.close()
 
 
+def test_torch_steps_guarded_parameters_together_as_it_does_others(
+    store: gw.kv.KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA, where that is its default: the CPU stands in for it."""
+    monkeypatch.setattr(torch_optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
+    model = make()
+    optimizer = wrap(model, store)
+    assert torch_optimizer._default_to_fused_or_foreach(list(model.parameters()), False) == (False, True)
+    loss_of(model, 0).backward()
+    assert len(under_way(model)) == 4
+    assert torch_optimizer._default_to_fused_or_foreach(list(model.parameters()), False) == (False, True)
+    optimizer.close()
+
+
 # ---- what cannot go with it ------------------------------------------------------------------------------------
 
 
@@ -604,6 +621,7 @@ class CountsByItself(torch.optim.SGD):
         return super().step(closure)
 
 
+@pytest.mark.filterwarnings("ignore:.*without the last step")  # where not all sums were there at once
 @pytest.mark.parametrize(
     ("kind", "where"), [(CountsInGroups, "of a parameter group"), (CountsByItself, "of its own")]
 )

@@ -395,8 +395,8 @@ class OverlappingReducer(GradientReducer):
             self._leave()
         if behind:
             warnings.warn(
-                f"gradwire.torch: {behind} of {len(self._parameters)} parameters are left without the last step, whose "
-                "sums for them have not arrived (overlap_step); load a checkpoint to go on from one step",
+                f"gradwire.torch: {behind} of {len(self._parameters)} parameters are left without the last step, which "
+                "failed before their sums were taken in (overlap_step); load a checkpoint to go on from one step",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch.optim.optimizer import _foreach_supported_types
 
 _Result = TypeVar("_Result")
 
@@ -106,6 +107,10 @@ class GuardedParameter(torch.nn.Parameter):
         keeper.before([self], Access.VALUE)
         with keeper.letting_go(self):
             return use(self)
+
+
+# An optimizer steps parameters while they are guarded; on CUDA all of one call by one kernel, if it knows their class.
+_foreach_supported_types.append(GuardedParameter)
 
 
 def _by_keeper(guarded: Iterable[torch.Tensor]) -> list[tuple[Keeper, list[torch.Tensor]]]:
