@@ -403,12 +403,12 @@ class KVStore(AbstractKVStore):
 
         Returns: bytes_raw: pushed, as float32; bytes_encoded: the payloads made of them; ratio: how many times smaller
             those are, None where there are none; bytes_sent, bytes_received: at the sockets, headers and what is no
-            gradient included;
-            codec_seconds: of all threads that encode and decode; stage_seconds: of all partitions in each stage
-            (`gradwire timeline --help`), while they were traced (GRADWIRE_TIMELINE or timeline()), else 0. Of servers
-            those that live in this process.
-            With hierarchy=host bytes_encoded is what the worker that leads its host has made of the host's sum, and 0 on
-            the others; so ratio is the leader's own gradients over the host's payloads, and None on the others.
+            gradient included; codec_seconds: of all threads that encode and decode; stage_seconds: of all partitions in
+            each stage (`gradwire timeline --help`), while they were traced (GRADWIRE_TIMELINE or timeline()), else 0.
+            Of servers those that live in this process.
+
+            With hierarchy=host, bytes_encoded is what the worker that leads its host has made of the host's sum, and 0
+            on the others; so ratio is the leader's own gradients over the host's payloads, and None on the others.
         """
         raw, encoded = self.engine.pushed()
         counters = self.engine.counters()
