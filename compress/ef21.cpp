@@ -58,6 +58,12 @@ Encoded EF21::encode(std::span<const float> grad, std::span<const UnitScale> sca
 
 void EF21::add(std::span<const float> answer) {
   require_elements("the answer", answer.size());
+  for (std::size_t i = 0; i < answer.size(); ++i) {
+    if (is_finite(answer[i])) continue;
+    throw std::invalid_argument("ef21 of " + std::string(codec_.name()) + ": element " + std::to_string(i) +
+                                " of the answer is " + parameter_text(static_cast<double>(answer[i])) +
+                                ", expected a finite number; reset() all workers and begin anew");
+  }
   add_to(sum_, answer);
 }
 

@@ -32,11 +32,13 @@ class EF21 {
   EF21(const Codec& codec, std::size_t elements);
 
   /// Encodes gradient - estimate, and adds what that payload stands for to the estimate. As Codec::encode()
-  /// without a residual; where it throws, nothing has changed. An element that is not finite is not sent.
+  /// without a residual; where it throws, nothing has changed. An element that is not finite is treated as
+  /// the codec treats it.
   Encoded encode(std::span<const float> grad, std::span<const UnitScale> scales, std::span<std::byte> out,
                  const Position& position = {});
 
-  /// Takes in the decoded answer to a round: the sum of all workers' payloads. Requires elements() floats.
+  /// Takes in the decoded answer to a round: the sum of all workers' payloads. Throws std::invalid_argument,
+  /// and changes nothing, unless these are elements() finite floats.
   void add(std::span<const float> answer);
 
   /// What everybody takes this worker's gradient for ("g_i").

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <stdexcept>
 
 #include "compress/parameters.h"
 #include "compress/scales.h"
@@ -13,6 +14,7 @@ namespace {
 
 constexpr std::size_t kTileElements = 4096;
 constexpr float kDefaultClip = 1.5f;
+constexpr float kLeastClip = 0.001f;
 
 constexpr ParameterInfo kParameters[] = {
     {"clip", "1.5",
@@ -79,8 +81,12 @@ std::unique_ptr<Codec> make_terngrad(const CodecSpec& spec) {
   word_index(spec, "nonfinite", {"skip"});
   const ParameterValue* const clip = find_parameter(spec, "clip");
   const bool is_off = clip != nullptr && *clip == ParameterValue("off");
-  return std::make_unique<TernGrad>(
-      is_off ? 0 : positive_float(spec, "clip", kDefaultClip, " or the word off"), seed_of(spec));
+  const float given = is_off ? 0 : positive_float(spec, "clip", kDefaultClip, " or the word off");
+  if (!is_off && given < kLeastClip) {
+    throw std::invalid_argument("terngrad: clip=" + parameter_text(*clip) +
+                                " would send next to nothing; give 0.001 or more, e.g. clip=1.5");
+  }
+  return std::make_unique<TernGrad>(given, seed_of(spec));
 }
 
 std::unique_ptr<Codec> terngrad_from_wire(const WireParameters& parameters) {

@@ -72,11 +72,12 @@ void validate(const NetworkModel& network) {
     refuse(std::to_string(network.servers) + " servers in a ring, which has none; expected 1");
   }
   const auto is_seconds = [](double value) { return std::isfinite(value) && value >= 0; };
-  if (!std::isfinite(network.bytes_per_second) || network.bytes_per_second <= 0 ||
+  if (!std::isfinite(network.bytes_per_second) || network.bytes_per_second < 1 ||
       !is_seconds(network.latency_seconds) || !is_seconds(network.message_seconds)) {
     refuse("bytes_per_second=" + std::to_string(network.bytes_per_second) +
-           ", latency_seconds=" + std::to_string(network.latency_seconds) + ", message_seconds=" +
-           std::to_string(network.message_seconds) + "; expected a rate above 0 and seconds of at least 0");
+           ", latency_seconds=" + std::to_string(network.latency_seconds) +
+           ", message_seconds=" + std::to_string(network.message_seconds) +
+           "; expected a rate of at least 1 and seconds of at least 0");
   }
 }
 

@@ -138,6 +138,7 @@ Simulated Job::run() {
     const double up = up_.next_end().value_or(kNever);
     const double down = down_.next_end().value_or(kNever);
     now_ = std::min({event, up, down});
+    if (now_ == kNever) throw std::invalid_argument("simulation: these times and rates add up to infinity");
     if (now_ == event) {
       const Event next = events_.top();
       events_.pop();
@@ -383,27 +384,31 @@ bool are_costs(std::initializer_list<double> values) {
   return std::ranges::all_of(values, [](double value) { return std::isfinite(value) && value >= 0; });
 }
 
+constexpr unsigned kMostSteps = 1'000'000;
+constexpr std::uint64_t kMostElements = std::uint64_t{1} << 40;
+
 void validate(const SimulationSetup& setup) {
   validate(setup.network);
   require(!setup.layers.empty(), "no layers", "at least one");
   for (std::size_t i = 0; i < setup.layers.size(); ++i) {
     const SimulatedLayer& layer = setup.layers[i];
-    require(layer.elements > 0 && are_costs({layer.forward_seconds, layer.backward_seconds}),
+    require(layer.elements > 0 && layer.elements <= kMostElements &&
+                are_costs({layer.forward_seconds, layer.backward_seconds}),
             "layer " + std::to_string(i) + " has elements=" + std::to_string(layer.elements) +
                 ", forward_seconds=" + std::to_string(layer.forward_seconds) +
                 ", backward_seconds=" + std::to_string(layer.backward_seconds),
-            "at least one element and seconds of at least 0");
+            "1 to " + std::to_string(kMostElements) + " elements and seconds of at least 0");
   }
   const CodecCosts& codec = setup.codec;
   require(are_costs({codec.push_bytes, codec.reply_bytes, codec.encode_seconds, codec.decode_seconds,
                      codec.sum_seconds}),
           "a negative or infinite cost of the codec", "bytes and seconds of at least 0 an element");
-  require(
-      setup.limits.least_pieces > 0 && setup.codec_threads > 0 && setup.server_threads > 0 && setup.steps > 0,
-      "least_pieces=" + std::to_string(setup.limits.least_pieces) + ", codec_threads=" +
-          std::to_string(setup.codec_threads) + ", server_threads=" + std::to_string(setup.server_threads) +
-          ", steps=" + std::to_string(setup.steps),
-      "all to be at least 1");
+  require(setup.limits.least_pieces > 0 && setup.codec_threads > 0 && setup.server_threads > 0 &&
+              setup.steps > 0 && setup.steps <= kMostSteps,
+          "least_pieces=" + std::to_string(setup.limits.least_pieces) +
+              ", codec_threads=" + std::to_string(setup.codec_threads) + ", server_threads=" +
+              std::to_string(setup.server_threads) + ", steps=" + std::to_string(setup.steps),
+          "all to be at least 1, and at most " + std::to_string(kMostSteps) + " steps");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "kvstore/clock_probe.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <utility>
 #include <vector>
@@ -28,6 +29,13 @@ void store_time(FrameHeader& header, TraceClock::time_point time) {
 TraceClock::time_point load_time(const FrameHeader& header) {
   const std::uint64_t ns = header.codec_parameters[0] | std::uint64_t{header.codec_parameters[1]} << 32;
   return TraceClock::time_point(nanoseconds(std::bit_cast<std::int64_t>(ns)));
+}
+
+/// Whether the difference is a number: a time may be any 64 bits that a peer has sent.
+bool can_subtract(TraceClock::time_point a, TraceClock::time_point b) {
+  constexpr auto kFar = TraceClock::duration::max() / 2;
+  return std::ranges::all_of(std::array{a.time_since_epoch(), b.time_since_epoch()},
+                             [&](auto since) { return -kFar < since && since < kFar; });
 }
 
 }  // namespace
@@ -60,6 +68,7 @@ std::optional<ClockReading> ClockProbe::read_server(std::uint32_t server, const 
     const nanoseconds round_trip = answer->here - sent;
     if (best && best->round_trip <= round_trip) continue;
     const auto middle = trace.told(sent + round_trip / 2);
+    if (!can_subtract(answer->there, middle)) continue;  // no clock shows that
     best = ClockReading{server, answer->there - middle, round_trip, middle};
   }
   return best;

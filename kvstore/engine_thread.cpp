@@ -182,7 +182,10 @@ std::string EngineThread::failure() const {
 }
 
 void EngineThread::on_frames(Node from, std::vector<Frame> frames) {
-  if (frames.front().header.kind == Kind::kTime) return clock_probe_.take(frames.front().header);
+  if (frames.front().header.kind == Kind::kTime) {  // at once: it must not wait for what is in the loop
+    if (from.role == Role::kServer && frames.size() == 1) clock_probe_.take(frames.front().header);
+    return;
+  }
   loop_->post([this, from, frames = std::move(frames), arrived = tracer_.now()]() mutable {
     arrived_ = arrived;
     for (Frame& frame : frames) handle(from, std::move(frame));

@@ -22,6 +22,7 @@ void EngineThread::note_submitted(KeyId key, Operation& operation) const {
   wait.priority = operation.priority;
   wait.stage = Stage::kWait;
   operation.done.note_wait(tracer_, wait);
+  if (operation.verb == Verb::kPush) operation.taken.note_wait(tracer_, wait);
 }
 
 /// The first words on a round: its parts have been ready since it was submitted. A pull waits for the last
@@ -38,6 +39,7 @@ void EngineThread::note_start(const Tensor& tensor) const {
   span.bytes = tensor.spec.elements() * sizeof(float);
   span.stage = Stage::kWait;
   operation.done.note_wait(tracer_, span);
+  if (operation.verb == Verb::kPush) operation.taken.note_wait(tracer_, span);
   if (!pushes(operation)) return;
   span.stage = Stage::kReady;
   span.begin = operation.submitted;

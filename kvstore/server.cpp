@@ -188,7 +188,9 @@ void Server::answer(Frame frame) {
 
 void Server::on_frames(Node from, std::vector<Frame> frames) {
   if (from.role != Role::kWorker) return;  // servers take requests from workers only
-  if (frames.front().header.kind == Kind::kClock) return tell_time_to(from, frames.front().header);
+  if (frames.front().header.kind == Kind::kClock && frames.size() == 1) {
+    return tell_time_to(from, frames.front().header);
+  }
   if (shards_.size() == 1) return shards_[0]->post(from, std::move(frames));
   std::vector<std::vector<Frame>> by_shard(shards_.size());
   for (Frame& frame : frames) {

@@ -108,13 +108,9 @@ void serve_traced(Arguments& a) {
   } catch (const std::exception&) {
     failure = std::current_exception();
   }
-  try {
-    spdlog::info("wrote {}",
-                 gradwire::kvstore::write_trace(a.timeline, *a.server.trace,
-                                                {server.self(), server.world(), false, "server"}));
-  } catch (const std::exception& error) {  // the job is none the worse for it
-    spdlog::error("{}", error.what());
-  }
+  gradwire::kvstore::leave_trace(a.timeline, *a.server.trace,
+                                 {server.self(), server.world(), false, "server"},
+                                 [](const std::string& text) { spdlog::warn("{}", text); });
   if (failure) std::rethrow_exception(failure);
 }
 

@@ -5,7 +5,10 @@ namespace gradwire::kvstore {
 using Moment = Aggregator::Moment;
 
 void ServerTrace::on(Moment moment, const transport::FrameHeader& header) {
-  if (!tracer_.is_on()) return;
+  if (!tracer_.is_on()) {
+    all_here_ = summed_ = {};
+    return;
+  }
   const auto now = TraceClock::now();
   const std::uint64_t bytes = header.count * sizeof(float);
   switch (moment) {
@@ -13,6 +16,7 @@ void ServerTrace::on(Moment moment, const transport::FrameHeader& header) {
       return note(Stage::kServerReceive, header, arrived_, now, bytes, worker_);
     case Moment::kAllHere:
       all_here_ = now;
+      summed_ = {};  // and stays so where the sum fails
       return;
     case Moment::kSummed:
       summed_ = now;

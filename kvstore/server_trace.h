@@ -29,7 +29,8 @@ class ServerTrace {
   Tracer tracer_;
   TraceClock::time_point arrived_;
   std::uint32_t worker_ = kNoPeer;
-  TraceClock::time_point all_here_, summed_;  ///< of the round in hand: a thread has one at a time
+  TraceClock::time_point all_here_,
+      summed_;  ///< of the round in hand, which a thread has one of; the epoch: unseen
 };
 
 }  // namespace gradwire::kvstore

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <new>
 
 namespace gradwire::kvstore {
 namespace {
@@ -91,9 +92,24 @@ Trace::Buffer* Trace::own_buffer() {
   return known;
 }
 
-void Trace::add(const Span& span) {
+void Trace::start() {
+  if (is_on()) return;
+  const std::lock_guard lock(mutex_);
+  std::vector<Span> forgotten;
+  for (const auto& buffer : buffers_) buffer->take(forgotten);
+  readings_.clear();
+  dropped_before_ = dropped_ever();
+  started_ = told(TraceClock::now());
+  on_.store(true, std::memory_order_relaxed);
+}
+
+void Trace::add(const Span& span) noexcept {
   if (span.begin == TraceClock::time_point()) return;
-  Buffer* const buffer = own_buffer();
+  Buffer* buffer = nullptr;
+  try {
+    buffer = own_buffer();
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): counted below
+  }
   if (buffer == nullptr) {
     homeless_.fetch_add(1, std::memory_order_relaxed);
     return;
@@ -119,6 +135,8 @@ std::vector<Span> Trace::take_spans() {
   {
     const std::lock_guard lock(mutex_);
     for (const auto& buffer : buffers_) buffer->take(spans);
+    // Some end long after they began: replies of before a pause may only be on their way now.
+    std::erase_if(spans, [this](const Span& span) { return span.begin < started_; });
   }
   std::ranges::stable_sort(spans, {}, &Span::begin);
   return spans;
@@ -136,6 +154,11 @@ std::vector<ClockReading> Trace::readings() const {
 
 std::uint64_t Trace::dropped() const {
   const std::lock_guard lock(mutex_);
+  return dropped_ever() - dropped_before_;
+}
+
+/// With the lock held.
+std::uint64_t Trace::dropped_ever() const {
   std::uint64_t dropped = homeless_.load(std::memory_order_relaxed);
   for (const auto& buffer : buffers_) dropped += buffer->dropped();
   return dropped;

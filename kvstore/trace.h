@@ -84,7 +84,9 @@ class Trace {
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  void start() noexcept { on_.store(true, std::memory_order_relaxed); }
+  /// From now on, and of that alone: what was noted before and not taken out is forgotten, as are readings
+  /// and the count of what was dropped. Nothing changes where it is on.
+  void start();
   void stop() noexcept { on_.store(false, std::memory_order_relaxed); }
   bool is_on() const noexcept { return on_.load(std::memory_order_relaxed); }
 
@@ -93,17 +95,17 @@ class Trace {
 
   /// Notes a span, in times of TraceClock. Waits for no other thread, but for a thread's first span. Leaves
   /// out one whose begin is the epoch: the trace was off then.
-  void add(const Span& span);
+  void add(const Span& span) noexcept;
 
   /// Names a key for people.
   void name_key(Tier tier, std::uint64_t key, std::string name);
   void add_reading(const ClockReading& reading);
 
-  /// Takes out what was noted so far, in order of its beginning.
+  /// Takes out what was noted since start(), in order of its beginning.
   std::vector<Span> take_spans();
   std::map<std::pair<Tier, std::uint64_t>, std::string> key_names() const;
   std::vector<ClockReading> readings() const;
-  /// Spans that found their buffer full, or no buffer.
+  /// Spans since start() that found their buffer full, or no buffer.
   std::uint64_t dropped() const;
   /// How long the spans of each stage have lasted since the beginning, in all, taken out or dropped as well;
   /// without those of threads that have no buffer.
@@ -112,6 +114,7 @@ class Trace {
  private:
   class Buffer;
   Buffer* own_buffer();
+  std::uint64_t dropped_ever() const;
 
   const TraceOptions options_;
   const std::uint64_t id_;  ///< among all traces of the process, ever
@@ -121,6 +124,8 @@ class Trace {
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::map<std::pair<Tier, std::uint64_t>, std::string> key_names_;
   std::vector<ClockReading> readings_;
+  TraceClock::time_point started_;  ///< as told
+  std::uint64_t dropped_before_ = 0;
 };
 
 /// What those hold who note spans: a trace, or none, and the tier that they work in.

@@ -94,4 +94,13 @@ std::string write_trace(const std::string& folder, Trace& trace, const TraceOrig
   return path;
 }
 
+void leave_trace(const std::string& folder, Trace& trace, const TraceOrigin& origin,
+                 const std::function<void(const std::string&)>& log) {
+  try {
+    log("wrote " + write_trace(folder, trace, origin));
+  } catch (const std::exception& error) {
+    log(error.what());
+  }
+}
+
 }  // namespace gradwire::kvstore

@@ -3,6 +3,7 @@
 // Threading: pure, but for the trace's own rules.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "kvstore/trace.h"
@@ -22,5 +23,10 @@ struct TraceOrigin {
 /// file's path: folder/worker-0.jsonl. It is there whole or not at all. Throws std::runtime_error naming the
 /// file.
 std::string write_trace(const std::string& folder, Trace& trace, const TraceOrigin& origin);
+
+/// As write_trace(), for the end of a job, which is none the worse where that fails: tells `log` so, or where
+/// the part lies.
+void leave_trace(const std::string& folder, Trace& trace, const TraceOrigin& origin,
+                 const std::function<void(const std::string&)>& log);
 
 }  // namespace gradwire::kvstore

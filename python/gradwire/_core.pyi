@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import enum
-from typing import Annotated, Any, overload
+from typing import Annotated, Any, Final, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -116,7 +116,7 @@ class ErrorFeedback:
 
     def __init__(self, codec: Codec, elements: int, *, residual: str = 'fp32', momentum: float = 0.0, nesterov: bool = False, factor_masking: bool = False, can_roll_back: bool = False) -> None:
         """
-        residual: 'fp32', or 'bf16' or 'int8' (blocks of 64), a half or a quarter of the memory, rounded every step.
+        residual: 'fp32', or 'bf16' or 'int8' (blocks of 64), rounded every step: a half or a quarter of what is saved, and of the memory's traffic with 2bit and a fixed threshold in 'bf16'; others widen it into floats of their own.
         momentum, in [0, 1): sends u = momentum * u +
         gradient in place of the gradient; nesterov: gradient + momentum * u, as torch.optim.SGD; factor_masking: u
         becomes 0 where something was sent. can_roll_back keeps a copy of the state before the last step. Raises ValueError.
@@ -548,6 +548,12 @@ class CodecCosts:
 
 class PlanLimits:
     def __init__(self, partition_elements: int, unit_elements: int, least_pieces: int, shortest_piece_elements: int, shard_bound_elements: int, fusion_bytes: int) -> None: ...
+
+    LEAST_PIECES: Final[int] = ...
+    """(arg: object, /) -> int"""
+
+    SHORTEST_PIECE: Final[int] = ...
+    """(arg: object, /) -> int"""
 
 class SimulationSetup:
     def __init__(self, layers: Sequence[SimulatedLayer], network: NetworkModel, codec: CodecCosts, limits: PlanLimits, message_bytes: int, credit_bytes: int, order: SendOrder, next_forward: NextForward, codec_threads: int, server_threads: int, steps: int) -> None: ...

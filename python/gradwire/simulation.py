@@ -13,8 +13,6 @@ from gradwire.layer_profile import Profile
 Placement = Literal["servers", "beside", "peers", "ring"]
 PAYLOAD_SHARE = 0.955  # of a link at MTU 1500: what headers of Ethernet, IP and TCP leave
 _HEADER_BYTES = 112  # of a frame of ours
-_LEAST_PIECES = 4  # what a server owns of a large tensor is cut into so many parts,
-_SHORTEST_PIECE = 2 * _core.UNIT_ELEMENTS  # but for this into none shorter
 
 
 def placement_of(text: str) -> Placement:
@@ -147,8 +145,8 @@ def setup(
         limits=_core.PlanLimits(
             partition,
             unit,
-            1 if schedule.whole else _LEAST_PIECES,
-            1 if schedule.whole else _SHORTEST_PIECE,
+            1 if schedule.whole else _core.PlanLimits.LEAST_PIECES,
+            1 if schedule.whole else _core.PlanLimits.SHORTEST_PIECE,
             schedule.shard_bound,
             schedule.fusion_bytes,
         ),

@@ -97,10 +97,18 @@ void require_elements(const char* verb, std::size_t elements) {
     throw std::invalid_argument(std::string(verb) + ": no element given, expected at least 1");
 }
 
+/// What is drawn by chance is drawn by codec unit.
+void require_whole_units(std::uint64_t offset) {
+  if (offset % compress::kUnitElements == 0) return;
+  throw std::invalid_argument("encode: offset is " + std::to_string(offset) + ", expected a multiple of " +
+                              std::to_string(compress::kUnitElements) + ", a codec unit");
+}
+
 std::size_t encode_into(const Codec& codec, std::span<const float> grad,
                         const std::optional<GivenRoom>& residual, const std::optional<GivenArray>& scales,
                         std::span<std::byte> out, const Position& position) {
   require_elements("encode", grad.size());
+  require_whole_units(position.offset);
   const auto kept = residual_of(residual, grad.size(), "encode");
   const auto agreed = scales_of(scales, grad.size());
   const std::size_t capacity = codec.max_encoded_size(grad.size());
@@ -209,6 +217,7 @@ NumpyBytes feedback_encode(Feedback& feedback, const GivenArray& given,
                            std::uint64_t step, std::uint64_t offset) {
   const std::span<const float> grad = floats_of(given, "encode", "grad");
   require_elements("encode", grad.size());
+  require_whole_units(offset);
   const auto agreed = scales_of(scales, grad.size());
   const std::size_t capacity = feedback.codec().max_encoded_size(feedback.elements());
   std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[capacity]);
@@ -293,8 +302,10 @@ void bind_error_feedback(nb::module_& module) {
           },
           nb::keep_alive<1, 2>(), "codec"_a, "elements"_a, nb::kw_only(), "residual"_a = "fp32",
           "momentum"_a = 0.0F, "nesterov"_a = false, "factor_masking"_a = false, "can_roll_back"_a = false,
-          "residual: 'fp32', or 'bf16' or 'int8' (blocks of 64), a half or a quarter of the memory, rounded "
-          "every step.\n"
+          "residual: 'fp32', or 'bf16' or 'int8' (blocks of 64), rounded every step: a half or a quarter of "
+          "what is saved, and "
+          "of the memory's traffic with 2bit and a fixed threshold in 'bf16'; others widen it into floats of "
+          "their own.\n"
           "momentum, in [0, 1): sends u = momentum * u +\n"
           "gradient in place of the gradient; nesterov: gradient + momentum * u, as torch.optim.SGD; "
           "factor_masking: u\n"

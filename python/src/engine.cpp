@@ -227,7 +227,9 @@ void run_server(const nb::kwargs& given) {
   }
   const auto write_part = [&] {
     if (timeline.empty()) return;
-    kvstore::write_trace(timeline, *options.trace, {server->self(), server->world(), false, "server"});
+    kvstore::leave_trace(
+        timeline, *options.trace, {server->self(), server->world(), false, "server"},
+        [](const std::string& text) { std::fprintf(stderr, "gradwire-server: %s\n", text.c_str()); });
   };
   try {
     wait_interruptibly(1e9, [&](milliseconds slice) { return server->wait_for(slice); });

@@ -55,7 +55,9 @@ void bind_setup(nb::module_& module) {
       .def(nb::init<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
                     std::uint64_t>(),
            "partition_elements"_a, "unit_elements"_a, "least_pieces"_a, "shortest_piece_elements"_a,
-           "shard_bound_elements"_a, "fusion_bytes"_a);
+           "shard_bound_elements"_a, "fusion_bytes"_a)
+      .def_prop_ro_static("LEAST_PIECES", [](nb::handle) { return PlanLimits().least_pieces; })
+      .def_prop_ro_static("SHORTEST_PIECE", [](nb::handle) { return PlanLimits().shortest_piece_elements; });
   nb::class_<SimulationSetup>(module, "SimulationSetup")
       .def(nb::init<std::vector<SimulatedLayer>, NetworkModel, CodecCosts, PlanLimits, std::uint64_t,
                     std::uint64_t, SendOrder, NextForward, unsigned, unsigned, unsigned>(),

@@ -73,6 +73,17 @@ TEST(EF21, AStepThatThrowsChangesNothing) {
   EXPECT_EQ(saved(feedback), before);
 }
 
+TEST(EF21, AnAnswerThatIsNotFiniteIsRefusedWhole) {
+  const auto codec = make(parse_spec("int8"));
+  EF21 feedback(*codec, 2);
+  EXPECT_THAT(
+      [&] {
+        feedback.add(std::vector<float>{1, std::numeric_limits<float>::quiet_NaN()});
+      },
+      testing::ThrowsMessage<std::invalid_argument>(testing::HasSubstr("element 1 of the answer is nan")));
+  EXPECT_THAT(feedback.sum(), testing::ElementsAre(0, 0));
+}
+
 TEST(EF21, WhatIsNotFiniteIsReportedAndNotInTheEstimate) {
   const auto codec = make(parse_spec("int8"));
   EF21 feedback(*codec, 3);

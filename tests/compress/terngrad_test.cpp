@@ -150,6 +150,9 @@ TEST(TernGrad, WhatIsOutOfRangeIsRefused) {
                   HasSubstr("terngrad: clip=0 is not a number above 0 that float32 can hold; give one or the "
                             "word off, e.g. clip=1.5")));
   EXPECT_THROW(make(parse_spec("terngrad:clip=none")), std::invalid_argument);
+  EXPECT_THAT(
+      [] { make(parse_spec("terngrad:clip=1e-45")); },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("would send next to nothing; give 0.001 or more")));
   EXPECT_THROW(from_wire(WireId::kTernGrad, {0x7fc00000, 0, 0, 0}), DecodeError);
   EXPECT_THROW(from_wire(WireId::kTernGrad, {0, 0, 1, 0}), DecodeError);
   const auto codec = make(parse_spec("terngrad"));

@@ -212,6 +212,14 @@ TEST(Simulation, NamesWhatNoJobHas) {
               refuses("credit_bytes=0"));
   EXPECT_THAT([&] { simulate(spoiled([](SimulationSetup& s) { s.network.workers = 0; })); },
               refuses("workers=0"));
+  EXPECT_THAT([&] { simulate(spoiled([](SimulationSetup& s) { s.steps = 4294967295U; })); },
+              refuses("at most 1000000 steps"));
+  EXPECT_THAT([&] { simulate(spoiled([](SimulationSetup& s) { s.layers[0].elements = 1ULL << 41; })); },
+              refuses("elements"));
+  EXPECT_THAT([&] { simulate(spoiled([](SimulationSetup& s) { s.network.bytes_per_second = 1e-310; })); },
+              refuses("a rate of at least 1"));
+  EXPECT_THAT([&] { simulate(spoiled([](SimulationSetup& s) { s.layers[0].forward_seconds = 1e308; })); },
+              refuses("infinity"));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <thread>
 
+#include "kvstore/server_trace.h"
 #include "kvstore/ticket.h"
 
 namespace gradwire::kvstore {
@@ -122,6 +123,42 @@ TEST(Trace, LeavesOutWhatBeganWhileItWasOff) {
   span.begin = tracer.now();  // the epoch
   trace->start();
   tracer.add(span);
+  EXPECT_THAT(trace->take_spans(), IsEmpty());
+}
+
+TEST(Trace, StartForgetsWhatCameBefore) {
+  Trace trace({.spans_per_thread = 1});
+  trace.start();
+  const auto before = TraceClock::now();
+  for (int i = 0; i < 3; ++i) trace.add(span_of(1, before.time_since_epoch()));
+  trace.add_reading({});
+  trace.stop();
+  EXPECT_EQ(trace.dropped(), 2U);
+  trace.start();
+  EXPECT_EQ(trace.dropped(), 0U);
+  EXPECT_THAT(trace.readings(), IsEmpty());
+  trace.add(span_of(2, before.time_since_epoch()));  // begun before the pause, ended after it
+  EXPECT_THAT(trace.take_spans(), IsEmpty());
+  trace.add(span_of(3, TraceClock::now().time_since_epoch()));
+  EXPECT_THAT(keys_of(trace.take_spans()), ElementsAre(3));
+}
+
+TEST(ServerTrace, WhatFailsHasNoSumAndNoEncodingOfItsReply) {
+  const auto trace = std::make_shared<Trace>();
+  trace->start();
+  ServerTrace server(Tracer(trace, Tier::kJob));
+  const transport::FrameHeader header;
+  using Moment = Aggregator::Moment;
+  for (const Moment moment : {Moment::kAllHere, Moment::kSummed, Moment::kAnswerReady})
+    server.on(moment, header);
+  EXPECT_EQ(trace->take_spans().size(), 2U);
+  for (const Moment moment : {Moment::kAllHere, Moment::kAnswerReady}) server.on(moment, header);  // it threw
+  EXPECT_THAT(trace->take_spans(), IsEmpty());
+  server.on(Moment::kAllHere, header);
+  trace->stop();
+  server.on(Moment::kSummed, header);
+  trace->start();
+  server.on(Moment::kAnswerReady, header);
   EXPECT_THAT(trace->take_spans(), IsEmpty());
 }
 

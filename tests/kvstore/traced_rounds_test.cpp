@@ -177,6 +177,21 @@ TEST(TracedRounds, TellTheHostsRoundsFromTheJobsWhereHostsSumFirst) {
   EXPECT_EQ((counts[{Tier::kJob, Stage::kWait}]), 0U);
 }
 
+TEST(TracedRounds, SayHowLongPushKeepsItsCaller) {
+  const auto waits_of = [](const TracedJob& job) {
+    std::size_t waits = 0;
+    for (const Span& span : job.workers[0]->take_spans()) waits += span.stage == Stage::kWait;
+    return waits;
+  };
+  const TracedJob job = run_traced(small_parts(), 0ms, [](Engine& engine) {
+    const auto keys = engine.declare(kKeys);
+    const auto mine = random_floats(kKeys[0].elements(), engine.rank());
+    engine.push(keys[0], mine, 0);  // returns once it has been taken; nobody waits for its sum
+    engine.barrier();
+  });
+  EXPECT_EQ(waits_of(job), 1U);
+}
+
 TEST(TracedRounds, LeaveNothingWhereTheTraceIsOff) {
   const auto trace = std::make_shared<Trace>();
   JobSize size = small_parts();
