@@ -97,7 +97,7 @@ std::string write_trace(const std::string& folder, Trace& trace, const TraceOrig
 void leave_trace(const std::string& folder, Trace& trace, const TraceOrigin& origin,
                  const std::function<void(const std::string&)>& log) {
   try {
-    log("wrote " + write_trace(folder, trace, origin));
+    write_trace(folder, trace, origin);
   } catch (const std::exception& error) {
     log(error.what());
   }

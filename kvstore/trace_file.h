@@ -24,8 +24,7 @@ struct TraceOrigin {
 /// file.
 std::string write_trace(const std::string& folder, Trace& trace, const TraceOrigin& origin);
 
-/// As write_trace(), for the end of a job, which is none the worse where that fails: tells `log` so, or where
-/// the part lies.
+/// As write_trace(), for the end of a job, which is none the worse where that fails: only tells `log` why.
 void leave_trace(const std::string& folder, Trace& trace, const TraceOrigin& origin,
                  const std::function<void(const std::string&)>& log);
 

@@ -227,9 +227,10 @@ void run_server(const nb::kwargs& given) {
   }
   const auto write_part = [&] {
     if (timeline.empty()) return;
-    kvstore::leave_trace(
-        timeline, *options.trace, {server->self(), server->world(), false, "server"},
-        [](const std::string& text) { std::fprintf(stderr, "gradwire-server: %s\n", text.c_str()); });
+    kvstore::leave_trace(timeline, *options.trace, {server->self(), server->world(), false, "server"},
+                         [](const std::string& text) {
+                           if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) < 0) PyErr_Clear();
+                         });
   };
   try {
     wait_interruptibly(1e9, [&](milliseconds slice) { return server->wait_for(slice); });

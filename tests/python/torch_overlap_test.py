@@ -411,13 +411,17 @@ def test_what_is_compiled_in_place_asks_for_synchronize(store: gw.kv.KVStore) ->
 
 
 def test_after_a_failure_weights_can_be_read_once_it_is_said_that_a_step_is_in_part() -> None:
+    stepped = threading.Event()
+
     def train(store: gw.kv.KVStore) -> None:
         model = make()
         optimizer = wrap(model, store)
         if store.rank == 1:  # leaves in the middle of the job
+            assert stepped.wait(60)
             return
         loss_of(model, 0).backward()
         optimizer.step()
+        stepped.set()
         for _ in range(2):
             with pytest.raises(
                 gw.TransportError, match=r"worker 1 left.*optimizer\.close\(\) to read weights.*in part"
