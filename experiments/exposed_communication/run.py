@@ -21,6 +21,7 @@ from gradwire.chart import Bar, Panel, panel_chart, standalone
 from gradwire.child import Line
 from gradwire.doctor import machine_description
 from gradwire.launch import run_job
+from gradwire.simulation import PAYLOAD_SHARE
 from gradwire.units import format_duration, parse_rate
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -30,7 +31,6 @@ HOOKS = (
     *(f"{OURS} fp16", f"{OURS} int8", f"{OURS} 2bit", f"{OURS} 2bit:reply=2bit"),
 )
 BANDWIDTH = "1gbit"
-_WIRE_SHARE = 0.955  # of the rate: the rest is headers at an MTU of 1500
 _SECONDS = 900
 
 
@@ -140,7 +140,7 @@ def summary(hook: str, launches: list[list[dict[str, Any]]]) -> dict[str, Any]:
 def dense_wire_seconds(row: dict[str, Any]) -> float:
     """What uncompressed gradients need of the wire: 2(N-1)/N * 4 bytes * elements."""
     bits = 2 * (row["ranks"] - 1) / row["ranks"] * 32 * row["records"][0]["parameters"]
-    return float(bits / (_WIRE_SHARE * parse_rate(row["bandwidth"])))
+    return float(bits / (PAYLOAD_SHARE * parse_rate(row["bandwidth"])))
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

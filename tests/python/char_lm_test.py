@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gradwire.launch import run_job
+from python.experiment_files import imported
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "char_lm"
 TRAIN = FOLDER / "train.py"
@@ -20,17 +21,8 @@ TRAIN = FOLDER / "train.py"
 @pytest.fixture(scope="module")
 def modules() -> Any:
     """The experiment's text and networks, which are no package and import each other by their file's name."""
-    names = ("text", "networks")
-    before = {name: sys.modules.pop(name, None) for name in names}
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield {name: __import__(name) for name in names}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
+    with imported(FOLDER, ("text", "networks")) as modules:
+        yield modules
 
 
 def train(folder: Path, *flags: str, workers: int = 1) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from gradwire import compress
+from python.experiment_files import imported
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "codec_accuracy"
 NAMES = ("arms", "runs", "accuracy_table", "readme", "multiples", "relative_error", "sensitivity", "run")
@@ -30,16 +31,8 @@ gradwire.result.write(accuracy_per_epoch=[0.5, 0.6 + seed / 100], bytes_per_step
 @pytest.fixture
 def modules() -> Iterator[dict[str, ModuleType]]:
     """The experiment's files, which are no package and import each other by their names."""
-    before = {name: sys.modules.pop(name, None) for name in NAMES}
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield {name: __import__(name) for name in NAMES}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
+    with imported(FOLDER, NAMES) as modules:
+        yield modules
 
 
 @pytest.fixture
