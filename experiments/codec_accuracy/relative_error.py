@@ -27,8 +27,19 @@ from gradwire.chart import COLOURS
 from multiples import Line, Panel, Scale, draw
 from numpy.typing import NDArray
 
-FIELDS = ("arm", "layer", "step", "relative_error", "owed_so_far")
+FIELDS = ("arm", "layer", "limit", "num_epochs", "step", "relative_error", "owed_so_far")
 _LOWEST = 1e-5  # in the plot
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long was trained: only arms of one length can be compared."""
+
+    limit: int
+    num_epochs: int
+
+    def __str__(self) -> str:
+        return f"--limit {self.limit} --num-epochs {self.num_epochs}"
 
 
 @dataclass
@@ -37,6 +48,7 @@ class Point:
 
     arm: str
     layer: str
+    length: Length
     step: int
     relative_error: float
     owed_so_far: float
@@ -79,10 +91,11 @@ def ratio(difference: NDArray[np.float64], whole: NDArray[np.float64]) -> float:
 class Recorder:
     """Observes a training run; keeps a point per layer every so many steps."""
 
-    def __init__(self, arm: str, layers: dict[int, tuple[str, int]], every: int) -> None:
+    def __init__(self, arm: str, length: Length, layers: dict[int, tuple[str, int]], every: int) -> None:
         """layers: name and elements, by number of the tensor; others are passed over."""
         self.points: list[Point] = []
         self._arm = arm
+        self._length = length
         self._every = every
         self._layers = {index: (name, LayerError.of(elements)) for index, (name, elements) in layers.items()}
 
@@ -94,7 +107,7 @@ class Recorder:
         name, error = self._layers[index]
         error.add(given, received)
         if (step + 1) % self._every == 0:
-            self.points.append(Point(self._arm, name, step + 1, *error.take()))
+            self.points.append(Point(self._arm, name, self._length, step + 1, *error.take()))
 
 
 def read(file: Path) -> list[Point]:
@@ -105,6 +118,7 @@ def read(file: Path) -> list[Point]:
             Point(
                 row["arm"],
                 row["layer"],
+                Length(int(row["limit"]), int(row["num_epochs"])),
                 int(row["step"]),
                 float(row["relative_error"]),
                 float(row["owed_so_far"]),
@@ -114,15 +128,30 @@ def read(file: Path) -> list[Point]:
 
 
 def write(file: Path, points: Sequence[Point]) -> None:
-    """Replaces what file had of the same arms."""
+    """Replaces what file had of the same arms. Requires points of the length that check_length() took."""
     arms = {point.arm for point in points}
     kept = [point for point in read(file) if point.arm not in arms]
     with file.open("w", newline="") as lines:
         writer = csv.writer(lines, lineterminator="\n")
         writer.writerow(FIELDS)
-        for point in [*kept, *points]:
-            numbers = (f"{point.relative_error:.4g}", f"{point.owed_so_far:.4g}")
-            writer.writerow([point.arm, point.layer, point.step, *numbers])
+        for p in [*kept, *points]:
+            numbers = (f"{p.relative_error:.4g}", f"{p.owed_so_far:.4g}")
+            writer.writerow([p.arm, p.layer, p.length.limit, p.length.num_epochs, p.step, *numbers])
+
+
+def check_length(file: Path, length: Length, arms: Sequence[str]) -> None:
+    """Finds, before hours of training, that file would hold arms that cannot be compared.
+
+    Raises:
+        ValueError: file has other arms, of another length.
+    """
+    others = {point.length for point in read(file) if point.arm not in arms} - {length}
+    if others:
+        found = ", ".join(str(other) for other in sorted(others, key=str))
+        raise ValueError(
+            f"codec_accuracy: {file.name} has arms trained with {found}, and {length} was given; give the former, "
+            "measure every arm, or name another --folder"
+        )
 
 
 def _arms_of(points: Sequence[Point]) -> list[str]:
@@ -141,7 +170,8 @@ def markdown(points: Sequence[Point]) -> str:
     layers = _layers_of(points)
     last = max(point.step for point in points)
     conditions = (
-        f"LeNet, 4 simulated workers, {last} steps; medians over the second half of them, and the last step."
+        f"LeNet, 4 simulated workers, {last} steps (`{points[0].length}`); medians over the second half of them, and "
+        "the last step."
     )
     titles = ["codec", *layers, *(f"owed at the end, {layer}" for layer in layers)]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]

@@ -1,7 +1,7 @@
 """What does every codec cost in accuracy? All codecs, 4 workers, the same seeds, one run after the other.
 
     python experiments/codec_accuracy/run.py [--task lenet]... [--arm none --arm 2bit]... [--seeds 5] [--minutes M]
-    python experiments/codec_accuracy/run.py --relative-error [--arm 2bit]... [--limit 6400] [--num-epochs 2]
+    python experiments/codec_accuracy/run.py --relative-error [--arm 2bit]... [--limit 3200] [--num-epochs 2]
     python experiments/codec_accuracy/run.py --sensitivity [--arm 2bit]... [--seeds 1] [--minutes M]
     python experiments/codec_accuracy/run.py --tables      measures nothing: fills README.md, draws every chart
 
@@ -77,11 +77,13 @@ def measure_errors(arms: Sequence[str], limit: int, num_epochs: int, file: Path)
     """Trains LeNet under each arm, watching what each step loses; keeps an arm's points as it ends."""
     from simulation import Setting, load_task, train
 
+    length = relative_error.Length(limit, num_epochs)
+    relative_error.check_length(file, length, arms)
     task = load_task(Setting(arms[0], 0, limit, num_epochs))
     names = layers_of(task)
     for arm in arms:
         began = time.monotonic()
-        recorder = relative_error.Recorder(arm, names, POINT_STEPS)
+        recorder = relative_error.Recorder(arm, length, names, POINT_STEPS)
         train(Setting(arm, 0, limit, num_epochs), task, recorder)
         relative_error.write(file, recorder.points)
         say(f"{arm}: {time.monotonic() - began:.1f} s")
@@ -156,7 +158,7 @@ def parse_arguments() -> argparse.Namespace:
     add(
         "--limit",
         type=int,
-        default=6400,
+        default=3200,
         metavar="N",
         help="images of simulated workers (default: %(default)s)",
     )
@@ -168,7 +170,8 @@ def parse_arguments() -> argparse.Namespace:
         "--tables", action="store_true", help="measure nothing: print tables, fill README.md, draw"
     )
     given = parser.parse_args()
-    given.seeds = given.seeds or (1 if given.sensitivity else 5)
+    if given.seeds is None:
+        given.seeds = 1 if given.sensitivity else 5
     for name, least in (("seeds", 1), ("num_epochs", 1), ("limit", LEAST_LIMIT)):
         if getattr(given, name) < least:
             parser.error(
@@ -205,6 +208,9 @@ def main() -> int:
             file = folder / "results.csv"
             to_do = missing(given.task or list(TASKS), given.arm or every_arm(), given.seeds, read(file))
             failed = measure(list(to_do), file, given.minutes)
+    except ValueError as error:
+        say(f"{error}")
+        return 2
     except RunFailed as error:
         return 128 + (error.interrupted or 0)
     write_tables(folder, wanted)

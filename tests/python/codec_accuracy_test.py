@@ -175,7 +175,8 @@ def test_the_readme_has_all_marks(modules: dict[str, ModuleType]) -> None:
 
 
 def test_errors_of_a_step_and_of_all_steps(modules: dict[str, ModuleType]) -> None:
-    recorder = modules["relative_error"].Recorder("arm", {1: ("layer", 2)}, every=2)
+    errors = modules["relative_error"]
+    recorder = errors.Recorder("arm", errors.Length(640, 1), {1: ("layer", 2)}, every=2)
     given = [np.float32([3, 0]), np.float32([3, 8])]  # mean (3, 4), of length 5
     for step, received in enumerate(([3, 4], [3, 4 + 5], [0, 0], [6, 3])):
         recorder(step, 0, given, np.float32(received))  # no layer that is asked about
@@ -198,14 +199,45 @@ def test_an_arm_that_is_measured_again_replaces_its_points(
     modules: dict[str, ModuleType], tmp_path: Path
 ) -> None:
     errors, file = modules["relative_error"], tmp_path / "relative_error.csv"
-    old = [errors.Point(arm, "fc.weight", step, 0.5, 0.25) for arm in ("2bit", "int8") for step in (5, 10)]
-    errors.write(file, old)
-    errors.write(file, [errors.Point("2bit", "fc.weight", step, 0.75, 0.125) for step in (5, 10)])
+    layer = ("fc.weight", errors.Length(640, 1))
+    errors.write(
+        file, [errors.Point(arm, *layer, step, 0.5, 0.25) for arm in ("2bit", "int8") for step in (5, 10)]
+    )
+    errors.write(file, [errors.Point("2bit", *layer, step, 0.75, 0.125) for step in (5, 10)])
     points = errors.read(file)
     assert [(p.arm, p.relative_error) for p in points] == [*[("int8", 0.5)] * 2, *[("2bit", 0.75)] * 2]
     text = errors.markdown(points)
     assert text.index("| `2bit` | 0.75 | 0.12 |") < text.index("| `int8` | 0.5 | 0.25 |")
     assert ElementTree.fromstring(errors.figure(points)).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_arms_trained_for_another_time_are_not_mixed(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    errors, file = modules["relative_error"], tmp_path / "relative_error.csv"
+    short, long = errors.Length(640, 1), errors.Length(1280, 2)
+    errors.check_length(file, long, ["2bit"])
+    errors.write(file, [errors.Point(arm, "fc.weight", short, 5, 0.5, 0.25) for arm in ("2bit", "int8")])
+    errors.check_length(file, short, ["fp8"])
+    errors.check_length(file, long, ["int8", "2bit"])  # all that was there is replaced
+    with pytest.raises(
+        ValueError, match="trained with --limit 640 --num-epochs 1, and --limit 1280 --num-epochs 2"
+    ):
+        errors.check_length(file, long, ["2bit"])
+
+
+@pytest.mark.parametrize("seeds", ["0", "-1"])
+def test_no_seeds_are_refused(tmp_path: Path, seeds: str) -> None:
+    command = [
+        sys.executable,
+        str(FOLDER / "run.py"),
+        "--folder",
+        str(tmp_path),
+        "--tables",
+        "--seeds",
+        seeds,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert f"--seeds {seeds} was given, expected 1 or more" in done.stderr
 
 
 # ---------------------------------------------------------------- sensitivity
