@@ -95,21 +95,6 @@ TEST(Natural, WithoutAResidualTheMeanIsTheGradientAndTheSecondMomentGrowsByAnEig
   EXPECT_GT(moment, second_moment);
 }
 
-TEST(Natural, RoundsRanksKeysAndSeedsDrawTheirOwn) {
-  const auto codec = make(parse_spec("natural"));
-  const auto grad = gaussian(1000, 1);
-  const auto payload_at = [&](const Position& position) {
-    return encoded(*codec, grad, {}, {}, nullptr, position);
-  };
-  const auto payload = payload_at({1, 2, 3, 0});
-  EXPECT_EQ(payload_at({1, 2, 3, 0}), payload);
-  EXPECT_NE(payload_at({0, 2, 3, 0}), payload);
-  EXPECT_NE(payload_at({1, 0, 3, 0}), payload);
-  EXPECT_NE(payload_at({1, 2, 4, 0}), payload);
-  EXPECT_NE(payload_at({1, 2, 3, kUnitElements}), payload);
-  EXPECT_NE(encoded(*make(parse_spec("natural:seed=1")), grad, {}, {}, nullptr, {1, 2, 3, 0}), payload);
-}
-
 TEST(Natural, RepliesInItselfRoundToNearestWhateverTheSeed) {
   const std::vector<float> grad{1, 2, 4, 8};
   const auto codec = make(parse_spec("natural:seed=5"));

@@ -80,21 +80,6 @@ TEST(Qsgd, WithoutAResidualTheMeanIsTheGradient) {
   }
 }
 
-TEST(Qsgd, RoundsRanksKeysAndSeedsDrawTheirOwn) {
-  const auto codec = make(parse_spec("qsgd"));
-  const auto grad = gaussian(1000, 1);
-  const auto payload_at = [&](const Position& position) {
-    return encoded(*codec, grad, {}, {}, nullptr, position);
-  };
-  const auto payload = payload_at({1, 2, 3, 0});
-  EXPECT_EQ(payload_at({1, 2, 3, 0}), payload);
-  EXPECT_NE(payload_at({0, 2, 3, 0}), payload);
-  EXPECT_NE(payload_at({1, 0, 3, 0}), payload);
-  EXPECT_NE(payload_at({1, 2, 4, 0}), payload);
-  EXPECT_NE(payload_at({1, 2, 3, kUnitElements}), payload);
-  EXPECT_NE(encoded(*make(parse_spec("qsgd:seed=1")), grad, {}, {}, nullptr, {1, 2, 3, 0}), payload);
-}
-
 TEST(Qsgd, ParametersOutOfRangeAreRefused) {
   EXPECT_THAT(
       [] { make(parse_spec("qsgd:bits=5")); },

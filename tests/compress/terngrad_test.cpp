@@ -117,21 +117,6 @@ TEST(TernGrad, WhatIsZeroOrTooSmallForAScaleSendsNothing) {
   }
 }
 
-TEST(TernGrad, RoundsRanksKeysAndSeedsDrawTheirOwn) {
-  const auto codec = make(parse_spec("terngrad"));
-  const auto grad = gaussian(1000, 1);
-  const auto payload_at = [&](const Position& position) {
-    return encoded(*codec, grad, {}, {}, nullptr, position);
-  };
-  const auto payload = payload_at({1, 2, 3, 0});
-  EXPECT_EQ(payload_at({1, 2, 3, 0}), payload);
-  EXPECT_NE(payload_at({0, 2, 3, 0}), payload);
-  EXPECT_NE(payload_at({1, 0, 3, 0}), payload);
-  EXPECT_NE(payload_at({1, 2, 4, 0}), payload);
-  EXPECT_NE(payload_at({1, 2, 3, kUnitElements}), payload);
-  EXPECT_NE(encoded(*make(parse_spec("terngrad:seed=1")), grad, {}, {}, nullptr, {1, 2, 3, 0}), payload);
-}
-
 TEST(TernGrad, RepliesInItselfRoundToNearest) {
   const auto codec = make(parse_spec("terngrad:clip=off"));
   const auto payload = encoded(*codec, std::vector<float>{4, -4, 0, 4}, {}, {});

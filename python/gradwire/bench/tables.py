@@ -35,7 +35,7 @@ def codec_table(rows: Sequence[Record]) -> Table:
 def codec_row(row: Record) -> list[str]:
     """The cells of CODEC_TITLES."""
     name = row["op"] + (f", {row['ways']} ways" if row["ways"] > 1 else "")
-    name += " with residual" if row["residual"] != "none" else ""
+    name += f" with {row['residual']} residual" if row["residual"] != "none" else ""
     adds = row["ratio_to_separate_adds"]
     return [
         name,
