@@ -74,16 +74,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="C++ tests at a time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="tests at a time")
     parser.add_argument("--soak", action="store_true", help="run the long forms too")
     options = parser.parse_args()
     REPORTS.mkdir(parents=True, exist_ok=True)
     python = [sys.executable, "-m"]
     cpp_report, python_report = REPORTS / "cpp.xml", REPORTS / "python.xml"
     ctest = ["ctest", "--preset", "release", "-j", str(options.jobs), "--output-junit", str(cpp_report)]
-    pytest = ["pytest", "-q", f"--junitxml={python_report}", "-m", "" if options.soak else "not soak"]
-    if options.soak:
+    pytest = ["pytest", "-q", f"--junitxml={python_report}"]
+    if options.soak:  # the long forms need the machine for themselves
         ctest += ["--timeout", "7200"]
+        pytest += ["-m", ""]
+    else:  # most tests wait for jobs to start and end; a file's tests stay together, with what they share
+        pytest += ["-m", "not soak", "-n", str(options.jobs), "--dist", "loadfile"]
     outcomes = [
         check(
             "clang-format",
