@@ -115,6 +115,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         "dataset": task.dataset,
         "workers": store.num_workers,
         "compression": str(store.compression) if args.ddp_hook is None else f"DDP's hook {args.ddp_hook}",
+        "decisions": store.decisions if args.ddp_hook is None else [],
         "momentum_correction": getattr(optimizer, "momentum_correction", False),
         "overlap_step": getattr(optimizer, "overlap_step", False),
         "arguments": {name: value for name, value in vars(args).items() if name != "json"},

@@ -109,11 +109,13 @@ def check_arms(arms: Sequence[str]) -> None:
     """
     try:
         from gradwire.compress import Compression
+        from gradwire.controller.budget import requested
     except ImportError:  # without the compiled part a command of the user's own may still run
         return
     for arm in arms:
         try:
-            Compression.parse(arm)
+            if requested(arm) is None:
+                Compression.parse(arm)
         except ValueError as error:
             raise ValueError(f"ab: --arm {arm}: {error}") from None
 

@@ -135,6 +135,11 @@ class Compression:
         """
         parameters = cls._parameters(given)
         name = str(parameters.pop("type"))
+        if name == "auto":
+            raise ValueError(
+                "gradient compression: 'auto' chooses while a model trains: give it to gradwire.torch's "
+                "DistributedOptimizer or HookState, and a codec's name here"
+            )
         wanted = parameters.pop("reply", None)
         parameters = {**(defaults or {}).get(name, {}), **parameters}
         codec = make(name, **parameters)

@@ -187,6 +187,8 @@ class KVStore(AbstractKVStore):
         self.engine = engine
         self.unfinished: set[Callable[[], None]] = set()  # what close() is to end first, on this thread
         self.collectives = Collectives(engine)  # all_reduce, all_gather, ...: exact, of any arrays
+        self.decisions: list[dict[str, Any]] = []  # of compression="auto", for stats()
+        self.waited_seconds = 0.0  # in wait_until()
         traced = values.timeline is not None and not (self._is_local and values.is_in_a_job)
         self._recorder = Recorder(engine, kind, str(values.timeline)) if traced else None
 
@@ -405,7 +407,8 @@ class KVStore(AbstractKVStore):
             those are, None where there are none; bytes_sent, bytes_received: at the sockets, headers and what is no
             gradient included; codec_seconds: of all threads that encode and decode; stage_seconds: of all partitions in
             each stage (`gradwire timeline --help`), while they were traced (GRADWIRE_TIMELINE or timeline()), else 0.
-            Of servers those that live in this process.
+            Of servers those that live in this process. decisions: what compression="auto" has chosen, step by step, and
+            why.
 
             With hierarchy=host, bytes_encoded is what the worker that leads its host has made of the host's sum, and 0
             on the others; so ratio is the leader's own gradients over the host's payloads, and None on the others.
@@ -420,6 +423,7 @@ class KVStore(AbstractKVStore):
             "bytes_received": counters["bytes_received"],
             "codec_seconds": self.engine.codec_seconds(),
             "stage_seconds": self.engine.stage_seconds(),
+            "decisions": list(self.decisions),
         }
 
     @contextlib.contextmanager
@@ -538,8 +542,10 @@ class KVStore(AbstractKVStore):
 
     def wait_until(self, done: Callable[[float], bool]) -> None:
         """Calls done(seconds) until it returns True, and prints in between what the engine has to say."""
+        began = time.perf_counter()
         while not done(1.0):
             self.print_notices()
+        self.waited_seconds += time.perf_counter() - began
 
     def print_notices(self) -> None:
         """Prints on stderr what the engine has to say: a rank that is waited for, a codec that a device lacks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from gradwire import _core
 from gradwire.calibration import Calibration
@@ -61,6 +61,16 @@ class Schedule:
     server_threads: int = 1
 
 
+class ElementCost(NamedTuple):
+    """Of an element: bytes of the push and of the reply; seconds to encode, to decode the reply, and to sum."""
+
+    push: float
+    reply: float
+    encode: float
+    decode: float
+    total: float
+
+
 @dataclass(frozen=True)
 class Variant:
     """A codec and the reply of its servers. exact: sums of 2bit's integers."""
@@ -89,6 +99,10 @@ class Variant:
         return self.codec != "none"
 
     def costs(self, workers: int, calibration: Calibration, placement: Placement) -> _core.CodecCosts:
+        """As element_cost(), for the core."""
+        return _core.CodecCosts(*self.element_cost(workers, calibration, placement))
+
+    def element_cost(self, workers: int, calibration: Calibration, placement: Placement) -> ElementCost:
         """What an element costs. A library that sums (ring) needs no server, and adds while it receives.
 
         Raises: ValueError: a ring of a codec, whose payloads no library adds.
@@ -103,7 +117,7 @@ class Variant:
         if self.lossy:
             total += speed.encode_seconds if self.reply == "exact" else speed.encode_with_residual_seconds
         decode = 0.0 if placement == "ring" and not self.lossy else speed.decode_seconds
-        return _core.CodecCosts(push, reply, encode, decode, total)
+        return ElementCost(push, reply, encode, decode, total)
 
 
 FREE = _core.CodecCosts(4, 4, 0, 0, 0)  # float32, codecs and sums that cost nothing: what bounds are made of

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from gradwire.torch import session
+from gradwire.torch.auto_codecs import controller_of
 from gradwire.torch.exchange import (
     Exchange,
     ExchangeOptions,
@@ -27,7 +28,7 @@ from gradwire.torch.exchange import (
     require_pairs,
     warn_of_nonfinite,
 )
-from gradwire.torch.parameter_codecs import ParameterCodecs
+from gradwire.torch.parameter_codecs import DENSE, ParameterCodecs
 from gradwire.torch.process_group import store_of
 from gradwire.torch.warm_up import Stages, WarmUp
 
@@ -47,6 +48,7 @@ class HookState:
         warm_up: Stages | None = None,
         grad_scaler: Any = None,
         on_nonfinite: OnNonfinite = "warn",
+        budget: str | None = None,
     ) -> None:
         """A collective of the group: every rank makes it at the same place.
 
@@ -59,6 +61,8 @@ class HookState:
             codecs, warm_up, grad_scaler, on_nonfinite: as for DistributedOptimizer. With "skip_step" a NaN is left
                 in the first gradient of each bucket, so a GradScaler skips the step; who uses none looks for
                 himself.
+            budget: as for DistributedOptimizer, with codec="auto". Gradients are DDP's own here, not momentum: what is
+                known of 2bit's accuracy is of momentum, so a budget in points leaves 2bit out.
 
         Raises:
             ValueError: torch.distributed is not initialised; a bad codec; codecs without names; ranks that differ.
@@ -71,12 +75,24 @@ class HookState:
             )
         named = [] if named_parameters is None else require_pairs(named_parameters)
         scaler = enabled_scaler(grad_scaler)
+        auto = session.auto_budget(codec, budget)
         if session.is_overridden():
             codecs = warm_up = None
+        if auto is not None and warm_up is not None:
+            raise ValueError(
+                "gradwire.torch: HookState: warm_up was given with codec='auto', which begins with a mild codec by "
+                "itself; leave warm_up out"
+            )
         self._store = store_of(process_group)
-        session.set_compression(self._store, codec)
+        controller = controller_of(self._store, auto)
+        if auto is None:
+            session.set_compression(self._store, codec)
+        else:
+            self._store.use_compression(DENSE)
         self._names = {p: name for name, p in named}
-        parameter_codecs = ParameterCodecs(self._store.compression, codecs)
+        parameter_codecs = ParameterCodecs(
+            self._store.compression, codecs, may_compress=controller is not None
+        )
         if self._names:
             parameter_codecs.require_matches(self._names.values())
         self._options = ExchangeOptions(
@@ -84,6 +100,7 @@ class HookState:
             warm_up=WarmUp(warm_up, self._store.compression) if warm_up else None,
             grad_scaler=scaler,
             on_nonfinite=on_nonfinite,
+            controller=controller,
         )
         self._exchange = Exchange(self._store, self._options, "hook")
         self._index: dict[torch.Tensor, int] = {}

@@ -20,12 +20,14 @@ import torch
 
 from gradwire.devices import stream_of
 from gradwire.torch import session
+from gradwire.torch.auto_codecs import AutoCodecs
 from gradwire.torch.parameter_codecs import ParameterCodecs
 from gradwire.torch.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from gradwire import _core
     from gradwire.compress import Compression
+    from gradwire.controller import Controller
     from gradwire.kv import KVStore
 
 STATE_KEY = "gradwire"  # of an exchange's state in an optimizer's state_dict()
@@ -52,12 +54,14 @@ class ExchangeOptions:
         grad_scaler: torch's GradScaler, where the loss is scaled: what is sent is divided by its scale, so that
             residuals, and thresholds, do not change their meaning when it changes.
         on_nonfinite: what to do in a step in which any rank met a NaN or an infinity.
+        controller: what chooses the others' codecs, or None.
     """
 
     codecs: ParameterCodecs
     warm_up: WarmUp | None = None
     grad_scaler: Any = None
     on_nonfinite: OnNonfinite = "warn"
+    controller: Controller | None = None
 
     @property
     def vetoes(self) -> bool:
@@ -97,6 +101,9 @@ class Exchange:
         self._prefix = f"gradient.{next(_calls.setdefault(store, itertools.count()))}."
         self._scale = 1.0  # of the loss, in the step in progress
         self._begun = self._marked = False
+        self._auto: AutoCodecs | None = None
+        if options.controller is not None:
+            self._auto = AutoCodecs(store, options.controller, shares_buckets=self._fuses)
         if options.warm_up is not None:
             store.use_compression(options.warm_up.compression())
         if options.vetoes:
@@ -140,6 +147,8 @@ class Exchange:
                 apart.setdefault(parameter.own, []).append(parameter.key)
         for compression, own_keys in apart.items():
             self._engine.set_key_compression(own_keys, compression.spec, compression.reply)
+        if self._auto is not None:
+            self._auto.add(added, [p.numel() for _, p in named])
         self._parameters += added
 
     def bind(self) -> None:
@@ -209,6 +218,8 @@ class Exchange:
             self._begin()
         if self._scale != 1.0:
             run.mul_(1.0 / self._scale)  # a power of two, as torch's are: exact
+        if self._auto is not None:
+            self._auto.before_send(index, run)
         compression = self._parameters[index].own or self._store.compression
         if compression.spec == "none":
             self._dense.append(run)
@@ -233,17 +244,26 @@ class Exchange:
             nonfinite = nonfinite or not all(bool(torch.isfinite(run).all()) for run in self._dense)
             if nonfinite:
                 self._engine.roll_back([parameter.key for parameter in self._parameters])
+        if self._auto is not None:
+            self._auto.after_sums(vetoed=self._options.vetoes and nonfinite)
         self._dense.clear()
         return nonfinite
 
     def advance(self) -> None:
-        """Ends a step: what comes next may have another codec. A collective where there is a warm-up."""
+        """Ends a step: the next may have another codec. A collective where there is a warm-up or a controller."""
+        if self._auto is not None:
+            self._auto.advance()
         warm_up = self._options.warm_up
         if warm_up is None:
             return
         warm_up.step += 1
         if (following := warm_up.compression()) != self._store.compression:
             self._store.use_compression(following)
+
+    @property
+    def needs_quiet(self) -> bool:
+        """True where no sum may be on its way at the next advance()."""
+        return self._auto is not None and self._auto.needs_quiet
 
     def _end_warm_up(self) -> None:
         """Has the store's compression be the one that follows the warm-up, if that is under way. A collective then."""
@@ -261,15 +281,19 @@ class Exchange:
         Empty where nothing is kept.
         """
         residuals = {}
-        for parameter in self._parameters:
+        for index, parameter in enumerate(self._parameters):
             residual = self._engine.residual(parameter.key)
-            if residual.size:
+            if self._auto is not None and (owed := self._auto.owed(index)) is not None:
+                residuals[parameter.name] = owed
+            elif residual.size:
                 residuals[parameter.name] = torch.from_numpy(residual)
         state: dict[str, Any] = {}
         if residuals:
             state |= {"rank": self._store.rank, "residuals": residuals}
         if self._options.warm_up is not None:
             state["step"] = self._options.warm_up.step
+        if self._auto is not None:
+            state["auto"] = self._auto.state()
         return state
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -283,6 +307,8 @@ class Exchange:
         if self._options.warm_up is not None and "step" in state:
             self._options.warm_up.step = int(state["step"])
             self._store.use_compression(self._options.warm_up.compression())
+        if self._auto is not None and "auto" in state:
+            self._auto.load(state["auto"])
         residuals = state.get("residuals", {})
         if residuals and state["rank"] != self._store.rank:
             warnings.warn(
@@ -291,8 +317,11 @@ class Exchange:
                 stacklevel=3,
             )
             residuals = {}
-        for parameter in self._parameters:
-            if (residual := residuals.get(parameter.name)) is not None:
+        for index, parameter in enumerate(self._parameters):
+            residual = residuals.get(parameter.name)
+            if residual is not None and self._auto is not None and self._auto.owe(index, residual):
+                residual = None
+            if residual is not None:
                 self._engine.set_residual(parameter.key, residual.float().cpu().contiguous().numpy())
             elif elements := self._engine.residual(parameter.key).size:
                 self._engine.set_residual(parameter.key, np.zeros(elements, np.float32))

@@ -14,6 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from gradwire import kv, settings
 from gradwire.torch import overlap, session, wrapped
+from gradwire.torch.auto_codecs import controller_of
 from gradwire.torch.exchange import (
     STATE_KEY,
     ExchangeOptions,
@@ -23,7 +24,7 @@ from gradwire.torch.exchange import (
     warn_of_nonfinite,
 )
 from gradwire.torch.momentum import WorkerMomentum
-from gradwire.torch.parameter_codecs import ParameterCodecs
+from gradwire.torch.parameter_codecs import DENSE, ParameterCodecs
 from gradwire.torch.reducer import GradientReducer
 from gradwire.torch.subset_step import SubsetStep
 from gradwire.torch.warm_up import Stages, WarmUp
@@ -45,6 +46,7 @@ def DistributedOptimizer(
     grad_scaler: Any = None,
     on_nonfinite: OnNonfinite = "warn",
     overlap_step: bool | None = None,
+    budget: str | None = None,
 ) -> Any:
     """Makes an optimizer whose `p.grad` is the workers' mean as soon as `backward()` returns.
 
@@ -60,7 +62,7 @@ def DistributedOptimizer(
             order is the order of urgency, front layers first. Default: the optimizer's parameters by number.
         compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit" or a
             mapping with "type". For 2bit the threshold is "auto" unless given. GRADWIRE_COMPRESSION overrides
-            it, and sets `codecs` and `warm_up` aside. Default: what the store has.
+            it, and sets `codecs` and `warm_up` aside. Default: what the store has. "auto": see `budget`.
         store: from `gradwire.kv.create()`. Default: the one that this process has created to join its job;
             else, inside a job, `dist_sync` if it has servers and `allreduce` if not; outside `local`.
         codecs: other codecs for some parameters, by shell patterns of their names, the first match counting:
@@ -92,6 +94,10 @@ def DistributedOptimizer(
             torch's do, all but LBFGS. Weights are those of a loop without, to the bit. Goes with neither
             max_grad_norm, grad_scaler, on_nonfinite="skip_step" nor closures, nor the stores `nccl` and
             `allreduce_mpi`. Default: the setting GRADWIRE_OVERLAP_STEP, which is off.
+        budget: with compression="auto": what compression may cost, "0.3 points" of accuracy (the default) or "5% error"
+            of a step's mean. Each parameter that has no codec of its own then gets one, or none, by the measured link
+            and the codecs' cost and error here; what loses in measured steps to none or fp16 is taken back. The store's
+            stats() have under "decisions" what was done and why; rank 0 prints it. Not with `warm_up`.
 
     A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
     `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local. Frozen
@@ -127,6 +133,12 @@ def DistributedOptimizer(
             f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"
         )
     scaler = enabled_scaler(grad_scaler)
+    auto = session.auto_budget(compression, budget)
+    if auto is not None and warm_up is not None and not session.is_overridden():
+        raise ValueError(
+            "gradwire.torch: warm_up was given with compression='auto', which begins with a mild codec by itself; "
+            "leave warm_up out"
+        )
     if isinstance(optimizer, torch.optim.LBFGS) and (on_nonfinite == "skip_step" or scaler is not None):
         what = "grad_scaler" if scaler is not None else "on_nonfinite='skip_step'"
         raise ValueError(
@@ -153,21 +165,24 @@ def DistributedOptimizer(
     if session.is_overridden():
         codecs = warm_up = None
     # What is wrong is said before anything is changed.
-    session.parse_chosen(compression)
+    wanted = session.parse_chosen(compression) if auto is None else DENSE
     ParameterCodecs(store.compression, codecs).require_matches(name for name, _ in named)
-    result = _take_over(optimizer)
-    session.set_compression(store, compression)
-    parameter_codecs = ParameterCodecs(store.compression, codecs)
     if momentum_correction == "auto":
         plain = max_grad_norm is None and grad_scaler is None
-        momentum_correction = (
-            plain and "threshold=auto" in store.compression.spec and _has_momentum(optimizer)
-        )
+        chosen = store.compression if wanted is None else wanted
+        may_be_2bit = auto is not None or "threshold=auto" in chosen.spec
+        momentum_correction = plain and may_be_2bit and _has_momentum(optimizer)
+    controller = controller_of(store, auto, overlaps=overlap_step, sends_momentum=momentum_correction)
+    result = _take_over(optimizer)
+    if wanted is not None:
+        store.use_compression(wanted)
+    parameter_codecs = ParameterCodecs(store.compression, codecs, may_compress=controller is not None)
     options = ExchangeOptions(
         codecs=parameter_codecs,
         warm_up=WarmUp(warm_up, store.compression) if warm_up else None,
         grad_scaler=scaler,
         on_nonfinite=on_nonfinite,
+        controller=controller,
     )
     momentum = WorkerMomentum(result) if momentum_correction else None
     result._max_norm, result.overlap_step = max_grad_norm, overlap_step

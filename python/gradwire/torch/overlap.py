@@ -205,6 +205,8 @@ class OverlappingReducer(GradientReducer):
             if self._sums:
                 self._open()
             self._take_when_here([i for i in self._sums if keeper_of(self._parameters[i]) is not self])
+        if self.exchange.needs_quiet:
+            self.synchronize()
         self.exchange.advance()
 
     def _lay_aside(self, index: int, ticket: _core.Ticket) -> _Sum:

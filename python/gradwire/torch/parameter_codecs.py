@@ -17,16 +17,23 @@ from gradwire import _core
 from gradwire.compress import Compression
 from gradwire.torch import session
 
-_DENSE = Compression("none", "none")
+DENSE = Compression("none", "none")
 
 
 class ParameterCodecs:
     """The patterns of one model, in the order in which they are tried."""
 
-    def __init__(self, default: Compression, patterns: Mapping[str, session.Wanted] | None = None) -> None:
+    def __init__(
+        self,
+        default: Compression,
+        patterns: Mapping[str, session.Wanted] | None = None,
+        *,
+        may_compress: bool = False,
+    ) -> None:
         """
         Args:
             default: what holds where nothing else does.
+            may_compress: the default may become a codec later, if it is none now.
             patterns: shell patterns of parameters' names ("*.bias", "embedding.*") and their codecs; the first
                 that matches counts.
 
@@ -39,7 +46,7 @@ class ParameterCodecs:
                 f"gradwire.torch: codecs is {patterns!r}, expected a mapping of name patterns to codecs, such as "
                 "{'*.bias': 'fp16'}"
             )
-        self._compresses = default.spec != "none"
+        self._compresses = may_compress or default.spec != "none"
         self._patterns = {
             pattern: session.parse_compression(wanted) for pattern, wanted in (patterns or {}).items()
         }
@@ -49,7 +56,7 @@ class ParameterCodecs:
         for pattern, compression in self._patterns.items():
             if fnmatch.fnmatchcase(name, pattern):
                 return compression
-        return _DENSE if self._compresses and parameter.dim() <= 1 else None
+        return DENSE if self._compresses and parameter.dim() <= 1 else None
 
     def require_matches(self, names: Iterable[str]) -> None:
         """Raises ValueError naming a pattern that no parameter has: it would silently do nothing."""

@@ -8,6 +8,7 @@ from typing import Any
 from gradwire import joining, kv, settings
 from gradwire.backend import AbstractKVStore
 from gradwire.compress import Compression
+from gradwire.controller import Budget, requested
 
 Wanted = str | Mapping[str, Any]
 
@@ -95,6 +96,27 @@ def parse_chosen(wanted: Wanted | None) -> Compression | None:
     """
     given = settings.read().compression or wanted
     return None if given is None else parse_compression(given)
+
+
+def auto_budget(wanted: Wanted | None, budget: str | None) -> Budget | None:
+    """Returns the budget where what counts is compression "auto"; None where it is another, or none.
+
+    Args:
+        wanted, budget: what the script gives.
+
+    Raises:
+        ValueError: a bad budget, or one beside a codec that the script names.
+        TypeError: a budget that is no text.
+    """
+    own = requested(wanted, budget)
+    if own is None and budget is not None:
+        raise ValueError(
+            f"gradwire.torch: budget={budget!r} was given with compression {wanted!r}, where nothing is chosen; give "
+            "compression='auto', or leave the budget out"
+        )
+    if (override := settings.read().compression) is None:
+        return own
+    return requested(override, budget)
 
 
 def is_overridden() -> bool:

@@ -1,0 +1,181 @@
+"""AutoCodecs: has an exchange's parameters travel as gradwire.controller chooses, step by step.
+
+Parameters that travel by themselves have a codec of their own in the engine; small ones, which share buckets, follow
+the store's compression. Where a parameter goes from a codec that is lossy to none, what was not sent yet is added to
+its next gradient, so that nothing is lost whichever way the choice goes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from gradwire import joining, settings
+from gradwire.compress import Compression
+from gradwire.controller import Budget, Controller, Options, Plan, Tensor, compression_of
+from gradwire.controller.prediction import schedule_of
+from gradwire.simulation import Placement
+
+if TYPE_CHECKING:
+    from gradwire.kv import KVStore
+
+_PEERS = ("allreduce", "horovod", "dist_sync_mpi")
+
+
+class Parameter(Protocol):
+    """What an exchange knows of a parameter; `own` is the codec that it has apart from the store's."""
+
+    name: str
+    key: int
+    place: int
+    own: Compression | None
+
+
+def controller_of(
+    store: KVStore, budget: Budget | None, *, overlaps: bool = False, sends_momentum: bool = False
+) -> Controller | None:
+    """Makes the controller of a budget; None where there is none, or nobody to send to.
+
+    Raises:
+        ValueError: a store whose sums cannot be predicted.
+    """
+    if budget is None or store.num_workers == 1:
+        return None
+    if joining.sums_in_one_order(store.type):
+        raise ValueError(
+            f"gradwire.torch: compression='auto' was given with the store {store.type!r}, where a library sums that "
+            "cannot change codecs as it goes; use 'allreduce' or 'dist_sync', or name a codec"
+        )
+    values = settings.read()
+    threads = max(1, min(4, (os.cpu_count() or 2) // 2))  # as joining has it
+    schedule = schedule_of(values, per_layer=overlaps, threads=threads)
+    return Controller(
+        store, Options(budget, schedule, _placement(store, values), sends_momentum=sends_momentum)
+    )
+
+
+def _placement(store: KVStore, values: settings.Settings) -> Placement:
+    if store.type in _PEERS:
+        return "peers"
+    beside = values.server_hosts == "beside" and store.engine.num_servers <= store.num_workers
+    return "beside" if beside else "servers"
+
+
+class AutoCodecs:
+    """One exchange's."""
+
+    def __init__(self, store: KVStore, controller: Controller, *, shares_buckets: bool) -> None:
+        """
+        Args:
+            shares_buckets: small parameters of this exchange travel together.
+        """
+        self._store = store
+        self._controller = controller
+        self._shares_buckets = shares_buckets
+        self._parameters: list[Parameter] = []
+        self._tensors: list[Tensor] = []
+        self._codecs: list[str] = []  # in force
+        self._default = controller.start  # of those that travel together
+        self._owed: dict[int, torch.Tensor] = {}  # by index: what goes with the next gradient
+        self._sent_owed: list[int] = []  # in the step in progress
+        if shares_buckets:
+            store.use_compression(compression_of(self._default))
+
+    @property
+    def needs_quiet(self) -> bool:
+        """True where no round may be under way at the next advance()."""
+        return self._controller.needs_quiet
+
+    def add(self, parameters: Sequence[Parameter], elements: Sequence[int]) -> None:
+        """Takes parameters in, before they are bound. Those with a codec of their own keep it. A collective."""
+        small = settings.read().fusion_bytes if self._shares_buckets else 0
+        added = []
+        for parameter, count in zip(parameters, elements, strict=True):
+            free = parameter.own is None
+            added.append(Tensor(parameter.name, count, parameter.place, free, 4 * count < small))
+        self._parameters += parameters
+        self._tensors += added
+        self._codecs += [""] * len(added)  # those that travel by themselves have yet to be told
+        self._controller.add(added)
+        self._apply(self._controller.plan)
+
+    def before_send(self, index: int, run: torch.Tensor) -> None:
+        """Adds what is owed to a gradient that is about to be sent, and samples it.
+
+        Args:
+            run: float32 (elements,), contiguous.
+        """
+        if (owed := self._owed.get(index)) is not None:
+            run.add_(owed.to(run.device))
+            self._sent_owed.append(index)
+        if blocks := self._controller.ready(index):
+            sample = torch.cat([run[begin:end] for begin, end in blocks])
+            self._controller.put(index, sample.cpu().numpy())
+
+    def after_sums(self, *, vetoed: bool) -> None:
+        """Ends a step. vetoed: nobody takes it, so what was owed still is."""
+        if not vetoed:
+            for index in self._sent_owed:
+                del self._owed[index]
+        self._sent_owed.clear()
+
+    def advance(self) -> None:
+        """Has the next step travel as the controller says. A collective."""
+        self._apply(self._controller.advance())
+
+    def state(self) -> dict[str, Any]:
+        """What was chosen, for a checkpoint; what is owed is this rank's own."""
+        return self._controller.state()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what state() returned, with nothing owed. A collective, between steps."""
+        self._apply(self._controller.load(state))
+        self._owed.clear()
+
+    def owed(self, index: int) -> torch.Tensor | None:
+        """Returns what goes with a parameter's next gradient."""
+        return self._owed.get(index)
+
+    def owe(self, index: int, residual: torch.Tensor) -> bool:
+        """Has a residual go with a parameter's next gradient. False where its codec is lossy and keeps residuals."""
+        if not self._tensors[index].free or self._codecs[index] != "none":
+            return False
+        self._owed[index] = residual
+        return True
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _apply(self, plan: Plan) -> None:
+        """Tells the engine what differs from what is in force."""
+        changed: dict[str, list[int]] = {}
+        for index, (before, after) in enumerate(zip(self._codecs, plan.codecs, strict=True)):
+            if before != after and self._tensors[index].free:
+                changed.setdefault(after, []).append(index)
+        for candidate, indices in changed.items():
+            compression = compression_of(candidate)
+            if candidate == "none":
+                self._keep_owed(indices)
+            alone = [index for index in indices if not self._tensors[index].together]
+            if alone:
+                keys = [self._parameters[index].key for index in alone]
+                self._store.engine.set_key_compression(keys, compression.spec, compression.reply)
+            for index in alone:
+                self._parameters[index].own = compression
+            if len(alone) < len(indices) and candidate != self._default:
+                self._default = candidate
+                self._store.use_compression(compression)
+            for index in indices:
+                self._codecs[index] = candidate
+
+    def _keep_owed(self, indices: Sequence[int]) -> None:
+        """Takes what lossy codecs have not sent yet out of the engine."""
+        engine = self._store.engine
+        for index in indices:
+            key = self._parameters[index].key
+            residual = engine.residual(key)
+            if residual.any():
+                self._owed[index] = torch.from_numpy(residual)
+                engine.set_residual(key, residual * 0)

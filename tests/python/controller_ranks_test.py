@@ -1,0 +1,341 @@
+"""The controller on real ranks, which are threads of this process: they decide alike, and take back what loses.
+
+Steps take what a clock of the test's own says, so that nothing here depends on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gradwire as gw
+import gradwire.torch
+import numpy as np
+import pytest
+import torch
+from gradwire import calibration
+from gradwire.controller import Budget, Controller, Instruments, Options, Pace, Plan, Tensor
+from gradwire.placement import Link
+from gradwire.simulation import Schedule
+from gradwire.torch import auto_codecs
+from python.inproc_ranks import run_ranks
+from torch import nn
+
+WORKERS = 3
+PACE = Pace(sampled=4, settling=1, block=3, link_every=5, review_every=1000)
+SLOW, FAST = Link(1e6, 1e-4), Link(1e12, 1e-7)  # bytes a second
+TENSORS = [Tensor("front", 400_000, 0), Tensor("norm", 50, 1, free=False), Tensor("back", 900_000, 2)]
+Cost = Callable[[Plan], float]
+
+
+@dataclass
+class Rank:
+    """What one rank did."""
+
+    plans: list[Plan] = field(default_factory=list)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def events(self) -> list[str]:
+        return [decision["event"] for decision in self.decisions]
+
+
+class Clock:
+    """Moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(cost: Cost, link: Callable[[int], Link], steps: int, budget: str = "30% error") -> list[Rank]:
+    """Runs a job in which a step takes cost(plan) seconds, and the link is link(step) when it is measured."""
+    ranks = [Rank() for _ in range(WORKERS)]
+
+    def body(store: gw.kv.KVStore) -> None:
+        own, clock = ranks[store.rank], Clock()
+        # Ranks find slightly different links; rank 0's counts.
+        instruments = Instruments(
+            clock,
+            lambda _: Link(link(len(own.plans)).bytes_per_second * (1 + store.rank / 50), 1e-4),
+            calibration.load,
+        )
+        options = Options(Budget.parse(budget), Schedule(), "peers", pace=PACE, instruments=instruments)
+        controller = Controller(store, options)
+        controller.add(TENSORS)
+        random = np.random.default_rng(store.rank)
+        for _ in range(steps):
+            own.plans.append(controller.plan)
+            clock.now += 0.5 * cost(controller.plan) * (1 + store.rank / 100)
+            for index in (2, 1, 0):
+                count = sum(end - begin for begin, end in controller.ready(index))
+                if count:
+                    controller.put(index, random.standard_normal(count, dtype=np.float32))
+                clock.now += 0.001
+            clock.now += 0.5 * cost(controller.plan) * (1 + store.rank / 100)
+            controller.advance()
+        own.decisions = store.stats()["decisions"]
+
+    run_ranks(WORKERS, body)
+    for rank in ranks[1:]:  # in every test: ranks that differ would wait for each other for ever
+        assert rank.plans == ranks[0].plans
+        assert rank.decisions == ranks[0].decisions
+    return ranks
+
+
+def faster_with_fewer_bits(plan: Plan) -> float:
+    return {"none": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.5}[plan.codecs[2]]
+
+
+def the_same(plan: Plan) -> float:
+    return 1.0
+
+
+def test_all_ranks_choose_what_the_slow_link_asks_for(capfd: pytest.CaptureFixture[str]) -> None:
+    ranks = run(faster_with_fewer_bits, lambda _: SLOW, steps=40)
+    assert ranks[0].plans[0] == Plan(("fp16", "none", "fp16"))
+    assert ranks[0].plans[-1] == Plan(("int4", "none", "int4"))
+    assert ranks[0].events == ["chosen", "kept"]
+    assert Plan(("none", "none", "none")) in ranks[0].plans  # it had its turn
+    said = capfd.readouterr().err
+    assert said.count("compression auto, step 4: a link of 1 MB/s") == 1  # rank 0 alone
+    assert said.count(": kept: measured") == 1
+
+
+def test_it_falls_back_to_none_where_compression_would_lose() -> None:
+    ranks = run(the_same, lambda _: FAST, steps=40)
+    assert ranks[0].plans[-1] == Plan(("none", "none", "none"))
+    assert ranks[0].decisions[0]["reason"].endswith("compression would gain nothing")
+
+
+def test_a_prediction_that_was_wrong_is_taken_back(capfd: pytest.CaptureFixture[str]) -> None:
+    def slower_than_predicted(plan: Plan) -> float:
+        return {"none": 1.0, "fp16": 1.2, "int4": 1.5}[plan.codecs[2]]
+
+    ranks = run(slower_than_predicted, lambda _: SLOW, steps=60)
+    assert ranks[0].plans[-1] == Plan(("none", "none", "none"))
+    assert ranks[0].events == ["chosen", "reverted"]
+    assert "back to none: int4 for 2 of 3 tensors" in capfd.readouterr().err
+    measured = ranks[0].decisions[1]["measured_seconds"]
+    assert measured["none"] < measured["fp16"] < measured["auto"]
+
+
+def test_fp16_is_gone_back_to_where_that_is_the_better_baseline() -> None:
+    ranks = run(lambda plan: 1.0 if "fp16" in plan.codecs else 1.4, lambda _: SLOW, steps=60)
+    assert ranks[0].plans[-1] == Plan(("fp16", "none", "fp16"))
+    assert ranks[0].events == ["chosen", "reverted"]
+
+
+def test_a_link_that_changes_is_answered() -> None:
+    def link(step: int) -> Link:
+        return SLOW if step < 40 else FAST
+
+    ranks = run(faster_with_fewer_bits, link, steps=70)
+    assert ranks[0].events[:3] == ["chosen", "kept", "link"]
+    assert "the link gives" in ranks[0].decisions[2]["reason"]
+    assert ranks[0].events[3] == "chosen"
+    assert ranks[0].decisions[3]["codecs"] == ("none", "none", "none")
+
+
+def test_a_small_change_of_the_link_is_none() -> None:
+    ranks = run(faster_with_fewer_bits, lambda step: Link(1e6 * (1 + 0.15 * (step % 2)), 1e-4), steps=60)
+    assert ranks[0].events == ["chosen", "kept"]
+
+
+def test_a_budget_without_room_compresses_nothing() -> None:
+    ranks = run(faster_with_fewer_bits, lambda _: SLOW, steps=20, budget="0.0001% error")
+    assert set(ranks[0].plans) == {Plan(("none", "none", "none"))}
+    assert ranks[0].events == ["chosen"]
+
+
+def test_what_was_chosen_goes_on_after_a_checkpoint() -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        instruments = Instruments(Clock(), lambda _: SLOW, calibration.load)
+        options = Options(Budget("error", 0.3), Schedule(), "peers", pace=PACE, instruments=instruments)
+        controller = Controller(store, options)
+        controller.add(TENSORS)
+        saved = controller.state()
+        assert saved == {"step": 0, "codecs": {"front": "fp16", "norm": "none", "back": "fp16"}}
+        chosen = {"step": 77, "codecs": {"front": "int8", "norm": "int8", "elsewhere": "int4"}}
+        assert controller.load(chosen) == Plan(("int8", "none", "fp16"))
+        for _ in range(3):  # and gradients are not sampled
+            assert controller.ready(0) == ()
+            assert controller.advance() == Plan(("int8", "none", "fp16"))
+        assert controller.state()["step"] == 80
+
+    run_ranks(2, body)
+
+
+# ---- under a model -------------------------------------------------------------------------------------------
+
+
+class TickingClock:
+    """A thousandth of a second passes whenever it is looked at, so that all steps of a model are alike."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def __call__(self) -> float:
+        self._looks += 1
+        return self._looks / 1000
+
+
+@pytest.fixture
+def slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codecs are chosen for a slow link, and gain nothing by the clock."""
+
+    def options(*given: Any, **named: Any) -> Options:
+        instruments = Instruments(TickingClock(), lambda _: SLOW, calibration.load)
+        return Options(*given, **named, pace=PACE, instruments=instruments)
+
+    monkeypatch.setattr(auto_codecs, "Options", options)
+
+
+MODEL = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 10), nn.LayerNorm(10))
+
+
+def make_model() -> nn.Sequential:
+    return copy.deepcopy(MODEL)
+
+
+def wrap(store: gw.kv.KVStore, model: nn.Module, **options: Any) -> Any:
+    """Weights stay as they are: so gradients do not depend on what has been received."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    return gw.torch.DistributedOptimizer(optimizer, model.named_parameters(), "auto", store, **options)
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    return model(torch.randn(8, 300, generator=generator))[:, :5].square().mean()
+
+
+def sums_of_gradients(store: gw.kv.KVStore, optimizer: Any, model: nn.Module, steps: int) -> tuple[Any, Any]:
+    """Trains; returns what all ranks have given of the first two layers' weights, as means, and what has arrived."""
+    alone = make_model()
+    given, received = ([torch.zeros_like(alone[i].weight) for i in (0, 2)] for _ in range(2))
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, store.rank, step).backward()
+        optimizer.synchronize()
+        alone.zero_grad()
+        loss_of(alone, store.rank, step).backward()
+        for place, layer in enumerate((0, 2)):
+            given[place] += alone[layer].weight.grad
+            received[place] += model[layer].weight.grad
+        optimizer.step()
+    return [store.collectives.all_reduce(total, op="average") for total in given], received
+
+
+@pytest.mark.parametrize("overlap_step", [False, True])
+def test_nothing_of_a_gradient_is_lost_while_codecs_change(slow_link: None, overlap_step: bool) -> None:
+    """From fp16 to int4, in turns with none and fp16, and back to none: at the end all that was given has arrived."""
+    wrong: dict[int, list[float]] = {}
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = make_model()
+        optimizer = wrap(store, model, budget="60% error", overlap_step=overlap_step)
+        given, received = sums_of_gradients(store, optimizer, model, steps=40)
+        events = [decision["event"] for decision in store.decisions]
+        assert events == ["chosen", "reverted"]
+        assert store.decisions[0]["codecs"] == ("int4", "none", "int4", "none", "none", "none")
+        assert set(store.decisions[1]["codecs"]) == {"none"}
+        wrong[store.rank] = [float((r - g).norm() / g.norm()) for g, r in zip(given, received, strict=True)]
+        optimizer.close()
+
+    run_ranks(2, body)
+    assert wrong[0] == wrong[1]
+    assert max(wrong[0]) < 1e-4
+
+
+def test_a_codec_that_the_user_names_stays(slow_link: None) -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        model = make_model()
+        optimizer = wrap(store, model, budget="60% error", codecs={"2.*": "none", "*.bias": "fp16"})
+        for step in range(8):
+            optimizer.zero_grad()
+            loss_of(model, store.rank, step).backward()
+            optimizer.step()
+        assert store.decisions[0]["codecs"] == ("int4", "none", "none", "none", "none", "none")
+        optimizer.close()
+
+    run_ranks(2, body)
+
+
+def test_what_is_owed_goes_into_a_checkpoint_and_out_of_it(slow_link: None) -> None:
+    """Stopped when codecs have just been left for none, which is while a trial goes on."""
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = make_model()
+        optimizer = wrap(store, model, budget="60% error")
+        exchange = optimizer._reducer.exchange
+        step = 0
+        while exchange.state()["auto"]["codecs"]["0.weight"] != "int4":
+            optimizer.zero_grad()
+            loss_of(model, store.rank, step).backward()
+            step += 1
+        while exchange.state()["auto"]["codecs"]["0.weight"] != "none":
+            optimizer.zero_grad()
+            loss_of(model, store.rank, step).backward()
+            step += 1
+        state = optimizer.state_dict()
+        owed = state["gradwire"]["residuals"]["0.weight"]
+        assert owed.abs().sum() > 0
+        optimizer.close()
+
+        again = make_model()
+        optimizer = wrap(store, again, budget="60% error")
+        optimizer.load_state_dict(state)
+        alone = make_model()
+        loss_of(again, store.rank, 99).backward()
+        loss_of(alone, store.rank, 99).backward()
+        whole = alone[0].weight.grad.flatten() + owed
+        expected = store.collectives.all_reduce(whole, op="average")
+        torch.testing.assert_close(again[0].weight.grad.flatten(), expected)
+        optimizer.close()
+
+    run_ranks(2, body)
+
+
+def test_one_worker_has_nothing_to_choose() -> None:
+    store = gw.kv.create("local")
+    model = make_model()
+    optimizer = wrap(store, model)
+    loss_of(model, 0, 0).backward()
+    assert store.decisions == []
+    assert str(store.compression) == "none:reply=none"
+    optimizer.close()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"compression": "2bit", "budget": "1 points"}, "give compression='auto'"),
+        ({"compression": "auto", "budget": "a lot"}, "expected points of accuracy"),
+        ({"compression": "auto", "warm_up": [("fp16", 5)]}, "leave warm_up out"),
+        ({"compression": "auto:ratio=1"}, "takes a budget and nothing else"),
+    ],
+)
+def test_misuse_is_refused(options: dict[str, Any], text: str) -> None:
+    store = gw.kv.create("local")
+    model = make_model()
+    with pytest.raises(ValueError, match=text):
+        gw.torch.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), store=store, **options
+        )
+    store.close()
+
+
+def test_the_environment_turns_it_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradwire.torch import session
+
+    monkeypatch.setenv("GRADWIRE_COMPRESSION", "auto:budget=5% error")
+    assert session.auto_budget("2bit", None) == Budget("error", 0.05)
+    monkeypatch.setenv("GRADWIRE_COMPRESSION", "auto")
+    assert session.auto_budget("auto", "2 points") == Budget("points", 2.0)
+    monkeypatch.setenv("GRADWIRE_COMPRESSION", "int8")
+    assert session.auto_budget("auto", "2 points") is None
