@@ -146,8 +146,19 @@ class Conditions:
     reason: str | None = None  # why the link is not as asked for
 
 
+class Placed(Protocol):
+    """What network() needs to know of a plan; Plan says what they are."""
+
+    @property
+    def workers(self) -> int: ...
+    @property
+    def servers(self) -> int | None: ...
+    @property
+    def bandwidth(self) -> str | None: ...
+
+
 @contextmanager
-def network(plan: Plan) -> Iterator[Conditions]:
+def network(plan: Placed) -> Iterator[Conditions]:
     """Gives every worker and server a host of its own behind a link of plan.bandwidth, if possible."""
     if plan.bandwidth is None:
         yield Conditions()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
+from gradwire.autotune.command import tune
 from gradwire.json_option import JsonOption, write_json
 from gradwire.plan_command import plan
 
@@ -41,6 +42,9 @@ app = typer.Typer(
 
   gradwire run -n 2 -s 2 --timeline out.json python train.py && gradwire timeline out.json
     where a step's time went
+
+  gradwire tune -n 2 -s 2 --json tuned.json -- python train.py
+    settings under which your own job's steps are shorter
 
 Each command explains itself: gradwire run --help.""",
 )
@@ -101,6 +105,15 @@ def run(
             "Unset: GRADWIRE_HIERARCHY, or off."
         ),
     ] = None,
+    settings_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--settings",
+            metavar="FILE",
+            help="Settings that the environment does not give: what gradwire tune --json wrote. "
+            "Unset: GRADWIRE_SETTINGS.",
+        ),
+    ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Start a job: scheduler, servers and N workers that each run CMD.
@@ -135,9 +148,12 @@ def run(
         servers=servers,
         launcher=launcher,
         hosts=hosts,
-        env=_read_env(env or [])
-        | {name: text for name, text in options.items() if text is not None}
-        | ({} if recording is None else recording.environment),
+        env=_with_settings_file(
+            _read_env(env or [])
+            | {name: text for name, text in options.items() if text is not None}
+            | ({} if recording is None else recording.environment),
+            settings_file,
+        ),
         copy_to=copy_to,
         ssh=_read_ssh(ssh),
     )
@@ -177,6 +193,15 @@ def _read_env(pairs: list[str]) -> dict[str, str]:
             )
         env[name] = value
     return env
+
+
+def _with_settings_file(env: dict[str, str], file: Path | None) -> dict[str, str]:
+    """Adds what a settings file gives and neither env nor this process's environment does."""
+    from gradwire import settings
+
+    given = {**os.environ, **env}
+    path = given.get("GRADWIRE_SETTINGS") if file is None else str(file)
+    return env | settings.variables_of_file(path, given) if path else env
 
 
 def _read_ssh(text: str) -> tuple[str, ...]:
@@ -248,6 +273,7 @@ def ab(
 
 
 app.command(context_settings=_TAKES_COMMAND)(plan)
+app.command(context_settings=_TAKES_COMMAND)(tune)
 
 
 @app.command()

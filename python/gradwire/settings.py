@@ -1,8 +1,9 @@
 """Every setting read from the environment: one GRADWIRE_* name each, and the aliases it answers to.
 
-`read()` gives a typed `Settings`; `resolve()` gives every value with where it came from, faults included, for
-`gradwire doctor`; `unknown_variables()` finds misspelt GRADWIRE_* names. Nothing below python/ reads the
-environment: values are handed down as arguments.
+What the environment does not say may stand in a file that GRADWIRE_SETTINGS names (settings_file.py). `read()` gives a
+typed `Settings`; `resolve()` gives every value with where it came from, faults included, for `gradwire doctor`;
+`unknown_variables()` finds misspelt GRADWIRE_* names. Nothing below python/ reads the environment: values are handed
+down as arguments.
 
 To add a setting, add one field to `Settings`.
 """
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gradwire import settings_file
 from gradwire.environments import meeting_of_one_host, meeting_of_srun
 from gradwire.units import parse_duration, parse_size
 
@@ -58,7 +60,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Resolved:
-    """One setting's value here and now, and the variable it came from ("default" where none was set)."""
+    """One setting's value here and now, and the variable or file it came from ("default" where none gave it)."""
 
     definition: Definition
     value: Any
@@ -252,6 +254,12 @@ class Settings:
     step_profile: str | None = _setting(
         _text, None, "file to which the layers' times are written; given by `gradwire plan -- CMD`"
     )
+    step_times: str | None = _setting(
+        _text, None, "folder to which every worker writes how long its steps took; given by `gradwire tune`"
+    )
+    timed_steps: int = _setting(
+        _integer(1), 30, "steps of a PyTorch optimizer after which GRADWIRE_STEP_TIMES ends the script"
+    )
     timeline: str | None = _setting(
         _text,
         None,
@@ -341,6 +349,11 @@ class Settings:
     server_program: str | None = _setting(
         _text, None, "the gradwire-server program; unset: beside the gradwire command, or on PATH"
     )
+    settings: str | None = _setting(
+        _text,
+        None,
+        "file of further settings, such as `gradwire tune --json` writes; the environment wins over it",
+    )
 
     @property
     def is_in_a_job(self) -> bool:
@@ -364,7 +377,17 @@ DEFINITIONS: tuple[Definition, ...] = tuple(
 )
 
 
-def _candidates(definition: Definition, environ: Mapping[str, str], role: str) -> list[tuple[str, str]]:
+@dataclass(frozen=True)
+class _File:
+    """Settings that a file gives, by name; none where there is no file, or it cannot be used."""
+
+    path: str = ""
+    texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def _candidates(
+    definition: Definition, environ: Mapping[str, str], role: str, file: _File
+) -> list[tuple[str, str]]:
     """Lists (origin, text) for one setting, the one that counts first. Empty variables are as if unset."""
     found: list[tuple[str, str]] = []
     if own := environ.get(definition.variable):
@@ -375,11 +398,13 @@ def _candidates(definition: Definition, environ: Mapping[str, str], role: str) -
         texts = [environ.get(variable, "") for variable in alias.variables]
         if role in alias.roles and all(texts) and (text := alias.translate(*texts)) is not None:
             found.append((" and ".join(alias.variables), text))
+    if definition.name in file.texts:
+        found.append((file.path, file.texts[definition.name]))
     return found
 
 
-def _resolve_one(definition: Definition, environ: Mapping[str, str], role: str) -> Resolved:
-    candidates = _candidates(definition, environ, role)
+def _resolve_one(definition: Definition, environ: Mapping[str, str], role: str, file: _File) -> Resolved:
+    candidates = _candidates(definition, environ, role, file)
     if not candidates:
         return Resolved(definition, definition.default, "default")
     origin, text = candidates[0]
@@ -395,8 +420,33 @@ def _resolve_one(definition: Definition, environ: Mapping[str, str], role: str) 
 def resolve(environ: Mapping[str, str] | None = None) -> list[Resolved]:
     """Finds every setting's value and origin; a bad one keeps its default and carries the error's text."""
     environ = os.environ if environ is None else environ
-    role = _resolve_one(DEFINITIONS[0], environ, "worker").value
-    return [_resolve_one(definition, environ, role) for definition in DEFINITIONS]
+    role = _resolve_one(DEFINITIONS[0], environ, "worker", _File()).value
+    file, fault = _File(), None
+    if path := environ.get(PREFIX + "SETTINGS"):
+        try:
+            file = _load(path)
+        except ValueError as error:
+            fault = f"settings: {error}"
+    rows = [_resolve_one(definition, environ, role, file) for definition in DEFINITIONS]
+    at_fault = "settings" if fault is not None else None
+    return [dataclasses.replace(row, error=fault) if row.definition.name == at_fault else row for row in rows]
+
+
+def _load(path: str) -> _File:
+    return _File(path, settings_file.load(path, [definition.name for definition in DEFINITIONS]))
+
+
+def variables_of_file(path: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns a settings file as variables for a job's processes, which need no file then. Those that environ gives,
+    under whatever name, are left out: the environment wins.
+
+    Raises: ValueError: it is no settings file, or a value in it is not valid.
+    """
+    named = {**environ, PREFIX + "SETTINGS": path}
+    read(named)
+    texts = _load(path).texts
+    given = {row.definition.variable: row for row in resolve(named) if row.origin == path}
+    return {name: texts[row.definition.name] for name, row in given.items()} | {PREFIX + "SETTINGS": ""}
 
 
 def read(environ: Mapping[str, str] | None = None) -> Settings:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gradwire import step_clock
 from gradwire.child import Guard, LocalHost
 from gradwire.layer_profile import Layer, Profile, load, text_of, validate
 from gradwire.session import signal_session
@@ -45,16 +46,18 @@ def of_command(command: Sequence[str]) -> Profile:
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "profile.json"
-        clock = str(Path(__file__).parent / "step_clock")
-        paths = os.pathsep.join(filter(None, [clock, os.environ.get("PYTHONPATH")]))
-        env = {**os.environ, "PYTHONPATH": paths, "GRADWIRE_STEP_PROFILE": str(file)}
-        code = _run(command, env)
+        code = _run(command, {**os.environ, **clock_variables(file)})
         if not file.exists():
             raise RuntimeError(
                 f"plan: {command[0]} ended with code {code} before {STEPS} steps of a PyTorch optimizer: "
                 "give a command that trains for longer"
             )
         return load(file)
+
+
+def clock_variables(file: Path) -> dict[str, str]:
+    """Returns the variables of a process that is to be profiled. file: where the profile goes."""
+    return {"PYTHONPATH": step_clock.python_path(), "GRADWIRE_STEP_PROFILE": str(file)}
 
 
 def _run(command: Sequence[str], env: Mapping[str, str]) -> int:

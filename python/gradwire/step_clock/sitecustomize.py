@@ -1,4 +1,5 @@
-"""Starts the step clock in a Python process that `gradwire plan -- CMD` profiles: its folder is on PYTHONPATH.
+"""Starts a clock in a Python process that `gradwire plan -- CMD` profiles or `gradwire tune` times: its folder is on
+PYTHONPATH.
 
 Python imports the first sitecustomize it finds at start-up; the one that this one hides is run too.
 """
@@ -23,11 +24,17 @@ def _run_the_hidden_one() -> None:
 def _start() -> None:
     from gradwire import settings
 
-    file = settings.read().step_profile
-    if file is not None and importlib.util.find_spec("torch") is not None:
+    values = settings.read()
+    if importlib.util.find_spec("torch") is None:
+        return
+    if values.step_profile is not None:
         from gradwire.step_profile import start_clock
 
-        start_clock(file)
+        start_clock(values.step_profile)
+    if values.step_times is not None and values.rank is not None:
+        from gradwire.autotune.step_times import start_timer
+
+        start_timer(values.step_times, values.rank, values.num_workers, values.timed_steps)
 
 
 _run_the_hidden_one()
