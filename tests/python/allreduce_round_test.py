@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,21 +12,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from python.experiment_files import load
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "allreduce_round"
 
 
-def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"allreduce_round_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-figures = load("figures")
+figures = load(FOLDER / "figures.py")
 
 
 def record(label: str, seconds: float, **more: Any) -> dict[str, Any]:
@@ -66,7 +56,7 @@ def test_a_claim_against_a_peer_and_against_no_fusion() -> None:
 
 def test_every_claim_is_about_a_row_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    rows = load("run").ROWS
+    rows = load(FOLDER / "run.py").ROWS
     assert {claim.row for claim in figures.CLAIMS} == set(rows)
     for claim in figures.CLAIMS:
         peers = rows[claim.row][rows[claim.row].index("--peer") + 1].split(",")

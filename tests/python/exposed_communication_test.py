@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,21 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from python.experiment_files import load
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "exposed_communication"
 
 
-def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"exposed_communication_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-run = load("run")
+run = load(FOLDER / "run.py")
 
 
 def rank(step: list[float], no_sync: list[float]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import struct
 import subprocess
@@ -16,23 +15,15 @@ import numpy as np
 import pytest
 import torch
 from gradwire.launch import run_job
+from python.experiment_files import load
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "fashion_mnist"
 TRAIN = FOLDER / "train.py"
 
 
-def module(name: str) -> ModuleType:
-    """Imports a file of the experiment, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"fashion_mnist_{Path(name).name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-dataset, networks, order = module("dataset"), module("networks"), module("../training/order")
+dataset = load(FOLDER / "dataset.py")
+networks = load(FOLDER / "networks.py")
+order = load(FOLDER.parent / "training" / "order.py")
 
 
 def train(*flags: str, **environment: str) -> dict[str, Any]:
@@ -141,7 +132,7 @@ def test_networks_have_their_size(name: str, parameters: int) -> None:
 @pytest.mark.parametrize(("name", "parameters"), [("vgg16", 138_357_544), ("resnet50", 25_557_032)])
 def test_networks_of_the_tables_have_their_size(name: str, parameters: int) -> None:
     with torch.device("meta"):
-        network = module("imagenet_networks").IMAGENET_NETWORKS[name]()
+        network = load(FOLDER / "imagenet_networks.py").IMAGENET_NETWORKS[name]()
         assert sum(p.numel() for p in network.parameters()) == parameters
         assert network.eval()(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
 

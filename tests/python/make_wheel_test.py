@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from python.experiment_files import load
 
 SCRIPT = Path(__file__).resolve().parents[2] / "python" / "make_wheel.py"
 NAME = "gradwire-2.0-cp311-cp311-manylinux_2_36_x86_64.whl"
@@ -16,11 +16,7 @@ NAME = "gradwire-2.0-cp311-cp311-manylinux_2_36_x86_64.whl"
 @pytest.fixture
 def make_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script with a folder of its own to work in, and with tools that need not be there."""
-    spec = importlib.util.spec_from_file_location("make_wheel", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module: Any = load(SCRIPT)
     monkeypatch.setattr(module, "REPAIRED", tmp_path / "repaired")
     monkeypatch.setattr(module, "tools", lambda: tmp_path)
     return module

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from python.experiment_files import load
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "replay"
 
 
-def load_module() -> Any:
-    spec = importlib.util.spec_from_file_location("replay_profiles", FOLDER / "profiles.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-profiles = load_module()
+profiles: Any = load(FOLDER / "profiles.py")
 
 
 @pytest.mark.parametrize(

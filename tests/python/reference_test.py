@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from python.experiment_files import load
 
 SCRIPT = Path(__file__).resolve().parents[2] / "python" / "reference.py"
 # The bindings' own: exceptions and words that speak for themselves. gradwire's docstring has the exceptions.
@@ -23,17 +22,7 @@ WITHOUT_WORDS = {
 }
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gradwire_reference", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-reference = load()
+reference = load(SCRIPT)
 MODULES = {name: reference.read(name) for name in reference.MODULES}
 ENTRIES = [(module, entry) for module in MODULES.values() for entry in module.everything()]
 

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from python.experiment_files import load
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "schedule_bound"
 RESULTS: dict[str, list[dict[str, Any]]] = json.loads((FOLDER / "results.json").read_text())
-
-
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("schedule_bound_run", FOLDER / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 NOT_SIMULATED = {"simulator_seconds"}  # by the machine's clock
@@ -30,12 +19,12 @@ NOT_SIMULATED = {"simulator_seconds"}  # by the machine's clock
 
 @functools.cache
 def computed(table: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = load().TABLES[table]()
+    rows: list[dict[str, Any]] = load(FOLDER / "run.py").TABLES[table]()
     return rows
 
 
 def test_every_table_has_committed_results() -> None:
-    assert load().TABLES.keys() == RESULTS.keys()
+    assert load(FOLDER / "run.py").TABLES.keys() == RESULTS.keys()
 
 
 @pytest.mark.parametrize("table", RESULTS)
