@@ -115,6 +115,33 @@ def two_bits_learn() -> None:
 
 
 @case
+def codecs_are_chosen_while_a_model_trains() -> None:
+    """Parameters come with DDP's first buckets, and their codecs change in trials; ranks stay one model."""
+    torch.manual_seed(0)
+    model = wide_net()
+    wrapped, state = hooked(model, "auto", budget="30% error", codecs={"last.*": "int8"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    target = torch.randint(4, (6,), generator=torch.Generator().manual_seed(dist.get_rank()))
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(wrapped(images(dist.get_rank())), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0], losses
+    require_one_model(model)
+    saved = state.state_dict()["auto"]
+    assert saved["step"] == 40
+    assert saved["codecs"]["last.weight"] == "none"  # not its to choose
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, saved)
+    assert everyone[0] == everyone[1]
+    (chosen,) = [d for d in state._store.stats()["decisions"] if d["event"] == "chosen"]
+    assert chosen["step"] == 20
+
+
+@case
 def a_checkpoint_goes_on_bit_for_bit() -> None:
     def run(wrapped: nn.Module, optimizer: Any, steps: range) -> None:
         for step in steps:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gradwire as gw
@@ -52,7 +52,9 @@ class Clock:
         return self.now
 
 
-def run(cost: Cost, link: Callable[[int], Link], steps: int, budget: str = "30% error") -> list[Rank]:
+def run(
+    cost: Cost, link: Callable[[int], Link], steps: int, budget: str = "30% error", pace: Pace = PACE
+) -> list[Rank]:
     """Runs a job in which a step takes cost(plan) seconds, and the link is link(step) when it is measured."""
     ranks = [Rank() for _ in range(WORKERS)]
 
@@ -64,7 +66,7 @@ def run(cost: Cost, link: Callable[[int], Link], steps: int, budget: str = "30% 
             lambda _: Link(link(len(own.plans)).bytes_per_second * (1 + store.rank / 50), 1e-4),
             calibration.load,
         )
-        options = Options(Budget.parse(budget), Schedule(), "peers", pace=PACE, instruments=instruments)
+        options = Options(Budget.parse(budget), Schedule(), "peers", pace=pace, instruments=instruments)
         controller = Controller(store, options)
         controller.add(TENSORS)
         random = np.random.default_rng(store.rank)
@@ -139,6 +141,24 @@ def test_a_link_that_changes_is_answered() -> None:
     assert "the link gives" in ranks[0].decisions[2]["reason"]
     assert ranks[0].events[3] == "chosen"
     assert ranks[0].decisions[3]["codecs"] == ("none", "none", "none")
+    assert ranks[0].events[4:] == [
+        "reverted"
+    ]  # none has to prove itself too: by this clock fp16 is still faster
+
+
+def test_what_has_won_is_looked_at_again_and_stays() -> None:
+    pace = replace(PACE, review_every=5)
+    ranks = run(faster_with_fewer_bits, lambda _: SLOW, steps=40, pace=pace)
+    assert ranks[0].events[:4] == ["chosen", "kept", "chosen", "chosen"]
+    assert set(ranks[0].plans[20:]) == {Plan(("int4", "none", "int4"))}
+
+
+def test_what_has_lost_gets_no_other_trial_on_the_same_link() -> None:
+    pace = replace(PACE, review_every=5)
+    ranks = run(lambda plan: 1.0 if "fp16" in plan.codecs else 1.4, lambda _: SLOW, steps=80, pace=pace)
+    assert ranks[0].events.count("reverted") == 1
+    assert ranks[0].events.count("chosen") > 2
+    assert ranks[0].plans[-1] == Plan(("fp16", "none", "fp16"))
 
 
 def test_a_small_change_of_the_link_is_none() -> None:

@@ -11,6 +11,7 @@ import gradwire as gw
 import numpy as np
 import pytest
 from gradwire import _core, calibration, layer_profile, simulation
+from gradwire.ab import check_arms
 from gradwire.controller import CANDIDATES, Budget, Plan, Tensor, accuracy, choice, requested
 from gradwire.controller import error as codec_error
 from gradwire.controller.choice import choose
@@ -63,6 +64,13 @@ def test_compression_says_whether_it_is_auto() -> None:
     assert requested(None) is None
     with pytest.raises(ValueError, match="takes a budget and nothing else"):
         requested("auto:threshold=1")
+
+
+def test_an_arm_of_ab_may_be_auto() -> None:
+    check_arms(["none", "auto", "auto:budget=5% error"])
+    for arm, text in (("auto:budget=some", "expected points of accuracy"), ("auto:x=1", "and nothing else")):
+        with pytest.raises(ValueError, match=f"ab: --arm {arm}.*{text}"):
+            check_arms([arm])
 
 
 def test_other_doors_say_where_auto_is_to_be_had() -> None:

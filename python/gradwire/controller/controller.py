@@ -172,13 +172,13 @@ class Controller:
         self.plan = next(life)
 
     def _lives(self, plan: Plan, *, is_proven: bool = False) -> Generator[Plan, Step, None]:
+        in_force = plan if is_proven else None
         if is_proven:
-            yield from self._watch(plan)
+            is_proven = yield from self._watch(plan)
         while True:
-            choice = yield from self._choose(plan if is_proven else None, plan)
-            plan = yield from self._prove(choice, plan, is_proven=is_proven)
-            is_proven = True
-            yield from self._watch(plan)
+            choice = yield from self._choose(in_force, plan)
+            plan = in_force = yield from self._prove(choice, plan, is_proven=is_proven)
+            is_proven = yield from self._watch(plan)
 
     def _choose(self, in_force: Plan | None, plan: Plan) -> Generator[Plan, Step, Choice]:
         """Samples gradients under a plan, and has rank 0 choose."""
@@ -197,7 +197,11 @@ class Controller:
         return self._decide(self._link, steps, meter, in_force)
 
     def _prove(self, choice: Choice, before: Plan, *, is_proven: bool) -> Generator[Plan, Step, Plan]:
-        """Has the chosen plan and the baselines take turns, and returns the one to keep."""
+        """Has the chosen plan and the baselines take turns, and returns the one to keep.
+
+        Args:
+            is_proven: the plan before has won on this link already.
+        """
         if (is_proven and choice.plan == before) or choice.plan in self._refuted:
             return before
         arms = {name: Plan.uniform(name, self._tensors) for name in BASELINES if name in choice.predicted}
@@ -229,17 +233,18 @@ class Controller:
             times.append(step.seconds)
         return statistics.median(times[1:])
 
-    def _watch(self, plan: Plan) -> Generator[Plan, Step, None]:
-        """Keeps a plan until the link is another one, or for long."""
+    def _watch(self, plan: Plan) -> Generator[Plan, Step, bool]:
+        """Keeps a plan until the link is another one, or for long. Returns whether the link is the same."""
         pace = self._options.pace
         for number in itertools.count(1):
             self.needs_quiet = number % pace.link_every == 0
             yield plan
             if number % pace.link_every == 0 and self._has_changed(self._agreed_link()):
                 self._refuted.clear()
-                return
+                return False
             if number >= pace.review_every:
-                return
+                return True
+        raise AssertionError("itertools.count() has no end")
 
     # -- what ranks do together ------------------------------------------------------------------------
 

@@ -1,0 +1,39 @@
+"""compression="auto" in a real training: two processes, their own link, the arm that `gradwire ab` would give."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from gradwire.launch import run_job
+
+TRAIN = Path(__file__).resolve().parents[2] / "experiments" / "char_lm" / "train.py"
+TINY = "--network tiny --batch-size 8 --limit 480 --num-epochs 1"
+
+
+@pytest.mark.parametrize(("store", "servers"), [("allreduce", 0), ("dist_sync", 1)])
+def test_a_training_is_told_what_was_chosen_for_it(tmp_path: Path, store: str, servers: int) -> None:
+    record, lines = tmp_path / "record.json", []
+    command = [sys.executable, str(TRAIN), *TINY.split(), "--kv-store", store, "--json", str(record)]
+    result = run_job(
+        command,
+        workers=2,
+        servers=servers,
+        env={"GRADWIRE_COMPRESSION": "auto:budget=5 points"},
+        output=lambda line: lines.append(line.text),
+        timeout=240,
+    )
+    assert result.exit_code == 0, "\n".join(lines)
+    done = json.loads(record.read_text())
+    assert done["steps"] == 30
+    assert math.isfinite(done["loss"])
+    assert done["momentum_correction"]  # or 2bit would be outside of what is known
+    chosen = done["decisions"][0]
+    assert (chosen["event"], chosen["step"]) == ("chosen", 20)
+    assert chosen["link"]["bytes_per_second"] > 0
+    assert set(chosen["predicted_baselines"]) == {"none", "fp16"}
+    said = [line for line in lines if "compression auto, step 20: a link of" in line]
+    assert len(said) == 1  # rank 0 alone

@@ -1,0 +1,158 @@
+"""experiments/controller: the table of points, and what the grid's verdict says."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from gradwire.ab import Run
+from gradwire.controller import accuracy
+from gradwire.outcome import summarise
+from gradwire.result import RunResult
+from python.experiment_files import imported
+
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "controller"
+
+
+@pytest.fixture
+def modules() -> Iterator[dict[str, ModuleType]]:
+    with imported(FOLDER, ("accuracy_cost", "verdict", "run")) as modules:
+        yield modules
+
+
+# ---- the table of points -------------------------------------------------------------------------------------
+
+WRONG = {"fp16": 0.0004, "int8": 0.02, "int4": 0.3, "2bit": 1.2}
+
+
+def rows(scores: dict[tuple[str, str], list[float]], metric: str = "accuracy") -> list[dict[str, str]]:
+    return [
+        {"task": task, "arm": arm, "seed": str(seed), "metric": metric, "score": str(score)}
+        for (task, arm), values in scores.items()
+        for seed, score in enumerate(values)
+    ]
+
+
+def test_a_loss_is_paired_by_task_and_seed(modules: dict[str, ModuleType]) -> None:
+    given = rows({("a", "none"): [0.9, 0.8], ("a", "int8"): [0.89, 0.81, 0.5], ("b", "int8"): [0.1]})
+    found = modules["accuracy_cost"].losses(given + rows({("c", "none"): [3.0]}, "loss"))
+    assert {task: dict(arms) for task, arms in found.items()} == {
+        "a": {"int8": [pytest.approx(1.0), pytest.approx(-1.0)]}
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, 2, 3], [1, 2, 3]),
+        ([3, 1, 2], [2, 2, 2]),
+        ([1, 3, 2, 4], [1, 2.5, 2.5, 4]),
+        ([4, 3, 2, 1], [2.5, 2.5, 2.5, 2.5]),
+    ],
+)
+def test_neighbours_out_of_order_are_pooled(
+    modules: dict[str, ModuleType], values: list[float], expected: list[float]
+) -> None:
+    assert modules["accuracy_cost"].isotonic(values, [1] * len(values)) == pytest.approx(expected)
+    heavy = modules["accuracy_cost"].isotonic([3, 1], [1, 3])
+    assert heavy == pytest.approx([1.5, 1.5])
+
+
+def test_a_codec_that_is_less_wrong_loses_no_more_by_the_luck_of_seeds(
+    modules: dict[str, ModuleType],
+) -> None:
+    made = modules["accuracy_cost"]
+    table = made.table({"a": {"int8": [0.4], "int4": [0.0], "fp16": [0.1], "2bit": [-0.2]}}, WRONG)
+    found = {row.codec: row for row in table}
+    assert found["int8"].points == found["int4"].points == pytest.approx(0.2)
+    assert found["int8"].points_at_most == pytest.approx(0.2 + 1.645 * made.SPREAD, abs=1e-3)
+    assert found["fp16"].points_at_most == 0.0
+    assert found["2bit"].points == pytest.approx(-0.2)  # a family of its own
+    assert found["2bit"].points_at_most == pytest.approx(1.645 * made.SPREAD, abs=1e-3)
+    assert [row.momentum for row in table] == [False, False, False, True]
+
+
+def test_the_worst_task_counts_and_seeds_narrow_the_margin(modules: dict[str, ModuleType]) -> None:
+    losses = {"a": {"int8": [0.1, 0.3, 0.2, 0.2]}, "b": {"int8": [0.6, 0.4, 0.5, 0.5]}}
+    (row,) = modules["accuracy_cost"].table(losses, WRONG)
+    assert row.points == pytest.approx(0.5)
+    deviation, quantile = 0.0816, 2.353  # of four values; Student's with 3 degrees, one in 20 above
+    assert row.points_at_most == pytest.approx(0.5 + quantile * deviation / 2, abs=1e-3)
+    assert (row.tasks, row.seeds) == (2, 4)
+
+
+def test_an_arms_error_is_its_worst_layers_late_median(modules: dict[str, ModuleType]) -> None:
+    points = [("int8", "a", 5, 9.0), ("int8", "a", 10, 0.1), ("int8", "b", 5, 9.0), ("int8", "b", 10, 0.3)]
+    given = [
+        {"arm": arm, "layer": layer, "step": str(step), "relative_error": str(error)}
+        for arm, layer, step, error in points
+    ]
+    assert modules["accuracy_cost"].errors(given) == {"int8": 0.3}
+
+
+def test_the_program_writes_what_the_package_reads(tmp_path: Path) -> None:
+    out = tmp_path / "cost.csv"
+    command = [sys.executable, str(FOLDER / "accuracy_cost.py"), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    with out.open() as lines:
+        written = [row["codec"] for row in csv.DictReader(lines)]
+    assert list(accuracy.load(out)) == written
+    assert "fp16" in written
+
+
+# ---- the grid ------------------------------------------------------------------------------------------------
+
+
+def runs(arm: str, seconds: float, final: float = 0.9) -> list[Run]:
+    return [
+        Run(arm, seed, RunResult("accuracy", (0.5, final), (seconds / 2, seconds)), seconds)
+        for seed in range(2)
+    ]
+
+
+def outcome(auto: float, final: float = 0.9) -> object:
+    arms = {"none": 10.0, "fp16": 6.0, "2bit": 2.0, "auto": auto}
+    all_runs = [run for arm, s in arms.items() for run in runs(arm, s, final if arm == "auto" else 0.9)]
+    return summarise(all_runs, list(arms), None, "50mbit")
+
+
+def test_auto_is_held_against_the_best_fixed_setting_and_the_better_baseline(
+    modules: dict[str, ModuleType],
+) -> None:
+    found = modules["verdict"].of(outcome(2.1), "auto")
+    assert (found.best_fixed, found.baseline) == ("2bit", "fp16")
+    assert found.to_target.mean == pytest.approx(1.05)
+    assert found.training.mean == pytest.approx(0.35)
+    record = {"row": "r", "verdict_of_auto": found.record(), "budget_points": 1.0}
+    assert [holds for *_, holds in modules["verdict"].claims(record)] == [True, True, True]
+
+
+def test_what_does_not_hold_is_said(modules: dict[str, ModuleType]) -> None:
+    found = modules["verdict"].of(outcome(6.6, final=0.88), "auto")
+    assert found.to_target is None
+    assert found.points_lost == pytest.approx(2.0)
+    record = outcome(6.6, final=0.88).record()  # type: ignore[attr-defined]
+    record |= {"row": "lenet-50mbit", "verdict_of_auto": found.record(), "budget_points": 1.0}
+    assert [holds for *_, holds in modules["verdict"].claims(record)] == [False, False, False]
+    text = modules["verdict"].markdown([record])
+    assert text.count("**no**") == 3
+    assert "| lenet-50mbit | 9.9 | 6.0 | 2.0 | - |" in text
+
+
+def test_rows_are_three_models_on_four_links(modules: dict[str, ModuleType]) -> None:
+    made = modules["run"]
+    assert len(made.ROWS) == 12
+    assert set(made.QUICK_ROWS) < set(made.ROWS)
+
+
+def test_a_bad_budget_is_refused_before_hours_of_runs() -> None:
+    command = [sys.executable, str(FOLDER / "run.py"), "--budget", "little"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "expected points of accuracy" in done.stderr
