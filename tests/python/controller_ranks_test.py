@@ -153,6 +153,36 @@ def test_what_has_won_is_looked_at_again_and_stays() -> None:
     assert set(ranks[0].plans[20:]) == {Plan(("int4", "none", "int4"))}
 
 
+def test_looks_at_the_link_are_rare_where_they_take_long() -> None:
+    """A look takes two steps here, and may take half of the time: one in four steps, then."""
+    looks: list[int] = []
+
+    def body(store: gw.kv.KVStore) -> None:
+        clock = Clock()
+
+        def link(_: Any) -> Link:
+            looks.append(step)
+            clock.now += 2.0
+            return SLOW
+
+        pace = replace(PACE, link_every=1, overhead=0.5)
+        options = Options(
+            Budget("error", 0.0),
+            Schedule(),
+            "peers",
+            pace=pace,
+            instruments=Instruments(clock, link, calibration.load),
+        )
+        controller = Controller(store, options)
+        controller.add(TENSORS)
+        for step in range(30):  # noqa: B007 (link() looks at it)
+            clock.now += 1.0
+            controller.advance()
+
+    run_ranks(1, body)
+    assert looks == [3, 10, 14, 18, 22, 26]  # when it chooses; a block of 3 steps after that, then every 4
+
+
 def test_what_has_lost_gets_no_other_trial_on_the_same_link() -> None:
     pace = replace(PACE, review_every=5)
     ranks = run(lambda plan: 1.0 if "fp16" in plan.codecs else 1.4, lambda _: SLOW, steps=80, pace=pace)

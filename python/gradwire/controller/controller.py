@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
@@ -44,14 +45,22 @@ _CHOSEN = "auto"  # the name of a plan that is no baseline among a trial's arms
 
 @dataclass(frozen=True)
 class Pace:
-    """How many steps things take. link_change: share of the rate from which on a link is another one."""
+    """How many steps things take, at least.
+
+    Attributes:
+        settling: of those sampled, not timed: the first steps make buffers and connections.
+        block: of one arm in a trial, the first of which is not timed: 2bit agrees on its scales in it.
+        link_change: share of the rate from which on a link is another one.
+        overhead: share of the time that looking at the link may take, and that beginning anew may.
+    """
 
     sampled: int = 20
-    settling: int = 2  # of those, not timed: the first steps make buffers and connections
-    block: int = 4  # of one arm in a trial, the first of which is not timed: 2bit agrees on its scales in it
+    settling: int = 2
+    block: int = 4
     link_every: int = 200
     review_every: int = 2000
     link_change: float = 0.2
+    overhead: float = 0.005
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,11 @@ class Controller:
         self._samples: np.ndarray | None = None  # of the step in progress, while gradients are sampled
         self._link: Link | None = None  # that the plan was chosen for
         self._refuted: set[Plan] = set()  # measured to lose on this link
+        self._calibration: Calibration | None = None
         self._step = 0
+        self._busy = 0.0  # seconds in advance()
+        self._choosing = 0.0  # of these, when the last choice began
+        self._link_seconds = 0.0  # that measuring the link has taken
         self._life: Generator[Plan, Step, None] | None = None
         self._clock = self._new_clock()
         self.plan = Plan(())
@@ -141,8 +154,11 @@ class Controller:
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
         assert self._life is not None
+        now = self._options.instruments.clock
+        began = now()
         self._step += 1
-        self.plan = self._life.send(self._clock.end(self._options.instruments.clock()))
+        self.plan = self._life.send(self._clock.end(began))
+        self._busy += now() - began
         self._clock = self._new_clock()
         return self.plan
 
@@ -182,6 +198,7 @@ class Controller:
 
     def _choose(self, in_force: Plan | None, plan: Plan) -> Generator[Plan, Step, Choice]:
         """Samples gradients under a plan, and has rank 0 choose."""
+        self._choosing = self._busy
         meter = ErrorMeter(self._tensors)
         steps = []
         for number in range(self._options.pace.sampled):
@@ -235,16 +252,27 @@ class Controller:
 
     def _watch(self, plan: Plan) -> Generator[Plan, Step, bool]:
         """Keeps a plan until the link is another one, or for long. Returns whether the link is the same."""
-        pace = self._options.pace
+        link_every, review_every = self._intervals((yield from self._block(plan)))
         for number in itertools.count(1):
-            self.needs_quiet = number % pace.link_every == 0
+            self.needs_quiet = number % link_every == 0
             yield plan
-            if number % pace.link_every == 0 and self._has_changed(self._agreed_link()):
+            if number % link_every == 0 and self._has_changed(self._agreed_link()):
                 self._refuted.clear()
                 return False
-            if number >= pace.review_every:
+            if number >= review_every:
                 return True
         raise AssertionError("itertools.count() has no end")
+
+    def _intervals(self, step_seconds: float) -> tuple[int, int]:
+        """Steps between looks at the link, and until all begins anew: those of the pace, or as many more as keep what
+        these take below its overhead.
+        """
+        pace = self._options.pace
+        allowed = max(pace.overhead * step_seconds, 1e-9)
+        link_every = max(pace.link_every, math.ceil(self._link_seconds / allowed))
+        review_every = max(pace.review_every, math.ceil((self._busy - self._choosing) / allowed))
+        told = self._agree({"link_every": link_every, "review_every": review_every})
+        return int(told["link_every"]), int(told["review_every"])
 
     # -- what ranks do together ------------------------------------------------------------------------
 
@@ -257,7 +285,11 @@ class Controller:
 
     def _agreed_link(self) -> Link:
         """Measures the link; what rank 0 has found counts."""
-        return Link(**self._agree(asdict(self._options.instruments.link(self._store.engine))))
+        instruments = self._options.instruments
+        began = instruments.clock()
+        own = instruments.link(self._store.engine)
+        self._link_seconds = instruments.clock() - began
+        return Link(**self._agree(asdict(own)))
 
     def _has_changed(self, link: Link) -> bool:
         if self._link is None:  # of a checkpoint: it may have been of another network
@@ -304,12 +336,14 @@ class Controller:
             else frozenset({"none"})
             for tensor, errors in zip(self._tensors, meter.errors(), strict=True)
         ]
+        if self._calibration is None:
+            self._calibration = options.instruments.codecs()
         job = Job(
             self._tensors,
             tuple(layers(self._tensors, steps)),
             network_of(options.placement, engine.num_workers, engine.num_servers, link),
             options.schedule,
-            options.instruments.codecs(),
+            self._calibration,
         )
         return choose(self._tensors, admitted, job.step_seconds, in_force)
 
