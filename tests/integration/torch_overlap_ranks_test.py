@@ -8,6 +8,7 @@ import pytest
 from integration.torch_jobs import CaseJob, case_names
 
 PROGRAM = Path(__file__).with_name("torch_overlap_cases.py")
+CASES = case_names(PROGRAM) + case_names(PROGRAM.with_name("torch_overlap_model_cases.py"))
 
 
 @pytest.fixture(
@@ -20,7 +21,7 @@ def job(request: pytest.FixtureRequest) -> CaseJob:
     return CaseJob(PROGRAM, store, workers=workers, servers=servers)
 
 
-@pytest.mark.parametrize("name", case_names(PROGRAM))
+@pytest.mark.parametrize("name", CASES)
 def test_bits_are_those_of_the_plain_loop(name: str, job: CaseJob) -> None:
     assert job.passed[name] == job.workers, job.text
 
