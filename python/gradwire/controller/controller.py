@@ -29,7 +29,7 @@ from gradwire.controller import accuracy, codec_cost
 from gradwire.controller.budget import Budget
 from gradwire.controller.choice import Choice, choose
 from gradwire.controller.error import MOST_WORKERS, ErrorMeter, blocks
-from gradwire.controller.plan import BASELINES, Plan, Tensor, lossiness
+from gradwire.controller.plan import BASELINES, CANDIDATES, Plan, Tensor, lossiness
 from gradwire.controller.prediction import Job, network_of
 from gradwire.controller.step_clock import Step, StepClock, layers
 from gradwire.controller.trial import Trial
@@ -113,6 +113,7 @@ class Controller:
         self._busy = 0.0  # seconds in advance()
         self._choosing = 0.0  # of these, when the last choice began
         self._link_seconds = 0.0  # that measuring the link has taken
+        self._is_watching = False
         self._life: Generator[Plan, Step, None] | None = None
         self._clock = self._new_clock()
         self.plan = Plan(())
@@ -165,20 +166,19 @@ class Controller:
     def state(self) -> dict[str, Any]:
         """Returns what was chosen, for a checkpoint: text and numbers."""
         codecs = {tensor.name: codec for tensor, codec in zip(self._tensors, self.plan.codecs, strict=True)}
-        return {"step": self._step, "codecs": codecs}
+        budget = str(self._options.budget)
+        return {"step": self._step, "budget": budget, "is_proven": self._is_watching, "codecs": codecs}
 
     def load(self, state: Mapping[str, Any]) -> Plan:
-        """Goes on from what state() returned; a tensor that it lacks keeps what it has. Returns the plan."""
-        known: Mapping[str, str] = state["codecs"]
+        """Goes on from what state() returned, and returns the plan. What was saved before a trial had ended, for
+        another budget or for other tensors is left, and all is chosen anew.
+        """
         self._step = int(state["step"])
-        self._samples = None
-        self.plan = Plan(
-            tuple(
-                known.get(tensor.name, codec) if tensor.free else codec
-                for tensor, codec in zip(self._tensors, self.plan.codecs, strict=True)
-            )
-        )
-        self._begin(self._lives(self.plan, is_proven=True))
+        known: Mapping[str, str] = state["codecs"]
+        fits = state["budget"] == str(self._options.budget) and set(CANDIDATES).issuperset(known.values())
+        if state["is_proven"] and fits and list(known) == [tensor.name for tensor in self._tensors]:
+            self._samples = None
+            self._begin(self._lives(Plan(tuple(known.values())), is_proven=True))
         return self.plan
 
     # -- one life: a generator that yields what each step is to travel by ------------------------------
@@ -199,6 +199,7 @@ class Controller:
     def _choose(self, in_force: Plan | None, plan: Plan) -> Generator[Plan, Step, Choice]:
         """Samples gradients under a plan, and has rank 0 choose."""
         self._choosing = self._busy
+        self._is_watching = False
         meter = ErrorMeter(self._tensors)
         steps = []
         for number in range(self._options.pace.sampled):
@@ -252,6 +253,7 @@ class Controller:
 
     def _watch(self, plan: Plan) -> Generator[Plan, Step, bool]:
         """Keeps a plan until the link is another one, or for long. Returns whether the link is the same."""
+        self._is_watching = True
         link_every, review_every = self._intervals((yield from self._block(plan)))
         for number in itertools.count(1):
             self.needs_quiet = number % link_every == 0
