@@ -141,15 +141,28 @@ def test_a_script_that_sends_nothing_is_refused(script: str, tmp_path: Path) -> 
 
 
 @pytest.mark.soak
-def test_a_whole_search(script: str, tmp_path: Path) -> None:
-    process = tune(script, tmp_path, FOREVER)
-    out, errors = process.communicate(timeout=1200)
-    assert (process.returncode, errors) == (0, "")
+def test_a_setting_that_makes_steps_shorter_is_found_and_taken_by_run(script: str, tmp_path: Path) -> None:
+    """A script that sleeps less with a credit of 16 MiB."""
+    slow = "import os, time\nwait = 0.05 if os.environ['GRADWIRE_CREDIT_BYTES'] == '16777216' else 0.2\n"
+    Path(script).write_text(
+        slow + TRAIN.replace("    optimizer.step()", "    optimizer.step(); time.sleep(wait)")
+    )
+    out, errors = tune(script, tmp_path, FOREVER, workers=1).communicate(timeout=1200)
+    assert errors == ""
     record = json.loads((tmp_path / "tuned.json").read_text())
-    assert record["verdict"] in out.replace("\n", " ").replace("  ", " ")
+    assert record["settings"] == {"credit_bytes": 16 * 2**20}
+    assert record["speed"]["low"] > 2
+    assert len(record["duels"][-1]["pairs"]) == 7
     assert len(record["trials"]) <= 1 + 20
-    if record["settings"]:
-        duel = record["duels"][-1]
-        assert duel["settings"] == record["settings"]
-        assert len(duel["pairs"]) == 7
-        assert all(own < default for default, own in duel["pairs"])
+    assert record["verdict"] in " ".join(out.split())
+    assert "won" in (tmp_path / "report/index.html").read_text()
+    run = [sys.executable, "-m", "gradwire.cli", "run", "-n", "1", "--settings", str(tmp_path / "tuned.json")]
+    done = subprocess.run(
+        [*run, sys.executable, script, "1"],
+        env=clean_environment(tmp_path, {}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "[worker 0] credit 16777216 streams None" in done.stdout
