@@ -226,7 +226,9 @@ def ab(
     report: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page and the logs.")],
     arms: Annotated[
         list[str],
-        typer.Option("--arm", metavar="CODEC", help="A codec spec; repeat. The first is the baseline."),
+        typer.Option(
+            "--arm", metavar="CODEC", help="A codec spec, or auto; repeat. The first is the baseline."
+        ),
     ],
     servers: Annotated[
         int | None, typer.Option("-s", "--num-servers", min=0, help="Servers. Unset: as many as workers.")

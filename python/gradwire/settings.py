@@ -246,7 +246,9 @@ class Settings:
         "`gradwire run`",
     )
     compression: str | None = _setting(
-        _text, None, "codec that overrides the script's: 2bit:threshold=auto,reply=2bit"
+        _text,
+        None,
+        "codec that overrides the script's: 2bit:threshold=auto,reply=2bit, or auto:budget=0.3 points",
     )
     result: str | None = _setting(
         _text, None, "file to which rank 0 writes its record; given by `gradwire ab`"
