@@ -12,7 +12,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,8 @@ SETUPS = {
     "two_threads": ["--repeat", str(REPEATS), "--threads", "2"],
     "cached": ["--repeat", "499", "--elements", str(CACHED_ELEMENTS), "--piece-elements", "0"],
 }
+FILES = {"one_thread": "results.json", "two_threads": "two_threads.json", "cached": "cached.json"}
+MXNET_FILE = "mxnet.json"
 JOB_SECONDS = 300
 Row = Mapping[str, Any]
 
@@ -72,17 +73,18 @@ GOALS = (
 MXNET_TIMES = 12  # ours against MXNet's 2-bit encode
 
 
-def measure(setup: str) -> list[Row]:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.json"
-        command = [str(Path(sys.executable).with_name("gradwire")), "bench", "codec"]
-        command += ["--json", str(file), *SETUPS[setup]]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-        return list(json.loads(file.read_text()))
+def measure(setup: str) -> None:
+    """Has `gradwire bench codec` write the setup's file.
+
+    Raises:
+        subprocess.CalledProcessError: it failed.
+    """
+    command = [str(Path(sys.executable).with_name("gradwire")), "bench", "codec", *SETUPS[setup]]
+    subprocess.run([*command, "--json", str(HERE / FILES[setup])], check=True, stdout=sys.stderr)
 
 
-def measure_mxnet() -> float:
-    """Returns the seconds of MXNet's quantizer over 25 000 000 floats: the median that its own profiler saw.
+def measure_mxnet() -> None:
+    """Notes the seconds of MXNet's quantizer over 25 000 000 floats: the median that its own profiler saw.
 
     Raises:
         PeerUnavailable: MXNet cannot be run here, or the job failed.
@@ -104,7 +106,16 @@ def measure_mxnet() -> float:
     found = [json.loads(text) for text in said if text.startswith('{"quantize_ms"')]
     if job.exit_code != 0 or not found:
         raise PeerUnavailable(f"mxnet: the job failed: {job.cause}; it last said: {said[-1:]}")
-    return statistics.median(found[0]["quantize_ms"]) / 1000
+    seconds = statistics.median(found[0]["quantize_ms"]) / 1000
+    (HERE / MXNET_FILE).write_text(json.dumps({"elements": ELEMENTS, "quantize_seconds": seconds}) + "\n")
+
+
+def read() -> dict[str, Any]:
+    """Returns what was measured: the rows of each setup, and of MXNet what there is."""
+    files = {**FILES, "mxnet": MXNET_FILE}
+    return {
+        name: json.loads((HERE / file).read_text()) for name, file in files.items() if (HERE / file).exists()
+    }
 
 
 def the(rows: Sequence[Row], codec: str, op: str, residual: str) -> Row:
@@ -128,9 +139,9 @@ def goals(results: Mapping[str, Any]) -> list[list[str]]:
         lines.append(
             [what, goal.setup.replace("_", " "), f"{goal.least:g}{unit}", f"{value:.2f}", limit, holds]
         )
-    if mxnet := results.get("mxnet_quantize_seconds"):
+    if mxnet := results.get("mxnet"):
         ours = the(results["one_thread"], "2bit", "encode", "fp32")
-        times = mxnet * ours["elements_per_second"] / ELEMENTS
+        times = mxnet["quantize_seconds"] * ours["elements_per_second"] / mxnet["elements"]
         holds = "yes" if times >= MXNET_TIMES else "**no**"
         what = "`2bit` encode, fp32 residual"
         lines.append([what, "one thread", f"{MXNET_TIMES} x MXNet 1.9.1's", f"{times:.1f}", "", holds])
@@ -170,18 +181,15 @@ def main() -> int:
     parser.add_argument("--mxnet", action="store_true", help="measure MXNet's quantizer too")
     parser.add_argument("--tables", action="store_true", help="measure nothing: fill README.md")
     given = parser.parse_args()
-    file = HERE / "results.json"
-    results: dict[str, Any] = {} if not file.exists() else json.loads(file.read_text())
     try:
-        if not given.tables:
-            results.update({setup: measure(setup) for setup in given.setup or SETUPS})
-        if given.mxnet:
-            results["mxnet_quantize_seconds"] = measure_mxnet()
+        for setup in () if given.tables else given.setup or SETUPS:
+            measure(setup)
+        if given.mxnet and not given.tables:
+            measure_mxnet()
     except (PeerUnavailable, subprocess.CalledProcessError) as error:
         print(f"codec_speed: {error}", file=sys.stderr)
         return 1
-    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    fill(results)
+    fill(read())
     return 0
 
 
