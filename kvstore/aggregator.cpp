@@ -4,16 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <bit>
-#include <charconv>
 #include <cstring>
-#include <functional>
 #include <numeric>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
 
 #include "compress/codecs.h"
+#include "kvstore/answer.h"
 #include "kvstore/shortened.h"
 
 namespace gradwire::kvstore {
@@ -25,31 +23,10 @@ using transport::Frame;
 using transport::FrameHeader;
 using transport::Kind;
 
-/// A request that is refused; becomes a kError frame.
-struct Refused {
-  Refusal how;
-  std::string text;
-};
-
 /// Rounds ahead of the slowest that a worker may open on one partition: bounds what a fast one can pile up.
 constexpr std::uint64_t kMaxStepsAhead = 64;
 /// Largest partition, in elements; far above any partition size, it keeps sizes from overflowing.
 constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 40;
-
-Buffer to_buffer(std::string_view text) {
-  Buffer buffer = Buffer::allocate(text.size());
-  std::memcpy(buffer.bytes().data(), text.data(), text.size());
-  return buffer;
-}
-
-/// Answers keep the request's identity (key, step, offset, count, priority).
-Frame answer_to(const FrameHeader& request, Kind kind, Buffer payload = {}) {
-  FrameHeader header = request;
-  header.kind = kind;
-  header.flags = 0;
-  header.content = 0;
-  return {header, std::move(payload)};
-}
 
 Frame share(const Frame& frame) { return {frame.header, frame.payload.share()}; }
 
@@ -61,74 +38,11 @@ std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t ke
 
 compress::Payload view(const Buffer& buffer) { return buffer.bytes(); }
 
-/// "0,2,5"
-std::vector<std::uint32_t> parse_ranks(std::string_view text) {
-  std::vector<std::uint32_t> ranks;
-  const char* const end = text.data() + text.size();
-  for (const char* at = text.data(); at < end;) {
-    const auto [next, error] = std::from_chars(at, end, ranks.emplace_back());
-    if (error != std::errc() || (next != end && *next != ','))
-      throw std::invalid_argument(fmt::format("'{}' is no list of ranks such as 0,2", text.substr(0, 80)));
-    at = next == end ? end : next + 1;
-  }
-  return ranks;
-}
-
 }  // namespace
-
-/// What a round's answer is made from: the workers' payloads, or their codes as a library has added them.
-class Aggregator::Contributions {
- public:
-  Contributions(const Round& round, std::uint32_t workers) {
-    for (const auto& payload : round.payloads) {
-      if (payload) payloads_.push_back(view(*payload));  // only some of the workers may contribute
-    }
-    if (!round.integers) return;
-    const auto heads = view(round.integers->heads);
-    const std::size_t head_bytes = heads.size() / workers;
-    for (std::uint32_t worker = 0; worker < workers && head_bytes > 0; ++worker)
-      payloads_.push_back(heads.subspan(worker * head_bytes, head_bytes));
-    integers_ = {workers, payloads_, view(round.integers->sums), round.integers->width};
-  }
-  Contributions(const Contributions&) = delete;
-  Contributions& operator=(const Contributions&) = delete;
-
-  std::size_t ways() const { return integers_ ? integers_->ways : payloads_.size(); }
-  /// The first payload, or head; nothing where payloads of this codec have no head.
-  compress::Payload front() const { return payloads_.empty() ? compress::Payload() : payloads_.front(); }
-
-  void decode_sum(const compress::Codec& codec, std::span<float> out) const {
-    integers_ ? codec.integer_sums()->decode_sum(*integers_, out) : codec.decode_sum(payloads_, out);
-  }
-
-  compress::Encoded encode_reply(const compress::Codec& codec, std::size_t elements, ReplyKind kind,
-                                 std::span<float> residual, std::span<std::byte> out) const {
-    return integers_ ? codec.integer_sums()->encode_reply(*integers_, elements, kind, residual, out)
-                     : codec.encode_reply(payloads_, elements, kind, residual, out);
-  }
-
- private:
-  std::vector<compress::Payload> payloads_;  ///< or heads
-  std::optional<compress::SummedRound> integers_;
-};
 
 Aggregator::Aggregator(std::uint32_t workers, Sealing sealing)
     : workers_(workers), sealing_(sealing), contributors_(workers) {
   std::iota(contributors_.begin(), contributors_.end(), 0U);
-}
-
-void Aggregator::set_contributors(std::vector<std::uint32_t> ranks) {
-  const bool ascends = std::ranges::adjacent_find(ranks, std::greater_equal()) == ranks.end();
-  if (ranks.empty() || !ascends || ranks.back() >= workers_) {
-    throw std::invalid_argument(
-        fmt::format("contributors {} given, expected some of the {} workers, ascending",
-                    fmt::join(ranks, ","), workers_));
-  }
-  for (const auto& [id, partition] : partitions_) {
-    if (partition.next_step > 0 || !partition.rounds.empty())
-      throw std::invalid_argument("contributors given after the first push; give them before");
-  }
-  contributors_ = std::move(ranks);
 }
 
 void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
@@ -161,11 +75,9 @@ void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& 
                       fmt::format("frame kind {} is no request to a server", static_cast<int>(header.kind))};
     }
   } catch (const Refused& refused) {
-    Frame error = answer_to(header, Kind::kError, to_buffer(refused.text));
-    error.header.content = static_cast<std::uint8_t>(refused.how);
-    answers.push_back({worker, std::move(error)});
+    answers.push_back({worker, refusal_of(header, refused)});
   } catch (const std::exception& error) {  // an allocation or codec that failed for this request
-    answers.push_back({worker, answer_to(header, Kind::kError, to_buffer(error.what()))});
+    answers.push_back({worker, answer_to(header, Kind::kError, text_payload(error.what()))});
   }
 }
 
@@ -216,6 +128,13 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
     throw Refused{Refusal::kSendAgain,
                   fmt::format("push of key {} offset {}: {}", header.key, header.offset, error.what())};
   }
+  if (at_once_ && !updater_) {
+    throw Refused{
+        Refusal::kFinal,
+        fmt::format("push of key {}: pushes are applied at once, and there is no optimizer that could; "
+                    "set one first",
+                    header.key)};
+  }
   if (updater_ && (known == partitions_.end() || known->second.value.empty())) {
     throw Refused{
         Refusal::kFinal,
@@ -223,6 +142,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   }
   auto& partition = partitions_[{header.key, header.offset}];
   partition.count = header.count;
+  if (at_once_) return apply_at_once(worker, partition, std::move(frame), answers);
   if (header.step < partition.next_step) {  // repeated: the answer was lost, or is on its way
     if (header.step + 1 == partition.next_step) answers.push_back({worker, share(*partition.answer)});
     return;
@@ -306,9 +226,13 @@ Aggregator::Round Aggregator::open_whole(const FrameHeader& header) {
 
 void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>& answers) {
   Frame answer = sum_or_error(partition, round);
-  if (sealing_ == Sealing::kAll || codec_of(round.first).lossy()) answer.payload.seal();
+  seal(answer, round.first);
   tell(Moment::kAnswerReady, round.first);
   publish(partition, std::move(answer), answers);
+}
+
+void Aggregator::seal(Frame& answer, const FrameHeader& push) {
+  if (sealing_ == Sealing::kAll || codec_of(push).lossy()) answer.payload.seal();
 }
 
 void Aggregator::publish(Partition& partition, Frame answer, std::vector<Answer>& answers) {
@@ -344,15 +268,19 @@ Frame Aggregator::sum_or_error(Partition& partition, const Round& round) {
   } catch (const std::exception& error) {  // payloads fine one by one, but not together
     return answer_to(
         round.first, Kind::kError,
-        to_buffer(fmt::format("key {} step {}: {}", round.first.key, round.first.step, error.what())));
+        text_payload(fmt::format("key {} step {}: {}", round.first.key, round.first.step, error.what())));
   }
 }
 
 Frame Aggregator::reply(Partition& partition, const Round& round) {
-  const Contributions contributions(round, workers_);
+  const Contributions contributions =
+      round.integers ? Contributions(*round.integers, workers_) : Contributions(round.payloads);
   return with_codec(round.first, contributions.front(), [&](const compress::Codec& codec) {
-    return updater_ ? update(partition, round, codec, contributions)
-                    : reply(partition, round, codec, contributions);
+    if (!updater_) return reply(partition, round, codec, contributions);
+    update(partition, round, codec, contributions);
+    Frame frame = weight(partition, round.first);
+    frame.header.flags = round.flags;
+    return frame;
   });
 }
 
@@ -379,18 +307,20 @@ Frame Aggregator::reply(Partition& partition, const Round& round, const compress
   return frame;
 }
 
-Frame Aggregator::update(Partition& partition, const Round& round, const compress::Codec& codec,
-                         const Contributions& contributions) {
+void Aggregator::update(Partition& partition, const Round& round, const compress::Codec& codec,
+                        const Contributions& contributions) {
   std::vector<float> gradient(partition.count);
   contributions.decode_sum(codec, gradient);
   updater_->update(partition.value, gradient, partition.optimizer_state);
   tell(Moment::kSummed, round.first);
+}
+
+Frame Aggregator::weight(const Partition& partition, const FrameHeader& request) {
   Buffer out = pool_.take(partition.count * sizeof(float));
   out.truncate(partition.count * sizeof(float));
   std::memcpy(out.bytes().data(), partition.value.data(), out.size_bytes());
-  Frame frame = answer_to(round.first, Kind::kValue, std::move(out));
+  Frame frame = answer_to(request, Kind::kValue, std::move(out));
   frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
-  frame.header.flags = round.flags;
   return frame;
 }
 
@@ -416,12 +346,8 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
                               "your own, or init it",
                               header.key)};
   }
-  Buffer out = pool_.take(partition.count * sizeof(float));
-  out.truncate(partition.count * sizeof(float));
-  std::memcpy(out.bytes().data(), partition.value.data(), out.size_bytes());
-  Frame frame = answer_to(header, Kind::kValue, std::move(out));
-  frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
-  answers.push_back({worker, std::move(frame)});
+  if (at_once_) clocks_of(partition).show(worker);
+  answers.push_back({worker, weight(partition, header)});
 }
 
 void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
@@ -430,7 +356,8 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
     answers.push_back({worker, answer_to(header, Kind::kMissing)});
     return;
   }
-  const Partition& partition = found->second;
+  Partition& partition = found->second;
+  if (at_once_) return probe_at_once(worker, partition, header, answers);
   if (header.step < partition.next_step) {
     if (header.step + 1 == partition.next_step) answers.push_back({worker, share(*partition.answer)});
     return;
@@ -444,41 +371,18 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
   for (const std::uint32_t rank : contributors_) {
     if (!round->second.payloads[rank]) awaited.push_back(rank);
   }
-  Buffer ranks = Buffer::allocate(awaited.size() * sizeof(std::uint32_t));
-  std::memcpy(ranks.bytes().data(), awaited.data(), ranks.size_bytes());
-  answers.push_back({worker, answer_to(header, Kind::kHeld, std::move(ranks))});
-}
-
-/// The same optimizer with other parameters, such as a learning rate, goes on from its state.
-void Aggregator::set_optimizer(const std::string& text) {
-  const OptimizerSpec spec = parse_optimizer(text);
-  updater_ = make_updater(spec);
-  if (spec.name == optimizer_) return;
-  optimizer_ = spec.name;
-  for (auto& [id, partition] : partitions_) partition.optimizer_state = {};
-}
-
-void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
-  const auto bytes = view(frame.payload);
-  const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  constexpr std::string_view kOptimizer = "optimizer ";
-  constexpr std::string_view kContributors = "contributors ";
-  if (text.starts_with(kOptimizer)) {
-    set_optimizer(text.substr(kOptimizer.size()));
-  } else if (text.starts_with(kContributors)) {
-    set_contributors(parse_ranks(text.substr(kContributors.size())));
-  } else {
-    throw Refused{Refusal::kFinal, fmt::format("command '{}' is not known; expected 'optimizer NAME ...' or "
-                                               "'contributors RANK,RANK,...'",
-                                               text.substr(0, 80))};
-  }
-  answers.push_back({worker, answer_to(frame.header, Kind::kAck)});
+  answers.push_back({worker, held(header, awaited)});
 }
 
 void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) {
   if (!std::ranges::binary_search(contributors_, worker)) return;
   gone_.insert(worker);
   for (auto& [id, partition] : partitions_) {
+    if (partition.clocks) {
+      partition.clocks->forget(worker);
+      partition.early.erase(worker);
+      answer_the_early(partition, answers);
+    }
     for (auto& [step, round] : partition.rounds) {
       if (round.payloads[worker]) continue;
       fail_waiters(round, left_text(worker, step, id.key), answers);
@@ -489,7 +393,7 @@ void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answer
 void Aggregator::fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers) {
   for (std::uint32_t rank = 0; rank < workers_; ++rank) {
     if (!round.payloads[rank] || gone_.contains(rank)) continue;
-    answers.push_back({rank, answer_to(round.first, Kind::kError, to_buffer(text))});
+    answers.push_back({rank, answer_to(round.first, Kind::kError, text_payload(text))});
   }
 }
 

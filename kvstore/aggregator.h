@@ -5,7 +5,8 @@
 // in rank order in one pass, encoded once, and answered to all. Requests may be repeated; they are told apart
 // by (key, offset, step, sender). The last answer is kept until the next round of that partition is complete.
 // Where workers of a host sum first (hierarchy.h), only some workers' pushes make a round, or somebody
-// upstream turns its sum into the answer.
+// upstream turns its sum into the answer. Where pushes are applied at once (at_once.h), each is a round of
+// its own (aggregator_at_once.cpp).
 //
 // Threading: one owner. Lifetime: payload Buffers are held until their round is complete.
 #pragma once
@@ -21,20 +22,13 @@
 #include <vector>
 
 #include "compress/codec.h"
-#include "compress/integer_sums.h"
 #include "compress/segmented.h"
-#include "kvstore/protocol.h"
+#include "kvstore/at_once.h"
+#include "kvstore/contributions.h"
 #include "kvstore/updater.h"
 #include "transport/frame.h"
 
 namespace gradwire::kvstore {
-
-/// A round of codes that a library has added.
-struct IntegerContributions {
-  transport::Buffer sums;   ///< one integer an element
-  transport::Buffer heads;  ///< of all payloads in rank order, of equal lengths; empty where they have none
-  compress::IntegerWidth width = compress::IntegerWidth::kInt8;
-};
 
 class Aggregator {
  public:
@@ -65,6 +59,9 @@ class Aggregator {
   /// From now on a round is complete when these workers' pushes are here, and others may not push. Throws
   /// std::invalid_argument for ranks that are none or not ascending, and once a round has begun.
   void set_contributors(std::vector<std::uint32_t> ranks);
+  /// From now on every push is a round of its own. Throws std::invalid_argument where sums go upstream, and
+  /// once a round has begun.
+  void set_at_once(const AtOnce& policy);
   /// Gives the sums of rounds to upstream, which has them answered by answer().
   void set_upstream(Upstream upstream) { upstream_ = std::move(upstream); }
   /// Tells watch of every round's moments from now on.
@@ -83,7 +80,8 @@ class Aggregator {
   void complete_round(const transport::FrameHeader& header, IntegerContributions contributions,
                       std::vector<Answer>& answers);
 
-  /// Notes that a worker will push no more: rounds that need it fail for those who wait, now and later.
+  /// Notes that a worker will push no more: rounds that need it fail for those who wait, now and later;
+  /// nobody waits for its clock.
   void forget_worker(std::uint32_t worker, std::vector<Answer>& answers);
 
   /// Calls use(codec) with the codec of a push, which for several tensors in one depends on the payload (or
@@ -97,7 +95,6 @@ class Aggregator {
   }
 
  private:
-  class Contributions;
   struct Round {
     transport::FrameHeader first;                            ///< the header all others must match
     std::vector<std::optional<transport::Buffer>> payloads;  ///< by rank
@@ -113,8 +110,11 @@ class Aggregator {
     std::vector<float> residual;  ///< what replies of a lossy codec have not told yet
     OptimizerState optimizer_state;
     std::map<std::uint64_t, Round> rounds;   ///< by step
-    std::uint64_t next_step = 0;             ///< first step not yet answered
+    std::uint64_t next_step = 0;             ///< first step not yet answered; at once: pushes that went in
     std::optional<transport::Frame> answer;  ///< to step next_step - 1
+    std::optional<PushClocks> clocks;        ///< where pushes are applied at once
+    std::map<std::uint32_t, transport::FrameHeader>
+        early;  ///< by worker: pushes that went in and are not answered yet, since their worker is ahead
   };
   struct PartitionId {
     std::uint64_t key = 0, offset = 0;
@@ -126,6 +126,7 @@ class Aggregator {
   void on_pull(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void on_probe(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void set_optimizer(const std::string& text);
+  void require_no_round(const char* what) const;
   void on_command(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
   void tell(Moment moment, const transport::FrameHeader& push) const {
     if (watch_) watch_(moment, push);
@@ -139,15 +140,27 @@ class Aggregator {
   transport::Frame reply(Partition& partition, const Round& round);
   transport::Frame reply(Partition& partition, const Round& round, const compress::Codec& codec,
                          const Contributions& contributions);
-  transport::Frame update(Partition& partition, const Round& round, const compress::Codec& codec,
-                          const Contributions& contributions);
+  void update(Partition& partition, const Round& round, const compress::Codec& codec,
+              const Contributions& contributions);
+  transport::Frame weight(const Partition& partition, const transport::FrameHeader& request);
+  void seal(transport::Frame& answer, const transport::FrameHeader& push);
   Round open_whole(const transport::FrameHeader& header);
   void fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers);
   const compress::Codec& codec_of(const transport::FrameHeader& header);
+  // aggregator_at_once.cpp. Require at_once_
+  PushClocks& clocks_of(Partition& partition) const;
+  void apply_at_once(std::uint32_t worker, Partition& partition, transport::Frame frame,
+                     std::vector<Answer>& answers);
+  void probe_at_once(std::uint32_t worker, Partition& partition, const transport::FrameHeader& header,
+                     std::vector<Answer>& answers);
+  void answer_the_early(Partition& partition, std::vector<Answer>& answers);
+  transport::Frame answer_at_once(std::uint32_t worker, Partition& partition,
+                                  const transport::FrameHeader& request);
 
   std::uint32_t workers_;
   Sealing sealing_;
   std::vector<std::uint32_t> contributors_;  ///< ascending
+  std::optional<AtOnce> at_once_;            ///< none: a round is all contributors' pushes
   Upstream upstream_;
   Watch watch_;
   std::set<std::uint32_t> gone_;

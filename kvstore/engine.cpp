@@ -38,6 +38,7 @@ std::string agreed_settings(const EngineOptions& options, bool in_order, bool su
                                  options.partition_elements, options.shard_bound_elements);
   if (in_order) text += fmt::format("code_sums={}\n", to_string(options.code_sums));
   if (sums_on_hosts) text += "hierarchy=host\n";
+  if (options.at_once) text += fmt::format("rounds={}\n", to_string(*options.at_once));
   return text;
 }
 
@@ -65,6 +66,12 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
   const auto world = messenger_->world();
   if (world.servers == 0)
     throw std::invalid_argument("Engine: the job has no server; start it with at least one (-s 1)");
+  if (options_.at_once && (in_order_ || connect_host)) {
+    throw std::invalid_argument(
+        "Engine: pushes are to be applied at once, each by itself, so neither a library nor the workers of a "
+        "host can "
+        "sum them first; leave one of the two out");
+  }
   server_load_.assign(world.servers, 0);
   const auto settings = messenger_->exchange(
       "settings", agreed_settings(options_, in_order_, static_cast<bool>(connect_host)), options_.slow_abort);
@@ -85,6 +92,7 @@ void Engine::begin_rounds() {
   if (!hierarchy_) {
     const EngineThread::Rounds rounds{in_order_, servers_in_workers, num_workers(), {}};
     thread_ = std::make_unique<EngineThread>(*messenger_, options_, rounds);
+    if (options_.at_once) agree_on_at_once();
     return;
   }
   thread_ = std::make_unique<EngineThread>(*messenger_, Hierarchy::uplink_options(options_),
@@ -92,6 +100,11 @@ void Engine::begin_rounds() {
   if (rank() == 0) thread_->command(hierarchy_->command()).wait();
   messenger_->exchange("hierarchy", "", options_.slow_abort);  // the servers know whom to wait for
   hierarchy_->start(*thread_);
+}
+
+void Engine::agree_on_at_once() {
+  if (rank() == 0) thread_->command("rounds " + to_string(*options_.at_once)).wait();
+  messenger_->exchange("rounds", "", options_.slow_abort);  // no push comes before the servers know
 }
 
 EngineThread& Engine::rounds() const { return hierarchy_ ? hierarchy_->rounds() : *thread_; }
@@ -225,6 +238,7 @@ std::optional<DeviceOperation> Engine::device_operation(const OnDevice& place) c
 
 Ticket Engine::push(KeyId key, std::span<const float> grad, std::int32_t priority, const OnDevice& place) {
   require_size("push", key, grad.size());
+  require_optimizer("push");
   EngineThread::Operation operation;
   operation.device = device_operation(place);
   operation.verb = Verb::kPush;
@@ -253,6 +267,7 @@ Ticket Engine::push_pull(KeyId key, std::span<const float> in, std::span<float> 
                          float scale, const OnDevice& place) {
   require_size("push_pull", key, in.size());
   require_size("push_pull", key, out.size());
+  require_optimizer("push_pull");
   return submit_push_pull(key, in, out, priority, scale, device_operation(place));
 }
 
@@ -274,6 +289,7 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
   if (keys.size() != values.size()) {
     throw std::invalid_argument(fmt::format("bind_slots: {} keys but {} arrays", keys.size(), values.size()));
   }
+  require_optimizer("bind_slots");
   std::vector<std::uint64_t> bytes;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     require_size("bind_slots", keys[i], values[i].size());
@@ -462,6 +478,9 @@ PushedBytes Engine::pushed() const {
   if (!thread_) return {};
   return {rounds().pushed().raw, thread_->pushed().encoded};
 }
+std::map<std::uint64_t, std::uint64_t> Engine::staleness() const {
+  return thread_ ? thread_->staleness() : std::map<std::uint64_t, std::uint64_t>();
+}
 double Engine::codec_seconds() const {
   if (!thread_) return 0;
   return thread_->codec_seconds() + (hierarchy_ ? hierarchy_->rounds().codec_seconds() : 0);
@@ -521,6 +540,15 @@ std::uint64_t Engine::elements_of(KeyId key) const {
 
 void Engine::require_open(const char* verb) const {
   if (!thread_) throw std::logic_error(fmt::format("{}: the store is closed", verb));
+}
+
+void Engine::require_optimizer(const char* verb) const {
+  if (!options_.at_once || has_optimizer_) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: this store applies each push to the weight at once, and there is no optimizer that could; call "
+      "set_optimizer on every worker first, as set_optimizer(\"sgd\", learning_rate=0.1), or use a "
+      "store that sums, as dist_sync",
+      verb));
 }
 
 void Engine::require_size(const char* verb, KeyId key, std::size_t given) const {

@@ -10,6 +10,7 @@
 // Failure: the first failure is final and is rethrown by every ticket and every later call.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -24,6 +25,7 @@
 
 #include "compress/codecs.h"
 #include "compress/device.h"
+#include "kvstore/at_once.h"
 #include "kvstore/code_sums.h"
 #include "kvstore/key.h"
 #include "kvstore/server.h"
@@ -48,6 +50,8 @@ struct EngineOptions {
   std::chrono::milliseconds slow_abort{
       1'800'000};  ///< then the job fails; bounds every wait, collectives too
   std::chrono::milliseconds retry_timeout{10'000};  ///< then a server is asked whether it has our push
+  std::optional<AtOnce>
+      at_once{};  ///< servers apply each push when it arrives; none: rounds are of all workers
   std::shared_ptr<Trace> trace{};  ///< where spans are noted; none: nowhere. Owners: Trace's (trace.h)
 };
 
@@ -86,7 +90,8 @@ using ConnectHost = std::function<transport::HostLink(transport::Messenger& job)
 
 class Engine {
  public:
-  /// Joins with the other workers: throws std::invalid_argument naming a setting that differs between ranks.
+  /// Joins with the other workers: throws std::invalid_argument naming a setting that differs between ranks,
+  /// or for at_once where a library or a host's workers sum.
   /// `hosted` is the Server that lives in this process (placements local and peers), the other node of the
   /// Messenger's pair; with dedicated servers it is empty. `connect_host`: workers of one host sum first.
   Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
@@ -124,7 +129,9 @@ class Engine {
   /// Sets the servers' optimizer ("sgd learning_rate=0.1"); replies are weights from then on.
   void set_optimizer(const std::string& text);
 
-  // One key. Spans hold exactly the key's elements, all of a call's at one place.
+  // One key. Spans hold exactly the key's elements, all of a call's at one place. Where pushes are applied at
+  // once, the answer is the weight, a push without an optimizer throws std::invalid_argument, and pull()
+  // brings the weight as it is then.
 
   /// Adds grad to this round's sum. Returns when grad has been taken.
   Ticket push(KeyId key, std::span<const float> grad, std::int32_t priority, const OnDevice& place = {});
@@ -175,6 +182,9 @@ class Engine {
   std::vector<transport::PeerCounters> counters() const;
   DeviceTraffic device_traffic() const;
   PushedBytes pushed() const;
+  /// Where pushes are applied at once: by staleness (PushClocks::staleness_of), how many parts this worker
+  /// has pushed.
+  std::map<std::uint64_t, std::uint64_t> staleness() const;
   /// Of the host's threads.
   double codec_seconds() const;
   /// True when any rank met a NaN or infinity since the last call.
@@ -226,7 +236,9 @@ class Engine {
   EngineThread& rounds() const;
   void settle(const char* what);
   std::uint64_t elements_of(KeyId key) const;
+  void agree_on_at_once();
   void require_open(const char* verb) const;
+  void require_optimizer(const char* verb) const;
   void require_size(const char* verb, KeyId key, std::size_t given) const;
   /// What root gives as own; for those who answer themselves.
   std::vector<float> value_of(std::uint32_t root, std::span<const float> own);
@@ -257,7 +269,7 @@ class Engine {
       own_compression_;          ///< of keys that have one; owners: this and the thread
   std::map<KeyId, Home> homes_;  ///< of keys in buckets
   std::vector<std::uint64_t> server_load_;
-  bool has_optimizer_ = false;
+  std::atomic<bool> has_optimizer_{false};
   std::unique_ptr<Hierarchy> hierarchy_;  ///< where a host's workers sum first
   std::unique_ptr<EngineThread> thread_;
   std::unique_ptr<Collectives> collectives_;

@@ -24,6 +24,16 @@ std::shared_ptr<const Compression> make_compression(const compress::CodecSpec& s
   return std::make_shared<const Compression>(std::move(compression));
 }
 
+/// Where pushes are applied at once, no round tells all workers what their next scale is.
+void require_own_scales(const Compression& compression, const EngineOptions& options) {
+  if (!options.at_once || !compression.codec->agrees_scales()) return;
+  throw std::invalid_argument(
+      fmt::format("set_compression: {} agrees its scale over the workers of each round, and this store "
+                  "applies every push at once, "
+                  "so that there is none; give a scale, as 2bit:threshold=0.5, or take another codec",
+                  compress::canonical_spec(compression.codec->spec())));
+}
+
 std::string describe(const Compression& compression) {
   return fmt::format("compression={}\nreply={}\n", compress::canonical_spec(compression.codec->spec()),
                      static_cast<int>(compression.reply));
@@ -33,6 +43,7 @@ std::string describe(const Compression& compression) {
 
 void Engine::set_compression(const compress::CodecSpec& spec, const std::string& reply) {
   auto compression = make_compression(spec, reply);
+  require_own_scales(*compression, options_);
   settle("set_compression");
   require_same_settings("set_gradient_compression", all_gather("compression", describe(*compression)));
   thread_->set_compression(std::move(compression));
@@ -41,6 +52,7 @@ void Engine::set_compression(const compress::CodecSpec& spec, const std::string&
 void Engine::set_key_compression(std::span<const KeyId> keys, const compress::CodecSpec& spec,
                                  const std::string& reply) {
   const auto compression = make_compression(spec, reply);
+  require_own_scales(*compression, options_);
   for (const KeyId key : keys) {
     elements_of(key);
     if (home_of(key).key != key) {

@@ -273,7 +273,7 @@ void EngineThread::start_push(Tensor& tensor) {
   }
   tensor.has_before = false;
   if (codec.lossy() && keeps_rollback_) keep_what_was(tensor);
-  if (operation.verb == Verb::kPush) {
+  if (operation.verb == Verb::kPush && !options_.at_once) {
     tensor.value_on_device = on_device;
     if (!on_device) tensor.value.resize(elements);
     operation.out = on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
@@ -399,6 +399,8 @@ FrameHeader EngineThread::header_of(const Tensor& tensor, std::size_t index) con
     header.codec_parameters = tensor.compression->codec->wire_parameters();
     header.reply = static_cast<std::uint8_t>(tensor.compression->reply);
     header.step = tensor.step - 1;
+    if (options_.at_once && tensor.current->verb == Verb::kPushPull)
+      header.content = static_cast<std::uint8_t>(Content::kWeight);
   }
   return header;
 }
@@ -468,6 +470,7 @@ void EngineThread::handle(Node from, Frame frame) {
     case Kind::kAck:
       found->answered = true;
       found->payload = {};
+      note_staleness(*found, header);
       return part_done(tensor, nullptr);
     case Kind::kHeld:
       found->awaited.resize(frame.payload.size_bytes() / sizeof(std::uint32_t));
@@ -539,6 +542,7 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
     const auto begin = Clock::now();
     if (tracer_.is_on()) note(Stage::kReceive, tensor, index, arrived, frame.payload.size_bytes());
     if (!frame.payload.is_intact()) return loop_->post([this, &tensor, index] { ask_again(tensor, index); });
+    note_staleness(tensor.parts[index], frame.header);
     std::exception_ptr error;
     try {
       restore(frame, buffers_);
@@ -552,6 +556,11 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
     codec_nanoseconds_ += static_cast<std::uint64_t>((Clock::now() - begin).count());
     loop_->post([this, &tensor, error] { job_done(tensor, error); });
   });
+}
+
+/// Of an answer that has arrived whole, so that each push counts once.
+void EngineThread::note_staleness(const PartState& part, const FrameHeader& answer) {
+  if (options_.at_once && part.request == Kind::kPush) staleness_.add(staleness_of(answer));
 }
 
 void EngineThread::ask_again(Tensor& tensor, std::size_t index) {
@@ -593,7 +602,7 @@ void EngineThread::finish(Tensor& tensor, std::exception_ptr error) {
   }
   const bool pushed = operation.verb == Verb::kPush || operation.verb == Verb::kPushPull;
   if (pushed && !error) {
-    tensor.value_current = operation.verb == Verb::kPush;
+    tensor.value_current = operation.verb == Verb::kPush && !options_.at_once;  // else others push meanwhile
     const auto& in_force = tensor.own_compression ? tensor.own_compression : compression_;
     tensor.scales_known = tensor.compression == in_force && tensor.compression->codec->agrees_scales();
   }

@@ -10,6 +10,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -113,6 +114,7 @@ class EngineThread final : private transport::Sink {
 
   double codec_seconds() const { return static_cast<double>(codec_nanoseconds_.load()) * 1e-9; }
   PushedBytes pushed() const { return {raw_bytes_.load(), encoded_bytes_.load()}; }
+  std::map<std::uint64_t, std::uint64_t> staleness() const { return staleness_.get(); }
   bool take_nonfinite() { return nonfinite_.exchange(false); }
   std::vector<std::string> take_notices();
   /// What everything in flight failed for; empty while nothing did.
@@ -168,6 +170,7 @@ class EngineThread final : private transport::Sink {
   void handle_refusal(Tensor& tensor, std::size_t part, const transport::Frame& frame);
   void decode_answer(Tensor& tensor, std::size_t index, const transport::Frame& frame) const;
   void decode(Tensor& tensor, std::size_t part, transport::Frame frame);
+  void note_staleness(const PartState& part, const transport::FrameHeader& answer);
   void ask_again(Tensor& tensor, std::size_t part);
   void job_done(Tensor& tensor, std::exception_ptr error);
   void part_done(Tensor& tensor, std::exception_ptr error);
@@ -214,6 +217,7 @@ class EngineThread final : private transport::Sink {
   std::atomic<std::uint64_t> codec_nanoseconds_{0};
   std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0};  ///< of pushes
   std::atomic<bool> nonfinite_{false};
+  StalenessCounts staleness_;
   mutable std::mutex notices_mutex_;
   std::vector<std::string> notices_;
   std::string failure_text_;  ///< of failure_, for other threads: guarded by notices_mutex_

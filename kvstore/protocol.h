@@ -4,9 +4,12 @@
 
 #include <cstdint>
 
+#include "transport/frame.h"
+
 namespace gradwire::kvstore {
 
-/// What a value in a reply is. Part of the wire format, never renumber.
+/// What a value in a reply is; in a push that is applied at once: kWeight where the weight is wanted back.
+/// Part of the wire format, never renumber.
 enum class Content : std::uint8_t { kSum = 0, kWeight = 1, kWeightDelta = 2 };
 
 /// How final a kError is (in header.content). Part of the wire format, never renumber.
@@ -15,5 +18,14 @@ enum class Refusal : std::uint8_t {
   kSendAgain = 1,  ///< the payload did not arrive whole
   kLetter = 2,     ///< kPost, kFetch or kReceipt: nothing to do with a key; final
 };
+
+/// How stale a push was that was applied at once (at_once.h), in its answer.
+inline void set_staleness(transport::FrameHeader& answer, std::uint64_t staleness) {
+  answer.codec_parameters = {static_cast<std::uint32_t>(staleness),
+                             static_cast<std::uint32_t>(staleness >> 32), 0, 0};
+}
+inline std::uint64_t staleness_of(const transport::FrameHeader& answer) {
+  return answer.codec_parameters[0] | std::uint64_t{answer.codec_parameters[1]} << 32;
+}
 
 }  // namespace gradwire::kvstore

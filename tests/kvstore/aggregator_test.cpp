@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "compress/codecs.h"
+#include "tests/kvstore/requests.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -16,40 +17,6 @@ using transport::Buffer;
 using transport::Frame;
 using transport::FrameHeader;
 using transport::Kind;
-using Answers = std::vector<Aggregator::Answer>;
-
-Buffer bytes_of(std::span<const float> values) {
-  Buffer buffer = Buffer::allocate(values.size_bytes());
-  std::memcpy(buffer.bytes().data(), values.data(), values.size_bytes());
-  return buffer;
-}
-
-std::vector<float> floats_of(const Frame& frame) {
-  std::vector<float> values(frame.payload.size_bytes() / sizeof(float));
-  std::memcpy(values.data(), frame.payload.bytes().data(), frame.payload.size_bytes());
-  return values;
-}
-
-std::string text_of(const Frame& frame) {
-  return {reinterpret_cast<const char*>(frame.payload.bytes().data()), frame.payload.size_bytes()};
-}
-
-Frame request(Kind kind, std::uint64_t step, std::span<const float> values, std::uint32_t sender = 0) {
-  Frame frame;
-  frame.header.kind = kind;
-  frame.header.sender = {transport::Role::kWorker, sender};
-  frame.header.key = 4;
-  frame.header.step = step;
-  frame.header.count = values.size();
-  frame.payload = bytes_of(values);
-  return frame;
-}
-
-Answers handle(Aggregator& aggregator, std::uint32_t worker, Frame frame) {
-  Answers answers;
-  aggregator.handle(worker, std::move(frame), answers);
-  return answers;
-}
 
 const std::vector<float> kOnes = {1, 1, 1};
 const std::vector<float> kTwos = {2, 2, 2};
@@ -199,12 +166,8 @@ TEST(Aggregator, PullGetsTheFirstValueThenTheSum) {
 
 TEST(Aggregator, OptimizerUpdatesTheWeight) {
   Aggregator aggregator(2);
-  Frame command;
-  command.header.kind = Kind::kCommand;
-  const std::string text = "optimizer test rescale_grad=2";
-  command.payload = Buffer::allocate(text.size());
-  std::memcpy(command.payload.bytes().data(), text.data(), text.size());
-  EXPECT_EQ(handle(aggregator, 0, std::move(command)).at(0).frame.header.kind, Kind::kAck);
+  EXPECT_EQ(handle(aggregator, 0, command("optimizer test rescale_grad=2")).at(0).frame.header.kind,
+            Kind::kAck);
   EXPECT_THAT(text_of(handle(aggregator, 0, request(Kind::kPush, 0, kOnes)).at(0).frame),
               HasSubstr("init the key first"));
   handle(aggregator, 0, request(Kind::kInit, 0, kOnes));
@@ -277,11 +240,7 @@ TEST(Aggregator, ResidualOfTheReplyStaysBoundedOverTenThousandConstantRounds) {
 
 TEST(Aggregator, WaitsForItsContributorsAlone) {
   Aggregator aggregator(4);
-  Frame command = request(Kind::kCommand, 0, {});
-  const std::string text = "contributors 1,3";
-  command.payload = Buffer::allocate(text.size());
-  std::memcpy(command.payload.bytes().data(), text.data(), text.size());
-  EXPECT_EQ(handle(aggregator, 0, std::move(command)).at(0).frame.header.kind, Kind::kAck);
+  EXPECT_EQ(handle(aggregator, 0, command("contributors 1,3")).at(0).frame.header.kind, Kind::kAck);
 
   EXPECT_THAT(text_of(handle(aggregator, 0, request(Kind::kPush, 0, kOnes)).at(0).frame),
               HasSubstr("worker 0 is not awaited here, but worker 1, 3"));

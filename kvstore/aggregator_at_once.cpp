@@ -1,0 +1,90 @@
+// Aggregator where every push is a round of its own: it goes into the weight when it arrives, and is answered
+// as the workers' clocks allow.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "kvstore/aggregator.h"
+#include "kvstore/answer.h"
+
+namespace gradwire::kvstore {
+
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+
+PushClocks& Aggregator::clocks_of(Partition& partition) const {
+  if (!partition.clocks) {
+    partition.clocks.emplace(workers_, *at_once_);
+    for (const std::uint32_t worker : gone_) partition.clocks->forget(worker);
+  }
+  return *partition.clocks;
+}
+
+void Aggregator::apply_at_once(std::uint32_t worker, Partition& partition, Frame frame,
+                               std::vector<Answer>& answers) {
+  const FrameHeader header = frame.header;
+  PushClocks& clocks = clocks_of(partition);
+  const std::uint64_t next_step = clocks.next_step_of(worker);
+  if (header.step < next_step) {  // repeated: the answer was lost, is on its way, or waits
+    const bool is_last = header.step + 1 == next_step && !partition.early.contains(worker);
+    if (is_last) answers.push_back({worker, answer_at_once(worker, partition, header)});
+    return;
+  }
+  if (header.step > next_step && clocks.has_pushed(worker)) {
+    throw Refused{Refusal::kFinal, fmt::format("push of key {} is for step {} of worker {}, expected step {}",
+                                               header.key, header.step, worker, next_step)};
+  }
+  tell(Moment::kTaken, header);
+  tell(Moment::kAllHere, header);
+  Round round;
+  round.first = header;
+  round.payloads.emplace_back(std::move(frame.payload));
+  const Contributions contributions(round.payloads);
+  with_codec(header, contributions.front(),
+             [&](const compress::Codec& codec) { update(partition, round, codec, contributions); });
+  clocks.count(worker, header.step);
+  ++partition.next_step;
+  partition.early.emplace(worker, header);
+  answer_the_early(partition, answers);
+}
+
+/// Answers those who need not wait any more, with the weight as it is now.
+void Aggregator::answer_the_early(Partition& partition, std::vector<Answer>& answers) {
+  std::erase_if(partition.early, [&](const auto& row) {
+    const auto& [worker, push] = row;
+    if (!clocks_of(partition).awaited_by(worker).empty()) return false;
+    answers.push_back({worker, answer_at_once(worker, partition, push)});
+    tell(Moment::kAnswerReady, push);
+    return true;
+  });
+}
+
+/// Who repeats its request gets the weight as it is then: nobody keeps one for every worker.
+Frame Aggregator::answer_at_once(std::uint32_t worker, Partition& partition, const FrameHeader& request) {
+  PushClocks& clocks = clocks_of(partition);
+  const bool wants_weight = request.content == static_cast<std::uint8_t>(Content::kWeight);
+  Frame frame = wants_weight ? weight(partition, request) : answer_to(request, Kind::kAck);
+  if (wants_weight) {
+    clocks.show(worker);
+    seal(frame, request);
+  }
+  frame.header.flags = request.flags & transport::kFlagNonfinite;
+  set_staleness(frame.header, clocks.staleness_of(worker));
+  return frame;
+}
+
+void Aggregator::probe_at_once(std::uint32_t worker, Partition& partition, const FrameHeader& header,
+                               std::vector<Answer>& answers) {
+  const PushClocks& clocks = clocks_of(partition);
+  const std::uint64_t next_step = clocks.next_step_of(worker);
+  if (header.step >= next_step) {
+    answers.push_back({worker, answer_to(header, Kind::kMissing)});
+  } else if (partition.early.contains(worker)) {
+    answers.push_back({worker, held(header, clocks.awaited_by(worker))});
+  } else if (header.step + 1 == next_step) {
+    answers.push_back({worker, answer_at_once(worker, partition, header)});
+  }
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,39 @@
+#include "kvstore/answer.h"
+
+#include <cstring>
+#include <utility>
+
+namespace gradwire::kvstore {
+
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+
+Buffer text_payload(std::string_view text) {
+  Buffer buffer = Buffer::allocate(text.size());
+  std::memcpy(buffer.bytes().data(), text.data(), text.size());
+  return buffer;
+}
+
+Frame answer_to(const FrameHeader& request, Kind kind, Buffer payload) {
+  FrameHeader header = request;
+  header.kind = kind;
+  header.flags = 0;
+  header.content = 0;
+  return {header, std::move(payload)};
+}
+
+Frame refusal_of(const FrameHeader& request, const Refused& refused) {
+  Frame error = answer_to(request, Kind::kError, text_payload(refused.text));
+  error.header.content = static_cast<std::uint8_t>(refused.how);
+  return error;
+}
+
+Frame held(const FrameHeader& request, std::span<const std::uint32_t> awaited) {
+  Buffer ranks = Buffer::allocate(awaited.size_bytes());
+  if (!awaited.empty()) std::memcpy(ranks.bytes().data(), awaited.data(), awaited.size_bytes());
+  return answer_to(request, Kind::kHeld, std::move(ranks));
+}
+
+}  // namespace gradwire::kvstore

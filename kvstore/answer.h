@@ -1,0 +1,33 @@
+// What a server's answers have in common, whatever they answer.
+//
+// Threading: values and pure functions.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kvstore/protocol.h"
+#include "transport/frame.h"
+
+namespace gradwire::kvstore {
+
+/// Thrown for a request that is refused; becomes a kError frame.
+struct Refused {
+  Refusal how;
+  std::string text;
+};
+
+transport::Buffer text_payload(std::string_view text);
+
+/// Answers keep the request's identity: key, step, offset, count, priority.
+transport::Frame answer_to(const transport::FrameHeader& request, transport::Kind kind,
+                           transport::Buffer payload = {});
+
+transport::Frame refusal_of(const transport::FrameHeader& request, const Refused& refused);
+
+/// kHeld: the push is here, and its answer waits for these workers; none: for somebody upstream.
+transport::Frame held(const transport::FrameHeader& request, std::span<const std::uint32_t> awaited);
+
+}  // namespace gradwire::kvstore

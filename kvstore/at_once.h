@@ -1,0 +1,80 @@
+// AtOnce is the policy of stores in which every push is a round of its own (dist_async): it goes into the
+// weight when it arrives, whatever the other workers do.
+//
+// What the policy knows of a weight are its workers' clocks: how many pushes of each went in. With a
+// staleness bound s, who is more than s pushes ahead of the slowest gets its answer when that one has caught
+// up: stale synchronous parallel, SSP (Ho et al., "More Effective Distributed ML via a Stale Synchronous
+// Parallel Parameter Server", NIPS 2013, section 2). Deviation: there is a clock for every weight, since
+// workers push each by itself; and a weight is a partition, since that is what a server changes as one.
+//
+// Threading: PushClocks has one owner, StalenessCounts are safe by themselves. Pure: no frame, no time.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gradwire::kvstore {
+
+/// As workers agree on it, and tell servers.
+struct AtOnce {
+  std::optional<std::uint64_t> staleness_bound;  ///< pushes ahead of the slowest worker; none: any number
+  bool operator==(const AtOnce&) const = default;
+};
+
+/// "at_once" or "at_once staleness_bound=4"
+std::string to_string(const AtOnce& policy);
+/// Throws std::invalid_argument for text that to_string() does not write.
+AtOnce parse_at_once(std::string_view text);
+
+/// The workers' clocks of one weight. Ranks are those of the job, below `workers`.
+class PushClocks {
+ public:
+  PushClocks(std::uint32_t workers, AtOnce policy) : policy_(policy), workers_(workers) {}
+
+  /// The worker's clock: the step of its next push. Who has not pushed yet may begin with a later one.
+  std::uint64_t next_step_of(std::uint32_t worker) const { return workers_[worker].next_step; }
+  bool has_pushed(std::uint32_t worker) const { return workers_[worker].pushes > 0; }
+  /// Counts the push of a step that goes in now.
+  void count(std::uint32_t worker, std::uint64_t step);
+  /// Notes that worker is given the weight as it is now.
+  void show(std::uint32_t worker);
+  /// Of the worker's last push: how many pushes of others went in since the worker had been given the weight
+  /// (0 for who has not pushed).
+  std::uint64_t staleness_of(std::uint32_t worker) const { return workers_[worker].staleness; }
+  /// The workers that are more than the bound behind this one, which waits for them; none: it goes on.
+  std::vector<std::uint32_t> awaited_by(std::uint32_t worker) const;
+  /// Notes that worker will push no more: nobody waits for it.
+  void forget(std::uint32_t worker) { workers_[worker].is_gone = true; }
+
+ private:
+  struct Worker {
+    std::uint64_t next_step = 0;
+    std::uint64_t pushes = 0;        ///< that went in
+    std::uint64_t others_shown = 0;  ///< pushes of others in the weight that it was given last
+    std::uint64_t staleness = 0;
+    bool is_gone = false;
+  };
+  std::uint64_t others_than(const Worker& worker) const { return total_ - worker.pushes; }
+
+  AtOnce policy_;
+  std::vector<Worker> workers_;  ///< by rank
+  std::uint64_t total_ = 0;      ///< pushes of all
+};
+
+/// How often each staleness was met.
+class StalenessCounts {
+ public:
+  void add(std::uint64_t staleness);
+  std::map<std::uint64_t, std::uint64_t> get() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::uint64_t, std::uint64_t> counts_;
+};
+
+}  // namespace gradwire::kvstore
