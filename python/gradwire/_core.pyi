@@ -386,6 +386,11 @@ class Engine:
         Seconds that each stage of all partitions has taken here while they were traced.
         """
 
+    def staleness(self) -> dict[int, int]:
+        """
+        Where pushes are applied at once: how many parts this worker has pushed, by how many pushes of others went into their weight since this worker was given it.
+        """
+
     def codec_seconds(self) -> float: ...
 
     def take_nonfinite(self) -> bool: ...

@@ -21,8 +21,13 @@ def open_engine(name: str, values: settings.Settings) -> joining.Joined:
     Args:
         name: what the script asked for. It says how ranks reach each other: over MPI, or by sockets.
 
-    Raises: as kv.create(); ValueError also where workers have no place to meet.
+    Raises: as kv.create(); ValueError also where workers have no place to meet, and for a store that does not sum.
     """
+    if joining.applies_at_once(name):
+        raise ValueError(
+            f"kv.create({name!r}): GRADWIRE_PLACEMENT=auto chooses who sums, and in this store nobody does: servers "
+            "apply each push to the weights; leave GRADWIRE_PLACEMENT out, or use a store such as 'dist_sync'"
+        )
     over_mpi = name in _OVER_MPI
     meeting = _mpi_peers(values) if over_mpi else _zmq_peers(name, values)
     choice = _agree(meeting.engine, _options(meeting, values, over_mpi), values)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -12,7 +13,17 @@ from typing import Any, NamedTuple
 
 from gradwire import _core, mpi, nccl, settings
 
-__all__ = ["Joined", "is_local", "names", "open_engine", "serve", "sums_in_one_order"]
+__all__ = [
+    "Joined",
+    "applies_at_once",
+    "is_local",
+    "names",
+    "open_engine",
+    "serve",
+    "sums_in_one_order",
+]
+
+_P3_SLICE_BYTES = 2**18  # one codec unit of floats: the smallest part that a tensor can be cut into
 
 
 def names() -> list[str]:
@@ -28,6 +39,11 @@ def is_local(name: str) -> bool:
 def sums_in_one_order(name: str) -> bool:
     """Tells whether a library sums in a store, so that every rank must push the same keys in the same order."""
     return _STORES[name] in (_join_nccl, _join_mpi_native)
+
+
+def applies_at_once(name: str) -> bool:
+    """Tells whether servers apply each push when it arrives, so that there are weights and no sums."""
+    return _STORES.get(name) is _join_servers_at_once
 
 
 class Joined(NamedTuple):
@@ -109,13 +125,32 @@ def _open_local(values: settings.Settings, name: str) -> _core.Engine:
     return _core.local_engine(**_engine_options(values))
 
 
-def _join_servers(values: settings.Settings, name: str) -> _core.Engine:
+def _join_servers(values: settings.Settings, name: str, **options: Any) -> _core.Engine:
     if values.scheduler is None:
         raise ValueError(
             f"kv.create({name!r}): GRADWIRE_SCHEDULER is not set, so there is no job to join; start the script "
             "with `gradwire run -n 2 -s 2 python script.py`, or use the store 'local'"
         )
-    return _core.connect_engine(**_node_options(values), **_engine_options(values))
+    return _core.connect_engine(**_node_options(values), **_engine_options(values), **options)
+
+
+def _join_servers_at_once(values: settings.Settings, name: str) -> _core.Engine:
+    if values.hierarchy != "off":
+        raise ValueError(
+            f"kv.create({name!r}): GRADWIRE_HIERARCHY={values.hierarchy} does not go with it, since each worker's push "
+            "is applied by itself; leave GRADWIRE_HIERARCHY out, or use the store 'dist_sync'"
+        )
+    return _join_servers(values, name, staleness_bound=values.staleness_bound)
+
+
+def _join_servers_in_slices(values: settings.Settings, name: str) -> _core.Engine:
+    """As P3 (Jayarajan et al., MLSys 2019): all but small tensors are cut into slices that urgent ones overtake."""
+    slices = dataclasses.replace(
+        values,
+        partition_bytes=min(values.partition_bytes, _P3_SLICE_BYTES),
+        bigarray_bound=min(values.bigarray_bound, _P3_SLICE_BYTES // 4),
+    )
+    return _join_servers(slices, name)
 
 
 def _roll_call(values: settings.Settings, name: str) -> tuple[bool, dict[str, Any]]:
@@ -194,10 +229,19 @@ def _join_mpi_native(values: settings.Settings, name: str) -> _core.Engine:
 
 _STORES: dict[str, Callable[[settings.Settings, str], _core.Engine]] = {
     "local": _open_local,
+    "local_update_cpu": _open_local,
+    "local_allreduce_cpu": _open_local,
     "device": _open_local,
+    "local_allreduce_device": _open_local,
+    "dist": _join_servers,
     "dist_sync": _join_servers,
     "dist_sync_device": _join_servers,
     "dist_device_sync": _join_servers,
+    "dist_async": _join_servers_at_once,
+    "dist_async_device": _join_servers_at_once,
+    "dist_device_async": _join_servers_at_once,
+    "p3": _join_servers_in_slices,
+    "byteps": _join_servers,
     "allreduce": _join_peers,
     "horovod": _join_peers,
     "dist_sync_mpi": _join_mpi_peers,

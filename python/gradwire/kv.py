@@ -41,10 +41,19 @@ __all__ = ["AbstractKVStore", "KVStore", "create", "join", "joined", "register",
 
 OwnName = Literal[
     "local",
+    "local_update_cpu",
+    "local_allreduce_cpu",
     "device",
+    "local_allreduce_device",
+    "dist",
     "dist_sync",
     "dist_sync_device",
     "dist_device_sync",
+    "dist_async",
+    "dist_async_device",
+    "dist_device_async",
+    "p3",
+    "byteps",
     "allreduce",
     "horovod",
     "dist_sync_mpi",
@@ -64,17 +73,25 @@ def stores() -> list[str]:
 
 
 @overload
-def create(name: OwnName = "local") -> KVStore: ...
+def create(name: OwnName = "local", *, staleness: int | None = None) -> KVStore: ...
 
 
 @overload
-def create(name: str) -> Any: ...
+def create(name: str, *, staleness: int | None = None) -> Any: ...
 
 
-def create(name: str = "local") -> Any:
+def create(name: str = "local", *, staleness: int | None = None) -> Any:
     """Opens a store; all but `local` and `device` join the job that the environment describes (see `gradwire run`).
 
-    `dist_*` sums on parameter servers. `allreduce` and `horovod` sum without: every worker owns a share of each
+    `dist` and `dist_sync*` sum on parameter servers, and so do `byteps` and `p3`, the latter in slices of 256 KiB that
+    urgent ones overtake. The names `local_*` are MXNet's for `local` and `device`.
+
+    In `dist_async`, `dist_async_device` and `dist_device_async` servers apply each push when it arrives, whatever the
+    other workers do, each part of a tensor (GRADWIRE_PARTITION_BYTES) as one: set_optimizer() first. pull() brings the
+    weight as it is then, pushpull() the weight with this push in it. With a staleness bound a worker that is ahead by
+    more steps waits for the slowest; stats() counts how stale pushes were.
+
+    `allreduce` and `horovod` sum without: every worker owns a share of each
     gradient, and sums that for all. They join by MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE (as torchrun sets
     them) too. `dist_sync_mpi` is `allreduce` over MPI's messages, and in `allreduce_mpi` MPI sums as well, so that
     every worker must push the same keys in the same order: start these with mpirun (`--bind-to none`, or the threads
@@ -97,21 +114,26 @@ def create(name: str = "local") -> Any:
 
     Args:
         name: one of `stores()`.
+        staleness: of `dist_async*`: how many steps (pushes of a key) a worker may be ahead of the slowest. The same on
+            all ranks. Default: the setting GRADWIRE_STALENESS_BOUND, which is none: any number.
 
     Returns: a KVStore, or the AbstractKVStore of another maker.
 
     Raises:
         TypeError: name is not a string.
-        ValueError: an unknown name (the nearest valid ones are named), settings that are missing or bad, or a job
-            that this process has joined already.
+        ValueError: an unknown name (the nearest valid ones are named), settings that are missing or bad, a staleness
+            that is negative or for a store that sums, or a job that this process has joined already.
         gradwire.TimeoutError: not every rank appeared in time; names those missing.
         gradwire.TransportError: MPI or NCCL cannot be used here; says why, and what else can.
     """
     if not isinstance(name, str):
         raise TypeError(f"kv.create: name is {name!r}, expected a string such as 'dist_sync'")
     kind = name.lower()
-    if kind not in joining.names():
-        return _foreign(name)()
+    foreign = None if kind in joining.names() else _foreign(name)
+    if staleness is not None:
+        _check_staleness(name, staleness)
+    if foreign is not None:
+        return foreign()
     is_local = joining.is_local(kind)
     if not is_local and (other := joined()) is not None:
         raise ValueError(
@@ -120,6 +142,8 @@ def create(name: str = "local") -> Any:
         )
     settings.warn_unknown_variables()
     values = settings.read()
+    if staleness is not None:
+        values = dataclasses.replace(values, staleness_bound=int(staleness))
     if values.role != "worker":
         joining.serve(values)
     chooses = values.placement == "auto" and not is_local
@@ -151,6 +175,18 @@ def join(roll_call: str, rank: int, num_workers: int) -> KVStore:
     store = KVStore("allreduce", joining.open_engine("allreduce", here).engine, here)
     _open.add(store)
     return store
+
+
+def _check_staleness(name: str, staleness: Any) -> None:
+    if not isinstance(staleness, int | np.integer) or isinstance(staleness, bool) or staleness < 0:
+        raise ValueError(f"kv.create({name!r}): staleness={staleness!r}, expected a whole number, 0 or more")
+    kind = name.lower()
+    if not joining.applies_at_once(kind):
+        at_once = ", ".join(store for store in joining.names() if joining.applies_at_once(store))
+        raise ValueError(
+            f"kv.create({name!r}): staleness={staleness} was given, and in this store no worker is ahead of another; "
+            f"leave it out, or use one of {at_once}"
+        )
 
 
 def _foreign(name: str) -> type[AbstractKVStore]:
@@ -311,7 +347,8 @@ class KVStore(AbstractKVStore):
         self._declare("init", key, value, 0)
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
-        """Adds value to the key's sum of this round. Returns when value was taken; it may be reused then.
+        """Adds value to the key's sum of this round; in `dist_async*` has servers apply it. Returns when value was
+        taken; it may be reused then.
 
         Args:
             key: as init() was given it.
@@ -331,7 +368,8 @@ class KVStore(AbstractKVStore):
 
     def pull(self, key: Key | Sequence[Key], out: Any, priority: int = 0) -> None:
         """Writes to out what the store holds after this worker's last push of the key: the sum of that round, or
-        the weight when an optimizer is set, or the initial value. Waits for the other workers' pushes.
+        the weight when an optimizer is set, or the initial value. Waits for the other workers' pushes; in
+        `dist_async*` only where this worker is too far ahead of them.
 
         Args:
             key: as init() was given it.
@@ -408,7 +446,8 @@ class KVStore(AbstractKVStore):
             gradient included; codec_seconds: of all threads that encode and decode; stage_seconds: of all partitions in
             each stage (`gradwire timeline --help`), while they were traced (GRADWIRE_TIMELINE or timeline()), else 0.
             Of servers those that live in this process. decisions: what compression="auto" has chosen, step by step, and
-            why.
+            why. staleness, of `dist_async*`: {staleness: parts of tensors}, how many parts this worker has pushed whose
+            weight had that many pushes of other workers since this one had been given it.
 
             With hierarchy=host, bytes_encoded is what the worker that leads its host has made of the host's sum, and 0
             on the others; so ratio is the leader's own gradients over the host's payloads, and None on the others.
@@ -424,6 +463,7 @@ class KVStore(AbstractKVStore):
             "codec_seconds": self.engine.codec_seconds(),
             "stage_seconds": self.engine.stage_seconds(),
             "decisions": list(self.decisions),
+            "staleness": self.engine.staleness(),
         }
 
     @contextlib.contextmanager

@@ -345,6 +345,11 @@ class Settings:
         _integer(0, most=1024), 0, "threads that encode and decode in a worker; 0: chosen here"
     )
     server_threads: int = _setting(_integer(0, most=1024), 0, "threads that sum in a server; 0: chosen here")
+    staleness_bound: int | None = _setting(
+        _integer(0),
+        None,
+        "how many steps a worker of dist_async may be ahead of the slowest before it waits; unset: any number",
+    )
     reply: str = _setting(
         _text, "exact", "how servers answer: exact, fp32 or the codec's own name, such as 2bit"
     )

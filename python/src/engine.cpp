@@ -2,6 +2,7 @@
 // environment.
 #include "kvstore/engine.h"
 
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -66,7 +67,8 @@ std::shared_ptr<kvstore::Trace> trace_of(const nb::kwargs& given) {
   return std::make_shared<kvstore::Trace>(options);
 }
 
-// One keyword per setting; names are those of gradwire.settings.
+// One keyword per setting; names are those of gradwire.settings. staleness_bound, also as None: pushes are
+// applied at once.
 EngineOptions engine_options(const nb::kwargs& given) {
   EngineOptions options;
   const auto take = [&](const char* name, auto& field) {
@@ -85,6 +87,8 @@ EngineOptions engine_options(const nb::kwargs& given) {
   take_seconds("slow_warning", options.slow_warning);
   take_seconds("slow_abort", options.slow_abort);
   take_seconds("retry_timeout", options.retry_timeout);
+  if (given.contains("staleness_bound"))
+    options.at_once = {nb::cast<std::optional<std::uint64_t>>(given["staleness_bound"])};
   options.trace = trace_of(given);
   return options;
 }
@@ -478,6 +482,11 @@ void bind_engine(nb::module_& module) {
             return out;
           },
           "Seconds that each stage of all partitions has taken here while they were traced.")
+      .def(
+          "staleness", [](PyEngine& s) { return s.engine().staleness(); },
+          "Where pushes are applied at once: how many parts this worker has pushed, by how many pushes of "
+          "others went "
+          "into their weight since this worker was given it.")
       .def("codec_seconds", [](PyEngine& s) { return s.engine().codec_seconds(); })
       .def("take_nonfinite", [](PyEngine& s) { return s.engine().take_nonfinite(); })
       .def("take_notices", [](PyEngine& s) { return s.engine().take_notices(); })

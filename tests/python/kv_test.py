@@ -50,8 +50,10 @@ def pulled(kv: KVStore, key: Any, shape: tuple[int, ...] = SHAPE) -> Any:
 
 def test_stores_lists_what_create_takes() -> None:
     assert gradwire.kv.stores() == [
-        *("local", "device", "dist_sync", "dist_sync_device", "dist_device_sync", "allreduce", "horovod"),
-        *("dist_sync_mpi", "allreduce_mpi", "nccl"),
+        *("local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device"),
+        *("dist", "dist_sync", "dist_sync_device", "dist_device_sync"),
+        *("dist_async", "dist_async_device", "dist_device_async", "p3", "byteps"),
+        *("allreduce", "horovod", "dist_sync_mpi", "allreduce_mpi", "nccl"),
         "torch",  # by its entry point
     ]
 

@@ -147,6 +147,7 @@ def DistributedOptimizer(
         )
     named = _name_parameters(optimizer, named_parameters)
     store = session.own_store(store)
+    session.require_sums(store)
     if overlap_step is None:
         overlap_step = settings.read().overlap_step == "on"
     if overlap_step:

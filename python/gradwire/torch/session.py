@@ -63,6 +63,16 @@ def own_store(store: Any) -> kv.KVStore:
     return store
 
 
+def require_sums(store: kv.KVStore) -> None:
+    """Raises ValueError for a store that gives weights where an optimizer here needs the workers' gradients."""
+    if joining.applies_at_once(store.type):
+        raise ValueError(
+            f"gradwire.torch: the servers of the store {store.type!r} apply each gradient to the weights, so that "
+            "there is no mean gradient for an optimizer here; use a store that sums, as 'dist_sync', or "
+            "set_optimizer() on the store, and push gradients and pull weights with it"
+        )
+
+
 def is_open(store: kv.KVStore) -> bool:
     """False once a store has been closed."""
     return store in kv._open
