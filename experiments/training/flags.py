@@ -9,6 +9,8 @@ from typing import Any
 
 import gradwire as gw
 
+from training import slow_worker
+
 
 def parse_arguments(
     description: str | None,
@@ -83,6 +85,17 @@ def parse_arguments(
         "(default: GRADWIRE_OVERLAP_STEP, else no)",
     )
     add(
+        "--update-on-kvstore",
+        action=argparse.BooleanOptionalAction,
+        help="SGD is the servers': workers push gradients and get weights; --lr-schedule constant (default: only where "
+        "the store has no sums, as dist_async)",
+    )
+    add(
+        "--slow-worker",
+        metavar="RANK:FACTOR",
+        help="make the steps of this worker take FACTOR times as long as it computes, as a slower machine's would",
+    )
+    add(
         "--num-epochs",
         type=int,
         default=10,
@@ -147,6 +160,10 @@ def parse_arguments(
         parser.error(
             "--overlap-step was given with --ddp-hook, which waits for all sums; leave one of the two out"
         )
+    if args.ddp_hook is not None and args.update_on_kvstore:
+        parser.error(
+            "--update-on-kvstore was given with --ddp-hook, whose optimizer is in the worker; leave one of the two out"
+        )
     if args.ddp_hook is not None and args.gc_type != "none":
         parser.error(
             f"--gc-type {args.gc_type} was given with --ddp-hook {args.ddp_hook}, which compresses by itself or not "
@@ -162,6 +179,10 @@ def parse_arguments(
             "--gc-threshold takes a number or auto, --lr-step-epochs epochs as in 6,8, --gpus numbers as in 0,2 "
             f"({error})"
         )
+    try:
+        args.slow_worker = slow_worker.parse(args.slow_worker) if args.slow_worker else None
+    except ValueError as error:
+        parser.error(str(error))
     if args.seed is None:
         args.seed = gw.settings.read().seed or 0
     args.lr_schedule = args.lr_schedule or ("step" if args.lr_step_epochs else "cosine")

@@ -17,10 +17,13 @@ import gradwire as gw
 import gradwire.result
 import gradwire.torch
 import torch
+from gradwire.joining import applies_at_once
 
 from training.flags import compression, learning_rate
 from training.order import batches
 from training.progress import Meter, Progress, socket_bytes
+from training.slow_worker import Slowness
+from training.store_sgd import StoreSgd
 from training.task import Task
 
 
@@ -56,6 +59,27 @@ def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, store: Any)
     )
 
 
+def updates_on_store(args: argparse.Namespace, store: Any) -> bool:
+    """Tells whether the store's servers have the optimizer."""
+    if args.update_on_kvstore is None:
+        return applies_at_once(store.type)
+    return bool(args.update_on_kvstore)
+
+
+def slowness_of(args: argparse.Namespace, model: torch.nn.Module, store: Any) -> Slowness:
+    """Makes this worker as slow as the flags say.
+
+    Raises: ValueError: they name no worker.
+    """
+    slow = args.slow_worker
+    if slow is not None and slow.rank >= store.num_workers:
+        raise ValueError(
+            f"train: --slow-worker {slow.rank}:{slow.factor:g} names no worker of this job; expected 0 to "
+            f"{store.num_workers - 1}"
+        )
+    return Slowness(model, slow.factor if slow is not None and slow.rank == store.rank else 1)
+
+
 def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) -> dict[str, Any]:
     """Trains as the flags say and returns the record; on ranks other than 0 without scores."""
     torch.manual_seed(args.seed)
@@ -67,8 +91,11 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
             f"train: {task.examples} {task.unit} do not fill one step of {store.num_workers} x "
             f"{args.batch_size}; give a larger --limit or a smaller --batch-size"
         )
+    on_store = args.ddp_hook is None and updates_on_store(args, store)
+    runs_free = args.ddp_hook is None and applies_at_once(store.type)
     if args.ddp_hook is None:
-        network, optimizer, count = model, make_optimizer(args, model, store), socket_bytes(store)
+        make = StoreSgd if on_store else make_optimizer
+        network, optimizer, count = model, make(args, model, store), socket_bytes(store)
     else:
         from training import ddp  # what no other run needs
 
@@ -76,6 +103,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         network = ddp.wrap(model, args.ddp_hook, steps_per_epoch * args.num_epochs)
         optimizer, count = make_sgd(args, model), ddp.link_bytes(interface)
     meter, seconds, step = Meter(count), 0.0, 0
+    slowness, start = slowness_of(args, model, store), time.perf_counter()
     scores: list[float] = []
     record: dict[str, Any] = {"training_loss_per_epoch": [], "seconds_per_epoch": []}
     for epoch in range(args.num_epochs):
@@ -84,8 +112,10 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(args, step, steps_per_epoch)
             optimizer.zero_grad()
+            slowness.begin_step()
             loss = task.loss(network, pick)
             loss.backward()
+            slowness.end_backward()
             optimizer.step()
             losses.append(float(loss.detach()))
             meter.step()
@@ -93,7 +123,8 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
             progress.move(f"epoch {epoch + 1}/{args.num_epochs}  step {step}  loss {losses[-1]:.3f}")
         if args.ddp_hook is None:
             optimizer.synchronize()
-        seconds += time.perf_counter() - began
+        now = time.perf_counter()  # where nobody waits, others train on while rank 0 evaluates
+        seconds = now - start if runs_free else seconds + now - began
         if store.rank == 0:
             scores.append(task.score(model))
             record["training_loss_per_epoch"].append(statistics.fmean(losses))
@@ -103,6 +134,10 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
                 f"training loss {record['training_loss_per_epoch'][-1]:.4f}  "
                 f"{step * args.batch_size * store.num_workers / seconds:,.0f} {task.unit}/s{meter.text()}"
             )
+    if runs_free:
+        store.barrier()
+        seconds = time.perf_counter() - start  # of the last worker
+        record["staleness_per_worker"] = staleness_per_worker(store)
     return record | {
         f"{task.metric}_per_epoch": scores,
         task.metric: scores[-1] if scores else None,
@@ -118,8 +153,15 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         "decisions": store.decisions if args.ddp_hook is None else [],
         "momentum_correction": getattr(optimizer, "momentum_correction", False),
         "overlap_step": getattr(optimizer, "overlap_step", False),
+        "update_on_kvstore": on_store,
         "arguments": {name: value for name, value in vars(args).items() if name != "json"},
     }
+
+
+def staleness_per_worker(store: Any) -> list[dict[str, int]]:
+    """Returns every worker's counts of kv.stats()["staleness"], by rank."""
+    own = json.dumps(store.stats()["staleness"]).encode()
+    return [json.loads(counts) for counts in store.engine.all_gather("staleness", own)]
 
 
 def write_record(record: dict[str, Any], args: argparse.Namespace) -> None:

@@ -1,0 +1,174 @@
+"""experiments/async_training and what it needs of the training loop: the optimizer on servers, a slow worker."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from gradwire.launch import run_job
+from python.experiment_files import imported
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+TRAIN = EXPERIMENTS / "fashion_mnist" / "train.py"
+TINY = ["--network", "mlp", "--batch-size", "32", "--limit", "640", "--num-epochs", "2", "--threads", "1"]
+ON_STORE = [*TINY, "--update-on-kvstore", "--lr-schedule", "constant"]
+
+
+@pytest.fixture(scope="module")
+def figures() -> Iterator[ModuleType]:
+    with imported(EXPERIMENTS / "async_training", ["figures", "run"]) as files:
+        yield files["figures"]
+
+
+@pytest.fixture(scope="module")
+def slow_worker() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(EXPERIMENTS))
+    try:
+        from training import slow_worker as module
+
+        yield module
+    finally:
+        sys.path.remove(str(EXPERIMENTS))
+
+
+def train(folder: Path, *flags: str, workers: int = 2, **environment: str) -> dict[str, Any]:
+    path, lines = folder / "record.json", []
+    result = run_job(
+        [sys.executable, str(TRAIN), *flags, "--json", str(path)],
+        workers=workers,
+        servers=1,
+        env=environment,
+        output=lambda line: lines.append(f"{line.role} {line.rank}: {line.text}"),
+        report=lines.append,
+        timeout=180,
+    )
+    assert result.exit_code == 0, "\n".join(lines)
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+def test_the_servers_sgd_is_the_workers(tmp_path: Path) -> None:
+    """But for the last bits: it adds first and divides then."""
+    there = train(tmp_path, "--kv-store", "dist_sync", *ON_STORE)
+    here = train(tmp_path, "--kv-store", "dist_sync", *TINY, "--lr-schedule", "constant")
+    assert there["update_on_kvstore"] is True
+    assert here["update_on_kvstore"] is False
+    assert there["training_loss_per_epoch"] == pytest.approx(here["training_loss_per_epoch"], rel=1e-3)
+    assert "staleness_per_worker" not in there
+
+
+def test_workers_of_dist_async_train_and_their_staleness_is_bounded(tmp_path: Path) -> None:
+    bound, workers = 1, 3
+    flags = [*TINY, "--lr-schedule", "constant", "--kv-store", "dist_async", "--slow-worker", "2:2"]
+    record = train(tmp_path, *flags, workers=workers, GRADWIRE_STALENESS_BOUND=str(bound))
+    assert record["update_on_kvstore"] is True
+    losses = record["training_loss_per_epoch"]
+    assert losses[1] < losses[0]
+    counts = record["staleness_per_worker"]
+    assert len(counts) == workers
+    assert len({sum(own.values()) for own in counts}) == 1
+    assert sum(counts[0].values()) % record["steps"] == 0  # each part of each push
+    assert max(int(staleness) for own in counts for staleness in own) <= (workers - 1) * (2 * bound + 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--kv-store", "dist_async"], "--lr-schedule cosine needs the optimizer in the worker"),
+        (["--update-on-kvstore", "--lr-schedule", "constant", "--overlap-step"], "--overlap-step needs"),
+        (["--slow-worker", "0:0.5"], "expected RANK:FACTOR with a factor of 1 or more"),
+        (["--slow-worker", "1:2"], "names no worker of this job; expected 0 to 0"),
+        (["--update-on-kvstore", "--ddp-hook", "none"], "--update-on-kvstore was given with --ddp-hook"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(flags: list[str], said: str) -> None:
+    if "dist_async" in flags:
+        lines: list[str] = []
+        result = run_job(
+            [sys.executable, str(TRAIN), *TINY, *flags],
+            1,
+            1,
+            output=lambda line: lines.append(line.text),
+            timeout=90,
+        )
+        assert result.exit_code != 0
+        assert said in "\n".join(lines)
+        return
+    done = subprocess.run(
+        [sys.executable, str(TRAIN), *TINY, *flags], capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_a_slow_worker_takes_a_multiple_of_what_it_computes(slow_worker: ModuleType) -> None:
+    model = torch.nn.Linear(4, 1)
+    slow = slow_worker.Slowness(model, 3)
+    slow.begin_step()
+    time.sleep(0.05)  # its computing
+    model(torch.ones(1, 4)).backward()
+    time.sleep(0.2)  # it waits for others
+    began = time.perf_counter()
+    slow.end_backward()
+    assert 0.1 <= time.perf_counter() - began < 0.19
+
+
+@pytest.mark.parametrize("text", ["3", "3:", "x:2", "-1:2", "1:0.9", "1:inf", "1:nan"])
+def test_a_slow_worker_that_is_none(text: str, slow_worker: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"expected RANK:FACTOR"):
+        slow_worker.parse(text)
+
+
+def record_of(arm: str, seed: int, seconds: float, staleness: list[dict[str, int]] | None) -> dict[str, Any]:
+    return {
+        "arm": arm,
+        "seed": seed,
+        "accuracy_per_epoch": [0.5, 0.8],
+        "seconds_per_epoch": [seconds, 2 * seconds],
+        "images_per_second": 100 / seconds,
+        "steps": 10,
+        "staleness_per_worker": staleness,
+        "wall_seconds": 3 * seconds,
+    }
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    stale = [{"0": 8, "2": 2}, {"1": 10}, {"3": 10}, {"9": 5, "39": 5}]
+    runs = [record_of("dist_sync", seed, 10 + seed, None) for seed in range(2)]
+    runs += [record_of("dist_async", seed, 5 + seed / 2, stale) for seed in range(2)]
+    return {"arms": ["dist_sync", "dist_async"], "runs": runs}
+
+
+def test_the_table_has_times_ratios_and_staleness(figures: ModuleType, results: dict[str, Any]) -> None:
+    lines = figures.table(results).splitlines()
+    assert lines[0] == "Target: 79.50 %, half a point below the mean final accuracy of dist_sync."
+    assert lines[4].startswith("| dist_sync | 80.00 | 20.8 | 1.00 [1.00, 1.00] |")
+    assert lines[5].startswith("| dist_async | 80.00 | 10.4 | 0.50 [0.50, 0.50] |")
+    assert lines[5].endswith("| 7.10 | 39 |")
+
+
+def test_the_charts_show_every_arm(figures: ModuleType, results: dict[str, Any]) -> None:
+    assert all(arm in figures.accuracy(results) for arm in results["arms"])
+    chart = figures.staleness(results)
+    assert "dist_async: the slow worker" in chart
+    assert "dist_async: the others" in chart
+    assert "dist_sync" not in chart
+    assert "8 to 15: 50.0 %" in chart
+    assert "32 and more: 50.0 %" in chart
+
+
+def test_a_measurement_that_failed_is_told(figures: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = sys.modules["run"]
+    monkeypatch.setattr(run, "SHARED", "--network none")
+    with pytest.raises(run.Failed, match="dist_sync, seed 0: ended with 2"):
+        run.measure(argparse.Namespace(seeds=1, arm=["dist_sync"], quick=True))
