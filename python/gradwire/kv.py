@@ -286,7 +286,8 @@ class KVStore(AbstractKVStore):
                 The setting GRADWIRE_COMPRESSION overrides it.
 
         Raises:
-            ValueError: a bad type, parameter or reply; or ranks that differ (all ranks get the same error).
+            ValueError: a bad type, parameter or reply; threshold=auto where servers have an optimizer; or ranks that
+                differ (all ranks get the same error).
         """
         given = self._settings.compression or compression_params
         parsed = Compression.parse(given, reply=self._settings.reply)
@@ -298,6 +299,8 @@ class KVStore(AbstractKVStore):
 
     def use_compression(self, compression: Compression) -> None:
         """Compresses what the engine sends, as given: for front ends that read settings themselves. Collective."""
+        if self._optimizer is not None:
+            self._require_own_scale("set_gradient_compression", compression)
         self.engine.set_compression(compression.spec, compression.reply)
         self._compression = compression
 
@@ -312,12 +315,24 @@ class KVStore(AbstractKVStore):
                 (rescale_grad), MXNet's. The formulas are torch.optim's; rescale_grad=1/num_workers makes means of sums.
 
         Raises:
-            ValueError: an unknown name or parameter, a value out of range, or ranks that differ.
+            ValueError: an unknown name or parameter, a value out of range, ranks that differ, or a compression with
+                threshold=auto.
         """
+        self._require_own_scale("set_optimizer", self._compression)
         self.engine.set_optimizer(
             " ".join([name, *(f"{key}={value!r}" for key, value in parameters.items())])
         )
         self._optimizer = (name, parameters)
+
+    def _require_own_scale(self, verb: str, compression: Compression) -> None:
+        """Weights, which servers with an optimizer answer with, do not tell the scale of the next round; local stores
+        encode before the engine does.
+        """
+        if not self._is_local and "threshold=auto" in compression.spec:
+            raise ValueError(
+                f"{verb}: {compression.spec} takes its scale from the sums of rounds, and servers with an optimizer "
+                "answer with weights; give a threshold, as 2bit:threshold=0.5, or take another codec"
+            )
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Gives the servers' optimizer another learning rate, from the next round on. Collective.

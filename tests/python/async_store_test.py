@@ -166,3 +166,21 @@ def test_torchs_optimizer_is_told_that_there_are_no_sums() -> None:
             gradwire.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store=store)
 
     run_ranks(1, body, "dist_async", staleness_bound=None)
+
+
+def test_an_agreed_threshold_does_not_go_with_an_optimizer_on_servers() -> None:
+    """Its scales come with sums: with weights for answers, every round after the first sent nothing."""
+
+    def body(store: KVStore) -> None:
+        store.set_gradient_compression("2bit:threshold=auto")
+        store.init("w", np.zeros(4, np.float32))
+        with pytest.raises(ValueError, match=r"set_optimizer: 2bit:threshold=auto.*give a threshold"):
+            store.set_optimizer("test", rescale_grad=1)
+        store.set_gradient_compression("2bit:threshold=0.5")
+        store.set_optimizer("test", rescale_grad=1)
+        with pytest.raises(ValueError, match="set_gradient_compression: 2bit:threshold=auto"):
+            store.set_gradient_compression("2bit:threshold=auto")
+        for step in range(3):
+            assert_array_equal(added(store, 0.5), np.full(4, step + 1))
+
+    run_ranks(2, body)
