@@ -42,6 +42,21 @@ def test_kill_by_hand(victim: Member, tmp_path: Path) -> None:
             assert names(process.err, victim), str(process)
 
 
+def test_a_worker_of_dist_async_that_is_killed_holds_nobody_to_its_bound(tmp_path: Path) -> None:
+    """With a bound of 0 the others wait for its next push, which does not come."""
+    victim: Member = ("worker", 1)
+    words = python("sums_worker.py", "store=dist_async", "optimizer=test", "steps=100000", "pause=0.01")
+    with Run(tmp_path, {"GRADWIRE_STALENESS_BOUND": "0"}, workers=3) as job:
+        job.launch(words)
+        job.wait_until_training(3)
+        everything = job.all_pids()
+        os.kill(job.pids()[victim], signal.SIGKILL)
+        ended = job.end(NOTICE_SECONDS)
+        assert_gone(everything)
+    assert ended.code == 128 + signal.SIGKILL, str(ended)
+    assert_all_named(ended.err, victim)
+
+
 @each_member
 def test_kill_under_the_launcher(victim: Member, tmp_path: Path) -> None:
     with Run(tmp_path, {}) as job:

@@ -5,6 +5,8 @@
 With sums_of=0,1/2,3 rank 0 pushes, instead of its own gradients, the sums of those of ranks 0 and 1, and rank 1
 those of ranks 2 and 3: what hosts push whose workers sum first.
 
+With optimizer=test servers apply that to weights, which come back in place of sums.
+
 With die=1 worker 1 ends in the third step; with clocks_apart=0.05 the clock that a worker traces by is 50 ms times its
 rank ahead.
 
@@ -37,6 +39,7 @@ OPTIONS = {
     "sleep": "0",
     "sizes": "small",
     "sums_of": "",
+    "optimizer": "",
     "die": "",
     "clocks_apart": "0",
 }
@@ -65,6 +68,8 @@ def train(store: gradwire.kv.KVStore, codec: str, options: dict[str, str]) -> st
     shapes = SIZES[options["sizes"]].items()
     sums = {f"{name} {codec}": np.zeros(shape, np.float32) for name, shape in shapes}
     store.init(list(sums), list(sums.values()))
+    if options["optimizer"]:
+        store.set_optimizer(options["optimizer"])
     summed = [host.split(",") for host in options["sums_of"].split("/")] if options["sums_of"] else None
     ranks = map(int, summed[store.rank]) if summed else [store.rank]
     randoms = [np.random.default_rng(rank) for rank in ranks]
