@@ -15,6 +15,7 @@
 #include "kvstore/engine_thread.h"
 #include "kvstore/hierarchy.h"
 #include "kvstore/native.h"
+#include "kvstore/sparse_rows.h"
 #include "kvstore/trace_file.h"
 #include "kvstore/updater.h"
 
@@ -83,6 +84,8 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
   begin_rounds();
   collectives_ = std::make_unique<Collectives>(
       *messenger_, thread_->mail(), options_.partition_elements * sizeof(float), options_.slow_abort);
+  if (!in_order_)
+    sparse_ = std::make_unique<SparseRows>(*messenger_, thread_->row_client(), options_, server_load_);
 }
 
 Engine::~Engine() { close(); }
@@ -135,6 +138,17 @@ Collectives& Engine::collectives() {
         "'allreduce' or 'dist_sync'");
   }
   return *collectives_;
+}
+
+SparseRows& Engine::sparse() {
+  require_open("sparse");
+  if (in_order_) {
+    throw std::invalid_argument(
+        "sparse rows: they need servers, and where a library sums there is none; use a store such as "
+        "'allreduce' "
+        "or 'dist_sync'");
+  }
+  return *sparse_;
 }
 
 std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
@@ -476,7 +490,8 @@ DeviceTraffic Engine::device_traffic() const {
 }
 PushedBytes Engine::pushed() const {
   if (!thread_) return {};
-  return {rounds().pushed().raw, thread_->pushed().encoded};
+  const PushedBytes rows = sparse_ ? sparse_->pushed() : PushedBytes();
+  return {rounds().pushed().raw + rows.raw, thread_->pushed().encoded + rows.encoded};
 }
 std::map<std::uint64_t, std::uint64_t> Engine::staleness() const {
   return thread_ ? thread_->staleness() : std::map<std::uint64_t, std::uint64_t>();
@@ -485,11 +500,15 @@ double Engine::codec_seconds() const {
   if (!thread_) return 0;
   return thread_->codec_seconds() + (hierarchy_ ? hierarchy_->rounds().codec_seconds() : 0);
 }
-bool Engine::take_nonfinite() { return thread_ && rounds().take_nonfinite(); }
+bool Engine::take_nonfinite() {
+  const bool in_rows = sparse_ && sparse_->take_nonfinite();
+  return (thread_ && rounds().take_nonfinite()) || in_rows;
+}
 std::vector<std::string> Engine::take_notices() {
   if (!thread_) return {};
   auto notices = thread_->take_notices();
   if (hierarchy_) std::ranges::move(hierarchy_->rounds().take_notices(), std::back_inserter(notices));
+  if (sparse_) std::ranges::move(sparse_->take_notices(), std::back_inserter(notices));
   return notices;
 }
 
@@ -512,22 +531,31 @@ void Engine::close() {
   if (!thread_) return;
   try {
     rounds().idle().wait_for(std::chrono::seconds(2));  // pushes that nobody pulls
+    if (sparse_) sparse_->settle(std::chrono::seconds(2));
     // Whoever still needs us shall hear why its round fails, and not that we have left.
     if (const auto cause = rounds().failure(); !cause.empty())
       messenger_->fail(fmt::format("{}: {}", transport::to_string(messenger_->self()), cause));
     if (hierarchy_) hierarchy_->leave(std::chrono::seconds(5));
     messenger_->leave(std::chrono::seconds(5));
-    if (hosted_) hosted_->retire(std::chrono::seconds(5));
+    if (hosted_ && !owns_rows()) hosted_->retire(std::chrono::seconds(5));
   } catch (
       const std::exception&) {  // NOLINT(bugprone-empty-catch): the job has failed; there is nobody to tell
   }
   collectives_.reset();
   if (hierarchy_) hierarchy_->stop();
   thread_.reset();
-  hosted_.reset();
+  if (!owns_rows()) hosted_.reset();
 }
 
+/// Rounds of keys are over for all when they are here; rows of a table others may ask for later.
+bool Engine::owns_rows() const { return hosted_ && sparse_ && sparse_->has_tables(); }
+
 bool Engine::outlast_for(std::chrono::milliseconds timeout) {
+  try {
+    if (!thread_ && hosted_ && !hosted_->wait_for(timeout)) return false;
+  } catch (const transport::TransportError&) {  // NOLINT(bugprone-empty-catch): the job is over all the same
+  }
+  if (!thread_) hosted_.reset();
   return (!hierarchy_ || hierarchy_->outlast(timeout)) && messenger_->outlast(timeout);
 }
 

@@ -80,6 +80,7 @@ struct PushedBytes {
 
 class Collectives;
 class EngineThread;
+class SparseRows;
 struct DeviceOperation;
 class Hierarchy;
 struct Compression;
@@ -115,6 +116,11 @@ class Engine {
   std::vector<std::string> all_gather(std::string_view name, std::string_view blob);
   /// Exact collectives on arrays of many types. Lives until close(); throws std::logic_error after it.
   Collectives& collectives();
+  /// Whether there are tables of rows: wherever there are servers.
+  bool has_sparse() const { return !in_order_; }
+  /// Tables of rows. Lives until close(); throws std::logic_error after it, and std::invalid_argument where a
+  /// library sums.
+  SparseRows& sparse();
   /// Sets the codec and reply for all keys from the next round on. Throws std::invalid_argument (bad spec, or
   /// ranks that differ).
   void set_compression(const compress::CodecSpec& spec, const std::string& reply);
@@ -122,6 +128,10 @@ class Engine {
   /// slots of other codecs do not share a bucket. Throws as set_compression() does.
   void set_key_compression(std::span<const KeyId> keys, const compress::CodecSpec& spec,
                            const std::string& reply);
+  /// Sets the codec and reply of some tables of rows apart from what holds for all. Throws as
+  /// set_compression() does.
+  void set_table_compression(std::span<const std::uint64_t> tables, const compress::CodecSpec& spec,
+                             const std::string& reply);
   /// Agrees on new keys. Throws std::invalid_argument naming the first difference between ranks.
   std::vector<KeyId> declare(std::span<const KeySpec> keys);
   /// Stores root's value (others' are ignored) as the first value of a key; ranks then pull it.
@@ -205,7 +215,7 @@ class Engine {
   /// Waits for pushes still out, says goodbye, ends the threads. Idempotent; the destructor calls it.
   void close();
   /// After close(): waits until the process may end without harm to other ranks, for at most timeout; returns
-  /// false when that passed first.
+  /// false when that passed first. Where it owns rows of tables, that is when all workers have left.
   bool outlast_for(std::chrono::milliseconds timeout);
 
  private:
@@ -235,6 +245,7 @@ class Engine {
   void begin_rounds();
   EngineThread& rounds() const;
   void settle(const char* what);
+  bool owns_rows() const;
   std::uint64_t elements_of(KeyId key) const;
   void agree_on_at_once();
   void require_open(const char* verb) const;
@@ -273,6 +284,7 @@ class Engine {
   std::unique_ptr<Hierarchy> hierarchy_;  ///< where a host's workers sum first
   std::unique_ptr<EngineThread> thread_;
   std::unique_ptr<Collectives> collectives_;
+  std::unique_ptr<SparseRows> sparse_;  ///< none where a library sums
   std::unique_ptr<Slots> slots_;
 };
 

@@ -13,6 +13,7 @@
 #include "kvstore/engine_slots.h"
 #include "kvstore/engine_thread.h"
 #include "kvstore/hierarchy.h"
+#include "kvstore/sparse_rows.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -46,7 +47,16 @@ void Engine::set_compression(const compress::CodecSpec& spec, const std::string&
   require_own_scales(*compression, options_);
   settle("set_compression");
   require_same_settings("set_gradient_compression", all_gather("compression", describe(*compression)));
+  if (sparse_) sparse_->set_compression(compression);
   thread_->set_compression(std::move(compression));
+}
+
+void Engine::set_table_compression(std::span<const std::uint64_t> tables, const compress::CodecSpec& spec,
+                                   const std::string& reply) {
+  const auto compression = make_compression(spec, reply);
+  const std::string text = fmt::format("tables={}\n{}", fmt::join(tables, ","), describe(*compression));
+  require_same_settings("set_table_compression", all_gather("table compression", text));
+  for (const std::uint64_t table : tables) sparse().set_compression_of(table, compression);
 }
 
 void Engine::set_key_compression(std::span<const KeyId> keys, const compress::CodecSpec& spec,

@@ -52,6 +52,8 @@ EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions&
               {options.credit_bytes, options.fusion_bytes}, tracer_),
       mail_(messenger, loop_, outbox_, options.retry_timeout,
             [this](const std::exception_ptr& error) { fail_all(error); }),
+      rows_(loop_, outbox_, rounds.servers_in_workers ? Role::kWorker : Role::kServer, options.retry_timeout,
+            [this](const std::exception_ptr& error) { fail_all(error); }),
       pool_(options.codec_threads),
       thread_([this] { run(); }) {
   messenger_.attach(*this);
@@ -211,7 +213,7 @@ void EngineThread::lose_server(std::uint32_t rank) {
     });
   };
   const bool is_needed = !rounds_.servers_in_workers || mail_.awaits_server(rank) ||
-                         std::any_of(active_.begin(), active_.end(), awaits);
+                         rows_.awaits_server(rank) || std::any_of(active_.begin(), active_.end(), awaits);
   if (is_needed) fail_all(std::make_exception_ptr(transport::TransportError(lost_server_text(rank))));
 }
 
@@ -435,7 +437,7 @@ void EngineThread::flush() {
 // ------------------------------------------------------------------------------------- answers
 
 void EngineThread::handle(Node from, Frame frame) {
-  if (from.role != Role::kServer || mail_.handle(from, frame)) return;
+  if (from.role != Role::kServer || mail_.handle(from, frame) || rows_.handle(from, frame)) return;
   const FrameHeader& header = frame.header;
   if (command_ && header.count == 0 && (header.kind == Kind::kAck || header.kind == Kind::kError)) {
     auto& [ticket, servers] = *command_;
@@ -624,6 +626,7 @@ void EngineThread::fail_all(std::exception_ptr error) {
   keep_failure_text();
   if (rounds_.on_failure) rounds_.on_failure(error);
   mail_.fail_all(error);
+  rows_.fail_all(error);
   if (command_) command_->first.fail(error);
   command_.reset();
   for (auto& tensor : tensors_) {

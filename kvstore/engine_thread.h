@@ -27,6 +27,7 @@
 #include "kvstore/loop.h"
 #include "kvstore/mailbox_client.h"
 #include "kvstore/outbox.h"
+#include "kvstore/row_client.h"
 
 namespace gradwire::kvstore {
 
@@ -103,6 +104,7 @@ class EngineThread final : private transport::Sink {
   void keep_rollback(bool keep);
   Ticket roll_back(const std::vector<KeyId>& keys);
   MailboxClient& mail() { return mail_; }
+  RowClient& row_client() { return rows_; }
   ClockProbe& clock_probe() { return clock_probe_; }
   /// The link to a device, made when it is first asked for.
   std::shared_ptr<DeviceLink> link(const std::shared_ptr<compress::Device>& device);
@@ -181,7 +183,8 @@ class EngineThread final : private transport::Sink {
   void tick();
   void give_up(const std::string& text);
   void notify(std::string text);
-  void tick_mail(Clock::time_point now);
+  template <typename Client>
+  void tick_client(Client& client, bool& has_warned, Clock::time_point now);
   void probe(Tensor& tensor, Clock::time_point now);
   void ask(Tensor& tensor, std::size_t part);
   void lose_server(std::uint32_t rank);
@@ -205,7 +208,8 @@ class EngineThread final : private transport::Sink {
   bool keeps_rollback_ = false;
   Outbox outbox_;
   MailboxClient mail_;
-  bool warned_of_mail_ = false;
+  RowClient rows_;
+  bool warned_of_mail_ = false, warned_of_rows_ = false;
   std::set<std::uint32_t> servers_gone_;
   std::optional<std::pair<Ticket, std::set<std::uint32_t>>>
       command_;  ///< and the servers that have not answered it

@@ -30,16 +30,19 @@ void EngineThread::tick() {
     }
     probe(*tensor, now);
   }
-  tick_mail(now);
+  tick_client(mail_, warned_of_mail_, now);
+  tick_client(rows_, warned_of_rows_, now);
 }
 
-void EngineThread::tick_mail(Clock::time_point now) {
-  const auto age = mail_.idle() ? Clock::duration(0) : now - mail_.oldest();
-  if (age >= options_.slow_abort) return give_up(mail_.describe_wait(now));
+/// What is no round of a tensor: letters, and rows.
+template <typename Client>
+void EngineThread::tick_client(Client& client, bool& has_warned, Clock::time_point now) {
+  const auto age = client.idle() ? Clock::duration(0) : now - client.oldest();
+  if (age >= options_.slow_abort) return give_up(client.describe_wait(now));
   const bool is_slow = age >= options_.slow_warning;
-  if (is_slow && !warned_of_mail_) notify(mail_.describe_wait(now));
-  warned_of_mail_ = is_slow;
-  mail_.retry(now);
+  if (is_slow && !has_warned) notify(client.describe_wait(now));
+  has_warned = is_slow;
+  client.retry(now);
 }
 
 void EngineThread::give_up(const std::string& text) {

@@ -17,6 +17,7 @@ enum class Refusal : std::uint8_t {
   kFinal = 0,      ///< the request is wrong; the text says why
   kSendAgain = 1,  ///< the payload did not arrive whole
   kLetter = 2,     ///< kPost, kFetch or kReceipt: nothing to do with a key; final
+  kRows = 3,       ///< kRowInit, kRowPush or kRowPull: of a table of rows; final
 };
 
 /// How stale a push was that was applied at once (at_once.h), in its answer.

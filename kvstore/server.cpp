@@ -13,6 +13,7 @@
 #include "kvstore/loop.h"
 #include "kvstore/mailbox.h"
 #include "kvstore/outbox.h"
+#include "kvstore/row_aggregator.h"
 #include "kvstore/server_trace.h"
 #include "kvstore/ticket.h"
 
@@ -26,14 +27,18 @@ using transport::Role;
 namespace {
 
 std::size_t shard_index(const transport::FrameHeader& header, std::size_t shards) {
-  std::uint64_t hash = header.key * 0x9E3779B97F4A7C15U ^ header.offset * 0xC2B2AE3D27D4EB4FU;
+  const std::uint64_t offset = RowAggregator::takes(header.kind) ? 0 : header.offset;  // there, a number
+  std::uint64_t hash = header.key * 0x9E3779B97F4A7C15U ^ offset * 0xC2B2AE3D27D4EB4FU;
   hash ^= hash >> 32;
   return hash % shards;
 }
 
+Aggregator::Sealing sealing_of(const transport::Messenger& messenger) {
+  return messenger.seals_payloads() ? Aggregator::Sealing::kAll : Aggregator::Sealing::kLossy;
+}
+
 Aggregator make_aggregator(const transport::Messenger& messenger, const ServerOptions& options) {
-  Aggregator aggregator(messenger.world().workers,
-                        messenger.seals_payloads() ? Aggregator::Sealing::kAll : Aggregator::Sealing::kLossy);
+  Aggregator aggregator(messenger.world().workers, sealing_of(messenger));
   if (!options.contributors.empty()) aggregator.set_contributors(options.contributors);
   aggregator.set_upstream(options.upstream);
   return aggregator;
@@ -55,6 +60,7 @@ class Server::Shard {
   Shard(transport::Messenger& messenger, const ServerOptions& options)
       : trace_(Tracer(options.trace, options.tier)),
         aggregator_(make_aggregator(messenger, options)),
+        rows_(messenger.world().workers, sealing_of(messenger)),
         mailbox_(messenger.world().workers),
         outbox_(messenger, loop_, Role::kWorker, messenger.world().workers, messenger.self().rank,
                 {options.credit_bytes, options.fusion_bytes}, trace_.tracer()) {
@@ -72,7 +78,10 @@ class Server::Shard {
       for (Frame& frame : frames) {
         if (Mailbox::takes(frame.header.kind)) {
           mailbox_.handle(rank, std::move(frame), answers_);
+        } else if (RowAggregator::takes(frame.header.kind)) {
+          rows_.handle(rank, std::move(frame), answers_);
         } else {
+          if (frame.header.kind == Kind::kCommand) rows_.heed(frame);
           aggregator_.handle(rank, std::move(frame), answers_);
         }
       }
@@ -106,6 +115,7 @@ class Server::Shard {
   void forget_the_gone() {
     for (const std::uint32_t rank : gone_) {
       aggregator_.forget_worker(rank, answers_);
+      rows_.forget_worker(rank, answers_);
       mailbox_.forget_worker(rank, answers_);
     }
     gone_ = std::exchange(leaving_, {});
@@ -127,6 +137,7 @@ class Server::Shard {
   std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket
   ServerTrace trace_;
   Aggregator aggregator_;
+  RowAggregator rows_;
   Mailbox mailbox_;
   std::vector<Aggregator::Answer> answers_;
   std::vector<std::uint32_t> leaving_, gone_;  // said goodbye since the last tick; before it

@@ -54,7 +54,10 @@ bool is_known(Kind kind) {
   const auto value = static_cast<std::uint8_t>(kind);
   return (value >= static_cast<std::uint8_t>(Kind::kHello) &&
           value <= static_cast<std::uint8_t>(Kind::kReject)) ||
-         (value >= static_cast<std::uint8_t>(Kind::kInit) && value <= static_cast<std::uint8_t>(Kind::kTime));
+         (value >= static_cast<std::uint8_t>(Kind::kInit) &&
+          value <= static_cast<std::uint8_t>(Kind::kTime)) ||
+         (value >= static_cast<std::uint8_t>(Kind::kRowInit) &&
+          value <= static_cast<std::uint8_t>(Kind::kRowMissing));
 }
 
 [[noreturn]] void refuse(const char* field, std::uint64_t given, const std::string& expected) {
@@ -95,7 +98,7 @@ HeaderBytes load_header(std::span<const std::byte> header) {
 // Everything else that must hold before the fields mean anything.
 void check(const HeaderBytes& bytes, std::uint64_t payload_bytes) {
   const auto kind = load<Kind>(bytes, kAtKind);
-  if (!is_known(kind)) refuse("kind", static_cast<std::uint8_t>(kind), "one of 1-8 and 32-47");
+  if (!is_known(kind)) refuse("kind", static_cast<std::uint8_t>(kind), "one of 1-8, 32-49 and 60-66");
   require("reserved field at 10", load<std::uint16_t>(bytes, kAtReserved16), 0);
   for (const auto byte : load<std::array<std::uint8_t, kReservedBytes>>(bytes, kAtReserved)) {
     require("reserved field at 96", byte, 0);

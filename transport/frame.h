@@ -53,17 +53,24 @@ enum class Kind : std::uint8_t {
   kValue = 36,  ///< server -> worker: the stored value, fp32
   kProbe = 37,  ///< worker -> server: is my push of this round here? answered by kReply, kHeld or kMissing
   kHeld = 38,   ///< server -> worker: your push is here, others are awaited (payload: their ranks, u32 each)
-  kMissing = 39,    ///< server -> worker: send that push again
-  kCommand = 40,    ///< worker 0 -> server: text; answered by kAck
-  kAck = 41,        ///< server -> worker: the request was carried out
-  kError = 42,      ///< server -> worker: the request was refused; text
-  kPost = 43,       ///< worker -> server: bytes for other workers to fetch; answered by kDelivered
-  kFetch = 44,      ///< worker -> server: send me what that worker posted; answered by kLetter
-  kLetter = 45,     ///< server -> worker: those bytes; answered by kReceipt
-  kReceipt = 46,    ///< worker -> server: they are here
-  kDelivered = 47,  ///< server -> worker: all whom it was for have what you posted
-  kClock = 48,      ///< worker -> server: what time is it there? answered by kTime
-  kTime = 49,       ///< server -> worker: it is this
+  kMissing = 39,     ///< server -> worker: send that push again
+  kCommand = 40,     ///< worker 0 -> server: text; answered by kAck
+  kAck = 41,         ///< server -> worker: the request was carried out
+  kError = 42,       ///< server -> worker: the request was refused; text
+  kPost = 43,        ///< worker -> server: bytes for other workers to fetch; answered by kDelivered
+  kFetch = 44,       ///< worker -> server: send me what that worker posted; answered by kLetter
+  kLetter = 45,      ///< server -> worker: those bytes; answered by kReceipt
+  kReceipt = 46,     ///< worker -> server: they are here
+  kDelivered = 47,   ///< server -> worker: all whom it was for have what you posted
+  kClock = 48,       ///< worker -> server: what time is it there? answered by kTime
+  kTime = 49,        ///< server -> worker: it is this
+  kRowInit = 60,     ///< worker -> server: first values of some rows of a table; answered by kRowAck
+  kRowPush = 61,     ///< worker -> server: some rows, a contribution to a round; answered by kRowAck
+  kRowPull = 62,     ///< worker -> server: what a round made of some rows, or of all; answered by kRowReply
+  kRowAck = 63,      ///< server -> worker: it is here
+  kRowReply = 64,    ///< server -> worker: rows
+  kRowHeld = 65,     ///< server -> worker: that round awaits others (payload: their ranks, u32 each)
+  kRowMissing = 66,  ///< server -> worker: the payload did not arrive whole, send it again
 };
 
 /// Whether a frame is the transport's own. Its payload always has a checksum, and is compared with it on

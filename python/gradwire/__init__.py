@@ -17,10 +17,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradwire import compress, kv, torch
     from gradwire._core import DecodeError, TimeoutError, TransportError
+    from gradwire.sparse import RowSparse
 
     __version__: str
 
-__all__ = ["DecodeError", "TimeoutError", "TransportError", "__version__", "compress", "kv", "torch"]
+__all__ = [
+    "DecodeError",
+    "RowSparse",
+    "TimeoutError",
+    "TransportError",
+    "__version__",
+    "compress",
+    "kv",
+    "torch",
+]
 
 _MODULES = ("compress", "kv", "torch")
 _CORE = ("DecodeError", "TimeoutError", "TransportError")
@@ -32,6 +42,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"gradwire.{name}")
     if name in _CORE:
         return getattr(importlib.import_module("gradwire._core"), name)
+    if name == "RowSparse":
+        return importlib.import_module("gradwire.sparse").RowSparse
     if name == "__version__":
         return importlib.metadata.version("gradwire")
     raise AttributeError(f"module 'gradwire' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -274,6 +274,53 @@ class Engine:
         """
 
     @property
+    def has_rows(self) -> bool:
+        """Whether there are tables of rows: not where a library sums."""
+
+    def declare_rows(self, tables: Sequence[tuple[str, Sequence[int]]]) -> list[int]:
+        """
+        Agrees on new tables, (name, shape) each: the first dimension is rows. Collective.
+        """
+
+    def init_rows(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], root: int = 0) -> None:
+        """
+        Stores root's rows as the first values of a table whose other rows are zero. Collective.
+        """
+
+    def set_row_compression(self, tables: Sequence[int], spec: str, reply: str) -> None:
+        """Sets the codec of some tables apart from the others'. Collective."""
+
+    def push_rows(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> Ticket:
+        """
+        Adds rows, in any order, to this round's sum; has taken them when it returns.
+        """
+
+    def push_pull_rows(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> PulledRows:
+        """Likewise, and asks for all rows of the round."""
+
+    def pull_rows(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], priority: int = 0) -> PulledRows:
+        """Asks for some rows as this worker's last round left them."""
+
+    def rows_of(self, pulled: PulledRows) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.float32], dict(shape=(None,))]]:
+        """
+        Ids, int64 (n,) ascending, and rows, float32 (n * elements,), once pulled.ticket is done. Rows that are zero may be left out.
+        """
+
+    def row_residual(self, table: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.float32], dict(shape=(None,))]]:
+        """
+        A copy of what the table's codec has not sent yet, as rows_of() gives rows.
+        """
+
+    def set_row_residual(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None:
+        """Replaces it."""
+
+    def keep_row_rollback(self, keep: bool) -> None:
+        """Keeps what roll_back_rows() needs."""
+
+    def roll_back_rows(self, tables: Sequence[int]) -> None:
+        """Puts residuals back to what they were before the tables' last rounds."""
+
+    @property
     def rank(self) -> int: ...
 
     @property
@@ -420,6 +467,12 @@ class Engine:
         """
         After close(): waits until all have left the job, if this process serves its roll call. Returns False when seconds passed first.
         """
+
+class PulledRows:
+    """Rows on their way."""
+
+    @property
+    def ticket(self) -> Ticket: ...
 
 def build_info() -> dict:
     """

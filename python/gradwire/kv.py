@@ -35,6 +35,7 @@ from gradwire.backend import AbstractKVStore, register
 from gradwire.collectives import Collectives
 from gradwire.compress import Compression
 from gradwire.devices import DeviceSum, is_on_device, stream_of
+from gradwire.sparse import RowSparse, SparseKeys, holds_rows
 from gradwire.timeline.recorder import Recorder
 
 __all__ = ["AbstractKVStore", "KVStore", "create", "join", "joined", "register", "stores"]
@@ -222,6 +223,7 @@ class KVStore(AbstractKVStore):
         self._encodes_on_devices = not self._is_local and _core.build_info()["cuda_devices"] > 0
         self.engine = engine
         self.unfinished: set[Callable[[], None]] = set()  # what close() is to end first, on this thread
+        self.rows = SparseKeys(self)  # keys that were initialised with RowSparse
         self.collectives = Collectives(engine)  # all_reduce, all_gather, ...: exact, of any arrays
         self.decisions: list[dict[str, Any]] = []  # of compression="auto", for stats()
         self.waited_seconds = 0.0  # in wait_until()
@@ -353,7 +355,8 @@ class KVStore(AbstractKVStore):
 
         Args:
             key: a str or an int, the same kind for all keys of a store; or a list of them.
-            value: an array of any shape and dtype of float; or a list of them, one per key.
+            value: an array of any shape and dtype of float; or a list of them, one per key. Or RowSparse with their
+                shapes: such a key is a table, to which rows are pushed (gradwire.sparse).
 
         Raises:
             ValueError: a key was declared before, int and str keys are mixed, or ranks differ in key, shape or
@@ -367,7 +370,7 @@ class KVStore(AbstractKVStore):
 
         Args:
             key: as init() was given it.
-            value: an array of the key's size; float32 travels from its own memory.
+            value: an array of the key's size; float32 travels from its own memory. Or a RowSparse, of a table.
             priority: higher is sent sooner; front layers first is priority=-index. A whole number of 32 bits.
 
         Raises:
@@ -376,10 +379,13 @@ class KVStore(AbstractKVStore):
         """
         _check_priority("push", priority)
         keys, values = _pairs("push", key, value)
+        if holds_rows(values):
+            return self.rows.push(keys, values, priority)
         checked = [self._arrays("push", name, item) for name, item in zip(keys, values, strict=True)]
         for name, arrays in zip(keys, checked, strict=True):
             merged = self._merged(name, arrays)
             self.engine.push(self._ids[name], merged, priority, **stream_of(merged))
+        return None
 
     def pull(self, key: Key | Sequence[Key], out: Any, priority: int = 0) -> None:
         """Writes to out what the store holds after this worker's last push of the key: the sum of that round, or
@@ -405,11 +411,13 @@ class KVStore(AbstractKVStore):
 
         Args:
             key, value, priority: as in push().
-            out: as in pull().
+            out: as in pull(). Of a table a RowSparse, which is set to all rows of the round.
         """
         _check_priority("pushpull", priority)
         keys, values = _pairs("pushpull", key, value)
         _, outs = _pairs("pushpull", key, value if out is None else out)
+        if holds_rows(values):
+            return self.rows.push_pull(keys, values, outs, priority)
         checked = [self._arrays("pushpull", name, item) for name, item in zip(keys, values, strict=True)]
         targets = [self._target("pushpull", name, item) for name, item in zip(keys, outs, strict=True)]
         tickets = []
@@ -418,6 +426,32 @@ class KVStore(AbstractKVStore):
             identity, array = self._ids[name], target.array
             tickets.append(self.engine.push_pull(identity, merged, array, priority, **stream_of(array)))
         self._finish(tickets, targets)
+        return None
+
+    def row_sparse_pull(
+        self, key: Key | Sequence[Key], out: Any, priority: int = 0, row_ids: Any = None
+    ) -> None:
+        """Writes to out the rows row_ids of a table as this worker's last push left them: those of the round's sum,
+        the weights when an optimizer is set, or the first values. Waits for the other workers' pushes.
+
+        Args:
+            key: as init() was given it, with a RowSparse.
+            out: an array (len(row_ids), ...), which gets the rows in the order of row_ids; or a RowSparse, which is set
+                to them ascending and each once; or a list of these, which all get the rows.
+            priority: as in push().
+            row_ids: whole numbers, (n,), in any order, repeated or not; for a list of keys, a list of them.
+
+        Raises:
+            ValueError: a key that is no table, row_ids outside it, or an out of another shape.
+        """
+        _check_priority("row_sparse_pull", priority)
+        if row_ids is None:
+            raise ValueError(
+                "row_sparse_pull: row_ids is missing; say which rows, or pull a key that is no table"
+            )
+        keys, outs = _pairs("row_sparse_pull", key, out)
+        _, wanted = _pairs("row_sparse_pull", key, row_ids)
+        self.rows.pull(keys, outs, wanted, priority)
 
     def broadcast(
         self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0, root_rank: int = 0
@@ -429,7 +463,12 @@ class KVStore(AbstractKVStore):
             root_rank: of the worker whose values all get.
             out: as pull() takes it; without, value itself is written. A number is root_rank, as in the RFC's
                 broadcast(name, tensor, root_rank).
+
+        Raises:
+            ValueError: as init() and pull(); or value is a RowSparse.
         """
+        if holds_rows(value):
+            raise ValueError("broadcast: rows are stored by init() and read by row_sparse_pull(); call these")
         if isinstance(out, int | np.integer):
             out, root_rank = None, int(out)
         self._declare("broadcast", key, value, root_rank)
@@ -442,9 +481,9 @@ class KVStore(AbstractKVStore):
         call: then a collective.
         """
         names, values = _pairs("push_pull", name, tensor)
-        if new := [i for i, one in enumerate(names) if one not in self._ids]:
-            zeros = [np.zeros(np.shape(_first(values[i])), np.float32) for i in new]
-            self.init([names[i] for i in new], zeros)
+        known = {*self._ids, *self.rows.names}
+        if new := [i for i, one in enumerate(names) if one not in known]:
+            self.init([names[i] for i in new], [_zeros_like(_first(values[i])) for i in new])
         self.pushpull(name, tensor, output, priority)
 
     def barrier(self) -> None:
@@ -545,11 +584,15 @@ class KVStore(AbstractKVStore):
 
     def _declare(self, verb: str, key: Key | Sequence[Key], value: Any, root: int) -> None:
         keys, values = _pairs(verb, key, value)
-        names = [*self._ids, *keys]
-        if len({type(name) for name in names}) > 1:
+        known = [*self._ids, *self.rows.names]
+        if len({type(name) for name in [*known, *keys]}) > 1:
             raise ValueError(
                 f"{verb}: mixed key types are not allowed; use either all int or all str keys in one store"
             )
+        if holds_rows(values) or set(keys) & set(self.rows.names):
+            if twice := [name for name in keys if name in known]:
+                raise ValueError(f"{verb}: key {twice[0]!r} was declared before; declare each key once")
+            return self.rows.init(verb, keys, values, root)
         arrays = [_array(verb, name, _first(item)) for name, item in zip(keys, values, strict=True)]
         ids = self.engine.declare(
             [
@@ -560,8 +603,10 @@ class KVStore(AbstractKVStore):
         for name, identity, array in zip(keys, ids, arrays, strict=True):
             self._ids[name], self._sizes[name] = identity, _size(array)
             self.engine.init(identity, array, root)
+        return None
 
     def _expect_size(self, verb: str, key: Key, given: int) -> None:
+        self.rows.require_dense(verb, key)
         if key not in self._ids:
             known = [str(name) for name in self._ids]
             near = f"; did you mean {_core.nearest(str(key), known)!r}?" if known else ""
@@ -663,6 +708,12 @@ def _expect_one_shape(what: str, arrays: Sequence[Any]) -> None:
 
 def _size(array: Any) -> int:
     return math.prod(array.shape)
+
+
+def _zeros_like(value: Any) -> Any:
+    if isinstance(value, RowSparse):
+        return RowSparse([], [], value.shape)
+    return np.zeros(np.shape(value), np.float32)
 
 
 def _like(item: Any, array: Any) -> Any:

@@ -306,6 +306,7 @@ void bind_engine(nb::module_& module) {
   nb::class_<PyEngine> engine(module, "Engine",
                               "A worker's end of the store. Made by connect_engine() or local_engine().");
   bind_collectives(engine);
+  bind_sparse(module, engine);
   engine.def_prop_ro("rank", [](PyEngine& s) { return s.identity().rank(); })
       .def_prop_ro("num_workers", [](PyEngine& s) { return s.identity().num_workers(); })
       .def_prop_ro("num_servers", [](PyEngine& s) { return s.identity().num_servers(); })

@@ -188,5 +188,6 @@ class PyEngine {
 };
 
 void bind_collectives(nanobind::class_<PyEngine>& engine);
+void bind_sparse(nanobind::module_& module, nanobind::class_<PyEngine>& engine);
 
 }  // namespace gradwire::python

@@ -22,6 +22,7 @@ from gradwire.devices import stream_of
 from gradwire.torch import session
 from gradwire.torch.auto_codecs import AutoCodecs
 from gradwire.torch.parameter_codecs import ParameterCodecs
+from gradwire.torch.sparse_gradients import RowExchange, Rows, rows_of, rows_of_flat, saved_flat, saved_rows
 from gradwire.torch.warm_up import WarmUp
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 STATE_KEY = "gradwire"  # of an exchange's state in an optimizer's state_dict()
 
 OnNonfinite = Literal["warn", "skip_step", "ignore"]
+
+SparseGradients = Literal["rows", "dense", "warn"]
 
 User = Literal["optimizer", "hook"]
 
@@ -55,6 +58,8 @@ class ExchangeOptions:
             residuals, and thresholds, do not change their meaning when it changes.
         on_nonfinite: what to do in a step in which any rank met a NaN or an infinity.
         controller: what chooses the others' codecs, or None.
+        sparse_gradients: "rows": their rows travel; "dense": they are summed as dense ones; "warn": so too, said once.
+        sparse_parameters: names of those whose gradients are known to be sparse; of others the first step tells.
     """
 
     codecs: ParameterCodecs
@@ -62,6 +67,8 @@ class ExchangeOptions:
     grad_scaler: Any = None
     on_nonfinite: OnNonfinite = "warn"
     controller: Controller | None = None
+    sparse_gradients: SparseGradients = "warn"
+    sparse_parameters: frozenset[str] = frozenset()
 
     @property
     def vetoes(self) -> bool:
@@ -76,6 +83,7 @@ class _Parameter:
     place: int  # in the order of the forward pass: the lower, the more urgent
     run: torch.Tensor | None  # float32 elements in the order of memory; None: given every time
     own: Compression | None
+    shape: tuple[int, ...]
 
 
 class Exchange:
@@ -98,6 +106,8 @@ class Exchange:
         self._slots: list[int] = []  # by index of parameter; -1 where it has none
         self._tickets: list[_core.Ticket] = []
         self._dense: list[torch.Tensor] = []  # of this step: what no codec looks at
+        self._rows = RowExchange(store)
+        self.row_means: dict[int, Rows] = {}  # of the last step, by index
         self._prefix = f"gradient.{next(_calls.setdefault(store, itertools.count()))}."
         self._scale = 1.0  # of the loss, in the step in progress
         self._begun = self._marked = False
@@ -138,7 +148,7 @@ class Exchange:
             [(self._prefix + _wire_name(name, p), list(p.shape), "float32") for name, p in named]
         )
         added = [
-            _Parameter(name, key, place, run, self._options.codecs.of(name, p))
+            _Parameter(name, key, place, run, self._options.codecs.of(name, p), tuple(p.shape))
             for (name, p), key, run, place in zip(named, keys, runs, places, strict=True)
         ]
         apart: dict[Compression, list[int]] = {}
@@ -150,6 +160,28 @@ class Exchange:
         if self._auto is not None:
             self._auto.add(added, [p.numel() for _, p in named])
         self._parameters += added
+
+    def use_rows(self, indices: Sequence[int]) -> None:
+        """Has the gradients of these parameters travel as rows, with what they have not sent yet; their memory is no
+        longer used. A collective, between steps; then bind().
+        """
+        chosen = [self._parameters[index] for index in indices]
+        self._rows.add(
+            indices,
+            [(self._prefix + parameter.name, parameter.shape) for parameter in chosen],
+            [parameter.own for parameter in chosen],
+        )
+        for index, parameter in zip(indices, chosen, strict=True):
+            parameter.run = None
+            if (unsent := self._engine.residual(parameter.key)).size:
+                self._rows.set_residual(index, rows_of_flat(unsent, parameter.shape))
+                self._engine.set_residual(parameter.key, np.zeros_like(unsent))
+        if self._options.vetoes:
+            self._rows.keep_rollback()
+
+    def gather(self, name: str, blob: bytes) -> list[bytes]:
+        """Every rank's blob, in rank order. A collective."""
+        return self._engine.all_gather(name, blob)
 
     def bind(self) -> None:
         """Has small parameters travel together, with what they have not sent yet. A collective, between steps."""
@@ -197,6 +229,15 @@ class Exchange:
         """Sends the gradient that run holds: float32 (elements,), contiguous. The mean will be there."""
         self._tickets.append(self._submit(index, run))
 
+    def send_rows(self, index: int, gradient: torch.Tensor | None, parameter: torch.Tensor) -> None:
+        """Sends a gradient's rows, of the scaled loss if there is a scale; the mean will be in row_means."""
+        if not self._begun:
+            self._begin()
+        ids, rows = rows_of(gradient, parameter)
+        if self._scale != 1.0:
+            rows = rows * np.float32(1.0 / self._scale)  # a copy: these are the gradient's own
+        self._rows.send(index, (ids, rows), -self._parameters[index].place)
+
     def submit(self, index: int) -> _core.Ticket:
         """Sends what a parameter's own run holds, apart from all others. The mean will be there when the ticket is
         done, which the caller waits for before finish().
@@ -236,14 +277,17 @@ class Exchange:
         self._tickets.clear()
         if self._marked:
             self._store.wait_until(self._engine.drain)
+        self.row_means = self._rows.finish(self._mean)
         self._store.print_notices()
         self._begun = self._marked = False
         nonfinite = self._engine.take_nonfinite()
         if self._options.vetoes:
             # Every rank has the same sums, and so finds the same.
             nonfinite = nonfinite or not all(bool(torch.isfinite(run).all()) for run in self._dense)
+            nonfinite = nonfinite or not all(np.isfinite(rows).all() for _, rows in self.row_means.values())
             if nonfinite:
                 self._engine.roll_back([parameter.key for parameter in self._parameters])
+                self._rows.roll_back()
         if self._auto is not None:
             self._auto.after_sums(vetoed=self._options.vetoes and nonfinite)
         self._dense.clear()
@@ -280,8 +324,13 @@ class Exchange:
         """Returns what this rank's codecs have not sent yet, and where the warm-up is: tensors, text and numbers.
         Empty where nothing is kept.
         """
-        residuals = {}
+        residuals: dict[str, Any] = {}
         for index, parameter in enumerate(self._parameters):
+            if index in self._rows:
+                ids, rows = self._rows.residual(index)
+                if ids.size:
+                    residuals[parameter.name] = {"ids": torch.from_numpy(ids), "rows": torch.from_numpy(rows)}
+                continue
             residual = self._engine.residual(parameter.key)
             if self._auto is not None and (owed := self._auto.owed(index)) is not None:
                 residuals[parameter.name] = owed
@@ -319,6 +368,12 @@ class Exchange:
             residuals = {}
         for index, parameter in enumerate(self._parameters):
             residual = residuals.get(parameter.name)
+            if index in self._rows:
+                rows = None if residual is None else saved_rows(residual, parameter.shape)
+                self._rows.set_residual(index, rows)
+                continue
+            if isinstance(residual, Mapping):
+                residual = saved_flat(residual, parameter.shape)
             if residual is not None and self._auto is not None and self._auto.owe(index, residual):
                 residual = None
             if residual is not None:

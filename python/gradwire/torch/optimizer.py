@@ -19,6 +19,7 @@ from gradwire.torch.exchange import (
     STATE_KEY,
     ExchangeOptions,
     OnNonfinite,
+    SparseGradients,
     enabled_scaler,
     require_pairs,
     warn_of_nonfinite,
@@ -47,6 +48,8 @@ def DistributedOptimizer(
     on_nonfinite: OnNonfinite = "warn",
     overlap_step: bool | None = None,
     budget: str | None = None,
+    sparse_as_dense: bool = False,
+    sparse_parameters: Iterable[str] = (),
 ) -> Any:
     """Makes an optimizer whose `p.grad` is the workers' mean as soon as `backward()` returns.
 
@@ -98,12 +101,20 @@ def DistributedOptimizer(
             of a step's mean. Each parameter that has no codec of its own then gets one, or none, by the measured link
             and the codecs' cost and error here; what loses in measured steps to none or fp16 is taken back. The store's
             stats() have under "decisions" what was done and why; rank 0 prints it. Not with `warm_up`.
+        sparse_as_dense: True: sparse gradients (nn.Embedding(sparse=True)) are summed as dense ones, and p.grad is
+            dense. Otherwise their rows travel, what goes over the wire grows with the rows, and p.grad is sparse:
+            the workers' mean over the union of their rows. They are summed as dense ones, with a warning, also with
+            overlap_step, momentum_correction, max_grad_norm or compression="auto", and by the stores `nccl` and
+            `allreduce_mpi`.
+        sparse_parameters: names of parameters whose gradients are sparse. Of others the first step tells, in which
+            they are summed as dense ones; a large table that is named here is never sent whole, and takes no memory
+            for it.
 
     A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
     `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local. Frozen
-    parameters are not sent until they require a gradient. Sparse gradients are summed as dense ones, with one
-    warning. LBFGS gets the workers' mean loss. `state_dict()` holds, under "gradwire", what this rank has not
-    sent yet: save it on every rank. Copies and pickles are of the optimizer inside, which exchanges nothing.
+    parameters are not sent until they require a gradient. LBFGS gets the workers' mean loss. `state_dict()` holds,
+    under "gradwire", what this rank has not sent yet: save it on every rank. Copies and pickles are of the optimizer
+    inside, which exchanges nothing.
 
     Raises:
         ValueError: an argument is not valid; parameters that named_parameters lacks; ranks that differ, all
@@ -168,6 +179,11 @@ def DistributedOptimizer(
     # What is wrong is said before anything is changed.
     wanted = session.parse_chosen(compression) if auto is None else DENSE
     ParameterCodecs(store.compression, codecs).require_matches(name for name, _ in named)
+    sparse_parameters = frozenset(sparse_parameters)
+    if unknown := sorted(sparse_parameters.difference(name for name, _ in named)):
+        raise ValueError(
+            f"gradwire.torch: sparse_parameters has {unknown[0]!r}, which is no name in named_parameters"
+        )
     if momentum_correction == "auto":
         plain = max_grad_norm is None and grad_scaler is None
         chosen = store.compression if wanted is None else wanted
@@ -178,12 +194,18 @@ def DistributedOptimizer(
     if wanted is not None:
         store.use_compression(wanted)
     parameter_codecs = ParameterCodecs(store.compression, codecs, may_compress=controller is not None)
+    reads_dense = overlap_step or max_grad_norm is not None or momentum_correction or controller is not None
+    sparse_gradients: SparseGradients = (
+        "dense" if sparse_as_dense else "warn" if reads_dense or not store.engine.has_rows else "rows"
+    )
     options = ExchangeOptions(
         codecs=parameter_codecs,
         warm_up=WarmUp(warm_up, store.compression) if warm_up else None,
         grad_scaler=scaler,
         on_nonfinite=on_nonfinite,
         controller=controller,
+        sparse_gradients=sparse_gradients,
+        sparse_parameters=sparse_parameters,
     )
     momentum = WorkerMomentum(result) if momentum_correction else None
     result._max_norm, result.overlap_step = max_grad_norm, overlap_step

@@ -5,6 +5,9 @@ Each parameter has a slot: a run of one flat float32 buffer, which the engine re
 where the parameters do, if that is one CUDA device, else on the CPU. For float32 parameters there `p.grad` is a
 view of the slot; others are converted on the way in and out.
 
+A sparse gradient, as of nn.Embedding(sparse=True), has no slot but travels as rows. Which parameters have one only
+their first gradients tell, so in the first step they are summed as dense ones, and then all ranks agree.
+
 Threading: hooks run on autograd's thread, one at a time.
 """
 
@@ -22,12 +25,14 @@ from torch.autograd import Variable
 
 from gradwire import _core
 from gradwire.torch.exchange import Exchange, ExchangeOptions, is_channels_last, warn_of_nonfinite
+from gradwire.torch.sparse_gradients import gradient_of
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
     from gradwire.torch.momentum import WorkerMomentum
 
 _ALIGNMENT = 16  # float32 elements: slots begin on cache lines
+_NO_GRADIENT, _SPARSE, _STRIDED = range(3)  # what a parameter has got, as ranks tell each other
 
 
 class GradientReducer:
@@ -75,7 +80,11 @@ class GradientReducer:
         self._handles: list[Any] = []
         self._tasks: set[int] = set()  # of the backward() in progress, and those inside it
         self._failed = False
-        self._densified = False
+        self._densified = options.sparse_gradients != "warn"  # and has been told
+        self._sends_rows = options.sparse_gradients == "rows"
+        self._rows: set[int] = set()  # indices of those whose gradients travel as rows
+        self._layouts = bytearray()  # of this step's gradients, until ranks have agreed which travel so
+        self._agreed = True
         self._frozen: list[tuple[str, torch.Tensor]] = []
         self._places: dict[torch.Tensor, int] = {}  # in the order of the forward pass
         self._device = _home([parameter for _, parameter in named])
@@ -95,17 +104,29 @@ class GradientReducer:
     def _add_live(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         if not named:
             return
-        runs = _runs([p for _, p in named], self._device)
+        first = len(self._parameters)
+        known = [self._sends_rows and name in self._options.sparse_parameters for name, _ in named]
+        slots = iter(_runs([p for (_, p), rows in zip(named, known, strict=True) if not rows], self._device))
+        runs = [None if rows else next(slots) for rows in known]
         self.exchange.add(named, runs, [self._places[p] for _, p in named])
         for (name, p), run in zip(named, runs, strict=True):
             self._names.append(name)
             self._parameters.append(p)
-            self._slots.append(
-                run.as_strided(p.shape, p.stride()) if is_channels_last(p) else run.view(p.shape)
-            )
+            self._slots.append(_NO_SLOT if run is None else _as_slot(run, p))
             self._in_place.append(p.dtype == torch.float32 and p.device == self._device)
             self._hook(len(self._parameters) - 1)
+        self._use_rows([first + i for i, rows in enumerate(known) if rows])
+        self._agreed = not self._sends_rows
         self._ready = bytearray(len(self._parameters))
+        self._layouts = bytearray(len(self._parameters))
+
+    def _use_rows(self, indices: Sequence[int]) -> None:
+        if not indices:
+            return
+        self.exchange.use_rows(indices)
+        self._rows |= set(indices)
+        for index in indices:
+            self._slots[index], self._in_place[index] = _NO_SLOT, False
 
     def _hook(self, index: int) -> None:
         # Hooks live as long as the model; they must not keep the engine, or it would outlive the interpreter.
@@ -146,12 +167,20 @@ class GradientReducer:
                 f"gradwire.torch: {self._names[index]!r} got its gradient twice in one backward(); a layer that is "
                 "used twice cannot be in a re-entrant checkpoint: use torch.utils.checkpoint with use_reentrant=False"
             )
+        if index in self._rows:
+            self._ready[index] = True
+            self._send_rows(index)
+            return
         self._fill(index)
         self._ready[index] = True
         self._send(index)
 
     def _send(self, index: int) -> None:
         self.exchange.send(index)
+
+    def _send_rows(self, index: int) -> None:
+        parameter = self._parameters[index]
+        self.exchange.send_rows(index, parameter.grad if parameter.requires_grad else None, parameter)
 
     def _fill(self, index: int) -> None:
         """Has the slot hold what is to be sent, and p.grad be the slot where it can."""
@@ -168,14 +197,17 @@ class GradientReducer:
 
     def _dense_gradient(self, index: int) -> torch.Tensor | None:
         parameter = self._parameters[index]
-        if parameter.grad is None or parameter.grad.layout == torch.strided:
+        if parameter.grad is None:
+            return None
+        if parameter.grad.layout == torch.strided:
+            self._layouts[index] = _STRIDED
             return parameter.grad
+        self._layouts[index] = _SPARSE
         if not self._densified:
             self._densified = True
             warnings.warn(
                 f"gradwire.torch: the gradient of {self._names[index]!r} is {parameter.grad.layout}; it is summed as "
-                "a dense one, so a table of many rows is sent whole; make the layer with sparse=False to save the "
-                "conversion",
+                "a dense one, so a table of many rows is sent whole; sparse_as_dense=True says that this is meant",
                 stacklevel=2,
             )
         parameter.grad = parameter.grad.to_dense()
@@ -206,6 +238,7 @@ class GradientReducer:
         self._ready = bytearray(len(self._parameters))
         self._copy_back()
         nonfinite |= self._thaw()
+        self._agree_on_rows()
         self.exchange.advance()
         self._veto = False  # of an earlier step, which GradScaler may have skipped without asking
         if nonfinite:
@@ -235,12 +268,39 @@ class GradientReducer:
 
     @torch.no_grad()
     def _copy_back(self) -> None:
-        for parameter, slot, in_place in zip(self._parameters, self._slots, self._in_place, strict=True):
-            if in_place or not parameter.requires_grad:
+        for index, rows in self.exchange.row_means.items():
+            if self._parameters[index].requires_grad:
+                self._parameters[index].grad = gradient_of(self._parameters[index], rows)
+        for index, (parameter, slot, in_place) in enumerate(
+            zip(self._parameters, self._slots, self._in_place, strict=True)
+        ):
+            if in_place or index in self._rows or not parameter.requires_grad:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(slot)
+
+    @torch.no_grad()
+    def _agree_on_rows(self) -> None:
+        """Has parameters travel as rows from the next step on that had a sparse gradient on some rank and no other kind
+        on any. A collective, once for every parameter.
+        """
+        if self._agreed:
+            return
+        self._agreed = True
+        layouts = self.exchange.gather("layouts of gradients", bytes(self._layouts))
+        chosen = [
+            index
+            for index, kinds in enumerate(zip(*layouts, strict=True))
+            if _SPARSE in kinds and _STRIDED not in kinds and index not in self._rows
+        ]
+        for index in chosen:
+            parameter = self._parameters[index]
+            if parameter.requires_grad and parameter.grad is not None:
+                parameter.grad = parameter.grad.to_sparse(1)
+        self._use_rows(chosen)
+        if chosen:
+            self._bind()
 
     def _thaw(self) -> bool:
         """Sends what this backward() left in parameters that were frozen until now."""
@@ -248,7 +308,10 @@ class GradientReducer:
         if not thawed:
             return False
         for index in thawed:
-            self.exchange.send_apart(index)
+            if index in self._rows:
+                self._send_rows(index)
+            else:
+                self.exchange.send_apart(index)
         nonfinite = self.exchange.finish()
         self._bind()
         self._copy_back()
@@ -266,7 +329,8 @@ class GradientReducer:
             self._add_live([(name, p) for name, p in thawed if p.numel() > 0])
         added = range(first, len(self._parameters))
         for index in added:
-            self._fill(index)
+            if index not in self._rows:
+                self._fill(index)
         return added
 
     def _handle_nonfinite(self) -> None:
@@ -278,7 +342,9 @@ class GradientReducer:
             warn_of_nonfinite("skip_step")
         self._veto = True
         # GradScaler looks for one, to skip the step and lower its scale on every rank.
-        first = next((p.grad for p in self._parameters if p.requires_grad and p.grad is not None), None)
+        gradients = [p.grad for p in self._parameters if p.requires_grad and p.grad is not None]
+        values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
+        first = next((each for each in values if each.numel() > 0), None)
         if first is not None:
             with torch.no_grad():
                 first.fill_(float("nan"))
@@ -301,10 +367,16 @@ class GradientReducer:
         if not any(self._ready):
             return
         for index, ready in enumerate(self._ready):
-            if not ready:
-                self._slots[index].fill_(float("nan"))
-                self._send(index)
+            if ready:
+                continue
+            if index in self._rows:
+                parameter = self._parameters[index]
+                self.exchange.send_rows(index, torch.full_like(parameter[:1], float("nan")), parameter)
+                continue
+            self._slots[index].fill_(float("nan"))
+            self._send(index)
         self._await_sums()
+        self._agree_on_rows()
         self.exchange.advance()
         for index, parameter in enumerate(self._parameters):
             if self._in_place[index] and self._ready[index]:
@@ -346,6 +418,15 @@ def _home(parameters: Sequence[torch.Tensor]) -> torch.device:
     if usable and len(devices) == 1 and (device := devices.pop()).type == "cuda":
         return device
     return torch.device("cpu")
+
+
+_NO_SLOT = torch.empty(0)
+
+
+def _as_slot(run: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    if is_channels_last(parameter):
+        return run.as_strided(parameter.shape, parameter.stride())
+    return run.view(parameter.shape)
 
 
 def _runs(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

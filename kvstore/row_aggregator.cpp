@@ -1,0 +1,490 @@
+#include "kvstore/row_aggregator.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "compress/codecs.h"
+#include "compress/little_endian.h"
+#include "kvstore/protocol.h"
+#include "kvstore/stored_rows.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using compress::ReplyKind;
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+using Ids = std::vector<std::uint64_t>;
+
+/// A request that is refused; becomes a kError frame.
+struct Refused {
+  std::string text;
+};
+
+/// Rounds ahead of the slowest that a worker may open on one table: bounds what a fast one can pile up.
+constexpr std::uint64_t kMaxStepsAhead = 64;
+
+Frame answer_to(const FrameHeader& request, Kind kind, Buffer payload = {}) {
+  FrameHeader header = request;
+  header.kind = kind;
+  header.flags = 0;
+  header.content = 0;
+  return {header, std::move(payload)};
+}
+
+Frame refusal_of(const FrameHeader& request, std::string_view text) {
+  Buffer payload = Buffer::allocate(text.size());
+  std::memcpy(payload.bytes().data(), text.data(), text.size());
+  Frame frame = answer_to(request, Kind::kError, std::move(payload));
+  frame.header.content = static_cast<std::uint8_t>(Refusal::kRows);
+  return frame;
+}
+
+std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) {
+  return fmt::format(
+      "worker {} left the job before step {} of table {}; every worker must run the same number of steps",
+      worker, step, key);
+}
+
+}  // namespace
+
+struct RowAggregator::Contribution {
+  RowShape shape;
+  Ids ids;
+  Buffer rows;  ///< their payloads, one behind the other
+};
+
+struct RowAggregator::Round {
+  FrameHeader first;                                       ///< the header all others must match
+  std::vector<std::optional<Contribution>> contributions;  ///< by rank
+  std::uint32_t arrived = 0;
+  std::uint32_t flags = 0;
+};
+
+/// Who waits for what a round makes.
+struct RowAggregator::Pull {
+  FrameHeader header;
+  std::optional<Ids> asked;  ///< none: every row of the last round
+};
+
+struct RowAggregator::Table {
+  /// What the last round made, where it is no weight.
+  struct Sums {
+    FrameHeader header;               ///< codec, reply and flags
+    std::vector<std::uint16_t> ways;  ///< by row: who sent it
+    std::vector<std::size_t> begins;  ///< by row, in bytes; and the end
+    std::vector<std::byte> bytes;
+  };
+
+  Table(std::uint64_t number, const RowShape& given)
+      : key(number), shape(given), values(given.row_elements), residual(given.row_elements) {}
+
+  std::uint64_t key;
+  RowShape shape;
+  bool has_values = false;  ///< first values or weights; else sums
+  StoredRows values;
+  StoredRows residual;  ///< what replies of a lossy codec have not told yet
+  std::unordered_map<std::uint64_t, OptimizerState> states;
+  std::string optimizer;              ///< whose states those are
+  std::uint64_t optimizer_steps = 0;  ///< rounds, whatever rows they had
+  std::map<std::uint64_t, Round> rounds;
+  std::uint64_t next_step = 0;  ///< first step not yet complete
+  std::string failure;          ///< of a round, which nobody gets over
+  Ids last;                     ///< the rows of the last round
+  Sums sums;
+  std::optional<Frame> whole;  ///< the answer with all of those, made once for all workers
+  std::map<std::uint32_t, Pull> waiting;
+};
+
+RowAggregator::RowAggregator(std::uint32_t workers, Sealing sealing) : workers_(workers), sealing_(sealing) {}
+RowAggregator::~RowAggregator() = default;
+
+bool RowAggregator::takes(Kind kind) {
+  return kind == Kind::kRowInit || kind == Kind::kRowPush || kind == Kind::kRowPull;
+}
+
+void RowAggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+  const FrameHeader header = frame.header;
+  try {
+    if (worker >= workers_) throw Refused{fmt::format("worker {} is not one of {}", worker, workers_)};
+    if (!frame.payload.is_intact()) return answers.push_back({worker, answer_to(header, Kind::kRowMissing)});
+    switch (header.kind) {
+      case Kind::kRowInit:
+        return on_init(worker, frame, answers);
+      case Kind::kRowPush:
+        return on_push(worker, frame, answers);
+      case Kind::kRowPull:
+        return on_pull(worker, frame, answers);
+      default:
+        throw Refused{fmt::format("frame kind {} is no request for rows", static_cast<int>(header.kind))};
+    }
+  } catch (const Refused& refused) {
+    answers.push_back({worker, refusal_of(header, refused.text)});
+  } catch (const std::exception& error) {  // what it holds, or an allocation that failed for it
+    answers.push_back({worker, refusal_of(header, error.what())});
+  }
+}
+
+RowAggregator::Table& RowAggregator::table_of(const FrameHeader& header, const RowShape& shape) {
+  auto& table = tables_[header.key];
+  if (!table) table = std::make_unique<Table>(header.key, shape);
+  if (table->shape == shape) return *table;
+  throw Refused{fmt::format("table {} has {} rows of {} elements here, {} of {} given", header.key,
+                            table->shape.rows, table->shape.row_elements, shape.rows, shape.row_elements)};
+}
+
+// ------------------------------------------------------------------------------------- first values
+
+void RowAggregator::on_init(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+  const OpenedRows opened = open_rows(frame.payload.bytes(), frame.header.count);
+  require_row_bytes(opened.body, opened.ids.size(), opened.shape.row_bytes());
+  Table& table = table_of(frame.header, opened.shape);
+  if (table.next_step == 0 && table.rounds.empty()) {  // a repeated request must not undo pushes
+    table.has_values = true;
+    for (std::size_t i = 0; i < opened.ids.size(); ++i) {
+      const auto row = row_at(opened.body, i, opened.shape.row_bytes());
+      std::memcpy(table.values.at(opened.ids[i]).data(), row.data(), row.size());
+    }
+  }
+  answers.push_back({worker, answer_to(frame.header, Kind::kRowAck)});
+}
+
+// ------------------------------------------------------------------------------------- rounds
+
+RowAggregator::Contribution RowAggregator::checked(const Frame& frame, const compress::Codec& codec) {
+  OpenedRows opened = open_rows(frame.payload.bytes(), frame.header.count);
+  const std::size_t row_bytes = codec.max_encoded_size(opened.shape.row_elements);
+  require_row_bytes(opened.body, opened.ids.size(), row_bytes);
+  for (std::size_t i = 0; i < opened.ids.size(); ++i)
+    codec.validate(row_at(opened.body, i, row_bytes), opened.shape.row_elements);
+  const std::size_t head = frame.payload.size_bytes() - opened.body.size();
+  return {opened.shape, std::move(opened.ids), frame.payload.share(head, opened.body.size())};
+}
+
+void RowAggregator::on_push(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+  const FrameHeader& header = frame.header;
+  const auto& codec = codec_of(header);
+  if (!can_send_rows(codec)) {
+    throw Refused{fmt::format(
+        "push of table {}: codec {} agrees scales from round to round, which rows that come and go cannot",
+        header.key, codec.name())};
+  }
+  if (header.reply > static_cast<std::uint8_t>(ReplyKind::kSame) ||
+      (static_cast<ReplyKind>(header.reply) == ReplyKind::kExact && !codec.has_exact_reply())) {
+    throw Refused{fmt::format("push of table {}: codec {} has no reply kind {}", header.key, codec.name(),
+                              header.reply)};
+  }
+  Contribution contribution = checked(frame, codec);
+  Table& table = table_of(header, contribution.shape);
+  if (updater_ && !table.has_values) {
+    throw Refused{
+        fmt::format("push of table {}: the optimizer has no weights yet; init the table first", header.key)};
+  }
+  if (header.step >= table.next_step + kMaxStepsAhead) {
+    throw Refused{fmt::format("push of table {} is for step {}, more than {} ahead of step {}", header.key,
+                              header.step, kMaxStepsAhead, table.next_step)};
+  }
+  if (header.step >= table.next_step)  // else repeated: its round is complete
+    accept(worker, table, header, std::move(contribution));
+  answers.push_back({worker, answer_to(header, Kind::kRowAck)});
+  complete(table);
+  answer_waiting(table, answers);
+  fail_lost(table, answers);
+}
+
+void RowAggregator::accept(std::uint32_t worker, Table& table, const FrameHeader& header,
+                           Contribution contribution) {
+  auto [found, opened] = table.rounds.try_emplace(header.step);
+  Round& round = found->second;
+  if (opened) {
+    round.first = header;
+    round.contributions.resize(workers_);
+  }
+  const FrameHeader& first = round.first;
+  if (header.codec != first.codec || header.codec_parameters != first.codec_parameters ||
+      header.reply != first.reply) {
+    throw Refused{fmt::format(
+        "push of table {} step {}: worker {} sent codec {} ({:#x}), reply {}; worker {} sent codec {} "
+        "({:#x}), "
+        "reply {}; give every rank the same compression",
+        header.key, header.step, worker, header.codec, fmt::join(header.codec_parameters, ","), header.reply,
+        first.sender.rank, first.codec, fmt::join(first.codec_parameters, ","), first.reply)};
+  }
+  if (round.contributions[worker]) return;  // repeated
+  round.flags |= header.flags & transport::kFlagNonfinite;
+  round.contributions[worker] = std::move(contribution);
+  ++round.arrived;
+}
+
+void RowAggregator::complete(Table& table) {
+  for (auto next = table.rounds.begin();
+       next != table.rounds.end() && next->first == table.next_step && next->second.arrived == workers_;
+       next = table.rounds.begin()) {
+    const Round round = std::move(next->second);
+    table.rounds.erase(next);
+    ++table.next_step;
+    table.whole.reset();
+    table.last.clear();
+    try {
+      updater_ ? update(table, round) : sum(table, round);
+    } catch (const std::exception& error) {  // rows fine one by one, but not together
+      table.failure = fmt::format("table {} step {}: {}", table.key, round.first.step, error.what());
+    }
+  }
+}
+
+namespace {
+
+/// Calls visit(id, payloads) for every row that anybody sent, ascending; its payloads are in rank order.
+template <typename Contributions, typename Visit>
+void for_each_row(const Contributions& contributions, std::size_t row_bytes, const Visit& visit) {
+  constexpr auto kNone = std::numeric_limits<std::uint64_t>::max();
+  std::vector<std::size_t> at(contributions.size());
+  std::vector<compress::Payload> payloads;
+  const auto id_at = [&](std::size_t rank) {
+    return at[rank] < contributions[rank]->ids.size() ? contributions[rank]->ids[at[rank]] : kNone;
+  };
+  for (;;) {
+    std::uint64_t next = kNone;
+    for (std::size_t rank = 0; rank < at.size(); ++rank) next = std::min(next, id_at(rank));
+    if (next == kNone) return;
+    payloads.clear();
+    for (std::size_t rank = 0; rank < at.size(); ++rank) {
+      if (id_at(rank) != next) continue;
+      payloads.push_back(row_at(contributions[rank]->rows.bytes(), at[rank]++, row_bytes));
+    }
+    visit(next, payloads);
+  }
+}
+
+}  // namespace
+
+void RowAggregator::sum(Table& table, const Round& round) {
+  const auto& codec = codec_of(round.first);
+  const std::size_t width = table.shape.row_elements;
+  const auto kind = static_cast<ReplyKind>(round.first.reply);
+  const bool keeps_residual = kind == ReplyKind::kSame && codec.lossy();
+  table.has_values = false;  // from now on the sums are what a pull gets
+  table.values.clear();
+  Table::Sums sums{round.first, {}, {0}, {}};
+  sums.header.flags = round.flags;
+  for_each_row(
+      round.contributions, codec.max_encoded_size(width), [&](std::uint64_t id, const auto& payloads) {
+        const std::size_t begin = sums.bytes.size();
+        sums.bytes.resize(begin + codec.max_reply_size(width, payloads.size(), kind));
+        const auto residual = keeps_residual ? table.residual.at(id) : std::span<float>();
+        const auto encoded =
+            codec.encode_reply(payloads, width, kind, residual, std::span(sums.bytes).subspan(begin));
+        if (encoded.nonfinite) sums.header.flags |= transport::kFlagNonfinite;
+        table.last.push_back(id);
+        sums.ways.push_back(static_cast<std::uint16_t>(payloads.size()));
+        sums.begins.push_back(sums.bytes.size());
+      });
+  table.sums = std::move(sums);
+}
+
+void RowAggregator::update(Table& table, const Round& round) {
+  const auto& codec = codec_of(round.first);
+  if (std::exchange(table.optimizer, optimizer_) != optimizer_) {
+    table.states.clear();
+    table.optimizer_steps = 0;
+  }
+  table.sums = {};
+  table.sums.header.flags = round.flags;
+  std::vector<float> gradient(table.shape.row_elements);
+  for_each_row(round.contributions, codec.max_encoded_size(gradient.size()),
+               [&](std::uint64_t id, const auto& payloads) {
+                 codec.decode_sum(payloads, gradient);
+                 OptimizerState& state = table.states[id];
+                 state.steps = table.optimizer_steps;
+                 updater_->update(table.values.at(id), gradient, state);
+                 table.last.push_back(id);
+               });
+  ++table.optimizer_steps;
+}
+
+// ------------------------------------------------------------------------------------- answers
+
+void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+  const FrameHeader& header = frame.header;
+  Pull pull{header, std::nullopt};
+  Table* table = nullptr;
+  if (frame.payload.size_bytes() > 0) {
+    OpenedRows opened = open_rows(frame.payload.bytes(), header.count);
+    require_row_bytes(opened.body, 0, 0);
+    pull.asked = std::move(opened.ids);
+    table = &table_of(header, opened.shape);
+  } else if (const auto found = tables_.find(header.key); found != tables_.end()) {
+    table = found->second.get();
+  } else {
+    throw Refused{fmt::format("pull of table {}: nothing was pushed to it", header.key)};
+  }
+  if (header.step < table->next_step) return;  // repeated: its answer is on its way
+  if (header.step == table->next_step) {
+    return answers.push_back({worker, answer(*table, pull)});
+  }
+  if (header.step > table->next_step + kMaxStepsAhead) {
+    throw Refused{fmt::format("pull of table {} is for step {}, more than {} ahead of step {}", header.key,
+                              header.step, kMaxStepsAhead, table->next_step)};
+  }
+  const auto awaited = missing(*table);
+  for (const std::uint32_t rank : awaited) {
+    if (gone_.contains(rank)) throw Refused{left_text(rank, table->next_step, header.key)};
+  }
+  if (!table->waiting.insert_or_assign(worker, std::move(pull)).second) {  // repeated: it would like to know
+    Buffer ranks = Buffer::allocate(awaited.size() * sizeof(std::uint32_t));
+    std::memcpy(ranks.bytes().data(), awaited.data(), ranks.size_bytes());
+    answers.push_back({worker, answer_to(header, Kind::kRowHeld, std::move(ranks))});
+  }
+}
+
+/// Whose pushes the next round lacks.
+std::vector<std::uint32_t> RowAggregator::missing(const Table& table) const {
+  const auto round = table.rounds.find(table.next_step);
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t rank = 0; rank < workers_; ++rank) {
+    if (round == table.rounds.end() || !round->second.contributions[rank]) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void RowAggregator::answer_waiting(Table& table, std::vector<Answer>& answers) {
+  for (auto at = table.waiting.begin(); at != table.waiting.end();) {
+    const auto& [worker, pull] = *at;
+    if (pull.header.step > table.next_step) {
+      ++at;
+      continue;
+    }
+    if (pull.header.step == table.next_step) answers.push_back({worker, answer(table, pull)});
+    at = table.waiting.erase(at);
+  }
+}
+
+Frame RowAggregator::answer(Table& table, const Pull& pull) {
+  if (!table.failure.empty()) return refusal_of(pull.header, table.failure);
+  const auto make = [&] { return table.has_values ? weights(table, pull) : sums(table, pull); };
+  if (pull.asked) return make();
+  if (!table.whole) table.whole = make();
+  Frame frame{table.whole->header, table.whole->payload.share()};
+  frame.header.offset = pull.header.offset;
+  frame.header.priority = pull.header.priority;
+  return frame;
+}
+
+Frame RowAggregator::weights(const Table& table, const Pull& pull) {
+  Ids ids;
+  for (const std::uint64_t id : pull.asked ? *pull.asked : table.last) {
+    if (!table.values.find(id).empty()) ids.push_back(id);
+  }
+  Buffer out = pool_.take(max_row_head_bytes(ids.size()) + ids.size() * table.shape.row_bytes());
+  std::size_t end = write_row_head(table.shape, ids, out.bytes());
+  for (const std::uint64_t id : ids) {
+    const auto row = table.values.find(id);
+    std::memcpy(out.bytes().data() + end, row.data(), row.size_bytes());
+    end += row.size_bytes();
+  }
+  out.truncate(end);
+  if (sealing_ == Sealing::kAll) out.seal();
+  Frame frame = answer_to(pull.header, Kind::kRowReply, std::move(out));
+  frame.header.count = ids.size();
+  frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
+  frame.header.flags = table.sums.header.flags;
+  return frame;
+}
+
+Frame RowAggregator::sums(const Table& table, const Pull& pull) {
+  std::vector<std::size_t> found;  // of the last round's rows
+  Ids ids;
+  for (std::size_t i = 0, asked = 0; i < table.last.size(); ++i) {
+    if (pull.asked) {
+      while (asked < pull.asked->size() && (*pull.asked)[asked] < table.last[i]) ++asked;
+      if (asked == pull.asked->size()) break;
+      if ((*pull.asked)[asked] != table.last[i]) continue;
+    }
+    found.push_back(i);
+    ids.push_back(table.last[i]);
+  }
+  const auto& sums = table.sums;
+  std::size_t bytes = max_row_head_bytes(ids.size());
+  for (const std::size_t i : found) bytes += sizeof(std::uint16_t) + sums.begins[i + 1] - sums.begins[i];
+  Buffer out = pool_.take(bytes);
+  std::size_t end = write_row_head(table.shape, ids, out.bytes());
+  const FrameHeader& header = sums.header;
+  const auto& codec = codec_of(header);
+  if (tells_ways(codec, static_cast<ReplyKind>(header.reply))) {
+    for (const std::size_t i : found) {
+      compress::store(sums.ways[i], out.bytes().data() + end);
+      end += sizeof(std::uint16_t);
+    }
+  }
+  for (const std::size_t i : found) {
+    const auto row = std::span(sums.bytes).subspan(sums.begins[i], sums.begins[i + 1] - sums.begins[i]);
+    std::memcpy(out.bytes().data() + end, row.data(), row.size());
+    end += row.size();
+  }
+  out.truncate(end);
+  if (sealing_ == Sealing::kAll || codec.lossy()) out.seal();
+  Frame frame = answer_to(pull.header, Kind::kRowReply, std::move(out));
+  frame.header.count = ids.size();
+  frame.header.codec = header.codec;
+  frame.header.codec_parameters = header.codec_parameters;
+  frame.header.reply = header.reply;
+  frame.header.flags = header.flags;
+  frame.header.content = static_cast<std::uint8_t>(Content::kSum);
+  return frame;
+}
+
+// ------------------------------------------------------------------------------------- what else it hears
+
+void RowAggregator::heed(const Frame& command) {
+  const std::string text = transport::payload_text(command);
+  constexpr std::string_view kOptimizer = "optimizer ";
+  if (!text.starts_with(kOptimizer)) return;
+  try {
+    const OptimizerSpec spec = parse_optimizer(text.substr(kOptimizer.size()));
+    updater_ = make_updater(spec);
+    optimizer_ = spec.name;
+  } catch (const std::invalid_argument&) {  // NOLINT(bugprone-empty-catch): Aggregator refuses it in words
+  }
+}
+
+void RowAggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) {
+  gone_.insert(worker);
+  for (auto& [key, table] : tables_) fail_lost(*table, answers);
+}
+
+/// Fails those who wait for a round that will never be complete.
+void RowAggregator::fail_lost(Table& table, std::vector<Answer>& answers) {
+  if (table.waiting.empty() || gone_.empty()) return;
+  const auto awaited = missing(table);
+  const auto lost = std::ranges::find_if(awaited, [this](auto rank) { return gone_.contains(rank); });
+  if (lost == awaited.end()) return;
+  for (const auto& [rank, pull] : std::exchange(table.waiting, {})) {
+    if (gone_.contains(rank)) continue;
+    answers.push_back({rank, refusal_of(pull.header, left_text(*lost, table.next_step, table.key))});
+  }
+}
+
+const compress::Codec& RowAggregator::codec_of(const FrameHeader& header) {
+  auto& codec = codecs_[{header.codec, header.codec_parameters}];
+  if (!codec) {
+    try {
+      codec = compress::from_wire(static_cast<compress::WireId>(header.codec), header.codec_parameters);
+    } catch (...) {
+      codecs_.erase({header.codec, header.codec_parameters});
+      throw;
+    }
+  }
+  return *codec;
+}
+
+}  // namespace gradwire::kvstore

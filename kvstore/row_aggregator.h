@@ -1,0 +1,90 @@
+// RowAggregator is what a Server knows and decides about tables of rows: contributions of some rows in, sums
+// or weights of some rows out. What a round costs grows with its rows, not with the table. No thread, no
+// socket, no clock.
+//
+// A round is one (table, step), complete when every worker's push is here, be it of no row. For each row of
+// the union, the rows of those workers that sent it are summed in rank order. Without an optimizer those sums
+// are what the table holds until the next round; with one, the rows of the union are updated and no others
+// ("lazily", as MXNet's lazy_update and torch.optim.SparseAdam do: momentum, moments and weight decay of
+// other rows stand still, an optimizer's count of steps goes on for all). Rows that were never written are
+// zero.
+//
+// Every request may be repeated. Workers ask for what a round made; who asks before it is complete waits
+// here.
+//
+// Threading: one owner. Lifetime: payload Buffers are held until their round is complete.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kvstore/aggregator.h"
+#include "kvstore/row_payload.h"
+#include "kvstore/updater.h"
+#include "transport/frame.h"
+
+namespace gradwire::kvstore {
+
+class RowAggregator {
+ public:
+  using Answer = Aggregator::Answer;
+  using Sealing = Aggregator::Sealing;
+
+  /// Requires workers >= 1.
+  explicit RowAggregator(std::uint32_t workers, Sealing sealing = Sealing::kLossy);
+  ~RowAggregator();
+
+  /// Whether a frame is for a RowAggregator.
+  static bool takes(transport::Kind kind);
+
+  /// Takes one frame from a worker and appends what is to be answered, to whom. Never throws for what a peer
+  /// sent: bad requests are answered with kError and change nothing.
+  void handle(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
+
+  /// Heeds a command that Aggregator answers: "optimizer NAME name=number ...". Others, and bad ones, change
+  /// nothing.
+  void heed(const transport::Frame& command);
+
+  /// Notes that a worker will push no more: who waits for rounds that need it fails, now and later.
+  void forget_worker(std::uint32_t worker, std::vector<Answer>& answers);
+
+ private:
+  struct Contribution;
+  struct Round;
+  struct Pull;
+  struct Table;
+
+  void on_init(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
+  void on_push(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
+  void on_pull(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
+  Table& table_of(const transport::FrameHeader& header, const RowShape& shape);
+  static Contribution checked(const transport::Frame& frame, const compress::Codec& codec);
+  void accept(std::uint32_t worker, Table& table, const transport::FrameHeader& header,
+              Contribution contribution);
+  void complete(Table& table);
+  void sum(Table& table, const Round& round);
+  void update(Table& table, const Round& round);
+  void answer_waiting(Table& table, std::vector<Answer>& answers);
+  void fail_lost(Table& table, std::vector<Answer>& answers);
+  transport::Frame answer(Table& table, const Pull& pull);
+  transport::Frame weights(const Table& table, const Pull& pull);
+  transport::Frame sums(const Table& table, const Pull& pull);
+  std::vector<std::uint32_t> missing(const Table& table) const;
+  const compress::Codec& codec_of(const transport::FrameHeader& header);
+
+  const std::uint32_t workers_;
+  const Sealing sealing_;
+  std::set<std::uint32_t> gone_;
+  std::map<std::uint64_t, std::unique_ptr<Table>> tables_;  ///< by key
+  std::map<std::pair<std::uint8_t, compress::WireParameters>, std::unique_ptr<compress::Codec>> codecs_;
+  std::unique_ptr<Updater> updater_;
+  std::string optimizer_;  ///< its name
+  transport::BufferPool pool_;
+};
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,187 @@
+#include "kvstore/row_client.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "kvstore/protocol.h"
+
+namespace gradwire::kvstore {
+
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+
+namespace {
+
+/// How often a payload that arrived damaged, here or there, is sent again before the operation fails.
+constexpr int kMaxResends = 3;
+
+/// Answers repeat their request's number.
+bool is_answer_to(const RowRequest& request, const FrameHeader& answer, std::uint32_t server) {
+  return request.server == server && request.header.offset == answer.offset;
+}
+
+}  // namespace
+
+RowClient::RowClient(std::shared_ptr<Loop> loop, Outbox& outbox, transport::Role server_role,
+                     std::chrono::milliseconds retry_timeout, Fail fail)
+    : loop_(std::move(loop)),
+      outbox_(outbox),
+      server_role_(server_role),
+      retry_timeout_(retry_timeout),
+      fail_(std::move(fail)) {}
+
+void RowClient::submit(RowOperation operation) {
+  loop_->post([this, operation = std::move(operation)]() mutable {
+    if (failure_) return operation.done.fail(failure_);
+    const auto [found, is_new] = tables_.try_emplace(operation.requests.front().header.key);
+    if (!is_new) return found->second.waiting.push_back(std::move(operation));
+    start(found->second, std::move(operation));
+  });
+}
+
+void RowClient::start(Table& table, RowOperation operation) {
+  table.active = {};
+  table.active.began = Clock::now();
+  for (RowRequest& request : operation.requests)
+    table.active.pending.push_back({std::move(request), table.active.began, 0, {}});
+  table.active.operation = std::move(operation);
+  for (Pending& request : table.active.pending) ask(request);
+}
+
+void RowClient::ask(Pending& request) {
+  request.asked = Clock::now();
+  outbox_.add(request.server, {request.header, request.payload.share()});
+}
+
+bool RowClient::handle(transport::Node from, Frame& frame) {
+  const FrameHeader& header = frame.header;
+  const bool is_refusal =
+      header.kind == Kind::kError && header.content == static_cast<std::uint8_t>(Refusal::kRows);
+  if (!is_refusal && (header.kind < Kind::kRowInit || header.kind > Kind::kRowMissing)) return false;
+  const auto table = tables_.find(header.key);
+  if (table == tables_.end()) return true;  // an answer to a request that was repeated
+  Active& active = table->second.active;
+  const auto found = std::ranges::find_if(
+      active.pending, [&](const Pending& request) { return is_answer_to(request, header, from.rank); });
+  if (found == active.pending.end()) return true;
+  if (!frame.payload.is_intact()) {
+    send_again(active, *found);
+    return true;
+  }
+  switch (header.kind) {
+    case Kind::kRowReply:
+      active.operation.answers->push_back({from.rank, std::move(frame)});
+      answered(table->first, found);
+      break;
+    case Kind::kRowAck:
+      answered(table->first, found);
+      break;
+    case Kind::kRowHeld:
+      found->awaited.resize(frame.payload.size_bytes() / sizeof(std::uint32_t));
+      std::memcpy(found->awaited.data(), frame.payload.bytes().data(),
+                  found->awaited.size() * sizeof(std::uint32_t));
+      break;
+    case Kind::kRowMissing:
+      send_again(active, *found);
+      break;
+    default:
+      refuse(table->first, *found, payload_text(frame));
+  }
+  return true;
+}
+
+void RowClient::send_again(const Active& active, Pending& request) {
+  if (request.resends++ < kMaxResends) return ask(request);
+  fail_(std::make_exception_ptr(transport::TransportError(
+      fmt::format("{}: what this worker and {} send each other arrives damaged", active.operation.what,
+                  transport::to_string({server_role_, request.server})))));
+}
+
+void RowClient::answered(std::uint64_t key, std::vector<Pending>::iterator request) {
+  Active& active = tables_.at(key).active;
+  active.pending.erase(request);
+  if (!active.pending.empty()) return;
+  const Ticket done = active.operation.done;
+  end(key);
+  done.succeed();
+}
+
+void RowClient::refuse(std::uint64_t key, const Pending& request, const std::string& text) {
+  const Active& active = tables_.at(key).active;
+  const auto all = fmt::format("{} refused {}: {}", transport::to_string({server_role_, request.server}),
+                               active.operation.what, text);
+  const bool only_pulls = std::ranges::all_of(
+      active.pending, [](const Pending& pending) { return pending.header.kind == Kind::kRowPull; });
+  if (!only_pulls) return fail_(std::make_exception_ptr(transport::TransportError(all)));
+  const Ticket done = active.operation.done;
+  end(key);
+  done.fail(std::make_exception_ptr(transport::TransportError(all)));
+}
+
+/// Ends the operation in progress and begins the next.
+void RowClient::end(std::uint64_t key) {
+  Table& table = tables_.at(key);
+  if (table.waiting.empty()) {
+    tables_.erase(key);
+    return;
+  }
+  RowOperation next = std::move(table.waiting.front());
+  table.waiting.pop_front();
+  start(table, std::move(next));
+}
+
+void RowClient::retry(Clock::time_point now) {
+  for (auto& [key, table] : tables_) {
+    for (Pending& request : table.active.pending) {
+      if (now - request.asked >= retry_timeout_) ask(request);
+    }
+  }
+}
+
+void RowClient::fail_all(const std::exception_ptr& error) {
+  failure_ = error;
+  for (auto& [key, table] : tables_) {
+    table.active.operation.done.fail(error);
+    for (const RowOperation& operation : table.waiting) operation.done.fail(error);
+  }
+  tables_.clear();
+}
+
+bool RowClient::awaits_server(std::uint32_t rank) const {
+  return std::ranges::any_of(tables_, [rank](const auto& entry) {
+    return std::ranges::any_of(entry.second.active.pending,
+                               [rank](const Pending& request) { return request.server == rank; });
+  });
+}
+
+RowClient::Clock::time_point RowClient::oldest() const {
+  auto oldest = Clock::time_point::max();
+  for (const auto& [key, table] : tables_) oldest = std::min(oldest, table.active.began);
+  return oldest;
+}
+
+std::string RowClient::describe_wait(Clock::time_point now) const {
+  std::string what = "rows";
+  std::set<std::uint32_t> ranks;
+  std::set<std::string> servers;
+  for (const auto& [key, table] : tables_) {
+    what = table.active.operation.what;
+    for (const Pending& request : table.active.pending) {
+      ranks.insert(request.awaited.begin(), request.awaited.end());
+      servers.insert(transport::to_string({server_role_, request.server}));
+    }
+  }
+  const auto waited = std::chrono::duration<double>(now - oldest()).count();
+  if (ranks.empty())
+    return fmt::format("{} have waited {:.0f} s for {}", what, waited, fmt::join(servers, ", "));
+  return fmt::format("{} have waited {:.0f} s for worker {}", what, waited, fmt::join(ranks, ", "));
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,129 @@
+// SparseRows are tables of which a round touches some rows: gradients of embeddings. What goes over the wire
+// grows with those rows. Each row travels by the codec on its own; what a codec has not sent of a row is kept
+// for the next round that has the row.
+//
+// Rows live on the servers of every placement that has servers. Where a host's workers sum first, rows do
+// not: each worker pushes to the job's servers itself.
+//
+// Threading: collectives (declare, init, set_compression) by one thread at a time and in the same order on
+// every
+//   worker; the rest from any thread.
+// Lifetime: spans are read until the call returns.
+// Failure: misuse is std::invalid_argument, and nothing has been sent; anything else names who is at fault
+// and ends
+//   the Engine.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvstore/engine.h"
+#include "kvstore/key.h"
+#include "kvstore/row_client.h"
+#include "kvstore/rows.h"
+
+namespace gradwire::kvstore {
+
+/// Index of a table in the order in which tables were agreed; also the key on the wire.
+using TableId = std::uint64_t;
+
+/// Rows on their way; rows_of() reads them once done.
+struct PulledRows {
+  TableId table = 0;
+  Ticket done;
+  std::shared_ptr<RowAnswers> answers;  // owners: this and the operation
+};
+
+class SparseRows {
+ public:
+  /// load carries the bytes placed on each server so far, and is updated: it is the Engine's.
+  SparseRows(transport::Messenger& messenger, RowClient& client, const EngineOptions& options,
+             std::vector<std::uint64_t>& load);
+  ~SparseRows();
+
+  /// Agrees on new tables: the first dimension is rows. Throws std::invalid_argument naming the first
+  /// difference between ranks, or a table without rows.
+  std::vector<TableId> declare(std::span<const KeySpec> tables);
+  /// Stores root's rows (others' are ignored) as the first values of a table, whose other rows are zero.
+  void init(TableId table, std::span<const std::int64_t> ids, std::span<const float> values,
+            std::uint32_t root);
+  /// Sets the codec of all tables that have none of their own. No exchange: the Engine has made one.
+  void set_compression(std::shared_ptr<const Compression> compression);
+  /// Sets a table's own. Likewise.
+  void set_compression_of(TableId table, std::shared_ptr<const Compression> compression);
+
+  // Ids in any order; rows of one id are summed in the order given. Every worker takes part in every round of
+  // a table, be it with no row.
+
+  /// Adds rows to this round's sum. Done when the servers have them.
+  Ticket push(TableId table, std::span<const std::int64_t> ids, std::span<const float> values,
+              std::int32_t priority);
+  /// Asks for rows as this worker's last round left them: those of its sum, the weights, or the first values.
+  /// Rows that are zero may be left out.
+  PulledRows pull(TableId table, std::span<const std::int64_t> ids, std::int32_t priority);
+  /// Both in one: what the round made of all rows that any worker sent.
+  PulledRows push_pull(TableId table, std::span<const std::int64_t> ids, std::span<const float> values,
+                       std::int32_t priority);
+
+  /// Reads what was pulled. Requires done. Throws compress::DecodeError for what no server would send.
+  Rows rows_of(const PulledRows& pulled);
+
+  // Residuals: what a table's codec has not sent yet of the rows that were ever pushed.
+
+  Rows residual(TableId table);
+  /// Replaces it. Throws as push().
+  void set_residual(TableId table, std::span<const std::int64_t> ids, std::span<const float> values);
+  /// Keeps, from the next round on, what roll_back() needs.
+  void keep_rollback(bool keep) { keeps_rollback_ = keep; }
+  /// Puts residuals back to what they were before their table's last round, whose result nobody uses on any
+  /// rank.
+  void roll_back(std::span<const TableId> tables);
+
+  /// Bytes pushed: as float32, and what went on the wire with ids.
+  PushedBytes pushed() const { return {raw_bytes_.load(), encoded_bytes_.load()}; }
+  /// True when any rank met a NaN or infinity in what rows_of() has read since the last call.
+  bool take_nonfinite() { return nonfinite_.exchange(false); }
+  std::vector<std::string> take_notices();
+  bool has_tables() const;
+  /// Waits until what was pushed is with the servers, for at most timeout.
+  void settle(std::chrono::milliseconds timeout);
+
+ private:
+  struct Table;
+
+  Table& table_at(TableId table) const;
+  std::shared_ptr<const Compression> compression_for(Table& table);
+  RowRequest push_to(Table& table, std::size_t owner, const Rows& rows, std::span<const std::size_t> chosen,
+                     const Compression& compression, std::int32_t priority);
+  std::vector<RowRequest> push_requests(Table& table, const Rows& rows, std::int32_t priority);
+  std::vector<RowRequest> init_requests(Table& table, const Rows& rows);
+  PulledRows submit(Table& table, std::vector<RowRequest> requests);
+  void notify(std::string text);
+
+  transport::Messenger& messenger_;
+  RowClient& client_;
+  const EngineOptions options_;
+  std::vector<std::uint64_t>& load_;
+  mutable std::shared_mutex tables_mutex_;
+  std::vector<std::unique_ptr<Table>> tables_;
+  std::mutex compression_mutex_;
+  std::shared_ptr<const Compression> compression_;  // owners: this, EngineThread and calls in progress
+  std::shared_ptr<const Compression> plain_;        ///< of tables whose rows cannot travel by that
+  std::atomic<bool> keeps_rollback_{false};
+  std::atomic<bool> nonfinite_{false};
+  std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0};
+  std::mutex notices_mutex_;
+  std::vector<std::string> notices_;
+  transport::BufferPool buffers_;
+};
+
+}  // namespace gradwire::kvstore

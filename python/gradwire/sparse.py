@@ -1,0 +1,296 @@
+"""Rows of a table: what a worker pushes when a step touches some rows of a large array, as an embedding's does.
+
+Example:
+    kv.init("embedding", gw.RowSparse([], [], shape=(50_000, 64)))     # zeros; or RowSparse.from_dense(weight)
+    kv.push("embedding", gw.RowSparse(row_ids, rows))                  # duplicates are summed
+    kv.row_sparse_pull("embedding", out=rows, row_ids=row_ids)         # rows (n, 64), in the order of row_ids
+
+A round sums the rows of all workers over the union of their ids; what goes over the wire grows with the rows, not with
+the table. Every worker takes part in every round of a table, be it with no row. Without an optimizer a table holds the
+sums of its last round, and its other rows are zero. With one (set_optimizer()), only rows that somebody pushed are
+updated (MXNet's lazy update): weight decay and momentum of the others stand still.
+
+Rows travel by the store's codec, each by itself; what that has not sent of a row is kept until the row is pushed again.
+`2bit:threshold=auto` has no form for rows; they then travel as float32, which is said once on stderr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gradwire import _core
+    from gradwire.kv import Key, KVStore
+
+__all__ = ["RowSparse", "SparseKeys"]
+
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+class RowSparse:
+    """Some rows of an array; the others are zero.
+
+    Attributes:
+        row_ids: int64 (n,): which rows, in any order; a row may be there more than once, and is then the sum.
+        rows: float (n, ...): what they hold; NumPy's or PyTorch's.
+        shape: of the whole array, or None where only the store knows it.
+    """
+
+    def __init__(self, row_ids: Any, rows: Any, shape: Sequence[int] | None = None) -> None:
+        """
+        Args:
+            row_ids: whole numbers (n,), an array or a list; negative ones are refused when they are pushed.
+            rows: (n, ...), an array of float32, float16, bfloat16 or float64; or, where n is 0, anything empty.
+            shape: needed by init(), and by the first push_pull() of a new name.
+
+        Raises:
+            ValueError: row_ids are no whole numbers of one dimension, or rows are not that many.
+        """
+        self.shape = None if shape is None else tuple(int(size) for size in shape)
+        self.row_ids = _ids("RowSparse", row_ids)
+        if not hasattr(rows, "dtype"):
+            rows = np.asarray(rows, np.float32)
+        if _dtype(rows) not in _DTYPES:
+            raise ValueError(f"RowSparse: rows are {_dtype(rows)}, expected one of {', '.join(_DTYPES)}")
+        if len(self.row_ids) == 0 and self.shape is not None:
+            rows = np.zeros((0, *self.shape[1:]), np.float32)
+        if not rows.shape or rows.shape[0] != len(self.row_ids):
+            raise ValueError(
+                f"RowSparse: {len(self.row_ids)} row_ids but rows of shape {tuple(rows.shape)}; give one row each"
+            )
+        if self.shape is not None and tuple(rows.shape[1:]) != self.shape[1:]:
+            raise ValueError(
+                f"RowSparse: rows of shape {tuple(rows.shape[1:])} in an array of shape {self.shape}"
+            )
+        self.rows = rows
+
+    @classmethod
+    def from_dense(cls, array: Any) -> RowSparse:
+        """The rows of an array that are not all zero.
+
+        Args:
+            array: at least one dimension; NumPy's or PyTorch's.
+
+        Raises:
+            ValueError: an array without a dimension.
+        """
+        dense = array.detach().cpu().float().numpy() if hasattr(array, "detach") else np.asarray(array)
+        if dense.ndim == 0:
+            raise ValueError("RowSparse.from_dense: the array has no dimension, and so no rows")
+        ids = np.flatnonzero(dense.reshape(len(dense), -1).any(axis=1))
+        return cls(ids, dense[ids], dense.shape)
+
+    def to_dense(self) -> Any:
+        """The whole array, NumPy's float32.
+
+        Raises:
+            ValueError: shape is not known.
+        """
+        if self.shape is None:
+            raise ValueError(
+                "RowSparse.to_dense: shape is not known; give it to RowSparse(row_ids, rows, shape)"
+            )
+        dense = np.zeros(self.shape, np.float32)
+        np.add.at(dense, self.row_ids, _floats(self.rows).reshape(-1, *self.shape[1:]))
+        return dense
+
+    def __repr__(self) -> str:
+        return f"RowSparse({len(self.row_ids)} rows of {tuple(self.rows.shape[1:])}, shape={self.shape})"
+
+
+@dataclass(frozen=True)
+class _Table:
+    number: int
+    shape: tuple[int, ...]
+
+
+def holds_rows(value: Any) -> bool:
+    """Tells whether a value of a call on a store is RowSparse, or a list with one in it."""
+    if isinstance(value, list | tuple):
+        return any(holds_rows(item) for item in value)
+    return isinstance(value, RowSparse)
+
+
+class SparseKeys:
+    """The keys of one store that are tables of rows; `KVStore` hands calls on to it."""
+
+    def __init__(self, store: KVStore) -> None:
+        self._store = store
+        self._tables: dict[Key, _Table] = {}
+
+    @property
+    def names(self) -> list[Key]:
+        """The keys, in the order of init()."""
+        return list(self._tables)
+
+    def init(self, verb: str, keys: Sequence[Key], values: Sequence[Any], root: int = 0) -> None:
+        """Declares tables and stores root's rows. Collective."""
+        firsts = [_first(value) for value in values]
+        for key, value in zip(keys, firsts, strict=True):
+            if not isinstance(value, RowSparse):
+                raise ValueError(
+                    f"{verb}: key {key!r} is no RowSparse, and others of this call are; initialise them in two calls"
+                )
+            if value.shape is None:
+                raise ValueError(
+                    f"{verb}: the RowSparse of key {key!r} does not say what shape the whole array has; give it "
+                    "shape=(rows, ...)"
+                )
+        engine = self._store.engine
+        numbers = engine.declare_rows([(str(k), list(v.shape)) for k, v in zip(keys, firsts, strict=True)])
+        for key, value, number in zip(keys, firsts, numbers, strict=True):
+            self._tables[key] = _Table(number, value.shape)
+            engine.init_rows(number, value.row_ids, _floats(value.rows), root)
+
+    def push(self, keys: Sequence[Key], values: Sequence[Any], priority: int) -> None:
+        """Adds rows to this round of each key."""
+        given = [self._given("push", key, value) for key, value in zip(keys, values, strict=True)]
+        for table, ids, rows in given:
+            self._store.engine.push_rows(table.number, ids, rows, priority)
+
+    def push_pull(
+        self, keys: Sequence[Key], values: Sequence[Any], outs: Sequence[Any], priority: int
+    ) -> None:
+        """Adds rows to this round of each key, and sets outs to all its rows: sums, or weights with an optimizer."""
+        given = [self._given("pushpull", key, value) for key, value in zip(keys, values, strict=True)]
+        for key, out in zip(keys, outs, strict=True):
+            if not holds_rows(out):
+                raise TypeError(
+                    f"pushpull: out of key {key!r} is a {type(out).__name__}, expected a RowSparse to set, for which "
+                    "rows a round has is known when it is over"
+                )
+        engine = self._store.engine
+        pulled = [engine.push_pull_rows(table.number, ids, rows, priority) for table, ids, rows in given]
+        for (table, _, _), out, one in zip(given, outs, pulled, strict=True):
+            ids, rows = self._received(table, one)
+            for item in out if isinstance(out, list | tuple) else [out]:
+                item.row_ids, item.rows, item.shape = ids, _like(item.rows, rows), table.shape
+
+    def pull(self, keys: Sequence[Key], outs: Sequence[Any], row_ids: Sequence[Any], priority: int) -> None:
+        """Writes the rows of row_ids to outs: arrays in their order, RowSparse ascending and each row once."""
+        asked = []
+        for key, out, ids in zip(keys, outs, row_ids, strict=True):
+            table, wanted = self._table("row_sparse_pull", key), _ids("row_sparse_pull", ids)
+            _expect_room(key, out, (len(wanted), *table.shape[1:]))
+            asked.append((table, wanted, self._store.engine.pull_rows(table.number, wanted, priority)))
+        for (table, wanted, pulled), out in zip(asked, outs, strict=True):
+            ids, rows = self._received(table, pulled)
+            distinct, places = np.unique(wanted, return_inverse=True)
+            found = np.zeros((len(distinct), *table.shape[1:]), np.float32)
+            found[np.searchsorted(distinct, ids)] = rows
+            _deliver(out, table, distinct, found, places)
+
+    def set_compression(self, key: Key, spec: str, reply: str) -> None:
+        """Gives a table a codec of its own. Collective."""
+        number = self._table("set_compression", key).number
+        self._store.engine.set_row_compression([number], spec, reply)
+
+    def require_dense(self, verb: str, key: Key) -> None:
+        """Raises ValueError where key is a table."""
+        if key in self._tables:
+            raise ValueError(
+                f"{verb}: key {key!r} was initialised with a RowSparse; push RowSparse rows to it, and read it by "
+                "row_sparse_pull(key, out, row_ids=...)"
+            )
+
+    def _table(self, verb: str, key: Key) -> _Table:
+        if key not in self._tables:
+            raise ValueError(
+                f"{verb}: key {key!r} was not initialised with a RowSparse; call init(key, RowSparse(row_ids, rows, "
+                "shape)) first"
+            )
+        return self._tables[key]
+
+    def _given(self, verb: str, key: Key, value: Any) -> tuple[_Table, Any, Any]:
+        """Ids and rows of a value, or of those of several devices; checked whole before any of a call is sent."""
+        table = self._table(verb, key)
+        parts = value if isinstance(value, list | tuple) else [value]
+        for part in parts:
+            if not isinstance(part, RowSparse):
+                raise TypeError(
+                    f"{verb}: the value of key {key!r} is a {type(part).__name__}, expected a RowSparse"
+                )
+            if tuple(part.rows.shape[1:]) != table.shape[1:]:
+                raise ValueError(
+                    f"{verb}: key {key!r} has rows of shape {table.shape[1:]}, given {tuple(part.rows.shape[1:])}"
+                )
+            _expect_in_table(verb, key, part.row_ids, table.shape[0])
+        ids = np.concatenate([part.row_ids for part in parts])
+        return table, ids, np.concatenate([_floats(part.rows).reshape(-1) for part in parts])
+
+    def _received(self, table: _Table, pulled: _core.PulledRows) -> tuple[Any, Any]:
+        self._store.wait_until(pulled.ticket.wait)
+        self._store.print_notices()
+        ids, rows = self._store.engine.rows_of(pulled)
+        return ids, rows.reshape(-1, *table.shape[1:])
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list | tuple) else value
+
+
+def _dtype(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _ids(verb: str, given: Any) -> Any:
+    """Row ids as NumPy's int64 (n,), contiguous."""
+    host = given.detach().cpu().numpy() if hasattr(given, "detach") else np.asarray(given)
+    if host.size == 0:
+        return np.zeros(0, np.int64)
+    if host.ndim != 1 or not np.issubdtype(host.dtype, np.integer):
+        raise ValueError(
+            f"{verb}: row_ids are {host.dtype} of shape {host.shape}, expected whole numbers of one dimension"
+        )
+    if host.dtype == np.uint64 and host.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{verb}: row_ids hold {host.max()}, which is no row of any table")
+    return np.ascontiguousarray(host, np.int64)
+
+
+def _expect_in_table(verb: str, key: Key, ids: Any, rows: int) -> None:
+    outside = np.flatnonzero((ids < 0) | (ids >= rows))
+    if outside.size:
+        raise ValueError(
+            f"{verb}: row_ids[{outside[0]}] of key {key!r} is {ids[outside[0]]}, outside a table of {rows} rows"
+        )
+
+
+def _floats(rows: Any) -> Any:
+    """Rows as NumPy's float32, contiguous, on the host."""
+    if hasattr(rows, "detach"):
+        rows = rows.detach().cpu().float().numpy()
+    return np.ascontiguousarray(rows, np.float32)
+
+
+def _like(before: Any, rows: Any) -> Any:
+    """Rows of the kind, dtype and device that stood there before."""
+    if isinstance(before, np.ndarray):
+        return rows.astype(before.dtype, copy=False)
+    import torch  # before is a torch tensor, so torch is there
+
+    return torch.from_numpy(rows).to(before)
+
+
+def _expect_room(key: Key, out: Any, shape: tuple[int, ...]) -> None:
+    for item in out if isinstance(out, list | tuple) else [out]:
+        if isinstance(item, RowSparse):
+            continue
+        if not hasattr(item, "dtype") or tuple(item.shape) != shape:
+            given = f"shape {tuple(item.shape)}" if hasattr(item, "dtype") else f"a {type(item).__name__}"
+            raise ValueError(
+                f"row_sparse_pull: out of key {key!r} is {given}, expected a RowSparse or an array of shape {shape}"
+            )
+
+
+def _deliver(out: Any, table: _Table, distinct: Any, found: Any, places: Any) -> None:
+    for item in out if isinstance(out, list | tuple) else [out]:
+        if isinstance(item, RowSparse):
+            item.row_ids, item.rows, item.shape = distinct, _like(item.rows, found), table.shape
+        elif isinstance(item, np.ndarray):
+            item[...] = found[places]
+        else:
+            item.detach().copy_(_like(item, found[places]))

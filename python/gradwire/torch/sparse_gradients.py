@@ -1,0 +1,129 @@
+"""Gradients of tables, as `nn.Embedding(sparse=True)` has them, as the rows that a step has touched.
+
+Each such parameter is a table of the store (gradwire.sparse). A rank whose step has touched no row sends none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from gradwire import _core
+    from gradwire.compress import Compression
+    from gradwire.kv import KVStore
+
+Rows = tuple[Any, Any]
+"""Ids, NumPy's int64 (n,), and rows, NumPy's float32 (n, elements of a row)."""
+
+_NO_ROWS: Rows = (np.zeros(0, np.int64), np.zeros(0, np.float32))
+
+
+def rows_of(gradient: torch.Tensor | None, parameter: torch.Tensor) -> Rows:
+    """The rows of a gradient, sparse or not; those of a strided one that are not all zero. An id may come twice."""
+    elements = parameter[0].numel()
+    if gradient is None:
+        return np.zeros(0, np.int64), np.zeros((0, elements), np.float32)
+    if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
+        gradient = gradient.to_dense().to_sparse(1)
+    ids = gradient._indices()[0].cpu().contiguous().numpy()
+    return ids, gradient._values().detach().float().cpu().contiguous().numpy().reshape(len(ids), elements)
+
+
+def gradient_of(parameter: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """A sparse gradient of a parameter's type and device that has these rows, each once and ascending."""
+    values = torch.from_numpy(rows[1]).reshape(-1, *parameter.shape[1:])
+    return torch.sparse_coo_tensor(
+        torch.from_numpy(rows[0])[None].to(parameter.device),
+        values.to(parameter.device, parameter.dtype),
+        parameter.shape,
+        is_coalesced=True,
+        check_invariants=False,
+    )
+
+
+class RowExchange:
+    """The tables among one exchange's parameters, each known by the parameter's index there."""
+
+    def __init__(self, store: KVStore) -> None:
+        self._store = store
+        self._engine: _core.Engine = store.engine
+        self._tables: dict[int, int] = {}  # by index
+        self._elements: dict[int, int] = {}  # of a row
+        self._sent: dict[int, _core.PulledRows] = {}
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._tables
+
+    def add(
+        self,
+        indices: Sequence[int],
+        specs: Sequence[tuple[str, Sequence[int]]],
+        own: Sequence[Compression | None],
+    ) -> None:
+        """Declares parameters as tables, by names and shapes. A collective."""
+        numbers = self._engine.declare_rows([(name, list(shape)) for name, shape in specs])
+        for index, number, (_, shape), compression in zip(indices, numbers, specs, own, strict=True):
+            self._tables[index] = number
+            self._elements[index] = int(np.prod(shape[1:]))
+            self._engine.init_rows(number, *_NO_ROWS)
+            if compression is not None:
+                self._engine.set_row_compression([number], compression.spec, compression.reply)
+
+    def send(self, index: int, rows: Rows, priority: int) -> None:
+        """Sends this rank's rows of one step."""
+        self._sent[index] = self._engine.push_pull_rows(self._tables[index], *rows, priority)
+
+    def finish(self, scale: float) -> dict[int, Rows]:
+        """Waits for what the ranks have sent together, times scale: by index, ids ascending."""
+        received = {}
+        for index, pulled in self._sent.items():
+            self._store.wait_until(pulled.ticket.wait)
+            ids, rows = self._engine.rows_of(pulled)
+            if scale != 1.0:
+                rows *= np.float32(scale)
+            received[index] = ids, rows.reshape(len(ids), self._elements[index])
+        self._sent.clear()
+        return received
+
+    def keep_rollback(self) -> None:
+        """Keeps from now on what roll_back() needs."""
+        self._engine.keep_row_rollback(True)
+
+    def roll_back(self) -> None:
+        """Puts residuals back to what they were before the last step, on all ranks."""
+        if self._tables:
+            self._engine.roll_back_rows(list(self._tables.values()))
+
+    def residual(self, index: int) -> Rows:
+        """What the codec has not sent yet of the rows that were ever sent."""
+        ids, rows = self._engine.row_residual(self._tables[index])
+        return ids, rows.reshape(len(ids), self._elements[index])
+
+    def set_residual(self, index: int, rows: Rows | None) -> None:
+        """Replaces it; None: nothing is left to send."""
+        self._engine.set_row_residual(self._tables[index], *(rows or _NO_ROWS))
+
+
+def rows_of_flat(values: Any, shape: Sequence[int]) -> Rows:
+    """The rows, not all zero, of a flat array of a table's elements."""
+    table = np.asarray(values, np.float32).reshape(shape[0], -1)
+    ids = np.flatnonzero(table.any(axis=1))
+    return ids, table[ids]
+
+
+def saved_rows(saved: Any, shape: Sequence[int]) -> Rows:
+    """Rows as a checkpoint has them: {"ids", "rows"}, or all of a flat tensor that was saved of a dense parameter."""
+    if isinstance(saved, Mapping):
+        return saved["ids"].cpu().numpy(), np.ascontiguousarray(saved["rows"].float().cpu().numpy())
+    return rows_of_flat(saved.float().cpu().numpy(), shape)
+
+
+def saved_flat(saved: Mapping[str, torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
+    """The residual of a dense parameter, float32 (elements,), from the rows that a checkpoint has."""
+    flat = torch.zeros(shape[0], int(np.prod(shape[1:])))
+    flat[saved["ids"].cpu()] = saved["rows"].float().cpu()
+    return flat.reshape(-1)

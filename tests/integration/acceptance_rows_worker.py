@@ -1,0 +1,64 @@
+"""One worker of MXNet's acceptance of row-sparse keys; see acceptance_rows_test.py.
+
+acceptance_rows_worker.py none|fp16
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import gradwire as gw
+import numpy as np
+
+SHAPE, BIG = (2, 3), (1211, 1211)
+RATE, REPEATS, DENSITY = 2.0, 3, 0.3
+
+
+def rows_of(store: gw.kv.KVStore, key: str, ids: Any, shape: tuple[int, ...]) -> Any:
+    out = np.full((len(ids), *shape[1:]), np.nan, np.float32)
+    store.row_sparse_pull(key, out, row_ids=ids)
+    return out
+
+
+def main() -> None:
+    store = gw.kv.create("dist_sync")
+    rank, workers = store.rank, store.num_workers
+    if sys.argv[1] != "none":
+        store.set_gradient_compression({"type": sys.argv[1]})
+    store.init("all", gw.RowSparse.from_dense(np.ones(SHAPE, np.float32)))
+    store.init("zeros", gw.RowSparse([], [], SHAPE))
+    store.init("big", gw.RowSparse.from_dense(np.ones(BIG, np.float32)))
+    store.set_optimizer("test", rescale_grad=RATE)
+    record: dict[str, Any] = {
+        "rank": rank,
+        "all": [],
+        "empty": rows_of(store, "zeros", [0, 1], SHAPE).tolist(),
+    }
+
+    for _ in range(REPEATS):  # every worker pushes rank + 1 to every row
+        store.push("all", gw.RowSparse([0, 1], np.full(SHAPE, rank + 1, np.float32)))
+        record["all"].append(float(np.unique(rows_of(store, "all", [0, 1], SHAPE)).item()))
+
+    for step in range(REPEATS):  # nobody pushes a row, and then worker 1 alone
+        mine = [1] if step == REPEATS - 1 and rank == 1 else []
+        store.push("zeros", gw.RowSparse(mine, np.ones((len(mine), 3), np.float32)))
+        record["zeros"] = rows_of(store, "zeros", [0, 1], SHAPE).tolist()
+
+    expected = np.ones(BIG, np.float32)
+    record["big_steps_equal"] = 0
+    for step in range(REPEATS):  # each worker has rows of its own, a part of them others' too
+        for worker in range(workers):
+            ids = np.flatnonzero(np.random.default_rng([step, worker]).random(BIG[0]) < DENSITY)
+            rows = np.broadcast_to((ids % 8 + worker + 1)[:, None], (len(ids), BIG[1])).astype(np.float32)
+            expected[ids] += np.float32(RATE) * rows
+            if worker == rank:
+                store.push("big", gw.RowSparse(ids, rows))
+        asked = np.random.default_rng([step, 100 + rank]).integers(0, BIG[0], 200)
+        record["big_steps_equal"] += np.array_equal(rows_of(store, "big", asked, BIG), expected[asked])
+    print(json.dumps(record))
+    store.close()
+
+
+main()
