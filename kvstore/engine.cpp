@@ -209,7 +209,7 @@ void Engine::set_optimizer(const std::string& text) {
   make_updater(parse_optimizer(text));  // a bad one fails here, on every rank
   settle("set_optimizer");
   require_same_settings("set_optimizer", all_gather("optimizer", text));
-  has_optimizer_ = true;
+  optimizer_ = text;
   if (rank() == 0 || in_order_) thread_->command("optimizer " + text).wait();
   barrier();
 }
@@ -287,7 +287,7 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
     slots_->slots[i].values = values[i];
   }
   require_same_settings("bind_slots", all_gather("bind_slots", describe_buckets()));
-  for (std::size_t bucket = 0; !has_optimizer_ && bucket < slots_->fused.size(); ++bucket) {
+  for (std::size_t bucket = 0; optimizer_.empty() && bucket < slots_->fused.size(); ++bucket) {
     if (slots_->layout.buckets[bucket].slots.size() > 1) fuse(bucket);
   }
   take_residuals_along(keys);

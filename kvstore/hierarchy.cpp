@@ -42,7 +42,7 @@ EngineOptions Hierarchy::uplink_options(EngineOptions options) {
 }
 
 std::string Hierarchy::command() const {
-  return fmt::format("contributors {}", fmt::join(transport::leaders_of(link_.hosts), ","));
+  return fmt::format("contributors {}", fmt::join(leaders(), ","));
 }
 
 void Hierarchy::start(EngineThread& uplink) {

@@ -64,6 +64,9 @@ enum class Kind : std::uint8_t {
   kDelivered = 47,  ///< server -> worker: all whom it was for have what you posted
   kClock = 48,      ///< worker -> server: what time is it there? answered by kTime
   kTime = 49,       ///< server -> worker: it is this
+  kReadState = 56,  ///< worker -> server: what do you keep of a partition between rounds? answered by kState
+  kState = 57,      ///< server -> worker: that
+  kWriteState = 58,  ///< worker -> server: keep that; answered by kAck
 };
 
 /// Whether a frame is the transport's own. Its payload always has a checksum, and is compared with it on
