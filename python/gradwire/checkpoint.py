@@ -42,6 +42,10 @@ def save(engine: _core.Engine, folder: str | PathLike[str], extra: bytes, device
     Raises:
         As KVStore.save_checkpoint().
     """
+    if not isinstance(extra, bytes | bytearray):
+        raise TypeError(
+            f"save_checkpoint: extra is a {type(extra).__name__}, expected bytes, such as of torch.save() to io.BytesIO"
+        )
     engine.save_checkpoint(os.fspath(folder), _pack(extra, devices))
 
 

@@ -270,7 +270,8 @@ class KVStore(AbstractKVStore):
     def set_optimizer(self, name: str, /, **parameters: float) -> None:
         """Lets the servers update weights: pulls return weights from now on. Collective; init keys first.
 
-        The same name again changes parameters and keeps the optimizer's state; another name begins anew.
+        The same name again changes parameters and keeps the optimizer's state; another name begins anew. Servers keep
+        weights in float32, whatever their keys' dtype (MXNet's multi_precision); a pull rounds them to it.
 
         Args:
             name: "sgd" (learning_rate, momentum, nesterov=0 or 1), "adam" and "adamw" (learning_rate, beta1, beta2,

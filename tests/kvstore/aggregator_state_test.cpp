@@ -64,6 +64,8 @@ Frame command(const std::string& text) {
   return frame;
 }
 
+PartitionState at_step(std::uint64_t step) { return {step, {}, {}, {}}; }
+
 PartitionState read(Aggregator& aggregator) {
   const Frame answer = only_answer(aggregator, request(Kind::kReadState));
   EXPECT_EQ(answer.header.kind, Kind::kState) << text_of(answer);
@@ -136,10 +138,10 @@ TEST(AggregatorState, IsNotTurnedBack) {
   Aggregator aggregator(1);
   push(aggregator, 0, {1, 1, 1});
   push(aggregator, 1, {1, 1, 1});
-  const Frame refused = write(aggregator, {.next_step = 1});
+  const Frame refused = write(aggregator, at_step(1));
   EXPECT_EQ(refused.header.kind, Kind::kError);
   EXPECT_THAT(text_of(refused), HasSubstr("load a checkpoint into a job that has not pushed yet"));
-  EXPECT_EQ(write(aggregator, {.next_step = 2}).header.kind, Kind::kAck);
+  EXPECT_EQ(write(aggregator, at_step(2)).header.kind, Kind::kAck);
 }
 
 TEST(AggregatorState, MomentsMustBeTheOptimizersOwn) {
@@ -155,7 +157,7 @@ TEST(AggregatorState, MomentsMustBeTheOptimizersOwn) {
 // Its answer was given before the checkpoint, to workers that are gone.
 TEST(AggregatorState, AStepBeforeItHasNoAnswer) {
   Aggregator aggregator(1);
-  write(aggregator, {.next_step = 5});
+  write(aggregator, at_step(5));
   for (const Kind kind : {Kind::kPush, Kind::kProbe}) {
     for (const std::uint64_t step : {0, 4})
       EXPECT_THAT(handle(aggregator, 0, request(kind, step, bytes_of(std::vector<float>{1, 1, 1}))), IsEmpty());

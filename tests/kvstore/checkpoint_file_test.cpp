@@ -1,5 +1,6 @@
 #include "kvstore/checkpoint_file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -92,10 +93,10 @@ TEST(CheckpointFile, WhatTheSystemRefusesIsNamed) {
   const Folder folder;
   EXPECT_THAT([&] { CheckpointReader(folder / "none"); },
               ThrowsMessage<std::runtime_error>(AllOf(HasSubstr(folder / "none"), HasSubstr("cannot be opened"))));
-  EXPECT_THAT([&] { CheckpointWriter((folder / "no/such/folder").c_str()); },
+  EXPECT_THAT([&] { CheckpointWriter(folder / "no/such/folder"); },
               ThrowsMessage<std::runtime_error>(HasSubstr("cannot be opened")));
-  EXPECT_THAT([&] { CheckpointWriter("/dev/full").add({RecordKind::kEnd}, {}); },
-              ThrowsMessage<std::runtime_error>(HasSubstr("/dev/full")));
+  EXPECT_THAT([] { OpenFile("/dev/full", O_WRONLY).write(bytes_of(kText)); },
+              ThrowsMessage<std::runtime_error>(AllOf(HasSubstr("/dev/full"), HasSubstr("No space left"))));
 }
 
 }  // namespace

@@ -318,7 +318,7 @@ void expect_refused(const std::string& folder, const Matcher& matches) {
 TEST(Checkpoint, DamageIsFoundBeforeAnythingHasChanged) {
   const Folder folder;
   save_one(folder.path());
-  for (const std::string name : {file_name(1, 0), file_name(1, 1), std::string("checkpoint.manifest")}) {
+  for (const std::string& name : {file_name(1, 0), file_name(1, 1), std::string("checkpoint.manifest")}) {
     const std::string good = contents(folder / name);
     for (const std::size_t at : {std::size_t{3}, good.size() / 2, good.size() - 3}) {
       std::string bad = good;
