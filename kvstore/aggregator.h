@@ -126,7 +126,8 @@ class Aggregator {
   void on_pull(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void on_probe(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   // aggregator_state.cpp
-  void on_read_state(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
+  void on_read_state(std::uint32_t worker, const transport::FrameHeader& header,
+                     std::vector<Answer>& answers);
   void on_write_state(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
   void require_own_moments(const OptimizerState& state, const transport::FrameHeader& header) const;
   void set_optimizer(const std::string& text);

@@ -1,4 +1,5 @@
-// Aggregator between rounds: workers read what is kept of a partition, and put it back into a job that begins.
+// Aggregator between rounds: workers read what is kept of a partition, and put it back into a job that
+// begins.
 #include <fmt/format.h>
 
 #include <stdexcept>
@@ -29,16 +30,16 @@ std::string name_of(const FrameHeader& header) {
 
 }  // namespace
 
-void Aggregator::on_read_state(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
+void Aggregator::on_read_state(std::uint32_t worker, const FrameHeader& header,
+                               std::vector<Answer>& answers) {
   PartitionState state;  // what is not held yet has one, too
   if (const auto found = partitions_.find({header.key, header.offset}); found != partitions_.end()) {
     const Partition& partition = found->second;
     if (partition.count != header.count)
       throw std::invalid_argument(fmt::format("{}: {} elements are held", name_of(header), partition.count));
     if (!partition.rounds.empty()) {
-      throw std::invalid_argument(
-          fmt::format("{}: step {} is under way; end the rounds on all ranks before", name_of(header),
-                      partition.rounds.begin()->first));
+      throw std::invalid_argument(fmt::format("{}: step {} is under way; end the rounds on all ranks before",
+                                              name_of(header), partition.rounds.begin()->first));
     }
     state = {partition.next_step, partition.value, partition.residual, partition.optimizer_state};
   }
@@ -56,10 +57,10 @@ void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::v
     const Partition& partition = known->second;
     const bool has_gone_on = partition.answer && partition.next_step != state.next_step;
     if (partition.count != header.count || !partition.rounds.empty() || has_gone_on) {
-      throw std::invalid_argument(
-          fmt::format("{}: {} elements are held here, at step {}; load a checkpoint into a job that has not pushed "
-                      "yet, of the same keys",
-                      name_of(header), partition.count, partition.next_step));
+      throw std::invalid_argument(fmt::format(
+          "{}: {} elements are held here, at step {}; load a checkpoint into a job that has not pushed "
+          "yet, of the same keys",
+          name_of(header), partition.count, partition.next_step));
     }
   }
   Partition& partition = partitions_[{header.key, header.offset}];

@@ -67,18 +67,19 @@ void require_same_keys(const Layout& saved, const Layout& here) {
     const auto found = find_key(here, tensor.spec.name);
     if (!found) {
       throw std::invalid_argument(
-          fmt::format("load_checkpoint: the checkpoint has key {}, this job does not; {}", describe(tensor.spec),
-                      kAdvice));
+          fmt::format("load_checkpoint: the checkpoint has key {}, this job does not; {}",
+                      describe(tensor.spec), kAdvice));
     }
     if (here[*found].spec != tensor.spec) {
-      throw std::invalid_argument(fmt::format("load_checkpoint: the checkpoint has key {}, this job has {}; {}",
-                                              describe(tensor.spec), describe(here[*found].spec), kAdvice));
+      throw std::invalid_argument(
+          fmt::format("load_checkpoint: the checkpoint has key {}, this job has {}; {}",
+                      describe(tensor.spec), describe(here[*found].spec), kAdvice));
     }
   }
   for (const LayoutTensor& tensor : here) {
     if (is_bucket(tensor) || find_key(saved, tensor.spec.name)) continue;
-    throw std::invalid_argument(fmt::format("load_checkpoint: this job has key {}, the checkpoint does not; {}",
-                                            describe(tensor.spec), kAdvice));
+    throw std::invalid_argument(fmt::format(
+        "load_checkpoint: this job has key {}, the checkpoint does not; {}", describe(tensor.spec), kAdvice));
   }
 }
 
@@ -114,7 +115,8 @@ std::optional<std::uint64_t> same_tensor(const Layout& saved, const Layout& here
 
 std::vector<std::uint32_t> inherited(std::uint32_t index, std::uint32_t now, std::uint32_t before) {
   std::vector<std::uint32_t> ranks;
-  for (std::uint64_t rank = index; rank < before; rank += now) ranks.push_back(static_cast<std::uint32_t>(rank));
+  for (std::uint64_t rank = index; rank < before; rank += now)
+    ranks.push_back(static_cast<std::uint32_t>(rank));
   return ranks;
 }
 
@@ -140,7 +142,8 @@ class Words {
     std::istringstream stream(text);
     for (std::string word; std::getline(stream, word, '\t');) words_.push_back(std::move(word));
     at_ = 0;
-    if (words_.empty() || words_[at_++] != name) refuse(fmt::format("has '{}' for '{}'", text.substr(0, 40), name));
+    if (words_.empty() || words_[at_++] != name)
+      refuse(fmt::format("has '{}' for '{}'", text.substr(0, 40), name));
   }
   std::string word() {
     if (at_ == words_.size()) refuse("lacks a word");
@@ -187,8 +190,8 @@ std::string sealed(std::string text) {
 std::string unsealed(const std::string& text, const Words& words) {
   const auto last = text.rfind("checksum\t");
   if (!text.starts_with(kTitle) && text.starts_with(kTitle.substr(0, kTitle.rfind(' ')))) {
-    words.refuse(fmt::format("is '{}', and this program reads '{}'", text.substr(0, text.find('\n')).substr(0, 60),
-                             kTitle));
+    words.refuse(fmt::format("is '{}', and this program reads '{}'",
+                             text.substr(0, text.find('\n')).substr(0, 60), kTitle));
   }
   if (!text.starts_with(kTitle) || last == std::string::npos) words.refuse("is no manifest of a checkpoint");
   if (sealed(text.substr(0, last)) != text) words.refuse("is damaged");
@@ -218,8 +221,9 @@ std::string write_manifest(const Manifest& manifest) {
                                  manifest.optimizer);
   text += fmt::format("tensors\t{}\n", manifest.layout.size());
   for (const LayoutTensor& tensor : manifest.layout) {
-    text += fmt::format("tensor\t{}\t{}\t{}\t{}\t{}\t{}\n", tensor.spec.name, tensor.spec.dtype, tensor.home.tensor,
-                        tensor.home.offset, fmt::join(tensor.spec.shape, ","), fmt::join(tensor.members, ","));
+    text += fmt::format("tensor\t{}\t{}\t{}\t{}\t{}\t{}\n", tensor.spec.name, tensor.spec.dtype,
+                        tensor.home.tensor, tensor.home.offset, fmt::join(tensor.spec.shape, ","),
+                        fmt::join(tensor.members, ","));
   }
   for (const Manifest::File& file : manifest.files)
     text += fmt::format("file\t{}\t{}\t{:08x}\n", file.name, file.seal.bytes, file.seal.digest);
@@ -249,9 +253,10 @@ Manifest read_manifest(const std::string& text, const std::filesystem::path& pat
     file.seal.bytes = words.number<std::uint64_t>();
     file.seal.digest = words.number<std::uint32_t>(16);
   }
-  const bool knows_all = std::ranges::all_of(
-      manifest.contributors, [&](std::uint32_t rank) { return rank < manifest.workers; });
-  if (manifest.contributors.empty() || !knows_all || manifest.workers == 0) words.refuse("names contributors that are no workers");
+  const bool knows_all =
+      std::ranges::all_of(manifest.contributors, [&](std::uint32_t rank) { return rank < manifest.workers; });
+  if (manifest.contributors.empty() || !knows_all || manifest.workers == 0)
+    words.refuse("names contributors that are no workers");
   return manifest;
 }
 
@@ -264,14 +269,17 @@ std::optional<std::uint64_t> generation_of(const std::string& name) {
   std::uint64_t generation = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), generation);
   const std::string_view rest(end, name.data() + name.size());
-  if (error != std::errc() || !rest.starts_with(".worker-") || rest.find(kExtension) == std::string_view::npos)
+  if (error != std::errc() || !rest.starts_with(".worker-") ||
+      rest.find(kExtension) == std::string_view::npos)
     return std::nullopt;
   return generation;
 }
 
 }  // namespace
 
-std::filesystem::path manifest_path(const std::filesystem::path& folder) { return folder / "checkpoint.manifest"; }
+std::filesystem::path manifest_path(const std::filesystem::path& folder) {
+  return folder / "checkpoint.manifest";
+}
 
 std::string file_name(std::uint64_t generation, std::uint32_t rank) {
   return fmt::format("{:06}.worker-{}{}", generation, rank, kExtension);

@@ -1,5 +1,5 @@
-// A checkpoint: a folder with a manifest and the files that it names. What they hold of which tensor, and where it goes
-// in a job of another shape (README.md, "Checkpoints").
+// A checkpoint: a folder with a manifest and the files that it names. What they hold of which tensor, and
+// where it goes in a job of another shape (README.md, "Checkpoints").
 //
 // Threading: values and pure functions.
 #pragma once
@@ -27,7 +27,7 @@ struct Place {
 struct LayoutTensor {
   KeySpec spec;
   std::vector<std::uint64_t> members;  ///< of a bucket: the tensors that it is made of, in order; else empty
-  Place home;                          ///< of a key: where it is pushed when it is a slot; itself if it never was
+  Place home;  ///< of a key: where it is pushed when it is a slot; itself if it never was
   bool operator==(const LayoutTensor&) const = default;
 };
 
@@ -47,16 +47,17 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-/// What a tensor's residual here is made of. In equal layouts each tensor's is what it was; in others, those of a key,
-/// wherever it has travelled, meet where it travels now, added in order of the tensors' numbers. So over all tensors
-/// every element of every residual is taken once.
+/// What a tensor's residual here is made of. In equal layouts each tensor's is what it was; in others, those
+/// of a key, wherever it has travelled, meet where it travels now, added in order of the tensors' numbers. So
+/// over all tensors every element of every residual is taken once.
 std::vector<Piece> residual_pieces(const Layout& saved, const Layout& here, std::uint64_t tensor);
 
-/// What was, of a tensor here, its own: values, moments, steps. Its number in the checkpoint, or none where it is new.
+/// What was, of a tensor here, its own: values, moments, steps. Its number in the checkpoint, or none where
+/// it is new.
 std::optional<std::uint64_t> same_tensor(const Layout& saved, const Layout& here, std::uint64_t tensor);
 
-/// Which of `before` contributors' residuals contributor `index` of `now` goes on with, added in this order: its own,
-/// and those of the ranks that are gone, in turns. Empty: it begins without.
+/// Which of `before` contributors' residuals contributor `index` of `now` goes on with, added in this order:
+/// its own, and those of the ranks that are gone, in turns. Empty: it begins without.
 std::vector<std::uint32_t> inherited(std::uint32_t index, std::uint32_t now, std::uint32_t before);
 
 struct Manifest {
@@ -82,8 +83,8 @@ Manifest read_manifest(const std::string& text, const std::filesystem::path& pat
 std::filesystem::path manifest_path(const std::filesystem::path& folder);
 /// "000007.worker-3.state"
 std::string file_name(std::uint64_t generation, std::uint32_t rank);
-/// One above all generations that files of the folder are of, begun and broken off ones among them; 1 where there are
-/// none.
+/// One above all generations that files of the folder are of, begun and broken off ones among them; 1 where
+/// there are none.
 std::uint64_t next_generation(const std::filesystem::path& folder);
 /// Removes files of other generations. What cannot be removed stays, to no harm.
 void remove_other_generations(const std::filesystem::path& folder, std::uint64_t generation);

@@ -26,8 +26,8 @@ constexpr std::string_view kMagic = "gwstate\n";
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kHeadBytes = 16;    // magic, version u32, 0 u32
 constexpr std::size_t kRecordBytes = 48;  // the fields below; checksum of those before it
-constexpr std::size_t kAtKind = 0, kAtChecksum = 4, kAtTensor = 8, kAtOffset = 16, kAtCount = 24, kAtBytes = 32,
-                      kAtOwnChecksum = 44;
+constexpr std::size_t kAtKind = 0, kAtChecksum = 4, kAtTensor = 8, kAtOffset = 16, kAtCount = 24,
+                      kAtBytes = 32, kAtOwnChecksum = 44;
 using RecordHead = std::array<std::byte, kRecordBytes>;
 
 std::filesystem::path unfinished(std::filesystem::path path) { return path += ".unfinished"; }
@@ -44,7 +44,9 @@ RecordHead record_head(const RecordName& name, std::uint64_t bytes, std::uint32_
   return head;
 }
 
-std::uint32_t own_checksum(const RecordHead& head) { return load<std::uint32_t>(head.data() + kAtOwnChecksum); }
+std::uint32_t own_checksum(const RecordHead& head) {
+  return load<std::uint32_t>(head.data() + kAtOwnChecksum);
+}
 
 std::uint32_t digest_of(std::span<const std::uint32_t> checksums) {
   return transport::checksum(std::as_bytes(checksums));
@@ -126,7 +128,9 @@ std::string read_text_file(const std::filesystem::path& path, std::size_t most) 
 // ------------------------------------------------------------------------------------- writing
 
 CheckpointWriter::CheckpointWriter(std::filesystem::path path)
-    : path_(std::move(path)), unfinished_(unfinished(path_)), file_(unfinished_, O_WRONLY | O_CREAT | O_TRUNC) {
+    : path_(std::move(path)),
+      unfinished_(unfinished(path_)),
+      file_(unfinished_, O_WRONLY | O_CREAT | O_TRUNC) {
   std::array<std::byte, kHeadBytes> head{};
   std::ranges::copy(std::as_bytes(std::span(kMagic)), head.begin());
   store(kVersion, head.data() + kMagic.size());
@@ -166,7 +170,8 @@ void CheckpointReader::refuse(const std::string& why) const {
       fmt::format("checkpoint: {} {}; take another checkpoint, or a copy of this one", path_.string(), why));
 }
 
-CheckpointReader::CheckpointReader(std::filesystem::path path) : path_(std::move(path)), file_(path_, O_RDONLY) {
+CheckpointReader::CheckpointReader(std::filesystem::path path)
+    : path_(std::move(path)), file_(path_, O_RDONLY) {
   std::array<std::byte, kHeadBytes> head{};
   if (file_.read(0, head) < head.size() ||
       !std::ranges::equal(std::span(head).first(kMagic.size()), std::as_bytes(std::span(kMagic))))
@@ -206,7 +211,8 @@ std::vector<std::byte> CheckpointReader::read(const Record& record) const {
   std::vector<std::byte> bytes(record.bytes);
   if (file_.read(record.position, bytes) < bytes.size()) refuse("is cut short");
   if (transport::checksum(bytes) != record.checksum)
-    refuse(fmt::format("is damaged between bytes {} and {}", record.position, record.position + record.bytes));
+    refuse(
+        fmt::format("is damaged between bytes {} and {}", record.position, record.position + record.bytes));
   return bytes;
 }
 

@@ -1,7 +1,8 @@
 // A file of a checkpoint: records, each with its checksum, that appear under their name whole or not at all.
 //
 // Threading: one thread at a time.
-// Failure: bytes that are none of ours, damaged or cut short are a compress::DecodeError, what the system refuses is a
+// Failure: bytes that are none of ours, damaged or cut short are a compress::DecodeError, what the system
+// refuses is a
 //   std::runtime_error; both name the file.
 #pragma once
 

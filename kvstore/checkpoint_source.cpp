@@ -36,9 +36,8 @@ CheckpointSource::CheckpointSource(const std::filesystem::path& folder, Manifest
 void CheckpointSource::take_up(std::uint32_t file, const CheckpointReader::Record& record) {
   if (record.name.kind == RecordKind::kFrontEnd) return;
   const bool is_known = record.name.kind == RecordKind::kTensor || record.name.kind == RecordKind::kPartition;
-  const std::uint64_t elements = record.name.tensor < manifest_.layout.size()
-                                     ? manifest_.layout[record.name.tensor].spec.elements()
-                                     : 0;
+  const std::uint64_t elements =
+      record.name.tensor < manifest_.layout.size() ? manifest_.layout[record.name.tensor].spec.elements() : 0;
   if (!is_known || record.name.count == 0 || record.name.count > elements ||
       record.name.offset > elements - record.name.count)
     refuse(manifest_.files[file].name, "holds what its manifest does not know");
@@ -46,7 +45,8 @@ void CheckpointSource::take_up(std::uint32_t file, const CheckpointReader::Recor
   of_kind[record.name.tensor].push_back({file, &record});
 }
 
-std::optional<CheckpointSource::Overlap> CheckpointSource::overlap(const RecordName& record, std::uint64_t offset,
+std::optional<CheckpointSource::Overlap> CheckpointSource::overlap(const RecordName& record,
+                                                                   std::uint64_t offset,
                                                                    std::uint64_t count) {
   const std::uint64_t begin = std::max(record.offset, offset);
   const std::uint64_t end = std::min(record.offset + record.count, offset + count);
@@ -55,8 +55,8 @@ std::optional<CheckpointSource::Overlap> CheckpointSource::overlap(const RecordN
 }
 
 /// By way of a piece, which says where in the tensor here the record's elements are.
-std::optional<CheckpointSource::Overlap> CheckpointSource::overlap(const RecordName& record, const Piece& piece,
-                                                                   const Range& range) {
+std::optional<CheckpointSource::Overlap> CheckpointSource::overlap(const RecordName& record,
+                                                                   const Piece& piece, const Range& range) {
   const auto in_piece = overlap(record, piece.from_offset, piece.count);
   if (!in_piece) return std::nullopt;
   const RecordName here{record.kind, range.tensor, piece.offset + in_piece->in_run, in_piece->count};
@@ -81,9 +81,10 @@ const TensorState& CheckpointSource::tensor(const Held& held) {
   return last_tensor_.second;
 }
 
-/// Copies or adds what `run` says of `from` to elements `at` and on of `into`, which gets so many elements first.
-void CheckpointSource::put(std::vector<float>& into, std::size_t elements, const Overlap& run, std::uint64_t at,
-                           std::span<const float> from, bool adds) {
+/// Copies or adds what `run` says of `from` to elements `at` and on of `into`, which gets so many elements
+/// first.
+void CheckpointSource::put(std::vector<float>& into, std::size_t elements, const Overlap& run,
+                           std::uint64_t at, std::span<const float> from, bool adds) {
   if (into.empty()) into.assign(elements, 0.0F);
   const auto source = from.subspan(run.in_record, run.count);
   const auto target = std::span(into).subspan(at, run.count);
@@ -91,7 +92,8 @@ void CheckpointSource::put(std::vector<float>& into, std::size_t elements, const
     std::ranges::copy(source, target.begin());
     return;
   }
-  std::ranges::transform(source, target, target.begin(), [](float more, float there) { return there + more; });
+  std::ranges::transform(source, target, target.begin(),
+                         [](float more, float there) { return there + more; });
 }
 
 // ------------------------------------------------------------------------------------- servers' states

@@ -180,15 +180,17 @@ class Engine {
 
   // Checkpoints. Collectives, on all ranks between the same steps. The folder is one that all ranks see.
 
-  /// Writes what workers and servers keep from round to round: values, optimizer's states, residuals, agreed scales,
-  /// numbers of rounds; and `front_end`, this worker's own, for read_front_end() (checkpoint_source.h). What was in the folder stays valid until all of it is on
-  /// the disk. Throws std::runtime_error, the same on all ranks, where a file cannot be written, and std::logic_error
-  /// during a step.
+  /// Writes what workers and servers keep from round to round: values, optimizer's states, residuals, agreed
+  /// scales, numbers of rounds; and `front_end`, this worker's own, for read_front_end()
+  /// (checkpoint_source.h). What was in the folder stays valid until all of it is on the disk. Throws
+  /// std::runtime_error, the same on all ranks, where a file cannot be written, and std::logic_error during a
+  /// step.
   void save_checkpoint(const std::string& folder, std::string_view front_end = {});
-  /// Goes on from one, in a job that has declared the same keys, bound its slots and pushed nothing yet. It may have
-  /// other numbers of workers and servers (README.md, "Checkpoints"). Throws compress::DecodeError for what is damaged
-  /// or no checkpoint, std::invalid_argument for one of other keys or another optimizer, both before anything has
-  /// changed, and std::runtime_error where a file cannot be read; the same on all ranks.
+  /// Goes on from one, in a job that has declared the same keys, bound its slots and pushed nothing yet. It
+  /// may have other numbers of workers and servers (README.md, "Checkpoints"). Throws compress::DecodeError
+  /// for what is damaged or no checkpoint, std::invalid_argument for one of other keys or another optimizer,
+  /// both before anything has changed, and std::runtime_error where a file cannot be read; the same on all
+  /// ranks.
   Restored load_checkpoint(const std::string& folder);
 
   // Numbers.
@@ -275,7 +277,8 @@ class Engine {
   std::vector<std::uint32_t> contributors() const;
   std::vector<HeldPart> held_parts();
   FileSeal write_states(const std::string& path, std::string_view front_end);
-  void write_manifest_of(const std::string& folder, std::uint64_t generation, std::span<const std::string> seals);
+  void write_manifest_of(const std::string& folder, std::uint64_t generation,
+                         std::span<const std::string> seals);
   void require_loadable(const CheckpointSource& source) const;
   void restore(CheckpointSource& source);
   void submit_sealed(std::uint32_t bucket);
@@ -296,7 +299,7 @@ class Engine {
       own_compression_;          ///< of keys that have one; owners: this and the thread
   std::map<KeyId, Home> homes_;  ///< of keys in buckets
   std::vector<std::uint64_t> server_load_;
-  std::string optimizer_;  ///< the servers', as in set_optimizer(); empty: none
+  std::string optimizer_;                 ///< the servers', as in set_optimizer(); empty: none
   std::unique_ptr<Hierarchy> hierarchy_;  ///< where a host's workers sum first
   std::unique_ptr<EngineThread> thread_;
   std::unique_ptr<Collectives> collectives_;

@@ -37,8 +37,8 @@ void rethrow(std::uint32_t rank, const std::string& blob) {
 
 }  // namespace
 
-/// Does work on all ranks and returns what it gave, in rank order; where it fails on any, all throw what the first of
-/// those did. That the job has failed is told at once: nobody could be asked any more.
+/// Does work on all ranks and returns what it gave, in rank order; where it fails on any, all throw what the
+/// first of those did. That the job has failed is told at once: nobody could be asked any more.
 std::vector<std::string> Engine::attempt(const char* what, const std::function<std::string()>& work) {
   std::string blob;
   try {
@@ -65,9 +65,8 @@ void Engine::require_between_steps(const char* verb) {
   require_open(verb);
   const auto left = unmarked();
   if (slots_ && left.size() < slots_->slots.size()) {
-    throw std::logic_error(
-        fmt::format("{}: a step is under way: {} of {} slots are marked; drain it first", verb,
-                    slots_->slots.size() - left.size(), slots_->slots.size()));
+    throw std::logic_error(fmt::format("{}: a step is under way: {} of {} slots are marked; drain it first",
+                                       verb, slots_->slots.size() - left.size(), slots_->slots.size()));
   }
   if (rounds().idle().wait_for(options_.slow_abort)) return;
   throw transport::TimeoutError(fmt::format("{}: rounds begun before it have not ended within {} s", verb,
@@ -158,10 +157,10 @@ void Engine::write_manifest_of(const std::string& folder, std::uint64_t generati
     const auto path = std::filesystem::path(folder) / file.name;
     std::error_code error;
     if (std::filesystem::file_size(path, error) != file.seal.bytes || error) {
-      throw std::runtime_error(
-          fmt::format("save_checkpoint: {}, which worker {} has written, is not to be seen here; give a folder that "
-                      "all workers see, such as one on NFS",
-                      path.string(), rank));
+      throw std::runtime_error(fmt::format(
+          "save_checkpoint: {}, which worker {} has written, is not to be seen here; give a folder that "
+          "all workers see, such as one on NFS",
+          path.string(), rank));
     }
   }
   write_text_file(manifest_path(folder), write_manifest(manifest));
@@ -205,9 +204,9 @@ void Engine::require_loadable(const CheckpointSource& source) const {
   }
   require_same_keys(source.manifest().layout, layout());
   const std::string& saved = source.manifest().optimizer;
-  const bool is_same = saved.empty() ? optimizer_.empty()
-                                     : optimizer_.empty() ||
-                                           parse_optimizer(saved).name == parse_optimizer(optimizer_).name;
+  const bool is_same =
+      saved.empty() ? optimizer_.empty()
+                    : optimizer_.empty() || parse_optimizer(saved).name == parse_optimizer(optimizer_).name;
   if (is_same) return;
   throw std::invalid_argument(fmt::format(
       "load_checkpoint: the checkpoint is of {}, this job has set '{}'; set the same before, or none",

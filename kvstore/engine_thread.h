@@ -63,8 +63,8 @@ class EngineThread final : private transport::Sink {
     std::shared_ptr<void>
         owner;  ///< of that memory, when nobody else keeps it until all that is sent has gone
     std::optional<DeviceOperation> device;  ///< `in`, `out` and `scatter` lie there; none: on the host
-    std::size_t part = 0;                 ///< of kReadState and kWriteState: whose state
-    transport::Buffer* state = nullptr;   ///< theirs: an encoded PartitionState; lives as `in` does
+    std::size_t part = 0;                   ///< of kReadState and kWriteState: whose state
+    transport::Buffer* state = nullptr;     ///< theirs: an encoded PartitionState; lives as `in` does
     bool* nonfinite = nullptr;  ///< set, before done, when any rank met a NaN or infinity; lives as `in` does
     Ticket done;
     Ticket taken;                        ///< `in` is no longer read

@@ -1,4 +1,5 @@
-// EngineThread between rounds: what it keeps of a tensor, and what servers keep of its parts, is read and put back.
+// EngineThread between rounds: what it keeps of a tensor, and what servers keep of its parts, is read and put
+// back.
 #include <fmt/format.h>
 
 #include <stdexcept>

@@ -13,7 +13,8 @@ namespace {
 using compress::load;
 using compress::store;
 
-/// Bytes before the arrays: next_step u64, the optimizer's steps u64, which arrays follow u32, kinds of moments u32.
+/// Bytes before the arrays: next_step u64, the optimizer's steps u64, which arrays follow u32, kinds of
+/// moments u32.
 constexpr std::size_t kHeadBytes = 24;
 constexpr std::uint32_t kHasValue = 1, kHasResidual = 2;
 /// Kinds of moments; above any optimizer's.
@@ -61,19 +62,21 @@ PartitionState decode_partition_state(std::span<const std::byte> bytes, std::uin
   state.optimizer.steps = load<std::uint64_t>(at + 8);
   const auto arrays = load<std::uint32_t>(at + 16);
   const auto moments = load<std::uint32_t>(at + 20);
-  if (state.next_step > kMaxSteps || state.optimizer.steps > kMaxSteps || arrays > (kHasValue | kHasResidual) ||
-      moments > kMaxMoments || (moments > 0 && (arrays & kHasValue) == 0)) {
-    throw compress::DecodeError(
-        fmt::format("state: step {}, optimizer's step {}, arrays {:#x} and {} kinds of moments are none that a "
-                    "server has",
-                    state.next_step, state.optimizer.steps, arrays, moments));
+  if (state.next_step > kMaxSteps || state.optimizer.steps > kMaxSteps ||
+      arrays > (kHasValue | kHasResidual) || moments > kMaxMoments ||
+      (moments > 0 && (arrays & kHasValue) == 0)) {
+    throw compress::DecodeError(fmt::format(
+        "state: step {}, optimizer's step {}, arrays {:#x} and {} kinds of moments are none that a "
+        "server has",
+        state.next_step, state.optimizer.steps, arrays, moments));
   }
-  const std::uint64_t kinds = ((arrays & kHasValue) != 0 ? 1 : 0) + ((arrays & kHasResidual) != 0 ? 1 : 0) + moments;
+  const std::uint64_t kinds =
+      ((arrays & kHasValue) != 0 ? 1 : 0) + ((arrays & kHasResidual) != 0 ? 1 : 0) + moments;
   const std::uint64_t floats = (bytes.size() - kHeadBytes) / sizeof(float);
   const bool is_whole = (bytes.size() - kHeadBytes) % sizeof(float) == 0;
   if (!is_whole || (kinds == 0 ? floats != 0 : floats % kinds != 0 || floats / kinds != count)) {
-    throw compress::DecodeError(fmt::format("state: {} bytes do not hold {} arrays of {} elements", bytes.size(),
-                                            kinds, count));
+    throw compress::DecodeError(
+        fmt::format("state: {} bytes do not hold {} arrays of {} elements", bytes.size(), kinds, count));
   }
   at += kHeadBytes;
   if ((arrays & kHasValue) != 0) state.value = take(at, count);

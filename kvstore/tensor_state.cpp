@@ -50,18 +50,18 @@ TensorState decode_tensor_state(std::span<const std::byte> bytes, std::uint64_t 
   if (state.step > kMaxSteps || (floats != 0 && floats != count) || floats > rest / sizeof(float) ||
       scales > rest / sizeof(UnitScale) || text > rest ||
       floats * sizeof(float) + scales * sizeof(UnitScale) + text != rest) {
-    throw compress::DecodeError(
-        fmt::format("tensor state: {} bytes do not hold a residual of {}, {} scales and {} bytes of text of a tensor "
-                    "of {} elements at step {}",
-                    bytes.size(), floats, scales, text, count, state.step));
+    throw compress::DecodeError(fmt::format(
+        "tensor state: {} bytes do not hold a residual of {}, {} scales and {} bytes of text of a tensor "
+        "of {} elements at step {}",
+        bytes.size(), floats, scales, text, count, state.step));
   }
   at += kHeadBytes;
   state.residual.resize(floats);
   state.scales.resize(scales);
   state.compression.resize(text);
-  for (const auto part : {std::as_writable_bytes(std::span(state.residual)),
-                          std::as_writable_bytes(std::span(state.scales)),
-                          std::as_writable_bytes(std::span(state.compression))}) {
+  for (const auto part :
+       {std::as_writable_bytes(std::span(state.residual)), std::as_writable_bytes(std::span(state.scales)),
+        std::as_writable_bytes(std::span(state.compression))}) {
     std::copy_n(at, part.size(), part.data());
     at += part.size();
   }

@@ -1,4 +1,5 @@
-// TensorState is what a worker keeps of a tensor between rounds; as bytes, it is what a checkpoint holds of it.
+// TensorState is what a worker keeps of a tensor between rounds; as bytes, it is what a checkpoint holds of
+// it.
 //
 // Threading: values and pure functions.
 #pragma once

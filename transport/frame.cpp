@@ -54,7 +54,8 @@ bool is_known(Kind kind) {
   const auto value = static_cast<std::uint8_t>(kind);
   return (value >= static_cast<std::uint8_t>(Kind::kHello) &&
           value <= static_cast<std::uint8_t>(Kind::kReject)) ||
-         (value >= static_cast<std::uint8_t>(Kind::kInit) && value <= static_cast<std::uint8_t>(Kind::kTime));
+         (value >= static_cast<std::uint8_t>(Kind::kInit) &&
+          value <= static_cast<std::uint8_t>(Kind::kWriteState));
 }
 
 [[noreturn]] void refuse(const char* field, std::uint64_t given, const std::string& expected) {

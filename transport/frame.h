@@ -53,20 +53,20 @@ enum class Kind : std::uint8_t {
   kValue = 36,  ///< server -> worker: the stored value, fp32
   kProbe = 37,  ///< worker -> server: is my push of this round here? answered by kReply, kHeld or kMissing
   kHeld = 38,   ///< server -> worker: your push is here, others are awaited (payload: their ranks, u32 each)
-  kMissing = 39,    ///< server -> worker: send that push again
-  kCommand = 40,    ///< worker 0 -> server: text; answered by kAck
-  kAck = 41,        ///< server -> worker: the request was carried out
-  kError = 42,      ///< server -> worker: the request was refused; text
-  kPost = 43,       ///< worker -> server: bytes for other workers to fetch; answered by kDelivered
-  kFetch = 44,      ///< worker -> server: send me what that worker posted; answered by kLetter
-  kLetter = 45,     ///< server -> worker: those bytes; answered by kReceipt
-  kReceipt = 46,    ///< worker -> server: they are here
-  kDelivered = 47,  ///< server -> worker: all whom it was for have what you posted
-  kClock = 48,      ///< worker -> server: what time is it there? answered by kTime
-  kTime = 49,       ///< server -> worker: it is this
-  kReadState = 56,  ///< worker -> server: what do you keep of a partition between rounds? answered by kState
-  kState = 57,      ///< server -> worker: that
-  kWriteState = 58,  ///< worker -> server: keep that; answered by kAck
+  kMissing = 39,     ///< server -> worker: send that push again
+  kCommand = 40,     ///< worker 0 -> server: text; answered by kAck
+  kAck = 41,         ///< server -> worker: the request was carried out
+  kError = 42,       ///< server -> worker: the request was refused; text
+  kPost = 43,        ///< worker -> server: bytes for other workers to fetch; answered by kDelivered
+  kFetch = 44,       ///< worker -> server: send me what that worker posted; answered by kLetter
+  kLetter = 45,      ///< server -> worker: those bytes; answered by kReceipt
+  kReceipt = 46,     ///< worker -> server: they are here
+  kDelivered = 47,   ///< server -> worker: all whom it was for have what you posted
+  kClock = 48,       ///< worker -> server: what time is it there? answered by kTime
+  kTime = 49,        ///< server -> worker: it is this
+  kReadState = 50,   ///< worker -> server: what do you keep of a partition between rounds? answered by kState
+  kState = 51,       ///< server -> worker: that
+  kWriteState = 52,  ///< worker -> server: keep that; answered by kAck
 };
 
 /// Whether a frame is the transport's own. Its payload always has a checksum, and is compared with it on

@@ -24,7 +24,16 @@ def train(workers: int, seed: int, steps: int, *options: str) -> dict[str, Any]:
     """Runs one job and returns its record, which a job that stops has not."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        command = [str(GRADWIRE), "run", "-n", str(workers), "-s", "2", sys.executable, str(HERE / "train.py")]
+        command = [
+            str(GRADWIRE),
+            "run",
+            "-n",
+            str(workers),
+            "-s",
+            "2",
+            sys.executable,
+            str(HERE / "train.py"),
+        ]
         flags = [f"--seed={seed}", f"--steps={steps}", f"--batch={BATCH}", f"--result={result}", *options]
         subprocess.run([*command, *flags], check=True, timeout=LONGEST_SECONDS)
         record: dict[str, Any] = json.loads(result.read_text())

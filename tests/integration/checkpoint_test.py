@@ -12,7 +12,14 @@ from integration.processes import Run, agreed, assert_gone, python, run_to_the_e
 WORKERS = 4
 STEPS, SAVED, KILLED = 8, 4, 6
 
-CODECS = ["none", "fp16", "2bit:threshold=0.01", "2bit:threshold=auto", "2bit:threshold=auto,reply=2bit", "topk"]
+CODECS = [
+    "none",
+    "fp16",
+    "2bit:threshold=0.01",
+    "2bit:threshold=auto",
+    "2bit:threshold=auto,reply=2bit",
+    "topk",
+]
 
 
 def program(folder: Path, codec: str, *options: str) -> list[str]:
@@ -55,7 +62,10 @@ def test_other_stores_and_a_warm_up_do_too(options: tuple[str, ...], tmp_path: P
     )
     checkpoint = train_and_kill(tmp_path / "killed", codec, *options, store=store)
     resumed = run_to_the_end(
-        tmp_path / "resumed", program(checkpoint, codec, "resume=1", *options), workers=WORKERS, servers=servers
+        tmp_path / "resumed",
+        program(checkpoint, codec, "resume=1", *options),
+        workers=WORKERS,
+        servers=servers,
     )
     assert agreed(resumed, WORKERS) == agreed(undisturbed, WORKERS)
 

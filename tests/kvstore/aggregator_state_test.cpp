@@ -160,7 +160,8 @@ TEST(AggregatorState, AStepBeforeItHasNoAnswer) {
   write(aggregator, at_step(5));
   for (const Kind kind : {Kind::kPush, Kind::kProbe}) {
     for (const std::uint64_t step : {0, 4})
-      EXPECT_THAT(handle(aggregator, 0, request(kind, step, bytes_of(std::vector<float>{1, 1, 1}))), IsEmpty());
+      EXPECT_THAT(handle(aggregator, 0, request(kind, step, bytes_of(std::vector<float>{1, 1, 1}))),
+                  IsEmpty());
   }
   EXPECT_EQ(push(aggregator, 5, {1, 2, 3}), (std::vector<float>{1, 2, 3}));
 }

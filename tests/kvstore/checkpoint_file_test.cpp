@@ -79,8 +79,9 @@ TEST(CheckpointFile, WhatIsCutShortOrGoesOnIsRefused) {
 TEST(CheckpointFile, ForeignFilesAndOtherVersionsAreNamed) {
   const Folder folder;
   overwrite(folder / "a", std::string(100, 'x'));
-  EXPECT_THAT([&] { CheckpointReader(folder / "a"); },
-              ThrowsMessage<compress::DecodeError>(AllOf(HasSubstr(folder / "a"), HasSubstr("is no file of a"))));
+  EXPECT_THAT(
+      [&] { CheckpointReader(folder / "a"); },
+      ThrowsMessage<compress::DecodeError>(AllOf(HasSubstr(folder / "a"), HasSubstr("is no file of a"))));
   write(folder / "a");
   std::string newer = contents(folder / "a");
   newer[8] = 2;
@@ -91,8 +92,9 @@ TEST(CheckpointFile, ForeignFilesAndOtherVersionsAreNamed) {
 
 TEST(CheckpointFile, WhatTheSystemRefusesIsNamed) {
   const Folder folder;
-  EXPECT_THAT([&] { CheckpointReader(folder / "none"); },
-              ThrowsMessage<std::runtime_error>(AllOf(HasSubstr(folder / "none"), HasSubstr("cannot be opened"))));
+  EXPECT_THAT(
+      [&] { CheckpointReader(folder / "none"); },
+      ThrowsMessage<std::runtime_error>(AllOf(HasSubstr(folder / "none"), HasSubstr("cannot be opened"))));
   EXPECT_THAT([&] { CheckpointWriter(folder / "no/such/folder"); },
               ThrowsMessage<std::runtime_error>(HasSubstr("cannot be opened")));
   EXPECT_THAT([] { OpenFile("/dev/full", O_WRONLY).write(bytes_of(kText)); },

@@ -56,9 +56,11 @@ TEST(Manifest, EveryChangedByteIsFound) {
 }
 
 TEST(Manifest, OtherVersionsAreNamed) {
-  EXPECT_THAT([] { read_manifest("gradwire checkpoint 9\nmore\n", "f"); },
-              ThrowsMessage<compress::DecodeError>(HasSubstr("is 'gradwire checkpoint 9', and this program reads")));
-  EXPECT_THAT([] { read_manifest("{}", "f"); }, ThrowsMessage<compress::DecodeError>(HasSubstr("is no manifest")));
+  EXPECT_THAT(
+      [] { read_manifest("gradwire checkpoint 9\nmore\n", "f"); },
+      ThrowsMessage<compress::DecodeError>(HasSubstr("is 'gradwire checkpoint 9', and this program reads")));
+  EXPECT_THAT([] { read_manifest("{}", "f"); },
+              ThrowsMessage<compress::DecodeError>(HasSubstr("is no manifest")));
 }
 
 TEST(Inherited, RanksThatAreGoneGoToSurvivorsInTurns) {
@@ -73,7 +75,8 @@ TEST(Inherited, EveryRankGoesToExactlyOne) {
   for (std::uint32_t before = 1; before < 9; ++before) {
     for (std::uint32_t now = 1; now < 9; ++now) {
       std::vector<std::uint32_t> all;
-      for (std::uint32_t index = 0; index < now; ++index) std::ranges::copy(inherited(index, now, before), std::back_inserter(all));
+      for (std::uint32_t index = 0; index < now; ++index)
+        std::ranges::copy(inherited(index, now, before), std::back_inserter(all));
       std::ranges::sort(all);
       for (std::uint32_t rank = 0; rank < before; ++rank) EXPECT_EQ(all.at(rank), rank);
       EXPECT_EQ(all.size(), before);
@@ -93,9 +96,11 @@ TEST(ResidualPieces, OfTheSameLayoutAreWhatWasThere) {
 
 TEST(ResidualPieces, OfAKeyMeetWhereItTravelsNow) {
   const Layout apart = layout(false), fused = layout(true);
-  EXPECT_THAT(residual_pieces(fused, apart, 2), ElementsAre(Piece{2, 0, 0, 4, false}, Piece{3, 3, 0, 4, true}));
+  EXPECT_THAT(residual_pieces(fused, apart, 2),
+              ElementsAre(Piece{2, 0, 0, 4, false}, Piece{3, 3, 0, 4, true}));
   EXPECT_THAT(residual_pieces(apart, fused, 2), IsEmpty());
-  EXPECT_THAT(residual_pieces(apart, fused, 3), ElementsAre(Piece{1, 0, 0, 3, false}, Piece{2, 0, 3, 4, false}));
+  EXPECT_THAT(residual_pieces(apart, fused, 3),
+              ElementsAre(Piece{1, 0, 0, 3, false}, Piece{2, 0, 3, 4, false}));
   EXPECT_THAT(residual_pieces(apart, fused, 0), ElementsAre(Piece{0, 0, 0, 10, false}));
 }
 
@@ -105,7 +110,8 @@ TEST(ResidualPieces, TakeEveryElementOnce) {
   other[1].home = {4, 10};
   other[2].home = {2, 0};
   other.push_back({{"b to a", {13}}, {0, 1}, {4, 0}});
-  for (const auto& [saved, here] : {std::pair{layout(true), other}, {other, layout(true)}, {layout(false), other}}) {
+  for (const auto& [saved, here] :
+       {std::pair{layout(true), other}, {other, layout(true)}, {layout(false), other}}) {
     std::vector<std::vector<int>> taken;
     for (const LayoutTensor& tensor : saved) taken.emplace_back(tensor.spec.elements());
     for (std::uint64_t tensor = 0; tensor < here.size(); ++tensor) {
@@ -132,12 +138,14 @@ TEST(SameKeys, NamesTheFirstDifference) {
   Layout other = layout(false);
   other[1].spec.shape = {5};
   EXPECT_THAT([&] { require_same_keys(layout(true), other); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("has key 'b' float32 (3), this job has 'b' float32 (5)")));
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("has key 'b' float32 (3), this job has 'b' float32 (5)")));
   other.erase(other.begin() + 1);
   EXPECT_THAT([&] { require_same_keys(layout(true), other); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("has key 'b' float32 (3), this job does not")));
   EXPECT_THAT([&] { require_same_keys(other, layout(false)); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("this job has key 'b' float32 (3), the checkpoint does")));
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("this job has key 'b' float32 (3), the checkpoint does")));
   EXPECT_NO_THROW(require_same_keys(layout(true), layout(false)));
 }
 

@@ -1,5 +1,5 @@
-// A job that is saved, ended and gone on from gives the bits of one that never stopped; one of another shape loses
-// nothing that its workers and servers still owed.
+// A job that is saved, ended and gone on from gives the bits of one that never stopped; one of another shape
+// loses nothing that its workers and servers still owed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -107,7 +107,8 @@ constexpr Case kCases[] = {
     {"TwoBitAutoOfHosts", run_on_hosts, "2bit:threshold=auto", "2bit"},
     {"TopKOfHosts", run_on_hosts, "topk", "topk"},
 };
-INSTANTIATE_TEST_SUITE_P(All, Resumed, testing::ValuesIn(kCases), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, Resumed, testing::ValuesIn(kCases),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(Resumed, GivesTheBitsOfAJobThatNeverStopped) {
   const Folder folder;
@@ -135,9 +136,10 @@ INSTANTIATE_TEST_SUITE_P(All, Optimized,
                          testing::Values("test", "sgd momentum=0.9", "adam", "adamw wd=0.1", "adagrad"));
 
 TEST_P(Optimized, WeightsAndStatesGoOn) {
-  for (const auto& [run, resumed_servers] :
-       {std::pair{static_cast<Runner>(run_job), 2U}, {static_cast<Runner>(run_job), 3U},
-        {static_cast<Runner>(run_native), 2U}, {static_cast<Runner>(run_on_hosts), 2U}}) {
+  for (const auto& [run, resumed_servers] : {std::pair{static_cast<Runner>(run_job), 2U},
+                                             {static_cast<Runner>(run_job), 3U},
+                                             {static_cast<Runner>(run_native), 2U},
+                                             {static_cast<Runner>(run_on_hosts), 2U}}) {
     const Folder folder;
     const std::vector<KeySpec> specs = {{"w", {200'000}}, {"b", {7}}};
     const auto steps = [&](Engine& engine, const std::vector<KeyId>& keys, unsigned first) {
@@ -154,7 +156,8 @@ TEST_P(Optimized, WeightsAndStatesGoOn) {
     std::vector<float> undisturbed, resumed;
     run(job(4, 2), [&](Engine& engine) {
       const auto keys = engine.declare(specs);
-      for (std::size_t k = 0; k < keys.size(); ++k) engine.init(keys[k], random_floats(specs[k].elements(), 99));
+      for (std::size_t k = 0; k < keys.size(); ++k)
+        engine.init(keys[k], random_floats(specs[k].elements(), 99));
       engine.set_optimizer(GetParam());
       steps(engine, keys, 0);
       engine.save_checkpoint(folder.path());
@@ -163,7 +166,8 @@ TEST_P(Optimized, WeightsAndStatesGoOn) {
     });
     run(job(4, resumed_servers), [&](Engine& engine) {
       const auto keys = engine.declare(specs);
-      for (std::size_t k = 0; k < keys.size(); ++k) engine.init(keys[k], std::vector<float>(specs[k].elements()));
+      for (std::size_t k = 0; k < keys.size(); ++k)
+        engine.init(keys[k], std::vector<float>(specs[k].elements()));
       EXPECT_EQ(engine.load_checkpoint(folder.path()).optimizer, GetParam());
       std::vector<float> before(specs[1].elements());
       engine.pull(keys[1], before, 0).wait();  // a weight, and not what init() gave
@@ -226,18 +230,14 @@ struct Shape {
 
 class Reshaped : public testing::TestWithParam<Shape> {};
 const Shape kShapes[] = {
-    {"FewerWorkers", run_job, job(3, 2)},
-    {"MoreWorkers", run_job, job(6, 2)},
-    {"OneWorker", run_job, job(1, 2)},
-    {"MoreServers", run_job, job(4, 5)},
-    {"OneServer", run_job, job(4, 1)},
-    {"OtherBuckets", run_job, job(4, 2), 1},
-    {"AllOfThat", run_job, job(3, 4), 500},
-    {"Peers", run_peers, job(3, 0)},
-    {"Native", run_native, job(3, 0)},
-    {"Hosts", run_on_hosts, job(4, 2)},
+    {"FewerWorkers", run_job, job(3, 2)},   {"MoreWorkers", run_job, job(6, 2)},
+    {"OneWorker", run_job, job(1, 2)},      {"MoreServers", run_job, job(4, 5)},
+    {"OneServer", run_job, job(4, 1)},      {"OtherBuckets", run_job, job(4, 2), 1},
+    {"AllOfThat", run_job, job(3, 4), 500}, {"Peers", run_peers, job(3, 0)},
+    {"Native", run_native, job(3, 0)},      {"Hosts", run_on_hosts, job(4, 2)},
 };
-INSTANTIATE_TEST_SUITE_P(All, Reshaped, testing::ValuesIn(kShapes), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, Reshaped, testing::ValuesIn(kShapes),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(Reshaped, LosesNoResidual) {
   const Folder before, after;
@@ -260,7 +260,8 @@ TEST_P(Reshaped, LosesNoResidual) {
     EXPECT_TRUE(is.servers == was.servers);  // moved, never added
     for (const auto& [key, masses] : was.workers) {
       ASSERT_EQ(is.workers.at(key).size(), masses.size());
-      for (std::size_t i = 0; i < masses.size(); ++i)  // a rounding of float32 for each addition, of values below 8
+      for (std::size_t i = 0; i < masses.size();
+           ++i)  // a rounding of float32 for each addition, of values below 8
         ASSERT_NEAR(is.workers.at(key)[i], masses[i], 3 * 8 * 0x1p-24) << key << " element " << i;
     }
   }
@@ -401,14 +402,16 @@ TEST(Checkpoint, BelongsToKeysAndOptimizer) {
   save_one(folder.path());
   run_job(job(2, 1), [&](Engine& engine) {
     engine.declare(std::vector<KeySpec>{{"a", {501}}});
-    EXPECT_THAT([&] { engine.load_checkpoint(folder.path()); },
-                ThrowsMessage<std::invalid_argument>(HasSubstr("has key 'a' float32 (500), this job has 'a'")));
+    EXPECT_THAT(
+        [&] { engine.load_checkpoint(folder.path()); },
+        ThrowsMessage<std::invalid_argument>(HasSubstr("has key 'a' float32 (500), this job has 'a'")));
   });
   run_job(job(2, 1), [&](Engine& engine) {
     engine.set_optimizer("sgd");
     Worker worker(engine, "none", "none");
-    EXPECT_THAT([&] { engine.load_checkpoint(folder.path()); },
-                ThrowsMessage<std::invalid_argument>(HasSubstr("is of no optimizer, this job has set 'sgd'")));
+    EXPECT_THAT(
+        [&] { engine.load_checkpoint(folder.path()); },
+        ThrowsMessage<std::invalid_argument>(HasSubstr("is of no optimizer, this job has set 'sgd'")));
   });
 }
 

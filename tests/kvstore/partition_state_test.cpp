@@ -45,7 +45,8 @@ TEST(PartitionState, OtherLengthsAreRefused) {
     EXPECT_THROW(decode_partition_state(std::span(bytes).first(length), 3), compress::DecodeError) << length;
   EXPECT_THROW(decode_partition_state(bytes, 2), compress::DecodeError);
   EXPECT_THROW(decode_partition_state(bytes, std::uint64_t{1} << 40), compress::DecodeError);
-  EXPECT_THROW(decode_partition_state(bytes, std::numeric_limits<std::uint64_t>::max()), compress::DecodeError);
+  EXPECT_THROW(decode_partition_state(bytes, std::numeric_limits<std::uint64_t>::max()),
+               compress::DecodeError);
 }
 
 TEST(PartitionState, HostileHeadsAreRefusedOrMeanWhatTheySay) {
@@ -53,8 +54,7 @@ TEST(PartitionState, HostileHeadsAreRefusedOrMeanWhatTheySay) {
   const auto good = bytes_of(full());
   for (int round = 0; round < 5000; ++round) {
     auto bytes = good;
-    for (int change = 0; change < 3; ++change)
-      bytes[random() % 24] = static_cast<std::byte>(random());
+    for (int change = 0; change < 3; ++change) bytes[random() % 24] = static_cast<std::byte>(random());
     try {
       const PartitionState state = decode_partition_state(bytes, 3);
       EXPECT_EQ(bytes_of(state), bytes);

@@ -116,9 +116,10 @@ def test_misuse_is_named(stores: list[KVStore], tmp_path: Path) -> None:
     store.push("w", np.ones(3, np.float32))
     with pytest.raises(ValueError, match="this worker has pushed already"):
         store.load_checkpoint(tmp_path)
+    model = torch.nn.Linear(2, 2)
+    plain = torch.optim.SGD(model.parameters(), lr=1)
     with pytest.raises(TypeError, match="expected what DistributedOptimizer"):
-        model = torch.nn.Linear(2, 2)
-        gradwire.torch.save_checkpoint(tmp_path, model, torch.optim.SGD(model.parameters(), lr=1))
+        gradwire.torch.save_checkpoint(tmp_path, model, plain)
 
 
 def test_every_rank_gets_its_own_extra_and_new_ranks_anothers(tmp_path: Path) -> None:
