@@ -501,7 +501,9 @@ def test_weights_of_16_bits_have_masters_of_32(kv: KVStore, dtype: torch.dtype) 
     kv.pull(["half", "full"], out=[half, full])
     assert torch.equal(half, full.to(dtype))
     assert torch.all(half < 0.98)
-    assert torch.equal(torch.ones(4, dtype=dtype) - 1e-4, torch.ones(4, dtype=dtype))  # a step is lost in 16 bits
+    assert torch.equal(
+        torch.ones(4, dtype=dtype) - 1e-4, torch.ones(4, dtype=dtype)
+    )  # a step is lost in 16 bits
 
 
 def test_another_optimizer_begins_anew(kv: KVStore) -> None:
