@@ -249,6 +249,7 @@ class Engine {
   void begin_rounds();
   EngineThread& rounds() const;
   void settle(const char* what);
+  void await_rounds(const char* what);
   std::uint64_t elements_of(KeyId key) const;
   void require_open(const char* verb) const;
   void require_size(const char* verb, KeyId key, std::size_t given) const;

@@ -68,9 +68,7 @@ void Engine::require_between_steps(const char* verb) {
     throw std::logic_error(fmt::format("{}: a step is under way: {} of {} slots are marked; drain it first",
                                        verb, slots_->slots.size() - left.size(), slots_->slots.size()));
   }
-  if (rounds().idle().wait_for(options_.slow_abort)) return;
-  throw transport::TimeoutError(fmt::format("{}: rounds begun before it have not ended within {} s", verb,
-                                            options_.slow_abort.count() / 1000));
+  await_rounds(verb);
 }
 
 std::vector<std::uint32_t> Engine::contributors() const {
