@@ -68,6 +68,10 @@ void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& 
         return on_pull(worker, header, answers);
       case Kind::kProbe:
         return on_probe(worker, header, answers);
+      case Kind::kReadState:
+        return on_read_state(worker, header, answers);
+      case Kind::kWriteState:
+        return on_write_state(worker, frame, answers);
       case Kind::kCommand:
         return on_command(worker, frame, answers);
       default:
@@ -143,10 +147,8 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   auto& partition = partitions_[{header.key, header.offset}];
   partition.count = header.count;
   if (at_once_) return apply_at_once(worker, partition, std::move(frame), answers);
-  if (header.step < partition.next_step) {  // repeated: the answer was lost, or is on its way
-    if (header.step + 1 == partition.next_step) answers.push_back({worker, share(*partition.answer)});
-    return;
-  }
+  // Repeated: the answer was lost, or is on its way.
+  if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
   if (header.step >= partition.next_step + kMaxStepsAhead) {
     throw Refused{Refusal::kFinal, fmt::format("push of key {} is for step {}, more than {} ahead of step {}",
                                                header.key, header.step, kMaxStepsAhead, partition.next_step)};
@@ -239,6 +241,13 @@ void Aggregator::publish(Partition& partition, Frame answer, std::vector<Answer>
   ++partition.next_step;
   partition.answer = std::move(answer);
   for (const std::uint32_t worker : contributors_) answers.push_back({worker, share(*partition.answer)});
+}
+
+/// A partition that goes on from a checkpoint has steps behind it and no answer yet.
+void Aggregator::answer_again(const Partition& partition, std::uint32_t worker, const FrameHeader& header,
+                              std::vector<Answer>& answers) const {
+  if (header.step + 1 == partition.next_step && partition.answer)
+    answers.push_back({worker, share(*partition.answer)});
 }
 
 void Aggregator::pass_on(Partition& partition, Round& round) {
@@ -358,10 +367,7 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
   }
   Partition& partition = found->second;
   if (at_once_) return probe_at_once(worker, partition, header, answers);
-  if (header.step < partition.next_step) {
-    if (header.step + 1 == partition.next_step) answers.push_back({worker, share(*partition.answer)});
-    return;
-  }
+  if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
   const auto round = partition.rounds.find(header.step);
   if (round == partition.rounds.end() || !round->second.payloads[worker]) {
     answers.push_back({worker, answer_to(header, Kind::kMissing)});

@@ -125,6 +125,11 @@ class Aggregator {
   void on_push(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
   void on_pull(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void on_probe(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
+  // aggregator_state.cpp
+  void on_read_state(std::uint32_t worker, const transport::FrameHeader& header,
+                     std::vector<Answer>& answers);
+  void on_write_state(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
+  void require_own_moments(const OptimizerState& state, const transport::FrameHeader& header) const;
   void set_optimizer(const std::string& text);
   void require_no_round(const char* what) const;
   void on_command(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
@@ -136,6 +141,8 @@ class Aggregator {
   void complete(Partition& partition, Round round, std::vector<Answer>& answers);
   void pass_on(Partition& partition, Round& round);
   void publish(Partition& partition, transport::Frame answer, std::vector<Answer>& answers);
+  void answer_again(const Partition& partition, std::uint32_t worker, const transport::FrameHeader& header,
+                    std::vector<Answer>& answers) const;
   transport::Frame sum_or_error(Partition& partition, const Round& round);
   transport::Frame reply(Partition& partition, const Round& round);
   transport::Frame reply(Partition& partition, const Round& round, const compress::Codec& codec,

@@ -79,6 +79,15 @@ std::span<float> DeviceTensor::scale_floats() const {
   return {reinterpret_cast<float*>(scales_.get()), 2 * units_};
 }
 
+std::vector<UnitScale> DeviceTensor::fetch_scales() const {
+  std::vector<UnitScale> scales(units_);
+  if (scales.empty()) return scales;
+  DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
+  batch.cross(scales_.get(), scales.data(), units_ * sizeof(UnitScale));
+  batch.finish();
+  return scales;
+}
+
 void DeviceTensor::keep_what_was() {
   const std::span<float> scales = scale_floats();
   if (!residual_before_) residual_before_ = link_->allocate_floats(elements_);

@@ -69,6 +69,8 @@ class DeviceTensor {
   void prepare(const compress::Codec& codec, std::size_t units, std::span<const float> residual);
   /// Brings the residual to the host; empty where there is none. Blocks.
   std::vector<float> fetch_residual() const;
+  /// Brings the scales to the host. Blocks.
+  std::vector<compress::UnitScale> fetch_scales() const;
   /// Replaces the residual from offset on; where there was none, the rest is 0. Blocks.
   void store_residual(std::size_t offset, std::span<const float> values);
   /// Keeps the residual and the scales as they are now for roll_back(), which blocks. After prepare().

@@ -119,7 +119,11 @@ std::uint32_t Engine::num_servers() const { return messenger_->world().servers; 
 /// Where a host's workers sum first, a round that was begun goes upstream later: it must not meet what comes
 /// after it.
 void Engine::settle(const char* what) {
-  if (!hierarchy_ || rounds().idle().wait_for(options_.slow_abort)) return;
+  if (hierarchy_) await_rounds(what);
+}
+
+void Engine::await_rounds(const char* what) {
+  if (rounds().idle().wait_for(options_.slow_abort)) return;
   throw transport::TimeoutError(fmt::format("{}: rounds begun before it have not ended within {} s", what,
                                             options_.slow_abort.count() / 1000));
 }
@@ -234,8 +238,9 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
 
 void Engine::set_optimizer(const std::string& text) {
   make_updater(parse_optimizer(text));  // a bad one fails here, on every rank
-  settle("set_optimizer");
+  await_rounds("set_optimizer");        // a push that is still encoded is of the optimizer before
   require_same_settings("set_optimizer", all_gather("optimizer", text));
+  optimizer_ = text;
   has_optimizer_ = true;
   if (rank() == 0 || in_order_) thread_->command("optimizer " + text).wait();
   barrier();

@@ -72,18 +72,27 @@ struct DeviceTraffic {
   std::uint64_t bytes_to_devices = 0;
 };
 
+/// What load_checkpoint() leaves to whoever drives the Engine.
+struct Restored {
+  std::uint32_t workers = 0;  ///< that the checkpoint is of
+  std::string optimizer;      ///< in force from now on, as in set_optimizer(); empty: none
+};
+
 /// What a worker has pushed so far.
 struct PushedBytes {
   std::uint64_t raw = 0;      ///< float32, as the caller gave it
   std::uint64_t encoded = 0;  ///< payloads; where a host's workers sum first, those that leave the host
 };
 
+class CheckpointSource;
 class Collectives;
 class EngineThread;
 class SparseRows;
 struct DeviceOperation;
 class Hierarchy;
 struct Compression;
+struct FileSeal;
+struct LayoutTensor;
 
 /// Connects the workers of one host, once all ranks have agreed to sum there first (hierarchy.h). A
 /// collective of job's workers.
@@ -186,6 +195,21 @@ class Engine {
   /// for keys that have not had a round since the last time, or since keep_rollback(true).
   void roll_back(std::span<const KeyId> keys);
 
+  // Checkpoints. Collectives, on all ranks between the same steps. The folder is one that all ranks see.
+
+  /// Writes what workers and servers keep from round to round: values, optimizer's states, residuals, agreed
+  /// scales, numbers of rounds; and `front_end`, this worker's own, for read_front_end()
+  /// (checkpoint_source.h). What was in the folder stays valid until all of it is on the disk. Throws
+  /// std::runtime_error, the same on all ranks, where a file cannot be written, and std::logic_error during a
+  /// step.
+  void save_checkpoint(const std::string& folder, std::string_view front_end = {});
+  /// Goes on from one, in a job that has declared the same keys, bound its slots and pushed nothing yet. It
+  /// may have other numbers of workers and servers (README.md, "Checkpoints"). Throws compress::DecodeError
+  /// for what is damaged or no checkpoint, std::invalid_argument for one of other keys or another optimizer,
+  /// both before anything has changed, and std::runtime_error where a file cannot be read; the same on all
+  /// ranks.
+  Restored load_checkpoint(const std::string& folder);
+
   // Numbers.
 
   /// Of the job's own sockets; what the workers of one host say to each other is not in them.
@@ -246,6 +270,7 @@ class Engine {
   EngineThread& rounds() const;
   void settle(const char* what);
   bool owns_rows() const;
+  void await_rounds(const char* what);
   std::uint64_t elements_of(KeyId key) const;
   void agree_on_at_once();
   void require_open(const char* verb) const;
@@ -262,6 +287,24 @@ class Engine {
   bool keeps_nonfinite(KeyId key) const;
   void write_residual(KeyId key, std::span<const float> values);
   void take_residuals_along(std::span<const KeyId> keys);
+  // engine_checkpoint.cpp
+  /// A partition of the job's servers, and the elements of which key it is.
+  struct HeldPart {
+    KeyId tensor = 0;  ///< as the thread knows it
+    std::size_t part = 0;
+    KeyId key = 0;
+    std::uint64_t offset = 0, count = 0;  ///< elements of the key
+  };
+  std::vector<std::string> attempt(const char* what, const std::function<std::string()>& work);
+  void require_between_steps(const char* verb);
+  std::vector<LayoutTensor> layout() const;
+  std::vector<std::uint32_t> contributors() const;
+  std::vector<HeldPart> held_parts();
+  FileSeal write_states(const std::string& path, std::string_view front_end);
+  void write_manifest_of(const std::string& folder, std::uint64_t generation,
+                         std::span<const std::string> seals);
+  void require_loadable(const CheckpointSource& source) const;
+  void restore(CheckpointSource& source);
   void submit_sealed(std::uint32_t bucket);
   void submit_bucket(std::uint32_t bucket);
   std::optional<DeviceOperation> device_operation(const OnDevice& place) const;
@@ -280,8 +323,9 @@ class Engine {
       own_compression_;          ///< of keys that have one; owners: this and the thread
   std::map<KeyId, Home> homes_;  ///< of keys in buckets
   std::vector<std::uint64_t> server_load_;
-  std::atomic<bool> has_optimizer_{false};
-  std::unique_ptr<Hierarchy> hierarchy_;  ///< where a host's workers sum first
+  std::atomic<bool> has_optimizer_{false};  ///< pushes may come from other threads than set_optimizer()
+  std::string optimizer_;                   ///< the servers', as in set_optimizer(); empty: none
+  std::unique_ptr<Hierarchy> hierarchy_;    ///< where a host's workers sum first
   std::unique_ptr<EngineThread> thread_;
   std::unique_ptr<Collectives> collectives_;
   std::unique_ptr<SparseRows> sparse_;  ///< none where a library sums

@@ -253,6 +253,9 @@ void EngineThread::start(Tensor& tensor) {
         return start_init(tensor);
       case Verb::kPull:
         return start_pull(tensor);
+      case Verb::kReadState:
+      case Verb::kWriteState:
+        return start_state(tensor);
       case Verb::kPush:
       case Verb::kPushPull:
         tensor.use(tensor.own_compression ? tensor.own_compression : compression_);
@@ -469,6 +472,11 @@ void EngineThread::handle(Node from, Frame frame) {
       found->answered = true;
       found->payload = {};
       return decode(tensor, index, std::move(frame));
+    case Kind::kState:
+      if (found->request != Kind::kReadState) return;
+      found->answered = true;
+      *tensor.current->state = std::move(frame.payload);
+      return part_done(tensor, nullptr);
     case Kind::kAck:
       found->answered = true;
       found->payload = {};

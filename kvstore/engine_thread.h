@@ -28,6 +28,7 @@
 #include "kvstore/mailbox_client.h"
 #include "kvstore/outbox.h"
 #include "kvstore/row_client.h"
+#include "kvstore/tensor_state.h"
 
 namespace gradwire::kvstore {
 
@@ -51,7 +52,7 @@ struct DeviceOperation {
 class EngineThread final : private transport::Sink {
  public:
   struct Operation {
-    enum class Verb : std::uint8_t { kInit, kPush, kPull, kPushPull };
+    enum class Verb : std::uint8_t { kInit, kPush, kPull, kPushPull, kReadState, kWriteState };
     Verb verb = Verb::kPushPull;
     std::span<const float> in;
     std::span<float> out;
@@ -64,6 +65,8 @@ class EngineThread final : private transport::Sink {
     std::shared_ptr<void>
         owner;  ///< of that memory, when nobody else keeps it until all that is sent has gone
     std::optional<DeviceOperation> device;  ///< `in`, `out` and `scatter` lie there; none: on the host
+    std::size_t part = 0;                   ///< of kReadState and kWriteState: whose state
+    transport::Buffer* state = nullptr;     ///< theirs: an encoded PartitionState; lives as `in` does
     bool* nonfinite = nullptr;  ///< set, before done, when any rank met a NaN or infinity; lives as `in` does
     Ticket done;
     Ticket taken;                        ///< `in` is no longer read
@@ -103,6 +106,15 @@ class EngineThread final : private transport::Sink {
   Ticket write_residual(KeyId key, std::uint64_t offset, std::span<const float> values);
   void keep_rollback(bool keep);
   Ticket roll_back(const std::vector<KeyId>& keys);
+  // engine_thread_state.cpp. What is given lives until done
+  /// Appends a key's parts, ordered by offset.
+  Ticket parts_of(KeyId key, std::vector<Part>& parts);
+  Ticket read_tensor(KeyId key, TensorState& state);
+  /// Scales that another codec has agreed are left: they are agreed anew.
+  Ticket write_tensor(KeyId key, const TensorState& state);
+  /// Fetches what a server keeps of a key's part (partition_state.h), and gives it one.
+  Ticket read_state(KeyId key, std::size_t part, transport::Buffer& state);
+  Ticket write_state(KeyId key, std::size_t part, transport::Buffer& state);
   MailboxClient& mail() { return mail_; }
   RowClient& row_client() { return rows_; }
   ClockProbe& clock_probe() { return clock_probe_; }
@@ -144,6 +156,8 @@ class EngineThread final : private transport::Sink {
   void start_push(Tensor& tensor);
   void start_pull(Tensor& tensor);
   void start_init(Tensor& tensor);
+  Ticket submit_state(Operation::Verb verb, KeyId key, std::size_t part, transport::Buffer& state);
+  void start_state(Tensor& tensor);
   void keep_what_was(Tensor& tensor);
   void stage(Operation& operation);
   // engine_thread_device.cpp

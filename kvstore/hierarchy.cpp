@@ -41,9 +41,7 @@ EngineOptions Hierarchy::uplink_options(EngineOptions options) {
   return options;
 }
 
-std::string Hierarchy::command() const {
-  return fmt::format("contributors {}", fmt::join(transport::leaders_of(link_.hosts), ","));
-}
+std::string Hierarchy::command() const { return fmt::format("contributors {}", fmt::join(leaders(), ",")); }
 
 void Hierarchy::start(EngineThread& uplink) {
   const std::lock_guard lock(mutex_);

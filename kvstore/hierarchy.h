@@ -42,6 +42,8 @@ class Hierarchy {
   /// Its options: it waits longer than the host's rounds, so that a rank that is missing on a host is named
   /// there.
   static EngineOptions uplink_options(EngineOptions options);
+  /// Those who push to the main job's servers, ascending.
+  std::vector<std::uint32_t> leaders() const { return transport::leaders_of(link_.hosts); }
   /// The command that tells the main job's servers whom to wait for.
   std::string command() const;
   /// Begins to take rounds, once the servers know.

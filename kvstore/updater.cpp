@@ -29,6 +29,8 @@ class TestUpdater final : public Updater {
     for (std::size_t i = 0; i < weight.size(); ++i) weight[i] += rescale_ * gradient[i];
   }
 
+  std::size_t moment_kinds() const override { return 0; }
+
  private:
   float rescale_;
 };
@@ -72,6 +74,8 @@ class SgdUpdater final : public Updater {
     }
   }
 
+  std::size_t moment_kinds() const override { return 1; }
+
  private:
   Preparation prepared_;
   float learning_rate_, momentum_, wd_;
@@ -114,6 +118,8 @@ class AdamUpdater final : public Updater {
     }
   }
 
+  std::size_t moment_kinds() const override { return 2; }
+
  private:
   Preparation prepared_;
   double learning_rate_, beta1_, beta2_;  // doubles: their powers are near 1
@@ -138,6 +144,8 @@ class AdagradUpdater final : public Updater {
       weight[i] -= learning_rate_ * (g / (std::sqrt(sum) + epsilon_));
     }
   }
+
+  std::size_t moment_kinds() const override { return 1; }
 
  private:
   Preparation prepared_;

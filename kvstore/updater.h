@@ -25,6 +25,7 @@ OptimizerSpec parse_optimizer(const std::string& text);
 struct OptimizerState {
   std::vector<float> moments;  ///< of each element, one kind after the other; empty before the first round
   std::uint64_t steps = 0;     ///< rounds so far
+  bool operator==(const OptimizerState&) const = default;
 };
 
 class Updater {
@@ -33,6 +34,8 @@ class Updater {
   /// Applies gradient to weight. Requires equal sizes, and one state per weight.
   virtual void update(std::span<float> weight, std::span<const float> gradient,
                       OptimizerState& state) const = 0;
+  /// Kinds of moments that update() keeps of each element, once it keeps any.
+  virtual std::size_t moment_kinds() const = 0;
 };
 
 /// Makes an optimizer. With g = clip(rescale_grad * gradient) in all but "test":

@@ -55,7 +55,7 @@ bool is_known(Kind kind) {
   return (value >= static_cast<std::uint8_t>(Kind::kHello) &&
           value <= static_cast<std::uint8_t>(Kind::kReject)) ||
          (value >= static_cast<std::uint8_t>(Kind::kInit) &&
-          value <= static_cast<std::uint8_t>(Kind::kTime)) ||
+          value <= static_cast<std::uint8_t>(Kind::kWriteState)) ||
          (value >= static_cast<std::uint8_t>(Kind::kRowInit) &&
           value <= static_cast<std::uint8_t>(Kind::kRowMissing));
 }

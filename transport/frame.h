@@ -64,6 +64,9 @@ enum class Kind : std::uint8_t {
   kDelivered = 47,   ///< server -> worker: all whom it was for have what you posted
   kClock = 48,       ///< worker -> server: what time is it there? answered by kTime
   kTime = 49,        ///< server -> worker: it is this
+  kReadState = 50,   ///< worker -> server: what do you keep of a partition between rounds? answered by kState
+  kState = 51,       ///< server -> worker: that
+  kWriteState = 52,  ///< worker -> server: keep that; answered by kAck
   kRowInit = 60,     ///< worker -> server: first values of some rows of a table; answered by kRowAck
   kRowPush = 61,     ///< worker -> server: some rows, a contribution to a round; answered by kRowAck
   kRowPull = 62,     ///< worker -> server: what a round made of some rows, or of all; answered by kRowReply

@@ -362,6 +362,14 @@ class Engine:
         Puts the residuals of keys back to what they were before their last round.
         """
 
+    def save_checkpoint(self, folder: str, front_end: bytes) -> None:
+        """Writes all that is kept from round to round. Collective."""
+
+    def load_checkpoint(self, folder: str) -> str:
+        """
+        Goes on from a checkpoint. Returns the servers' optimizer, empty where there is none. Collective.
+        """
+
     def declare(self, keys: Sequence[tuple[str, Sequence[int], str]]) -> list[int]:
         """
         Agrees on new keys (name, shape, dtype) and returns their ids. Collective.
@@ -477,6 +485,11 @@ class PulledRows:
 def build_info() -> dict:
     """
     What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs, number of CUDA devices and, where there is none, the reason; why NCCL cannot be used by this build, if so.
+    """
+
+def read_front_end(folder: str, rank: int) -> tuple[int, int, bytes]:
+    """
+    What a checkpoint holds of a worker's own: the number of workers, whose it is, and the bytes.
     """
 
 def connect_engine(**settings: Any) -> Engine:

@@ -52,6 +52,17 @@ class DeviceSum:
             total = total + value.to(total.device)
         return total
 
+    def state(self) -> tuple[dict[tuple[Hashable, int], Any], dict[Hashable, Any]]:
+        """Returns what the next add() depends on: residuals by (key, device), float32 (elements,); and agreed scales by
+        key, float32 (units, 2).
+        """
+        agreed = {key: scales for key, scales in self._scales.items() if scales is not None}
+        return dict(self._residuals), agreed
+
+    def load(self, residuals: dict[tuple[Hashable, int], Any], scales: dict[Hashable, Any]) -> None:
+        """Goes on from what state() returned."""
+        self._residuals, self._scales = dict(residuals), dict(scales)
+
     def _encode(self, key: Hashable, device: int, value: Any) -> Any:
         residual = self._residuals.setdefault((key, device), np.zeros(value.size, np.float32))
         return self._codec.encode(value.reshape(-1), residual=residual, scales=self._scales.get(key))

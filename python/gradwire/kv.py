@@ -26,19 +26,21 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any, Literal, overload
 
 import numpy as np
 
-from gradwire import _core, auto_placement, backend, environments, joining, settings
+from gradwire import _core, auto_placement, backend, checkpoint, environments, joining, settings
 from gradwire.backend import AbstractKVStore, register
+from gradwire.checkpoint import Restored
 from gradwire.collectives import Collectives
 from gradwire.compress import Compression
 from gradwire.devices import DeviceSum, is_on_device, stream_of
 from gradwire.sparse import RowSparse, SparseKeys, holds_rows
 from gradwire.timeline.recorder import Recorder
 
-__all__ = ["AbstractKVStore", "KVStore", "create", "join", "joined", "register", "stores"]
+__all__ = ["AbstractKVStore", "KVStore", "Restored", "create", "join", "joined", "register", "stores"]
 
 OwnName = Literal[
     "local",
@@ -309,7 +311,8 @@ class KVStore(AbstractKVStore):
     def set_optimizer(self, name: str, /, **parameters: float) -> None:
         """Lets the servers update weights: pulls return weights from now on. Collective; init keys first.
 
-        The same name again changes parameters and keeps the optimizer's state; another name begins anew.
+        The same name again changes parameters and keeps the optimizer's state; another name begins anew. Servers keep
+        weights in float32, whatever their keys' dtype (MXNet's multi_precision); a pull rounds them to it.
 
         Args:
             name: "sgd" (learning_rate, momentum, nesterov=0 or 1), "adam" and "adamw" (learning_rate, beta1, beta2,
@@ -485,6 +488,46 @@ class KVStore(AbstractKVStore):
         if new := [i for i, one in enumerate(names) if one not in known]:
             self.init([names[i] for i in new], [_zeros_like(_first(values[i])) for i in new])
         self.pushpull(name, tensor, output, priority)
+
+    def save_checkpoint(self, folder: str | PathLike[str], extra: bytes = b"") -> None:
+        """Writes what workers and servers keep from step to step to a folder. Collective, between steps.
+
+        That is: values and weights, the servers' optimizer with its state, what each rank's and each server's codec has
+        not sent yet, agreed scales, numbers of rounds. It takes the place of what was in the folder only when all of it
+        is on the disk. Sums of past rounds are not in it: without an optimizer, pull a key after a push of it.
+
+        Args:
+            folder: one that all workers see, such as one on NFS; made if it is not there.
+            extra: this worker's own, for load_checkpoint() to give back: weights that a framework has, the state of its
+                optimizer, where the data were.
+
+        Raises:
+            RuntimeError: a file cannot be written, on any rank; or a step is under way.
+        """
+        checkpoint.save(self.engine, folder, extra, self._devices)
+
+    def load_checkpoint(self, folder: str | PathLike[str]) -> Restored:
+        """Goes on from a checkpoint: in a job of the same keys that has pushed nothing yet. Collective, once keys are
+        initialised and, for gradwire.torch, the optimizer is made and its state_dict is loaded.
+
+        With as many workers, what follows is, bit for bit, what would have followed where it was saved. The job may
+        have other numbers of workers and servers: what was not sent yet is kept then too (kvstore/README.md,
+        "Checkpoints").
+
+        Args:
+            folder: as save_checkpoint() was given it.
+
+        Returns: the checkpoint's num_workers, and the extra of this rank; of a rank that is new, that of `rank`.
+
+        Raises:
+            gradwire.DecodeError: a file is damaged, or none of a checkpoint; nothing has changed.
+            ValueError: it is of other keys or of another optimizer, or this job has pushed; nothing has changed.
+            RuntimeError: a file cannot be read.
+        """
+        optimizer, restored = checkpoint.load(self.engine, folder, self._devices)
+        if optimizer is not None:
+            self._optimizer = optimizer
+        return restored
 
     def barrier(self) -> None:
         """Waits until every worker is here."""

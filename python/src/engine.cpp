@@ -15,6 +15,7 @@
 
 #include "compress/cuda_devices.h"
 #include "compress/simd_target.h"
+#include "kvstore/checkpoint_source.h"
 #include "kvstore/trace_file.h"
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
@@ -367,6 +368,28 @@ void bind_engine(nb::module_& module) {
           "roll_back", [](PyEngine& s, const std::vector<KeyId>& keys) { s.engine().roll_back(keys); },
           "keys"_a, Release(), "Puts the residuals of keys back to what they were before their last round.")
       .def(
+          "save_checkpoint",
+          [](PyEngine& s, const std::string& folder, const nb::bytes& front_end) {
+            const std::string_view given(front_end.c_str(), front_end.size());
+            const InterruptEnds interrupt;
+            const nb::gil_scoped_release release;
+            s.engine().save_checkpoint(folder, given);
+          },
+          "folder"_a, "front_end"_a, "Writes all that is kept from round to round. Collective.")
+      .def(
+          "load_checkpoint",
+          [](PyEngine& s, const std::string& folder) {
+            kvstore::Restored restored;
+            {
+              const InterruptEnds interrupt;
+              const nb::gil_scoped_release release;
+              restored = s.engine().load_checkpoint(folder);
+            }
+            return restored.optimizer;
+          },
+          "folder"_a,
+          "Goes on from a checkpoint. Returns the servers' optimizer, empty where there is none. Collective.")
+      .def(
           "declare",
           [](PyEngine& s,
              const std::vector<std::tuple<std::string, std::vector<std::uint64_t>, std::string>>& keys) {
@@ -528,6 +551,18 @@ void bind_engine(nb::module_& module) {
       },
       "What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs, number of "
       "CUDA devices and, where there is none, the reason; why NCCL cannot be used by this build, if so.");
+  module.def(
+      "read_front_end",
+      [](const std::string& folder, std::uint32_t rank) {
+        kvstore::FrontEnd found;
+        {
+          const nb::gil_scoped_release release;
+          found = kvstore::read_front_end(folder, rank);
+        }
+        return std::tuple(found.workers, found.given_by, nb::bytes(found.bytes.data(), found.bytes.size()));
+      },
+      "folder"_a, "rank"_a,
+      "What a checkpoint holds of a worker's own: the number of workers, whose it is, and the bytes.");
   module.def("connect_engine", &connect_engine,
              nb::sig("def connect_engine(**settings: typing.Any) -> Engine"),
              "Joins a job as a worker. Keywords: gradwire.settings.");

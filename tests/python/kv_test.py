@@ -491,6 +491,23 @@ def test_a_learning_rate_changes_and_the_state_stays(kv: KVStore) -> None:
     np.testing.assert_allclose(pulled(kv, "w", (4,)), parameter.detach().numpy(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_16_bits_have_masters_of_32(kv: KVStore, dtype: torch.dtype) -> None:
+    """MXNet's multi_precision: steps that are lost in 16 bits add up, and what is pulled is the master, rounded."""
+    kv.init("half", torch.ones(4, dtype=dtype))
+    kv.init("full", torch.ones(4))
+    kv.set_optimizer("sgd", learning_rate=1e-4)
+    half, full = torch.empty(4, dtype=dtype), torch.empty(4)
+    for _ in range(300):
+        kv.push(["half", "full"], [torch.ones(4, dtype=dtype), torch.ones(4)])
+    kv.pull(["half", "full"], out=[half, full])
+    assert torch.equal(half, full.to(dtype))
+    assert torch.all(half < 0.98)
+    assert torch.equal(
+        torch.ones(4, dtype=dtype) - 1e-4, torch.ones(4, dtype=dtype)
+    )  # a step is lost in 16 bits
+
+
 def test_another_optimizer_begins_anew(kv: KVStore) -> None:
     kv.init("w", np.zeros(2, np.float32))
     kv.set_optimizer("sgd", learning_rate=1, momentum=0.5)

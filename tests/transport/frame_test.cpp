@@ -170,7 +170,8 @@ TEST(Frame, ErrorsNameTheFieldWhatWasGivenAndWhatWasExpected) {
   EXPECT_THAT(error_of(forged(5, std::uint8_t{0}), payload), HasSubstr("kind is 0, expected one of"));
   EXPECT_THAT(error_of(forged(5, std::uint8_t{9}), payload), HasSubstr("kind is 9"));
   EXPECT_THAT(error_of(forged(5, std::uint8_t{31}), payload), HasSubstr("kind is 31"));
-  EXPECT_THAT(error_of(forged(5, std::uint8_t{50}), payload), HasSubstr("kind is 50"));
+  EXPECT_THAT(error_of(forged(5, std::uint8_t{53}), payload), HasSubstr("kind is 53"));
+  for (std::uint8_t kind = 32; kind <= 52; ++kind) EXPECT_EQ(error_of(forged(5, kind), payload), "no error");
   EXPECT_THAT(error_of(forged(10, std::uint16_t{1}), payload),
               HasSubstr("reserved field at 10 is 1, expected 0"));
   EXPECT_THAT(error_of(forged(111, std::uint8_t{5}), payload),

@@ -23,6 +23,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gradwire.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
+from gradwire.torch.checkpoint import load_checkpoint, save_checkpoint
 from gradwire.torch.optimizer import DistributedOptimizer
 from gradwire.torch.session import default_store
 
@@ -38,6 +39,8 @@ __all__ = [
     "compress_reduce_scatter",
     "ddp_hook",
     "default_store",
+    "load_checkpoint",
+    "save_checkpoint",
 ]
 
 

@@ -1,0 +1,104 @@
+"""Trains without a stop, and from halfway with 3, 4 and 6 workers, and compares. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+GRADWIRE = Path(sys.executable).with_name("gradwire")
+BATCH = 48  # windows of all workers together
+WORKERS = 4
+RESUMED = (3, 4, 6)
+LONGEST_SECONDS = 3600.0  # of one job
+
+
+def train(workers: int, seed: int, steps: int, *options: str) -> dict[str, Any]:
+    """Runs one job and returns its record, which a job that stops has not."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        command = [
+            str(GRADWIRE),
+            "run",
+            "-n",
+            str(workers),
+            "-s",
+            "2",
+            sys.executable,
+            str(HERE / "train.py"),
+        ]
+        flags = [f"--seed={seed}", f"--steps={steps}", f"--batch={BATCH}", f"--result={result}", *options]
+        subprocess.run([*command, *flags], check=True, timeout=LONGEST_SECONDS)
+        record: dict[str, Any] = json.loads(result.read_text())
+        return record
+
+
+def one_seed(seed: int, steps: int) -> dict[str, Any]:
+    """Returns the records of a seed, by arm."""
+    with tempfile.TemporaryDirectory() as folder:
+        arms = {"never stopped": train(WORKERS, seed, steps)}
+        train(WORKERS, seed, steps, f"--stop={folder}")
+        for workers in RESUMED:
+            arms[f"to {workers}"] = train(workers, seed, steps, f"--resume={folder}")
+    if arms[f"to {WORKERS}"]["sha256"] != arms["never stopped"]["sha256"]:
+        raise ValueError(f"checkpoint: seed {seed}: {WORKERS} workers that went on have other weights")
+    return arms
+
+
+def table(seeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Compares the arms at every point after the stop."""
+    rows = []
+    for workers in RESUMED:
+        arm = f"to {workers}"
+        for point in seeds[0][arm]["losses"]:
+            straight = [seed["never stopped"]["losses"][point] for seed in seeds]
+            difference = [
+                seed[arm]["losses"][point] - loss for seed, loss in zip(seeds, straight, strict=True)
+            ]
+            spread = statistics.stdev(straight) if len(seeds) > 1 else float("nan")
+            mean = statistics.fmean(difference)
+            rows.append(
+                {
+                    "arm": arm,
+                    "step": int(point),
+                    "never_stopped": statistics.fmean(straight),
+                    "spread": spread,
+                    "difference": mean,
+                    "within": abs(mean) <= spread,
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=400, help="a multiple of 20")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the results (default: here)")
+    args = parser.parse_args()
+    seeds = [one_seed(seed, args.steps) for seed in range(args.seeds)]
+    rows = table(seeds)
+    args.out.mkdir(parents=True, exist_ok=True)
+    record = {"steps": args.steps, "batch": BATCH, "seeds": seeds, "table": rows}
+    (args.out / "results.json").write_text(json.dumps(record, indent=1) + "\n")
+    with (args.out / "results.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    for row in rows:
+        verdict = "within" if row["within"] else "outside"
+        print(
+            f"{row['arm']:>6}  step {row['step']:4d}  never stopped {row['never_stopped']:.4f} +- {row['spread']:.4f}  "
+            f"difference {row['difference']:+.4f}  {verdict} the spread"
+        )
+
+
+if __name__ == "__main__":
+    main()

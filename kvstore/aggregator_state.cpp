@@ -1,0 +1,86 @@
+// Aggregator between rounds: workers read what is kept of a partition, and put it back into a job that
+// begins.
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "kvstore/aggregator.h"
+#include "kvstore/partition_state.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+
+Frame answer_to(const FrameHeader& request, Kind kind, Buffer payload) {
+  Frame frame{request, std::move(payload)};
+  frame.header.kind = kind;
+  frame.header.flags = 0;
+  frame.header.content = 0;
+  return frame;
+}
+
+std::string name_of(const FrameHeader& header) {
+  return fmt::format("state of key {} offset {} count {}", header.key, header.offset, header.count);
+}
+
+}  // namespace
+
+void Aggregator::on_read_state(std::uint32_t worker, const FrameHeader& header,
+                               std::vector<Answer>& answers) {
+  PartitionState state;  // what is not held yet has one, too
+  if (const auto found = partitions_.find({header.key, header.offset}); found != partitions_.end()) {
+    const Partition& partition = found->second;
+    if (partition.count != header.count)
+      throw std::invalid_argument(fmt::format("{}: {} elements are held", name_of(header), partition.count));
+    if (!partition.rounds.empty()) {
+      throw std::invalid_argument(fmt::format("{}: step {} is under way; end the rounds on all ranks before",
+                                              name_of(header), partition.rounds.begin()->first));
+    }
+    state = {partition.next_step, partition.value, partition.residual, partition.optimizer_state};
+  }
+  answers.push_back({worker, answer_to(header, Kind::kState, encode_state(state))});
+}
+
+void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+  const FrameHeader& header = frame.header;
+  if (header.count == 0) throw std::invalid_argument(fmt::format("{}: no element", name_of(header)));
+  const Buffer& payload = frame.payload;
+  PartitionState state = decode_partition_state(payload.bytes(), header.count);
+  require_own_moments(state.optimizer, header);
+  const auto known = partitions_.find({header.key, header.offset});
+  if (known != partitions_.end()) {
+    const Partition& partition = known->second;
+    const bool has_gone_on = partition.answer && partition.next_step != state.next_step;
+    if (partition.count != header.count || !partition.rounds.empty() || has_gone_on) {
+      throw std::invalid_argument(fmt::format(
+          "{}: {} elements are held here, at step {}; load a checkpoint into a job that has not pushed "
+          "yet, of the same keys",
+          name_of(header), partition.count, partition.next_step));
+    }
+  }
+  Partition& partition = partitions_[{header.key, header.offset}];
+  partition.count = header.count;
+  partition.value = std::move(state.value);
+  partition.residual = std::move(state.residual);
+  partition.optimizer_state = std::move(state.optimizer);
+  partition.next_step = state.next_step;
+  answers.push_back({worker, answer_to(header, Kind::kAck, {})});
+}
+
+/// An optimizer that met another's moments would read what is not there.
+void Aggregator::require_own_moments(const OptimizerState& state, const FrameHeader& header) const {
+  if (state.moments.empty()) return;
+  const std::size_t kinds = updater_ ? updater_->moment_kinds() : 0;
+  if (state.moments.size() == kinds * header.count) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: {} moments an element given, but {}; set the optimizer that they are of first", name_of(header),
+      state.moments.size() / header.count,
+      updater_ ? fmt::format("{} keeps {}", optimizer_, kinds) : std::string("no optimizer is set")));
+}
+
+}  // namespace gradwire::kvstore

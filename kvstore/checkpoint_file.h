@@ -1,0 +1,122 @@
+// A file of a checkpoint: records, each with its checksum, that appear under their name whole or not at all.
+//
+// Threading: one thread at a time.
+// Failure: bytes that are none of ours, damaged or cut short are a compress::DecodeError, what the system
+// refuses is a
+//   std::runtime_error; both name the file.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gradwire::kvstore {
+
+/// What a record holds. Part of the file format, never renumber.
+enum class RecordKind : std::uint32_t {
+  kEnd = 0,        ///< the last: how many there were, and their digest
+  kTensor = 1,     ///< a TensorState
+  kPartition = 2,  ///< a PartitionState
+  kFrontEnd = 3,   ///< bytes of whoever drives the Engine
+};
+
+/// Which elements of which tensor a record is of; zeros where it is of none.
+struct RecordName {
+  RecordKind kind = RecordKind::kEnd;
+  std::uint64_t tensor = 0;  ///< number in the checkpoint's layout
+  std::uint64_t offset = 0;  ///< elements
+  std::uint64_t count = 0;   ///< elements
+  auto operator<=>(const RecordName&) const = default;
+};
+
+/// Tells one file from all others that could have its name.
+struct FileSeal {
+  std::uint64_t bytes = 0;
+  std::uint32_t digest = 0;  ///< checksum of the records' checksums
+  bool operator==(const FileSeal&) const = default;
+};
+
+/// Owns an open file.
+class OpenFile {
+ public:
+  /// Throws std::runtime_error naming the path and the reason.
+  OpenFile(const std::filesystem::path& path, int flags);
+  ~OpenFile();
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+  /// Returns how many bytes were there; fewer than asked for at the end only.
+  std::size_t read(std::uint64_t position, std::span<std::byte> bytes) const;
+  /// Returns once the disk has what was written.
+  void sync();
+
+ private:
+  [[noreturn]] void fail(const char* what) const;
+
+  std::filesystem::path path_;
+  int descriptor_;
+};
+
+class CheckpointWriter {
+ public:
+  /// Begins a file; until finish() it is called path + ".unfinished".
+  explicit CheckpointWriter(std::filesystem::path path);
+  /// Takes away what was not finished.
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  void add(const RecordName& name, std::span<const std::byte> bytes);
+  /// Ends the file, has the disk take it and gives it its name. Once.
+  FileSeal finish();
+
+ private:
+  std::filesystem::path path_, unfinished_;
+  OpenFile file_;
+  FileSeal seal_;
+  std::uint64_t records_ = 0;
+  std::vector<std::uint32_t> checksums_;
+  bool is_finished_ = false;
+};
+
+class CheckpointReader {
+ public:
+  struct Record {
+    RecordName name;
+    std::uint64_t position = 0;  ///< of its bytes, in the file
+    std::uint64_t bytes = 0;
+    std::uint32_t checksum = 0;
+  };
+
+  /// Reads what records there are.
+  explicit CheckpointReader(std::filesystem::path path);
+
+  const std::vector<Record>& records() const { return records_; }
+  FileSeal seal() const { return seal_; }
+  std::vector<std::byte> read(const Record& record) const;
+  /// Reads all of it.
+  void verify() const;
+
+ private:
+  [[noreturn]] void refuse(const std::string& why) const;
+
+  std::filesystem::path path_;
+  OpenFile file_;
+  std::vector<Record> records_;
+  FileSeal seal_;
+};
+
+/// Gives a text file its name whole or not at all, and returns once the disk has both.
+void write_text_file(const std::filesystem::path& path, std::string_view text);
+/// Reads a text file of at most `most` bytes.
+std::string read_text_file(const std::filesystem::path& path, std::size_t most);
+/// Returns once the disk has the folder's names.
+void sync_folder(const std::filesystem::path& folder);
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,99 @@
+// CheckpointSource reads a checkpoint for a job that may have another number of workers, servers or buckets,
+// and cut its tensors otherwise (README.md, "Checkpoints").
+//
+// Threading: one thread at a time.
+// Failure: what is damaged or lacking is a compress::DecodeError naming the file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvstore/checkpoint.h"
+#include "kvstore/partition_state.h"
+#include "kvstore/tensor_state.h"
+
+namespace gradwire::kvstore {
+
+/// Elements of a tensor here.
+struct Range {
+  std::uint64_t tensor = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t count = 0;
+};
+
+/// Who of those who push asks.
+struct Contributor {
+  std::uint32_t index = 0;  ///< among them, in rank order
+  std::uint32_t all = 1;    ///< how many push
+};
+
+class CheckpointSource {
+ public:
+  /// Opens the files that the manifest names. Throws compress::DecodeError for others of the same names.
+  CheckpointSource(const std::filesystem::path& folder, Manifest manifest, Layout here);
+
+  const Manifest& manifest() const { return manifest_; }
+  /// Reads all of a worker's file.
+  void verify(std::uint32_t rank) const { files_[rank]->verify(); }
+
+  /// What a contributor goes on with.
+  TensorState tensor_state(const Range& range, const Contributor& contributor);
+  /// What a server goes on with.
+  PartitionState partition_state(const Range& range);
+  /// Whether the servers held a value of a tensor here: a first value, or a weight.
+  bool has_value(std::uint64_t tensor);
+
+ private:
+  /// One record that holds a run of a tensor.
+  struct Held {
+    std::uint32_t file = 0;  ///< rank of the worker that wrote it
+    const CheckpointReader::Record* record = nullptr;
+  };
+  using ByTensor = std::vector<std::vector<Held>>;  ///< each list ordered by offset
+
+  /// Elements that a record and a run have in common.
+  struct Overlap {
+    std::uint64_t in_record = 0, in_run = 0, count = 0;
+  };
+  static std::optional<Overlap> overlap(const RecordName& record, std::uint64_t offset, std::uint64_t count);
+  static std::optional<Overlap> overlap(const RecordName& record, const Piece& piece, const Range& range);
+
+  void take_up(std::uint32_t file, const CheckpointReader::Record& record);
+  const PartitionState& partition(const Held& held);
+  const TensorState& tensor(const Held& held);
+  void add_own(PartitionState& state, const Range& range, std::uint64_t saved);
+  void add_residual_of(std::uint32_t rank, bool adds, const Range& range, const std::vector<Piece>& pieces,
+                       std::vector<float>& residual);
+  static void put(std::vector<float>& into, std::size_t elements, const Overlap& run, std::uint64_t at,
+                  std::span<const float> from, bool adds);
+
+  const Manifest manifest_;
+  const Layout here_;
+  std::vector<std::unique_ptr<CheckpointReader>> files_;  ///< by rank
+  ByTensor partitions_;
+  std::vector<ByTensor> tensors_;  ///< by rank
+  /// The record that was read last; neighbours are often of the same.
+  std::pair<const CheckpointReader::Record*, PartitionState> last_partition_{};
+  std::pair<const CheckpointReader::Record*, TensorState> last_tensor_{};
+};
+
+/// What a worker's front end gave to Engine::save_checkpoint().
+struct FrontEnd {
+  std::uint32_t workers = 0;   ///< that the checkpoint is of
+  std::uint32_t given_by = 0;  ///< the rank asked for; or, where there was none, another in its place
+  std::string bytes;
+};
+
+/// Reads it, from a checkpoint that nobody need have loaded. Throws as CheckpointReader does.
+FrontEnd read_front_end(const std::filesystem::path& folder, std::uint32_t rank);
+
+/// Reads a folder's manifest. Throws likewise.
+Manifest read_manifest_of(const std::filesystem::path& folder);
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,235 @@
+// Engine: what workers and servers keep from round to round, saved and gone on from.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+#include <sstream>
+#include <stdexcept>
+
+#include "compress/codec.h"
+#include "kvstore/checkpoint_source.h"
+#include "kvstore/engine.h"
+#include "kvstore/engine_slots.h"
+#include "kvstore/engine_thread.h"
+#include "kvstore/hierarchy.h"
+#include "kvstore/updater.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using transport::Buffer;
+
+/// How work ended, in the blob that tells other ranks.
+enum class Outcome : char { kDone = '+', kBadBytes = 'd', kMisuse = 'i', kOther = 'r' };
+
+std::string blob_of(Outcome outcome, const std::string& text) { return static_cast<char>(outcome) + text; }
+
+std::string blob_of_failure(const char* text_of, Outcome outcome) { return blob_of(outcome, text_of); }
+
+void rethrow(std::uint32_t rank, const std::string& blob) {
+  const auto outcome = static_cast<Outcome>(blob.front());
+  const std::string text = fmt::format("worker {}: {}", rank, blob.substr(1));
+  if (outcome == Outcome::kBadBytes) throw compress::DecodeError(text);
+  if (outcome == Outcome::kMisuse) throw std::invalid_argument(text);
+  if (outcome != Outcome::kDone) throw std::runtime_error(text);
+}
+
+}  // namespace
+
+/// Does work on all ranks and returns what it gave, in rank order; where it fails on any, all throw what the
+/// first of those did. That the job has failed is told at once: nobody could be asked any more.
+std::vector<std::string> Engine::attempt(const char* what, const std::function<std::string()>& work) {
+  std::string blob;
+  try {
+    blob = blob_of(Outcome::kDone, work());
+  } catch (const transport::TransportError&) {
+    throw;
+  } catch (const transport::TimeoutError&) {
+    throw;
+  } catch (const compress::DecodeError& error) {
+    blob = blob_of_failure(error.what(), Outcome::kBadBytes);
+  } catch (const std::invalid_argument& error) {
+    blob = blob_of_failure(error.what(), Outcome::kMisuse);
+  } catch (const std::exception& error) {
+    blob = blob_of_failure(error.what(), Outcome::kOther);
+  }
+  auto blobs = all_gather(what, blob);
+  for (std::uint32_t rank = 0; rank < blobs.size(); ++rank) rethrow(rank, blobs[rank]);
+  for (std::string& each : blobs) each.erase(0, 1);
+  return blobs;
+}
+
+/// Waits until this worker's rounds have ended, which they do once all ranks have pushed the same.
+void Engine::require_between_steps(const char* verb) {
+  require_open(verb);
+  const auto left = unmarked();
+  if (slots_ && left.size() < slots_->slots.size()) {
+    throw std::logic_error(fmt::format("{}: a step is under way: {} of {} slots are marked; drain it first",
+                                       verb, slots_->slots.size() - left.size(), slots_->slots.size()));
+  }
+  await_rounds(verb);
+}
+
+std::vector<std::uint32_t> Engine::contributors() const {
+  if (hierarchy_) return hierarchy_->leaders();
+  std::vector<std::uint32_t> ranks(num_workers());
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  return ranks;
+}
+
+Layout Engine::layout() const {
+  const std::shared_lock lock(keys_mutex_);
+  Layout layout(keys_.size());
+  for (KeyId key = 0; key < keys_.size(); ++key) {
+    const Home home = home_of(key);
+    layout[key] = {keys_[key], {}, {home.key, home.offset}};
+  }
+  for (const auto& [members, bucket] : together_) layout[bucket.key].members = members;
+  return layout;
+}
+
+std::vector<Engine::HeldPart> Engine::held_parts() {
+  std::vector<HeldPart> held;
+  for (KeyId key = 0; key < keys_.size(); ++key) {
+    for (const Stretch& stretch : stretches({key, 0}, elements_of(key))) {
+      std::vector<Part> parts;
+      thread_->parts_of(stretch.tensor, parts).wait();
+      for (std::size_t p = 0; p < parts.size(); ++p)
+        held.push_back({stretch.tensor, p, key, stretch.key_offset + parts[p].offset, parts[p].count});
+    }
+  }
+  return held;
+}
+
+// ------------------------------------------------------------------------------------- saving
+
+void Engine::save_checkpoint(const std::string& folder, std::string_view front_end) {
+  require_between_steps("save_checkpoint");
+  const auto begun = attempt("checkpoint begins", [&] {  // all ranks are here: no round is under way
+    if (rank() != 0) return std::string();
+    std::filesystem::create_directories(folder);
+    return std::to_string(next_generation(folder));
+  });
+  const std::uint64_t generation = std::stoull(begun.front());
+  const auto seals = attempt("checkpoint's files", [&] {
+    const FileSeal seal =
+        write_states((std::filesystem::path(folder) / file_name(generation, rank())).string(), front_end);
+    return fmt::format("{} {}", seal.bytes, seal.digest);
+  });
+  attempt("checkpoint's manifest", [&] {
+    if (rank() == 0) write_manifest_of(folder, generation, seals);
+    return std::string();
+  });
+}
+
+/// Writes this worker's own states, and its share of the servers': every so many-th part.
+FileSeal Engine::write_states(const std::string& path, std::string_view front_end) {
+  CheckpointWriter file(path);
+  const auto pushing = contributors();
+  for (KeyId key = 0; std::ranges::binary_search(pushing, rank()) && key < keys_.size(); ++key) {
+    for (const Stretch& stretch : stretches({key, 0}, elements_of(key))) {
+      TensorState state;
+      thread_->read_tensor(stretch.tensor, state).wait();
+      file.add({RecordKind::kTensor, key, stretch.key_offset, stretch.count}, encode_state(state));
+    }
+  }
+  const auto parts = held_parts();
+  for (std::size_t i = rank(); i < parts.size(); i += num_workers()) {
+    Buffer state;
+    thread_->read_state(parts[i].tensor, parts[i].part, state).wait();
+    file.add({RecordKind::kPartition, parts[i].key, parts[i].offset, parts[i].count}, state.bytes());
+  }
+  file.add({RecordKind::kFrontEnd}, std::as_bytes(std::span(front_end)));
+  return file.finish();
+}
+
+/// Makes a checkpoint of the ranks' files. Until then the one before is what the folder holds.
+void Engine::write_manifest_of(const std::string& folder, std::uint64_t generation,
+                               std::span<const std::string> seals) {
+  Manifest manifest{generation, num_workers(), contributors(), optimizer_, layout(), {}};
+  for (std::uint32_t rank = 0; rank < seals.size(); ++rank) {
+    Manifest::File& file = manifest.files.emplace_back();
+    file.name = file_name(generation, rank);
+    std::istringstream(seals[rank]) >> file.seal.bytes >> file.seal.digest;
+    const auto path = std::filesystem::path(folder) / file.name;
+    std::error_code error;
+    if (std::filesystem::file_size(path, error) != file.seal.bytes || error) {
+      throw std::runtime_error(fmt::format(
+          "save_checkpoint: {}, which worker {} has written, is not to be seen here; give a folder that "
+          "all workers see, such as one on NFS",
+          path.string(), rank));
+    }
+  }
+  write_text_file(manifest_path(folder), write_manifest(manifest));
+  remove_other_generations(folder, generation);
+}
+
+// ------------------------------------------------------------------------------------- loading
+
+Restored Engine::load_checkpoint(const std::string& folder) {
+  require_between_steps("load_checkpoint");
+  std::unique_ptr<CheckpointSource> source;
+  const auto manifests = attempt("checkpoint is opened", [&] {
+    Manifest manifest = read_manifest_of(folder);
+    const std::string text = write_manifest(manifest);
+    source = std::make_unique<CheckpointSource>(folder, std::move(manifest), layout());
+    require_loadable(*source);
+    return text.substr(text.rfind('\t'));
+  });
+  require_same_settings("checkpoints in the folder of load_checkpoint", manifests);
+  const std::uint32_t files = source->manifest().workers;
+  attempt("checkpoint is verified", [&] {
+    for (std::uint32_t file = rank(); file < files; file += num_workers()) source->verify(file);
+    return std::string();
+  });
+  if (!source->manifest().optimizer.empty()) set_optimizer(source->manifest().optimizer);
+  attempt("checkpoint is restored", [&] {
+    restore(*source);
+    return std::string();
+  });
+  for (KeyId key = 0; hierarchy_ && hierarchy_->leads() && key < keys_.size(); ++key) {
+    if (source->has_value(key)) hierarchy_->fetch_first_value(key);
+  }
+  barrier();
+  return {files, optimizer_};
+}
+
+void Engine::require_loadable(const CheckpointSource& source) const {
+  if (rounds().pushed().raw > 0) {
+    throw std::invalid_argument(
+        "load_checkpoint: this worker has pushed already; load before the first step, or into another store");
+  }
+  require_same_keys(source.manifest().layout, layout());
+  const std::string& saved = source.manifest().optimizer;
+  const bool is_same =
+      saved.empty() ? optimizer_.empty()
+                    : optimizer_.empty() || parse_optimizer(saved).name == parse_optimizer(optimizer_).name;
+  if (is_same) return;
+  throw std::invalid_argument(fmt::format(
+      "load_checkpoint: the checkpoint is of {}, this job has set '{}'; set the same before, or none",
+      saved.empty() ? std::string("no optimizer") : fmt::format("optimizer '{}'", saved), optimizer_));
+}
+
+/// Where a library sums, every rank has the server's states to itself.
+void Engine::restore(CheckpointSource& source) {
+  const auto pushing = contributors();
+  const auto own = std::ranges::find(pushing, rank());
+  const Contributor self{static_cast<std::uint32_t>(own - pushing.begin()),
+                         static_cast<std::uint32_t>(pushing.size())};
+  for (KeyId key = 0; own != pushing.end() && key < keys_.size(); ++key) {
+    for (const Stretch& stretch : stretches({key, 0}, elements_of(key))) {
+      const TensorState state = source.tensor_state({key, stretch.key_offset, stretch.count}, self);
+      thread_->write_tensor(stretch.tensor, state).wait();
+    }
+  }
+  const auto parts = held_parts();
+  const std::size_t stride = in_order_ ? 1 : num_workers();
+  for (std::size_t i = in_order_ ? 0 : rank(); i < parts.size(); i += stride) {
+    const PartitionState state = source.partition_state({parts[i].key, parts[i].offset, parts[i].count});
+    Buffer bytes = encode_state(state);
+    thread_->write_state(parts[i].tensor, parts[i].part, bytes).wait();
+  }
+}
+
+}  // namespace gradwire::kvstore

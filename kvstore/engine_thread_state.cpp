@@ -1,0 +1,85 @@
+// EngineThread between rounds: what it keeps of a tensor, and what servers keep of its parts, is read and put
+// back.
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "compress/codecs.h"
+#include "kvstore/engine_tensor.h"
+
+namespace gradwire::kvstore {
+
+using transport::Buffer;
+using transport::Kind;
+using Verb = EngineThread::Operation::Verb;
+
+namespace {
+
+/// Tells compressions apart whose scales mean different things.
+std::string name_of(const Compression& compression) {
+  return fmt::format("{} reply={}", compress::canonical_spec(compression.codec->spec()),
+                     static_cast<int>(compression.reply));
+}
+
+}  // namespace
+
+Ticket EngineThread::parts_of(KeyId key, std::vector<Part>& parts) {
+  return between_rounds({key}, [this, key, &parts] {
+    for (const PartState& state : tensors_[key]->parts) parts.push_back(state.part);
+  });
+}
+
+Ticket EngineThread::read_tensor(KeyId key, TensorState& state) {
+  return between_rounds({key}, [this, key, &state] {
+    const Tensor& tensor = *tensors_[key];
+    state.step = tensor.step;
+    state.residual = tensor.on_device ? tensor.on_device->fetch_residual() : tensor.residual;
+    if (!tensor.scales_known) return;
+    state.scales = tensor.on_device ? tensor.on_device->fetch_scales() : tensor.scales;
+    state.compression = name_of(*tensor.compression);
+  });
+}
+
+Ticket EngineThread::write_tensor(KeyId key, const TensorState& state) {
+  return between_rounds({key}, [this, key, &state] {
+    Tensor& tensor = *tensors_[key];
+    tensor.has_before = false;
+    settle_on_host(tensor);
+    tensor.step = state.step;
+    tensor.value_current = false;
+    tensor.residual = state.residual;
+    const auto& in_force = tensor.own_compression ? tensor.own_compression : compression_;
+    tensor.use(in_force);
+    tensor.scales = state.scales;
+    tensor.scales_known = !state.scales.empty() && state.scales.size() == tensor.unit_count() &&
+                          state.compression == name_of(*in_force);
+  });
+}
+
+Ticket EngineThread::read_state(KeyId key, std::size_t part, Buffer& state) {
+  return submit_state(Verb::kReadState, key, part, state);
+}
+
+Ticket EngineThread::write_state(KeyId key, std::size_t part, Buffer& state) {
+  return submit_state(Verb::kWriteState, key, part, state);
+}
+
+Ticket EngineThread::submit_state(Verb verb, KeyId key, std::size_t part, Buffer& state) {
+  Operation operation;
+  operation.verb = verb;
+  operation.part = part;
+  operation.state = &state;
+  const Ticket done = operation.done;
+  submit(key, std::move(operation));
+  return done;
+}
+
+void EngineThread::start_state(Tensor& tensor) {
+  const Operation& operation = *tensor.current;
+  tensor.parts_left = 1;
+  if (operation.verb == Verb::kReadState) return send(tensor, operation.part, Kind::kReadState, {}, 0);
+  send(tensor, operation.part, Kind::kWriteState, operation.state->share(), 0);
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,88 @@
+#include "kvstore/partition_state.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "compress/codec.h"
+#include "compress/little_endian.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using compress::load;
+using compress::store;
+
+/// Bytes before the arrays: next_step u64, the optimizer's steps u64, which arrays follow u32, kinds of
+/// moments u32.
+constexpr std::size_t kHeadBytes = 24;
+constexpr std::uint32_t kHasValue = 1, kHasResidual = 2;
+/// Kinds of moments; above any optimizer's.
+constexpr std::uint32_t kMaxMoments = 8;
+
+std::byte* put(std::span<const float> values, std::byte* to) {
+  const auto bytes = std::as_bytes(values);
+  return std::ranges::copy(bytes, to).out;
+}
+
+std::vector<float> take(const std::byte*& from, std::uint64_t elements) {
+  std::vector<float> values(elements);
+  const std::size_t bytes = elements * sizeof(float);
+  std::copy_n(from, bytes, std::as_writable_bytes(std::span(values)).data());
+  from += bytes;
+  return values;
+}
+
+}  // namespace
+
+transport::Buffer encode_state(const PartitionState& state) {
+  const std::size_t count = std::max(state.value.size(), state.residual.size());
+  const std::size_t moments = state.optimizer.moments.size();
+  const std::size_t floats = state.value.size() + state.residual.size() + moments;
+  transport::Buffer buffer = transport::Buffer::allocate(kHeadBytes + floats * sizeof(float));
+  std::byte* to = buffer.bytes().data();
+  store(state.next_step, to);
+  store(state.optimizer.steps, to + 8);
+  store((state.value.empty() ? 0U : kHasValue) | (state.residual.empty() ? 0U : kHasResidual), to + 16);
+  store(count == 0 ? 0U : static_cast<std::uint32_t>(moments / count), to + 20);
+  to = put(state.value, to + kHeadBytes);
+  to = put(state.residual, to);
+  put(state.optimizer.moments, to);
+  return buffer;
+}
+
+PartitionState decode_partition_state(std::span<const std::byte> bytes, std::uint64_t count) {
+  if (bytes.size() < kHeadBytes) {
+    throw compress::DecodeError(
+        fmt::format("state: {} bytes given, expected at least {}", bytes.size(), kHeadBytes));
+  }
+  const std::byte* at = bytes.data();
+  PartitionState state;
+  state.next_step = load<std::uint64_t>(at);
+  state.optimizer.steps = load<std::uint64_t>(at + 8);
+  const auto arrays = load<std::uint32_t>(at + 16);
+  const auto moments = load<std::uint32_t>(at + 20);
+  if (state.next_step > kMaxSteps || state.optimizer.steps > kMaxSteps ||
+      arrays > (kHasValue | kHasResidual) || moments > kMaxMoments ||
+      (moments > 0 && (arrays & kHasValue) == 0)) {
+    throw compress::DecodeError(fmt::format(
+        "state: step {}, optimizer's step {}, arrays {:#x} and {} kinds of moments are none that a "
+        "server has",
+        state.next_step, state.optimizer.steps, arrays, moments));
+  }
+  const std::uint64_t kinds =
+      ((arrays & kHasValue) != 0 ? 1 : 0) + ((arrays & kHasResidual) != 0 ? 1 : 0) + moments;
+  const std::uint64_t floats = (bytes.size() - kHeadBytes) / sizeof(float);
+  const bool is_whole = (bytes.size() - kHeadBytes) % sizeof(float) == 0;
+  if (!is_whole || (kinds == 0 ? floats != 0 : floats % kinds != 0 || floats / kinds != count)) {
+    throw compress::DecodeError(
+        fmt::format("state: {} bytes do not hold {} arrays of {} elements", bytes.size(), kinds, count));
+  }
+  at += kHeadBytes;
+  if ((arrays & kHasValue) != 0) state.value = take(at, count);
+  if ((arrays & kHasResidual) != 0) state.residual = take(at, count);
+  state.optimizer.moments = take(at, moments * count);
+  return state;
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,31 @@
+// TensorState is what a worker keeps of a tensor between rounds; as bytes, it is what a checkpoint holds of
+// it.
+//
+// Threading: values and pure functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compress/codec.h"
+
+namespace gradwire::kvstore {
+
+struct TensorState {
+  std::uint64_t step = 0;                   ///< rounds begun
+  std::vector<float> residual;              ///< one flat array; empty: none
+  std::vector<compress::UnitScale> scales;  ///< agreed for the next round, by unit; empty: none
+  std::string compression;                  ///< who agreed them; empty where nobody did
+  bool operator==(const TensorState&) const = default;
+};
+
+std::vector<std::byte> encode_state(const TensorState& state);
+
+/// Reads the state of a tensor of `count` elements. Throws compress::DecodeError for any other bytes, before
+/// anything of their size is made.
+TensorState decode_tensor_state(std::span<const std::byte> bytes, std::uint64_t count);
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,139 @@
+"""kv.save_checkpoint and load_checkpoint: what Python adds to the engine's, and what its users see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradwire
+import gradwire.torch
+import numpy as np
+import pytest
+import torch
+from gradwire.kv import KVStore
+from numpy.testing import assert_array_equal
+from python.inproc_ranks import run_ranks
+
+SIZE = 70_000
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("GRADWIRE_ROLE", "DMLC_ROLE", "GRADWIRE_COMPRESSION"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def stores() -> Iterator[list[KVStore]]:
+    opened: list[KVStore] = []
+    yield opened
+    for store in opened:
+        store.close()
+
+
+def local(stores: list[KVStore]) -> KVStore:
+    stores.append(gradwire.kv.create("local"))
+    return stores[-1]
+
+
+def gradient(seed: int) -> Any:
+    return np.random.default_rng(seed).normal(0, 0.5, SIZE).astype(np.float32)
+
+
+def pushed(store: KVStore, steps: range) -> list[Any]:
+    """The sums of two devices' values."""
+    sums = []
+    for step in steps:
+        out = np.empty(SIZE, np.float32)
+        store.pushpull("w", [gradient(2 * step), gradient(2 * step + 1)], out=out)
+        sums.append(out)
+    return sums
+
+
+@pytest.mark.parametrize("codec", ["2bit:threshold=0.5", "2bit:threshold=auto", "topk"])
+def test_residuals_of_devices_go_on(codec: str, stores: list[KVStore], tmp_path: Path) -> None:
+    def opened() -> KVStore:
+        store = local(stores)
+        store.set_gradient_compression(codec)
+        store.init("w", np.zeros(SIZE, np.float32))
+        return store
+
+    first = opened()
+    pushed(first, range(3))
+    first.save_checkpoint(tmp_path / "ck", b"mine")
+    second = opened()
+    assert second.load_checkpoint(tmp_path / "ck") == gradwire.kv.Restored(1, 0, b"mine")
+    assert_array_equal(pushed(second, range(3, 6)), pushed(first, range(3, 6)))
+
+
+def test_weights_and_the_optimizer_go_on(stores: list[KVStore], tmp_path: Path) -> None:
+    def push(store: KVStore, seed: int) -> Any:
+        out = np.empty(SIZE, np.float32)
+        store.pushpull("w", gradient(seed), out=out)
+        return out
+
+    first = local(stores)
+    first.init("w", gradient(9))
+    first.set_optimizer("adam", learning_rate=0.25, wd=0.125)
+    push(first, 0)
+    first.set_learning_rate(0.5)
+    first.save_checkpoint(tmp_path)
+    second = local(stores)
+    second.init("w", np.zeros(SIZE, np.float32))
+    second.load_checkpoint(tmp_path)
+    assert_array_equal(push(second, 1), push(first, 1))
+    for store in (first, second):
+        store.set_learning_rate(0.01)  # knows the other parameters
+    assert_array_equal(push(second, 2), push(first, 2))
+
+
+def test_damage_is_a_decode_error(stores: list[KVStore], tmp_path: Path) -> None:
+    first = local(stores)
+    first.init("w", gradient(0))
+    first.save_checkpoint(tmp_path)
+    (file,) = tmp_path.glob("*.state")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    second = local(stores)
+    second.init("w", np.zeros(SIZE, np.float32))
+    with pytest.raises(gradwire.DecodeError, match=f"worker 0: checkpoint: {file} is damaged between bytes"):
+        second.load_checkpoint(tmp_path)
+    out = np.ones(SIZE, np.float32)
+    second.pull("w", out=out)
+    assert not out.any()  # nothing has changed
+
+
+def test_misuse_is_named(stores: list[KVStore], tmp_path: Path) -> None:
+    store = local(stores)
+    store.init("w", np.zeros(3, np.float32))
+    with pytest.raises(RuntimeError, match=r"checkpoint\.manifest cannot be opened \(No such file"):
+        store.load_checkpoint(tmp_path)
+    with pytest.raises(TypeError, match="extra is a str, expected bytes"):
+        store.save_checkpoint(tmp_path, "text")  # type: ignore[arg-type]
+    store.save_checkpoint(tmp_path)
+    store.push("w", np.ones(3, np.float32))
+    with pytest.raises(ValueError, match="this worker has pushed already"):
+        store.load_checkpoint(tmp_path)
+    model = torch.nn.Linear(2, 2)
+    plain = torch.optim.SGD(model.parameters(), lr=1)
+    with pytest.raises(TypeError, match="expected what DistributedOptimizer"):
+        gradwire.torch.save_checkpoint(tmp_path, model, plain)
+
+
+def test_every_rank_gets_its_own_extra_and_new_ranks_anothers(tmp_path: Path) -> None:
+    def save(store: KVStore) -> None:
+        store.init("w", np.zeros(3, np.float32))
+        store.save_checkpoint(tmp_path, f"of {store.rank}".encode())
+
+    def load(store: KVStore) -> None:
+        store.init("w", np.zeros(3, np.float32))
+        restored = store.load_checkpoint(tmp_path)
+        expected = store.rank % 2
+        assert restored == gradwire.kv.Restored(2, expected, f"of {expected}".encode())
+
+    run_ranks(2, save)
+    run_ranks(2, load)
+    run_ranks(3, load)
+    run_ranks(1, load)
