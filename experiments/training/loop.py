@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -44,8 +46,25 @@ def make_sgd(args: argparse.Namespace, model: torch.nn.Module) -> torch.optim.SG
     )
 
 
+def make_outer(args: argparse.Namespace, weights: list[torch.Tensor]) -> torch.optim.SGD:
+    """Makes the outer optimizer that the flags ask for."""
+    momentum = args.outer_momentum
+    return torch.optim.SGD(weights, lr=args.outer_lr, momentum=momentum, nesterov=momentum > 0)
+
+
 def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, store: Any) -> Any:
     """Wraps the SGD that the flags ask for."""
+    if args.sync_every is not None:
+        return gw.torch.LocalStepOptimizer(
+            make_sgd(args, model),
+            named_parameters=model.named_parameters(),
+            compression=compression(args),
+            store=store,
+            sync_every=args.sync_every,
+            outer=functools.partial(make_outer, args),
+            fragments=args.sync_fragments,
+            merge_after=args.sync_merge_after,
+        )
     return gw.torch.DistributedOptimizer(
         make_sgd(args, model),
         named_parameters=model.named_parameters(),
@@ -54,6 +73,18 @@ def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, store: Any)
         momentum_correction={"auto": "auto", "on": True, "off": False}[args.momentum_correction],
         overlap_step=args.overlap_step,
     )
+
+
+def finish_epoch(args: argparse.Namespace, optimizer: Any, *, is_last: bool) -> None:
+    """Waits for what is under way; with local steps ends rounds only where no other step follows."""
+    if args.ddp_hook is None and (args.sync_every is None or is_last):
+        optimizer.synchronize()
+
+
+def scored_weights(optimizer: Any) -> contextlib.AbstractContextManager[None]:
+    """Has the model be what is scored: with local steps, what all workers share."""
+    shared: Any = getattr(optimizer, "shared_weights", contextlib.nullcontext)
+    return shared()  # type: ignore[no-any-return]
 
 
 def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) -> dict[str, Any]:
@@ -75,7 +106,8 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         interface = ddp.join(store)
         network = ddp.wrap(model, args.ddp_hook, steps_per_epoch * args.num_epochs)
         optimizer, count = make_sgd(args, model), ddp.link_bytes(interface)
-    meter, seconds, step = Meter(count), 0.0, 0
+    typical = statistics.median if args.sync_every is None else statistics.fmean
+    meter, seconds, step = Meter(count, typical), 0.0, 0
     scores: list[float] = []
     record: dict[str, Any] = {"training_loss_per_epoch": [], "seconds_per_epoch": []}
     for epoch in range(args.num_epochs):
@@ -91,11 +123,11 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
             meter.step()
             step += 1
             progress.move(f"epoch {epoch + 1}/{args.num_epochs}  step {step}  loss {losses[-1]:.3f}")
-        if args.ddp_hook is None:
-            optimizer.synchronize()
+        finish_epoch(args, optimizer, is_last=epoch + 1 == args.num_epochs)
         seconds += time.perf_counter() - began
         if store.rank == 0:
-            scores.append(task.score(model))
+            with scored_weights(optimizer):
+                scores.append(task.score(model))
             record["training_loss_per_epoch"].append(statistics.fmean(losses))
             record["seconds_per_epoch"].append(seconds)
             progress.say(
@@ -107,7 +139,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         f"{task.metric}_per_epoch": scores,
         task.metric: scores[-1] if scores else None,
         "images_per_second": step * args.batch_size * store.num_workers / seconds,
-        "bytes_per_step": meter.median(),
+        "bytes_per_step": meter.typical(),
         "bytes_total": meter.total(),
         "codec_seconds": store.engine.codec_seconds() if args.ddp_hook is None else None,
         "steps": step,
@@ -118,6 +150,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         "decisions": store.decisions if args.ddp_hook is None else [],
         "momentum_correction": getattr(optimizer, "momentum_correction", False),
         "overlap_step": getattr(optimizer, "overlap_step", False),
+        "sync_every": args.sync_every,
         "arguments": {name: value for name, value in vars(args).items() if name != "json"},
     }
 

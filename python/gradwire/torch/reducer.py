@@ -78,7 +78,7 @@ class GradientReducer:
         self._densified = False
         self._frozen: list[tuple[str, torch.Tensor]] = []
         self._places: dict[torch.Tensor, int] = {}  # in the order of the forward pass
-        self._device = _home([parameter for _, parameter in named])
+        self._device = home_of([parameter for _, parameter in named])
         self.add(named)
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -95,7 +95,7 @@ class GradientReducer:
     def _add_live(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         if not named:
             return
-        runs = _runs([p for _, p in named], self._device)
+        runs = runs_of([p for _, p in named], self._device)
         self.exchange.add(named, runs, [self._places[p] for _, p in named])
         for (name, p), run in zip(named, runs, strict=True):
             self._names.append(name)
@@ -339,7 +339,7 @@ class _BackwardEnd:
                 reducer.on_backward_failed()
 
 
-def _home(parameters: Sequence[torch.Tensor]) -> torch.device:
+def home_of(parameters: Sequence[torch.Tensor]) -> torch.device:
     """Returns the one CUDA device that holds all parameters, if the engine can encode there; else the CPU."""
     devices = {parameter.device for parameter in parameters}
     usable = _core.build_info()["cuda_devices"] > 0
@@ -348,8 +348,8 @@ def _home(parameters: Sequence[torch.Tensor]) -> torch.device:
     return torch.device("cpu")
 
 
-def _runs(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """One run of float32 for each, out of one buffer."""
+def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Returns one run of float32 zeros (elements,) for each, out of one buffer."""
     offsets, total = [], 0
     for parameter in parameters:
         offsets.append(total)
