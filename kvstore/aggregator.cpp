@@ -113,7 +113,7 @@ class Aggregator::Contributions {
 };
 
 Aggregator::Aggregator(std::uint32_t workers, Sealing sealing)
-    : workers_(workers), sealing_(sealing), contributors_(workers) {
+    : workers_(workers), sealing_(sealing), contributors_(workers), attendance_(workers) {
   std::iota(contributors_.begin(), contributors_.end(), 0U);
 }
 
@@ -227,6 +227,11 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
     if (header.step + 1 == partition.next_step) answers.push_back({worker, share(*partition.answer)});
     return;
   }
+  if (attendance_.is_away(worker)) {
+    throw Refused{Refusal::kFinal,
+                  fmt::format("push of key {} step {}: worker {} has joined, and may push when all have",
+                              header.key, header.step, worker)};
+  }
   if (header.step >= partition.next_step + kMaxStepsAhead) {
     throw Refused{Refusal::kFinal, fmt::format("push of key {} is for step {}, more than {} ahead of step {}",
                                                header.key, header.step, kMaxStepsAhead, partition.next_step)};
@@ -241,7 +246,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   accept(worker, round, std::move(frame));
   complete_next(partition, answers);
   for (const std::uint32_t left : gone_) {
-    if (header.step < partition.next_step || round.payloads[left]) continue;
+    if (header.step < partition.next_step || round.payloads[left] || attendance_.is_away(left)) continue;
     return fail_waiters(round, left_text(left, header.step, header.key), answers);
   }
 }
@@ -271,7 +276,7 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
 void Aggregator::complete_next(Partition& partition, std::vector<Answer>& answers) {
   for (auto next = partition.rounds.begin();
        next != partition.rounds.end() && next->first == partition.next_step &&
-       next->second.arrived == contributors_.size();
+       next->second.arrived + attendance_.away() == contributors_.size();
        next = partition.rounds.begin()) {
     if (upstream_) return pass_on(partition, next->second);
     Round round = std::move(next->second);
@@ -314,7 +319,9 @@ void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>
 void Aggregator::publish(Partition& partition, Frame answer, std::vector<Answer>& answers) {
   ++partition.next_step;
   partition.answer = std::move(answer);
-  for (const std::uint32_t worker : contributors_) answers.push_back({worker, share(*partition.answer)});
+  for (const std::uint32_t worker : contributors_) {
+    if (!attendance_.is_away(worker)) answers.push_back({worker, share(*partition.answer)});
+  }
 }
 
 void Aggregator::pass_on(Partition& partition, Round& round) {
@@ -375,7 +382,7 @@ Frame Aggregator::reply(Partition& partition, const Round& round, const compress
     shorten(codec, partition.count, out, flags, pool_);
   Frame frame = answer_to(round.first, Kind::kReply, std::move(out));
   frame.header.content = static_cast<std::uint8_t>(Content::kSum);
-  frame.header.flags = flags;
+  frame.header.flags = with_absent(flags, attendance_.away());
   return frame;
 }
 
@@ -442,7 +449,7 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
   }
   std::vector<std::uint32_t> awaited;
   for (const std::uint32_t rank : contributors_) {
-    if (!round->second.payloads[rank]) awaited.push_back(rank);
+    if (!round->second.payloads[rank] && !attendance_.is_away(rank)) awaited.push_back(rank);
   }
   Buffer ranks = Buffer::allocate(awaited.size() * sizeof(std::uint32_t));
   std::memcpy(ranks.bytes().data(), awaited.data(), ranks.size_bytes());
@@ -467,12 +474,22 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
     set_optimizer(text.substr(kOptimizer.size()));
   } else if (text.starts_with(kContributors)) {
     set_contributors(parse_ranks(text.substr(kContributors.size())));
+  } else if (text == "join") {
+    return on_join(worker, frame.header, answers);
   } else {
-    throw Refused{Refusal::kFinal, fmt::format("command '{}' is not known; expected 'optimizer NAME ...' or "
-                                               "'contributors RANK,RANK,...'",
+    throw Refused{Refusal::kFinal, fmt::format("command '{}' is not known; expected 'optimizer NAME ...', "
+                                               "'contributors RANK,RANK,...' or 'join'",
                                                text.substr(0, 80))};
   }
   answers.push_back({worker, answer_to(frame.header, Kind::kAck)});
+}
+
+/// A worker joins once it has the answers to all its pushes, so what it lacks in is what it will not push.
+void Aggregator::on_join(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
+  Frame acknowledgement = answer_to(header, Kind::kAck);
+  acknowledgement.header.step = attendance_.join(worker, header.key);
+  answers.push_back({worker, std::move(acknowledgement)});
+  for (auto& [id, partition] : partitions_) complete_next(partition, answers);
 }
 
 void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) {
@@ -480,7 +497,7 @@ void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answer
   gone_.insert(worker);
   for (auto& [id, partition] : partitions_) {
     for (auto& [step, round] : partition.rounds) {
-      if (round.payloads[worker]) continue;
+      if (round.payloads[worker] || attendance_.is_away(worker)) continue;
       fail_waiters(round, left_text(worker, step, id.key), answers);
     }
   }

@@ -4,6 +4,7 @@
 // A round is one (key, offset, step): it is complete when every worker's push is here. The sum is then made
 // in rank order in one pass, encoded once, and answered to all. Requests may be repeated; they are told apart
 // by (key, offset, step, sender). The last answer is kept until the next round of that partition is complete.
+// Workers that have joined (attendance.h) are not awaited: a round is of those that still push.
 // Where workers of a host sum first (hierarchy.h), only some workers' pushes make a round, or somebody
 // upstream turns its sum into the answer.
 //
@@ -23,6 +24,7 @@
 #include "compress/codec.h"
 #include "compress/integer_sums.h"
 #include "compress/segmented.h"
+#include "kvstore/attendance.h"
 #include "kvstore/protocol.h"
 #include "kvstore/updater.h"
 #include "transport/frame.h"
@@ -127,6 +129,7 @@ class Aggregator {
   void on_probe(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void set_optimizer(const std::string& text);
   void on_command(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
+  void on_join(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void tell(Moment moment, const transport::FrameHeader& push) const {
     if (watch_) watch_(moment, push);
   }
@@ -148,6 +151,7 @@ class Aggregator {
   std::uint32_t workers_;
   Sealing sealing_;
   std::vector<std::uint32_t> contributors_;  ///< ascending
+  Attendance attendance_;
   Upstream upstream_;
   Watch watch_;
   std::set<std::uint32_t> gone_;

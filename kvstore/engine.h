@@ -106,6 +106,12 @@ class Engine {
   // Collectives of the workers. They block, at most slow_abort.
 
   void barrier();
+  /// Says that this worker has run out of data: the others' rounds go on without it, as sums of what they
+  /// push. Returns when all have joined, with the rank that joined last; then all push again, from the same
+  /// round on. Waits first for this worker's own rounds. What a codec has not sent yet stays, for the next
+  /// push. Meanwhile no other collective may be called. Throws std::invalid_argument where a library or a
+  /// host's workers sum, TimeoutError naming the ranks that did not join within slow_abort.
+  std::uint32_t join();
   /// Gives blob to all and returns every worker's in rank order.
   std::vector<std::string> all_gather(std::string_view name, std::string_view blob);
   /// Exact collectives on arrays of many types. Lives until close(); throws std::logic_error after it.

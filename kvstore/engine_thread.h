@@ -46,6 +46,12 @@ struct DeviceOperation {
   bool lands = false;  ///< what `landing` holds at the end is still to be copied to `out`
 };
 
+/// How many rounds of a tensor the ranks have begun.
+struct StepSpread {
+  std::uint64_t least = 0;
+  std::uint64_t most = 0;
+};
+
 class EngineThread final : private transport::Sink {
  public:
   struct Operation {
@@ -89,8 +95,9 @@ class EngineThread final : private transport::Sink {
   /// Sets what some keys have apart from that.
   void set_compression_of(std::vector<KeyId> keys, std::shared_ptr<const Compression> compression);
   void submit(KeyId key, Operation operation);
-  /// Sends text to every server; done when all have acknowledged.
-  Ticket command(std::string text);
+  /// Sends text to every server; done when all have acknowledged. place: set, before done, to the step of
+  /// server 0's acknowledgement; lives until done.
+  Ticket command(std::string text, std::uint64_t* place = nullptr);
   /// Done when nothing is in flight.
   Ticket idle();
   /// Writes the residual from offset on to out, where there is one, which it sets found to. Fails where a
@@ -101,6 +108,12 @@ class EngineThread final : private transport::Sink {
   Ticket write_residual(KeyId key, std::uint64_t offset, std::span<const float> values);
   void keep_rollback(bool keep);
   Ticket roll_back(const std::vector<KeyId>& keys);
+  /// Writes how many rounds of each tensor have begun to steps. Requires, as what follows, that none is in
+  /// progress.
+  Ticket read_steps(std::vector<std::uint64_t>& steps);
+  /// Goes on from the most rounds that any rank has begun of each tensor. Where ranks differ, what they
+  /// agreed on in the last one is void.
+  Ticket catch_up(std::vector<StepSpread> spreads);
   MailboxClient& mail() { return mail_; }
   ClockProbe& clock_probe() { return clock_probe_; }
   /// The link to a device, made when it is first asked for.
@@ -165,7 +178,12 @@ class EngineThread final : private transport::Sink {
   void send(Tensor& tensor, std::size_t part, transport::Kind kind, transport::Buffer payload,
             std::uint32_t flags);
   void handle(transport::Node from, transport::Frame frame);
+  // engine_thread_command.cpp
+  void send_command(std::uint32_t server);
+  bool take_acknowledgement(transport::Node from, const transport::Frame& frame);
+  void tick_command(Clock::time_point now);
   void handle_refusal(Tensor& tensor, std::size_t part, const transport::Frame& frame);
+  std::uint32_t ways_of(const transport::FrameHeader& reply) const;
   void decode_answer(Tensor& tensor, std::size_t index, const transport::Frame& frame) const;
   void decode(Tensor& tensor, std::size_t part, transport::Frame frame);
   void ask_again(Tensor& tensor, std::size_t part);
@@ -204,8 +222,16 @@ class EngineThread final : private transport::Sink {
   MailboxClient mail_;
   bool warned_of_mail_ = false;
   std::set<std::uint32_t> servers_gone_;
-  std::optional<std::pair<Ticket, std::set<std::uint32_t>>>
-      command_;  ///< and the servers that have not answered it
+  struct Command {
+    Ticket done;
+    std::string text;
+    std::uint64_t number = 0;  ///< tells a worker's commands apart
+    std::uint64_t* place = nullptr;
+    std::set<std::uint32_t> servers;  ///< that have not acknowledged it
+    Clock::time_point began, asked;
+  };
+  std::optional<Command> command_;
+  std::uint64_t commands_ = 0;  ///< so far
   std::exception_ptr failure_;
   transport::BufferPool buffers_;
   mutable std::mutex links_mutex_;

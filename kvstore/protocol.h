@@ -16,4 +16,13 @@ enum class Refusal : std::uint8_t {
   kLetter = 2,     ///< kPost, kFetch or kReceipt: nothing to do with a key; final
 };
 
+/// The upper half of a reply's flags: how many of the workers its sum has nothing of, since they have joined.
+/// Part of the wire format.
+inline constexpr unsigned kAbsentShift = 16;
+
+constexpr std::uint32_t with_absent(std::uint32_t flags, std::uint32_t absent) {
+  return flags | absent << kAbsentShift;
+}
+constexpr std::uint32_t absent_of(std::uint32_t flags) { return flags >> kAbsentShift; }
+
 }  // namespace gradwire::kvstore

@@ -400,6 +400,22 @@ class KVStore(AbstractKVStore):
 
     _barrier = barrier  # MXNet's name
 
+    def join(self) -> int:
+        """Says that this worker has run out of data; for workers with different numbers of batches.
+
+        The others' rounds go on without it, as sums of what they push, until they join too; then all are awaited
+        again, from one round on. What this worker's codec has not sent yet is kept, and comes with its next push.
+        Meanwhile no worker may call another collective (barrier, init, set_gradient_compression, ...).
+
+        Returns: the rank that joined last, the same on all ranks: it has seen all rounds, so its weights are the
+            ones to broadcast.
+
+        Raises:
+            ValueError: a store in which a library sums (`allreduce_mpi`, `nccl`), or hierarchy=host.
+            gradwire.TimeoutError: a worker has not joined within GRADWIRE_SLOW_ABORT; names it.
+        """
+        return self.engine.join()
+
     def stats(self) -> dict[str, Any]:
         """Returns what this worker's end of the store has done so far.
 

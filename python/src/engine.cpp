@@ -308,6 +308,10 @@ void bind_engine(nb::module_& module) {
       .def(
           "barrier", [](PyEngine& s) { s.engine().barrier(); }, Collective())
       .def(
+          "join", [](PyEngine& s) { return s.engine().join(); }, Collective(),
+          "Says that this worker has run out of data: the others' rounds go on without it. Returns when all "
+          "have joined, with the rank that joined last.")
+      .def(
           "all_gather",
           [](PyEngine& s, const std::string& name, nb::bytes blob) {
             const std::string_view view(blob.c_str(), blob.size());

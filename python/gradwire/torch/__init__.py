@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from gradwire.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from gradwire.torch.local_steps import LocalStepOptimizer
 from gradwire.torch.optimizer import DistributedOptimizer
+from gradwire.torch.sampler import ShardSampler
 from gradwire.torch.session import default_store
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "DistributedOptimizer",
     "HookState",
     "LocalStepOptimizer",
+    "ShardSampler",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "compress_reduce_scatter",

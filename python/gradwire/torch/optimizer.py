@@ -325,6 +325,26 @@ class _Distributed(wrapped.Front):
         if isinstance(self._reducer, overlap.OverlappingReducer):
             self._reducer.synchronize()
 
+    def join(self) -> int:
+        """Says that this worker has no batch left; for workers with different numbers of batches. The others' steps go
+        on: their means are still divided by the number of all workers, so that this one counts as zeros.
+
+        Returns, when all have joined, the rank that joined last, the same on all ranks. It has taken all steps, and the
+        others have not:
+
+            last = optimizer.join()
+            gradwire.torch.broadcast_parameters(model.state_dict(), root_rank=last)
+            gradwire.torch.broadcast_optimizer_state(optimizer, root_rank=last)
+
+        What this rank's codec has not sent yet is kept, for its next step or state_dict().
+
+        Raises: as KVStore.join().
+        """
+        if self._reducer is not None:
+            self._reducer.settle()
+        self.synchronize()
+        return self._store.join()
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Keeps the gradients of backward() calls inside it local; the next one outside sends the total."""
