@@ -270,13 +270,17 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   round.flags |= header.flags & transport::kFlagNonfinite;
   round.payloads[worker] = std::move(frame.payload);
   ++round.arrived;
+  if (is_whole(round)) attendance_.note_last(worker);
   tell(Moment::kTaken, header);
+}
+
+bool Aggregator::is_whole(const Round& round) const {
+  return round.arrived + attendance_.away() == contributors_.size();
 }
 
 void Aggregator::complete_next(Partition& partition, std::vector<Answer>& answers) {
   for (auto next = partition.rounds.begin();
-       next != partition.rounds.end() && next->first == partition.next_step &&
-       next->second.arrived + attendance_.away() == contributors_.size();
+       next != partition.rounds.end() && next->first == partition.next_step && is_whole(next->second);
        next = partition.rounds.begin()) {
     if (upstream_) return pass_on(partition, next->second);
     Round round = std::move(next->second);
@@ -476,9 +480,13 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
     set_contributors(parse_ranks(text.substr(kContributors.size())));
   } else if (text == "join") {
     return on_join(worker, frame.header, answers);
+  } else if (text == "waited for") {
+    Buffer counts = to_buffer(fmt::format("{}", fmt::join(attendance_.waited_for(), ",")));
+    answers.push_back({worker, answer_to(frame.header, Kind::kAck, std::move(counts))});
+    return;
   } else {
     throw Refused{Refusal::kFinal, fmt::format("command '{}' is not known; expected 'optimizer NAME ...', "
-                                               "'contributors RANK,RANK,...' or 'join'",
+                                               "'contributors RANK,RANK,...', 'join' or 'waited for'",
                                                text.substr(0, 80))};
   }
   answers.push_back({worker, answer_to(frame.header, Kind::kAck)});

@@ -134,6 +134,7 @@ class Aggregator {
     if (watch_) watch_(moment, push);
   }
   void accept(std::uint32_t worker, Round& round, transport::Frame frame);
+  bool is_whole(const Round& round) const;
   void complete_next(Partition& partition, std::vector<Answer>& answers);
   void complete(Partition& partition, Round round, std::vector<Answer>& answers);
   void pass_on(Partition& partition, Round& round);

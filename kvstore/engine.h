@@ -165,6 +165,9 @@ class Engine {
 
   /// Returns a key's residual; empty where there is none yet.
   std::vector<float> residual(KeyId key);
+  /// The Euclidean norm of all of them together, in one pass over their memory; nothing while a round is in
+  /// progress, and after close().
+  std::optional<double> residual_norm();
   /// Replaces it. Throws std::invalid_argument naming the first value that is not finite, unless the key's
   /// codec keeps such values (nonfinite=mxnet); nothing has changed then.
   void set_residual(KeyId key, std::span<const float> values);
@@ -181,6 +184,9 @@ class Engine {
   std::vector<transport::PeerCounters> counters() const;
   DeviceTraffic device_traffic() const;
   PushedBytes pushed() const;
+  /// How often each worker's push was the last that a round needed: of every partition, as one thread of each
+  /// server has counted; 0 where a library sums. Asks the servers, and waits for them at most slow_abort.
+  std::vector<std::uint64_t> waited_for();
   /// Of the host's threads.
   double codec_seconds() const;
   /// True when any rank met a NaN or infinity since the last call.

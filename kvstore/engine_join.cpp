@@ -1,4 +1,5 @@
-// Engine: workers that have run out of data wait for the others, whose rounds go on without them.
+// Engine: workers that have run out of data wait for the others, whose rounds go on without them; and for
+// whom rounds have waited.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -27,7 +28,8 @@ std::string write(const Joined& joined) {
   return fmt::format("{},{}", joined.place, fmt::join(joined.steps, ","));
 }
 
-Joined read(std::string_view text, std::size_t tensors) {
+/// "3,0,17"
+std::vector<std::uint64_t> read_numbers(std::string_view text) {
   std::vector<std::uint64_t> numbers;
   const char* const end = text.data() + text.size();
   for (const char* at = text.data(); at < end;) {
@@ -35,6 +37,11 @@ Joined read(std::string_view text, std::size_t tensors) {
     if (error != std::errc()) break;
     at = next == end ? end : next + 1;
   }
+  return numbers;
+}
+
+Joined read(std::string_view text, std::size_t tensors) {
+  const std::vector<std::uint64_t> numbers = read_numbers(text);
   if (numbers.size() != tensors + 1) {
     throw transport::TransportError(
         fmt::format("join: a worker has {} keys, this one {}", numbers.size(), tensors + 1));
@@ -54,6 +61,19 @@ std::vector<StepSpread> spread_of(const std::vector<Joined>& ranks) {
 
 }  // namespace
 
+std::vector<std::uint64_t> Engine::waited_for() {
+  require_open("waited_for");
+  std::vector<Acknowledgement> said;
+  thread_->command("waited for", &said).wait();
+  std::vector<std::uint64_t> counts(num_workers());
+  for (const Acknowledgement& one : said) {
+    const auto theirs = read_numbers(one.text);
+    for (std::size_t rank = 0; rank < std::min(counts.size(), theirs.size()); ++rank)
+      counts[rank] += theirs[rank];
+  }
+  return counts;
+}
+
 std::uint32_t Engine::join() {
   require_open("join");
   if (in_order_ || hierarchy_) {
@@ -67,8 +87,9 @@ std::uint32_t Engine::join() {
     throw transport::TimeoutError(fmt::format("join: rounds begun before it have not ended within {} s",
                                               options_.slow_abort.count() / 1000));
   }
-  Joined own;
-  thread_->command("join", &own.place).wait();
+  std::vector<Acknowledgement> said;
+  thread_->command("join", &said).wait();
+  Joined own{said.front().step, {}};
   thread_->read_steps(own.steps).wait();
   std::vector<Joined> ranks;
   for (const std::string& text : messenger_->exchange("join", write(own), options_.slow_abort))

@@ -597,8 +597,7 @@ void EngineThread::fail_all(std::exception_ptr error) {
   keep_failure_text();
   if (rounds_.on_failure) rounds_.on_failure(error);
   mail_.fail_all(error);
-  if (command_) command_->done.fail(error);
-  command_.reset();
+  for (const auto& [number, command] : std::exchange(commands_, {})) command.done.fail(error);
   for (auto& tensor : tensors_) {
     for (const Operation& operation : std::exchange(tensor->waiting, {})) {
       operation.taken.fail(error);

@@ -10,6 +10,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -50,6 +51,12 @@ struct DeviceOperation {
 struct StepSpread {
   std::uint64_t least = 0;
   std::uint64_t most = 0;
+};
+
+/// What a server says of a command that it has carried out.
+struct Acknowledgement {
+  std::uint64_t step = 0;
+  std::string text;
 };
 
 class EngineThread final : private transport::Sink {
@@ -95,14 +102,17 @@ class EngineThread final : private transport::Sink {
   /// Sets what some keys have apart from that.
   void set_compression_of(std::vector<KeyId> keys, std::shared_ptr<const Compression> compression);
   void submit(KeyId key, Operation operation);
-  /// Sends text to every server; done when all have acknowledged. place: set, before done, to the step of
-  /// server 0's acknowledgement; lives until done.
-  Ticket command(std::string text, std::uint64_t* place = nullptr);
+  /// Sends text to every server; done when all have acknowledged. said: set, before done, to what they said,
+  /// by rank; lives until done.
+  Ticket command(std::string text, std::vector<Acknowledgement>* said = nullptr);
   /// Done when nothing is in flight.
   Ticket idle();
   /// Writes the residual from offset on to out, where there is one, which it sets found to. Fails where a
   /// round of the key is in progress, as all of these do. Both spans live until done.
   Ticket read_residual(KeyId key, std::uint64_t offset, std::span<float> out, bool& found);
+  /// Sets squares to the sum of the squares of all residuals; known to whether no round is in progress, in
+  /// which they change.
+  Ticket measure_residuals(double& squares, bool& known);
   /// Sets keeps to whether the key's codec lets NaN stay in a residual.
   Ticket keeps_nonfinite(KeyId key, bool& keeps);
   Ticket write_residual(KeyId key, std::uint64_t offset, std::span<const float> values);
@@ -179,9 +189,9 @@ class EngineThread final : private transport::Sink {
             std::uint32_t flags);
   void handle(transport::Node from, transport::Frame frame);
   // engine_thread_command.cpp
-  void send_command(std::uint32_t server);
+  void send_command(std::uint64_t number, std::uint32_t server);
   bool take_acknowledgement(transport::Node from, const transport::Frame& frame);
-  void tick_command(Clock::time_point now);
+  void tick_commands(Clock::time_point now);
   void handle_refusal(Tensor& tensor, std::size_t part, const transport::Frame& frame);
   std::uint32_t ways_of(const transport::FrameHeader& reply) const;
   void decode_answer(Tensor& tensor, std::size_t index, const transport::Frame& frame) const;
@@ -225,13 +235,12 @@ class EngineThread final : private transport::Sink {
   struct Command {
     Ticket done;
     std::string text;
-    std::uint64_t number = 0;  ///< tells a worker's commands apart
-    std::uint64_t* place = nullptr;
+    std::vector<Acknowledgement>* said = nullptr;
     std::set<std::uint32_t> servers;  ///< that have not acknowledged it
     Clock::time_point began, asked;
   };
-  std::optional<Command> command_;
-  std::uint64_t commands_ = 0;  ///< so far
+  std::map<std::uint64_t, Command> commands_;  ///< by number; those that are not done
+  std::uint64_t last_command_ = 0;
   std::exception_ptr failure_;
   transport::BufferPool buffers_;
   mutable std::mutex links_mutex_;

@@ -30,7 +30,7 @@ void EngineThread::tick() {
     }
     probe(*tensor, now);
   }
-  tick_command(now);
+  tick_commands(now);
   tick_mail(now);
 }
 

@@ -14,24 +14,29 @@ using transport::Frame;
 using transport::FrameHeader;
 using transport::Kind;
 
-Ticket EngineThread::command(std::string text, std::uint64_t* place) {
+Ticket EngineThread::command(std::string text, std::vector<Acknowledgement>* said) {
   Ticket done;
-  loop_->post([this, done, text = std::move(text), place]() mutable {
+  loop_->post([this, done, text = std::move(text), said]() mutable {
     if (failure_) return done.fail(failure_);
     const auto now = Clock::now();
-    command_ = Command{done, std::move(text), ++commands_, place, {}, now, now};
-    for (std::uint32_t rank = 0; rank < messenger_.world().servers; ++rank) command_->servers.insert(rank);
-    for (const std::uint32_t rank : command_->servers) send_command(rank);
+    const std::uint32_t servers = messenger_.world().servers;
+    if (said != nullptr) said->assign(servers, {});
+    Command& command = commands_[++last_command_] = {done, std::move(text), said, {}, now, now};
+    for (std::uint32_t rank = 0; rank < servers; ++rank) {
+      command.servers.insert(rank);
+      send_command(last_command_, rank);
+    }
   });
   return done;
 }
 
-void EngineThread::send_command(std::uint32_t server) {
-  Buffer payload = Buffer::allocate(command_->text.size());
-  std::memcpy(payload.bytes().data(), command_->text.data(), command_->text.size());
+void EngineThread::send_command(std::uint64_t number, std::uint32_t server) {
+  const std::string& text = commands_.at(number).text;
+  Buffer payload = Buffer::allocate(text.size());
+  std::memcpy(payload.bytes().data(), text.data(), text.size());
   FrameHeader header;
   header.kind = Kind::kCommand;
-  header.key = command_->number;
+  header.key = number;
   outbox_.add(server, {header, std::move(payload)});
 }
 
@@ -40,27 +45,31 @@ void EngineThread::send_command(std::uint32_t server) {
 bool EngineThread::take_acknowledgement(transport::Node from, const Frame& frame) {
   const FrameHeader& header = frame.header;
   if (header.count != 0 || (header.kind != Kind::kAck && header.kind != Kind::kError)) return false;
-  if (!command_ || header.key != command_->number) return true;
+  const auto found = commands_.find(header.key);
+  if (found == commands_.end() || !frame.payload.is_intact()) return true;
+  Command& command = found->second;
+  if (command.servers.erase(from.rank) == 0) return true;
   if (header.kind == Kind::kError)
-    command_->done.fail(std::make_exception_ptr(std::invalid_argument(payload_text(frame))));
-  if (from.rank == 0 && command_->place != nullptr && !command_->done.done()) *command_->place = header.step;
-  command_->servers.erase(from.rank);
-  if (!command_->servers.empty()) return true;
-  command_->done.succeed();
-  command_.reset();
+    command.done.fail(std::make_exception_ptr(std::invalid_argument(payload_text(frame))));
+  if (command.said != nullptr && !command.done.done())
+    (*command.said)[from.rank] = {header.step, payload_text(frame)};
+  if (!command.servers.empty()) return true;
+  command.done.succeed();
+  commands_.erase(found);
   return true;
 }
 
-void EngineThread::tick_command(Clock::time_point now) {
-  if (!command_) return;
-  if (now - command_->began >= options_.slow_abort) {
-    return give_up(fmt::format("servers {} have not carried out '{}' within {} s",
-                               fmt::join(command_->servers, ", "), command_->text,
-                               options_.slow_abort.count() / 1000));
+void EngineThread::tick_commands(Clock::time_point now) {
+  for (auto& [number, command] : commands_) {
+    if (now - command.began >= options_.slow_abort) {
+      return give_up(fmt::format("servers {} have not carried out '{}' within {} s",
+                                 fmt::join(command.servers, ", "), command.text,
+                                 options_.slow_abort.count() / 1000));
+    }
+    if (now - command.asked < options_.retry_timeout) continue;
+    command.asked = now;
+    for (const std::uint32_t rank : command.servers) send_command(number, rank);
   }
-  if (now - command_->asked < options_.retry_timeout) return;
-  command_->asked = now;
-  for (const std::uint32_t rank : command_->servers) send_command(rank);
 }
 
 }  // namespace gradwire::kvstore

@@ -352,6 +352,9 @@ void bind_engine(nb::module_& module) {
           "key"_a,
           "A copy of what the key's codec has not sent yet, float32 (elements,); (0,) where there is none.")
       .def(
+          "residual_norm", [](PyEngine& s) { return s.engine().residual_norm(); }, Release(),
+          "The Euclidean norm of all residuals together; None while a round is in progress.")
+      .def(
           "set_residual",
           [](PyEngine& s, KeyId key, const ConstFloats& values) {
             const nb::gil_scoped_release release;
@@ -470,6 +473,9 @@ void bind_engine(nb::module_& module) {
             return std::pair(pushed.raw, pushed.encoded);
           },
           "Bytes that this worker has pushed: as float32, and encoded.")
+      .def(
+          "waited_for", [](PyEngine& s) { return s.engine().waited_for(); }, Collective(),
+          "How often each worker's push was the last that a round needed, as the servers have counted.")
       .def(
           "stage_seconds",
           [](PyEngine& s) {

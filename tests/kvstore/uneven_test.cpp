@@ -6,6 +6,7 @@
 #include <cstring>
 #include <latch>
 #include <map>
+#include <numeric>
 
 #include "kvstore/aggregator.h"
 #include "tests/kvstore/job.h"
@@ -133,6 +134,23 @@ TEST(Uneven, WhoIsAskedAfterIsStillThere) {
   EXPECT_EQ(awaited, 1U);
 }
 
+TEST(Uneven, ServersCountForWhomRoundsWaited) {
+  Aggregator aggregator(2);
+  push(aggregator, 1, 1, 1);
+  push(aggregator, 0, 1, 1);
+  push(aggregator, 0, 1, 1);  // again
+  push(aggregator, 1, 0, 1);
+  push(aggregator, 0, 0, 1);
+  push(aggregator, 0, 2, 1);
+  push(aggregator, 1, 2, 1);
+  Frame question;
+  question.header.kind = Kind::kCommand;
+  question.payload = buffer_of("waited for");
+  const auto answers = handle(aggregator, 1, std::move(question));
+  ASSERT_THAT(workers_of(answers), ElementsAre(1));
+  EXPECT_EQ(payload_text(answers[0].frame), "2,1");
+}
+
 // ---- whole jobs ----------------------------------------------------------------------------------------
 
 constexpr std::uint32_t kWorkers = 3;
@@ -179,6 +197,9 @@ void push_join_and_push_again(Engine& engine) {
     EXPECT_EQ(last, std::vector<float>(last.size(), sum_of_those_who_push(kMost - 1)));
     expect_all(round(engine, keys, 1), 3);
   }
+  const auto waited_for = engine.waited_for();
+  EXPECT_EQ(waited_for.size(), kWorkers);
+  EXPECT_GT(std::reduce(waited_for.begin(), waited_for.end()), 0U);
 }
 
 struct Placement {
