@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "fusion/partition.h"
 #include "kvstore/engine_tensor.h"
@@ -194,7 +195,13 @@ void EngineThread::lose_server(std::uint32_t rank) {
   };
   const bool is_needed = !rounds_.servers_in_workers || mail_.awaits_server(rank) ||
                          std::any_of(active_.begin(), active_.end(), awaits);
-  if (is_needed) fail_all(std::make_exception_ptr(transport::TransportError(lost_server_text(rank))));
+  if (is_needed) return fail_all(std::make_exception_ptr(transport::TransportError(lost_server_text(rank))));
+  for (auto next = commands_.begin(); next != commands_.end();) {
+    Command& command = next->second;
+    const bool is_done = command.servers.erase(rank) > 0 && command.servers.empty();
+    if (is_done) command.done.succeed();
+    next = is_done ? commands_.erase(next) : std::next(next);
+  }
 }
 
 std::string EngineThread::server_name(std::uint32_t rank) const {

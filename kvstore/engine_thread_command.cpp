@@ -23,6 +23,7 @@ Ticket EngineThread::command(std::string text, std::vector<Acknowledgement>* sai
     if (said != nullptr) said->assign(servers, {});
     Command& command = commands_[++last_command_] = {done, std::move(text), said, {}, now, now};
     for (std::uint32_t rank = 0; rank < servers; ++rank) {
+      if (servers_gone_.contains(rank)) continue;
       command.servers.insert(rank);
       send_command(last_command_, rank);
     }
