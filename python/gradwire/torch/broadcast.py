@@ -137,6 +137,7 @@ def _broadcast(store: kv.KVStore, tensors: Sequence[torch.Tensor], root_rank: in
     )
     store.engine.init(key, words, root_rank)
     store.engine.pull(key, words).wait()
+    store.barrier()  # who leaves takes its server along, which others may still pull from
     for run, tensor in zip(runs, tensors, strict=True):
         tensor.copy_(run.view(tensor.dtype).view(tensor.shape))
 
