@@ -41,7 +41,7 @@ compress::Payload view(const Buffer& buffer) { return buffer.bytes(); }
 }  // namespace
 
 Aggregator::Aggregator(std::uint32_t workers, Sealing sealing)
-    : workers_(workers), sealing_(sealing), contributors_(workers) {
+    : workers_(workers), sealing_(sealing), contributors_(workers), attendance_(workers) {
   std::iota(contributors_.begin(), contributors_.end(), 0U);
 }
 
@@ -149,6 +149,11 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   if (at_once_) return apply_at_once(worker, partition, std::move(frame), answers);
   // Repeated: the answer was lost, or is on its way.
   if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
+  if (attendance_.is_away(worker)) {
+    throw Refused{Refusal::kFinal,
+                  fmt::format("push of key {} step {}: worker {} has joined, and may push when all have",
+                              header.key, header.step, worker)};
+  }
   if (header.step >= partition.next_step + kMaxStepsAhead) {
     throw Refused{Refusal::kFinal, fmt::format("push of key {} is for step {}, more than {} ahead of step {}",
                                                header.key, header.step, kMaxStepsAhead, partition.next_step)};
@@ -163,7 +168,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   accept(worker, round, std::move(frame));
   complete_next(partition, answers);
   for (const std::uint32_t left : gone_) {
-    if (header.step < partition.next_step || round.payloads[left]) continue;
+    if (header.step < partition.next_step || round.payloads[left] || attendance_.is_away(left)) continue;
     return fail_waiters(round, left_text(left, header.step, header.key), answers);
   }
 }
@@ -187,13 +192,17 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   round.flags |= header.flags & transport::kFlagNonfinite;
   round.payloads[worker] = std::move(frame.payload);
   ++round.arrived;
+  if (is_whole(round)) attendance_.note_last(worker);
   tell(Moment::kTaken, header);
+}
+
+bool Aggregator::is_whole(const Round& round) const {
+  return round.arrived + attendance_.away() == contributors_.size();
 }
 
 void Aggregator::complete_next(Partition& partition, std::vector<Answer>& answers) {
   for (auto next = partition.rounds.begin();
-       next != partition.rounds.end() && next->first == partition.next_step &&
-       next->second.arrived == contributors_.size();
+       next != partition.rounds.end() && next->first == partition.next_step && is_whole(next->second);
        next = partition.rounds.begin()) {
     if (upstream_) return pass_on(partition, next->second);
     Round round = std::move(next->second);
@@ -240,7 +249,9 @@ void Aggregator::seal(Frame& answer, const FrameHeader& push) {
 void Aggregator::publish(Partition& partition, Frame answer, std::vector<Answer>& answers) {
   ++partition.next_step;
   partition.answer = std::move(answer);
-  for (const std::uint32_t worker : contributors_) answers.push_back({worker, share(*partition.answer)});
+  for (const std::uint32_t worker : contributors_) {
+    if (!attendance_.is_away(worker)) answers.push_back({worker, share(*partition.answer)});
+  }
 }
 
 /// A partition that goes on from a checkpoint has steps behind it and no answer yet.
@@ -312,7 +323,7 @@ Frame Aggregator::reply(Partition& partition, const Round& round, const compress
     shorten(codec, partition.count, out, flags, pool_);
   Frame frame = answer_to(round.first, Kind::kReply, std::move(out));
   frame.header.content = static_cast<std::uint8_t>(Content::kSum);
-  frame.header.flags = flags;
+  frame.header.flags = with_absent(flags, attendance_.away());
   return frame;
 }
 
@@ -375,7 +386,7 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
   }
   std::vector<std::uint32_t> awaited;
   for (const std::uint32_t rank : contributors_) {
-    if (!round->second.payloads[rank]) awaited.push_back(rank);
+    if (!round->second.payloads[rank] && !attendance_.is_away(rank)) awaited.push_back(rank);
   }
   answers.push_back({worker, held(header, awaited)});
 }
@@ -390,7 +401,7 @@ void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answer
       answer_the_early(partition, answers);
     }
     for (auto& [step, round] : partition.rounds) {
-      if (round.payloads[worker]) continue;
+      if (round.payloads[worker] || attendance_.is_away(worker)) continue;
       fail_waiters(round, left_text(worker, step, id.key), answers);
     }
   }

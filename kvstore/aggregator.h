@@ -4,6 +4,7 @@
 // A round is one (key, offset, step): it is complete when every worker's push is here. The sum is then made
 // in rank order in one pass, encoded once, and answered to all. Requests may be repeated; they are told apart
 // by (key, offset, step, sender). The last answer is kept until the next round of that partition is complete.
+// Workers that have joined (attendance.h) are not awaited: a round is of those that still push.
 // Where workers of a host sum first (hierarchy.h), only some workers' pushes make a round, or somebody
 // upstream turns its sum into the answer. Where pushes are applied at once (at_once.h), each is a round of
 // its own (aggregator_at_once.cpp).
@@ -24,7 +25,9 @@
 #include "compress/codec.h"
 #include "compress/segmented.h"
 #include "kvstore/at_once.h"
+#include "kvstore/attendance.h"
 #include "kvstore/contributions.h"
+#include "kvstore/protocol.h"
 #include "kvstore/updater.h"
 #include "transport/frame.h"
 
@@ -133,10 +136,12 @@ class Aggregator {
   void set_optimizer(const std::string& text);
   void require_no_round(const char* what) const;
   void on_command(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
+  void on_join(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void tell(Moment moment, const transport::FrameHeader& push) const {
     if (watch_) watch_(moment, push);
   }
   void accept(std::uint32_t worker, Round& round, transport::Frame frame);
+  bool is_whole(const Round& round) const;
   void complete_next(Partition& partition, std::vector<Answer>& answers);
   void complete(Partition& partition, Round round, std::vector<Answer>& answers);
   void pass_on(Partition& partition, Round& round);
@@ -168,6 +173,7 @@ class Aggregator {
   Sealing sealing_;
   std::vector<std::uint32_t> contributors_;  ///< ascending
   std::optional<AtOnce> at_once_;            ///< none: a round is all contributors' pushes
+  Attendance attendance_;
   Upstream upstream_;
   Watch watch_;
   std::set<std::uint32_t> gone_;

@@ -15,6 +15,7 @@
 namespace gradwire::kvstore {
 
 using transport::Frame;
+using transport::FrameHeader;
 using transport::Kind;
 
 namespace {
@@ -79,12 +80,28 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
     set_contributors(parse_ranks(text.substr(kContributors.size())));
   } else if (text.starts_with(kRounds)) {
     set_at_once(parse_at_once(std::string_view(text).substr(kRounds.size())));
+  } else if (text == "join") {
+    return on_join(worker, frame.header, answers);
+  } else if (text == "waited for") {
+    Frame counts = answer_to(frame.header, Kind::kAck);
+    counts.payload = text_payload(fmt::format("{}", fmt::join(attendance_.waited_for(), ",")));
+    answers.push_back({worker, std::move(counts)});
+    return;
   } else {
-    throw Refused{Refusal::kFinal, fmt::format("command '{}' is not known; expected 'optimizer NAME ...', "
-                                               "'contributors RANK,RANK,...' or 'rounds at_once ...'",
-                                               text.substr(0, 80))};
+    throw Refused{Refusal::kFinal,
+                  fmt::format("command '{}' is not known; expected 'optimizer NAME ...', 'contributors "
+                              "RANK,RANK,...', 'rounds at_once ...', 'join' or 'waited for'",
+                              text.substr(0, 80))};
   }
   answers.push_back({worker, answer_to(frame.header, Kind::kAck)});
+}
+
+/// A worker joins once it has the answers to all its pushes, so what it lacks in is what it will not push.
+void Aggregator::on_join(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
+  Frame acknowledgement = answer_to(header, Kind::kAck);
+  acknowledgement.header.step = attendance_.join(worker, header.key);
+  answers.push_back({worker, std::move(acknowledgement)});
+  for (auto& [id, partition] : partitions_) complete_next(partition, answers);
 }
 
 }  // namespace gradwire::kvstore

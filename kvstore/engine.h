@@ -121,6 +121,12 @@ class Engine {
   // Collectives of the workers. They block, at most slow_abort.
 
   void barrier();
+  /// Says that this worker has run out of data: the others' rounds go on without it, as sums of what they
+  /// push. Returns when all have joined, with the rank that joined last; then all push again, from the same
+  /// round on. Waits first for this worker's own rounds. What a codec has not sent yet stays, for the next
+  /// push. Meanwhile no other collective may be called. Throws std::invalid_argument where a library or a
+  /// host's workers sum, TimeoutError naming the ranks that did not join within slow_abort.
+  std::uint32_t join();
   /// Gives blob to all and returns every worker's in rank order.
   std::vector<std::string> all_gather(std::string_view name, std::string_view blob);
   /// Exact collectives on arrays of many types. Lives until close(); throws std::logic_error after it.
@@ -185,6 +191,9 @@ class Engine {
 
   /// Returns a key's residual; empty where there is none yet.
   std::vector<float> residual(KeyId key);
+  /// The Euclidean norm of all of them together, in one pass over their memory; nothing while a round is in
+  /// progress, and after close().
+  std::optional<double> residual_norm();
   /// Replaces it. Throws std::invalid_argument naming the first value that is not finite, unless the key's
   /// codec keeps such values (nonfinite=mxnet); nothing has changed then.
   void set_residual(KeyId key, std::span<const float> values);
@@ -219,6 +228,9 @@ class Engine {
   /// Where pushes are applied at once: by staleness (PushClocks::staleness_of), how many parts this worker
   /// has pushed.
   std::map<std::uint64_t, std::uint64_t> staleness() const;
+  /// How often each worker's push was the last that a round needed: of every partition, as one thread of each
+  /// server has counted; 0 where a library sums. Asks the servers, and waits for them at most slow_abort.
+  std::vector<std::uint64_t> waited_for();
   /// Of the host's threads.
   double codec_seconds() const;
   /// True when any rank met a NaN or infinity since the last call.

@@ -119,6 +119,14 @@ std::vector<Engine::Stretch> Engine::stretches(Home home, std::uint64_t elements
   return found;
 }
 
+std::optional<double> Engine::residual_norm() {
+  if (!thread_) return std::nullopt;
+  double squares = 0;
+  bool known = false;
+  thread_->measure_residuals(squares, known).wait();
+  return known ? std::optional(std::sqrt(squares)) : std::nullopt;
+}
+
 std::vector<float> Engine::residual(KeyId key) {
   require_open("residual");
   std::vector<float> values(elements_of(key));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "fusion/partition.h"
 #include "kvstore/engine_tensor.h"
@@ -137,24 +138,6 @@ void EngineThread::submit(KeyId key, Operation operation) {
   });
 }
 
-Ticket EngineThread::command(std::string text) {
-  Ticket ticket;
-  loop_->post([this, ticket, text = std::move(text)] {
-    if (failure_) return ticket.fail(failure_);
-    std::set<std::uint32_t> servers;
-    for (std::uint32_t rank = 0; rank < messenger_.world().servers; ++rank) {
-      Buffer payload = Buffer::allocate(text.size());
-      std::memcpy(payload.bytes().data(), text.data(), text.size());
-      FrameHeader header;
-      header.kind = Kind::kCommand;
-      outbox_.add(rank, {header, std::move(payload)});
-      servers.insert(rank);
-    }
-    command_.emplace(ticket, std::move(servers));
-  });
-  return ticket;
-}
-
 Ticket EngineThread::idle() {
   Ticket ticket;
   loop_->post([this, ticket] {
@@ -214,7 +197,13 @@ void EngineThread::lose_server(std::uint32_t rank) {
   };
   const bool is_needed = !rounds_.servers_in_workers || mail_.awaits_server(rank) ||
                          rows_.awaits_server(rank) || std::any_of(active_.begin(), active_.end(), awaits);
-  if (is_needed) fail_all(std::make_exception_ptr(transport::TransportError(lost_server_text(rank))));
+  if (is_needed) return fail_all(std::make_exception_ptr(transport::TransportError(lost_server_text(rank))));
+  for (auto next = commands_.begin(); next != commands_.end();) {
+    Command& command = next->second;
+    const bool is_done = command.servers.erase(rank) > 0 && command.servers.empty();
+    if (is_done) command.done.succeed();
+    next = is_done ? commands_.erase(next) : std::next(next);
+  }
 }
 
 std::string EngineThread::server_name(std::uint32_t rank) const {
@@ -441,18 +430,8 @@ void EngineThread::flush() {
 
 void EngineThread::handle(Node from, Frame frame) {
   if (from.role != Role::kServer || mail_.handle(from, frame) || rows_.handle(from, frame)) return;
+  if (take_acknowledgement(from, frame)) return;
   const FrameHeader& header = frame.header;
-  if (command_ && header.count == 0 && (header.kind == Kind::kAck || header.kind == Kind::kError)) {
-    auto& [ticket, servers] = *command_;
-    servers.erase(from.rank);
-    if (header.kind == Kind::kError)
-      ticket.fail(std::make_exception_ptr(std::invalid_argument(payload_text(frame))));
-    if (servers.empty()) {
-      ticket.succeed();
-      command_.reset();
-    }
-    return;
-  }
   if (header.key >= tensors_.size()) return;
   Tensor& tensor = *tensors_[header.key];
   const auto found = std::find_if(tensor.parts.begin(), tensor.parts.end(), [&](const PartState& state) {
@@ -514,6 +493,16 @@ void EngineThread::handle_refusal(Tensor& tensor, std::size_t index, const Frame
   fail_all(std::make_exception_ptr(transport::TransportError(text)));
 }
 
+/// Payloads in the sum that a reply is made of.
+std::uint32_t EngineThread::ways_of(const FrameHeader& reply) const {
+  const std::uint32_t absent = absent_of(reply.flags);
+  if (absent >= rounds_.contributors) {
+    throw compress::DecodeError(fmt::format("reply: {} of {} workers are absent from it, expected fewer",
+                                            absent, rounds_.contributors));
+  }
+  return rounds_.contributors - absent;
+}
+
 void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame& frame) const {
   const FrameHeader& header = frame.header;
   const Part& part = tensor.parts[index].part;
@@ -521,6 +510,7 @@ void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame&
   const float scale = tensor.current->scale;
   const auto payload = frame.payload.bytes();
   const auto reply = static_cast<compress::ReplyKind>(header.reply);
+  const std::uint32_t ways = ways_of(header);
   if (header.kind == Kind::kValue) {
     if (payload.size() != out.size_bytes())
       throw compress::DecodeError("value: payload length is not the key's");
@@ -532,12 +522,12 @@ void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame&
     const auto& codec = tensor.codec();
     tensor.expect_codec_of_push(header);
     const auto next = codec.agrees_scales() ? tensor.scales_of(part) : std::span<compress::UnitScale>();
-    codec.decode_reply_scaled(payload, rounds_.contributors, reply, scale, out, next);
+    codec.decode_reply_scaled(payload, ways, reply, scale, out, next);
   } else {  // the answer to a round that may have had another codec; its scales are not ours to use
     const auto codec =
         compress::from_wire(static_cast<compress::WireId>(header.codec), header.codec_parameters);
     std::vector<compress::UnitScale> unused(codec->agrees_scales() ? compress::unit_count(part.count) : 0);
-    codec->decode_reply_scaled(payload, rounds_.contributors, reply, scale, out, unused);
+    codec->decode_reply_scaled(payload, ways, reply, scale, out, unused);
   }
 }
 
@@ -635,8 +625,7 @@ void EngineThread::fail_all(std::exception_ptr error) {
   if (rounds_.on_failure) rounds_.on_failure(error);
   mail_.fail_all(error);
   rows_.fail_all(error);
-  if (command_) command_->first.fail(error);
-  command_.reset();
+  for (const auto& [number, command] : std::exchange(commands_, {})) command.done.fail(error);
   for (auto& tensor : tensors_) {
     for (const Operation& operation : std::exchange(tensor->waiting, {})) {
       operation.taken.fail(error);

@@ -49,6 +49,18 @@ struct DeviceOperation {
   bool lands = false;  ///< what `landing` holds at the end is still to be copied to `out`
 };
 
+/// How many rounds of a tensor the ranks have begun.
+struct StepSpread {
+  std::uint64_t least = 0;
+  std::uint64_t most = 0;
+};
+
+/// What a server says of a command that it has carried out.
+struct Acknowledgement {
+  std::uint64_t step = 0;
+  std::string text;
+};
+
 class EngineThread final : private transport::Sink {
  public:
   struct Operation {
@@ -94,13 +106,17 @@ class EngineThread final : private transport::Sink {
   /// Sets what some keys have apart from that.
   void set_compression_of(std::vector<KeyId> keys, std::shared_ptr<const Compression> compression);
   void submit(KeyId key, Operation operation);
-  /// Sends text to every server; done when all have acknowledged.
-  Ticket command(std::string text);
+  /// Sends text to every server; done when all have acknowledged. said: set, before done, to what they said,
+  /// by rank; lives until done.
+  Ticket command(std::string text, std::vector<Acknowledgement>* said = nullptr);
   /// Done when nothing is in flight.
   Ticket idle();
   /// Writes the residual from offset on to out, where there is one, which it sets found to. Fails where a
   /// round of the key is in progress, as all of these do. Both spans live until done.
   Ticket read_residual(KeyId key, std::uint64_t offset, std::span<float> out, bool& found);
+  /// Sets squares to the sum of the squares of all residuals; known to whether no round is in progress, in
+  /// which they change.
+  Ticket measure_residuals(double& squares, bool& known);
   /// Sets keeps to whether the key's codec lets NaN stay in a residual.
   Ticket keeps_nonfinite(KeyId key, bool& keeps);
   Ticket write_residual(KeyId key, std::uint64_t offset, std::span<const float> values);
@@ -115,6 +131,12 @@ class EngineThread final : private transport::Sink {
   /// Fetches what a server keeps of a key's part (partition_state.h), and gives it one.
   Ticket read_state(KeyId key, std::size_t part, transport::Buffer& state);
   Ticket write_state(KeyId key, std::size_t part, transport::Buffer& state);
+  /// Writes how many rounds of each tensor have begun to steps. Requires, as what follows, that none is in
+  /// progress.
+  Ticket read_steps(std::vector<std::uint64_t>& steps);
+  /// Goes on from the most rounds that any rank has begun of each tensor. Where ranks differ, what they
+  /// agreed on in the last one is void.
+  Ticket catch_up(std::vector<StepSpread> spreads);
   MailboxClient& mail() { return mail_; }
   RowClient& row_client() { return rows_; }
   ClockProbe& clock_probe() { return clock_probe_; }
@@ -183,7 +205,12 @@ class EngineThread final : private transport::Sink {
   void send(Tensor& tensor, std::size_t part, transport::Kind kind, transport::Buffer payload,
             std::uint32_t flags);
   void handle(transport::Node from, transport::Frame frame);
+  // engine_thread_command.cpp
+  void send_command(std::uint64_t number, std::uint32_t server);
+  bool take_acknowledgement(transport::Node from, const transport::Frame& frame);
+  void tick_commands(Clock::time_point now);
   void handle_refusal(Tensor& tensor, std::size_t part, const transport::Frame& frame);
+  std::uint32_t ways_of(const transport::FrameHeader& reply) const;
   void decode_answer(Tensor& tensor, std::size_t index, const transport::Frame& frame) const;
   void decode(Tensor& tensor, std::size_t part, transport::Frame frame);
   void note_staleness(const PartState& part, const transport::FrameHeader& answer);
@@ -225,8 +252,15 @@ class EngineThread final : private transport::Sink {
   RowClient rows_;
   bool warned_of_mail_ = false, warned_of_rows_ = false;
   std::set<std::uint32_t> servers_gone_;
-  std::optional<std::pair<Ticket, std::set<std::uint32_t>>>
-      command_;  ///< and the servers that have not answered it
+  struct Command {
+    Ticket done;
+    std::string text;
+    std::vector<Acknowledgement>* said = nullptr;
+    std::set<std::uint32_t> servers;  ///< that have not acknowledged it
+    Clock::time_point began, asked;
+  };
+  std::map<std::uint64_t, Command> commands_;  ///< by number; those that are not done
+  std::uint64_t last_command_ = 0;
   std::exception_ptr failure_;
   transport::BufferPool buffers_;
   mutable std::mutex links_mutex_;

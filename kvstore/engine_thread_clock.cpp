@@ -30,6 +30,7 @@ void EngineThread::tick() {
     }
     probe(*tensor, now);
   }
+  tick_commands(now);
   tick_client(mail_, warned_of_mail_, now);
   tick_client(rows_, warned_of_rows_, now);
 }

@@ -235,9 +235,10 @@ void EngineThread::decode_on_device(Tensor& tensor, std::size_t index, const Fra
   };
   const Operation& operation = *tensor.current;
   DeviceRound round = tensor.device_round();
-  DeviceAnswer answer{frame.payload.bytes(), rounds_.contributors,
-                      static_cast<compress::ReplyKind>(frame.header.reply), operation.scale};
+  DeviceAnswer answer{frame.payload.bytes(), 0, static_cast<compress::ReplyKind>(frame.header.reply),
+                      operation.scale};
   try {
+    answer.ways = ways_of(frame.header);
     if (frame.header.kind == transport::Kind::kValue) {  // floats as they are, which is what codec none sends
       round = {operation.device->link->twin(*compress::make({})), nullptr, false};
       answer.ways = 1;

@@ -41,6 +41,19 @@ Ticket EngineThread::read_residual(KeyId key, std::uint64_t offset, std::span<fl
   });
 }
 
+Ticket EngineThread::measure_residuals(double& squares, bool& known) {
+  return between_rounds({}, [this, &squares, &known] {
+    known = active_.empty();
+    for (std::size_t i = 0; known && i < tensors_.size(); ++i) {
+      const Tensor& tensor = *tensors_[i];
+      const std::vector<float> there =
+          tensor.on_device ? tensor.on_device->fetch_residual() : std::vector<float>();
+      for (const float value : tensor.on_device ? there : tensor.residual)
+        squares += static_cast<double>(value) * static_cast<double>(value);
+    }
+  });
+}
+
 Ticket EngineThread::keeps_nonfinite(KeyId key, bool& keeps) {
   return between_rounds({key}, [this, key, &keeps] {
     const auto& own = tensors_[key]->own_compression;

@@ -28,5 +28,13 @@ inline void set_staleness(transport::FrameHeader& answer, std::uint64_t stalenes
 inline std::uint64_t staleness_of(const transport::FrameHeader& answer) {
   return answer.codec_parameters[0] | std::uint64_t{answer.codec_parameters[1]} << 32;
 }
+/// The upper half of a reply's flags: how many of the workers its sum has nothing of, since they have joined.
+/// Part of the wire format.
+inline constexpr unsigned kAbsentShift = 16;
+
+constexpr std::uint32_t with_absent(std::uint32_t flags, std::uint32_t absent) {
+  return flags | absent << kAbsentShift;
+}
+constexpr std::uint32_t absent_of(std::uint32_t flags) { return flags >> kAbsentShift; }
 
 }  // namespace gradwire::kvstore

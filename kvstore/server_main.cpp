@@ -1,6 +1,7 @@
 // gradwire-server: the scheduler or one server of a job, without Python.
 // Exit status: 0 when every worker left cleanly, 1 when the job failed, 2 for bad arguments.
 #include <malloc.h>
+#include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/prctl.h>
@@ -8,8 +9,11 @@
 
 #include <CLI/CLI.hpp>
 #include <csignal>
+#include <ctime>
+#include <memory>
 #include <string>
 
+#include "kvstore/json_text.h"
 #include "kvstore/server.h"
 #include "kvstore/trace_file.h"
 #include "transport/zmq_messenger.h"
@@ -33,7 +37,29 @@ struct Arguments {
   int announce = -1;
   std::string timeline;
   std::string log_level = "warning";
+  std::string log_format = "text";
 };
+
+/// A log's text as JSON has it.
+class JsonText final : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, const std::tm&, spdlog::memory_buf_t& out) override {
+    const std::string text = gradwire::kvstore::json_text({message.payload.data(), message.payload.size()});
+    out.append(text.data(), text.data() + text.size());
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<JsonText>(); }
+};
+
+/// Reports on stderr, in a line each.
+void set_up_log(const Arguments& a) {
+  spdlog::set_default_logger(spdlog::stderr_color_mt("gradwire-" + a.role));
+  spdlog::set_level(spdlog::level::from_str(a.log_level));
+  if (a.log_format == "text") return spdlog::set_pattern("%n: %v");
+  auto formatter = std::make_unique<spdlog::pattern_formatter>(spdlog::pattern_time_type::utc);
+  formatter->add_flag<JsonText>('*').set_pattern(R"({"time":"%Y-%m-%dT%H:%M:%S.%eZ","level":"%l","role":")" +
+                                                 a.role + R"(","pid":%P,"text":%*})");
+  spdlog::set_formatter(std::move(formatter));
+}
 
 void declare(CLI::App& app, Arguments& a) {
   app.description(
@@ -85,6 +111,9 @@ void declare(CLI::App& app, Arguments& a) {
                  "server: folder to which its part of the job's timeline is written");
   app.add_option("--log-level", a.log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+      ->capture_default_str();
+  app.add_option("--log-format", a.log_format, "text for people, or json, an object a line")
+      ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();
 }
 
@@ -148,9 +177,7 @@ int main(int argc, char** argv) {
     const int status = app.exit(error);
     return status == 0 ? 0 : 2;
   }
-  spdlog::set_default_logger(spdlog::stderr_color_mt("gradwire-" + arguments.role));
-  spdlog::set_pattern("%n: %v");
-  spdlog::set_level(spdlog::level::from_str(arguments.log_level));
+  set_up_log(arguments);
   try {
     run(arguments);
     return 0;

@@ -11,6 +11,8 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "kvstore/json_text.h"
+
 namespace gradwire::kvstore {
 namespace {
 
@@ -19,20 +21,6 @@ using std::chrono::nanoseconds;
 constexpr int kVersion = 1;
 
 std::int64_t ns(TraceClock::time_point time) { return nanoseconds(time.time_since_epoch()).count(); }
-
-std::string json_text(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
 
 std::string host_name() {
   char name[256] = {};

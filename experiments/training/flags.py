@@ -96,6 +96,34 @@ def parse_arguments(
         help="make the steps of this worker take FACTOR times as long as it computes, as a slower machine's would",
     )
     add(
+        "--sync-every",
+        type=int,
+        metavar="H",
+        help="workers take H steps of their own between two exchanges (DiLoCo); --gc-type is then of outer gradients, "
+        "and scores are of the weights that all share",
+    )
+    add(
+        "--sync-fragments",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --sync-every: parts of the model that are exchanged at different steps (default: %(default)s)",
+    )
+    add(
+        "--sync-merge-after",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --sync-every: steps taken while a part is under way (default: %(default)s, which waits)",
+    )
+    add("--outer-lr", type=float, default=0.7, help="with --sync-every (default: %(default)s)")
+    add(
+        "--outer-momentum",
+        type=float,
+        default=0.9,
+        help="with --sync-every; Nesterov's (default: %(default)s)",
+    )
+    add(
         "--num-epochs",
         type=int,
         default=10,
@@ -147,7 +175,7 @@ def parse_arguments(
         extend(parser)
     parser.set_defaults(**defaults)
     args = parser.parse_args(arguments)
-    for name in ("num_epochs", "batch_size", "limit", "threads"):
+    for name in ("num_epochs", "batch_size", "limit", "threads", "sync_every"):
         value = getattr(args, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')}: {value} was given, expected 1 or more")
@@ -155,6 +183,17 @@ def parse_arguments(
         parser.error(
             f"--gc-budget {args.gc_budget} was given with --gc-type {args.gc_type}, which nothing is chosen for: give "
             "--gc-type auto, or leave the budget out"
+        )
+    every_step = {
+        "--gc-type auto": args.gc_type == "auto",
+        "--ddp-hook": args.ddp_hook is not None,
+        "--overlap-step": bool(args.overlap_step),
+        "--momentum-correction": args.momentum_correction == "on",
+    }
+    if args.sync_every is not None and any(every_step.values()):
+        given = next(name for name, is_given in every_step.items() if is_given)
+        parser.error(
+            f"--sync-every was given with {given}, which is about gradients sent every step; leave one out"
         )
     if args.ddp_hook is not None and args.overlap_step:
         parser.error(

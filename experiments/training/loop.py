@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -47,8 +49,25 @@ def make_sgd(args: argparse.Namespace, model: torch.nn.Module) -> torch.optim.SG
     )
 
 
+def make_outer(args: argparse.Namespace, weights: list[torch.Tensor]) -> torch.optim.SGD:
+    """Makes the outer optimizer that the flags ask for."""
+    momentum = args.outer_momentum
+    return torch.optim.SGD(weights, lr=args.outer_lr, momentum=momentum, nesterov=momentum > 0)
+
+
 def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, store: Any) -> Any:
     """Wraps the SGD that the flags ask for."""
+    if args.sync_every is not None:
+        return gw.torch.LocalStepOptimizer(
+            make_sgd(args, model),
+            named_parameters=model.named_parameters(),
+            compression=compression(args),
+            store=store,
+            sync_every=args.sync_every,
+            outer=functools.partial(make_outer, args),
+            fragments=args.sync_fragments,
+            merge_after=args.sync_merge_after,
+        )
     return gw.torch.DistributedOptimizer(
         make_sgd(args, model),
         named_parameters=model.named_parameters(),
@@ -80,6 +99,18 @@ def slowness_of(args: argparse.Namespace, model: torch.nn.Module, store: Any) ->
     return Slowness(model, slow.factor if slow is not None and slow.rank == store.rank else 1)
 
 
+def finish_epoch(args: argparse.Namespace, optimizer: Any, *, is_last: bool) -> None:
+    """Waits for what is under way; with local steps ends rounds only where no other step follows."""
+    if args.ddp_hook is None and (args.sync_every is None or is_last):
+        optimizer.synchronize()
+
+
+def scored_weights(optimizer: Any) -> contextlib.AbstractContextManager[None]:
+    """Has the model be what is scored: with local steps, what all workers share."""
+    shared: Any = getattr(optimizer, "shared_weights", contextlib.nullcontext)
+    return shared()  # type: ignore[no-any-return]
+
+
 def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) -> dict[str, Any]:
     """Trains as the flags say and returns the record; on ranks other than 0 without scores."""
     torch.manual_seed(args.seed)
@@ -102,7 +133,8 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         interface = ddp.join(store)
         network = ddp.wrap(model, args.ddp_hook, steps_per_epoch * args.num_epochs)
         optimizer, count = make_sgd(args, model), ddp.link_bytes(interface)
-    meter, seconds, step = Meter(count), 0.0, 0
+    typical = statistics.median if args.sync_every is None else statistics.fmean
+    meter, seconds, step = Meter(count, typical), 0.0, 0
     slowness, start = slowness_of(args, model, store), time.perf_counter()
     scores: list[float] = []
     record: dict[str, Any] = {"training_loss_per_epoch": [], "seconds_per_epoch": []}
@@ -121,12 +153,12 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
             meter.step()
             step += 1
             progress.move(f"epoch {epoch + 1}/{args.num_epochs}  step {step}  loss {losses[-1]:.3f}")
-        if args.ddp_hook is None:
-            optimizer.synchronize()
+        finish_epoch(args, optimizer, is_last=epoch + 1 == args.num_epochs)
         now = time.perf_counter()  # where nobody waits, others train on while rank 0 evaluates
         seconds = now - start if runs_free else seconds + now - began
         if store.rank == 0:
-            scores.append(task.score(model))
+            with scored_weights(optimizer):
+                scores.append(task.score(model))
             record["training_loss_per_epoch"].append(statistics.fmean(losses))
             record["seconds_per_epoch"].append(seconds)
             progress.say(
@@ -142,7 +174,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         f"{task.metric}_per_epoch": scores,
         task.metric: scores[-1] if scores else None,
         "images_per_second": step * args.batch_size * store.num_workers / seconds,
-        "bytes_per_step": meter.median(),
+        "bytes_per_step": meter.typical(),
         "bytes_total": meter.total(),
         "codec_seconds": store.engine.codec_seconds() if args.ddp_hook is None else None,
         "steps": step,
@@ -154,6 +186,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         "momentum_correction": getattr(optimizer, "momentum_correction", False),
         "overlap_step": getattr(optimizer, "overlap_step", False),
         "update_on_kvstore": on_store,
+        "sync_every": args.sync_every,
         "arguments": {name: value for name, value in vars(args).items() if name != "json"},
     }
 

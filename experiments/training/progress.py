@@ -38,10 +38,15 @@ def socket_bytes(store: Any) -> Callable[[], int]:
 
 
 class Meter:
-    """Bytes per step. count: all so far; None: nobody knows."""
+    """Bytes per step. count: all so far; None: nobody knows. typical: what stands for all steps' bytes: their median,
+    or their mean where most steps send nothing.
+    """
 
-    def __init__(self, count: Callable[[], int] | None) -> None:
+    def __init__(
+        self, count: Callable[[], int] | None, typical: Callable[[list[int]], float] = statistics.median
+    ) -> None:
         self._count = count
+        self._typical = typical
         self.per_step: list[int] = []
         self._before = self.total() or 0
 
@@ -53,11 +58,11 @@ class Meter:
             self.per_step.append(now - self._before)
             self._before = now
 
-    def median(self) -> int | None:
-        """Returns the median step's bytes; the first round, which agrees on scales, is apart."""
+    def typical(self) -> int | None:
+        """Returns what stands for a step's bytes; the first step, which agrees on scales, is apart."""
         if self._count is None:
             return None
-        return int(statistics.median(self.per_step[1:] or self.per_step or [0]))
+        return int(self._typical(self.per_step[1:] or self.per_step or [0]))
 
     def text(self) -> str:
-        return "" if self._count is None else f"  {self.median():,} bytes/step"
+        return "" if self._count is None else f"  {self.typical():,} bytes/step"

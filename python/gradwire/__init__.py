@@ -1,7 +1,8 @@
 """gradwire: compressed gradient exchange for distributed training on ordinary Ethernet.
 
 `gradwire.kv` is the key-value store (push, pull, pushpull), `gradwire.torch` wraps any PyTorch optimizer,
-`gradwire.compress` has the codecs by themselves. The command `gradwire --help` tells the rest.
+`gradwire.compress` has the codecs by themselves, `gradwire.samplers` says who trains on what. The command
+`gradwire --help` tells the rest.
 
 Errors besides ValueError (misuse) and TypeError: `DecodeError`, a ValueError: bytes that are no payload of the codec.
 `TransportError`, a ConnectionError: the job has failed; names the rank at fault. `TimeoutError`, Python's own among its
@@ -15,7 +16,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradwire import compress, kv, torch
+    from gradwire import compress, kv, samplers, torch
     from gradwire._core import DecodeError, TimeoutError, TransportError
     from gradwire.sparse import RowSparse
 
@@ -29,10 +30,11 @@ __all__ = [
     "__version__",
     "compress",
     "kv",
+    "samplers",
     "torch",
 ]
 
-_MODULES = ("compress", "kv", "torch")
+_MODULES = ("compress", "kv", "samplers", "torch")
 _CORE = ("DecodeError", "TimeoutError", "TransportError")
 
 

@@ -331,6 +331,11 @@ class Engine:
 
     def barrier(self) -> None: ...
 
+    def join(self) -> int:
+        """
+        Says that this worker has run out of data: the others' rounds go on without it. Returns when all have joined, with the rank that joined last.
+        """
+
     def all_gather(self, name: str, blob: bytes) -> list:
         """Every worker's blob in rank order. Collective."""
 
@@ -345,6 +350,11 @@ class Engine:
     def residual(self, key: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None,))]:
         """
         A copy of what the key's codec has not sent yet, float32 (elements,); (0,) where there is none.
+        """
+
+    def residual_norm(self) -> float | None:
+        """
+        The Euclidean norm of all residuals together; None while a round is in progress.
         """
 
     def set_residual(self, key: int, values: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None:
@@ -435,6 +445,11 @@ class Engine:
 
     def pushed(self) -> tuple[int, int]:
         """Bytes that this worker has pushed: as float32, and encoded."""
+
+    def waited_for(self) -> list[int]:
+        """
+        How often each worker's push was the last that a round needed, as the servers have counted.
+        """
 
     def stage_seconds(self) -> dict:
         """

@@ -148,7 +148,7 @@ class Job:
             *("--workers", str(self.workers), "--servers", str(self.servers)),
             *("--rendezvous-timeout", f"{rendezvous:g}"),
             *("--liveness-timeout", f"{self.settings.liveness_timeout:g}"),
-            *("--log-level", self.settings.log_level),
+            *("--log-level", self.settings.log_level, "--log-format", self.settings.log_format),
             *optional,
         ]
 

@@ -22,7 +22,6 @@ import atexit
 import contextlib
 import dataclasses
 import math
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from gradwire.checkpoint import Restored
 from gradwire.collectives import Collectives
 from gradwire.compress import Compression
 from gradwire.devices import DeviceSum, is_on_device, stream_of
+from gradwire.log import Log
 from gradwire.sparse import RowSparse, SparseKeys, holds_rows
 from gradwire.timeline.recorder import Recorder
 
@@ -153,6 +153,8 @@ def create(name: str = "local", *, staleness: int | None = None) -> Any:
     joined_by = (auto_placement if chooses else joining).open_engine(kind, values)
     store = KVStore(joined_by.store, joined_by.engine, values)
     _open.add(store)
+    if not is_local:
+        store.report_joined()
     if not is_local and store.rank == 0:
         environments.tell(store.type, store.num_workers)
     return store
@@ -223,6 +225,7 @@ class KVStore(AbstractKVStore):
         self._devices = DeviceSum("none")
         self._optimizer: tuple[str, dict[str, float]] | None = None
         self._encodes_on_devices = not self._is_local and _core.build_info()["cuda_devices"] > 0
+        self._log = Log.of(values, engine.rank)
         self.engine = engine
         self.unfinished: set[Callable[[], None]] = set()  # what close() is to end first, on this thread
         self.rows = SparseKeys(self)  # keys that were initialised with RowSparse
@@ -535,26 +538,56 @@ class KVStore(AbstractKVStore):
 
     _barrier = barrier  # MXNet's name
 
-    def stats(self) -> dict[str, Any]:
+    def join(self) -> int:
+        """Says that this worker has run out of data; for workers with different numbers of batches.
+
+        The others' rounds go on without it, as sums of what they push, until they join too; then all are awaited
+        again, from one round on. What this worker's codec has not sent yet is kept, and comes with its next push.
+        Meanwhile no worker may call another collective (barrier, init, set_gradient_compression, ...).
+
+        Returns: the rank that joined last, the same on all ranks: it has seen all rounds, so its weights are the
+            ones to broadcast.
+
+        Raises:
+            ValueError: a store in which a library sums (`allreduce_mpi`, `nccl`), or hierarchy=host.
+            gradwire.TimeoutError: a worker has not joined within GRADWIRE_SLOW_ABORT; names it.
+        """
+        return self.engine.join()
+
+    def stats(self, servers: bool = False) -> dict[str, Any]:
         """Returns what this worker's end of the store has done so far.
 
+        Args:
+            servers: also what the servers say, who are asked and waited for: waited_for: by rank, how often a
+                partition's round was whole only when that worker's push came (of one thread of each server; with
+                hierarchy=host of the workers that lead their hosts; 0 where a library sums); slowest_rank: whose it was
+                most often, None where there was no round.
+
         Returns: bytes_raw: pushed, as float32; bytes_encoded: the payloads made of them; ratio: how many times smaller
-            those are, None where there are none; bytes_sent, bytes_received: at the sockets, headers and what is no
-            gradient included; codec_seconds: of all threads that encode and decode; stage_seconds: of all partitions in
-            each stage (`gradwire timeline --help`), while they were traced (GRADWIRE_TIMELINE or timeline()), else 0.
-            Of servers those that live in this process. decisions: what compression="auto" has chosen, step by step, and
-            why. staleness, of `dist_async*`: {staleness: parts of tensors}, how many parts this worker has pushed whose
-            weight had that many pushes of other workers since this one had been given it.
+            those are, None where there are none; residual_norm: Euclidean, of all that this worker's codecs have not
+            sent yet, in one pass over it, None while a round is in progress; bytes_sent, bytes_received: at the
+            sockets, headers and what is no gradient included; codec_seconds: of all threads that encode and decode;
+            stage_seconds: of all partitions in each stage (`gradwire timeline --help`), while they were traced
+            (GRADWIRE_TIMELINE or timeline()), else 0. Of servers those that live in this process.
+            decisions: what compression="auto" has chosen, step by step, and why. staleness, of
+            `dist_async*`: {staleness: parts of tensors}, how many parts this worker has pushed whose weight had
+            that many pushes of other workers since this one had been given it.
 
             With hierarchy=host, bytes_encoded is what the worker that leads its host has made of the host's sum, and 0
             on the others; so ratio is the leader's own gradients over the host's payloads, and None on the others.
         """
         raw, encoded = self.engine.pushed()
         counters = self.engine.counters()
-        return {
+        asked: dict[str, Any] = {}
+        if servers:
+            waited_for = self.engine.waited_for()
+            asked["waited_for"] = waited_for
+            asked["slowest_rank"] = waited_for.index(max(waited_for)) if any(waited_for) else None
+        return asked | {
             "bytes_raw": raw,
             "bytes_encoded": encoded,
             "ratio": raw / encoded if encoded else None,
+            "residual_norm": self.engine.residual_norm(),
             "bytes_sent": counters["bytes_sent"],
             "bytes_received": counters["bytes_received"],
             "codec_seconds": self.engine.codec_seconds(),
@@ -595,11 +628,26 @@ class KVStore(AbstractKVStore):
         Where others need this process to the end (it serves the roll call; or over MPI, which ends for all ranks at
         once), waits until they have left too.
         """
+        if self in _open and not self._is_local:
+            self._report_left()
         _open.discard(self)
         with contextlib.ExitStack() as leaving:
             leaving.callback(self._leave)
             for finish in list(self.unfinished):
                 leaving.callback(finish)
+
+    def report_joined(self) -> None:
+        """Reports, to who asked for it, what job this is."""
+        workers, servers = self.num_workers, self.engine.num_servers
+        text = f"has joined {self.type!r} with {workers} workers and {servers} servers"
+        self._log.say("info", text, store=self.type, workers=workers, servers=servers)
+
+    def _report_left(self) -> None:
+        if not self._log.reports("info"):
+            return
+        stats = self.stats()
+        sent, received = stats["bytes_sent"], stats["bytes_received"]
+        self._log.say("info", f"leaves after {sent} bytes sent and {received} received", **stats)
 
     def _leave(self) -> None:
         recorder, self._recorder = self._recorder, None
@@ -612,11 +660,10 @@ class KVStore(AbstractKVStore):
         pause = 5.0
         while not self.engine.outlast(pause) and time.monotonic() - began < self._settings.slow_abort:
             waited = f"{time.monotonic() - began:.0f} s"
-            print(
-                f"gradwire: worker {self.rank}: all is done here; has waited {waited} for the other workers to leave "
-                "the job, which needs this process to its end",
-                file=sys.stderr,
-                flush=True,
+            self._log.say(
+                "warning",
+                f"all is done here; has waited {waited} for the other workers to leave the job, which needs this "
+                "process to its end",
             )
             pause = 60.0
 
@@ -691,9 +738,9 @@ class KVStore(AbstractKVStore):
         self.waited_seconds += time.perf_counter() - began
 
     def print_notices(self) -> None:
-        """Prints on stderr what the engine has to say: a rank that is waited for, a codec that a device lacks."""
+        """Reports on stderr what the engine has to say: a rank that is waited for, a codec that a device lacks."""
         for notice in self.engine.take_notices():
-            print(f"gradwire: worker {self.rank}: {notice}", file=sys.stderr, flush=True)
+            self._log.say("warning", notice)
 
 
 class _Target:

@@ -283,6 +283,11 @@ class Settings:
         "what is reported on stderr: error, warning, info or debug",
         Alias(("PS_VERBOSE",), _ps_verbose),
     )
+    log_format: Literal["text", "json"] = _setting(
+        _one_of("text", "json"),
+        "text",
+        "how that is written: text for people, json for programs, an object a line",
+    )
     rendezvous_timeout: float = _setting(
         _positive(parse_duration, "1ms"), 60.0, "how long to wait for all ranks to appear"
     )

@@ -314,6 +314,10 @@ void bind_engine(nb::module_& module) {
       .def(
           "barrier", [](PyEngine& s) { s.engine().barrier(); }, Collective())
       .def(
+          "join", [](PyEngine& s) { return s.engine().join(); }, Collective(),
+          "Says that this worker has run out of data: the others' rounds go on without it. Returns when all "
+          "have joined, with the rank that joined last.")
+      .def(
           "all_gather",
           [](PyEngine& s, const std::string& name, nb::bytes blob) {
             const std::string_view view(blob.c_str(), blob.size());
@@ -353,6 +357,9 @@ void bind_engine(nb::module_& module) {
           },
           "key"_a,
           "A copy of what the key's codec has not sent yet, float32 (elements,); (0,) where there is none.")
+      .def(
+          "residual_norm", [](PyEngine& s) { return s.engine().residual_norm(); }, Release(),
+          "The Euclidean norm of all residuals together; None while a round is in progress.")
       .def(
           "set_residual",
           [](PyEngine& s, KeyId key, const ConstFloats& values) {
@@ -494,6 +501,9 @@ void bind_engine(nb::module_& module) {
             return std::pair(pushed.raw, pushed.encoded);
           },
           "Bytes that this worker has pushed: as float32, and encoded.")
+      .def(
+          "waited_for", [](PyEngine& s) { return s.engine().waited_for(); }, Collective(),
+          "How often each worker's push was the last that a round needed, as the servers have counted.")
       .def(
           "stage_seconds",
           [](PyEngine& s) {

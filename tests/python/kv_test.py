@@ -619,3 +619,18 @@ def test_a_closed_store_says_so(kv: KVStore) -> None:
     kv.close()
     with pytest.raises(Exception, match="closed"):
         kv.push("w", ones())
+
+
+def test_stats_measure_what_has_not_been_sent() -> None:
+    store = gradwire.kv.create("local")
+    assert store.stats()["residual_norm"] == 0
+    store.use_compression(gradwire.compress.Compression.parse("2bit:threshold=0.5"))
+    store.init("w", np.zeros(16, np.float32))
+    store.push("w", np.full(16, 0.375, np.float32))
+    store.pull("w", np.empty(16, np.float32))
+    assert store.stats()["residual_norm"] == 1.5
+    store.push("w", np.full(16, 0.375, np.float32))
+    store.pull("w", np.empty(16, np.float32))
+    assert store.stats()["residual_norm"] == 1.0
+    store.close()
+    assert store.stats()["residual_norm"] is None

@@ -17,6 +17,10 @@ logging need no change. Models that are wrapped already keep their wrapper:
 
     fully_shard(model)
     gw.torch.compress_reduce_scatter(model, codec="int8")
+
+Over links that are too slow for a gradient every step, workers train apart and meet now and then:
+
+    optimizer = gw.torch.LocalStepOptimizer(optimizer, model.named_parameters(), "int4", sync_every=50)
 """
 
 import importlib
@@ -24,7 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 from gradwire.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from gradwire.torch.checkpoint import load_checkpoint, save_checkpoint
+from gradwire.torch.local_steps import LocalStepOptimizer
 from gradwire.torch.optimizer import DistributedOptimizer
+from gradwire.torch.sampler import ShardSampler
 from gradwire.torch.session import default_store
 
 if TYPE_CHECKING:
@@ -34,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DistributedOptimizer",
     "HookState",
+    "LocalStepOptimizer",
+    "ShardSampler",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "compress_reduce_scatter",

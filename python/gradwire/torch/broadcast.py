@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from gradwire import kv
 from gradwire.torch import session
 from gradwire.torch.exchange import STATE_KEY
 
-_calls = itertools.count()  # every worker makes the same calls in the same order, so the names of keys agree
+# By store: every worker makes the same calls in the same order, so the names of keys agree.
+_calls: weakref.WeakKeyDictionary[kv.KVStore, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 def broadcast_parameters(
@@ -130,9 +132,12 @@ def _broadcast(store: kv.KVStore, tensors: Sequence[torch.Tensor], root_rank: in
     if store.rank == root_rank:
         for run, tensor in zip(runs, tensors, strict=True):
             run.copy_(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8))
-    (key,) = store.engine.declare([(f"broadcast.{next(_calls)}", [words.size], "float32")])
+    (key,) = store.engine.declare(
+        [(f"broadcast.{next(_calls.setdefault(store, itertools.count()))}", [words.size], "float32")]
+    )
     store.engine.init(key, words, root_rank)
     store.engine.pull(key, words).wait()
+    store.barrier()  # who leaves takes its server along, which others may still pull from
     for run, tensor in zip(runs, tensors, strict=True):
         tensor.copy_(run.view(tensor.dtype).view(tensor.shape))
 

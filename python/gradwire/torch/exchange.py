@@ -89,15 +89,17 @@ class _Parameter:
 class Exchange:
     """The parameters of one model at one store's engine. A parameter is known by its index, in order of add()."""
 
-    def __init__(self, store: KVStore, options: ExchangeOptions, user: User) -> None:
+    def __init__(self, store: KVStore, options: ExchangeOptions, user: User | None) -> None:
         """
         Args:
             store: whose engine sums; its slots are taken, if nobody has them, and its compression follows warm_up.
             user: a store serves one optimizer at a time, which takes the place of an earlier one, and any number of
-                hooks.
+                hooks. None: who sends each parameter apart, by submit(), and leaves the slots to others.
         """
-        self._fuses = _slots_of.get(store, user) == user == "optimizer" or store not in _slots_of
-        if self._fuses:
+        self._fuses = user is not None and (
+            _slots_of.get(store, user) == user == "optimizer" or store not in _slots_of
+        )
+        if self._fuses and user is not None:
             _slots_of[store] = user
         self._store = store
         self._engine: _core.Engine = store.engine

@@ -21,11 +21,11 @@ from gradwire.torch.exchange import (
     OnNonfinite,
     SparseGradients,
     enabled_scaler,
-    require_pairs,
     warn_of_nonfinite,
 )
 from gradwire.torch.momentum import WorkerMomentum
 from gradwire.torch.parameter_codecs import DENSE, ParameterCodecs
+from gradwire.torch.parameter_names import name_group, name_parameters, require_real
 from gradwire.torch.reducer import GradientReducer
 from gradwire.torch.subset_step import SubsetStep
 from gradwire.torch.warm_up import Stages, WarmUp
@@ -156,7 +156,7 @@ def DistributedOptimizer(
             f"gradwire.torch: {what} cannot veto a step of LBFGS, which is many steps that depend on each other; use "
             "on_nonfinite='warn', and keep a copy of weights and state to go back to"
         )
-    named = _name_parameters(optimizer, named_parameters)
+    named = name_parameters(optimizer, named_parameters)
     store = session.own_store(store)
     session.require_sums(store)
     if overlap_step is None:
@@ -190,7 +190,7 @@ def DistributedOptimizer(
         may_be_2bit = auto is not None or "threshold=auto" in chosen.spec
         momentum_correction = plain and may_be_2bit and _has_momentum(optimizer)
     controller = controller_of(store, auto, overlaps=overlap_step, sends_momentum=momentum_correction)
-    result = _take_over(optimizer)
+    result = wrapped.take_over(optimizer, _Distributed)
     if wanted is not None:
         store.use_compression(wanted)
     parameter_codecs = ParameterCodecs(store.compression, codecs, may_compress=controller is not None)
@@ -214,66 +214,14 @@ def DistributedOptimizer(
     return result
 
 
-def _take_over(optimizer: torch.optim.Optimizer) -> Any:
-    """Returns an instance of the optimizer's class that shares all it has, and exchanges nothing yet."""
-    if isinstance(optimizer, _Distributed):
-        optimizer.close()
-        base = optimizer._base
-    else:
-        wrapped.stop_others(optimizer)
-        base = wrapped.own_class(optimizer)
-    result: Any = object.__new__(type(f"Distributed{base.__name__}", (_Distributed, base), {}))
-    # An LR scheduler made earlier has patched step() on the instance; its patch calls the class it knew.
-    result.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
-    result._base = base
-    return result
-
-
 def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, torch.optim.SGD) and all(g["momentum"] > 0 for g in optimizer.param_groups)
 
 
-def _name_parameters(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
-) -> list[tuple[str, torch.Tensor]]:
-    """Returns the optimizer's parameters with their names, in named_parameters' order; tied ones once."""
-    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if named_parameters is None:
-        return [(f"parameter.{index}", parameter) for index, parameter in enumerate(own)]
-    named = require_pairs(named_parameters)
-    names = [name for name, _ in named]
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"gradwire.torch: named_parameters has {duplicates[0]!r} more than once")
-    first_name: dict[torch.Tensor, str] = {}
-    for name, parameter in named:
-        first_name.setdefault(parameter, name)
-    wanted = set(own)
-    if missing := wanted.difference(first_name):
-        shape = tuple(next(iter(missing)).shape)
-        raise ValueError(
-            f"gradwire.torch: {len(missing)} of the optimizer's {len(wanted)} parameters are not in "
-            f"named_parameters, one has shape {shape}; pass model.named_parameters() of the whole model"
-        )
-    return [(name, parameter) for parameter, name in first_name.items() if parameter in wanted]
-
-
-def _require_real(named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    for name, parameter in named:
-        if parameter.requires_grad and not parameter.is_floating_point():
-            raise ValueError(
-                f"gradwire.torch: {name!r} is {parameter.dtype}, expected float32, bfloat16, float16 "
-                "or float64; hold real and imaginary parts as two real parameters"
-            )
-
-
-def _plain(base: type) -> Any:
-    return object.__new__(base)
-
-
-class _Distributed(torch.optim.Optimizer):
+class _Distributed(wrapped.Front):
     """What DistributedOptimizer adds to an optimizer's class."""
 
-    _base: type  # what it was made of
+    prefix = "Distributed"
     _store: kv.KVStore
     _reducer: GradientReducer | None
     _momentum: WorkerMomentum | None
@@ -293,7 +241,7 @@ class _Distributed(torch.optim.Optimizer):
         self._store = store
         self._reducer = self._momentum = None
         self._skips_nonfinite = False
-        _require_real(named)
+        require_real(named)
         compresses = options.warm_up is not None or options.codecs.compress_any(named)
         if store.passthrough and not compresses:  # alone: nothing to exchange
             self._skips_nonfinite = options.on_nonfinite == "skip_step"
@@ -400,6 +348,26 @@ class _Distributed(torch.optim.Optimizer):
         if isinstance(self._reducer, overlap.OverlappingReducer):
             self._reducer.synchronize()
 
+    def join(self) -> int:
+        """Says that this worker has no batch left; for workers with different numbers of batches. The others' steps go
+        on: their means are still divided by the number of all workers, so that this one counts as zeros.
+
+        Returns, when all have joined, the rank that joined last, the same on all ranks. It has taken all steps, and the
+        others have not:
+
+            last = optimizer.join()
+            gradwire.torch.broadcast_parameters(model.state_dict(), root_rank=last)
+            gradwire.torch.broadcast_optimizer_state(optimizer, root_rank=last)
+
+        What this rank's codec has not sent yet is kept, for its next step or state_dict().
+
+        Raises: as KVStore.join().
+        """
+        if self._reducer is not None:
+            self._reducer.settle()
+        self.synchronize()
+        return self._store.join()
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Keeps the gradients of backward() calls inside it local; the next one outside sends the total."""
@@ -419,10 +387,8 @@ class _Distributed(torch.optim.Optimizer):
         self.synchronize()
         before = sum(len(group["params"]) for group in self.param_groups)
         super().add_param_group(param_group)
-        added = self.param_groups[-1]
-        numbers = [f"parameter.{before + i}" for i in range(len(added["params"]))]
-        named = list(zip(added.get("param_names", numbers), added["params"], strict=True))
-        _require_real(named)
+        named = name_group(self.param_groups[-1], before)
+        require_real(named)
         if self._momentum is not None:
             self._momentum.find_groups()
         if self._reducer is not None:
@@ -451,7 +417,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def __reduce__(self) -> Any:
         self.synchronize()
-        return _plain, (self._base,), self.__getstate__()
+        return super().__reduce__()
 
     @property
     def momentum_correction(self) -> bool:

@@ -87,7 +87,7 @@ class GradientReducer:
         self._agreed = True
         self._frozen: list[tuple[str, torch.Tensor]] = []
         self._places: dict[torch.Tensor, int] = {}  # in the order of the forward pass
-        self._device = _home([parameter for _, parameter in named])
+        self._device = home_of([parameter for _, parameter in named])
         self.add(named)
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -106,7 +106,7 @@ class GradientReducer:
             return
         first = len(self._parameters)
         known = [self._sends_rows and name in self._options.sparse_parameters for name, _ in named]
-        slots = iter(_runs([p for (_, p), rows in zip(named, known, strict=True) if not rows], self._device))
+        slots = iter(runs_of([p for (_, p), rows in zip(named, known, strict=True) if not rows], self._device))
         runs = [None if rows else next(slots) for rows in known]
         self.exchange.add(named, runs, [self._places[p] for _, p in named])
         for (name, p), run in zip(named, runs, strict=True):
@@ -411,7 +411,7 @@ class _BackwardEnd:
                 reducer.on_backward_failed()
 
 
-def _home(parameters: Sequence[torch.Tensor]) -> torch.device:
+def home_of(parameters: Sequence[torch.Tensor]) -> torch.device:
     """Returns the one CUDA device that holds all parameters, if the engine can encode there; else the CPU."""
     devices = {parameter.device for parameter in parameters}
     usable = _core.build_info()["cuda_devices"] > 0
@@ -429,8 +429,8 @@ def _as_slot(run: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return run.view(parameter.shape)
 
 
-def _runs(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """One run of float32 for each, out of one buffer."""
+def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Returns one run of float32 zeros (elements,) for each, out of one buffer."""
     offsets, total = [], 0
     for parameter in parameters:
         offsets.append(total)

@@ -1,13 +1,54 @@
-"""What is inside an optimizer that another library, or gradwire itself, has wrapped already."""
+"""What gradwire puts in front of an optimizer's class, and what another library, or gradwire, has put there already."""
 
 from __future__ import annotations
+
+from typing import Any, ClassVar
 
 import torch
 
 _NEVER = 1 << 62  # backward() passes
 
 
-def own_class(optimizer: torch.optim.Optimizer) -> type:
+class Front(torch.optim.Optimizer):
+    """What we add to the class of a user's optimizer. Made by take_over(): an instance is of both classes, and shares
+    groups and state with the optimizer that it was made of. Copies and pickles are of the class inside, which
+    exchanges nothing.
+    """
+
+    prefix: ClassVar[str]  # of the name of the class that an instance gets
+    _base: type  # the class inside
+
+    def close(self) -> None:
+        """Ends the exchange."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        return _plain, (self._base,), self.__getstate__()
+
+
+def take_over(optimizer: torch.optim.Optimizer, front: type[Front]) -> Any:
+    """Returns an instance of front and of the optimizer's class that shares all it has, and exchanges nothing yet.
+
+    What gradwire or Horovod has put in front of it before ends its exchange.
+    """
+    if isinstance(optimizer, Front):
+        optimizer.close()
+        base = optimizer._base
+    else:
+        _stop_horovods(optimizer)
+        base = _own_class(optimizer)
+    result: Any = object.__new__(type(f"{front.prefix}{base.__name__}", (front, base), {}))
+    # An LR scheduler made earlier has patched step() on the instance; its patch calls the class it knew.
+    result.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    result._base = base
+    return result
+
+
+def _plain(base: type) -> Any:
+    return object.__new__(base)
+
+
+def _own_class(optimizer: torch.optim.Optimizer) -> type:
     """Returns the class that computes the step.
 
     Horovod makes its DistributedOptimizer as a subclass of the user's, made for the one instance.
@@ -15,7 +56,7 @@ def own_class(optimizer: torch.optim.Optimizer) -> type:
     return type(optimizer).__bases__[0] if _is_horovods(optimizer) else type(optimizer)
 
 
-def stop_others(optimizer: torch.optim.Optimizer) -> None:
+def _stop_horovods(optimizer: torch.optim.Optimizer) -> None:
     """Ends Horovod's exchange of this optimizer's gradients: two that write one p.grad at a time would race.
 
     Its hooks cannot be taken off: it keeps no handle of them. They count backward() passes down and act at zero,

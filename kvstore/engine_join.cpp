@@ -1,0 +1,102 @@
+// Engine: workers that have run out of data wait for the others, whose rounds go on without them; and for
+// whom rounds have waited.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+#include <stdexcept>
+#include <string_view>
+
+#include "kvstore/engine.h"
+#include "kvstore/engine_thread.h"
+#include "kvstore/hierarchy.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+/// What a worker brings to the end of a join.
+struct Joined {
+  std::uint64_t place = 0;           ///< how many had joined before it
+  std::vector<std::uint64_t> steps;  ///< rounds that it has begun, by tensor
+  /// Who has begun most rounds was there when all others had joined; among several, who joined last.
+  auto lateness() const { return std::pair(std::reduce(steps.begin(), steps.end()), place); }
+};
+
+std::string write(const Joined& joined) {
+  return fmt::format("{},{}", joined.place, fmt::join(joined.steps, ","));
+}
+
+/// "3,0,17"
+std::vector<std::uint64_t> read_numbers(std::string_view text) {
+  std::vector<std::uint64_t> numbers;
+  const char* const end = text.data() + text.size();
+  for (const char* at = text.data(); at < end;) {
+    const auto [next, error] = std::from_chars(at, end, numbers.emplace_back());
+    if (error != std::errc()) break;
+    at = next == end ? end : next + 1;
+  }
+  return numbers;
+}
+
+Joined read(std::string_view text, std::size_t tensors) {
+  const std::vector<std::uint64_t> numbers = read_numbers(text);
+  if (numbers.size() != tensors + 1) {
+    throw transport::TransportError(
+        fmt::format("join: a worker has {} keys, this one {}", numbers.size(), tensors + 1));
+  }
+  return {numbers.front(), {numbers.begin() + 1, numbers.end()}};
+}
+
+std::vector<StepSpread> spread_of(const std::vector<Joined>& ranks) {
+  std::vector<StepSpread> spreads;
+  for (std::size_t tensor = 0; tensor < ranks.front().steps.size(); ++tensor) {
+    const auto step_of = [tensor](const Joined& joined) { return joined.steps[tensor]; };
+    const auto [least, most] = std::ranges::minmax_element(ranks, {}, step_of);
+    spreads.push_back({step_of(*least), step_of(*most)});
+  }
+  return spreads;
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> Engine::waited_for() {
+  require_open("waited_for");
+  std::vector<Acknowledgement> said;
+  thread_->command("waited for", &said).wait();
+  std::vector<std::uint64_t> counts(num_workers());
+  for (const Acknowledgement& one : said) {
+    const auto theirs = read_numbers(one.text);
+    for (std::size_t rank = 0; rank < std::min(counts.size(), theirs.size()); ++rank)
+      counts[rank] += theirs[rank];
+  }
+  return counts;
+}
+
+std::uint32_t Engine::join() {
+  require_open("join");
+  if (in_order_ || hierarchy_) {
+    throw std::invalid_argument(fmt::format(
+        "join: {}; give every worker the same number of steps, or use a store such as 'allreduce' or "
+        "'dist_sync'",
+        in_order_ ? "where a library sums, every rank must take part in every round"
+                  : "with hierarchy=host the workers of a host sum first, which needs all of them"));
+  }
+  if (!thread_->idle().wait_for(options_.slow_abort)) {
+    throw transport::TimeoutError(fmt::format("join: rounds begun before it have not ended within {} s",
+                                              options_.slow_abort.count() / 1000));
+  }
+  std::vector<Acknowledgement> said;
+  thread_->command("join", &said).wait();
+  Joined own{said.front().step, {}};
+  thread_->read_steps(own.steps).wait();
+  std::vector<Joined> ranks;
+  for (const std::string& text : messenger_->exchange("join", write(own), options_.slow_abort))
+    ranks.push_back(read(text, own.steps.size()));
+  thread_->catch_up(spread_of(ranks)).wait();
+  const auto last = std::ranges::max_element(ranks, {}, &Joined::lateness);
+  return static_cast<std::uint32_t>(last - ranks.begin());
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,53 @@
+"""Which examples a worker trains on: shares of a data set by rank, of equal or of given sizes.
+
+    picks = gradwire.samplers.shard(len(data), kv.rank, kv.num_workers)
+    picks = gradwire.samplers.shard(len(data), kv.rank, kv.num_workers, work_load_list=[2, 1, 1])   # rank 0 is faster
+
+No example is left out and none is taken twice, so workers may have different numbers of batches: who has none left
+calls `kv.join()`. gradwire.torch.ShardSampler is the same for a DataLoader.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def shard(examples: int, rank: int, num_workers: int, work_load_list: Sequence[float] | None = None) -> range:
+    """Returns a worker's share of examples, as a run of indices.
+
+    Args:
+        examples: how many there are, 0 or more.
+        rank: the worker's number, from 0.
+        num_workers: how many there are.
+        work_load_list: how much of the work each rank takes, in any unit (MXNet's word, where it is of devices).
+            Default: equal shares.
+
+    Returns: run r of all, which follow each other in rank order and cover 0 to examples - 1. Ends are rounded to the
+        nearest, so shares that ought to be equal differ by one at most.
+
+    Raises:
+        ValueError: no such rank; or loads that are not one a worker, not finite, below 0, or all 0.
+    """
+    if examples < 0 or num_workers < 1 or not 0 <= rank < num_workers:
+        raise ValueError(
+            f"shard: examples={examples}, rank={rank}, num_workers={num_workers}: expected examples of 0 or more, and "
+            "a rank from 0 to num_workers - 1"
+        )
+    loads = [1.0] * num_workers if work_load_list is None else [float(load) for load in work_load_list]
+    if (
+        len(loads) != num_workers
+        or not all(math.isfinite(load) and load >= 0 for load in loads)
+        or not any(loads)
+    ):
+        raise ValueError(
+            f"shard: work_load_list={work_load_list!r}: expected {num_workers} numbers of 0 or more, one for each "
+            "worker, and not all 0"
+        )
+    before, total = math.fsum(loads[:rank]), math.fsum(loads)
+    after = total if rank + 1 == num_workers else math.fsum(loads[: rank + 1])
+    return range(_end(examples, before / total), _end(examples, after / total))
+
+
+def _end(examples: int, part: float) -> int:
+    return math.floor(examples * part + 0.5)

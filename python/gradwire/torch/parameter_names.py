@@ -1,0 +1,59 @@
+"""What the parameters of an optimizer are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from gradwire.torch.exchange import require_pairs
+
+
+def name_parameters(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> list[tuple[str, torch.Tensor]]:
+    """Returns the optimizer's parameters with their names, in named_parameters' order; tied ones once.
+
+    Raises:
+        ValueError: a name stands there twice, or a parameter of the optimizer's is not there.
+        TypeError: named_parameters is nothing to go through.
+    """
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if named_parameters is None:
+        return [(f"parameter.{index}", parameter) for index, parameter in enumerate(own)]
+    named = require_pairs(named_parameters)
+    names = [name for name, _ in named]
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"gradwire.torch: named_parameters has {duplicates[0]!r} more than once")
+    first_name: dict[torch.Tensor, str] = {}
+    for name, parameter in named:
+        first_name.setdefault(parameter, name)
+    wanted = set(own)
+    if missing := wanted.difference(first_name):
+        shape = tuple(next(iter(missing)).shape)
+        raise ValueError(
+            f"gradwire.torch: {len(missing)} of the optimizer's {len(wanted)} parameters are not in "
+            f"named_parameters, one has shape {shape}; pass model.named_parameters() of the whole model"
+        )
+    return [(name, parameter) for parameter, name in first_name.items() if parameter in wanted]
+
+
+def name_group(param_group: dict[str, object], first: int) -> list[tuple[str, torch.Tensor]]:
+    """Returns the parameters of a group that add_param_group() has taken, by the names given with them, else numbers.
+
+    Args:
+        first: how many parameters the groups before it have.
+    """
+    parameters = list(param_group["params"])  # type: ignore[call-overload]
+    numbers = [f"parameter.{first + i}" for i in range(len(parameters))]
+    return list(zip(param_group.get("param_names", numbers), parameters, strict=True))  # type: ignore[call-overload]
+
+
+def require_real(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raises ValueError naming a parameter that is trained and holds no real numbers."""
+    for name, parameter in named:
+        if parameter.requires_grad and not parameter.is_floating_point():
+            raise ValueError(
+                f"gradwire.torch: {name!r} is {parameter.dtype}, expected float32, bfloat16, float16 "
+                "or float64; hold real and imaginary parts as two real parameters"
+            )

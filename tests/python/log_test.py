@@ -1,0 +1,63 @@
+"""What a store reports on stderr: from which level on, and as what."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from gradwire import settings
+from gradwire.launch import run_job
+from gradwire.log import Log
+
+JOIN = (
+    "import gradwire as gw, numpy as np\n"
+    "kv = gw.kv.create('dist_sync')\n"
+    "kv.init('w', np.zeros(4, np.float32))\n"
+    "kv.pushpull('w', np.ones(4, np.float32), np.empty(4, np.float32))\n"
+)
+
+
+def test_levels_are_ps_lites_or_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    for environment, said in (
+        ({}, ["slow"]),
+        ({"PS_VERBOSE": "0"}, ["slow"]),
+        ({"PS_VERBOSE": "1"}, ["slow", "joined"]),
+        ({"PS_VERBOSE": "2"}, ["slow", "joined", "detail"]),
+        ({"GRADWIRE_LOG_LEVEL": "error", "PS_VERBOSE": "2"}, []),
+    ):
+        log = Log.of(settings.read(environment), 3)
+        for level, text in (("warning", "slow"), ("info", "joined"), ("debug", "detail")):
+            log.say(level, text)  # type: ignore[arg-type]
+        assert capsys.readouterr().err == "".join(f"gradwire: worker 3: {text}\n" for text in said)
+
+
+def test_json_is_an_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log.of(settings.read({"GRADWIRE_LOG_FORMAT": "json"}), 1)
+    log.say("warning", 'key "w"\nwaits', seconds=60)
+    (line,) = capsys.readouterr().err.splitlines()
+    said = json.loads(line)
+    assert said.pop("time").endswith("Z")
+    assert said == {"level": "warning", "role": "worker", "rank": 1, "text": 'key "w"\nwaits', "seconds": 60}
+
+
+def test_a_job_reports_who_joined_and_what_it_cost() -> None:
+    lines: list[tuple[str, str]] = []
+    done = run_job(
+        [sys.executable, "-c", JOIN],
+        workers=2,
+        servers=1,
+        env={"GRADWIRE_LOG_FORMAT": "json", "PS_VERBOSE": "1"},
+        output=lambda line: lines.append((line.role, line.text)),
+        timeout=60,
+    )
+    assert done.exit_code == 0, lines
+    said = [(role, json.loads(text)) for role, text in lines]
+    assert {role for role, _ in said} >= {"worker", "scheduler"}
+    assert all(one["role"] == role for role, one in said)
+    joined = [one for role, one in said if role == "worker" and "has joined" in one["text"]]
+    assert sorted(one["rank"] for one in joined) == [0, 1]
+    assert all((one["store"], one["workers"], one["servers"]) == ("dist_sync", 2, 1) for one in joined)
+    left = [one for role, one in said if role == "worker" and "leaves" in one["text"]]
+    assert all(one["bytes_raw"] == 16 and one["bytes_sent"] > 16 for one in left)
+    assert len(left) == 2

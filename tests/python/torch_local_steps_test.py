@@ -1,0 +1,476 @@
+"""LocalStepOptimizer against DiLoCo in one process (oracle/diloco.py). Ranks are threads."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import gradwire as gw
+import gradwire.torch
+import pytest
+import torch
+from gradwire.torch.fragments import Fragments
+from gradwire.torch.local_steps import nesterov
+from oracle import diloco
+from python.inproc_ranks import await_event, run_ranks
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.second = nn.Linear(6, 6)
+        self.third = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+with torch.random.fork_rng():
+    torch.manual_seed(0)
+    FRESH = Net()  # made once: ranks are threads, and would draw from one generator
+
+LAYERS = {name: {f"{name}.weight", f"{name}.bias"} for name in ("first", "second", "third")}
+ALL = set.union(*LAYERS.values())
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x, y = torch.randn(5, 4, generator=generator), torch.randn(5, 3, generator=generator)
+    return (model(x) - y).square().mean()
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.02)
+
+
+def averaging(weights: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, lr=1.0)
+
+
+def wrap(model: nn.Module, store: gw.kv.KVStore, **options: Any) -> Any:
+    return gw.torch.LocalStepOptimizer(
+        adamw(model.parameters()), model.named_parameters(), store=store, **options
+    )
+
+
+def take_steps(model: nn.Module, optimizer: Any, rank: int, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+
+
+def require_equal(ours: nn.Module, theirs: nn.Module) -> None:
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.fixture
+def store() -> Iterator[gw.kv.KVStore]:
+    store = gw.kv.create("local")
+    yield store
+    store.close()
+
+
+# ---- what is computed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_every_step_with_an_outer_sgd_of_1_averages_parameters(workers: int) -> None:
+    """To the bit: everything is a small multiple of 2^-9, where float32 does not round."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        first = nn.Linear(4, 3, bias=False)
+    with torch.no_grad():
+        first.weight.copy_((first.weight * 16).round() / 16)
+
+    def linear(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        x = torch.randint(-4, 5, (2, 4), generator=generator).float()
+        return (model(x) * torch.randint(-4, 5, (2, 3), generator=generator)).sum()
+
+    expected = first.weight.detach().clone()
+    for step in range(1, 6):
+        after = []
+        for rank in range(workers):
+            alone = copy.deepcopy(first)
+            with torch.no_grad():
+                alone.weight.copy_(expected)
+            linear(alone, rank, step).backward()
+            assert alone.weight.grad is not None
+            after.append(alone.weight.detach() - alone.weight.grad / 8)
+        expected = torch.stack(after).mean(dim=0)
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(first)
+        optimizer = gw.torch.LocalStepOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1 / 8),
+            model.named_parameters(),
+            store=store,
+            sync_every=1,
+            outer=averaging,
+        )
+        for step in range(1, 6):
+            optimizer.zero_grad()
+            linear(model, store.rank, step).backward()
+            optimizer.step()
+        assert torch.equal(model.weight, expected)
+
+    run_ranks(workers, body)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(
+    ("options", "offsets"),
+    [
+        ({"sync_every": 3}, {0: ALL}),
+        ({"sync_every": 2, "outer": averaging}, {0: ALL}),
+        ({"sync_every": 5, "merge_after": 2}, {0: ALL}),
+        ({"sync_every": 1, "mixing": 0.25}, {0: ALL}),
+        (  # first has 30 elements, second 42, third 21, which goes to the fragment with fewer
+            {"sync_every": 4, "fragments": 2},
+            {2: LAYERS["first"] | LAYERS["third"], 0: LAYERS["second"]},
+        ),
+        (
+            {"sync_every": 4, "fragments": 3, "merge_after": 3, "mixing": 0.75},
+            {1: LAYERS["first"], 2: LAYERS["second"], 0: LAYERS["third"]},
+        ),
+    ],
+    ids=["diloco", "averaged", "late", "mixed", "streamed", "streamed late"],
+)
+def test_weights_are_the_papers(workers: int, options: dict[str, Any], offsets: dict[int, set[str]]) -> None:
+    steps = 13
+    outer = options.get("outer", nesterov)
+    late = options.get("merge_after", 0)
+    mixing = options.get("mixing", 0.5 if late else 0.0)
+    schedule = (offsets, options["sync_every"], late, mixing)
+    shared, models = diloco.train(FRESH, workers, steps, loss_of, adamw, outer, *schedule)
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = wrap(model, store, **options)
+        take_steps(model, optimizer, store.rank, range(1, steps + 1))
+        require_equal(model, models[store.rank])
+        with optimizer.shared_weights():
+            require_equal(model, shared)
+        require_equal(model, models[store.rank])
+
+    run_ranks(workers, body)
+
+
+def test_a_lossy_codec_leaves_all_ranks_with_one_shared_model_that_learns() -> None:
+    blobs: dict[int, bytes] = {}
+    losses: dict[int, list[float]] = {}
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = wrap(model, store, compression="int4", codecs={"*": "int4"}, sync_every=4, fragments=2)
+        fixed = [loss_of(model, store.rank, 0).item()]
+        for _ in range(60):
+            optimizer.zero_grad()
+            loss_of(model, store.rank, 0).backward()
+            optimizer.step()
+        optimizer.synchronize()
+        fixed.append(loss_of(model, store.rank, 0).item())
+        blobs[store.rank] = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        losses[store.rank] = fixed
+
+    run_ranks(2, body)
+    assert blobs[0] == blobs[1]
+    assert all(last < 0.7 * first for first, last in losses.values())
+
+
+def test_small_outer_steps_of_bfloat16_parameters_are_not_lost() -> None:
+    """Shared weights are float32: 64 outer steps of 2^-12 each move a bfloat16 1.0, which one alone cannot."""
+
+    def body(store: gw.kv.KVStore) -> None:
+        weight = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+        optimizer = gw.torch.LocalStepOptimizer(
+            torch.optim.SGD([weight], lr=2**-6),
+            [("weight", weight)],
+            store=store,
+            sync_every=1,
+            outer=lambda weights: torch.optim.SGD(weights, lr=2**-6),
+        )
+        for _ in range(64):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        assert torch.equal(weight, torch.full_like(weight, 1 - 2**-6))
+
+    run_ranks(2, body)
+
+
+# ---- what it costs -------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_a_hundredth_of_those_of_halves_every_step() -> None:
+    """4 bits and a scale of 32 for each 256 elements, once in 32 steps, for 16 in each."""
+    elements, steps = 64 * 1024, 64
+
+    def body(store: gw.kv.KVStore) -> None:
+        weight = nn.Parameter(torch.zeros(64, 1024))
+        optimizer = gw.torch.LocalStepOptimizer(
+            torch.optim.SGD([weight], lr=1.0), [("weight", weight)], "int4", store, sync_every=32
+        )
+        for step in range(steps):
+            weight.grad = torch.randn(64, 1024, generator=torch.Generator().manual_seed(step))
+            optimizer.step()
+        raw, encoded = store.stats()["bytes_raw"], store.stats()["bytes_encoded"]
+        assert raw == steps // 32 * 4 * elements
+        assert 100 * encoded < 2 * elements * steps
+
+    run_ranks(2, body)
+
+
+def test_a_fragment_under_way_keeps_nobody_waiting() -> None:
+    """Rank 1 does not end its second step before rank 0 has taken its third."""
+    ahead = threading.Event()
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = wrap(model, store, sync_every=4, fragments=2, merge_after=3)
+        take_steps(model, optimizer, store.rank, range(1, 2))
+        if store.rank == 1:
+            await_event(ahead, "rank 0's third step")
+        take_steps(model, optimizer, store.rank, range(2, 4))
+        ahead.set()
+        take_steps(model, optimizer, store.rank, range(4, 10))
+
+    run_ranks(2, body)
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", ["none", "int4:reply=fp32"])
+@pytest.mark.parametrize("stop", [5, 7], ids=["under way", "between"])
+def test_a_restored_run_has_the_bits_of_one_that_never_stopped(compression: str, stop: int) -> None:
+    options: dict[str, Any] = {"compression": compression, "codecs": {"*": compression}}
+    options |= {"sync_every": 4, "fragments": 2, "merge_after": 2}
+    saved: dict[int, bytes] = {}
+    whole: dict[int, nn.Module] = {}
+
+    def never_stopped(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = wrap(model, store, **options)
+        take_steps(model, optimizer, store.rank, range(1, stop + 1))
+        file = io.BytesIO()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        saved[store.rank] = file.getvalue()
+        take_steps(model, optimizer, store.rank, range(stop + 1, 16))
+        optimizer.synchronize()
+        whole[store.rank] = model
+
+    def restored(store: gw.kv.KVStore) -> None:
+        model = Net()
+        optimizer = wrap(model, store, **options)
+        state = torch.load(io.BytesIO(saved[store.rank]), weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        take_steps(model, optimizer, store.rank, range(stop + 1, 16))
+        optimizer.synchronize()
+        require_equal(model, whole[store.rank])
+
+    run_ranks(2, never_stopped)
+    run_ranks(2, restored)
+
+
+def test_a_state_of_another_schedule_is_for_the_end_of_a_round(store: gw.kv.KVStore) -> None:
+    model = copy.deepcopy(FRESH)
+    optimizer = wrap(model, store, sync_every=4)
+    take_steps(model, optimizer, 0, range(1, 3))
+    middle = copy.deepcopy(optimizer.state_dict())
+    optimizer.synchronize()
+    end = copy.deepcopy(optimizer.state_dict())
+    other = wrap(copy.deepcopy(model), store, sync_every=6)
+    with pytest.raises(
+        ValueError, match=r"\[4, 1, 0\], this optimizer has \[6, 1, 0\]; use the same, or call"
+    ):
+        other.load_state_dict(middle)
+    other.load_state_dict(end)
+    with pytest.raises(ValueError, match=r"'bias' has shape None, the optimizer's \(2,\)"):
+        wrap(nn.Linear(2, 2), store, sync_every=4).load_state_dict(end)
+
+
+def test_a_plain_optimizers_state_begins_rounds_anew(store: gw.kv.KVStore) -> None:
+    trained, model = copy.deepcopy(FRESH), copy.deepcopy(FRESH)
+    plain = adamw(trained.parameters())
+    take_steps(trained, plain, 0, range(1, 4))
+    optimizer = wrap(model, store, sync_every=4)
+    take_steps(model, optimizer, 0, range(1, 3))
+    model.load_state_dict(trained.state_dict())
+    optimizer.load_state_dict(plain.state_dict())
+    with optimizer.shared_weights():
+        require_equal(model, trained)
+    take_steps(model, optimizer, 0, range(4, 8))
+    assert optimizer.state_dict()["gradwire"]["local_steps"]["step"] == 4
+    assert len(optimizer.outer.state) == 6  # a momentum each
+
+
+# ---- who takes part ------------------------------------------------------------------------------------------
+
+
+def test_frozen_parameters_are_sent_from_when_they_thaw() -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        model.first.requires_grad_(False)
+        optimizer = wrap(model, store, sync_every=2)
+        take_steps(model, optimizer, store.rank, range(1, 4))
+        assert torch.equal(model.first.weight, FRESH.first.weight)
+        model.first.requires_grad_(True)
+        take_steps(model, optimizer, store.rank, range(4, 5))
+        assert not torch.equal(model.first.weight, FRESH.first.weight)
+        blob = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        assert len(set(store.engine.all_gather("weights", blob))) == 1
+
+    run_ranks(2, body)
+
+
+def test_groups_that_are_added_take_part() -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = gw.torch.LocalStepOptimizer(
+            adamw(model.first.parameters()), model.first.named_parameters(), store=store, sync_every=2
+        )
+        optimizer.add_param_group({"params": [*model.second.parameters(), *model.third.parameters()]})
+        take_steps(model, optimizer, store.rank, range(1, 5))
+        blob = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        assert len(set(store.engine.all_gather("weights", blob))) == 1
+
+    run_ranks(2, body)
+
+
+def test_ranks_that_start_from_different_weights_are_refused_by_name() -> None:
+    texts: dict[int, str] = {}
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        if store.rank == 1:
+            with torch.no_grad():
+                model.second.bias += 1
+        optimizer = wrap(model, store, sync_every=2)
+        with pytest.raises(ValueError, match="broadcast_parameters") as refused:
+            take_steps(model, optimizer, store.rank, range(1, 2))
+        texts[store.rank] = str(refused.value)
+        gw.torch.broadcast_parameters(model.state_dict(), store=store)  # also after the optimizer was made
+        take_steps(model, optimizer, store.rank, range(1, 3))
+
+    run_ranks(2, body)
+    assert "'second.bias' of rank 1 is not that of rank 0" in texts[0]
+    assert texts[0] == texts[1]
+
+
+def test_synchronize_refuses_ranks_that_have_taken_more_steps_than_others() -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = wrap(model, store, sync_every=8)
+        take_steps(model, optimizer, store.rank, range(1, 3 + store.rank))
+        with pytest.raises(ValueError, match="the ranks have taken 2, 3 local steps"):
+            optimizer.synchronize()
+
+    run_ranks(2, body)
+
+
+def test_synchronize_twice_is_as_once(store: gw.kv.KVStore) -> None:
+    model = copy.deepcopy(FRESH)
+    optimizer = wrap(model, store, sync_every=8)
+    take_steps(model, optimizer, 0, range(1, 4))
+    optimizer.synchronize()
+    once = copy.deepcopy(model)
+    optimizer.synchronize()
+    require_equal(model, once)
+
+
+def test_a_nan_is_told(store: gw.kv.KVStore) -> None:
+    model = copy.deepcopy(FRESH)
+    optimizer = wrap(model, store, compression="int4", sync_every=1)
+    take_steps(model, optimizer, 0, range(1, 2))
+    with torch.no_grad():
+        model.second.weight[0, 0] = float("nan")
+    with pytest.warns(RuntimeWarning, match="NaN or an infinity"):
+        take_steps(model, optimizer, 0, range(2, 3))
+
+
+# ---- around it -----------------------------------------------------------------------------------------------
+
+
+def test_it_is_the_users_optimizer_with_its_schedule_and_hooks(store: gw.kv.KVStore) -> None:
+    model = copy.deepcopy(FRESH)
+    optimizer = wrap(model, store, sync_every=2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert type(optimizer).__name__ == "LocalStepAdamW"
+    calls: list[int] = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    losses = []
+    for step in range(1, 4):
+        optimizer.zero_grad()
+
+        def closure(step: int = step) -> torch.Tensor:
+            loss = loss_of(model, 0, step)
+            loss.backward()
+            return loss
+
+        losses.append(optimizer.step(closure))
+        schedule.step()
+    assert all(loss is not None for loss in losses)
+    assert calls == [1, 1, 1]
+    assert optimizer.param_groups[0]["lr"] == 0.02 / 8
+    assert type(copy.deepcopy(optimizer)) is torch.optim.AdamW
+    again = gw.torch.DistributedOptimizer(optimizer, model.named_parameters(), store=store)
+    assert optimizer.outer is None  # the other has taken over
+    assert type(again).__name__ == "DistributedAdamW"
+    with optimizer.shared_weights():
+        optimizer.synchronize()
+
+
+def test_nobody_else_is_disturbed_by_its_warnings(store: gw.kv.KVStore) -> None:
+    model = copy.deepcopy(FRESH)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        take_steps(model, wrap(model, store, sync_every=2, fragments=2), 0, range(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"sync_every": 0}, "sync_every=0: expected 1 or more"),
+        ({"sync_every": 2.0}, r"sync_every=2\.0"),
+        ({"sync_every": True}, "sync_every=True"),
+        ({"sync_every": 2, "fragments": 3}, "fragments=3: expected 1 to 2"),
+        ({"sync_every": 9, "fragments": 4}, r"fragments=4, but the model has 3 layers"),
+        ({"sync_every": 2, "merge_after": 2}, "merge_after=2: expected 0 to 1"),
+        ({"sync_every": 2, "mixing": 1.5}, r"mixing=1\.5: expected a number from 0 to 1"),
+        ({"sync_every": 2, "codecs": {"frist.*": "int4"}}, r"'frist\.\*'.*nearest"),
+        ({"sync_every": 2, "compression": "int5"}, "int4"),
+        ({"sync_every": 2, "compression": "auto"}, "name one for outer gradients"),
+    ],
+)
+def test_bad_arguments_are_named(store: gw.kv.KVStore, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        wrap(copy.deepcopy(FRESH), store, **options)
+
+
+def test_something_else_than_an_optimizer_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"optimizer is a Linear, expected a torch\.optim\.Optimizer"):
+        gw.torch.LocalStepOptimizer(nn.Linear(1, 1), sync_every=2)
+
+
+def test_fragments_of_equal_layers_are_strided_and_due_at_even_distances() -> None:
+    fragments = Fragments(3, 12)
+    fragments.add([(f"blocks.{i}.{part}", torch.zeros(5)) for i in range(7) for part in ("weight", "bias")])
+    assert [list(fragments.members(f)) for f in range(3)] == [
+        [0, 1, 6, 7, 12, 13],
+        [2, 3, 8, 9],
+        [4, 5, 10, 11],
+    ]
+    assert [fragments.due(step) for step in range(1, 14)] == [
+        [0] if step % 12 == 4 else [1] if step % 12 == 8 else [2] if step % 12 == 0 else []
+        for step in range(1, 14)
+    ]
