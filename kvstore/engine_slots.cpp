@@ -14,9 +14,11 @@
 namespace gradwire::kvstore {
 
 void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<float>> values,
-                        std::shared_ptr<compress::Device> device) {
-  if (keys.size() != values.size()) {
-    throw std::invalid_argument(fmt::format("bind_slots: {} keys but {} arrays", keys.size(), values.size()));
+                        std::shared_ptr<compress::Device> device, std::span<const std::int32_t> priorities) {
+  if (keys.size() != values.size() || (!priorities.empty() && priorities.size() != keys.size())) {
+    throw std::invalid_argument(
+        fmt::format("bind_slots: {} keys, {} arrays and {} priorities; give as many of each", keys.size(),
+                    values.size(), priorities.size()));
   }
   std::vector<std::uint64_t> bytes;
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -29,6 +31,7 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
   for (std::size_t i = 0; i < keys.size(); ++i) {
     slots_->slots[i].key = keys[i];
     slots_->slots[i].values = values[i];
+    slots_->slots[i].priority = priorities.empty() ? -static_cast<std::int32_t>(i) : priorities[i];
   }
   require_same_settings("bind_slots", all_gather("bind_slots", describe_buckets()));
   for (std::size_t bucket = 0; !has_optimizer_ && bucket < slots_->fused.size(); ++bucket) {
@@ -52,12 +55,13 @@ void Engine::fuse(std::size_t bucket) {
   Slots::Fused& fused = slots_->fused[bucket];
   const auto& members = slots_->layout.buckets[bucket].slots;
   std::vector<KeyId> keys;
+  fused.priority = slots_->slots[members.front()].priority;
   for (const std::uint32_t slot : members) {
     keys.push_back(slots_->slots[slot].key);
     fused.tensors.push_back(slots_->slots[slot].values);
+    fused.priority = std::max(fused.priority, slots_->slots[slot].priority);
   }
   fused.together = &together(keys);
-  fused.priority = -static_cast<std::int32_t>(std::ranges::min(members));
 }
 
 Engine::Together& Engine::together(const std::vector<KeyId>& members) {
@@ -134,8 +138,7 @@ void Engine::submit_bucket(std::uint32_t bucket) {
   if (fused.together == nullptr) {
     for (const std::uint32_t slot : slots_->layout.buckets[bucket].slots) {
       const auto& bound = slots_->slots[slot];
-      tickets.push_back(submit_push_pull(bound.key, bound.values, bound.values,
-                                         -static_cast<std::int32_t>(slot), scale,
+      tickets.push_back(submit_push_pull(bound.key, bound.values, bound.values, bound.priority, scale,
                                          slots_on_device({&slot, 1})));
     }
     return;
@@ -165,12 +168,33 @@ std::vector<std::uint32_t> Engine::unmarked() const {
   return left;
 }
 
-bool Engine::drain_for(std::chrono::milliseconds timeout) {
-  if (!slots_) return true;
+void Engine::require_all_marked(const char* verb) const {
   if (const auto left = unmarked(); !left.empty()) {
-    throw std::logic_error(fmt::format("drain: {} of {} slots are not marked, the first is slot {}",
+    throw std::logic_error(fmt::format("{}: {} of {} slots are not marked, the first is slot {}", verb,
                                        left.size(), slots_->slots.size(), left.front()));
   }
+}
+
+std::vector<SlotSum> Engine::slot_sums() const {
+  std::vector<SlotSum> sums;
+  if (!slots_) return sums;
+  require_all_marked("slot_sums");
+  const std::lock_guard lock(slots_->tickets_mutex);
+  for (std::size_t bucket = 0; bucket < slots_->tickets.size(); ++bucket) {
+    const auto& tickets = slots_->tickets[bucket];
+    const auto& members = slots_->layout.buckets[bucket].slots;
+    if (slots_->fused[bucket].together != nullptr) {
+      sums.push_back({tickets.front(), members});
+      continue;
+    }
+    for (std::size_t i = 0; i < members.size(); ++i) sums.push_back({tickets[i], {members[i]}});
+  }
+  return sums;
+}
+
+bool Engine::drain_for(std::chrono::milliseconds timeout) {
+  if (!slots_) return true;
+  require_all_marked("drain");
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   const std::lock_guard lock(slots_->tickets_mutex);
   for (const auto& tickets : slots_->tickets) {

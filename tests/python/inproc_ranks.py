@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from gradwire import _core, kv, settings
 
 DEADLINE = 30.0  # seconds
 
 
-def run_ranks(workers: int, body: Callable[[kv.KVStore], None]) -> None:
-    """Runs body(store) as every rank of a job without servers, and raises the lowest rank's error."""
+def run_ranks(workers: int, body: Callable[[kv.KVStore], None], **options: Any) -> None:
+    """Runs body(store) as every rank of a job without servers, and raises the lowest rank's error.
+
+    Args:
+        options: of the engines.
+    """
     network = _core.InprocNetwork(workers)
     errors: dict[int, BaseException] = {}
 
     def run(rank: int) -> None:
         try:
-            store = kv.KVStore("allreduce", network.connect(rank, codec_threads=1), settings.read())
+            store = kv.KVStore(
+                "allreduce", network.connect(rank, **{"codec_threads": 1, **options}), settings.read()
+            )
             try:
                 body(store)
             finally:
