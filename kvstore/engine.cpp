@@ -58,7 +58,8 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
     : messenger_(std::move(messenger)),
       hosted_(std::move(hosted)),
       options_(checked(options)),
-      in_order_(in_order) {
+      in_order_(in_order),
+      cut_{.max_elements = options_.partition_elements} {
   const auto world = messenger_->world();
   if (world.servers == 0)
     throw std::invalid_argument("Engine: the job has no server; start it with at least one (-s 1)");
@@ -141,10 +142,10 @@ std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
     }
   }
   if (hierarchy_) {
-    hierarchy_->add_keys(sorted, server_load_);
+    hierarchy_->add_keys(sorted, cut_, server_load_);
   } else {
-    thread_->add_keys(sorted, place_keys(sorted, num_servers(), options_.partition_elements,
-                                         options_.shard_bound_elements, server_load_));
+    thread_->add_keys(sorted,
+                      place_keys(sorted, num_servers(), cut_, options_.shard_bound_elements, server_load_));
   }
   const KeyId first = keys_.size();
   keys_.insert(keys_.end(), sorted.begin(), sorted.end());

@@ -41,7 +41,7 @@ struct EngineOptions {
   std::uint64_t shard_bound_elements =
       1'000'000;  ///< keys of at least this many elements are cut over all servers
   std::uint64_t fusion_bytes = std::uint64_t{256} << 10;  ///< buckets and messages are filled up to this
-  std::uint64_t credit_bytes = std::uint64_t{4} << 20;    ///< bytes handed to the socket, per server
+  std::uint64_t credit_bytes = std::uint64_t{256} << 10;  ///< bytes handed to the socket, per server
   unsigned codec_threads = 1;
   CodeSums code_sums = CodeSums::kFewestBits;      ///< placement native: how a library sums codes
   std::chrono::milliseconds slow_warning{60'000};  ///< a notice names what is awaited
@@ -262,7 +262,8 @@ class Engine {
   std::unique_ptr<transport::Messenger> messenger_;
   std::unique_ptr<Server> hosted_;
   EngineOptions options_;
-  const bool in_order_;  ///< placement native
+  const bool in_order_;   ///< placement native
+  fusion::OwnedCut cut_;  ///< of keys that are declared next: it goes by the codec of all keys
   mutable std::shared_mutex keys_mutex_;
   std::vector<KeySpec> keys_;
   std::map<KeyId, std::shared_ptr<const Compression>>

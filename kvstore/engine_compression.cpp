@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "compress/codecs.h"
-#include "fusion/bucket.h"
+#include "fusion/partition.h"
 #include "kvstore/engine.h"
 #include "kvstore/engine_slots.h"
 #include "kvstore/engine_thread.h"
@@ -35,6 +35,8 @@ void Engine::set_compression(const compress::CodecSpec& spec, const std::string&
   auto compression = make_compression(spec, reply);
   settle("set_compression");
   require_same_settings("set_gradient_compression", all_gather("compression", describe(*compression)));
+  cut_.shortest_elements = fusion::shortest_piece(
+      compress::kUnitElements, compression->codec->max_encoded_size(compress::kUnitElements));
   thread_->set_compression(std::move(compression));
 }
 

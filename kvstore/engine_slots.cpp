@@ -78,8 +78,8 @@ Engine::Together& Engine::together(const std::vector<KeyId>& members) {
     segments.push_back(static_cast<std::uint32_t>(keys_[member].elements()));
     spec.shape.front() += segments.back();
   }
-  const auto parts = place_keys({&spec, 1}, num_servers(), options_.partition_elements,
-                                std::numeric_limits<std::uint64_t>::max(), server_load_);
+  const auto parts =
+      place_keys({&spec, 1}, num_servers(), cut_, std::numeric_limits<std::uint64_t>::max(), server_load_);
   const Part home{parts.front().front().server, 0, spec.elements()};
   if (hierarchy_) {
     hierarchy_->add_bucket(spec, home, segments);
