@@ -24,6 +24,12 @@ std::shared_ptr<const Compression> make_compression(const compress::CodecSpec& s
   return std::make_shared<const Compression>(std::move(compression));
 }
 
+/// At most, but for the floats of a first round, in which scales are yet to be agreed.
+std::uint64_t unit_payload_bytes(const compress::Codec& codec) {
+  return codec.agrees_scales() ? compress::kUnitElements / 4
+                               : codec.max_encoded_size(compress::kUnitElements);
+}
+
 std::string describe(const Compression& compression) {
   return fmt::format("compression={}\nreply={}\n", compress::canonical_spec(compression.codec->spec()),
                      static_cast<int>(compression.reply));
@@ -35,8 +41,8 @@ void Engine::set_compression(const compress::CodecSpec& spec, const std::string&
   auto compression = make_compression(spec, reply);
   settle("set_compression");
   require_same_settings("set_gradient_compression", all_gather("compression", describe(*compression)));
-  cut_.shortest_elements = fusion::shortest_piece(
-      compress::kUnitElements, compression->codec->max_encoded_size(compress::kUnitElements));
+  cut_.shortest_elements =
+      fusion::shortest_piece(compress::kUnitElements, unit_payload_bytes(*compression->codec));
   thread_->set_compression(std::move(compression));
 }
 

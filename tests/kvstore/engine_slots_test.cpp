@@ -26,6 +26,7 @@ struct Bound {
       values.emplace_back(elements[i]);
     }
     const auto keys = engine.declare(specs);
+    for (std::size_t i = 0; i < keys.size(); ++i) engine.init(keys[i], values[i]);
     engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
   }
   void fill(float value) {

@@ -96,7 +96,7 @@ TEST(Placement, ButIntoNoneThatIsNotWorthItsFrame) {
   for (const char* codec : {"none", "fp16", "bf16", "int8", "fp8"}) {
     EXPECT_EQ(shortest(codec), compress::kUnitElements) << codec;
   }
-  for (const char* codec : {"int4", "2bit:threshold=0.5", "2bit:threshold=auto", "1bit", "topk"}) {
+  for (const char* codec : {"int4", "2bit:threshold=0.5", "1bit", "topk"}) {
     EXPECT_EQ(shortest(codec), 2 * compress::kUnitElements) << codec;
   }
   const fusion::OwnedCut cut{.max_elements = 4 * compress::kUnitElements,

@@ -108,7 +108,7 @@ def test_small_parameters_travel_and_are_updated_together(monkeypatch: pytest.Mo
 
     def train(store: gw.kv.KVStore) -> None:
         for overlap_step, of_steps in frames.items():
-            model = nn.ModuleList(copy.deepcopy(FRESH.first) for _ in range(40))
+            model = nn.ModuleList(make().first for _ in range(40))
             inner = (Records if overlap_step and store.rank == 0 else torch.optim.SGD)(
                 model.parameters(), lr=0.1
             )
