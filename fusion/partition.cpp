@@ -23,6 +23,11 @@ std::vector<Partition> cut(std::uint64_t elements, std::uint64_t unit_elements, 
   return partitions;
 }
 
+std::uint64_t shortest_piece(std::uint64_t unit_elements, std::uint64_t unit_payload_bytes) {
+  constexpr std::uint64_t kWorthAFrame = std::uint64_t{64} << 10;  // bytes
+  return unit_payload_bytes < kWorthAFrame ? 2 * unit_elements : unit_elements;
+}
+
 std::vector<Partition> cut_owned(std::uint64_t elements, std::uint64_t unit_elements,
                                  const OwnedCut& limits) {
   const std::uint64_t longest = std::max(limits.shortest_elements, elements / limits.least_pieces);

@@ -44,9 +44,9 @@ struct SimulationSetup {
   NetworkModel network;
   CodecCosts codec;
   PlanLimits limits;
-  std::uint64_t message_bytes = 112;       ///< of a header
-  std::uint64_t credit_bytes = 4U << 20;   ///< handed to a socket and not yet on the wire, per server
-  SendOrder order = SendOrder::kPriority;  ///< of pushes, replies and codec jobs
+  std::uint64_t message_bytes = 112;        ///< of a header
+  std::uint64_t credit_bytes = 256U << 10;  ///< handed to a socket and not yet on the wire, per server
+  SendOrder order = SendOrder::kPriority;   ///< of pushes, replies and codec jobs
   NextForward next_forward = NextForward::kPerLayer;
   unsigned codec_threads = 1;
   unsigned server_threads = 1;

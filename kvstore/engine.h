@@ -43,7 +43,7 @@ struct EngineOptions {
   std::uint64_t shard_bound_elements =
       1'000'000;  ///< keys of at least this many elements are cut over all servers
   std::uint64_t fusion_bytes = std::uint64_t{256} << 10;  ///< buckets and messages are filled up to this
-  std::uint64_t credit_bytes = std::uint64_t{4} << 20;    ///< bytes handed to the socket, per server
+  std::uint64_t credit_bytes = std::uint64_t{256} << 10;  ///< bytes handed to the socket, per server
   unsigned codec_threads = 1;
   CodeSums code_sums = CodeSums::kFewestBits;      ///< placement native: how a library sums codes
   std::chrono::milliseconds slow_warning{60'000};  ///< a notice names what is awaited
@@ -63,6 +63,12 @@ ServerOptions hosted_server(const EngineOptions& options);
 struct OnDevice {
   std::shared_ptr<compress::Device> device;  ///< none: the spans are the host's. Lives until close()
   void* stream = nullptr;
+};
+
+/// What a step's slots wait for.
+struct SlotSum {
+  Ticket done;
+  std::vector<std::uint32_t> slots;  ///< whose sums are there then: several where they travel as one
 };
 
 /// Bytes that have crossed between the host and devices: payloads, and floats where a codec has no twin
@@ -168,18 +174,23 @@ class Engine {
 
   // Slots: gradients that stay in place, exchanged every step as backward() produces them.
 
-  /// Binds slot i to keys[i] and values[i], fuses neighbours into buckets. The memory stays alive until
-  /// close(). Priority of slot i is -i: front layers first. Replaces an earlier binding; no step may be in
-  /// progress. A collective: small tensors of one bucket travel as one key that the ranks agree on here, and
-  /// take their residuals along; where servers have an optimizer, each goes alone, since each is a weight.
-  /// device: where all values lie; none: on the host.
+  /// Binds slot i to keys[i] and values[i], front layers first, fuses neighbours into buckets. The memory
+  /// stays alive until close(). Replaces an earlier binding; no step may be in progress. A collective: small
+  /// tensors of one bucket travel as one key that the ranks agree on here, and take their residuals along;
+  /// where servers have an optimizer, each goes alone, since each is a weight.
+  /// device: where all values lie; none: on the host. priorities: one for each slot, for where slots are some
+  /// of the layers only; none: -i for slot i. A bucket has that of its most urgent slot.
   void bind_slots(std::span<const KeyId> keys, std::span<const std::span<float>> values,
-                  std::shared_ptr<compress::Device> device = nullptr);
+                  std::shared_ptr<compress::Device> device = nullptr,
+                  std::span<const std::int32_t> priorities = {});
   /// Says that slot's gradient is complete; on a device, once `stream` has done what it has been given so
   /// far. Throws std::logic_error when marked twice in a step.
   void mark_ready(std::uint32_t slot, void* stream = nullptr);
   /// Slots not yet marked in this step.
   std::vector<std::uint32_t> unmarked() const;
+  /// Says what the step in progress waits for, so that each slot's sum can be used when it is there.
+  /// Requires that every slot's mark_ready() has returned; drain_for() still ends the step.
+  std::vector<SlotSum> slot_sums() const;
   /// Waits up to timeout for all slots' sums, then ends the step. Requires every slot marked. Returns false
   /// on timeout.
   bool drain_for(std::chrono::milliseconds timeout);
@@ -291,6 +302,7 @@ class Engine {
   /// What root gives as own; for those who answer themselves.
   std::vector<float> value_of(std::uint32_t root, std::span<const float> own);
   std::string describe_buckets() const;
+  void require_all_marked(const char* verb) const;
   void fuse(std::size_t bucket);
   Together& together(const std::vector<KeyId>& members);
   std::vector<std::uint32_t> compression_groups(std::span<const KeyId> keys) const;
@@ -328,7 +340,8 @@ class Engine {
   std::unique_ptr<transport::Messenger> messenger_;
   std::unique_ptr<Server> hosted_;
   EngineOptions options_;
-  const bool in_order_;  ///< placement native
+  const bool in_order_;   ///< placement native
+  fusion::OwnedCut cut_;  ///< of keys that are declared next: it goes by the codec of all keys
   mutable std::shared_mutex keys_mutex_;
   std::vector<KeySpec> keys_;
   std::map<KeyId, std::shared_ptr<const Compression>>

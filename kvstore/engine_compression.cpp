@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "compress/codecs.h"
-#include "fusion/bucket.h"
+#include "fusion/partition.h"
 #include "kvstore/engine.h"
 #include "kvstore/engine_slots.h"
 #include "kvstore/engine_thread.h"
@@ -35,6 +35,12 @@ void require_own_scales(const Compression& compression, const EngineOptions& opt
                   compress::canonical_spec(compression.codec->spec())));
 }
 
+/// At most, but for the floats of a first round, in which scales are yet to be agreed.
+std::uint64_t unit_payload_bytes(const compress::Codec& codec) {
+  return codec.agrees_scales() ? compress::kUnitElements / 4
+                               : codec.max_encoded_size(compress::kUnitElements);
+}
+
 std::string describe(const Compression& compression) {
   return fmt::format("compression={}\nreply={}\n", compress::canonical_spec(compression.codec->spec()),
                      static_cast<int>(compression.reply));
@@ -48,6 +54,8 @@ void Engine::set_compression(const compress::CodecSpec& spec, const std::string&
   settle("set_compression");
   require_same_settings("set_gradient_compression", all_gather("compression", describe(*compression)));
   if (sparse_) sparse_->set_compression(compression);
+  cut_.shortest_elements =
+      fusion::shortest_piece(compress::kUnitElements, unit_payload_bytes(*compression->codec));
   thread_->set_compression(std::move(compression));
 }
 

@@ -17,6 +17,7 @@ namespace gradwire::kvstore {
 struct Engine::Slots {
   struct Slot {
     KeyId key = 0;
+    std::int32_t priority = 0;
     std::span<float> values;
     compress::Device::Mark written;  ///< on a device: passed when the values are complete
     std::atomic<bool> marked{false};
@@ -43,7 +44,7 @@ struct Engine::Slots {
   std::atomic<float> scale{1};
   std::mutex tickets_mutex;
   std::vector<Fused> fused;                  ///< by bucket
-  std::vector<std::vector<Ticket>> tickets;  ///< by bucket, of the step in progress
+  std::vector<std::vector<Ticket>> tickets;  ///< by bucket, of the step in progress: one, or one a slot
   std::vector<bool> sealed;                  ///< by bucket, in the step in progress, where they go in order
   std::uint32_t next = 0;                    ///< first bucket that has not gone
 };

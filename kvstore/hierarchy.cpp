@@ -78,8 +78,9 @@ void Hierarchy::fail_rounds(const std::exception_ptr& error) {
   early_failure_ = error;
 }
 
-void Hierarchy::add_keys(const std::vector<KeySpec>& keys, std::vector<std::uint64_t>& load) {
-  auto parts = place_keys(keys, 1, options_.partition_elements, options_.shard_bound_elements, host_load_);
+void Hierarchy::add_keys(const std::vector<KeySpec>& keys, const fusion::OwnedCut& cut,
+                         std::vector<std::uint64_t>& load) {
+  auto parts = place_keys(keys, 1, cut, options_.shard_bound_elements, host_load_);
   for (std::size_t k = 0; k < keys.size(); ++k) {
     const KeyId key = runs_.size();
     auto& runs = runs_.emplace_back();
@@ -92,7 +93,7 @@ void Hierarchy::add_keys(const std::vector<KeySpec>& keys, std::vector<std::uint
     }
     // A key that is large enough to be cut over all servers is, though its parts by themselves are not.
     const bool is_cut = keys[k].elements() >= options_.shard_bound_elements;
-    auto homes = place_keys(sums, static_cast<std::uint32_t>(load.size()), options_.partition_elements,
+    auto homes = place_keys(sums, static_cast<std::uint32_t>(load.size()), cut,
                             is_cut ? 1 : std::numeric_limits<std::uint64_t>::max(), load);
     uplink_->add_keys(std::move(sums), std::move(homes));
   }

@@ -54,7 +54,8 @@ class Hierarchy {
   EngineThread& rounds() { return *rounds_; }
 
   /// Places the keys on the host's Server and that one's partitions on the main job's `load.size()` servers.
-  void add_keys(const std::vector<KeySpec>& keys, std::vector<std::uint64_t>& load);
+  void add_keys(const std::vector<KeySpec>& keys, const fusion::OwnedCut& cut,
+                std::vector<std::uint64_t>& load);
   /// Adds a key for several tensors that travel as one; home is theirs at the main job's servers.
   void add_bucket(const KeySpec& spec, const Part& home, const std::vector<std::uint32_t>& segment_elements);
   /// Stores a key's first value at the main job's servers. Blocks.

@@ -12,7 +12,6 @@
 #include <stdexcept>
 
 #include "compress/codec.h"
-#include "fusion/partition.h"
 #include "fusion/placement.h"
 
 namespace gradwire::kvstore {
@@ -119,8 +118,7 @@ void require_same_settings(const std::string& what, std::span<const std::string>
 }
 
 std::vector<std::vector<Part>> place_keys(std::span<const KeySpec> keys, std::uint32_t servers,
-                                          std::uint64_t partition_elements,
-                                          std::uint64_t shard_bound_elements,
+                                          const fusion::OwnedCut& cut, std::uint64_t shard_bound_elements,
                                           std::vector<std::uint64_t>& load) {
   std::vector<fusion::TensorSize> sizes;
   for (const KeySpec& key : keys) sizes.push_back({key.elements(), sizeof(float)});
@@ -131,8 +129,7 @@ std::vector<std::vector<Part>> place_keys(std::span<const KeySpec> keys, std::ui
       const std::uint64_t begin = homes[k][s].begin;
       const std::uint64_t end = s + 1 < homes[k].size() ? homes[k][s + 1].begin : sizes[k].elements;
       if (end == begin) continue;
-      const fusion::OwnedCut limits{.max_elements = partition_elements};
-      for (const auto& piece : fusion::cut_owned(end - begin, compress::kUnitElements, limits)) {
+      for (const auto& piece : fusion::cut_owned(end - begin, compress::kUnitElements, cut)) {
         placed[k].push_back({homes[k][s].server, begin + piece.offset, piece.count});
       }
     }

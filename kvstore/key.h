@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "fusion/partition.h"
+
 namespace gradwire::kvstore {
 
 /// Index of a key in the order in which an Engine's keys were agreed; also the key on the wire.
@@ -43,11 +45,11 @@ void require_same_keys(std::span<const std::string> texts_by_rank);
 /// Likewise for settings written as "name=value" lines; `what` names them in the error.
 void require_same_settings(const std::string& what, std::span<const std::string> texts_by_rank);
 
-/// Decides the home of every partition of `keys`, spread by bytes over `servers`; `load` carries the bytes
-/// placed so far and is updated. Pure, so every rank computes the same.
+/// Decides the home of every partition of `keys`, spread by bytes over `servers`; `cut` says how what one
+/// server owns of a key is cut, `load` carries the bytes placed so far and is updated. Pure, so every rank
+/// computes the same.
 std::vector<std::vector<Part>> place_keys(std::span<const KeySpec> keys, std::uint32_t servers,
-                                          std::uint64_t partition_elements,
-                                          std::uint64_t shard_bound_elements,
+                                          const fusion::OwnedCut& cut, std::uint64_t shard_bound_elements,
                                           std::vector<std::uint64_t>& load);
 
 }  // namespace gradwire::kvstore

@@ -1,5 +1,7 @@
 #include "kvstore/loop.h"
 
+#include <utility>
+
 namespace gradwire::kvstore {
 
 void Loop::post(Task task) {
@@ -12,6 +14,25 @@ void Loop::post(Task task) {
   posted_.notify_one();
 }
 
+void Loop::post_first(Task task) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return;
+    first_.push_back(std::move(task));
+    if (first_.size() > 1) return;
+  }
+  posted_.notify_one();
+}
+
+void Loop::run_first() {
+  std::vector<Task> tasks;
+  {
+    const std::lock_guard lock(mutex_);
+    tasks.swap(first_);
+  }
+  for (Task& task : tasks) task();
+}
+
 void Loop::run(std::chrono::milliseconds tick, const std::function<void()>& after_batch,
                const std::function<void()>& on_tick) {
   using Clock = std::chrono::steady_clock;
@@ -20,11 +41,15 @@ void Loop::run(std::chrono::milliseconds tick, const std::function<void()>& afte
   for (bool stopping = false; !stopping;) {
     {
       std::unique_lock lock(mutex_);
-      posted_.wait_until(lock, next_tick, [this] { return stopped_ || !inbox_.empty(); });
+      posted_.wait_until(lock, next_tick, [this] { return stopped_ || !inbox_.empty() || !first_.empty(); });
       batch.swap(inbox_);
       stopping = stopped_;
     }
-    for (Task& task : batch) task();
+    run_first();
+    for (Task& task : batch) {
+      task();
+      run_first();
+    }
     batch.clear();
     after_batch();
     if (const auto now = Clock::now(); now >= next_tick) {

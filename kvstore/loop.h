@@ -1,7 +1,8 @@
 // Loop is one thread's inbox of work: others post, the owner runs. All state of Engine and Server is touched
 // only from inside such a loop, so it needs no lock.
 //
-// Threading: post() and stop() from any thread; run() from one. Tasks posted after stop() are dropped, unrun.
+// Threading: post(), post_first() and stop() from any thread; run() from one. Tasks posted after stop() are
+//   dropped, unrun.
 #pragma once
 
 #include <chrono>
@@ -40,6 +41,8 @@ class Task {
 class Loop {
  public:
   void post(Task task);
+  /// As post(), but the task runs before all that wait: as soon as the one that is running ends.
+  void post_first(Task task);
 
   /// Runs tasks in order until stop(). Calls after_batch once the inbox was drained (so that what a batch
   /// produced leaves together), and on_tick about every tick.
@@ -50,9 +53,12 @@ class Loop {
   void stop();
 
  private:
+  void run_first();
+
   std::mutex mutex_;
   std::condition_variable posted_;
   std::vector<Task> inbox_;
+  std::vector<Task> first_;  ///< what goes before the inbox
   bool stopped_ = false;
 };
 

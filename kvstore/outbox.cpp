@@ -69,7 +69,8 @@ Frame Outbox::metered(std::uint32_t rank, Frame frame, const Span& send) {
   const auto checksum = frame.payload.checksum();
   auto kept = std::make_shared<Buffer>(std::move(frame.payload));  // owner: the release closure
   auto release = [kept = std::move(kept), loop = loop_, weak = std::weak_ptr(queue_), rank, bytes] {
-    loop->post([weak, rank, bytes] {
+    // Before what waits there: a link whose credit is back must not stand idle while others' work is done.
+    loop->post_first([weak, rank, bytes] {
       if (const auto queue = weak.lock()) queue->release(rank, bytes);
     });
   };

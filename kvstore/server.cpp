@@ -85,6 +85,8 @@ class Server::Shard {
           aggregator_.handle(rank, std::move(frame), answers_);
         }
       }
+      // At once, and not with the batch's: while the next sum is made, the link carries this one.
+      if (!answers_.empty() || !outbox_.empty()) send_answers();
     });
   }
 

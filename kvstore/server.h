@@ -22,8 +22,8 @@ namespace gradwire::kvstore {
 
 struct ServerOptions {
   unsigned threads = 1;  ///< aggregator threads; at least 1
-  std::uint64_t credit_bytes = std::uint64_t{4}
-                               << 20;  ///< replies handed to the socket, per worker and thread
+  std::uint64_t credit_bytes = std::uint64_t{256}
+                               << 10;  ///< replies handed to the socket, per worker and thread
   std::uint64_t fusion_bytes = std::uint64_t{256} << 10;
   std::vector<std::uint32_t> contributors{};  ///< whose pushes make a round; empty: all workers'
   /// Takes each round's sum, on an aggregator thread, and has it answered by Server::answer(). Empty: the sum

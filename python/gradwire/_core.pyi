@@ -414,13 +414,13 @@ class Engine:
         """Both on one CUDA device; `stream` as in push() and pull()."""
 
     @overload
-    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]]) -> None:
+    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]], priorities: Sequence[int] = []) -> None:
         """
-        Binds slot i to keys[i] and to arrays[i], which is input and output of every step. A collective.
+        Binds slot i to keys[i] and to arrays[i], which is input and output of every step. Empty priorities: -i. A collective.
         """
 
     @overload
-    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')]]) -> None:
+    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')]], priorities: Sequence[int] = []) -> None:
         """The same of arrays on one CUDA device."""
 
     def set_slot_scale(self, scale: float) -> None: ...
@@ -432,6 +432,11 @@ class Engine:
 
     def unmarked(self) -> list[int]:
         """Slots not marked in this step."""
+
+    def slot_sums(self) -> list[tuple[Ticket, list[int]]]:
+        """
+        Of the step in progress, in which every slot is marked: tickets, each with the slots whose sums are there when it is done. drain() still ends the step.
+        """
 
     def drain(self, seconds: float = 1000000000.0) -> bool:
         """
@@ -632,17 +637,22 @@ class NetworkModel:
 class CodecCosts:
     def __init__(self, push_bytes: float, reply_bytes: float, encode_seconds: float, decode_seconds: float, sum_seconds: float) -> None: ...
 
+    @property
+    def push_bytes(self) -> float: ...
+
 class PlanLimits:
     def __init__(self, partition_elements: int, unit_elements: int, least_pieces: int, shortest_piece_elements: int, shard_bound_elements: int, fusion_bytes: int) -> None: ...
 
     LEAST_PIECES: Final[int] = ...
     """(arg: object, /) -> int"""
 
-    SHORTEST_PIECE: Final[int] = ...
-    """(arg: object, /) -> int"""
-
 class SimulationSetup:
     def __init__(self, layers: Sequence[SimulatedLayer], network: NetworkModel, codec: CodecCosts, limits: PlanLimits, message_bytes: int, credit_bytes: int, order: SendOrder, next_forward: NextForward, codec_threads: int, server_threads: int, steps: int) -> None: ...
+
+def shortest_piece(unit_elements: int, unit_payload_bytes: int) -> int:
+    """
+    Least elements of a piece that is worth a frame, by the payload of a codec unit in bytes.
+    """
 
 def simulate(setup: SimulationSetup) -> Simulated:
     """

@@ -18,7 +18,7 @@ BANDWIDTHS = tuple(
 )
 WORKERS = tuple(2**power for power in range(1, 13))
 _PARTITIONS = (2**18, 2**20, 2**22)  # bytes
-_CREDITS = (2**18, 4 * 2**20)  # bytes; the smaller one matters on slow links
+_CREDITS = (2**16, 2**18, 2**20)  # bytes
 _WORTH = 0.01  # of efficiency: what a codec or more hosts must gain
 
 

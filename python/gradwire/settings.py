@@ -319,8 +319,9 @@ class Settings:
     )
     credit_bytes: int = _setting(
         _positive(parse_size, "4KiB"),
-        4 * 2**20,
-        "encoded bytes that may be under way to one server, or from it to one worker",
+        256 * 2**10,
+        "encoded bytes handed to the connection to one server, or from it to one worker, and not yet written there; "
+        "what has more waits by priority",
     )
     ipc: Literal["auto", "off"] = _setting(
         _one_of("auto", "off"),

@@ -51,7 +51,7 @@ class Schedule:
     """
 
     partition_bytes: int = 2**20
-    credit_bytes: int = 4 * 2**20
+    credit_bytes: int = 256 * 2**10
     fusion_bytes: int = 256 * 2**10
     shard_bound: int = 131_072
     in_order: bool = False
@@ -143,6 +143,7 @@ def setup(
     forward = _core.NextForward.PER_LAYER if schedule.per_layer else _core.NextForward.DRAINED
     partition = 2**62 if schedule.whole else schedule.partition_bytes // 4
     unit = 1 if schedule.whole else _core.UNIT_ELEMENTS
+    shortest = _core.shortest_piece(_core.UNIT_ELEMENTS, round(_core.UNIT_ELEMENTS * costs.push_bytes))
     return _core.SimulationSetup(
         layers=[
             _core.SimulatedLayer(x.elements, x.forward_seconds, x.backward_seconds) for x in profile.layers
@@ -160,7 +161,7 @@ def setup(
             partition,
             unit,
             1 if schedule.whole else _core.PlanLimits.LEAST_PIECES,
-            1 if schedule.whole else _core.PlanLimits.SHORTEST_PIECE,
+            1 if schedule.whole else shortest,
             schedule.shard_bound,
             schedule.fusion_bytes,
         ),

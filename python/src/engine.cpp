@@ -469,9 +469,11 @@ void bind_engine(nb::module_& module) {
           "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0F,
           nb::kw_only(), "stream"_a, "Both on one CUDA device; `stream` as in push() and pull().")
       .def("bind_slots", &PyEngine::bind_slots, "keys"_a, "arrays"_a.noconvert(),
-           "Binds slot i to keys[i] and to arrays[i], which is input and output of every step. A collective.")
+           "priorities"_a = std::vector<std::int32_t>(),
+           "Binds slot i to keys[i] and to arrays[i], which is input and output of every step. Empty "
+           "priorities: -i. A collective.")
       .def("bind_slots", &PyEngine::bind_slots_on_device, "keys"_a, "arrays"_a.noconvert(),
-           "The same of arrays on one CUDA device.")
+           "priorities"_a = std::vector<std::int32_t>(), "The same of arrays on one CUDA device.")
       .def(
           "set_slot_scale", [](PyEngine& s, float scale) { s.engine().set_slot_scale(scale); }, "scale"_a)
       .def(
@@ -484,6 +486,16 @@ void bind_engine(nb::module_& module) {
           "given.")
       .def(
           "unmarked", [](PyEngine& s) { return s.engine().unmarked(); }, "Slots not marked in this step.")
+      .def(
+          "slot_sums",
+          [](PyEngine& s) {
+            std::vector<std::pair<Ticket, std::vector<std::uint32_t>>> sums;
+            for (auto& sum : s.engine().slot_sums()) sums.emplace_back(sum.done, std::move(sum.slots));
+            return sums;
+          },
+          "Of the step in progress, in which every slot is marked: tickets, each with the slots whose sums "
+          "are "
+          "there when it is done. drain() still ends the step.")
       .def(
           "drain",
           [](PyEngine& s, double seconds) {

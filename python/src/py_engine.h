@@ -90,14 +90,16 @@ class PyEngine {
     return ticket;
   }
 
-  void bind_slots(const std::vector<kvstore::KeyId>& keys, const std::vector<Floats>& arrays) {
-    bind(keys, arrays, nullptr);
+  void bind_slots(const std::vector<kvstore::KeyId>& keys, const std::vector<Floats>& arrays,
+                  const std::vector<std::int32_t>& priorities) {
+    bind(keys, arrays, nullptr, priorities);
   }
   /// Throws std::invalid_argument unless all arrays lie on one device.
-  void bind_slots_on_device(const std::vector<kvstore::KeyId>& keys, const std::vector<CudaFloats>& arrays) {
+  void bind_slots_on_device(const std::vector<kvstore::KeyId>& keys, const std::vector<CudaFloats>& arrays,
+                            const std::vector<std::int32_t>& priorities) {
     const int device = arrays.empty() ? 0 : arrays.front().device_id();
     for (const auto& array : arrays) expect_device("bind_slots", array.device_id(), device);
-    bind(keys, arrays, cuda(device));
+    bind(keys, arrays, cuda(device), priorities);
   }
 
   /// The device of this number, opened when it is first asked for, and the stream that is writing or reading
@@ -122,6 +124,7 @@ class PyEngine {
     }
     kept_.clear();
     failed_.clear();
+    abandoned_.clear();
     slots_.reset();
   }
 
@@ -167,22 +170,27 @@ class PyEngine {
 
   template <typename Arrays>
   void bind(const std::vector<kvstore::KeyId>& keys, const Arrays& arrays,
-            std::shared_ptr<compress::Device> device) {
+            std::shared_ptr<compress::Device> device, const std::vector<std::int32_t>& priorities) {
     std::vector<std::span<float>> values;
     for (const auto& array : arrays) values.push_back(flat(array));
     kvstore::Engine& engine = this->engine();
+    // Of a step that was given up (Ctrl-C): its sums may arrive yet.
+    if (engine.unmarked().size() != slot_count_) abandoned_.push_back(slots_);
     {
       const nanobind::gil_scoped_release release;
-      engine.bind_slots(keys, values, std::move(device));
+      engine.bind_slots(keys, values, std::move(device), priorities);
     }
     slots_ = std::make_shared<Arrays>(arrays);
+    slot_count_ = arrays.size();
   }
 
   const pid_t owner_ = getpid();
   std::unique_ptr<transport::Scheduler> scheduler_;  // before engine_, which needs it to the end
   std::deque<Kept> kept_;                            // before engine_: outlives it
   std::vector<nanobind::object> failed_;
-  std::shared_ptr<void> slots_;  ///< the arrays, of whichever kind; nobody else owns them
+  std::shared_ptr<void> slots_;  ///< the arrays, of whichever kind; owners: this and abandoned_
+  std::size_t slot_count_ = 0;
+  std::vector<std::shared_ptr<void>> abandoned_;
   std::map<int, std::shared_ptr<compress::Device>> devices_;  ///< by CUDA's number
   std::unique_ptr<kvstore::Engine> engine_;
 };

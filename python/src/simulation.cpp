@@ -50,14 +50,14 @@ void bind_setup(nb::module_& module) {
            "workers"_a, "servers"_a, "bytes_per_second"_a, "latency_seconds"_a, "message_seconds"_a);
   nb::class_<CodecCosts>(module, "CodecCosts")
       .def(nb::init<double, double, double, double, double>(), "push_bytes"_a, "reply_bytes"_a,
-           "encode_seconds"_a, "decode_seconds"_a, "sum_seconds"_a);
+           "encode_seconds"_a, "decode_seconds"_a, "sum_seconds"_a)
+      .def_ro("push_bytes", &CodecCosts::push_bytes);
   nb::class_<PlanLimits>(module, "PlanLimits")
       .def(nb::init<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
                     std::uint64_t>(),
            "partition_elements"_a, "unit_elements"_a, "least_pieces"_a, "shortest_piece_elements"_a,
            "shard_bound_elements"_a, "fusion_bytes"_a)
-      .def_prop_ro_static("LEAST_PIECES", [](nb::handle) { return PlanLimits().least_pieces; })
-      .def_prop_ro_static("SHORTEST_PIECE", [](nb::handle) { return PlanLimits().shortest_piece_elements; });
+      .def_prop_ro_static("LEAST_PIECES", [](nb::handle) { return PlanLimits().least_pieces; });
   nb::class_<SimulationSetup>(module, "SimulationSetup")
       .def(nb::init<std::vector<SimulatedLayer>, NetworkModel, CodecCosts, PlanLimits, std::uint64_t,
                     std::uint64_t, SendOrder, NextForward, unsigned, unsigned, unsigned>(),
@@ -70,6 +70,8 @@ void bind_setup(nb::module_& module) {
 void bind_simulation(nb::module_& module) {
   bind_values(module);
   bind_setup(module);
+  module.def("shortest_piece", &shortest_piece, "unit_elements"_a, "unit_payload_bytes"_a,
+             "Least elements of a piece that is worth a frame, by the payload of a codec unit in bytes.");
   module.def("simulate", &simulate, "setup"_a, nb::call_guard<nb::gil_scoped_release>(),
              "Simulates steps of training: what each takes, and when each layer's sum arrives.");
   module.def("least_step_seconds", nb::overload_cast<const SimulationSetup&>(&least_step_seconds), "setup"_a,

@@ -7,7 +7,7 @@
 #include <random>
 #include <set>
 
-#include "compress/codec.h"
+#include "compress/codecs.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -69,23 +69,44 @@ TEST(Settings, FirstDifferenceIsNamed) {
               ThrowsMessage<std::invalid_argument>(HasSubstr("worker 0 has b=2, worker 2 has b=3")));
 }
 
-TEST(Placement, RunsAreCutIntoFourButNotShorterThanTwoUnits) {
-  const auto cuts = [](std::uint64_t units) {
-    std::vector<std::uint64_t> load(1, 0);
-    const KeySpec key{"w", {units * compress::kUnitElements}};
-    std::vector<std::uint64_t> counts;
-    const auto placed = place_keys({&key, 1}, 1, 4 * compress::kUnitElements, 1, load);
-    for (const Part& part : placed[0]) {
-      counts.push_back(part.count / compress::kUnitElements);
-    }
-    return counts;
+/// Units of the pieces of a key of `units`, which one server owns.
+std::vector<std::uint64_t> pieces(std::uint64_t units, const fusion::OwnedCut& cut) {
+  std::vector<std::uint64_t> load(1, 0);
+  const KeySpec key{"w", {units * compress::kUnitElements}};
+  std::vector<std::uint64_t> counts;
+  const auto placed = place_keys({&key, 1}, 1, cut, 1, load);
+  for (const Part& part : placed[0]) counts.push_back(part.count / compress::kUnitElements);
+  return counts;
+}
+
+TEST(Placement, RunsAreCutIntoFourAtLeast) {
+  const fusion::OwnedCut cut{.max_elements = 4 * compress::kUnitElements};
+  EXPECT_THAT(pieces(1, cut), ElementsAre(1));
+  EXPECT_THAT(pieces(2, cut), ElementsAre(1, 1));
+  EXPECT_THAT(pieces(4, cut), ElementsAre(1, 1, 1, 1));
+  EXPECT_THAT(pieces(12, cut), ElementsAre(3, 3, 3, 3));
+  EXPECT_THAT(pieces(40, cut), ElementsAre(4, 4, 4, 4, 4, 4, 4, 4, 4, 4));
+}
+
+TEST(Placement, ButIntoNoneThatIsNotWorthItsFrame) {
+  const auto shortest = [](const char* codec) {
+    return fusion::shortest_piece(
+        compress::kUnitElements,
+        compress::make(compress::parse_spec(codec))->max_encoded_size(compress::kUnitElements));
   };
-  EXPECT_THAT(cuts(1), ElementsAre(1));
-  EXPECT_THAT(cuts(2), ElementsAre(2));
-  EXPECT_THAT(cuts(4), ElementsAre(2, 2));
-  EXPECT_THAT(cuts(8), ElementsAre(2, 2, 2, 2));
-  EXPECT_THAT(cuts(12), ElementsAre(3, 3, 3, 3));
-  EXPECT_THAT(cuts(40), ElementsAre(4, 4, 4, 4, 4, 4, 4, 4, 4, 4));
+  for (const char* codec : {"none", "fp16", "bf16", "int8", "fp8"}) {
+    EXPECT_EQ(shortest(codec), compress::kUnitElements) << codec;
+  }
+  for (const char* codec : {"int4", "2bit:threshold=0.5", "1bit", "topk"}) {
+    EXPECT_EQ(shortest(codec), 2 * compress::kUnitElements) << codec;
+  }
+  const fusion::OwnedCut cut{.max_elements = 4 * compress::kUnitElements,
+                             .shortest_elements = 2 * compress::kUnitElements};
+  EXPECT_THAT(pieces(1, cut), ElementsAre(1));
+  EXPECT_THAT(pieces(2, cut), ElementsAre(2));
+  EXPECT_THAT(pieces(4, cut), ElementsAre(2, 2));
+  EXPECT_THAT(pieces(8, cut), ElementsAre(2, 2, 2, 2));
+  EXPECT_THAT(pieces(12, cut), ElementsAre(3, 3, 3, 3));
 }
 
 TEST(Placement, PartsCoverEachKeyOnceOnUnitBoundaries) {
@@ -97,7 +118,8 @@ TEST(Placement, PartsCoverEachKeyOnceOnUnitBoundaries) {
     }
     const std::uint32_t servers = 1 + random() % 5;
     std::vector<std::uint64_t> load(servers, 0);
-    const auto parts = place_keys(keys, servers, compress::kUnitElements * (1 + random() % 8), 131'072, load);
+    const fusion::OwnedCut cut{.max_elements = compress::kUnitElements * (1 + random() % 8)};
+    const auto parts = place_keys(keys, servers, cut, 131'072, load);
     std::uint64_t placed_bytes = 0;
     for (std::size_t k = 0; k < keys.size(); ++k) {
       auto sorted = parts[k];

@@ -40,6 +40,19 @@ class Layers {
     for (std::size_t i = 0; i < values_.size(); ++i) specs.push_back({std::to_string(i), {kElements}});
     keys_ = engine.declare(specs);
   }
+  /// Makes slots of some layers.
+  void bind(const std::vector<std::uint32_t>& layers) {
+    std::vector<KeyId> keys;
+    std::vector<std::span<float>> spans;
+    std::vector<std::int32_t> priorities;
+    for (const std::uint32_t layer : layers) {
+      values_[layer].assign(kElements, 1.0F);
+      keys.push_back(keys_[layer]);
+      spans.emplace_back(values_[layer]);
+      priorities.push_back(-static_cast<std::int32_t>(layer));
+    }
+    engine_.bind_slots(keys, spans, nullptr, priorities);
+  }
   /// The layer's number is its key: declare() numbers keys by name.
   void send(std::uint32_t layer, std::int32_t priority) {
     auto& values = values_[layer];
@@ -114,6 +127,32 @@ std::vector<std::uint64_t> order_of_replies(Priority priority) {
 
 TEST(Outbox, PushesOfFrontLayersOvertakeThoseOfBackLayers) {
   EXPECT_THAT(order_of_pushes(front_first), ElementsAre(5, 0, 1, 2, 3, 4));
+}
+
+// As the hook of DDP has it: large gradients travel from memory that is another one in every step.
+TEST(Outbox, SlotsKeepTheirPlacesAmongLayersThatAreNone) {
+  transport::InprocNetwork network(1, 1);
+  Gate gate;
+  Server server(network.connect(kServer), ServerOptions());
+  std::vector<std::uint64_t> order;
+  {
+    Engine engine(std::make_unique<GatedMessenger>(network.connect(kWorker), gate, kServer), narrow_engine());
+    Layers layers(engine);
+    layers.bind({0, 3, 4});
+    layers.send(5, front_first(5));
+    gate.await_message();
+    engine.mark_ready(2);
+    engine.mark_ready(1);
+    layers.send(2, front_first(2));
+    layers.send(1, front_first(1));
+    engine.mark_ready(0);
+    layers.settle();
+    for (int i = 0; i < 6; ++i) order.push_back(gate.pass().key);
+    ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+    for (const std::uint32_t layer : {1, 2, 5}) layers.await(layer);
+  }
+  server.wait();
+  EXPECT_THAT(order, ElementsAre(5, 0, 1, 2, 3, 4));
 }
 
 TEST(Outbox, RepliesOfFrontLayersOvertakeThoseOfBackLayers) {

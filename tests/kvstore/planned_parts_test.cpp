@@ -26,8 +26,10 @@ TEST(PlannedParts, AreThoseThatKeysAreCutInto) {
     limits.unit_elements = compress::kUnitElements;
     limits.fusion_bytes = 0;
     std::vector<std::uint64_t> load(servers, 0);
-    const auto placed =
-        place_keys(keys, servers, limits.partition_elements, limits.shard_bound_elements, load);
+    limits.shortest_piece_elements = (1 + random() % 2) * compress::kUnitElements;
+    const fusion::OwnedCut cut{limits.partition_elements, limits.least_pieces,
+                               limits.shortest_piece_elements};
+    const auto placed = place_keys(keys, servers, cut, limits.shard_bound_elements, load);
     const fusion::StepPlan plan = fusion::plan_step(elements, servers, 0, limits);
     for (std::size_t key = 0; key < plan.keys.size(); ++key) {
       const std::uint32_t layer = plan.keys[key].layers.front();

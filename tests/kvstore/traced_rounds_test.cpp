@@ -105,7 +105,7 @@ void expect_causal_order(const Stages& stages) {
 std::size_t partitions(const JobSize& size) {
   std::vector<std::uint64_t> load(size.servers);
   std::size_t count = 0;
-  for (const auto& parts : place_keys(kKeys, size.servers, size.engine.partition_elements,
+  for (const auto& parts : place_keys(kKeys, size.servers, {.max_elements = size.engine.partition_elements},
                                       size.engine.shard_bound_elements, load))
     count += parts.size();
   return count;

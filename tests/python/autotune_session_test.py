@@ -164,10 +164,10 @@ def test_it_begins_at_the_best_of_the_box_in_the_simulator_or_at_the_defaults() 
 
 
 def test_it_begins_with_smaller_parts_where_the_first_layer_waits_behind_others() -> None:
-    """VGG16 on 8 workers and 2 servers at 10 Gbit: the simulator's own table has 2.22 s by default, 2.19 s at best."""
+    """ResNet-50 on 8 workers and 2 servers at 10 Gbit: 96 % of the bound by default, 99 % at best."""
     network = simulation.Network("servers", 8, 2, 10e9, 50e-6)
-    (found,) = start.best_of(layer_profile.find("vgg16"), BOX, network, start.variant_of("none"))
+    (found,) = start.best_of(layer_profile.find("resnet50"), BOX, network, start.variant_of("none"))
     changes = BOX.changes(found)
     assert changes["partition_bytes"] < 2**20
-    assert changes["credit_bytes"] < 4 * 2**20
+    assert changes.get("credit_bytes", 2**18) <= 2**18
     assert not {"streams", "codec_threads"} & changes.keys()

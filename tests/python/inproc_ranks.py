@@ -18,14 +18,15 @@ def run_ranks(
 
     Args:
         name: of the store; whatever it is, every rank hosts the server of its share.
-        options: of the engine.
+        options: of the engines.
     """
     network = _core.InprocNetwork(workers)
     errors: dict[int, BaseException] = {}
 
     def run(rank: int) -> None:
         try:
-            store = kv.KVStore(name, network.connect(rank, codec_threads=1, **options), settings.read())
+            engine = network.connect(rank, **{"codec_threads": 1, **options})
+            store = kv.KVStore(name, engine, settings.read())
             try:
                 body(store)
             finally:

@@ -70,7 +70,7 @@ def test_pieces_are_partitions_divided() -> None:
 
 
 def test_rates_and_limits_in_bytes_are_divided() -> None:
-    scale = Scale(100)
+    scale = Scale(100, credit_bytes=2**22)
     assert scale.bandwidth("10gbit") == "100000000bit"
     read = settings.read(scale.engine_settings())
     assert (read.credit_bytes, read.fusion_bytes) == (41_943, 2621)
@@ -88,7 +88,7 @@ def test_limits_in_bytes_reach_the_servers_and_the_workers(monkeypatch: pytest.M
 
     monkeypatch.setattr(systems, "run_job", note)
     network: Any = SimpleNamespace(place=None)
-    row, scale = rows.parse("gradwire-none-2w2s-loopback"), Scale(100)
+    row, scale = rows.parse("gradwire-none-2w2s-loopback"), Scale(100, credit_bytes=2**22)
     systems.start(systems.Launch(row, scale, "folder", network, print, 1.0, None))
     [made] = jobs
     options = made._server_options(None)

@@ -43,6 +43,7 @@ def test_ours_is_within_five_percent_of_the_bound() -> None:
     rows = computed("against_bound")
     assert len(rows) == 3 * 6 * 3
     assert min(row["tuned_of_bound"] for row in rows) >= 95
+    assert min(row["default_of_bound"] for row in rows) >= 95
 
 
 def test_the_simulator_agrees_with_another_one() -> None:

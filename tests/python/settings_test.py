@@ -10,7 +10,7 @@ def test_defaults() -> None:
     values = settings.read({})
     assert (values.role, values.rank, values.num_workers, values.num_servers) == ("worker", None, 1, 0)
     assert (values.rendezvous_timeout, values.liveness_timeout, values.slow_abort) == (60.0, 5.0, 1800.0)
-    assert (values.partition_bytes, values.fusion_bytes, values.credit_bytes) == (1 << 20, 1 << 18, 1 << 22)
+    assert (values.partition_bytes, values.fusion_bytes, values.credit_bytes) == (1 << 20, 1 << 18, 1 << 18)
     assert (values.bigarray_bound, values.reply, values.scheduler) == (131_072, "exact", None)
 
 

@@ -12,7 +12,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import gradwire as gw
 import gradwire.torch
@@ -33,42 +33,102 @@ def store() -> Iterator[gw.kv.KVStore]:
         yield opened
 
 
-def test_the_next_forward_begins_before_the_last_sum_has_arrived() -> None:
-    """Rank 1 does not finish its gradient of the second layer before rank 0 has run the first one again."""
+class Deep(nn.Module):
+    """Two halves of several layers each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
+        self.second = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+with torch.random.fork_rng():
+    torch.manual_seed(0)
+    FRESH_DEEP = Deep()
+HALF_BYTES = 3 * (36 + 6) * 4  # of Deep's parameters
+
+
+@pytest.mark.parametrize("fusion_bytes", [0, HALF_BYTES], ids=["each by itself", "three layers together"])
+def test_the_next_forward_begins_before_the_last_sum_has_arrived(fusion_bytes: int) -> None:
+    """Rank 1 does not finish its gradient of the second half before rank 0 has run the first one again."""
     ran_again = threading.Event()
     seen: list[tuple[str, set[str]]] = []
 
+    def note(which: str, model: nn.Module) -> None:
+        seen.append((which, under_way(model)))
+
     def quick(store: gw.kv.KVStore) -> None:
-        model = make()
+        model = copy.deepcopy(FRESH_DEEP)
         optimizer = wrap(model, store)
-        loss_of(model, 0).backward()
+        model(torch.ones(2, 6)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        for layer in (model.first, model.second):
-            layer.register_forward_hook(lambda which, *_: seen.append((repr(which), under_way(model))))
+        model.first.register_forward_hook(lambda *_: note("first", model))
         model.first.register_forward_hook(lambda *_: ran_again.set())
-        loss_of(model, 1).backward()
+        model.second.register_forward_hook(lambda *_: note("second", model))
+        model(torch.ones(2, 6)).square().mean().backward()
         optimizer.step()
         optimizer.close()
 
     def late(store: gw.kv.KVStore) -> None:
-        model = make()
+        model = copy.deepcopy(FRESH_DEEP)
         optimizer = wrap(model, store)
         behind = model.second(torch.ones(2, 6))
         behind.register_hook(lambda _: await_event(ran_again, "rank 0's next forward pass"))
-        front = model.first(batch(2))  # made later, so that its gradient comes first
+        front = model.first(torch.ones(2, 6))  # made later, so that its gradient comes first
         (behind.sum() + front.sum()).backward()
         optimizer.step()
         optimizer.zero_grad()
-        loss_of(model, 3).backward()
+        model(torch.ones(2, 6)).square().mean().backward()
         optimizer.step()
         optimizer.close()
 
-    run_ranks(2, lambda store: late(store) if store.rank else quick(store))
-    (_, at_first), (_, at_second) = seen
-    assert {"second.weight", "second.bias"} <= at_first
-    assert not at_first & {"first.weight", "first.bias"}
-    assert not at_second & {"second.weight", "second.bias"}
+    run_ranks(2, lambda store: late(store) if store.rank else quick(store), fusion_bytes=fusion_bytes)
+    of_second = {name for name, _ in FRESH_DEEP.named_parameters() if name.startswith("second")}
+    assert seen == [("first", of_second), ("second", set())]
+
+
+class Records(torch.optim.SGD):
+    """Writes down how many parameters each update is of."""
+
+    updates: ClassVar[list[int]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        self.updates.append(sum(len(group["params"]) for group in self.param_groups))
+        return super().step(closure)
+
+
+def test_small_parameters_travel_and_are_updated_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many frames as the plain loop sends, and one update for all that came at once."""
+    monkeypatch.setattr(Records, "updates", [])
+    frames: dict[bool, list[int]] = {False: [], True: []}
+
+    def train(store: gw.kv.KVStore) -> None:
+        for overlap_step, of_steps in frames.items():
+            model = nn.ModuleList(make().first for _ in range(40))
+            inner = (Records if overlap_step and store.rank == 0 else torch.optim.SGD)(
+                model.parameters(), lr=0.1
+            )
+            optimizer = gw.torch.DistributedOptimizer(
+                inner, model.named_parameters(), store=store, overlap_step=overlap_step
+            )
+            for _ in range(3):
+                before = store.engine.counters()["frames_sent"]
+                optimizer.zero_grad()
+                sum(layer(batch(store.rank)).square().mean() for layer in model).backward()
+                optimizer.step()
+                optimizer.synchronize()
+                store.barrier()
+                if store.rank == 0:
+                    of_steps.append(store.engine.counters()["frames_sent"] - before)
+            optimizer.close()
+
+    run_ranks(2, train)
+    assert frames[True] == frames[False]
+    assert Records.updates == [80, 80, 80]
 
 
 def save_and_load(model: nn.Module) -> nn.Module:
@@ -238,7 +298,6 @@ class Recorder:
         self._engine = engine
         self.names: list[str] = []
         self.sent: dict[str, int] = {}
-        self.bound: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -252,9 +311,9 @@ class Recorder:
         self.sent[self.names[key]] = priority
         return self._engine.push_pull(key, given, out, priority, scale)
 
-    def bind_slots(self, keys: list[int], arrays: list[Any]) -> None:
-        self.bound = [self.names[key] for key in keys]
-        self._engine.bind_slots(keys, arrays)
+    def bind_slots(self, keys: list[int], arrays: list[Any], priorities: list[int]) -> None:
+        self.sent |= {self.names[key]: priority for key, priority in zip(keys, priorities, strict=True)}
+        self._engine.bind_slots(keys, arrays, priorities)
 
 
 @pytest.mark.parametrize("overlap_step", [False, True])
@@ -270,17 +329,14 @@ def test_front_layers_are_the_most_urgent_also_those_that_thaw(
         store=store,
         overlap_step=overlap_step,
     )
+    names = [name for name, _ in model.named_parameters()]
     for step in range(3):
         model.first.requires_grad_(step > 0)
         optimizer.zero_grad()
-        loss_of(model, step).backward()
+        loss_of(model, step).backward()  # in step 1 those that have thawed go by themselves
         optimizer.step()
+        assert sorted(engine.sent, key=lambda name: -engine.sent[name]) == (names[2:] if step == 0 else names)
     optimizer.synchronize()
-    names = [name for name, _ in model.named_parameters()]
-    if overlap_step:
-        assert sorted(engine.sent, key=lambda name: -engine.sent[name]) == names
-    else:
-        assert engine.bound == names  # a slot's number is its urgency
     optimizer.close()
 
 

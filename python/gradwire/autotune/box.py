@@ -114,7 +114,7 @@ def of_this_machine(fixed: Collection[str] = (), cores: int | None = None) -> Bo
     Raises: ValueError: nothing is left to be searched.
     """
     sizes = {  # those that matter most come first: they are tried first
-        "credit_bytes": (256 * _KIB, _MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB),
+        "credit_bytes": (64 * _KIB, 256 * _KIB, _MIB, 4 * _MIB, 16 * _MIB),
         "partition_bytes": (256 * _KIB, _MIB, 4 * _MIB, 16 * _MIB),
         "fusion_bytes": (0, 64 * _KIB, 256 * _KIB, _MIB, 4 * _MIB),
     }

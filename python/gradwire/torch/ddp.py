@@ -56,8 +56,9 @@ class HookState:
             codec: as `compression` of DistributedOptimizer. Default: what the store has.
             process_group: the one that DDP was given. Default: torch's default group. Its ranks join each other by
                 themselves; where this process is in a gradwire job already, that one is used.
-            named_parameters: `model.named_parameters()`: names for `codecs`, error texts and state_dict(). Needed
-                where `codecs` are given.
+            named_parameters: `model.named_parameters()`: names for `codecs`, error texts and state_dict(), and the
+                order of the forward pass, in which sums are urgent. Needed where `codecs` are given. Without them
+                the order is that of DDP's first buckets.
             codecs, warm_up, grad_scaler, on_nonfinite: as for DistributedOptimizer. With "skip_step" a NaN is left
                 in the first gradient of each bucket, so a GradScaler skips the step; who uses none looks for
                 himself.
@@ -160,6 +161,8 @@ class HookState:
 
     def _add(self, parameters: list[torch.Tensor]) -> None:
         """Declares parameters, front layers first."""
+        order = {parameter: place for place, parameter in enumerate(self._names)}
+        parameters = sorted(parameters, key=lambda parameter: order.get(parameter, len(order)))
         named = []
         for parameter in parameters:
             number = self._index[parameter] = len(self._index)

@@ -106,7 +106,9 @@ class Exchange:
         self._options = options
         self._parameters: list[_Parameter] = []
         self._slots: list[int] = []  # by index of parameter; -1 where it has none
-        self._tickets: list[_core.Ticket] = []
+        self._apart: list[
+            tuple[_core.Ticket, int]
+        ] = []  # what was sent without a slot, and of which parameter
         self._dense: list[torch.Tensor] = []  # of this step: what no codec looks at
         self._rows = RowExchange(store)
         self.row_means: dict[int, Rows] = {}  # of the last step, by index
@@ -188,14 +190,14 @@ class Exchange:
     def bind(self) -> None:
         """Has small parameters travel together, with what they have not sent yet. A collective, between steps."""
         indices = [i for i, parameter in enumerate(self._parameters) if parameter.run is not None]
-        indices.sort(key=lambda index: self._parameters[index].place)  # a slot's number is its urgency
+        indices.sort(key=lambda index: self._parameters[index].place)  # neighbours travel together
         self._slots = [-1] * len(self._parameters)
         for slot, index in enumerate(indices):
             self._slots[index] = slot
         bound = [self._parameters[index] for index in indices]
         if bound and self._fuses:
             arrays: list[Any] = [p.run for p in bound]  # any that speak DLPack, which the stub does not say
-            self._engine.bind_slots([p.key for p in bound], arrays)
+            self._engine.bind_slots([p.key for p in bound], arrays, [-p.place for p in bound])
 
     # -- a step ----------------------------------------------------------------------------------------
 
@@ -229,7 +231,7 @@ class Exchange:
 
     def send_from(self, index: int, run: torch.Tensor) -> None:
         """Sends the gradient that run holds: float32 (elements,), contiguous. The mean will be there."""
-        self._tickets.append(self._submit(index, run))
+        self._apart.append((self._submit(index, run), index))
 
     def send_rows(self, index: int, gradient: torch.Tensor | None, parameter: torch.Tensor) -> None:
         """Sends a gradient's rows, of the scaled loss if there is a scale; the mean will be in row_means."""
@@ -256,6 +258,18 @@ class Exchange:
             parameter.key, memory, memory, -parameter.place, self._mean, **stream_of(run)
         )
 
+    def sums(self) -> list[tuple[_core.Ticket, list[int]]]:
+        """Returns what the step waits for, once all is sent: tickets, each with the parameters whose means are there
+        when it is done. Small ones that travel together share one. finish() still ends the step.
+        """
+        found = [(ticket, [index]) for ticket, index in self._apart]
+        if self._marked:
+            index_of = {slot: index for index, slot in enumerate(self._slots) if slot >= 0}
+            found += [
+                (ticket, [index_of[slot] for slot in slots]) for ticket, slots in self._engine.slot_sums()
+            ]
+        return found
+
     def _prepare(self, index: int, run: torch.Tensor) -> None:
         if not self._begun:
             self._begin()
@@ -267,21 +281,29 @@ class Exchange:
         if compression.spec == "none":
             self._dense.append(run)
 
-    def finish(self) -> bool:
-        """Waits for the means of what was sent: all that have memory of their own, or none of those. Returns whether
-        any rank met a NaN or an infinity; residuals are then as they were before, if such a step is not taken.
+    def wait(self) -> None:
+        """Waits for the means of what was sent: all that have memory of their own, or none of those. bind() may follow.
 
         Raises:
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
-        for ticket in self._tickets:
+        for ticket, _ in self._apart:
             self._store.wait_until(ticket.wait)
-        self._tickets.clear()
+        self._apart.clear()
         if self._marked:
             self._store.wait_until(self._engine.drain)
+        self._marked = False
+
+    def finish(self) -> bool:
+        """Ends the step, once all means are there: wait(). Returns whether any rank met a NaN or an infinity; residuals
+        are then as they were before, if such a step is not taken.
+
+        Raises: as wait().
+        """
+        self.wait()
         self.row_means = self._rows.finish(self._mean)
         self._store.print_notices()
-        self._begun = self._marked = False
+        self._begun = False
         nonfinite = self._engine.take_nonfinite()
         if self._options.vetoes:
             # Every rank has the same sums, and so finds the same.

@@ -80,12 +80,14 @@ class _Sum:
     """One parameter's sum, on its way.
 
     Attributes:
+        together: indices of all parameters whose sums the ticket is for, this one's too.
         gradient: what the parameter's grad is to be when the sum is here.
         converts: gradient is not the memory that the sum arrives in.
         cleared: zero_grad() was called since step(), with this set_to_none; None: it was not.
     """
 
     ticket: _core.Ticket
+    together: Sequence[int]
     gradient: torch.Tensor | None
     converts: bool
     cleared: bool | None = None
@@ -107,8 +109,7 @@ class OverlappingReducer(GradientReducer):
         self._store = store
         self._process = os.getpid()
         self._lock = threading.RLock()  # of what follows; several threads may use a model
-        self._tickets: dict[int, _core.Ticket] = {}  # by index, during a backward()
-        self._sums: dict[int, _Sum] = {}  # by index, from its end on
+        self._sums: dict[int, _Sum] = {}  # by index, from the end of a backward() on
         self._stepping: SubsetStep | None = None  # from step() until the last sum is here
         self._has_failed = False  # and the caller has heard of it
         self._hook_handle: Any = None
@@ -176,7 +177,7 @@ class OverlappingReducer(GradientReducer):
         super().on_gradient(index)
 
     def _bind(self) -> None:
-        """Each parameter travels by itself, so that its sum is known to be here by itself."""
+        super()._bind()
         self._index = {parameter: index for index, parameter in enumerate(self._parameters)}
 
     def _enter(self) -> None:
@@ -184,24 +185,22 @@ class OverlappingReducer(GradientReducer):
             self.synchronize()
         super()._enter()
 
-    def _send(self, index: int) -> None:
-        self._tickets[index] = self.exchange.submit(index)
-
-    def _await_sums(self) -> bool:
-        for ticket in self._tickets.values():
-            self._store.wait_until(ticket.wait)
-        self._tickets.clear()
-        return self.exchange.finish()
-
     def _end_step(self) -> None:
         """Leaves sums on their way."""
         self._ready = bytearray(len(self._parameters))
-        for index in self._take_in_thawed():
-            self._send(index)
+        thawed = self._take_in_thawed()
+        for index in thawed:
+            self.exchange.send_apart(index)
+        sums = self.exchange.sums()
+        if thawed:  # a collective, which needs a place of its own in the program, and no step in progress
+            self.exchange.wait()
             self._bind()
         with self._lock:
-            self._sums = {index: self._lay_aside(index, ticket) for index, ticket in self._tickets.items()}
-            self._tickets.clear()
+            self._sums = {
+                index: self._lay_aside(index, ticket, together)
+                for ticket, together in sums
+                for index in together
+            }
             if self._sums:
                 self._open()
             self._take_when_here([i for i in self._sums if keeper_of(self._parameters[i]) is not self])
@@ -209,7 +208,7 @@ class OverlappingReducer(GradientReducer):
             self.synchronize()
         self.exchange.advance()
 
-    def _lay_aside(self, index: int, ticket: _core.Ticket) -> _Sum:
+    def _lay_aside(self, index: int, ticket: _core.Ticket, together: Sequence[int]) -> _Sum:
         """Takes the gradient away from its parameter, lest the next backward() adds to what the network writes."""
         parameter = self._parameters[index]
         gradient, parameter.grad = parameter.grad, None
@@ -217,7 +216,7 @@ class OverlappingReducer(GradientReducer):
             gradient = torch.empty_like(parameter)
         if is_guardable(parameter):
             guard(parameter, self)
-        return _Sum(ticket, gradient, not self._in_place[index] and parameter.requires_grad)
+        return _Sum(ticket, together, gradient, not self._in_place[index] and parameter.requires_grad)
 
     # -- while sums arrive -----------------------------------------------------------------------------
 
@@ -274,14 +273,17 @@ class OverlappingReducer(GradientReducer):
                 self._take_when_here(own)
 
     def _take_when_here(self, indices: Collection[int]) -> None:
-        """Waits for these sums and takes them in."""
+        """Waits for these sums and takes them in, with those that came together with them: one update of many small
+        parameters is cheaper than many.
+        """
         awaited = [index for index in indices if index in self._sums]
         self._require_own_process(awaited)
         with self._noting_failure():
             for index in awaited:
                 if index in self._sums:  # not worked off while another was awaited
                     self._store.wait_until(functools.partial(self._arrives, self._sums[index].ticket))
-            self._take([index for index in awaited if index in self._sums])
+            here = [i for index in awaited if index in self._sums for i in self._sums[index].together]
+            self._take([index for index in dict.fromkeys(here) if index in self._sums])
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

@@ -106,7 +106,9 @@ class GradientReducer:
             return
         first = len(self._parameters)
         known = [self._sends_rows and name in self._options.sparse_parameters for name, _ in named]
-        slots = iter(runs_of([p for (_, p), rows in zip(named, known, strict=True) if not rows], self._device))
+        slots = iter(
+            runs_of([p for (_, p), rows in zip(named, known, strict=True) if not rows], self._device)
+        )
         runs = [None if rows else next(slots) for rows in known]
         self.exchange.add(named, runs, [self._places[p] for _, p in named])
         for (name, p), run in zip(named, runs, strict=True):

@@ -1,7 +1,10 @@
-"""What HookState and compress_reduce_scatter say when they are given what cannot work, on one rank."""
+"""HookState and compress_reduce_scatter on one rank: what they say when they are given what cannot work, and how urgent
+the hook's gradients are.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
+from gradwire.timeline.part import read_part
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -113,3 +117,66 @@ def test_a_model_that_is_not_sharded_is_refused(group: None) -> None:
 def test_names_that_are_not_there_are_told() -> None:
     with pytest.raises(AttributeError, match="it has DistributedOptimizer, HookState"):
         _ = gw.torch.HookStat
+
+
+# ---- urgency: the order of the forward pass, told by the timeline ------------------------------------------------
+
+SMALL, LARGE = 50_000, 70_000  # elements; from 65 536 on a gradient travels by itself, from DDP's own memory
+
+
+class Layers(nn.Module):
+    """A small parameter, a large one, a small one, ...; used in that order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ParameterList(nn.Parameter(torch.ones(n)) for n in (SMALL, LARGE) * 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x * layer.mean()
+        return x
+
+
+def priorities(folder: Path, engine: gw._core.Engine) -> dict[str, int]:
+    """Returns how urgent each key was, by the numbers of its first layer and of its last."""
+    path = engine.write_timeline(str(folder), "store")
+    assert path is not None
+    part = read_part(Path(path))
+    of_keys = {span.key: span.priority for span in part.spans(part.keys) if span.stage == "ready"}
+    return {re.sub(r"gradient\.0\.\w+\.", "", name): priority for name, priority in of_keys.items()}
+
+
+# Two small ones share a key, which goes where the first of them does.
+FORWARD = {"0 to 2": 0, "1": -1, "3": -3, "4 to 6": -4, "5": -5, "7": -7}
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["with names", "without"])
+def test_priorities_are_places_in_the_forward_pass(is_named: bool, group: None, tmp_path: Path) -> None:
+    model = Layers()
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.5)
+    named = model.named_parameters() if is_named else None
+    wrapped.register_comm_hook(gw.torch.HookState(codec="none", named_parameters=named), gw.torch.ddp_hook)
+    store = gw.kv.joined()
+    assert store is not None
+    for step in range(3):  # DDP cuts its buckets anew after the first
+        if step == 2:
+            store.engine.start_timeline()
+        wrapped(torch.ones(())).backward()
+    assert priorities(tmp_path, store.engine) == FORWARD
+
+
+def test_names_tell_the_order_to_a_hook_that_is_registered_late(group: None, tmp_path: Path) -> None:
+    """It sees buckets in the order in which gradients were ready."""
+    model = Layers()
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.5)
+    for _ in range(2):
+        wrapped(torch.ones(())).backward()
+    state = gw.torch.HookState(codec="none", named_parameters=model.named_parameters())
+    wrapped.register_comm_hook(state, gw.torch.ddp_hook)
+    store = gw.kv.joined()
+    assert store is not None
+    for step in range(2):
+        if step == 1:
+            store.engine.start_timeline()
+        wrapped(torch.ones(())).backward()
+    assert priorities(tmp_path, store.engine) == FORWARD

@@ -1,0 +1,183 @@
+// EngineThread: what servers answer, matched to what awaits it, and decoded.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "kvstore/engine_tensor.h"
+#include "kvstore/protocol.h"
+#include "kvstore/shortened.h"
+
+namespace gradwire::kvstore {
+
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+using transport::Node;
+using transport::Role;
+
+namespace {
+
+/// How often a payload that arrived damaged, here or there, is sent again before the round fails.
+constexpr int kMaxResends = 3;
+
+/// Copies what was received to the tensors that it is of.
+void scatter(const EngineThread::Operation& operation) {
+  const float* from = operation.out.data();
+  for (const std::span<float> tensor : operation.scatter) {
+    std::memcpy(tensor.data(), from, tensor.size_bytes());
+    from += tensor.size();
+  }
+}
+
+}  // namespace
+
+void EngineThread::handle(Node from, Frame frame) {
+  if (from.role != Role::kServer || mail_.handle(from, frame) || rows_.handle(from, frame)) return;
+  if (take_acknowledgement(from, frame)) return;
+  const FrameHeader& header = frame.header;
+  if (header.key >= tensors_.size()) return;
+  Tensor& tensor = *tensors_[header.key];
+  const auto found = std::find_if(tensor.parts.begin(), tensor.parts.end(), [&](const PartState& state) {
+    return state.part.offset == header.offset && state.part.server == from.rank;
+  });
+  // Answers to what nobody waits for any more (a repeated request) are dropped.
+  if (found == tensor.parts.end() || found->answered || !tensor.current || header.count != found->part.count)
+    return;
+  if (found->request == Kind::kPush && header.step + 1 != tensor.step) return;
+  const auto index = static_cast<std::size_t>(found - tensor.parts.begin());
+  const bool is_answer = header.kind == Kind::kReply || header.kind == Kind::kValue;
+  if (!is_answer && !frame.payload.is_intact())
+    return;  // a word about the answer: it will be asked for again
+  switch (header.kind) {
+    case Kind::kReply:
+    case Kind::kValue:
+      found->answered = true;
+      found->payload = {};
+      return decode(tensor, index, std::move(frame));
+    case Kind::kState:
+      if (found->request != Kind::kReadState) return;
+      found->answered = true;
+      *tensor.current->state = std::move(frame.payload);
+      return part_done(tensor, nullptr);
+    case Kind::kAck:
+      found->answered = true;
+      found->payload = {};
+      note_staleness(*found, header);
+      return part_done(tensor, nullptr);
+    case Kind::kHeld:
+      found->awaited.resize(frame.payload.size_bytes() / sizeof(std::uint32_t));
+      std::memcpy(found->awaited.data(), frame.payload.bytes().data(),
+                  found->awaited.size() * sizeof(std::uint32_t));
+      if (found->awaited.empty()) tensor.started = Clock::now();  // upstream of it, who waits knows for whom
+      return;
+    case Kind::kMissing:
+      outbox_.add(found->part.server, {header_of(tensor, index), found->payload.share()});
+      return;
+    case Kind::kError:
+      return handle_refusal(tensor, index, frame);
+    default:
+      return;
+  }
+}
+
+void EngineThread::handle_refusal(Tensor& tensor, std::size_t index, const Frame& frame) {
+  PartState& state = tensor.parts[index];
+  const bool damaged = frame.header.content == static_cast<std::uint8_t>(Refusal::kSendAgain);
+  if (damaged && state.resends++ < kMaxResends) {
+    outbox_.add(state.part.server, {header_of(tensor, index), state.payload.share()});
+    return;
+  }
+  const auto text = fmt::format("{} refused key '{}': {}", server_name(state.part.server), tensor.spec.name,
+                                payload_text(frame));
+  if (state.request != Kind::kPush) {  // nothing that others wait for
+    state.answered = true;
+    return part_done(tensor, std::make_exception_ptr(std::invalid_argument(text)));
+  }
+  fail_all(std::make_exception_ptr(transport::TransportError(text)));
+}
+
+/// Payloads in the sum that a reply is made of.
+std::uint32_t EngineThread::ways_of(const FrameHeader& reply) const {
+  const std::uint32_t absent = absent_of(reply.flags);
+  if (absent >= rounds_.contributors) {
+    throw compress::DecodeError(fmt::format("reply: {} of {} workers are absent from it, expected fewer",
+                                            absent, rounds_.contributors));
+  }
+  return rounds_.contributors - absent;
+}
+
+void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame& frame) const {
+  const FrameHeader& header = frame.header;
+  const Part& part = tensor.parts[index].part;
+  const auto out = tensor.current->out.subspan(part.offset, part.count);
+  const float scale = tensor.current->scale;
+  const auto payload = frame.payload.bytes();
+  const auto reply = static_cast<compress::ReplyKind>(header.reply);
+  const std::uint32_t ways = ways_of(header);
+  if (header.kind == Kind::kValue) {
+    if (payload.size() != out.size_bytes())
+      throw compress::DecodeError("value: payload length is not the key's");
+    std::memcpy(out.data(), payload.data(), payload.size());
+    if (scale != 1) {
+      for (float& value : out) value *= scale;
+    }
+  } else if (tensor.parts[index].request == Kind::kPush) {
+    const auto& codec = tensor.codec();
+    tensor.expect_codec_of_push(header);
+    const auto next = codec.agrees_scales() ? tensor.scales_of(part) : std::span<compress::UnitScale>();
+    codec.decode_reply_scaled(payload, ways, reply, scale, out, next);
+  } else {  // the answer to a round that may have had another codec; its scales are not ours to use
+    const auto codec =
+        compress::from_wire(static_cast<compress::WireId>(header.codec), header.codec_parameters);
+    std::vector<compress::UnitScale> unused(codec->agrees_scales() ? compress::unit_count(part.count) : 0);
+    codec->decode_reply_scaled(payload, ways, reply, scale, out, unused);
+  }
+}
+
+void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
+  ++tensor.jobs;
+  if ((frame.header.flags & transport::kFlagNonfinite) != 0) {
+    nonfinite_ = true;
+    if (tensor.current->nonfinite != nullptr) *tensor.current->nonfinite = true;
+  }
+  const std::int32_t priority = tensor.current->priority;
+  pool_.submit(priority, [this, &tensor, index, frame = std::move(frame), arrived = arrived_]() mutable {
+    const auto begin = Clock::now();
+    if (tracer_.is_on()) note(Stage::kReceive, tensor, index, arrived, frame.payload.size_bytes());
+    if (!frame.payload.is_intact()) return loop_->post([this, &tensor, index] { ask_again(tensor, index); });
+    note_staleness(tensor.parts[index], frame.header);
+    std::exception_ptr error;
+    try {
+      restore(frame, buffers_);
+      if (tensor.current->works_on_device()) return decode_on_device(tensor, index, frame);
+      decode_answer(tensor, index, frame);
+      if (!tensor.current->device) scatter(*tensor.current);
+      if (tracer_.is_on()) note(Stage::kDecode, tensor, index, begin, frame.header.count * sizeof(float));
+    } catch (...) {
+      error = std::current_exception();
+    }
+    codec_nanoseconds_ += static_cast<std::uint64_t>((Clock::now() - begin).count());
+    loop_->post([this, &tensor, error] { job_done(tensor, error); });
+  });
+}
+
+/// Of an answer that has arrived whole, so that each push counts once.
+void EngineThread::note_staleness(const PartState& part, const FrameHeader& answer) {
+  if (options_.at_once && part.request == Kind::kPush) staleness_.add(staleness_of(answer));
+}
+
+void EngineThread::ask_again(Tensor& tensor, std::size_t index) {
+  if (tensor.error) return job_done(tensor, nullptr);
+  PartState& state = tensor.parts[index];
+  if (state.resends++ == kMaxResends) {
+    const auto text = fmt::format("the answers of {} for key '{}' arrive damaged",
+                                  server_name(state.part.server), tensor.spec.name);
+    return job_done(tensor, std::make_exception_ptr(transport::TransportError(text)));
+  }
+  --tensor.jobs;
+  state.answered = false;
+  ask(tensor, index);
+}
+
+}  // namespace gradwire::kvstore
