@@ -211,7 +211,7 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
 
 void Engine::set_optimizer(const std::string& text) {
   make_updater(parse_optimizer(text));  // a bad one fails here, on every rank
-  await_rounds("set_optimizer");  // a push that is still encoded is of the optimizer before
+  await_rounds("set_optimizer");        // a push that is still encoded is of the optimizer before
   require_same_settings("set_optimizer", all_gather("optimizer", text));
   optimizer_ = text;
   if (rank() == 0 || in_order_) thread_->command("optimizer " + text).wait();
