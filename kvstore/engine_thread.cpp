@@ -6,6 +6,7 @@
 
 #include "fusion/partition.h"
 #include "kvstore/engine_tensor.h"
+#include "kvstore/protocol.h"
 #include "kvstore/shortened.h"
 
 namespace gradwire::kvstore {

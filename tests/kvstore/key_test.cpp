@@ -185,7 +185,7 @@ std::vector<KeySpec> resnet50() {
 // By the default bound. MXNet's of 1 000 000 elements leaves whole tensors of 4 MB, which no rule can spread:
 // with ResNet-50 (102 MB) on 16 servers the fullest has 17 % more than its share.
 TEST(Placement, EveryServersShareOfVgg16AndResnet50IsWithinFivePercentOfEven) {
-  constexpr std::uint64_t kBound = 131'072, kPartition = std::uint64_t{1} << 18;
+  constexpr std::uint64_t kBound = 131'072;
   const std::pair<std::vector<KeySpec>, std::uint64_t> models[] = {{vgg16(), 138'357'544},
                                                                    {resnet50(), 25'557'032}};
   for (const auto& [keys, elements] : models) {
@@ -194,7 +194,7 @@ TEST(Placement, EveryServersShareOfVgg16AndResnet50IsWithinFivePercentOfEven) {
     ASSERT_EQ(sum, elements);  // as published
     for (std::uint32_t servers = 1; servers <= 16; ++servers) {
       std::vector<std::uint64_t> load(servers, 0), placed(servers, 0);
-      for (const auto& parts : place_keys(keys, servers, kPartition, kBound, load)) {
+      for (const auto& parts : place_keys(keys, servers, {}, kBound, load)) {
         for (const Part& part : parts) placed[part.server] += part.count * sizeof(float);
       }
       EXPECT_EQ(placed, load);
@@ -210,7 +210,7 @@ TEST(Placement, TheBoundIsHonoured) {
   for (const auto& [bound, cut] : {std::pair(1'000'000U, 1U), std::pair(1'000'001U, 0U), std::pair(1U, 2U)}) {
     std::vector<std::uint64_t> load(4, 0);
     unsigned spread = 0;
-    for (const auto& parts : place_keys(keys, 4, compress::kUnitElements, bound, load)) {
+    for (const auto& parts : place_keys(keys, 4, {}, bound, load)) {
       std::set<std::uint32_t> servers;
       for (const Part& part : parts) servers.insert(part.server);
       spread += servers.size() == 4 ? 1 : 0;
@@ -224,7 +224,7 @@ TEST(Placement, AKeyMayHaveMoreThanTwoToThe31Elements) {
   const KeySpec key{"w", {2'200'000'000}};
   EXPECT_EQ(read_keys(write_keys({&key, 1})).front(), key);
   std::vector<std::uint64_t> load(3, 0);
-  const auto parts = place_keys({&key, 1}, 3, std::uint64_t{1} << 18, 131'072, load).front();
+  const auto parts = place_keys({&key, 1}, 3, {}, 131'072, load).front();
   std::uint64_t placed = 0, end = 0;
   for (const Part& part : parts) {
     placed += part.count;
