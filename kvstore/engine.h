@@ -293,6 +293,7 @@ class Engine {
   EngineThread& rounds() const;
   void settle(const char* what);
   bool owns_rows() const;
+  void require_optional_workers() const;
   void await_rounds(const char* what);
   std::uint64_t elements_of(KeyId key) const;
   void agree_on_at_once();

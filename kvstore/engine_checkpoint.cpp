@@ -13,6 +13,7 @@
 #include "kvstore/engine_slots.h"
 #include "kvstore/engine_thread.h"
 #include "kvstore/hierarchy.h"
+#include "kvstore/sparse_rows.h"
 #include "kvstore/updater.h"
 
 namespace gradwire::kvstore {
@@ -63,6 +64,12 @@ std::vector<std::string> Engine::attempt(const char* what, const std::function<s
 /// Waits until this worker's rounds have ended, which they do once all ranks have pushed the same.
 void Engine::require_between_steps(const char* verb) {
   require_open(verb);
+  if (sparse_ && sparse_->has_tables()) {
+    throw std::invalid_argument(
+        fmt::format("{}: this store has tables of rows, whose values and residuals no checkpoint holds yet; "
+                    "keep gradients dense (sparse_as_dense=True), or save without the store",
+                    verb));
+  }
   const auto left = unmarked();
   if (slots_ && left.size() < slots_->slots.size()) {
     throw std::logic_error(fmt::format("{}: a step is under way: {} of {} slots are marked; drain it first",

@@ -12,6 +12,7 @@
 #include "kvstore/engine.h"
 #include "kvstore/engine_thread.h"
 #include "kvstore/hierarchy.h"
+#include "kvstore/sparse_rows.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -74,15 +75,32 @@ std::vector<std::uint64_t> Engine::waited_for() {
   return counts;
 }
 
+/// Rounds that need every worker cannot go on without one.
+void Engine::require_optional_workers() const {
+  std::string_view why;
+  if (in_order_) {
+    why =
+        "where a library sums, every rank must take part in every round; give every worker the same number "
+        "of steps, or use a store such as 'allreduce' or 'dist_sync'";
+  } else if (hierarchy_) {
+    why =
+        "with hierarchy=host the workers of a host sum first, which needs all of them; give every worker the "
+        "same number of steps, or leave the hierarchy out";
+  } else if (options_.at_once) {
+    why =
+        "here no round waits for another worker; one that has run out of data stops pushing and closes the "
+        "store";
+  } else if (sparse_->has_tables()) {
+    why =
+        "rounds of tables of rows need every worker; push no rows instead, as often as the others push some, "
+        "or keep gradients dense (sparse_as_dense=True)";
+  }
+  if (!why.empty()) throw std::invalid_argument(fmt::format("join: {}", why));
+}
+
 std::uint32_t Engine::join() {
   require_open("join");
-  if (in_order_ || hierarchy_) {
-    throw std::invalid_argument(fmt::format(
-        "join: {}; give every worker the same number of steps, or use a store such as 'allreduce' or "
-        "'dist_sync'",
-        in_order_ ? "where a library sums, every rank must take part in every round"
-                  : "with hierarchy=host the workers of a host sum first, which needs all of them"));
-  }
+  require_optional_workers();
   if (!thread_->idle().wait_for(options_.slow_abort)) {
     throw transport::TimeoutError(fmt::format("join: rounds begun before it have not ended within {} s",
                                               options_.slow_abort.count() / 1000));

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "kvstore/aggregator.h"
+#include "kvstore/sparse_rows.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/passing_messenger.h"
 #include "tests/kvstore/sums.h"
@@ -383,6 +384,22 @@ TEST(UnevenLosses, EveryWordCountsOnce) {
 TEST(UnevenRefusals, WhereEveryRankMustTakePart) {
   run_native({2}, [](Engine& engine) {
     EXPECT_THAT([&] { engine.join(); }, ThrowsMessage<std::invalid_argument>(HasSubstr("a library sums")));
+  });
+}
+
+TEST(UnevenRefusals, WhereNoRoundWaitsForAnother) {
+  JobSize size{2, 1};
+  size.engine.at_once = AtOnce{4};
+  run_job(size, [](Engine& engine) {
+    EXPECT_THAT([&] { engine.join(); }, ThrowsMessage<std::invalid_argument>(HasSubstr("closes the store")));
+  });
+}
+
+TEST(UnevenRefusals, WhereRowsNeedEveryWorker) {
+  run_peers({2}, [](Engine& engine) {
+    const KeySpec table{"table", {10, 4}};
+    engine.sparse().declare({&table, 1});
+    EXPECT_THAT([&] { engine.join(); }, ThrowsMessage<std::invalid_argument>(HasSubstr("push no rows")));
   });
 }
 
