@@ -55,14 +55,14 @@ def bad_links(folder: str, text: str) -> list[str]:
     return [f"{folder}/CMakeLists.txt links gradwire_{name}" for name in sorted(linked - ALLOWED[folder])]
 
 
-@pytest.mark.parametrize("folder", ALLOWED)
+@pytest.mark.parametrize("folder", sorted(ALLOWED))
 def test_includes_follow_the_arrows(folder: str) -> None:
     sources = cpp_files("python/src" if folder == "python" else folder)
     assert sources, f"{folder} has no C++ files"
     assert not [bad for path in sources for bad in bad_includes(folder, str(path), read(path))]
 
 
-@pytest.mark.parametrize("folder", ALLOWED)
+@pytest.mark.parametrize("folder", sorted(ALLOWED))
 def test_link_lines_follow_the_arrows(folder: str) -> None:
     assert not bad_links(folder, read(Path(folder) / "CMakeLists.txt"))
 
