@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import gradwire as gw
 import gradwire.torch
@@ -44,19 +45,22 @@ def test_alone_nobody_is_waited_for() -> None:
     store.close()
 
 
+@pytest.mark.parametrize("steps_of", [STEPS, (2, 0), (0, 1)])
 @pytest.mark.parametrize(
     "options", [{}, {"overlap_step": True}, {"compression": "2bit", "codecs": {"*": "2bit"}}]
 )
-def test_means_have_zeros_in_the_place_of_who_has_joined(options: dict[str, object]) -> None:
+def test_means_have_zeros_in_the_place_of_who_has_joined(
+    options: dict[str, object], steps_of: tuple[int, ...]
+) -> None:
     """Against one process: after each epoch all go on from the model of the rank that joined last."""
     lossless = "compression" not in options
     expected, plain = copy.deepcopy(FRESH), []
     for epoch in range(2):
-        for step in range(max(STEPS)):
+        for step in range(max(steps_of)):
             expected.zero_grad()
-            for rank, steps in enumerate(STEPS):
+            for rank, steps in enumerate(steps_of):
                 if step < steps:
-                    (loss_of(expected, rank, 7 * epoch + step) / 3).backward()
+                    (loss_of(expected, rank, 7 * epoch + step) / len(steps_of)).backward()
             with torch.no_grad():
                 for p in expected.parameters():
                     p -= 0.01 * p.grad
@@ -69,12 +73,12 @@ def test_means_have_zeros_in_the_place_of_who_has_joined(options: dict[str, obje
             torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), store=store, **options
         )
         for epoch in range(2):
-            for step in range(STEPS[store.rank]):
+            for step in range(steps_of[store.rank]):
                 optimizer.zero_grad()
                 loss_of(model, store.rank, 7 * epoch + step).backward()
                 optimizer.step()
             last = optimizer.join()
-            assert last == 0
+            assert last == steps_of.index(max(steps_of))
             gw.torch.broadcast_parameters(model.state_dict(), root_rank=last, store=store)
             for ours, theirs in zip(model.parameters(), plain[epoch].parameters(), strict=True):
                 if lossless:
@@ -82,8 +86,26 @@ def test_means_have_zeros_in_the_place_of_who_has_joined(options: dict[str, obje
         optimizer.close()
         weights[store.rank] = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
 
-    run_ranks(3, body)
+    run_ranks(len(steps_of), body)
     assert len(set(weights.values())) == 1
+
+
+def test_who_had_no_batch_has_not_taken_the_last_step() -> None:
+    """Also where it is in all rounds, and joins behind the one that has taken the only step."""
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = gw.torch.DistributedOptimizer(torch.optim.SGD(model.parameters()), store=store)
+        join = store.join
+        if store.rank == 0:
+            loss_of(model, 0, 0).backward()
+            optimizer.step()
+        else:
+            store.join = lambda: time.sleep(0.3) or join()  # type: ignore[method-assign,func-returns-value]
+        assert optimizer.join() == 0
+        optimizer.close()
+
+    run_ranks(2, body)
 
 
 def test_what_has_not_been_sent_is_kept() -> None:

@@ -363,10 +363,12 @@ class _Distributed(wrapped.Front):
 
         Raises: as KVStore.join().
         """
-        if self._reducer is not None:
-            self._reducer.settle()
+        if self._reducer is None:
+            return self._store.join()
+        self._reducer.settle()
         self.synchronize()
-        return self._store.join()
+        self._reducer.stand_in()
+        return self._reducer.last_to_step(self._store.join())
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

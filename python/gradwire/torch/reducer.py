@@ -85,6 +85,7 @@ class GradientReducer:
         self._rows: set[int] = set()  # indices of those whose gradients travel as rows
         self._layouts = bytearray()  # of this step's gradients, until ranks have agreed which travel so
         self._agreed = True
+        self._agreed_since_join = self._stood_in = False
         self._frozen: list[tuple[str, torch.Tensor]] = []
         self._places: dict[torch.Tensor, int] = {}  # in the order of the forward pass
         self._device = home_of([parameter for _, parameter in named])
@@ -289,7 +290,7 @@ class GradientReducer:
         """
         if self._agreed:
             return
-        self._agreed = True
+        self._agreed = self._agreed_since_join = True
         layouts = self.exchange.gather("layouts of gradients", bytes(self._layouts))
         chosen = [
             index
@@ -369,14 +370,8 @@ class GradientReducer:
         if not any(self._ready):
             return
         for index, ready in enumerate(self._ready):
-            if ready:
-                continue
-            if index in self._rows:
-                parameter = self._parameters[index]
-                self.exchange.send_rows(index, torch.full_like(parameter[:1], float("nan")), parameter)
-                continue
-            self._slots[index].fill_(float("nan"))
-            self._send(index)
+            if not ready:
+                self._send_instead(index, float("nan"))
         self._await_sums()
         self._agree_on_rows()
         self.exchange.advance()
@@ -384,6 +379,46 @@ class GradientReducer:
             if self._in_place[index] and self._ready[index]:
                 parameter.grad = None  # memory that was under way
         self._ready = bytearray(len(self._parameters))
+
+    def _send_instead(self, index: int, value: float) -> None:
+        """Sends one value in the place of a gradient."""
+        if index in self._rows:
+            parameter = self._parameters[index]
+            self.exchange.send_rows(index, torch.full_like(parameter[:1], value), parameter)
+            return
+        self._slots[index].fill_(value)
+        self._send(index)
+
+    # -- who has no batch left -------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def stand_in(self) -> None:
+        """Takes part, with zeros, in the step in which ranks agree what travels as rows, if that is still to come: it
+        needs all of them, also those that join before their first batch. A collective then.
+        """
+        if self._agreed:
+            return
+        self._stood_in = True
+        for index, parameter in enumerate(self._parameters):
+            if self._in_place[index] and _is_slot(parameter.grad, self._slots[index]):
+                parameter.grad = None
+            self._send_instead(index, 0.0)
+        self._await_sums()
+        self._thaw()
+        self._agree_on_rows()
+        self.exchange.advance()
+
+    def last_to_step(self, last: int) -> int:
+        """Returns who has taken all steps, of which `last` has been in all: that may be one that stood in. A collective
+        where ranks have agreed since the last time.
+        """
+        if not self._agreed_since_join:
+            return last
+        stood_in = self.exchange.gather("ranks without a step", bytes([self._stood_in]))
+        self._agreed_since_join = self._stood_in = False
+        # If it stood in, nobody has been in more steps than that one, in which all were.
+        ranks = [last, *range(len(stood_in))]
+        return next((rank for rank in ranks if not stood_in[rank][0]), last)
 
     # -- the step --------------------------------------------------------------------------------------
 
@@ -429,6 +464,10 @@ def _as_slot(run: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     if is_channels_last(parameter):
         return run.as_strided(parameter.shape, parameter.stride())
     return run.view(parameter.shape)
+
+
+def _is_slot(gradient: torch.Tensor | None, slot: torch.Tensor) -> bool:
+    return gradient is not None and gradient.data_ptr() == slot.data_ptr()
 
 
 def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
