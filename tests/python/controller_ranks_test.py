@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import gradwire as gw
@@ -19,7 +20,7 @@ from gradwire import calibration
 from gradwire.controller import Budget, Controller, Instruments, Options, Pace, Plan, Tensor
 from gradwire.placement import Link
 from gradwire.simulation import Schedule
-from gradwire.torch import auto_codecs
+from gradwire.torch import auto_codecs, session
 from python.inproc_ranks import run_ranks
 from torch import nn
 
@@ -386,6 +387,77 @@ def test_what_is_owed_goes_into_a_checkpoint_and_out_of_it(slow_link: None) -> N
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (4, 2)])
+@pytest.mark.parametrize("is_proven", [True, False], ids=["goes on with none", "is chosen anew"])
+def test_what_is_owed_goes_into_a_checkpoint_of_the_whole_job_too(
+    before: int, after: int, is_proven: bool, slow_link: None, tmp_path: Path
+) -> None:
+    owed: dict[int, torch.Tensor] = {}
+
+    def save(store: gw.kv.KVStore) -> None:
+        model = make_model()
+        optimizer = wrap(store, model, budget="60% error")
+        owed[store.rank] = train_until_owed(store, model, optimizer)
+        optimizer._reducer.exchange._auto._controller._is_watching = is_proven
+        gw.torch.save_checkpoint(tmp_path, model, optimizer)
+        require_owed_arrives(store, model, owed[store.rank])  # nothing has changed here
+        optimizer.close()
+
+    def load(store: gw.kv.KVStore) -> None:
+        model = make_model()
+        optimizer = wrap(store, model, budget="60% error")
+        gw.torch.load_checkpoint(tmp_path, model, optimizer)
+        codec = optimizer.state_dict()["gradwire"]["auto"]["codecs"]["0.weight"]
+        assert codec == ("none" if is_proven else "fp16")
+        inherited = sum(owed[rank] for rank in range(store.rank, before, after))
+        assert torch.equal(optimizer.state_dict()["gradwire"]["residuals"]["0.weight"], inherited)
+        if is_proven:  # else servers' own residuals, of int4 replies, arrive too
+            require_owed_arrives(store, model, inherited)
+        optimizer.close()
+
+    run_ranks(before, save)
+    run_ranks(after, load)
+
+
+def test_a_checkpoint_that_is_refused_changes_neither_model_nor_optimizer(tmp_path: Path) -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        model = make_model()
+        parameters = model.named_parameters()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = gw.torch.DistributedOptimizer(optimizer, parameters, "int4", store)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(model, store.rank, step).backward()
+            optimizer.step()
+            if step == 0:
+                gw.torch.save_checkpoint(tmp_path, model, optimizer)
+        weight = model[0].weight.detach().clone()
+        momentum = optimizer.state[model[0].weight]["momentum_buffer"].clone()
+        residual = optimizer.state_dict()["gradwire"]["residuals"]["0.weight"]
+        with pytest.raises(ValueError, match="has pushed already"):
+            gw.torch.load_checkpoint(tmp_path, model, optimizer)
+        assert torch.equal(model[0].weight, weight)
+        assert torch.equal(optimizer.state[model[0].weight]["momentum_buffer"], momentum)
+        assert torch.equal(optimizer.state_dict()["gradwire"]["residuals"]["0.weight"], residual)
+
+    run_ranks(2, body)
+
+
+def test_a_closed_optimizer_leaves_the_store_the_compression_that_it_had(
+    slow_link: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "is_open", lambda store: True)  # those of tests are in no list
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = make_model()
+        optimizer = wrap(store, model, budget="60% error")
+        assert str(store.compression).startswith("fp16")
+        optimizer.close()
+        assert str(store.compression).startswith("none")
+
+    run_ranks(2, body)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_step_that_is_vetoed_leaves_what_is_owed(slow_link: None) -> None:
     def body(store: gw.kv.KVStore) -> None:
@@ -433,8 +505,6 @@ def test_misuse_is_refused(options: dict[str, Any], text: str) -> None:
 
 
 def test_the_environment_turns_it_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradwire.torch import session
-
     monkeypatch.setenv("GRADWIRE_COMPRESSION", "auto:budget=5% error")
     assert session.auto_budget("2bit", None) == Budget("error", 0.05)
     monkeypatch.setenv("GRADWIRE_COMPRESSION", "auto")

@@ -7,10 +7,13 @@ its next gradient, so that nothing is lost whichever way the choice goes.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 
 from gradwire import joining, settings
@@ -21,6 +24,9 @@ from gradwire.simulation import Placement
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
+
+# Stores whose codecs are being chosen, for who would time their steps.
+_chosen_for: weakref.WeakSet[KVStore] = weakref.WeakSet()
 
 _PEERS = ("allreduce", "horovod", "dist_sync_mpi")
 
@@ -64,6 +70,11 @@ def _placement(store: KVStore, values: settings.Settings) -> Placement:
     return "beside" if beside else "servers"
 
 
+def chooses_for(store: KVStore) -> bool:
+    """True where a store has had a controller, so that steps travel by one codec and by another in turns."""
+    return store in _chosen_for
+
+
 class AutoCodecs:
     """One exchange's."""
 
@@ -72,6 +83,7 @@ class AutoCodecs:
         Args:
             shares_buckets: small parameters of this exchange travel together.
         """
+        _chosen_for.add(store)
         self._store = store
         self._controller = controller
         self._shares_buckets = shares_buckets
@@ -81,8 +93,14 @@ class AutoCodecs:
         self._default = controller.start  # of those that travel together
         self._owed: dict[int, torch.Tensor] = {}  # by index: what goes with the next gradient
         self._sent_owed: list[int] = []  # in the step in progress
+        self._before = store.compression
         if shares_buckets:
             store.use_compression(compression_of(self._default))
+
+    def close(self) -> None:
+        """Leaves the store the compression that it had, unless somebody has set another since. A collective."""
+        if self._shares_buckets and self._store.compression == compression_of(self._default) != self._before:
+            self._store.use_compression(self._before)
 
     @property
     def needs_quiet(self) -> bool:
@@ -131,9 +149,36 @@ class AutoCodecs:
         return self._controller.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what state() returned, with nothing owed. A collective, between steps."""
+        """Goes on with the codecs of what state() returned. A collective, between steps."""
         self._apply(self._controller.load(state))
+
+    def forget_owed(self) -> None:
+        """Has nothing be owed."""
         self._owed.clear()
+
+    def take_over_residuals(self) -> None:
+        """Has what is owed be what the engine holds for tensors that travel by none."""
+        self.forget_owed()
+        self._keep_owed(
+            [i for i, codec in enumerate(self._codecs) if codec == "none" and self._tensors[i].free]
+        )
+
+    @contextlib.contextmanager
+    def owed_in_the_engine(self) -> Iterator[None]:
+        """Has the engine hold, inside, what is owed, so that a checkpoint of its has it; between steps."""
+        engine = self._store.engine
+        before: dict[int, Any] = {}
+        for index, owed in self._owed.items():
+            key = self._parameters[index].key
+            own = owed.detach().float().cpu().reshape(-1).numpy()
+            residual = engine.residual(key)
+            before[key] = residual if residual.size else np.zeros_like(own)
+            engine.set_residual(key, before[key] + own)
+        try:
+            yield
+        finally:
+            for key, residual in before.items():
+                engine.set_residual(key, residual)
 
     def owed(self, index: int) -> torch.Tensor | None:
         """Returns what goes with a parameter's next gradient."""

@@ -8,6 +8,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import io
 from os import PathLike
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from gradwire import checkpoint, kv
-from gradwire.torch.exchange import STATE_KEY
+from gradwire.torch.exchange import STATE_KEY, Exchange
 
 # Of an exchange's state: the store's checkpoint has these.
 _OF_THE_STORE = ("rank", "residuals")
@@ -46,7 +47,9 @@ def save_checkpoint(
         state = {**state, STATE_KEY: own}
     written = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": state, "extra": extra}, written)
-    store.save_checkpoint(folder, written.getvalue())
+    exchange = _exchange_of(optimizer)
+    with contextlib.nullcontext() if exchange is None else exchange.owed_in_the_engine():
+        store.save_checkpoint(folder, written.getvalue())
 
 
 def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimizer: Any) -> Any:
@@ -63,18 +66,31 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
     Returns: this rank's extra; of a rank that is new, that of one that was there.
 
     Raises:
-        gradwire.DecodeError: a file is damaged, or none of a checkpoint.
+        gradwire.DecodeError: a file is damaged, or none of a checkpoint; model and optimizer are as they were, as with
+            ValueError, but gradients may travel by the codec that a warm-up or compression="auto" had come to.
         ValueError: it is of other keys, or this job has taken a step.
-        RuntimeError: a file cannot be read, or model and optimizer are not alike.
+        RuntimeError: a file cannot be read; or model and optimizer are not alike, which is found when the store goes on
+            from the checkpoint already: begin the job anew.
         TypeError: optimizer is no DistributedOptimizer.
     """
     store = _store_of(optimizer)
     packed = checkpoint.read_extra(folder, store.rank).extra
     state = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
+    exchange = _exchange_of(optimizer)
+    if exchange is not None:  # first: scales are agreed for a codec
+        exchange.load_codecs(state["optimizer"].get(STATE_KEY, {}))
+    store.load_checkpoint(folder)  # refuses what does not fit, before model and optimizer change
+    if exchange is not None:
+        exchange.take_over_residuals()
     model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])  # first: it may choose the codec that scales are agreed for
-    store.load_checkpoint(folder)
+    optimizer.load_shared_state(state["optimizer"])
     return state["extra"]
+
+
+def _exchange_of(optimizer: Any) -> Exchange | None:
+    """None where a worker is alone and sends nothing."""
+    reducer = optimizer._reducer
+    return None if reducer is None else reducer.exchange
 
 
 def _store_of(optimizer: Any) -> kv.KVStore:

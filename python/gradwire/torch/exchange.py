@@ -8,6 +8,7 @@ Threading: send() and send_from() never block; finish() waits without the GIL. O
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 import weakref
@@ -124,8 +125,12 @@ class Exchange:
             self._engine.keep_rollback(True)
 
     def close(self) -> None:
-        """Leaves the slots to another, and the compression that follows the warm-up. On all ranks at the same place."""
+        """Leaves the slots to another, and the compression that follows the warm-up, or that was there before codecs
+        were chosen. On all ranks at the same place.
+        """
         self._end_warm_up()
+        if self._auto is not None and session.is_open(self._store):
+            self._auto.close()
         if self._fuses:
             self._fuses = False
             _slots_of.pop(self._store, None)
@@ -369,6 +374,27 @@ class Exchange:
             state["auto"] = self._auto.state()
         return state
 
+    def owed_in_the_engine(self) -> contextlib.AbstractContextManager[None]:
+        """Has the engine hold, inside, all that this rank has not sent yet; between steps."""
+        return contextlib.nullcontext() if self._auto is None else self._auto.owed_in_the_engine()
+
+    def take_over_residuals(self) -> None:
+        """Once the store has loaded a checkpoint, and load_codecs() the codecs that there were: goes on with its
+        residuals.
+        """
+        if self._auto is not None:
+            self._auto.take_over_residuals()
+
+    def load_codecs(self, state: Mapping[str, Any]) -> None:
+        """Has gradients travel as when state() returned this. A collective where that is of a warm-up, or of codecs
+        that were chosen.
+        """
+        if self._options.warm_up is not None and "step" in state:
+            self._options.warm_up.step = int(state["step"])
+            self._store.use_compression(self._options.warm_up.compression())
+        if self._auto is not None and "auto" in state:
+            self._auto.load(state["auto"])
+
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from what state() returned; parameters that it lacks begin with nothing left to send. Residuals of
         another rank are left, with a warning: they are what that rank still owes. A collective where the state is of
@@ -377,11 +403,9 @@ class Exchange:
         Raises:
             ValueError: a residual has another number of elements than its parameter.
         """
-        if self._options.warm_up is not None and "step" in state:
-            self._options.warm_up.step = int(state["step"])
-            self._store.use_compression(self._options.warm_up.compression())
-        if self._auto is not None and "auto" in state:
-            self._auto.load(state["auto"])
+        self.load_codecs(state)
+        if self._auto is not None:
+            self._auto.forget_owed()
         residuals = state.get("residuals", {})
         if residuals and state["rank"] != self._store.rank:
             warnings.warn(
