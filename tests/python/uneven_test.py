@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from typing import Any
 
 import gradwire as gw
 import gradwire.torch
@@ -103,6 +104,36 @@ def test_who_had_no_batch_has_not_taken_the_last_step() -> None:
         else:
             store.join = lambda: time.sleep(0.3) or join()  # type: ignore[method-assign,func-returns-value]
         assert optimizer.join() == 0
+        optimizer.close()
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "named"),
+    [
+        (torch.optim.SGD, {"compression": "auto"}, "compression='auto'.*name a codec"),
+        (torch.optim.SGD, {"warm_up": [("fp16", 2)]}, "warm_up at step 1 of 2.*end before"),
+        (torch.optim.LBFGS, {}, "LBFGS.*another optimizer"),
+    ],
+)
+def test_steps_that_need_every_rank_refuse_join(make: Any, options: dict[str, Any], named: str) -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = gw.torch.DistributedOptimizer(make(model.parameters()), store=store, **options)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, store.rank, 0)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        with pytest.raises(ValueError, match=f"rank {store.rank}, with {named}"):
+            optimizer.join()
+        if "warm_up" in options:
+            optimizer.step(closure)  # the last of it
+            assert optimizer.join() in (0, 1)
         optimizer.close()
 
     run_ranks(2, body)

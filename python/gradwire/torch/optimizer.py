@@ -209,6 +209,7 @@ def DistributedOptimizer(
     )
     momentum = WorkerMomentum(result) if momentum_correction else None
     result._max_norm, result.overlap_step = max_grad_norm, overlap_step
+    result._warm_up_steps = sum(steps for _, steps in warm_up) if warm_up else 0
     result._attach(store, named, momentum, options, passes=backward_passes_per_step)
     _bound[store] = weakref.ref(result)
     return result
@@ -225,7 +226,9 @@ class _Distributed(wrapped.Front):
     _store: kv.KVStore
     _reducer: GradientReducer | None
     _momentum: WorkerMomentum | None
+    _options: ExchangeOptions
     _max_norm: float | None
+    _warm_up_steps: int  # of all its stages
     _skips_nonfinite: bool  # where no reducer looks
     overlap_step: bool
 
@@ -238,7 +241,7 @@ class _Distributed(wrapped.Front):
         *,
         passes: int,
     ) -> None:
-        self._store = store
+        self._store, self._options = store, options
         self._reducer = self._momentum = None
         self._skips_nonfinite = False
         require_real(named)
@@ -361,14 +364,36 @@ class _Distributed(wrapped.Front):
 
         What this rank's codec has not sent yet is kept, for its next step or state_dict().
 
-        Raises: as KVStore.join().
+        Raises:
+            ValueError: every step is a collective: compression="auto", a warm_up that has not ended on this rank, or
+                LBFGS; leave those out, or give all ranks as many batches.
+            Others: as KVStore.join().
         """
         if self._reducer is None:
             return self._store.join()
+        if self._store.num_workers > 1:
+            self._require_free_steps()
         self._reducer.settle()
         self.synchronize()
         self._reducer.stand_in()
         return self._reducer.last_to_step(self._store.join())
+
+    def _require_free_steps(self) -> None:
+        """Raises ValueError where the other ranks' steps need this one, beyond its gradients."""
+        options = self._options
+        given = instead = ""
+        if isinstance(self, torch.optim.LBFGS):
+            given, instead = "LBFGS, whose closures agree on the loss", "take another optimizer"
+        elif options.controller is not None:
+            given, instead = "compression='auto', which agrees on codecs", "name a codec"
+        elif options.warm_up is not None and options.warm_up.step < self._warm_up_steps:
+            done = f"warm_up at step {options.warm_up.step} of {self._warm_up_steps}"
+            given, instead = f"{done}, which changes codecs", "make it end before the first join()"
+        if given:
+            raise ValueError(
+                f"gradwire.torch: join() on rank {self._store.rank}, with {given} step by step, so that no rank may be "
+                f"away: give all ranks as many batches and do without join(), or {instead}"
+            )
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
