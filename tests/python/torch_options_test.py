@@ -426,3 +426,22 @@ def test_what_cannot_veto_a_step_of_lbfgs_is_refused(
         gw.torch.DistributedOptimizer(
             torch.optim.LBFGS(model.parameters()), model.named_parameters(), "fp16", store, **options
         )
+
+
+# ---- sparse gradients --------------------------------------------------------------------------------------------
+
+
+def test_what_thaws_in_the_first_step_leaves_sparse_gradients_sparse(store: gw.kv.KVStore) -> None:
+    model = make()
+    model.words = nn.Embedding(30, 8, sparse=True)
+    model.last.requires_grad_(False)
+    optimizer = gw.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), "fp16", store
+    )
+    model.last.requires_grad_(True)
+    step(model, optimizer, 0)
+    step(model, optimizer, 1)
+    assert model.words.weight.grad is not None
+    assert model.words.weight.grad.is_sparse
+    assert not model.last.weight.grad.is_sparse
+    optimizer.close()

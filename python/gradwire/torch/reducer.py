@@ -121,7 +121,7 @@ class GradientReducer:
         self._use_rows([first + i for i, rows in enumerate(known) if rows])
         self._agreed = not self._sends_rows
         self._ready = bytearray(len(self._parameters))
-        self._layouts = bytearray(len(self._parameters))
+        self._layouts += bytearray(len(named))  # in the middle of a step, where parameters thaw
 
     def _use_rows(self, indices: Sequence[int]) -> None:
         if not indices:
