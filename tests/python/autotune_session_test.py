@@ -28,12 +28,15 @@ class Said(Launcher):
 
     seconds: Callable[[Setting], float]
     store: str | None = "allreduce"
+    unlike: str | None = None
     asked: list[int]
 
     def launch(self, setting: Setting, steps: int) -> Launch:
         self.asked.append(steps)
         taken = self.seconds(setting)
-        return Launch(setting, StepTimes((taken,) * steps, self.store, "none"), 3.0 + steps * taken)
+        return Launch(
+            setting, StepTimes((taken,) * steps, self.store, "none", self.unlike), 3.0 + steps * taken
+        )
 
 
 class Notebook:
@@ -96,6 +99,15 @@ def test_short_steps_are_timed_more_often_and_a_number_that_was_asked_for_holds(
 def test_a_job_that_sends_nothing_is_refused(store: str | None) -> None:
     with pytest.raises(ValueError, match="sends nothing that settings could speed up"):
         session(two_streams, store=store).run()
+
+
+def test_a_job_whose_steps_are_not_alike_is_refused() -> None:
+    one = session(two_streams)
+    one.launcher.unlike = "LocalStepOptimizer"  # type: ignore[attr-defined]
+    with pytest.raises(
+        ValueError, match="trains with LocalStepOptimizer, so some of its steps send far more"
+    ):
+        one.run()
 
 
 @pytest.mark.parametrize("stop", [Interrupted, KeyboardInterrupt])

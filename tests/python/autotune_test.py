@@ -375,7 +375,7 @@ def test_the_middle_mean_by_hand() -> None:
 
 def test_the_slowest_worker_of_each_step_counts(tmp_path: Path) -> None:
     for rank, seconds in enumerate(([0.1, 0.4], [0.3, 0.2])):
-        record = {"seconds": seconds, "store": "dist_sync", "compression": "none"}
+        record = {"seconds": seconds, "store": "dist_sync", "compression": "none", "unlike": None}
         step_times.file_of(tmp_path, rank).write_text(json.dumps(record))
     found = step_times.read(tmp_path, 2)
     assert found == step_times.StepTimes((0.3, 0.4), "dist_sync", "none")
@@ -385,7 +385,7 @@ def test_the_slowest_worker_of_each_step_counts(tmp_path: Path) -> None:
 def test_steps_that_warm_up_do_not_count(tmp_path: Path) -> None:
     timer = step_times.StepTimer(tmp_path, 0, 1, steps=2)
     ends = [float(n) for n in range(step_times.WARM_UP)]
-    timer.write([*ends, ends[-1] + 10, ends[-1] + 30])
+    timer.write([*ends, ends[-1] + 10, ends[-1] + 30], optimizer=None)
     found = step_times.read(tmp_path, 1)
     assert found is not None
     assert found.seconds == (10.0, 20.0)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from gradwire import calibration
+from gradwire.autotune import step_times
 from gradwire.controller import Budget, Controller, Instruments, Options, Pace, Plan, Tensor
 from gradwire.placement import Link
 from gradwire.simulation import Schedule
@@ -441,6 +442,21 @@ def test_a_checkpoint_that_is_refused_changes_neither_model_nor_optimizer(tmp_pa
         assert torch.equal(optimizer.state_dict()["gradwire"]["residuals"]["0.weight"], residual)
 
     run_ranks(2, body)
+
+
+def test_who_times_steps_is_told_that_codecs_take_turns(
+    slow_link: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        wrap(store, make_model(), budget="60% error")
+        if store.rank == 0:
+            monkeypatch.setattr(step_times, "_joined_store", lambda: store)
+            timer = step_times.StepTimer(tmp_path, 0, 1, steps=1)
+            timer.write([0.0] * (step_times.WARM_UP + 1), optimizer=None)
+
+    run_ranks(2, body)
+    assert (found := step_times.read(tmp_path, 1)) is not None
+    assert found.unlike == "compression='auto'"
 
 
 def test_a_closed_optimizer_leaves_the_store_the_compression_that_it_had(

@@ -15,6 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire.timeline.part import read_part
+from gradwire.torch import ddp
+from python.inproc_ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -69,6 +71,15 @@ def test_a_store_of_another_maker_is_refused(group: None) -> None:
         gw.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store=theirs)
     with pytest.raises(TypeError, match=r"store is a Torch of another maker.*allreduce"):
         gw.torch.broadcast_parameters(model.state_dict(), store=theirs)
+
+
+def test_a_store_that_gives_weights_is_refused(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        monkeypatch.setattr(ddp, "store_of", lambda _: store)
+        with pytest.raises(ValueError, match="there is no mean gradient for an optimizer here"):
+            gw.torch.HookState(codec="2bit")
+
+    run_ranks(1, body, "dist_async")
 
 
 def test_an_arm_sets_aside_codecs_and_warm_up(group: None, monkeypatch: pytest.MonkeyPatch) -> None:

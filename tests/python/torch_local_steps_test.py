@@ -7,12 +7,15 @@ import io
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gradwire as gw
 import gradwire.torch
 import pytest
 import torch
+from gradwire.autotune import step_times
+from gradwire.torch import session
 from gradwire.torch.fragments import Fragments
 from gradwire.torch.local_steps import nesterov
 from oracle import diloco
@@ -279,6 +282,67 @@ def test_a_restored_run_has_the_bits_of_one_that_never_stopped(compression: str,
 
     run_ranks(2, never_stopped)
     run_ranks(2, restored)
+
+
+def test_a_state_is_not_written_over_by_means_that_were_under_way() -> None:
+    loaded = threading.Event()
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = wrap(model, store, sync_every=4, merge_after=2)
+        take_steps(model, optimizer, store.rank, range(1, 5))
+        saved = copy.deepcopy(optimizer.state_dict())
+        take_steps(model, optimizer, store.rank, range(5, 8))
+        if store.rank == 1:
+            loaded.wait(0.5)  # a load that does not wait for this rank is over then
+        take_steps(model, optimizer, store.rank, range(8, 9))
+        optimizer.load_state_dict(saved)
+        loaded.set()
+        store.barrier()
+        (before,), (after,) = (
+            state["gradwire"]["local_steps"]["under_way"].values()
+            for state in (saved, optimizer.state_dict())
+        )
+        assert all(torch.equal(after["means"][name], mean) for name, mean in before["means"].items())
+
+    run_ranks(2, body)
+
+
+def test_close_waits_for_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "is_open", lambda store: True)  # those of tests are in no list
+    closed = threading.Event()
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = wrap(model, store, sync_every=4, merge_after=2)
+        take_steps(model, optimizer, store.rank, range(1, 4))
+        if store.rank == 1:
+            assert not closed.wait(0.5)
+        take_steps(model, optimizer, store.rank, range(4, 5))
+        optimizer.close()
+        closed.set()
+
+    run_ranks(2, body)
+
+
+def test_a_store_that_gives_weights_is_refused() -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        with pytest.raises(ValueError, match="there is no mean gradient for an optimizer here"):
+            wrap(copy.deepcopy(FRESH), store, sync_every=4)
+
+    run_ranks(1, body, "dist_async")
+
+
+def test_who_times_steps_is_told_that_they_are_not_alike(store: gw.kv.KVStore, tmp_path: Path) -> None:
+    model = copy.deepcopy(FRESH)
+    ends = [float(n) for n in range(step_times.WARM_UP + 1)]
+    timer = step_times.StepTimer(tmp_path, 0, 1, steps=1)
+    timer.write(ends, adamw(model.parameters()))
+    assert (found := step_times.read(tmp_path, 1)) is not None
+    assert found.unlike is None
+    timer.write(ends, wrap(model, store, sync_every=4))
+    assert (found := step_times.read(tmp_path, 1)) is not None
+    assert found.unlike == "LocalStepOptimizer"
 
 
 def test_a_state_of_another_schedule_is_for_the_end_of_a_round(store: gw.kv.KVStore) -> None:

@@ -49,7 +49,7 @@ class Session:
 
         Raises:
             LaunchFailed: the job does not run under the defaults.
-            ValueError: it sends nothing.
+            ValueError: it sends nothing; or some of its steps send more than others.
         """
         search = Search(self.box, self.trials)
         try:
@@ -75,6 +75,12 @@ class Session:
             raise ValueError(
                 f"tune: the command trains with {first.times.store or 'no'} store of gradwire's, so it sends nothing "
                 "that settings could speed up: expected one that joins a job, as gradwire.torch does under gradwire run"
+            )
+        if first.times.unlike is not None:
+            raise ValueError(
+                f"tune: the command trains with {first.times.unlike}, so some of its steps send far more than others, "
+                "and a few of them say nothing of the rest: expected steps that are alike; tune it with the codec named, "
+                "such as int4, and DistributedOptimizer, and use the settings with yours"
             )
         self.steps = self.steps or steps_for(first.times.typical)
         seconds = first.wall_seconds + (self.steps - steps) * first.times.typical

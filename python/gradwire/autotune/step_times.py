@@ -33,11 +33,13 @@ class StepTimes:
         seconds: of each step after WARM_UP, that of its slowest worker.
         store: by which they had joined their job; None: by none of gradwire's.
         compression: of that store, such as 2bit:threshold=auto,reply=exact; None without one.
+        unlike: by what the steps of this job are not alike, so that a few say nothing of the others; None: by nothing.
     """
 
     seconds: tuple[float, ...]
     store: str | None
     compression: str | None
+    unlike: str | None = None
 
     @property
     def typical(self) -> float:
@@ -65,7 +67,8 @@ def read(folder: Path, workers: int) -> StepTimes | None:
         except FileNotFoundError:
             return None
     slowest = tuple(max(step) for step in zip(*(record["seconds"] for record in records), strict=True))
-    return StepTimes(slowest, records[0]["store"], records[0]["compression"])
+    first = records[0]
+    return StepTimes(slowest, first["store"], first["compression"], first["unlike"])
 
 
 class StepTimer:
@@ -82,18 +85,19 @@ class StepTimer:
         ends = self._ends[id(optimizer)]
         ends.append(time.perf_counter())
         if len(ends) >= self._enough:
-            self.write(ends)
+            self.write(ends, optimizer)
             self._await_others()
             _leave()
 
-    def write(self, ends: Sequence[float]) -> None:
-        """Writes the seconds between the ends of steps, at once and whole."""
+    def write(self, ends: Sequence[float], optimizer: Any) -> None:
+        """Writes the seconds between the ends of an optimizer's steps, at once and whole."""
         store = _joined_store()
         timed = ends[WARM_UP - 1 :]
         record = {
             "seconds": [end - begin for begin, end in itertools.pairwise(timed)],
             "store": None if store is None else store.type,
             "compression": None if store is None else str(store.compression),
+            "unlike": _unlike(optimizer, store),
         }
         path = file_of(self._folder, self._rank)
         unfinished = path.with_suffix(".tmp")
@@ -118,6 +122,17 @@ class StepTimer:
 def _joined_store() -> Any:
     kv = sys.modules.get("gradwire.kv")
     return None if kv is None else kv.joined()
+
+
+def _unlike(optimizer: Any, store: Any) -> str | None:
+    """Says what has the job's steps not be alike, if anything does. What was not imported is not in use."""
+    local_steps = sys.modules.get("gradwire.torch.local_steps")
+    if local_steps is not None and local_steps.steps_apart(optimizer):
+        return "LocalStepOptimizer"
+    auto_codecs = sys.modules.get("gradwire.torch.auto_codecs")
+    if auto_codecs is not None and store is not None and auto_codecs.chooses_for(store):
+        return "compression='auto'"
+    return None
 
 
 def _leave() -> None:

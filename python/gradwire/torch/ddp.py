@@ -66,7 +66,8 @@ class HookState:
                 known of 2bit's accuracy is of momentum, so a budget in points leaves 2bit out.
 
         Raises:
-            ValueError: torch.distributed is not initialised; a bad codec; codecs without names; ranks that differ.
+            ValueError: torch.distributed is not initialised; a bad codec; codecs without names; ranks that differ; a
+                store that gives weights in the place of sums.
             TypeError: an argument is of another kind.
         """
         if codecs is not None and named_parameters is None:
@@ -85,6 +86,7 @@ class HookState:
                 "itself; leave warm_up out"
             )
         self._store = store_of(process_group)
+        session.require_sums(self._store)
         controller = controller_of(self._store, auto)
         if auto is None:
             session.set_compression(self._store, codec)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradwire.torch import session
 from gradwire.torch.exchange import Exchange, ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.fragments import Fragments
 from gradwire.torch.reducer import home_of, runs_of
@@ -205,9 +206,17 @@ class LocalRounds:
         self._step = 0
 
     def close(self) -> None:
-        """Lets go of what is under way: parameters stay the worker's own."""
-        self._under_way.clear()
-        self._exchange.close()
+        """Waits for what is under way, and lets go of it: parameters stay the worker's own.
+
+        Raises:
+            gradwire.TransportError, gradwire.TimeoutError: the job has failed.
+        """
+        try:
+            if session.is_open(self._store):  # else nobody writes there any more
+                self._await_all()
+        finally:
+            self._under_way.clear()
+            self._exchange.close()
 
     @torch.no_grad()
     def _send(self, fragment: int, merge_after: int) -> None:
@@ -232,6 +241,10 @@ class LocalRounds:
             shared.grad = None
             mixed = shared if mixing == 0 else torch.lerp(shared, parameter.to(shared.dtype), mixing)
             parameter.copy_(mixed)
+
+    def _await_all(self) -> None:
+        for sent in self._under_way.values():
+            self._await(sent)
 
     def _await(self, sent: _UnderWay) -> None:
         """Waits until a fragment's means are in its runs. Raises what its tickets do."""
@@ -263,8 +276,7 @@ class LocalRounds:
         optimizer's state, means that are to be merged yet. Waits for these.
         """
         self._note_start()
-        for sent in self._under_way.values():
-            self._await(sent)
+        self._await_all()
         under_way = {
             fragment: {
                 "merge_at": sent.merge_at,
@@ -291,6 +303,7 @@ class LocalRounds:
         own = state.get(_STATE_KEY)
         if own is not None:
             self._require_fitting(own)
+        self._await_all()  # means would be written over what is loaded
         self._exchange.load(state)
         self._under_way.clear()
         self._unchecked = list(range(len(self._parameters)))

@@ -76,7 +76,8 @@ def LocalStepOptimizer(
     neither.
 
     Raises:
-        ValueError: an argument is not valid; ranks that differ, all of which get the same text.
+        ValueError: an argument is not valid; ranks that differ, all of which get the same text; a store that gives
+            weights in the place of sums.
         TypeError: an argument is of another kind.
 
     Source: Douillard et al., DiLoCo, 2023 (arXiv 2311.08105); Streaming DiLoCo, 2025 (arXiv 2501.18512).
@@ -95,6 +96,7 @@ def LocalStepOptimizer(
     named = name_parameters(optimizer, named_parameters)
     require_real(named)
     store = session.own_store(store)
+    session.require_sums(store)
     if session.is_overridden():
         codecs = None
     if session.auto_budget(compression, None) is not None:
@@ -111,6 +113,11 @@ def LocalStepOptimizer(
     schedule = Schedule(sync_every, fragments, merge_after, float(mixing))
     result._rounds = LocalRounds(store, named, options, schedule, outer)
     return result
+
+
+def steps_apart(optimizer: object) -> bool:
+    """True for what LocalStepOptimizer() returns: most steps of it send nothing."""
+    return isinstance(optimizer, _LocalSteps)
 
 
 def _require_count(name: str, given: object, least: int, most: int | None) -> None:
@@ -207,7 +214,9 @@ class _LocalSteps(wrapped.Front):
         super().load_state_dict({name: value for name, value in state_dict.items() if name != STATE_KEY})
 
     def close(self) -> None:
-        """Ends the exchange: parameters stay what they are, each worker's own but after synchronize()."""
+        """Ends the exchange: parameters stay what they are, each worker's own but after synchronize(). On all ranks at
+        the same place: waits for what is under way.
+        """
         if self._rounds is not None:
             self._rounds.close()
             self._rounds = None
