@@ -79,8 +79,8 @@ class Session:
         if first.times.unlike is not None:
             raise ValueError(
                 f"tune: the command trains with {first.times.unlike}, so some of its steps send far more than others, "
-                "and a few of them say nothing of the rest: expected steps that are alike; tune it with the codec named, "
-                "such as int4, and DistributedOptimizer, and use the settings with yours"
+                "and a few of them say nothing of the rest: expected steps that are alike; tune it with "
+                "DistributedOptimizer and a codec that is named, such as int4, and use the settings with yours"
             )
         self.steps = self.steps or steps_for(first.times.typical)
         seconds = first.wall_seconds + (self.steps - steps) * first.times.typical
