@@ -137,3 +137,32 @@ def test_every_rank_gets_its_own_extra_and_new_ranks_anothers(tmp_path: Path) ->
     run_ranks(2, load)
     run_ranks(3, load)
     run_ranks(1, load)
+
+
+def test_a_broadcast_leaves_nothing_in_a_checkpoint(tmp_path: Path) -> None:
+    """A job that goes on from it, with what was loaded, has nothing to broadcast."""
+
+    def save(store: KVStore) -> None:
+        model = torch.nn.Linear(3, 2)
+        for root in (1, 0):
+            gradwire.torch.broadcast_parameters(model.state_dict(), root, store)
+        gradwire.torch.broadcast_optimizer_state(torch.optim.SGD(model.parameters()), 0, store)
+        store.init("w", np.zeros(3, np.float32))
+        store.save_checkpoint(tmp_path, b"mine")
+
+    def load(store: KVStore) -> None:
+        store.init("w", np.zeros(3, np.float32))
+        assert store.load_checkpoint(tmp_path).extra == b"mine"
+
+    run_ranks(2, save)
+    run_ranks(2, load)
+
+
+def test_a_broadcast_arrives_also_where_a_library_sums() -> None:
+    def body(store: KVStore) -> None:
+        weights = {"w": torch.full((5,), 1.0 + store.rank)}
+        for root in (1, 0):
+            gradwire.torch.broadcast_parameters(weights, root, store)
+            assert bool((weights["w"] == 2.0).all())
+
+    run_ranks(2, body, "nccl")  # by name alone

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradwire import kv
+from gradwire import joining, kv
 from gradwire.torch import session
 from gradwire.torch.exchange import STATE_KEY
 
@@ -132,14 +132,21 @@ def _broadcast(store: kv.KVStore, tensors: Sequence[torch.Tensor], root_rank: in
     if store.rank == root_rank:
         for run, tensor in zip(runs, tensors, strict=True):
             run.copy_(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8))
-    (key,) = store.engine.declare(
-        [(f"broadcast.{next(_calls.setdefault(store, itertools.count()))}", [words.size], "float32")]
-    )
+    if joining.sums_in_one_order(store.type):
+        _broadcast_by_key(store, words, root_rank)
+    else:
+        store.collectives.broadcast(words.view(np.uint8), root_rank)
+    for run, tensor in zip(runs, tensors, strict=True):
+        tensor.copy_(run.view(tensor.dtype).view(tensor.shape))
+
+
+def _broadcast_by_key(store: kv.KVStore, words: Any, root_rank: int) -> None:
+    """For stores without collectives. The key stays, so it is for these alone."""
+    number = next(_calls.setdefault(store, itertools.count()))
+    (key,) = store.engine.declare([(f"broadcast.{number}", [words.size], "float32")])
     store.engine.init(key, words, root_rank)
     store.engine.pull(key, words).wait()
     store.barrier()  # who leaves takes its server along, which others may still pull from
-    for run, tensor in zip(runs, tensors, strict=True):
-        tensor.copy_(run.view(tensor.dtype).view(tensor.shape))
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:
