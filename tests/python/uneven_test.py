@@ -13,6 +13,7 @@ import pytest
 import torch
 from python.inproc_ranks import run_ranks
 from torch import nn
+from torch.utils.data import DataLoader
 
 STEPS = (3, 1, 2)  # of each rank, in an epoch
 
@@ -137,6 +138,35 @@ def test_steps_that_need_every_rank_refuse_join(make: Any, options: dict[str, An
         optimizer.close()
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("loads", [[1, 2], [1, 0]])
+def test_the_samplers_example_has_all_ranks_end_alike(loads: list[float]) -> None:
+    ends: dict[int, bytes] = {}
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = gw.torch.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), store=store
+        )
+        data = torch.arange(6)
+        sampler = gw.torch.ShardSampler(data, store, work_load_list=loads, seed=7)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            for batch in DataLoader(data, batch_size=2, sampler=sampler):
+                optimizer.zero_grad()
+                loss_of(model, store.rank, int(batch[0])).backward()
+                optimizer.step()
+            last = optimizer.join()
+            gw.torch.broadcast_parameters(model.state_dict(), root_rank=last, store=store)
+            gw.torch.broadcast_optimizer_state(optimizer, root_rank=last, store=store)
+        momenta = [state["momentum_buffer"] for state in optimizer.state_dict()["state"].values()]
+        assert momenta
+        ends[store.rank] = b"".join(t.detach().numpy().tobytes() for t in [*model.parameters(), *momenta])
+        optimizer.close()
+
+    run_ranks(2, body)
+    assert ends[0] == ends[1]
 
 
 def test_what_has_not_been_sent_is_kept() -> None:

@@ -362,7 +362,8 @@ class _Distributed(wrapped.Front):
             gradwire.torch.broadcast_parameters(model.state_dict(), root_rank=last)
             gradwire.torch.broadcast_optimizer_state(optimizer, root_rank=last)
 
-        What this rank's codec has not sent yet is kept, for its next step or state_dict().
+        The latter replaces each worker's own momentum, which there is with momentum_correction, by that of `last`. What
+        this rank's codec has not sent yet is kept, for its next step or state_dict().
 
         Raises:
             ValueError: every step is a collective: compression="auto", a warm_up that has not ended on this rank, or

@@ -21,6 +21,12 @@ class ShardSampler(Sampler[int]):
             sampler.set_epoch(epoch)
             for batch in DataLoader(data, batch_size=32, sampler=sampler): ...
             last = optimizer.join()
+            # The others lack the steps that were taken after they had joined.
+            gw.torch.broadcast_parameters(model.state_dict(), root_rank=last)
+            gw.torch.broadcast_optimizer_state(optimizer, root_rank=last)
+
+    With momentum_correction each worker has a momentum of its own, which broadcast_optimizer_state() replaces by
+    that of `last`.
     """
 
     def __init__(
