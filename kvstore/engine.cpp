@@ -150,6 +150,11 @@ SparseRows& Engine::sparse() {
         "'allreduce' "
         "or 'dist_sync'");
   }
+  if (options_.at_once) {
+    throw std::invalid_argument(
+        "sparse rows: rounds of tables need every worker's push, and this store applies each push at once; "
+        "use a store that sums, as 'dist_sync' or 'allreduce'");
+  }
   return *sparse_;
 }
 
@@ -236,7 +241,8 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
 
 void Engine::set_optimizer(const std::string& text) {
   make_updater(parse_optimizer(text));  // a bad one fails here, on every rank
-  await_rounds("set_optimizer");        // a push that is still encoded is of the optimizer before
+  if (sparse_) sparse_->settle(options_.slow_abort);
+  await_rounds("set_optimizer");  // a push that is still encoded is of the optimizer before
   require_same_settings("set_optimizer", all_gather("optimizer", text));
   optimizer_ = text;
   has_optimizer_ = true;

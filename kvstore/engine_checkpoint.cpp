@@ -64,6 +64,12 @@ std::vector<std::string> Engine::attempt(const char* what, const std::function<s
 /// Waits until this worker's rounds have ended, which they do once all ranks have pushed the same.
 void Engine::require_between_steps(const char* verb) {
   require_open(verb);
+  if (options_.at_once) {
+    throw std::invalid_argument(fmt::format(
+        "{}: this store applies each push at once, and how far each worker is no checkpoint holds yet; pull "
+        "the weights and save those, or use a store whose workers go in step, as dist_sync",
+        verb));
+  }
   if (sparse_ && sparse_->has_tables()) {
     throw std::invalid_argument(
         fmt::format("{}: this store has tables of rows, whose values and residuals no checkpoint holds yet; "

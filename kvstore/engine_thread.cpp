@@ -374,6 +374,7 @@ FrameHeader EngineThread::header_of(const Tensor& tensor, std::size_t index) con
   header.offset = state.part.offset;
   header.count = state.part.count;
   header.priority = tensor.current->priority;
+  header.step = kNoStep;
   if (state.request == Kind::kPush) {
     header.codec = static_cast<std::uint8_t>(tensor.compression->codec->wire_id());
     header.codec_parameters = tensor.compression->codec->wire_parameters();

@@ -110,6 +110,8 @@ std::uint32_t EngineThread::ways_of(const FrameHeader& reply) const {
 void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame& frame) const {
   const FrameHeader& header = frame.header;
   const Part& part = tensor.parts[index].part;
+  if (tensor.current->out.size() < part.offset + part.count)
+    throw compress::DecodeError("answer: values for a push that asked for none");
   const auto out = tensor.current->out.subspan(part.offset, part.count);
   const float scale = tensor.current->scale;
   const auto payload = frame.payload.bytes();

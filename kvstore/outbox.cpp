@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "kvstore/protocol.h"
+
 namespace gradwire::kvstore {
 
 using transport::Buffer;
@@ -10,11 +12,11 @@ using transport::Kind;
 
 namespace {
 
-/// Whether a frame is of a round, and not of what else goes the same way. A pull's answer is a kValue too,
-/// but has no step; so the first round of servers with an optimizer is taken for one.
+/// Whether a frame is of a round, and not of what else goes the same way, as a pull's answer.
 bool is_of_round(const transport::FrameHeader& header) {
-  return header.kind == Kind::kPush || header.kind == Kind::kReply ||
-         (header.kind == Kind::kValue && header.step > 0);
+  const bool is_of_its_kind =
+      header.kind == Kind::kPush || header.kind == Kind::kReply || header.kind == Kind::kValue;
+  return is_of_its_kind && header.step != kNoStep;
 }
 
 }  // namespace

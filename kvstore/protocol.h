@@ -20,6 +20,9 @@ enum class Refusal : std::uint8_t {
   kRows = 3,       ///< kRowInit, kRowPush or kRowPull: of a table of rows; final
 };
 
+/// Step of requests that are of no round, and so of their answers: a late one is no answer to a push.
+inline constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
+
 /// How stale a push was that was applied at once (at_once.h), in its answer.
 inline void set_staleness(transport::FrameHeader& answer, std::uint64_t staleness) {
   answer.codec_parameters = {static_cast<std::uint32_t>(staleness),

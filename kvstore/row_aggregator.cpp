@@ -190,8 +190,7 @@ void RowAggregator::on_push(std::uint32_t worker, const Frame& frame, std::vecto
         fmt::format("push of table {}: the optimizer has no weights yet; init the table first", header.key)};
   }
   if (header.step >= table.next_step + kMaxStepsAhead) {
-    throw Refused{fmt::format("push of table {} is for step {}, more than {} ahead of step {}", header.key,
-                              header.step, kMaxStepsAhead, table.next_step)};
+    return hold(worker, table, header, answers);  // and keeps nothing of it: the worker will ask again
   }
   if (header.step >= table.next_step)  // else repeated: its round is complete
     accept(worker, table, header, std::move(contribution));
@@ -336,15 +335,25 @@ void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vecto
     throw Refused{fmt::format("pull of table {} is for step {}, more than {} ahead of step {}", header.key,
                               header.step, kMaxStepsAhead, table->next_step)};
   }
-  const auto awaited = missing(*table);
-  for (const std::uint32_t rank : awaited) {
-    if (gone_.contains(rank)) throw Refused{left_text(rank, table->next_step, header.key)};
+  require_missing_workers(*table);
+  if (!table->waiting.insert_or_assign(worker, std::move(pull)).second)  // repeated: it would like to know
+    hold(worker, *table, header, answers);
+}
+
+/// Of the round that comes next.
+void RowAggregator::require_missing_workers(const Table& table) const {
+  for (const std::uint32_t rank : missing(table)) {
+    if (gone_.contains(rank)) throw Refused{left_text(rank, table.next_step, table.key)};
   }
-  if (!table->waiting.insert_or_assign(worker, std::move(pull)).second) {  // repeated: it would like to know
-    Buffer ranks = Buffer::allocate(awaited.size() * sizeof(std::uint32_t));
-    std::memcpy(ranks.bytes().data(), awaited.data(), ranks.size_bytes());
-    answers.push_back({worker, answer_to(header, Kind::kRowHeld, std::move(ranks))});
-  }
+}
+
+void RowAggregator::hold(std::uint32_t worker, const Table& table, const FrameHeader& request,
+                         std::vector<Answer>& answers) const {
+  require_missing_workers(table);
+  const auto awaited = missing(table);
+  Buffer ranks = Buffer::allocate(awaited.size() * sizeof(std::uint32_t));
+  std::memcpy(ranks.bytes().data(), awaited.data(), ranks.size_bytes());
+  answers.push_back({worker, answer_to(request, Kind::kRowHeld, std::move(ranks))});
 }
 
 /// Whose pushes the next round lacks.

@@ -75,6 +75,9 @@ class RowAggregator {
   transport::Frame weights(const Table& table, const Pull& pull);
   transport::Frame sums(const Table& table, const Pull& pull);
   std::vector<std::uint32_t> missing(const Table& table) const;
+  void require_missing_workers(const Table& table) const;
+  void hold(std::uint32_t worker, const Table& table, const transport::FrameHeader& request,
+            std::vector<Answer>& answers) const;
   const compress::Codec& codec_of(const transport::FrameHeader& header);
 
   const std::uint32_t workers_;

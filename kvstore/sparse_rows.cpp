@@ -260,7 +260,9 @@ PulledRows SparseRows::push_pull(TableId id, std::span<const std::int64_t> ids, 
   auto requests = push_requests(table, rows, priority);
   for (const std::uint32_t server : table.homes.servers)
     requests.push_back({server, table.header(Kind::kRowPull, priority), {}});
-  return submit(table, std::move(requests));
+  PulledRows pulled = submit(table, std::move(requests));
+  table.last_push = pulled.done;
+  return pulled;
 }
 
 PulledRows SparseRows::pull(TableId id, std::span<const std::int64_t> ids, std::int32_t priority) {
@@ -420,7 +422,10 @@ void SparseRows::settle(std::chrono::milliseconds timeout) {
     if (!table->last_push || table->last_push->failed()) continue;
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    table->last_push->wait_for(std::max(left, std::chrono::milliseconds(0)));
+    try {
+      table->last_push->wait_for(std::max(left, std::chrono::milliseconds(0)));
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever waits for that push is told
+    }
   }
 }
 

@@ -383,7 +383,7 @@ TEST(Checkpoint, WhatCannotBeWrittenIsToldOnAllRanksAndTheOneBeforeStays) {
   run_job(job(2, 1), [&](Engine& engine) {
     Worker worker(engine, "2bit:threshold=0.25", "exact");
     const auto save = [&](const std::string& of_worker_1) {
-      engine.save_checkpoint(engine.rank() == 0 ? folder.path() : of_worker_1);
+      engine.save_checkpoint(engine.rank() == 0 ? folder.path().string() : of_worker_1);
     };
     EXPECT_THAT([&] { save("/proc/none"); },
                 ThrowsMessage<std::runtime_error>(AllOf(HasSubstr("worker 1: "), HasSubstr("/proc/none"))));
@@ -432,6 +432,17 @@ TEST(Checkpoint, IsSavedBetweenStepsAndLoadedBeforeTheFirst) {
 }
 
 // A weight after rounds of sums would be the first value that init() gave, long outdated.
+TEST(Checkpoint, IsRefusedWhereWorkersDoNotGoInStep) {
+  const Folder folder;
+  JobSize size = job(2, 1);
+  size.engine.at_once = AtOnce{};
+  run_job(size, [&](Engine& engine) {
+    const auto refused = ThrowsMessage<std::invalid_argument>(HasSubstr("applies each push at once"));
+    EXPECT_THAT([&] { engine.save_checkpoint(folder.path()); }, refused);
+    EXPECT_THAT([&] { engine.load_checkpoint(folder.path()); }, refused);
+  });
+}
+
 TEST(Checkpoint, IsRefusedWhereRowsWouldBeLost) {
   const Folder folder;
   run_peers({2}, [&](Engine& engine) {

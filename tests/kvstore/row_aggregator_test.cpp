@@ -238,10 +238,16 @@ TEST_F(TwoWorkersRows, PayloadsThatDoNotFitAreRefusedByName) {
   agreed.header.codec = static_cast<std::uint8_t>(codec->wire_id());
   agreed.header.codec_parameters = codec->wire_parameters();
   expect_refused(send(1, std::move(agreed)), "agrees scales from round to round");
-  expect_refused(push(1, 64, {3}, {1, 1}), "more than 64 ahead of step 0");
   expect_refused(push(2, 0, {3}, {1, 1}), "worker 2 is not one of 2");
   EXPECT_THAT(push(1, 0, {3}, {1, 1}), SizeIs(1));  // and all that has changed nothing
   expect_rows(pull(0, 1, {3}), {3}, {2, 2});
+}
+
+TEST_F(TwoWorkersRows, WhoIsFarAheadIsHeldAndNothingIsKeptOfIt) {
+  expect_only(push(1, 64, {3}, {1, 1}), Kind::kRowHeld);
+  for (std::uint32_t worker = 0; worker < 2; ++worker)
+    expect_only(push(worker, 0, {3}, {1, 1}), Kind::kRowAck);
+  expect_only(push(1, 64, {3}, {1, 1}), Kind::kRowAck);
 }
 
 TEST_F(TwoWorkersRows, WhatArrivesDamagedIsAskedForAgain) {
