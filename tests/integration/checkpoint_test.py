@@ -12,12 +12,13 @@ from integration.processes import Run, agreed, assert_gone, python, run_to_the_e
 WORKERS = 4
 STEPS, SAVED, KILLED = 8, 4, 6
 
+soak = pytest.mark.soak  # more of the same: three jobs of four workers each
 CODECS = [
     "none",
-    "fp16",
-    "2bit:threshold=0.01",
+    pytest.param("fp16", marks=soak),
+    pytest.param("2bit:threshold=0.01", marks=soak),
     "2bit:threshold=auto",
-    "2bit:threshold=auto,reply=2bit",
+    pytest.param("2bit:threshold=auto,reply=2bit", marks=soak),
     "topk",
 ]
 
