@@ -161,6 +161,7 @@ def test_servers_are_told_by_flags(folder: Path, recorder: Recorder) -> None:
         "--liveness-timeout": "0.001",
         "--streams": "3",
         "--checksum": "off",
+        "--log-format": "text",
         "--credit-bytes": "65536",
         "--fusion-bytes": "0",
         "--threads": "2",
