@@ -209,6 +209,7 @@ class EngineThread final : private transport::Sink {
   void send_command(std::uint64_t number, std::uint32_t server);
   bool take_acknowledgement(transport::Node from, const transport::Frame& frame);
   void tick_commands(Clock::time_point now);
+  void send_again(Tensor& tensor, std::size_t part);
   void handle_refusal(Tensor& tensor, std::size_t part, const transport::Frame& frame);
   std::uint32_t ways_of(const transport::FrameHeader& reply) const;
   void decode_answer(Tensor& tensor, std::size_t index, const transport::Frame& frame) const;

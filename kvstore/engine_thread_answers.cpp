@@ -72,8 +72,7 @@ void EngineThread::handle(Node from, Frame frame) {
       if (found->awaited.empty()) tensor.started = Clock::now();  // upstream of it, who waits knows for whom
       return;
     case Kind::kMissing:
-      outbox_.add(found->part.server, {header_of(tensor, index), found->payload.share()});
-      return;
+      return send_again(tensor, index);
     case Kind::kError:
       return handle_refusal(tensor, index, frame);
     default:
@@ -81,12 +80,20 @@ void EngineThread::handle(Node from, Frame frame) {
   }
 }
 
+/// A copy: what the first one is answered with may come while this one is still here, and then the caller has
+/// its memory back.
+void EngineThread::send_again(Tensor& tensor, std::size_t index) {
+  const PartState& state = tensor.parts[index];
+  Frame frame{header_of(tensor, index), state.payload.copy()};
+  frame.payload.seal();
+  outbox_.add(state.part.server, std::move(frame));
+}
+
 void EngineThread::handle_refusal(Tensor& tensor, std::size_t index, const Frame& frame) {
   PartState& state = tensor.parts[index];
   const bool damaged = frame.header.content == static_cast<std::uint8_t>(Refusal::kSendAgain);
   if (damaged && state.resends++ < kMaxResends) {
-    outbox_.add(state.part.server, {header_of(tensor, index), state.payload.share()});
-    return;
+    return send_again(tensor, index);
   }
   const auto text = fmt::format("{} refused key '{}': {}", server_name(state.part.server), tensor.spec.name,
                                 payload_text(frame));

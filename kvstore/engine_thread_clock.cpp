@@ -66,11 +66,8 @@ void EngineThread::probe(Tensor& tensor, Clock::time_point now) {
 void EngineThread::ask(Tensor& tensor, std::size_t index) {
   PartState& state = tensor.parts[index];
   state.asked = Clock::now();
+  if (state.request != Kind::kPush) return send_again(tensor, index);  // harmless when repeated
   FrameHeader header = header_of(tensor, index);
-  if (state.request != Kind::kPush) {  // small, and harmless when repeated
-    outbox_.add(state.part.server, {header, state.payload.share()});
-    return;
-  }
   header.kind = Kind::kProbe;
   outbox_.add(state.part.server, {header, Buffer()});
 }
