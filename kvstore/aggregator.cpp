@@ -111,7 +111,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
                     "through the first of them",
                     header.key, worker, fmt::join(contributors_, ", "))};
   }
-  const auto& codec = codec_of(header);
+  const auto& codec = codecs_.of(header);
   const auto kind = static_cast<ReplyKind>(header.reply);
   if (header.reply > static_cast<std::uint8_t>(ReplyKind::kSame) ||
       (kind == ReplyKind::kExact && !codec.has_exact_reply())) {
@@ -243,7 +243,7 @@ void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>
 }
 
 void Aggregator::seal(Frame& answer, const FrameHeader& push) {
-  if (sealing_ == Sealing::kAll || codec_of(push).lossy()) answer.payload.seal();
+  if (sealing_ == Sealing::kAll || codecs_.of(push).lossy()) answer.payload.seal();
 }
 
 void Aggregator::publish(Partition& partition, Frame answer, std::vector<Answer>& answers) {
@@ -412,19 +412,6 @@ void Aggregator::fail_waiters(const Round& round, const std::string& text, std::
     if (!round.payloads[rank] || gone_.contains(rank)) continue;
     answers.push_back({rank, answer_to(round.first, Kind::kError, text_payload(text))});
   }
-}
-
-const compress::Codec& Aggregator::codec_of(const FrameHeader& header) {
-  auto& codec = codecs_[{header.codec, header.codec_parameters}];
-  if (!codec) {
-    try {
-      codec = compress::from_wire(static_cast<compress::WireId>(header.codec), header.codec_parameters);
-    } catch (...) {
-      codecs_.erase({header.codec, header.codec_parameters});
-      throw;
-    }
-  }
-  return *codec;
 }
 
 }  // namespace gradwire::kvstore

@@ -26,6 +26,7 @@
 #include "compress/segmented.h"
 #include "kvstore/at_once.h"
 #include "kvstore/attendance.h"
+#include "kvstore/codec_table.h"
 #include "kvstore/contributions.h"
 #include "kvstore/protocol.h"
 #include "kvstore/updater.h"
@@ -91,7 +92,7 @@ class Aggregator {
   /// on the head of one, integer_sums.h). Throws DecodeError for a codec that does not exist.
   template <typename Use>
   auto with_codec(const transport::FrameHeader& header, compress::Payload payload, const Use& use) {
-    const compress::Codec& codec = codec_of(header);
+    const compress::Codec& codec = codecs_.of(header);
     if ((header.flags & transport::kFlagSegments) == 0) return use(codec);
     const compress::Segmented whole(codec, compress::Segmented::segments_of(payload, header.count));
     return use(static_cast<const compress::Codec&>(whole));
@@ -158,7 +159,6 @@ class Aggregator {
   void seal(transport::Frame& answer, const transport::FrameHeader& push);
   Round open_whole(const transport::FrameHeader& header);
   void fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers);
-  const compress::Codec& codec_of(const transport::FrameHeader& header);
   // aggregator_at_once.cpp. Require at_once_
   PushClocks& clocks_of(Partition& partition) const;
   void apply_at_once(std::uint32_t worker, Partition& partition, transport::Frame frame,
@@ -178,7 +178,7 @@ class Aggregator {
   Watch watch_;
   std::set<std::uint32_t> gone_;
   std::map<PartitionId, Partition> partitions_;
-  std::map<std::pair<std::uint8_t, compress::WireParameters>, std::unique_ptr<compress::Codec>> codecs_;
+  CodecTable codecs_;
   std::unique_ptr<Updater> updater_;
   std::string optimizer_;  ///< its name
   transport::BufferPool pool_;

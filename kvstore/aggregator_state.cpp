@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kvstore/aggregator.h"
+#include "kvstore/answer.h"
 #include "kvstore/partition_state.h"
 
 namespace gradwire::kvstore {
@@ -15,14 +16,6 @@ using transport::Buffer;
 using transport::Frame;
 using transport::FrameHeader;
 using transport::Kind;
-
-Frame answer_to(const FrameHeader& request, Kind kind, Buffer payload) {
-  Frame frame{request, std::move(payload)};
-  frame.header.kind = kind;
-  frame.header.flags = 0;
-  frame.header.content = 0;
-  return frame;
-}
 
 std::string name_of(const FrameHeader& header) {
   return fmt::format("state of key {} offset {} count {}", header.key, header.offset, header.count);

@@ -30,10 +30,10 @@ Frame refusal_of(const FrameHeader& request, const Refused& refused) {
   return error;
 }
 
-Frame held(const FrameHeader& request, std::span<const std::uint32_t> awaited) {
+Frame held(const FrameHeader& request, std::span<const std::uint32_t> awaited, Kind kind) {
   Buffer ranks = Buffer::allocate(awaited.size_bytes());
   if (!awaited.empty()) std::memcpy(ranks.bytes().data(), awaited.data(), awaited.size_bytes());
-  return answer_to(request, Kind::kHeld, std::move(ranks));
+  return answer_to(request, kind, std::move(ranks));
 }
 
 }  // namespace gradwire::kvstore

@@ -26,8 +26,6 @@ enum class Outcome : char { kDone = '+', kBadBytes = 'd', kMisuse = 'i', kOther 
 
 std::string blob_of(Outcome outcome, const std::string& text) { return static_cast<char>(outcome) + text; }
 
-std::string blob_of_failure(const char* text_of, Outcome outcome) { return blob_of(outcome, text_of); }
-
 void rethrow(std::uint32_t rank, const std::string& blob) {
   const auto outcome = static_cast<Outcome>(blob.front());
   const std::string text = fmt::format("worker {}: {}", rank, blob.substr(1));
@@ -49,11 +47,11 @@ std::vector<std::string> Engine::attempt(const char* what, const std::function<s
   } catch (const transport::TimeoutError&) {
     throw;
   } catch (const compress::DecodeError& error) {
-    blob = blob_of_failure(error.what(), Outcome::kBadBytes);
+    blob = blob_of(Outcome::kBadBytes, error.what());
   } catch (const std::invalid_argument& error) {
-    blob = blob_of_failure(error.what(), Outcome::kMisuse);
+    blob = blob_of(Outcome::kMisuse, error.what());
   } catch (const std::exception& error) {
-    blob = blob_of_failure(error.what(), Outcome::kOther);
+    blob = blob_of(Outcome::kOther, error.what());
   }
   auto blobs = all_gather(what, blob);
   for (std::uint32_t rank = 0; rank < blobs.size(); ++rank) rethrow(rank, blobs[rank]);

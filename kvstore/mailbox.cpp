@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "kvstore/answer.h"
 #include "kvstore/protocol.h"
 
 namespace gradwire::kvstore {
@@ -15,27 +16,6 @@ using transport::Buffer;
 using transport::Frame;
 using transport::FrameHeader;
 using transport::Kind;
-
-/// A request that is refused; becomes a kError frame.
-struct Refused {
-  std::string text;
-};
-
-Frame answer_to(const FrameHeader& request, Kind kind, Buffer payload = {}) {
-  FrameHeader header = request;
-  header.kind = kind;
-  header.flags = 0;
-  header.content = 0;
-  return {header, std::move(payload)};
-}
-
-Frame refusal_of(const FrameHeader& request, std::string_view text) {
-  Buffer payload = Buffer::allocate(text.size());
-  std::memcpy(payload.bytes().data(), text.data(), text.size());
-  Frame frame = answer_to(request, Kind::kError, std::move(payload));
-  frame.header.content = static_cast<std::uint8_t>(Refusal::kLetter);
-  return frame;
-}
 
 std::string name_of(const LetterId& id) {
   return fmt::format("letter {}/{}/{} of worker {}", id.sequence, id.phase, id.offset, id.poster);
@@ -62,7 +42,8 @@ bool Mailbox::takes(Kind kind) {
 void Mailbox::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   const FrameHeader header = frame.header;
   try {
-    if (worker >= workers_) throw Refused{fmt::format("worker {} is not one of {}", worker, workers_)};
+    if (worker >= workers_)
+      throw Refused{Refusal::kLetter, fmt::format("worker {} is not one of {}", worker, workers_)};
     switch (header.kind) {
       case Kind::kPost:
         return on_post(worker, std::move(frame), answers);
@@ -71,10 +52,11 @@ void Mailbox::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& ans
       case Kind::kReceipt:
         return on_receipt(worker, header, answers);
       default:
-        throw Refused{fmt::format("frame kind {} is not for a mailbox", static_cast<int>(header.kind))};
+        throw Refused{Refusal::kLetter,
+                      fmt::format("frame kind {} is not for a mailbox", static_cast<int>(header.kind))};
     }
   } catch (const Refused& refused) {
-    answers.push_back({worker, refusal_of(header, refused.text)});
+    answers.push_back({worker, refusal_of(header, refused)});
   }
 }
 
@@ -83,9 +65,11 @@ void Mailbox::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& ans
 void Mailbox::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   const FrameHeader header = frame.header;
   const LetterId id = letter_of(header);
-  if (id.poster != worker) throw Refused{fmt::format("worker {} posted the {}", worker, name_of(id))};
+  if (id.poster != worker)
+    throw Refused{Refusal::kLetter, fmt::format("worker {} posted the {}", worker, name_of(id))};
   if (header.count == 0 || header.count != frame.payload.size_bytes()) {
-    throw Refused{fmt::format("post of {}: {} bytes given, {} announced; a letter has at least one",
+    throw Refused{Refusal::kLetter,
+                  fmt::format("post of {}: {} bytes given, {} announced; a letter has at least one",
                               name_of(id), frame.payload.size_bytes(), header.count)};
   }
   if (!frame.payload.is_intact()) return;     // as if it were lost: it will be posted again
@@ -100,7 +84,8 @@ void Mailbox::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& an
   auto readers = readers_of(worker, header);
   drop_older(worker, id.sequence);
   if (held_[worker] >= most_per_worker_) {
-    throw Refused{fmt::format("post of {}: worker {} has {} letters here, at most {} are held", name_of(id),
+    throw Refused{Refusal::kLetter,
+                  fmt::format("post of {}: worker {} has {} letters here, at most {} are held", name_of(id),
                               worker, held_[worker], most_per_worker_)};
   }
   ++held_[worker];
@@ -109,7 +94,7 @@ void Mailbox::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& an
   answer_waiting(id, letter, answers);
   for (const std::uint32_t reader : letter.readers) {
     if (!gone_.contains(reader)) continue;
-    answers.push_back({worker, refusal_of(header, left_text(reader, id))});
+    answers.push_back({worker, refusal_of(header, {Refusal::kLetter, left_text(reader, id)})});
     break;
   }
 }
@@ -123,8 +108,8 @@ std::set<std::uint32_t> Mailbox::readers_of(std::uint32_t poster, const FrameHea
     if (is_asked && rank != poster) readers.insert(rank);
   }
   if (readers.empty()) {
-    throw Refused{fmt::format("post of {}: none of the other {} workers may read it",
-                              name_of(letter_of(header)), workers_ - 1)};
+    throw Refused{Refusal::kLetter, fmt::format("post of {}: none of the other {} workers may read it",
+                                                name_of(letter_of(header)), workers_ - 1)};
   }
   return readers;
 }
@@ -137,7 +122,7 @@ void Mailbox::answer_waiting(const LetterId& id, Letter& letter, std::vector<Ans
     try {
       deliver(letter, reader, fetch, answers);
     } catch (const Refused& refused) {
-      answers.push_back({reader, refusal_of(fetch, refused.text)});
+      answers.push_back({reader, refusal_of(fetch, refused)});
     }
   }
   waiting_.erase(found);
@@ -158,19 +143,20 @@ void Mailbox::drop_older(std::uint32_t poster, std::uint64_t sequence) {
 void Mailbox::on_fetch(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
   const LetterId id = letter_of(header);
   if (id.poster >= workers_ || id.poster == worker) {
-    throw Refused{fmt::format("fetch of {} by worker {}: expected another worker's, of {}", name_of(id),
-                              worker, workers_)};
+    throw Refused{Refusal::kLetter, fmt::format("fetch of {} by worker {}: expected another worker's, of {}",
+                                                name_of(id), worker, workers_)};
   }
   if (const auto found = letters_.find(id); found != letters_.end())
     return deliver(found->second, worker, header, answers);
   if (delivered_.contains(id)) return;  // repeated
-  if (gone_.contains(id.poster)) throw Refused{left_text(id.poster, id)};
+  if (gone_.contains(id.poster)) throw Refused{Refusal::kLetter, left_text(id.poster, id)};
   wait(worker, id, header);
 }
 
 void Mailbox::wait(std::uint32_t worker, const LetterId& id, const FrameHeader& header) {
   if (waiting_count_[worker] >= most_per_worker_) {
-    throw Refused{fmt::format("fetch of {}: worker {} waits for {} letters already, at most {} are noted",
+    throw Refused{Refusal::kLetter,
+                  fmt::format("fetch of {}: worker {} waits for {} letters already, at most {} are noted",
                               name_of(id), worker, waiting_count_[worker], most_per_worker_)};
   }
   if (waiting_[id].insert_or_assign(worker, header).second) ++waiting_count_[worker];
@@ -179,12 +165,12 @@ void Mailbox::wait(std::uint32_t worker, const LetterId& id, const FrameHeader& 
 void Mailbox::deliver(Letter& letter, std::uint32_t reader, const FrameHeader& fetch,
                       std::vector<Answer>& answers) {
   if (!letter.readers.contains(reader)) {
-    throw Refused{fmt::format("fetch of {}: it is not for worker {}, or has been received",
-                              name_of(letter_of(fetch)), reader)};
+    throw Refused{Refusal::kLetter, fmt::format("fetch of {}: it is not for worker {}, or has been received",
+                                                name_of(letter_of(fetch)), reader)};
   }
   if (fetch.count != letter.header.count) {
-    throw Refused{fmt::format("fetch of {}: {} bytes asked for, it has {}", name_of(letter_of(fetch)),
-                              fetch.count, letter.header.count)};
+    throw Refused{Refusal::kLetter, fmt::format("fetch of {}: {} bytes asked for, it has {}",
+                                                name_of(letter_of(fetch)), fetch.count, letter.header.count)};
   }
   letter.sent_to.insert(reader);
   answers.push_back({reader, answer_to(letter.header, Kind::kLetter, letter.bytes.share())});
@@ -197,6 +183,7 @@ void Mailbox::on_receipt(std::uint32_t worker, const FrameHeader& header, std::v
   Letter& letter = found->second;
   if (!letter.sent_to.contains(worker)) {
     throw Refused{
+        Refusal::kLetter,
         fmt::format("receipt for {}: it was not sent to worker {}, or is acknowledged", name_of(id), worker)};
   }
   letter.sent_to.erase(worker);
@@ -216,14 +203,14 @@ void Mailbox::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) 
     if (id.poster != worker) continue;
     for (const auto& [reader, fetch] : waiting) {
       --waiting_count_[reader];
-      answers.push_back({reader, refusal_of(fetch, left_text(worker, id))});
+      answers.push_back({reader, refusal_of(fetch, {Refusal::kLetter, left_text(worker, id)})});
     }
     waiting.clear();
   }
   std::erase_if(waiting_, [](const auto& entry) { return entry.second.empty(); });
   for (const auto& [id, letter] : letters_) {
     if (id.poster == worker || !letter.readers.contains(worker)) continue;
-    answers.push_back({id.poster, refusal_of(letter.header, left_text(worker, id))});
+    answers.push_back({id.poster, refusal_of(letter.header, {Refusal::kLetter, left_text(worker, id)})});
   }
 }
 

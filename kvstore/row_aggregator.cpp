@@ -12,6 +12,7 @@
 
 #include "compress/codecs.h"
 #include "compress/little_endian.h"
+#include "kvstore/answer.h"
 #include "kvstore/protocol.h"
 #include "kvstore/stored_rows.h"
 
@@ -25,29 +26,8 @@ using transport::FrameHeader;
 using transport::Kind;
 using Ids = std::vector<std::uint64_t>;
 
-/// A request that is refused; becomes a kError frame.
-struct Refused {
-  std::string text;
-};
-
 /// Rounds ahead of the slowest that a worker may open on one table: bounds what a fast one can pile up.
 constexpr std::uint64_t kMaxStepsAhead = 64;
-
-Frame answer_to(const FrameHeader& request, Kind kind, Buffer payload = {}) {
-  FrameHeader header = request;
-  header.kind = kind;
-  header.flags = 0;
-  header.content = 0;
-  return {header, std::move(payload)};
-}
-
-Frame refusal_of(const FrameHeader& request, std::string_view text) {
-  Buffer payload = Buffer::allocate(text.size());
-  std::memcpy(payload.bytes().data(), text.data(), text.size());
-  Frame frame = answer_to(request, Kind::kError, std::move(payload));
-  frame.header.content = static_cast<std::uint8_t>(Refusal::kRows);
-  return frame;
-}
 
 std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) {
   return fmt::format(
@@ -115,7 +95,8 @@ bool RowAggregator::takes(Kind kind) {
 void RowAggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   const FrameHeader header = frame.header;
   try {
-    if (worker >= workers_) throw Refused{fmt::format("worker {} is not one of {}", worker, workers_)};
+    if (worker >= workers_)
+      throw Refused{Refusal::kRows, fmt::format("worker {} is not one of {}", worker, workers_)};
     if (!frame.payload.is_intact()) return answers.push_back({worker, answer_to(header, Kind::kRowMissing)});
     switch (header.kind) {
       case Kind::kRowInit:
@@ -125,12 +106,13 @@ void RowAggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer
       case Kind::kRowPull:
         return on_pull(worker, frame, answers);
       default:
-        throw Refused{fmt::format("frame kind {} is no request for rows", static_cast<int>(header.kind))};
+        throw Refused{Refusal::kRows,
+                      fmt::format("frame kind {} is no request for rows", static_cast<int>(header.kind))};
     }
   } catch (const Refused& refused) {
-    answers.push_back({worker, refusal_of(header, refused.text)});
+    answers.push_back({worker, refusal_of(header, refused)});
   } catch (const std::exception& error) {  // what it holds, or an allocation that failed for it
-    answers.push_back({worker, refusal_of(header, error.what())});
+    answers.push_back({worker, refusal_of(header, {Refusal::kRows, error.what()})});
   }
 }
 
@@ -138,7 +120,8 @@ RowAggregator::Table& RowAggregator::table_of(const FrameHeader& header, const R
   auto& table = tables_[header.key];
   if (!table) table = std::make_unique<Table>(header.key, shape);
   if (table->shape == shape) return *table;
-  throw Refused{fmt::format("table {} has {} rows of {} elements here, {} of {} given", header.key,
+  throw Refused{Refusal::kRows,
+                fmt::format("table {} has {} rows of {} elements here, {} of {} given", header.key,
                             table->shape.rows, table->shape.row_elements, shape.rows, shape.row_elements)};
 }
 
@@ -172,21 +155,22 @@ RowAggregator::Contribution RowAggregator::checked(const Frame& frame, const com
 
 void RowAggregator::on_push(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
   const FrameHeader& header = frame.header;
-  const auto& codec = codec_of(header);
+  const auto& codec = codecs_.of(header);
   if (!can_send_rows(codec)) {
-    throw Refused{fmt::format(
-        "push of table {}: codec {} agrees scales from round to round, which rows that come and go cannot",
-        header.key, codec.name())};
+    throw Refused{Refusal::kRows, fmt::format("push of table {}: codec {} agrees scales from round to round, "
+                                              "which rows that come and go cannot",
+                                              header.key, codec.name())};
   }
   if (header.reply > static_cast<std::uint8_t>(ReplyKind::kSame) ||
       (static_cast<ReplyKind>(header.reply) == ReplyKind::kExact && !codec.has_exact_reply())) {
-    throw Refused{fmt::format("push of table {}: codec {} has no reply kind {}", header.key, codec.name(),
-                              header.reply)};
+    throw Refused{Refusal::kRows, fmt::format("push of table {}: codec {} has no reply kind {}", header.key,
+                                              codec.name(), header.reply)};
   }
   Contribution contribution = checked(frame, codec);
   Table& table = table_of(header, contribution.shape);
   if (updater_ && !table.has_values) {
     throw Refused{
+        Refusal::kRows,
         fmt::format("push of table {}: the optimizer has no weights yet; init the table first", header.key)};
   }
   if (header.step >= table.next_step + kMaxStepsAhead) {
@@ -211,12 +195,15 @@ void RowAggregator::accept(std::uint32_t worker, Table& table, const FrameHeader
   const FrameHeader& first = round.first;
   if (header.codec != first.codec || header.codec_parameters != first.codec_parameters ||
       header.reply != first.reply) {
-    throw Refused{fmt::format(
-        "push of table {} step {}: worker {} sent codec {} ({:#x}), reply {}; worker {} sent codec {} "
-        "({:#x}), "
-        "reply {}; give every rank the same compression",
-        header.key, header.step, worker, header.codec, fmt::join(header.codec_parameters, ","), header.reply,
-        first.sender.rank, first.codec, fmt::join(first.codec_parameters, ","), first.reply)};
+    throw Refused{
+        Refusal::kRows,
+        fmt::format(
+            "push of table {} step {}: worker {} sent codec {} ({:#x}), reply {}; worker {} sent codec {} "
+            "({:#x}), "
+            "reply {}; give every rank the same compression",
+            header.key, header.step, worker, header.codec, fmt::join(header.codec_parameters, ","),
+            header.reply, first.sender.rank, first.codec, fmt::join(first.codec_parameters, ","),
+            first.reply)};
   }
   if (round.contributions[worker]) return;  // repeated
   round.flags |= header.flags & transport::kFlagNonfinite;
@@ -268,7 +255,7 @@ void for_each_row(const Contributions& contributions, std::size_t row_bytes, con
 }  // namespace
 
 void RowAggregator::sum(Table& table, const Round& round) {
-  const auto& codec = codec_of(round.first);
+  const auto& codec = codecs_.of(round.first);
   const std::size_t width = table.shape.row_elements;
   const auto kind = static_cast<ReplyKind>(round.first.reply);
   const bool keeps_residual = kind == ReplyKind::kSame && codec.lossy();
@@ -292,7 +279,7 @@ void RowAggregator::sum(Table& table, const Round& round) {
 }
 
 void RowAggregator::update(Table& table, const Round& round) {
-  const auto& codec = codec_of(round.first);
+  const auto& codec = codecs_.of(round.first);
   if (std::exchange(table.optimizer, optimizer_) != optimizer_) {
     table.states.clear();
     table.optimizer_steps = 0;
@@ -325,14 +312,15 @@ void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vecto
   } else if (const auto found = tables_.find(header.key); found != tables_.end()) {
     table = found->second.get();
   } else {
-    throw Refused{fmt::format("pull of table {}: nothing was pushed to it", header.key)};
+    throw Refused{Refusal::kRows, fmt::format("pull of table {}: nothing was pushed to it", header.key)};
   }
   if (header.step < table->next_step) return;  // repeated: its answer is on its way
   if (header.step == table->next_step) {
     return answers.push_back({worker, answer(*table, pull)});
   }
   if (header.step > table->next_step + kMaxStepsAhead) {
-    throw Refused{fmt::format("pull of table {} is for step {}, more than {} ahead of step {}", header.key,
+    throw Refused{Refusal::kRows,
+                  fmt::format("pull of table {} is for step {}, more than {} ahead of step {}", header.key,
                               header.step, kMaxStepsAhead, table->next_step)};
   }
   require_missing_workers(*table);
@@ -343,17 +331,14 @@ void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vecto
 /// Of the round that comes next.
 void RowAggregator::require_missing_workers(const Table& table) const {
   for (const std::uint32_t rank : missing(table)) {
-    if (gone_.contains(rank)) throw Refused{left_text(rank, table.next_step, table.key)};
+    if (gone_.contains(rank)) throw Refused{Refusal::kRows, left_text(rank, table.next_step, table.key)};
   }
 }
 
 void RowAggregator::hold(std::uint32_t worker, const Table& table, const FrameHeader& request,
                          std::vector<Answer>& answers) const {
   require_missing_workers(table);
-  const auto awaited = missing(table);
-  Buffer ranks = Buffer::allocate(awaited.size() * sizeof(std::uint32_t));
-  std::memcpy(ranks.bytes().data(), awaited.data(), ranks.size_bytes());
-  answers.push_back({worker, answer_to(request, Kind::kRowHeld, std::move(ranks))});
+  answers.push_back({worker, held(request, missing(table), Kind::kRowHeld)});
 }
 
 /// Whose pushes the next round lacks.
@@ -379,7 +364,7 @@ void RowAggregator::answer_waiting(Table& table, std::vector<Answer>& answers) {
 }
 
 Frame RowAggregator::answer(Table& table, const Pull& pull) {
-  if (!table.failure.empty()) return refusal_of(pull.header, table.failure);
+  if (!table.failure.empty()) return refusal_of(pull.header, {Refusal::kRows, table.failure});
   const auto make = [&] { return table.has_values ? weights(table, pull) : sums(table, pull); };
   if (pull.asked) return make();
   if (!table.whole) table.whole = make();
@@ -428,7 +413,7 @@ Frame RowAggregator::sums(const Table& table, const Pull& pull) {
   Buffer out = pool_.take(bytes);
   std::size_t end = write_row_head(table.shape, ids, out.bytes());
   const FrameHeader& header = sums.header;
-  const auto& codec = codec_of(header);
+  const auto& codec = codecs_.of(header);
   if (tells_ways(codec, static_cast<ReplyKind>(header.reply))) {
     for (const std::size_t i : found) {
       compress::store(sums.ways[i], out.bytes().data() + end);
@@ -479,21 +464,9 @@ void RowAggregator::fail_lost(Table& table, std::vector<Answer>& answers) {
   if (lost == awaited.end()) return;
   for (const auto& [rank, pull] : std::exchange(table.waiting, {})) {
     if (gone_.contains(rank)) continue;
-    answers.push_back({rank, refusal_of(pull.header, left_text(*lost, table.next_step, table.key))});
+    answers.push_back(
+        {rank, refusal_of(pull.header, {Refusal::kRows, left_text(*lost, table.next_step, table.key)})});
   }
-}
-
-const compress::Codec& RowAggregator::codec_of(const FrameHeader& header) {
-  auto& codec = codecs_[{header.codec, header.codec_parameters}];
-  if (!codec) {
-    try {
-      codec = compress::from_wire(static_cast<compress::WireId>(header.codec), header.codec_parameters);
-    } catch (...) {
-      codecs_.erase({header.codec, header.codec_parameters});
-      throw;
-    }
-  }
-  return *codec;
 }
 
 }  // namespace gradwire::kvstore

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "kvstore/aggregator.h"
+#include "kvstore/codec_table.h"
 #include "kvstore/row_payload.h"
 #include "kvstore/updater.h"
 #include "transport/frame.h"
@@ -78,13 +79,12 @@ class RowAggregator {
   void require_missing_workers(const Table& table) const;
   void hold(std::uint32_t worker, const Table& table, const transport::FrameHeader& request,
             std::vector<Answer>& answers) const;
-  const compress::Codec& codec_of(const transport::FrameHeader& header);
 
   const std::uint32_t workers_;
   const Sealing sealing_;
   std::set<std::uint32_t> gone_;
   std::map<std::uint64_t, std::unique_ptr<Table>> tables_;  ///< by key
-  std::map<std::pair<std::uint8_t, compress::WireParameters>, std::unique_ptr<compress::Codec>> codecs_;
+  CodecTable codecs_;
   std::unique_ptr<Updater> updater_;
   std::string optimizer_;  ///< its name
   transport::BufferPool pool_;
