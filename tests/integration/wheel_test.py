@@ -73,6 +73,21 @@ def test_every_library_is_in_the_wheel_or_a_runtime(wheels: Wheels, tmp_path: Pa
     assert wanted == mpi
 
 
+def test_it_has_the_licence_of_every_library_that_it_carries(wheels: Wheels) -> None:
+    with zipfile.ZipFile(wheels.repaired) as archive:
+        names = archive.namelist()
+        (metadata,) = (archive.read(name).decode() for name in names if name.endswith("METADATA"))
+        record = next(archive.read(name).decode() for name in names if name.endswith("RECORD"))
+    texts = {name.rpartition("/")[2] for name in names if "/licenses/third_party/" in name}
+    carried = [name.rpartition("/")[2] for name in names if ".libs/lib" in name]
+    stems = {re.split(r"[-.]", name)[0].replace("_", "-") for name in carried}
+    missing = [stem for stem in stems if not any(text.startswith(stem) for text in texts)]
+    assert len(stems) >= len(CARRIED)
+    assert not missing
+    assert all(f"License-File: third_party/{text}\n" in metadata for text in texts)
+    assert all(f"third_party/{text}," in record for text in texts)
+
+
 @pytest.fixture(scope="module")
 def root(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> MinimalRoot:
     """With a venv that has the wheel, and PyTorch beside it; nothing of the gradwire under test but the wheel."""

@@ -19,6 +19,7 @@ def make_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     module: Any = load(SCRIPT)
     monkeypatch.setattr(module, "REPAIRED", tmp_path / "repaired")
     monkeypatch.setattr(module, "tools", lambda: tmp_path)
+    monkeypatch.setattr(module, "with_licences", lambda repaired, *_: repaired)
     return module
 
 

@@ -1,0 +1,102 @@
+"""The licence texts of the libraries that a wheel carries: what redistributing them asks for.
+
+Debian keeps each package's in /usr/share/doc/PACKAGE/copyright, and the long texts that those name, such as the LGPL's,
+in /usr/share/common-licenses. Both go into the wheel's dist-info/licenses/third_party, and are License-Files of its
+metadata (PEP 639).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+DOCS = Path("/usr/share/doc")
+COMMON = Path("/usr/share/common-licenses")
+FOLDER = "third_party"
+_HASH = re.compile(r"-[0-9a-f]{8}(?=[.-])")  # what auditwheel puts into a library's name
+
+
+def origin(carried: str, linked: list[Path]) -> Path:
+    """Returns the file of this machine that a library of the wheel is a copy of.
+
+    Args:
+        carried: its name in the wheel, such as libzmq-98f0defc.so.5.2.4.
+        linked: what the programs of the wheel were linked with (linked_by()).
+
+    Raises:
+        LookupError: none of them has this name.
+    """
+    name = _HASH.sub("", carried)
+    for path in linked:
+        if path.resolve().name == name:
+            return path
+    raise LookupError(
+        f"{carried}: expected a copy of one of {', '.join(path.resolve().name for path in linked)}"
+    )
+
+
+def linked_by(program: Path) -> list[Path]:
+    """Returns the libraries that the loader finds for a program or a library, theirs included."""
+    said = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout
+    return [Path(path) for path in re.findall(r"=> (/\S+)", said)]
+
+
+def package_of(library: Path) -> str:
+    """Returns the name of the Debian package that a library is of.
+
+    Raises:
+        LookupError: of none.
+    """
+    real = library.resolve()
+    # A package may have put it into /lib, which is /usr/lib today: dpkg knows it by the name that it was given.
+    for path in (real, Path("/") / real.relative_to("/usr")) if real.is_relative_to("/usr") else (real,):
+        found = subprocess.run(
+            ["dpkg-query", "--search", str(path)], capture_output=True, text=True, check=False
+        )
+        if found.returncode == 0:
+            return found.stdout.split(":", 1)[0]
+    raise LookupError(
+        f"{real} is of no Debian package: its licence is not known; install the library from one"
+    )
+
+
+def texts_of(packages: set[str], docs: Path = DOCS, common: Path = COMMON) -> dict[str, bytes]:
+    """Returns the texts of packages and of the licences that these name, by the file's name.
+
+    Raises:
+        FileNotFoundError: a package has no copyright file (some images of Debian leave /usr/share/doc out).
+    """
+    texts = {package: (docs / package / "copyright").read_bytes() for package in sorted(packages)}
+    named = {
+        name
+        for text in texts.values()
+        for name in re.findall(rb"/usr/share/common-licenses/([\w.+-]*\w)", text)
+    }
+    for name in sorted(named):
+        texts[name.decode()] = (common / name.decode()).read_bytes()
+    return texts
+
+
+def add(wheel_folder: Path, programs: list[Path]) -> list[str]:
+    """Puts the texts for all libraries of an unpacked wheel into it.
+
+    Args:
+        wheel_folder: as `wheel unpack` leaves it; `wheel pack` then makes its RECORD.
+        programs: what was linked with the libraries, before they were copied.
+
+    Returns:
+        The files' names.
+    """
+    (metadata,) = wheel_folder.glob("*.dist-info/METADATA")
+    linked = [path for program in programs for path in linked_by(program)]
+    carried = [path.name for path in wheel_folder.glob("*.libs/*")]
+    texts = texts_of({package_of(origin(name, linked)) for name in carried})
+    folder = metadata.parent / "licenses" / FOLDER
+    folder.mkdir(parents=True)
+    for name, text in texts.items():
+        (folder / name).write_bytes(text)
+    head, end, body = metadata.read_text().partition("\n\n")
+    head += "".join(f"\nLicense-File: {FOLDER}/{name}" for name in texts)
+    metadata.write_text(head + end + body)
+    return list(texts)
