@@ -159,11 +159,8 @@ def _entry(module: str, prefix: str, nodes: Sequence[Definition]) -> Entry:
 
 def _class_entry(module: str, name: str, node: ast.ClassDef, doc: str) -> Entry:
     """A class; its constructor's docstring follows its own, and without one the constructor is nobody's business."""
-    methods: dict[str, list[Definition]] = {}
-    for child in node.body:
-        if isinstance(child, ast.FunctionDef):
-            methods.setdefault(child.name, []).append(child)
-    made = _entry(module, "", methods["__init__"]) if "__init__" in methods else None
+    methods = _methods(module, node)
+    made = _entry(module, "", methods["__init__"][1]) if "__init__" in methods else None
     documented = made is not None and bool(made.doc)
     if made is not None and documented:
         signatures = tuple(
@@ -183,11 +180,28 @@ def _class_entry(module: str, name: str, node: ast.ClassDef, doc: str) -> Entry:
         made.parameters if made is not None and documented else (),
         made.raised if made is not None else frozenset(),
         members=tuple(
-            _entry(module, f"{name}.", group)
-            for method, group in methods.items()
+            _entry(place, f"{name}.", group)
+            for method, (place, group) in methods.items()
             if not method.startswith("_")
         ),
     )
+
+
+def _methods(module: str, node: ast.ClassDef) -> dict[str, tuple[str, list[Definition]]]:
+    """Returns by name where a method is defined, and its definitions; gradwire's own bases' methods come first."""
+    methods: dict[str, tuple[str, list[Definition]]] = {}
+    for base in map(ast.unparse, node.bases):
+        if base == node.name:  # TimeoutError of Python's TimeoutError
+            continue
+        place, found = _find(module, base) or (module, [])
+        for each in found:
+            if isinstance(each, ast.ClassDef):
+                methods |= _methods(place, each)
+    own: dict[str, list[Definition]] = {}
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef):
+            own.setdefault(child.name, []).append(child)
+    return methods | {name: (module, group) for name, group in own.items()}
 
 
 def _arguments(node: ast.FunctionDef) -> list[ast.arg]:

@@ -24,7 +24,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from gradwire import _core
-    from gradwire.kv import Key, KVStore
+    from gradwire.keys import Key
+    from gradwire.kv import KVStore
 
 __all__ = ["RowSparse", "SparseKeys"]
 

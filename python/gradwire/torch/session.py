@@ -75,7 +75,7 @@ def require_sums(store: kv.KVStore) -> None:
 
 def is_open(store: kv.KVStore) -> bool:
     """False once a store has been closed."""
-    return store in kv._open
+    return store.is_open
 
 
 def parse_compression(wanted: Wanted) -> Compression:

@@ -1,0 +1,43 @@
+"""Keys and priorities, as calls on a store are given them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Key = int | str
+
+
+def pairs(verb: str, key: Key | Sequence[Key], value: Any) -> tuple[list[Key], list[Any]]:
+    """Returns keys and values as lists, whether a call was given one or several."""
+    if isinstance(key, int | str | np.integer):
+        return [_key(verb, key)], [value]
+    if not isinstance(key, list | tuple | np.ndarray):
+        raise TypeError(f"{verb}: key is {key!r}, expected a str, an int or a list of them")
+    keys = [_key(verb, name) for name in key]
+    if value is None or len(value) != len(keys):
+        given = "none" if value is None else str(len(value))
+        raise ValueError(f"{verb}: {len(keys)} keys but {given} values; give one value per key")
+    return keys, list(value)
+
+
+def _key(verb: str, key: Any) -> Key:
+    if not isinstance(key, int | str | np.integer):
+        raise TypeError(f"{verb}: key {key!r} is a {type(key).__name__}, expected a str or an int")
+    if not isinstance(key, str):
+        return int(key)
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{verb}: key {key!r} is not text that UTF-8 can write; name it otherwise") from None
+    return key
+
+
+def check_priority(verb: str, priority: Any) -> None:
+    """Raises ValueError for what is no whole number of 32 bits."""
+    if not isinstance(priority, int | np.integer) or not -(2**31) <= priority < 2**31:
+        raise ValueError(
+            f"{verb}: priority={priority!r}, expected a whole number that 32 bits hold, such as -3"
+        )

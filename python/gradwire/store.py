@@ -1,0 +1,349 @@
+"""The store of gradwire.kv: what its keys are, what is pushed and pulled, and what servers do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from gradwire import _core, checkpoint, settings
+from gradwire.arrays import Target, first_of
+from gradwire.checkpoint import Restored
+from gradwire.compress import Compression
+from gradwire.dense import DenseKeys
+from gradwire.devices import DeviceSum, is_on_device, stream_of
+from gradwire.keys import Key, check_priority, pairs
+from gradwire.sparse import RowSparse, SparseKeys, holds_rows
+from gradwire.worker import Worker
+
+
+class KVStore(Worker):
+    """A worker's end of a store. Made by create().
+
+    Methods that take a key also take a list of keys, with a list of values. A value may be a list of arrays, one
+    per device, which are summed first: as they are in `dist_*`, through the codec with a residual per device in
+    `local` and `device`, as MXNet does. Every call that waits can be interrupted by Ctrl-C.
+    """
+
+    def __init__(self, kind: str, engine: _core.Engine, values: settings.Settings) -> None:
+        super().__init__(kind, engine, values)
+        self._compression = Compression()
+        self._devices = DeviceSum("none")
+        self._optimizer: tuple[str, dict[str, float]] | None = None
+        self.rows = SparseKeys(self)  # keys that were initialised with RowSparse
+        encodes_on_devices = not self._is_local and _core.build_info()["cuda_devices"] > 0
+        self.dense = DenseKeys(engine, self.rows, encodes_on_devices)  # all other keys
+
+    @property
+    def compression(self) -> Compression:
+        """The compression in force."""
+        return self._compression
+
+    @property
+    def passthrough(self) -> bool:
+        """True when a push of one value would come back as it went: one local worker, nothing compressed."""
+        return self._is_local and self._compression.spec == "none"
+
+    def is_capable(self, capability: str) -> bool:
+        """Tells whether the store has "optimizer", "gradient_compression" or "gradient_compression:CODEC".
+
+        Raises:
+            ValueError: an unknown capability.
+        """
+        name, _, codec = capability.lower().partition(":")
+        if name == "optimizer" and not codec:
+            return True
+        if name == "gradient_compression":
+            return not codec or codec in [row["name"] for row in _core.codecs()]
+        raise ValueError(
+            f"is_capable: unknown capability {capability!r}; valid are optimizer, gradient_compression, "
+            "gradient_compression:CODEC"
+        )
+
+    # ---------------------------------------------------------------- settings, the same on all ranks
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
+        """Compresses every push from now on. Collective.
+
+        Args:
+            compression_params: {"type": "2bit", "threshold": 0.5}, plus "reply": "exact" (default where the codec
+                has it), "fp32" or the codec's name; or the same as text, "2bit:threshold=0.5,reply=2bit".
+                The setting GRADWIRE_COMPRESSION overrides it.
+
+        Raises:
+            ValueError: a bad type, parameter or reply; threshold=auto where servers have an optimizer; or ranks that
+                differ (all ranks get the same error).
+        """
+        given = self._settings.compression or compression_params
+        parsed = Compression.parse(given, reply=self._settings.reply)
+        if not self._is_local:
+            return self.use_compression(parsed)
+        self._devices = DeviceSum(parsed.spec)
+        self._compression = parsed
+        return None
+
+    def use_compression(self, compression: Compression) -> None:
+        """Compresses what the engine sends, as given: for front ends that read settings themselves. Collective."""
+        if self._optimizer is not None:
+            self._require_own_scale("set_gradient_compression", compression)
+        self.engine.set_compression(compression.spec, compression.reply)
+        self._compression = compression
+
+    def set_optimizer(self, name: str, /, **parameters: float) -> None:
+        """Lets the servers update weights: pulls return weights from now on. Collective; init keys first.
+
+        The same name again changes parameters and keeps the optimizer's state; another name begins anew. Servers keep
+        weights in float32, whatever their keys' dtype (MXNet's multi_precision); a pull rounds them to it.
+
+        Args:
+            name: "sgd" (learning_rate, momentum, nesterov=0 or 1), "adam" and "adamw" (learning_rate, beta1, beta2,
+                epsilon), "adagrad" (learning_rate, epsilon), all with wd, rescale_grad and clip_gradient; or "test"
+                (rescale_grad), MXNet's. The formulas are torch.optim's; rescale_grad=1/num_workers makes means of sums.
+
+        Raises:
+            ValueError: an unknown name or parameter, a value out of range, ranks that differ, or a compression with
+                threshold=auto.
+        """
+        self._require_own_scale("set_optimizer", self._compression)
+        self.engine.set_optimizer(
+            " ".join([name, *(f"{key}={value!r}" for key, value in parameters.items())])
+        )
+        self._optimizer = (name, parameters)
+
+    def _require_own_scale(self, verb: str, compression: Compression) -> None:
+        """Weights, which servers with an optimizer answer with, do not tell the scale of the next round; local stores
+        encode before the engine does.
+        """
+        if not self._is_local and "threshold=auto" in compression.spec:
+            raise ValueError(
+                f"{verb}: {compression.spec} takes its scale from the sums of rounds, and servers with an optimizer "
+                "answer with weights; give a threshold, as 2bit:threshold=0.5, or take another codec"
+            )
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Gives the servers' optimizer another learning rate, from the next round on. Collective.
+
+        Raises:
+            RuntimeError: no optimizer is set.
+            ValueError: as set_optimizer().
+        """
+        if self._optimizer is None:
+            raise RuntimeError("set_learning_rate: no optimizer is set; call set_optimizer() first")
+        name, parameters = self._optimizer
+        self.set_optimizer(name, **{**parameters, "learning_rate": learning_rate})
+
+    # ---------------------------------------------------------------- keys
+
+    def init(self, key: Key | Sequence[Key], value: Any) -> None:
+        """Declares keys and stores rank 0's values. Collective; once per key.
+
+        Args:
+            key: a str or an int, the same kind for all keys of a store; or a list of them.
+            value: an array of any shape and dtype of float; or a list of them, one per key. Or RowSparse with their
+                shapes: such a key is a table, to which rows are pushed (gradwire.sparse).
+
+        Raises:
+            ValueError: a key was declared before, int and str keys are mixed, or ranks differ in key, shape or
+                dtype (every rank gets the same error, which names the first difference).
+        """
+        self._declare("init", key, value, 0)
+
+    def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
+        """Adds value to the key's sum of this round; in `dist_async*` has servers apply it. Returns when value was
+        taken; it may be reused then.
+
+        Args:
+            key: as init() was given it.
+            value: an array of the key's size; float32 travels from its own memory. Or a RowSparse, of a table.
+            priority: higher is sent sooner; front layers first is priority=-index. A whole number of 32 bits.
+
+        Raises:
+            ValueError: the key was not initialised, or value has another size.
+            gradwire.TransportError: the job has failed; names the rank at fault.
+        """
+        check_priority("push", priority)
+        keys, values = pairs("push", key, value)
+        if holds_rows(values):
+            return self.rows.push(keys, values, priority)
+        checked = [self.dense.arrays("push", name, item) for name, item in zip(keys, values, strict=True)]
+        for name, arrays in zip(keys, checked, strict=True):
+            merged = self._merged(name, arrays)
+            self.engine.push(self.dense.ids[name], merged, priority, **stream_of(merged))
+        return None
+
+    def pull(self, key: Key | Sequence[Key], out: Any, priority: int = 0) -> None:
+        """Writes to out what the store holds after this worker's last push of the key: the sum of that round, or
+        the weight when an optimizer is set, or the initial value. Waits for the other workers' pushes; in
+        `dist_async*` only where this worker is too far ahead of them.
+
+        Args:
+            key: as init() was given it.
+            out: an array, or a list of arrays that all get the value.
+            priority: as in push().
+        """
+        check_priority("pull", priority)
+        keys, outs = pairs("pull", key, out)
+        targets = [self.dense.target("pull", name, item) for name, item in zip(keys, outs, strict=True)]
+        tickets = [
+            self.engine.pull(self.dense.ids[name], target.array, priority, **stream_of(target.array))
+            for name, target in zip(keys, targets, strict=True)
+        ]
+        self._finish(tickets, targets)
+
+    def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> None:
+        """Push and pull in one; without out, in place. The fastest: arrays travel from and to their own memory.
+
+        Args:
+            key, value, priority: as in push().
+            out: as in pull(). Of a table a RowSparse, which is set to all rows of the round.
+        """
+        check_priority("pushpull", priority)
+        keys, values = pairs("pushpull", key, value)
+        _, outs = pairs("pushpull", key, value if out is None else out)
+        if holds_rows(values):
+            return self.rows.push_pull(keys, values, outs, priority)
+        checked = [self.dense.arrays("pushpull", name, item) for name, item in zip(keys, values, strict=True)]
+        targets = [self.dense.target("pushpull", name, item) for name, item in zip(keys, outs, strict=True)]
+        tickets = []
+        for name, arrays, target in zip(keys, checked, targets, strict=True):
+            merged = target.meet(self._merged(name, arrays))
+            identity, array = self.dense.ids[name], target.array
+            tickets.append(self.engine.push_pull(identity, merged, array, priority, **stream_of(array)))
+        self._finish(tickets, targets)
+        return None
+
+    def row_sparse_pull(
+        self, key: Key | Sequence[Key], out: Any, priority: int = 0, row_ids: Any = None
+    ) -> None:
+        """Writes to out the rows row_ids of a table as this worker's last push left them: those of the round's sum,
+        the weights when an optimizer is set, or the first values. Waits for the other workers' pushes.
+
+        Args:
+            key: as init() was given it, with a RowSparse.
+            out: an array (len(row_ids), ...), which gets the rows in the order of row_ids; or a RowSparse, which is set
+                to them ascending and each once; or a list of these, which all get the rows.
+            priority: as in push().
+            row_ids: whole numbers, (n,), in any order, repeated or not; for a list of keys, a list of them.
+
+        Raises:
+            ValueError: a key that is no table, row_ids outside it, or an out of another shape.
+        """
+        check_priority("row_sparse_pull", priority)
+        if row_ids is None:
+            raise ValueError(
+                "row_sparse_pull: row_ids is missing; say which rows, or pull a key that is no table"
+            )
+        keys, outs = pairs("row_sparse_pull", key, out)
+        _, wanted = pairs("row_sparse_pull", key, row_ids)
+        self.rows.pull(keys, outs, wanted, priority)
+
+    def broadcast(
+        self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0, root_rank: int = 0
+    ) -> None:
+        """Declares keys with one worker's values, and writes those to out on every rank. Collective; once a key.
+
+        Args:
+            key, value, priority: as in init() and pull().
+            root_rank: of the worker whose values all get.
+            out: as pull() takes it; without, value itself is written. A number is root_rank, as in the RFC's
+                broadcast(name, tensor, root_rank).
+
+        Raises:
+            ValueError: as init() and pull(); or value is a RowSparse.
+        """
+        if holds_rows(value):
+            raise ValueError("broadcast: rows are stored by init() and read by row_sparse_pull(); call these")
+        if isinstance(out, int | np.integer):
+            out, root_rank = None, int(out)
+        self._declare("broadcast", key, value, root_rank)
+        self.pull(key, value if out is None else out, priority)
+
+    def push_pull(
+        self, name: Key | Sequence[Key], tensor: Any, output: Any = None, priority: int = 0
+    ) -> None:
+        """As pushpull(name, tensor, output, priority), and a name that is new is declared, with zeros, by its first
+        call: then a collective.
+        """
+        names, values = pairs("push_pull", name, tensor)
+        known = {*self.dense.ids, *self.rows.names}
+        if new := [i for i, one in enumerate(names) if one not in known]:
+            self.init([names[i] for i in new], [_zeros_like(first_of(values[i])) for i in new])
+        self.pushpull(name, tensor, output, priority)
+
+    def save_checkpoint(self, folder: str | PathLike[str], extra: bytes = b"") -> None:
+        """Writes what workers and servers keep from step to step to a folder. Collective, between steps.
+
+        That is: values and weights, the servers' optimizer with its state, what each rank's and each server's codec has
+        not sent yet, agreed scales, numbers of rounds. It takes the place of what was in the folder only when all of it
+        is on the disk. Sums of past rounds are not in it: without an optimizer, pull a key after a push of it.
+
+        Args:
+            folder: one that all workers see, such as one on NFS; made if it is not there.
+            extra: this worker's own, for load_checkpoint() to give back: weights that a framework has, the state of its
+                optimizer, where the data were.
+
+        Raises:
+            RuntimeError: a file cannot be written, on any rank; or a step is under way.
+        """
+        checkpoint.save(self.engine, folder, extra, self._devices)
+
+    def load_checkpoint(self, folder: str | PathLike[str]) -> Restored:
+        """Goes on from a checkpoint: in a job of the same keys that has pushed nothing yet. Collective, once keys are
+        initialised and, for gradwire.torch, the optimizer is made and its state_dict is loaded.
+
+        With as many workers, what follows is, bit for bit, what would have followed where it was saved. The job may
+        have other numbers of workers and servers: what was not sent yet is kept then too (kvstore/README.md,
+        "Checkpoints").
+
+        Args:
+            folder: as save_checkpoint() was given it.
+
+        Returns: the checkpoint's num_workers, and the extra of this rank; of a rank that is new, that of `rank`.
+
+        Raises:
+            gradwire.DecodeError: a file is damaged, or none of a checkpoint; nothing has changed.
+            ValueError: it is of other keys or of another optimizer, or this job has pushed; nothing has changed.
+            RuntimeError: a file cannot be read.
+        """
+        optimizer, restored = checkpoint.load(self.engine, folder, self._devices)
+        if optimizer is not None:
+            self._optimizer = optimizer
+        return restored
+
+    # ---------------------------------------------------------------- inside
+
+    # What a call was given is checked whole before any of it is sent: a call that fails halfway would leave this
+    # worker a round ahead of the others in the keys before the mistake.
+
+    def _declare(self, verb: str, key: Key | Sequence[Key], value: Any, root: int) -> None:
+        keys, values = pairs(verb, key, value)
+        known = [*self.dense.ids, *self.rows.names]
+        if len({type(name) for name in [*known, *keys]}) > 1:
+            raise ValueError(
+                f"{verb}: mixed key types are not allowed; use either all int or all str keys in one store"
+            )
+        if holds_rows(values) or set(keys) & set(self.rows.names):
+            if twice := [name for name in keys if name in known]:
+                raise ValueError(f"{verb}: key {twice[0]!r} was declared before; declare each key once")
+            return self.rows.init(verb, keys, values, root)
+        return self.dense.init(verb, keys, values, root)
+
+    def _merged(self, key: Key, arrays: list[Any]) -> Any:
+        compresses = self._is_local and not self.passthrough
+        if len(arrays) > 1 and is_on_device(arrays[0]):
+            return self._devices.add_on_device(arrays)
+        return self._devices.add(key, arrays) if len(arrays) > 1 or compresses else arrays[0]
+
+    def _finish(self, tickets: Sequence[_core.Ticket], targets: Sequence[Target]) -> None:
+        for ticket, target in zip(tickets, targets, strict=True):
+            self.wait_until(ticket.wait)
+            target.deliver()
+        self.print_notices()
+
+
+def _zeros_like(value: Any) -> Any:
+    if isinstance(value, RowSparse):
+        return RowSparse([], [], value.shape)
+    return np.zeros(np.shape(value), np.float32)

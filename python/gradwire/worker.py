@@ -1,0 +1,197 @@
+"""A worker's place in a job: who it is, what it has sent, its timeline, and leaving. It knows nothing of keys."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gradwire import _core, joining, settings
+from gradwire.backend import AbstractKVStore
+from gradwire.collectives import Collectives
+from gradwire.log import Log
+from gradwire.timeline.recorder import Recorder
+
+
+class Worker(AbstractKVStore):
+    """What every store of gradwire's own has, whatever its keys."""
+
+    def __init__(self, kind: str, engine: _core.Engine, values: settings.Settings) -> None:
+        self._kind = kind
+        self._settings = values
+        self._log = Log.of(values, engine.rank)
+        self.engine = engine
+        self.unfinished: set[Callable[[], None]] = set()  # what close() is to end first, on this thread
+        self.is_open = False  # gradwire.kv sets it, and close() ends it
+        self.collectives = Collectives(engine)  # all_reduce, all_gather, ...: exact, of any arrays
+        self.decisions: list[dict[str, Any]] = []  # of compression="auto", for stats()
+        self.waited_seconds = 0.0  # in wait_until()
+        traced = values.timeline is not None and not (self._is_local and values.is_in_a_job)
+        self._recorder = Recorder(engine, kind, str(values.timeline)) if traced else None
+
+    @property
+    def type(self) -> str:
+        """The name it was created by."""
+        return self._kind
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self.engine.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the job has."""
+        return self.engine.num_workers
+
+    @property
+    def _is_local(self) -> bool:
+        return joining.is_local(self._kind)
+
+    def barrier(self) -> None:
+        """Waits until every worker is here."""
+        self.engine.barrier()
+
+    _barrier = barrier  # MXNet's name
+
+    def join(self) -> int:
+        """Says that this worker has run out of data; for workers with different numbers of batches.
+
+        The others' rounds go on without it, as sums of what they push, until they join too; then all are awaited
+        again, from one round on. What this worker's codec has not sent yet is kept, and comes with its next push.
+        Meanwhile no worker may call another collective (barrier, init, set_gradient_compression, ...).
+
+        Returns: the rank that joined last, the same on all ranks: it has seen all rounds, so its weights are the
+            ones to broadcast.
+
+        Raises:
+            ValueError: a store in which a library sums (`allreduce_mpi`, `nccl`), or hierarchy=host.
+            gradwire.TimeoutError: a worker has not joined within GRADWIRE_SLOW_ABORT; names it.
+        """
+        return self.engine.join()
+
+    def stats(self, servers: bool = False) -> dict[str, Any]:
+        """Returns what this worker's end of the store has done so far.
+
+        Args:
+            servers: also what the servers say, who are asked and waited for: waited_for: by rank, how often a
+                partition's round was whole only when that worker's push came (of one thread of each server; with
+                hierarchy=host of the workers that lead their hosts; 0 where a library sums); slowest_rank: whose it was
+                most often, None where there was no round.
+
+        Returns: bytes_raw: pushed, as float32; bytes_encoded: the payloads made of them; ratio: how many times smaller
+            those are, None where there are none; residual_norm: Euclidean, of all that this worker's codecs have not
+            sent yet, in one pass over it, None while a round is in progress; bytes_sent, bytes_received: at the
+            sockets, headers and what is no gradient included; codec_seconds: of all threads that encode and decode;
+            stage_seconds: of all partitions in each stage (`gradwire timeline --help`), while they were traced
+            (GRADWIRE_TIMELINE or timeline()), else 0. Of servers those that live in this process.
+            decisions: what compression="auto" has chosen, step by step, and why. staleness, of
+            `dist_async*`: {staleness: parts of tensors}, how many parts this worker has pushed whose weight had
+            that many pushes of other workers since this one had been given it.
+
+            With hierarchy=host, bytes_encoded is what the worker that leads its host has made of the host's sum, and 0
+            on the others; so ratio is the leader's own gradients over the host's payloads, and None on the others.
+        """
+        raw, encoded = self.engine.pushed()
+        counters = self.engine.counters()
+        asked: dict[str, Any] = {}
+        if servers:
+            waited_for = self.engine.waited_for()
+            asked["waited_for"] = waited_for
+            asked["slowest_rank"] = waited_for.index(max(waited_for)) if any(waited_for) else None
+        return asked | {
+            "bytes_raw": raw,
+            "bytes_encoded": encoded,
+            "ratio": raw / encoded if encoded else None,
+            "residual_norm": self.engine.residual_norm(),
+            "bytes_sent": counters["bytes_sent"],
+            "bytes_received": counters["bytes_received"],
+            "codec_seconds": self.engine.codec_seconds(),
+            "stage_seconds": self.engine.stage_seconds(),
+            "decisions": list(self.decisions),
+            "staleness": self.engine.staleness(),
+        }
+
+    @contextlib.contextmanager
+    def timeline(self, folder: str) -> Iterator[None]:
+        """Traces what every partition goes through meanwhile: on every rank, with the same folder, around some steps.
+
+        `gradwire timeline FOLDER` shows it. Servers of their own are traced only in a job that was started with
+        `gradwire run --timeline` (GRADWIRE_TIMELINE), which traces all of it.
+
+        Args:
+            folder: to which this rank writes its part when it is over; made if it is not there.
+
+        Raises:
+            RuntimeError: all of the job is traced already.
+        """
+        if self._recorder is not None:
+            raise RuntimeError(
+                "timeline: this store is traced already, by GRADWIRE_TIMELINE or another timeline()"
+            )
+        self._recorder = Recorder(self.engine, self._kind, folder)
+        try:
+            yield
+        finally:
+            recorder, self._recorder = self._recorder, None
+            if recorder is not None:  # else the store was closed meanwhile
+                recorder.stop()
+                recorder.write()
+
+    def close(self) -> None:
+        """Ends what is under way, and leaves the job cleanly. Called at exit for stores still open.
+
+        Where others need this process to the end (it serves the roll call; or over MPI, which ends for all ranks at
+        once), waits until they have left too.
+        """
+        if self.is_open and not self._is_local:
+            self._report_left()
+        self.is_open = False
+        with contextlib.ExitStack() as leaving:
+            leaving.callback(self._leave)
+            for finish in list(self.unfinished):
+                leaving.callback(finish)
+
+    def report_joined(self) -> None:
+        """Reports, to who asked for it, what job this is."""
+        workers, servers = self.num_workers, self.engine.num_servers
+        text = f"has joined {self.type!r} with {workers} workers and {servers} servers"
+        self._log.say("info", text, store=self.type, workers=workers, servers=servers)
+
+    def _report_left(self) -> None:
+        if not self._log.reports("info"):
+            return
+        stats = self.stats()
+        sent, received = stats["bytes_sent"], stats["bytes_received"]
+        self._log.say("info", f"leaves after {sent} bytes sent and {received} received", **stats)
+
+    def _leave(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.stop()
+        self.engine.close()
+        if recorder is not None:
+            recorder.write()
+        began = time.monotonic()
+        pause = 5.0
+        while not self.engine.outlast(pause) and time.monotonic() - began < self._settings.slow_abort:
+            waited = f"{time.monotonic() - began:.0f} s"
+            self._log.say(
+                "warning",
+                f"all is done here; has waited {waited} for the other workers to leave the job, which needs this "
+                "process to its end",
+            )
+            pause = 60.0
+
+    def wait_until(self, done: Callable[[float], bool]) -> None:
+        """Calls done(seconds) until it returns True, and prints in between what the engine has to say."""
+        began = time.perf_counter()
+        while not done(1.0):
+            self.print_notices()
+        self.waited_seconds += time.perf_counter() - began
+
+    def print_notices(self) -> None:
+        """Reports on stderr what the engine has to say: a rank that is waited for, a codec that a device lacks."""
+        for notice in self.engine.take_notices():
+            self._log.say("warning", notice)

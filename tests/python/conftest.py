@@ -1,0 +1,23 @@
+"""What the tests of the in-process store share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gradwire
+import pytest
+from gradwire.kv import KVStore
+
+
+@pytest.fixture
+def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever job the tests run in, they are not of it."""
+    for variable in ("GRADWIRE_ROLE", "DMLC_ROLE", "GRADWIRE_COMPRESSION"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture(params=["local", "device"])
+def kv(request: pytest.FixtureRequest, no_job: None) -> Iterator[KVStore]:
+    store = gradwire.kv.create(request.param)
+    yield store
+    store.close()

@@ -1,0 +1,131 @@
+"""What a store does with pushes: compresses them, and updates weights by an optimizer."""
+
+from __future__ import annotations
+
+import gradwire
+import numpy as np
+import pytest
+import torch
+from gradwire.kv import KVStore
+from numpy.testing import assert_array_equal
+from python.small_arrays import ones, pulled
+
+pytestmark = pytest.mark.usefixtures("no_job")
+
+
+def test_compression_keeps_its_residual(kv: KVStore) -> None:
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    assert kv.compression.spec.startswith("2bit:threshold=0.5")
+    assert kv.compression.reply == "exact"
+    kv.init("w", ones(value=1))
+    assert_array_equal(pulled(kv, "w"), ones(value=1))  # first values are not compressed
+    for value, expected in ((0.0, 0), (0.4, 0), (0.1, 0.5), (0.2, 0), (0.3, 0.5), (0.5, 0.5)):
+        out = ones(value=np.nan)
+        kv.pushpull("w", ones(value=value), out=out)
+        assert_array_equal(out, ones(value=expected))
+
+
+def test_a_setting_overrides_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_COMPRESSION", "fp16")
+    store = gradwire.kv.create("local")
+    store.set_gradient_compression({"type": "2bit"})
+    assert store.compression.spec.startswith("fp16")
+    store.close()
+
+
+def test_sgd_on_the_store(kv: KVStore) -> None:
+    kv.init("w", ones(value=2))
+    kv.set_optimizer("sgd", learning_rate=0.5)
+    kv.push("w", ones(value=1))
+    assert_array_equal(pulled(kv, "w"), ones(value=1.5))
+
+
+TORCH_OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {}, {}),
+    "sgd momentum": (torch.optim.SGD, {"momentum": 0.9}, {"momentum": 0.9}),
+    "sgd nesterov": (
+        torch.optim.SGD,
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+        {"momentum": 0.9, "nesterov": 1, "wd": 0.01},
+    ),
+    "adam": (torch.optim.Adam, {"weight_decay": 0.01}, {"wd": 0.01}),
+    "adam betas": (
+        torch.optim.Adam,
+        {"betas": (0.8, 0.95), "eps": 1e-3},
+        {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-3},
+    ),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.1}, {"wd": 0.1}),
+    "adagrad": (torch.optim.Adagrad, {"weight_decay": 0.01}, {"wd": 0.01}),
+}
+
+
+@pytest.mark.parametrize("name", TORCH_OPTIMIZERS)
+def test_optimizers_are_those_of_torch(kv: KVStore, name: str) -> None:
+    """60 steps from equal weights, gradients from tiny to huge: each within 8 ulp of the weight or its largest change
+    so far, the larger one (momentum that has cancelled carries the errors of what it was)."""
+    make, theirs, ours = TORCH_OPTIMIZERS[name]
+    random = np.random.default_rng(8)
+    weight = random.normal(size=1000).astype(np.float32)
+    parameter = torch.nn.Parameter(torch.from_numpy(weight.copy()))
+    optimizer = make([parameter], lr=0.05, **theirs)
+    kv.init("w", weight)
+    kv.set_optimizer(name.split()[0], learning_rate=0.05, **ours)
+    sizes = np.exp(random.normal(size=1000) * 4)
+    largest = np.zeros(1000, np.float32)
+    for _ in range(60):
+        before = weight.copy()
+        parameter.data.copy_(torch.from_numpy(before))
+        gradient = (random.normal(size=1000) * sizes).astype(np.float32)
+        parameter.grad = torch.from_numpy(gradient.copy())
+        optimizer.step()
+        kv.push("w", gradient)
+        kv.pull("w", out=weight)
+        largest = np.maximum(largest, np.abs(weight - before))
+        size = np.maximum.reduce([np.abs(before), np.abs(weight), largest])
+        assert (np.abs(weight - parameter.detach().numpy()) <= 8 * np.spacing(size)).all()
+
+
+def test_a_learning_rate_changes_and_the_state_stays(kv: KVStore) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    kv.init("w", np.zeros(4, np.float32))
+    kv.set_optimizer("adam", learning_rate=0.1)
+    for step in range(6):
+        if step == 3:
+            kv.set_learning_rate(0.01)
+            optimizer.param_groups[0]["lr"] = 0.01
+        parameter.grad = torch.tensor([1.0, -2.0, 0.5, float(step)])
+        optimizer.step()
+        kv.push("w", parameter.grad.numpy())
+    np.testing.assert_allclose(pulled(kv, "w", (4,)), parameter.detach().numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_16_bits_have_masters_of_32(kv: KVStore, dtype: torch.dtype) -> None:
+    """MXNet's multi_precision: steps that are lost in 16 bits add up, and what is pulled is the master, rounded."""
+    kv.init("half", torch.ones(4, dtype=dtype))
+    kv.init("full", torch.ones(4))
+    kv.set_optimizer("sgd", learning_rate=1e-4)
+    half, full = torch.empty(4, dtype=dtype), torch.empty(4)
+    for _ in range(300):
+        kv.push(["half", "full"], [torch.ones(4, dtype=dtype), torch.ones(4)])
+    kv.pull(["half", "full"], out=[half, full])
+    assert torch.equal(half, full.to(dtype))
+    assert torch.all(half < 0.98)
+    assert torch.equal(
+        torch.ones(4, dtype=dtype) - 1e-4, torch.ones(4, dtype=dtype)
+    )  # a step is lost in 16 bits
+
+
+def test_another_optimizer_begins_anew(kv: KVStore) -> None:
+    kv.init("w", np.zeros(2, np.float32))
+    kv.set_optimizer("sgd", learning_rate=1, momentum=0.5)
+    kv.push("w", ones(2))
+    kv.set_optimizer("adagrad", learning_rate=1)
+    kv.push("w", ones(2))
+    assert_array_equal(pulled(kv, "w", (2,)), ones(2, value=-2))  # the momentum of -1 is forgotten
+
+
+def test_a_learning_rate_needs_an_optimizer(kv: KVStore) -> None:
+    with pytest.raises(RuntimeError, match=r"call set_optimizer\(\) first"):
+        kv.set_learning_rate(0.1)
