@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <utility>
 
 #include "kvstore/engine_tensor.h"
 #include "kvstore/protocol.h"
@@ -67,8 +69,9 @@ void EngineThread::handle(Node from, Frame frame) {
       return part_done(tensor, nullptr);
     case Kind::kHeld:
       found->awaited.resize(frame.payload.size_bytes() / sizeof(std::uint32_t));
-      std::memcpy(found->awaited.data(), frame.payload.bytes().data(),
-                  found->awaited.size() * sizeof(std::uint32_t));
+      std::ranges::copy(
+          std::as_const(frame.payload).bytes().first(found->awaited.size() * sizeof(std::uint32_t)),
+          std::as_writable_bytes(std::span(found->awaited)).begin());
       if (found->awaited.empty()) tensor.started = Clock::now();  // upstream of it, who waits knows for whom
       return;
     case Kind::kMissing:

@@ -3,8 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <random>
+#include <span>
 #include <string>
 
 #include "kvstore/protocol.h"
@@ -24,7 +25,7 @@ const LetterId kFromZero{0, 5, 0, 64};
 
 Buffer bytes_of(const std::string& text) {
   Buffer buffer = Buffer::allocate(text.size());
-  std::memcpy(buffer.bytes().data(), text.data(), text.size());
+  std::ranges::copy(std::as_bytes(std::span(text)), buffer.bytes().begin());
   return buffer;
 }
 

@@ -1,6 +1,7 @@
 // What workers send to an Aggregator, and what it answers, without a server around it.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <string>
@@ -18,7 +19,7 @@ using Answers = std::vector<Aggregator::Answer>;
 
 inline transport::Buffer bytes_of(std::span<const float> values) {
   transport::Buffer buffer = transport::Buffer::allocate(values.size_bytes());
-  std::memcpy(buffer.bytes().data(), values.data(), values.size_bytes());
+  std::ranges::copy(std::as_bytes(values), buffer.bytes().begin());
   return buffer;
 }
 

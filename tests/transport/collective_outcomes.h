@@ -1,11 +1,13 @@
 // What became of an operation of a Collective, for whoever waits for it.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <future>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,7 +41,7 @@ std::vector<T> values_of(std::future<Outcome> outcome) {
   auto [buffer, error] = outcome.get();
   if (error) std::rethrow_exception(error);
   std::vector<T> values(buffer.size_bytes() / sizeof(T));
-  std::memcpy(values.data(), std::as_const(buffer).bytes().data(), buffer.size_bytes());
+  std::ranges::copy(std::as_const(buffer).bytes(), std::as_writable_bytes(std::span(values)).begin());
   return values;
 }
 
