@@ -1,0 +1,181 @@
+"""What a job's workers sum: dense keys by operations of MXNet's engine, tables of rows by calls that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradwire import joining, kv
+from gradwire.mxnet import rows
+from gradwire.mxnet.devices import as_floats
+from gradwire.mxnet.errors import KVStoreError
+from gradwire.mxnet.memory import array_over, is_plain, view_of
+from gradwire.mxnet.operations import Operations
+from gradwire.mxnet.pairs import Key
+
+__all__ = ["JobSums"]
+
+_DTYPES = ("float32", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class _Dense:
+    """A dense key: the engine's number of it, and where answers are received: one memory as NumPy's and as MXNet's."""
+
+    number: int
+    values: Any  # float32, of the key's shape
+    received: Any
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A key of rows, by its name in gradwire's store."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class JobSums:
+    """Sums over all workers of a job, and first values that are rank 0's.
+
+    The array that push_pull() and pull() return of a dense key is the key's own: the next one writes to it, and waits
+    for whoever reads it.
+    """
+
+    def __init__(self, store: kv.KVStore) -> None:
+        self._store = store
+        self._operations = Operations(store, in_order=joining.sums_in_one_order(store.type))
+        self._dense: dict[Key, _Dense] = {}
+        self._tables: dict[Key, _Table] = {}
+
+    def use_compression(self, spec: str) -> None:
+        """The store has been told already: its engine encodes."""
+
+    def init(self, values: Sequence[tuple[Key, Any]]) -> None:
+        """Declares keys, those of row_sparse values as tables, with rank 0's values. Collective.
+
+        Raises:
+            KVStoreError: a dtype other than float32, float16 and float64.
+            ValueError: ranks differ.
+        """
+        for key, value in values:
+            if np.dtype(value.dtype).name not in _DTYPES:
+                raise KVStoreError(
+                    f"init: key {key!r} is {np.dtype(value.dtype).name}, expected one of {', '.join(_DTYPES)}"
+                )
+        self._declare([(key, value) for key, value in values if value.stype == "default"])
+        for key, value in values:
+            if value.stype != "default":
+                self._tables[key] = self._table(str(key), rows.to_rows(value))
+
+    def push(self, key: Key, values: Sequence[Any], priority: int) -> None:
+        """Adds the values to this round of the key."""
+        self._operations.raise_failure()
+        if (table := self._tables.get(key)) is not None:
+            return self._store.push(table.name, [rows.to_rows(value) for value in values], priority)
+        dense, value = self._dense[key], as_floats(values)
+
+        def begin() -> None:
+            self._store.engine.push(dense.number, view_of(value), priority)
+
+        return self._operations.run(begin, [value], [dense.received], priority)
+
+    def pull(self, key: Key, priority: int) -> Any:
+        """Returns the key's value after this worker's last push, dense float32; of a table all of it."""
+        self._operations.raise_failure()
+        if (table := self._tables.get(key)) is not None:
+            return self.pull_rows(key, np.arange(table.shape[0]), priority).tostype("default")
+        dense = self._dense[key]
+        self._operations.run(
+            lambda: self._store.engine.pull(dense.number, dense.values, priority),
+            [],
+            [dense.received],
+            priority,
+        )
+        return dense.received
+
+    def push_pull(self, key: Key, values: Sequence[Any], priority: int, into: Any = None) -> Any:
+        """Returns the sum of this round: dense float32 or, where rows were pushed, a RowSparseNDArray of float32.
+
+        Args:
+            key, values, priority: as push().
+            into: an array that is to be written in place of the key's own: one of values where it is the only one.
+        """
+        self._operations.raise_failure()
+        if key in self._tables or all(value.stype == "row_sparse" for value in values):
+            return self._push_pull_rows(key, values, priority)
+        dense, value = self._dense[key], as_floats(values)
+        if into is value and is_plain(value):
+            return self._sum_in_place(dense, value, priority)
+        engine = self._store.engine
+        self._operations.run(
+            lambda: engine.push_pull(dense.number, view_of(value), dense.values, priority),
+            *([value], [dense.received], priority),
+        )
+        return dense.received
+
+    def pull_rows(self, key: Key, row_ids: Any, priority: int) -> Any:
+        """Returns the rows row_ids, int64 (n,) ascending, of a table as a RowSparseNDArray of float32.
+
+        Raises: KVStoreError: the key was initialised with a dense value.
+        """
+        self._operations.raise_failure()
+        if (table := self._tables.get(key)) is None:
+            raise KVStoreError(
+                f"row_sparse_pull: key {key!r} was initialised with a dense value; pull it by pull(), or give init() a "
+                "row_sparse one"
+            )
+        found = np.empty((len(row_ids), *table.shape[1:]), np.float32)
+        self._store.row_sparse_pull(table.name, out=found, priority=priority, row_ids=row_ids)
+        return rows.from_rows(row_ids, found, table.shape)
+
+    def is_of(self, store: kv.KVStore) -> bool:
+        """Tells whether the sums are this store's, and it is open."""
+        return self._store is store and not self._operations.is_closed
+
+    def close(self, *, finish: bool) -> None:
+        """Leaves the job. finish: once all exchanges are over; else those under way fail."""
+        self._operations.close(finish=finish)
+
+    def raise_failure(self) -> None:
+        """Raises what an exchange has failed with."""
+        self._operations.raise_failure()
+
+    def _declare(self, values: Sequence[tuple[Key, Any]]) -> None:
+        if not values:
+            return
+        named = [(str(key), list(value.shape), np.dtype(value.dtype).name) for key, value in values]
+        for (key, value), number in zip(values, self._store.engine.declare(named), strict=True):
+            first = np.ascontiguousarray(value.asnumpy(), np.float32)
+            self._store.engine.init(number, first, 0)
+            received = np.zeros(value.shape, np.float32)
+            self._dense[key] = _Dense(number, received, array_over(received))
+
+    def _table(self, name: str, first: Any) -> _Table:
+        self._store.init(name, first)
+        return _Table(name, first.shape)
+
+    def _push_pull_rows(self, key: Key, values: Sequence[Any], priority: int) -> Any:
+        """Of a dense key whose gradients are rows, a table beside it carries them: declared by the first such push."""
+        given = [rows.to_rows(value) for value in values]
+        if (table := self._tables.get(key)) is None:
+            name = f"rows of {key}"
+            if name not in self._store.rows.names:
+                self._table(name, rows.none(values[0].shape))
+            table = _Table(name, values[0].shape)
+        total = rows.none(table.shape)
+        self._store.pushpull(table.name, given, out=total, priority=priority)
+        return rows.from_rows(total.row_ids, total.rows, table.shape)
+
+    def _sum_in_place(self, dense: _Dense, value: Any, priority: int) -> Any:
+        engine = self._store.engine
+
+        def begin() -> Any:
+            memory = view_of(value)
+            return engine.push_pull(dense.number, memory, memory, priority)
+
+        self._operations.run(begin, [], [value, dense.received], priority)
+        return value

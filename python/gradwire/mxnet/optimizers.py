@@ -1,0 +1,108 @@
+"""MXNet's optimizers: what all workers must agree on, and which the servers of `dist_async*` have too."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gradwire.mxnet.errors import KVStoreError
+
+__all__ = ["first_difference", "hyper_parameters", "server_rule"]
+
+_NOT_SETTINGS = ("num_update", "begin_num_update", "aggregate_num")
+
+
+def hyper_parameters(optimizer: Any) -> dict[str, str]:
+    """Returns an optimizer's class, its numbers and words, and those of its scheduler, as text by name."""
+    found = {"class": type(optimizer).__name__}
+    scheduler = getattr(optimizer, "lr_scheduler", None)
+    for prefix, holder in (("", optimizer), ("lr_scheduler.", scheduler)):
+        for name, value in sorted(vars(holder).items()) if holder is not None else ():
+            if name not in _NOT_SETTINGS and isinstance(value, numbers.Number | str | bool | type(None)):
+                found[prefix + name] = repr(value)
+    return found
+
+
+def first_difference(of_ranks: Sequence[Mapping[str, str]]) -> str | None:
+    """Returns where optimizers differ, as "learning_rate is 0.1 on rank 0 and 0.2 on rank 1"; None: nowhere."""
+    for rank, other in enumerate(of_ranks):
+        for name in dict.fromkeys([*of_ranks[0], *other]):  # the class first
+            mine, its = of_ranks[0].get(name, "missing"), other.get(name, "missing")
+            if mine != its:
+                return f"{name} is {mine} on rank 0 and {its} on rank {rank}"
+    return None
+
+
+def server_rule(optimizer: Any) -> tuple[str, dict[str, float]]:
+    """Returns the optimizer as gradwire.kv's set_optimizer() takes it: a name and parameters.
+
+    Raises:
+        KVStoreError: it is none of the servers', or has what theirs have not: a scheduler, other rates for some keys.
+    """
+    name = type(optimizer).__name__
+    if name not in _RULES:
+        raise KVStoreError(
+            f"set_optimizer: the servers have no {name}; use one of {', '.join(_RULES)}, or a store that sums, such as "
+            "dist_sync, whose workers run any optimizer"
+        )
+    if getattr(optimizer, "lr_scheduler", None) is not None:
+        raise KVStoreError(
+            "set_optimizer: lr_scheduler is set, and the servers have none; call set_learning_rate() of the store on "
+            "all workers, or use a store that sums, such as dist_sync"
+        )
+    if (key := _key_with_own_rate(optimizer)) is not None:
+        raise KVStoreError(
+            f"set_optimizer: lr_mult or wd_mult of {key!r} is not 1, and the servers update all keys alike; leave it "
+            "out, set wd=0, or use a store that sums, such as dist_sync"
+        )
+    rule, parameters = _RULES[name](optimizer)
+    clip = getattr(optimizer, "clip_gradient", None)
+    return rule, {
+        **parameters,
+        "rescale_grad": float(optimizer.rescale_grad),
+        **({"clip_gradient": float(clip)} if clip is not None and clip > 0 else {}),
+    }
+
+
+def _key_with_own_rate(optimizer: Any) -> Any:
+    decays = bool(optimizer.wd)
+    for key, factor in optimizer.lr_mult.items():
+        if factor != 1:
+            return key
+    for key, factor in optimizer.wd_mult.items():
+        if factor != 1 and decays:
+            return key
+    for parameter in optimizer.param_dict.values():
+        if parameter.lr_mult != 1 or (parameter.wd_mult != 1 and decays):
+            return parameter.name
+    return None
+
+
+def _sgd(optimizer: Any) -> tuple[str, dict[str, float]]:
+    return "sgd", _rates(optimizer, momentum=optimizer.momentum)
+
+
+def _nag(optimizer: Any) -> tuple[str, dict[str, float]]:
+    return "sgd", _rates(optimizer, momentum=optimizer.momentum, nesterov=1)
+
+
+def _adam(optimizer: Any) -> tuple[str, dict[str, float]]:
+    return "adam", _rates(optimizer, beta1=optimizer.beta1, beta2=optimizer.beta2, epsilon=optimizer.epsilon)
+
+
+def _test(optimizer: Any) -> tuple[str, dict[str, float]]:
+    return "test", {}
+
+
+def _rates(optimizer: Any, **others: float) -> dict[str, float]:
+    given = {"learning_rate": optimizer.learning_rate, "wd": optimizer.wd, **others}
+    return {name: float(value) for name, value in given.items()}
+
+
+_RULES: dict[str, Callable[[Any], tuple[str, dict[str, float]]]] = {
+    "SGD": _sgd,
+    "NAG": _nag,
+    "Adam": _adam,
+    "Test": _test,
+}

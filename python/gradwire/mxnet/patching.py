@@ -1,0 +1,99 @@
+"""patch(): MXNet's own functions hand stores over to gradwire, until unpatch()."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import mxnet.gluon.trainer
+import mxnet.model
+import mxnet.module.module
+
+from gradwire import _core, joining
+from gradwire.mxnet.errors import KVStoreError
+from gradwire.mxnet.store import KVStore
+
+__all__ = ["patch", "unpatch"]
+
+_originals: list[tuple[Any, str, Any]] = []  # owner, name, what it was
+_store: KVStore | None = None  # by which this process is in its job
+
+
+def patch() -> None:
+    """Routes mx.kv.create() of every name that gradwire.kv.create() has to gradwire, and so what takes such a name:
+    Module.fit(kvstore=...), gluon.Trainer(kvstore=...). Trainer takes it as kv= too, as RFC 16795 has it.
+
+    A name that neither has is an error, where MXNet would quietly make a local store. MXNet's plugins keep their names.
+    A second call changes nothing.
+    """
+    if _originals:
+        return
+    for owner in (mx.kvstore, mx.kvstore.base):
+        _replace(owner, "create", _creating)
+    for module in (mxnet.model, mxnet.module.module, mxnet.gluon.trainer):
+        _replace(module, "_create_kvstore", _choosing)
+    _replace(mxnet.gluon.trainer.Trainer, "__init__", _taking_kv)
+
+
+def unpatch() -> None:
+    """Gives MXNet its own functions back; stores that are open stay gradwire's."""
+    while _originals:
+        owner, name, original = _originals.pop()
+        setattr(owner, name, original)
+
+
+def _replace(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name)
+    _originals.append((owner, name, original))
+    setattr(owner, name, functools.wraps(original)(around(original)))
+
+
+def _creating(original: Any) -> Any:
+    def create(name: str = "local") -> Any:
+        if not isinstance(name, str):
+            raise TypeError(f"mx.kv.create: name is {name!r}, expected a string such as 'dist_sync'")
+        kind = name.lower()
+        plugins = mx.kvstore.KVStoreBase.kv_registry
+        if kind in plugins:
+            return original(name)
+        if kind not in joining.names():
+            valid = [*joining.names(), *plugins]
+            near = _core.nearest(kind, valid)
+            raise KVStoreError(
+                f"mx.kv.create: unknown store {name!r}; did you mean {near!r}? Valid are {', '.join(valid)}"
+            )
+        return KVStore(name) if joining.is_local(kind) else _joined(kind)
+
+    return create
+
+
+def _joined(kind: str) -> KVStore:
+    """The store of the job; scripts make it once for its rank, and once more inside Trainer or Module."""
+    global _store
+    if _store is None or _store.type != kind or not _store.is_open:
+        _store = KVStore(kind)
+    return _store
+
+
+def _choosing(original: Any) -> Any:
+    """MXNet uses no store for one device unless its name has "dist" in it; ours join a job under other names too."""
+
+    def create(kvstore: Any, num_device: int, arg_params: Any) -> Any:
+        kind = kvstore.lower() if isinstance(kvstore, str) else ""
+        joins = kind in joining.names() and not joining.is_local(kind)
+        return original(_joined(kind) if joins else kvstore, num_device, arg_params)
+
+    return create
+
+
+def _taking_kv(original: Any) -> Any:
+    def __init__(self: Any, *args: Any, kv: Any = None, **kwargs: Any) -> None:
+        if kv is not None:
+            if "kvstore" in kwargs or len(args) > 3:
+                raise TypeError("Trainer: both kv and kvstore are given, and are the same; give one")
+            kwargs["kvstore"] = kv
+        original(self, *args, **kwargs)
+
+    return __init__

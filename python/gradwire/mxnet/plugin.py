@@ -1,0 +1,160 @@
+"""gradwire as a plugin of MXNet's interface for stores of other makers: it sums; optimizers stay in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mxnet as mx
+
+from gradwire import _core, kv, settings
+from gradwire.mxnet.errors import KVStoreError
+from gradwire.mxnet.job_sums import JobSums
+from gradwire.mxnet.local_sums import LocalSums
+from gradwire.mxnet.pairs import grouped
+
+__all__ = ["Gradwire"]
+
+_of_the_job: JobSums | None = None  # a process joins once; every Gradwire in it sums there
+
+
+@mx.kvstore.KVStoreBase.register
+class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
+    """The store mx.kv.create("gradwire"): inside a job on its servers or, where it has none, among its workers; outside
+    of one in this process alone.
+
+    Calls take NDArrays and lists of them as those of gradwire.mxnet.KVStore do, and return as early.
+    """
+
+    def __init__(self) -> None:
+        """Raises: as gradwire.kv.create()."""
+        self._store = _store()
+        self._is_local = self._store.type == "local"
+        self._sums = LocalSums(self._store) if self._is_local else _sums(self._store)
+        self._declared: set[str] = set()
+
+    @property
+    def type(self) -> str:
+        """The name it is created by: "gradwire"."""
+        return "gradwire"
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self._store.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the job has."""
+        return self._store.num_workers
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Tells whether it has "optimizer" (it has not), "gradient_compression" or "gradient_compression:CODEC".
+
+        Raises: ValueError: an unknown capability.
+        """
+        name, _, codec = capability.lower().partition(":")
+        if name == "optimizer" and not codec:
+            return False
+        if name == "gradient_compression":
+            return not codec or codec in [row["name"] for row in _core.codecs()]
+        raise ValueError(
+            f"is_capable: unknown capability {capability!r}; valid are optimizer, gradient_compression, "
+            "gradient_compression:CODEC"
+        )
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Writes rank 0's value to out on every rank, to the bit; as often as wanted. Collective, and waits.
+
+        Args:
+            key: a str or an int, or a list of them.
+            value: an NDArray of a key, the same shape and dtype on all ranks.
+            out: an NDArray, or a list that all get the value.
+            priority: not needed.
+        """
+        wanted = dict(grouped("broadcast", key, out))
+        for name, values in grouped("broadcast", key, value):
+            first = values[0]
+            if self.num_workers > 1:
+                first = mx.nd.array(self._store.collectives.broadcast(first.asnumpy()), dtype=first.dtype)
+            for one in wanted[name]:
+                first.copyto(one)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Writes the sum of all workers' values to out; without out, to value itself. A key's first is a collective.
+
+        Args:
+            key: a str or an int, or a list of them.
+            value: an NDArray, or one per device; float32, float16 or float64, the same shape on all ranks.
+            out: an NDArray, or a list that all get the sum.
+            priority: higher is sent sooner; front layers first is priority=-index.
+
+        Raises:
+            KVStoreError: a value is row_sparse or of another dtype.
+            gradwire.TransportError: the job has failed; names the rank at fault.
+        """
+        wanted = dict(grouped("pushpull", key, value if out is None else out))
+        for name, values in grouped("pushpull", key, value):
+            _require_dense(name, [*values, *wanted[name]])
+            identity = f"gradwire {name!r}"  # beside the keys of a KVStore of the same job
+            if identity not in self._declared:
+                self._sums.init([(identity, mx.nd.zeros(values[0].shape, dtype=values[0].dtype))])
+                self._declared.add(identity)
+            total = self._sums.push_pull(identity, values, priority)
+            for one in wanted[name]:
+                total.copyto(one)
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
+        """Compresses every pushpull from now on. Collective.
+
+        Args:
+            compression_params: as gradwire.mxnet.KVStore.set_gradient_compression() takes them.
+
+        Raises: ValueError: a bad type or parameter, or ranks that differ.
+        """
+        self._store.set_gradient_compression(compression_params)
+        self._sums.use_compression(self._store.compression.spec)
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Raises NotImplementedError: the optimizer stays in the worker."""
+        raise NotImplementedError(_NO_OPTIMIZER)
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Raises NotImplementedError: Trainer.save_states() has them."""
+        raise NotImplementedError(_NO_OPTIMIZER)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Raises NotImplementedError: Trainer.load_states() takes them."""
+        raise NotImplementedError(_NO_OPTIMIZER)
+
+
+_NO_OPTIMIZER = (
+    "the store 'gradwire' sums, and the worker's optimizer updates: gluon.Trainer(update_on_kvstore=False) does; or "
+    "gradwire.mxnet.patch() and mx.kv.create('dist_sync')"
+)
+
+
+def _store() -> kv.KVStore:
+    """The store by which this process is in its job, joined now if need be; outside of a job one of its own."""
+    if (joined := kv.joined()) is not None:
+        return joined
+    here = settings.read()
+    if not here.is_in_a_job:
+        return kv.create("local")
+    return kv.create("dist_sync" if here.num_servers else "allreduce")
+
+
+def _sums(store: kv.KVStore) -> JobSums:
+    global _of_the_job
+    if _of_the_job is None or not _of_the_job.is_of(store):
+        _of_the_job = JobSums(store)
+    return _of_the_job
+
+
+def _require_dense(name: Any, arrays: list[Any]) -> None:
+    if any(array.stype != "default" for array in arrays):
+        raise KVStoreError(
+            f"pushpull: key {name!r} has a row_sparse value, which the plugin does not sum; use gradwire.mxnet.patch() "
+            "and mx.kv.create('dist_sync')"
+        )

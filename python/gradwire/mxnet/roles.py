@@ -1,0 +1,42 @@
+"""What comes before `import mxnet`: who this process is, and whether MXNet is there."""
+
+from __future__ import annotations
+
+import importlib
+
+from gradwire import joining, settings
+
+_PACKAGES = "pip install mxnet==1.9.1 numpy==1.23.5"
+
+
+def serve_unless_worker() -> None:
+    """Serves the job and ends the process where the environment says server or scheduler.
+
+    `import mxnet` starts MXNet's own server there and never returns, so this has to be first.
+
+    Raises: ValueError: settings are bad, or there is no address of a scheduler.
+    """
+    values = settings.read()
+    if values.role != "worker":
+        joining.serve(values)
+
+
+def require_mxnet() -> None:
+    """Raises ImportError, saying what to install, where MXNet 1.9 cannot be imported."""
+    try:
+        mxnet = importlib.import_module("mxnet")
+    except ModuleNotFoundError as error:
+        if error.name != "mxnet":
+            raise
+        raise ImportError(
+            f"gradwire.mxnet: MXNet is not installed here; {_PACKAGES}, under Python 3.11 or 3.10",
+            name="mxnet",
+        ) from None
+    except AttributeError as error:  # it uses names that NumPy 1.24 has dropped
+        raise ImportError(
+            f"gradwire.mxnet: MXNet cannot be imported beside this NumPy ({error}); {_PACKAGES}", name="mxnet"
+        ) from None
+    if not mxnet.__version__.startswith("1.9."):
+        raise ImportError(
+            f"gradwire.mxnet: MXNet is {mxnet.__version__} here, expected 1.9; {_PACKAGES}", name="mxnet"
+        )

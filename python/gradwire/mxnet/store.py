@@ -1,0 +1,444 @@
+"""MXNet's KVStore over gradwire's: the same methods, with compression in all of them.
+
+Where the optimizer runs. In a store that sums, each worker updates its own copy of the weights by MXNet's own
+optimizer, from the sum, which is the same on all: any optimizer, scheduler and multiplier works, the learning rate can
+change, and its state can be saved; nothing is pickled and sent. In `dist_async*` there are no sums, and the servers
+update, by one of their own rules.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from gradwire import joining, kv
+from gradwire.mxnet import optimizers, rows
+from gradwire.mxnet.errors import KVStoreError
+from gradwire.mxnet.job_sums import JobSums
+from gradwire.mxnet.local_sums import LocalSums
+from gradwire.mxnet.pairs import Key, grouped
+
+__all__ = ["KVStore"]
+
+
+class _Declared:
+    """A key as it was initialised."""
+
+    def __init__(self, value: Any) -> None:
+        self.shape = value.shape
+        self.dtype = np.dtype(value.dtype).name
+        self.stype = value.stype
+
+
+class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
+    """A worker's end of a store, with the methods of `mxnet.kvstore.KVStore`; made by mx.kv.create() after patch().
+
+    Methods that take a key also take a list of keys with a list of values, and for each key an NDArray or, of several
+    devices, a list of them, which are added up first. NDArrays of float32 on the host are sent from their own memory.
+
+    Calls return before their work is done, as MXNet's do; who reads an NDArray waits for it. What goes wrong meanwhile
+    is raised by the next call. Calls on row_sparse arrays wait, and so does every call in a store in which a library
+    sums (`allreduce_mpi`, `nccl`).
+    """
+
+    def __init__(self, name: str = "local") -> None:
+        """
+        Args:
+            name: one of gradwire.kv.stores(). All but `local`, `device` and their other names join the job that the
+                environment describes.
+
+        Raises: as gradwire.kv.create().
+        """
+        self._name = name.lower()
+        self._store: kv.KVStore = kv.create(name)
+        self._is_local = joining.is_local(self._store.type)
+        self._updates_on_servers = joining.applies_at_once(self._store.type)
+        self._sums = LocalSums(self._store) if self._is_local else JobSums(self._store)
+        self._keys: dict[Key, _Declared] = {}
+        self._weights: dict[Key, Any] = {}  # where this worker updates them
+        self._updater: Callable[[Key, Any, Any], None] | None = None
+        self._server_optimizer: Any = None  # asked for before there were keys
+        self._keeps_float32 = False
+        self._warned_of_sparse = False
+
+    def __del__(self) -> None:
+        """MXNet's would free a handle, which there is not."""
+
+    # ---------------------------------------------------------------- what it is
+
+    @property
+    def type(self) -> str:
+        """The name it was created by."""
+        return self._name
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self._store.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the job has."""
+        return self._store.num_workers
+
+    @property
+    def is_open(self) -> bool:
+        """False once the store was closed."""
+        return self._sums.is_of(self._store)
+
+    @property
+    def gradwire(self) -> kv.KVStore:
+        """The store beneath: stats(), collectives, timeline()."""
+        return self._store
+
+    def is_capable(self, capability: str) -> bool:
+        """Tells whether the store has "optimizer", "gradient_compression" or "gradient_compression:CODEC".
+
+        Raises: ValueError: an unknown capability.
+        """
+        return self._store.is_capable(capability)
+
+    def get_num_dead_node(self, node_id: int = 0, timeout: int = 60) -> int:
+        """Returns 0: with gradwire a peer's death ends the job, so whoever can ask has none. MXNet before 1.0 had it.
+
+        Args:
+            node_id, timeout: not needed; dead peers are noticed by themselves (GRADWIRE_LIVENESS_TIMEOUT).
+
+        Raises: gradwire.TransportError: the job has failed; names the rank at fault.
+        """
+        self._sums.raise_failure()
+        return 0
+
+    # ---------------------------------------------------------------- settings, the same on all ranks
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
+        """Compresses every push and pushpull from now on, before or after init(). Collective.
+
+        Args:
+            compression_params: {"type": "2bit", "threshold": 0.5} or any other codec of gradwire's, as in
+                gradwire.kv.KVStore.set_gradient_compression().
+
+        Raises:
+            ValueError: a bad type, parameter or reply, or ranks that differ.
+        """
+        self._store.set_gradient_compression(compression_params)
+        self._sums.use_compression(self._store.compression.spec)
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Has pulls return weights from now on, which the optimizer updates. Collective.
+
+        Args:
+            optimizer: MXNet's. In a store that sums any; its later changes count (learning rate, scheduler). In
+                `dist_async*` SGD, NAG, Adam or Test, without scheduler and multipliers.
+
+        Raises:
+            KVStoreError: the workers' optimizers differ, or the servers do not have it.
+        """
+        if self._updates_on_servers:
+            optimizers.server_rule(optimizer)  # raises before anything is asked of the servers
+            self._server_optimizer = optimizer
+            return
+        if not self._is_local:
+            self._require_agreement(optimizer)
+        self._keeps_float32 = bool(getattr(optimizer, "multi_precision", False))
+        self._set_updater(mx.optimizer.get_updater(optimizer))
+
+    def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
+        """Has each push call updater(key, sum, weight), which changes weight in place, in this worker.
+
+        Args:
+            updater: the same on all workers; pulls return the weight.
+
+        Raises: KVStoreError: `dist_async*`, where servers update.
+        """
+        if self._updates_on_servers:
+            raise KVStoreError(
+                f"set_updater: in {self.type!r} the servers update, and run no function of the script's; use "
+                "set_optimizer(), or a store that sums, such as dist_sync"
+            )
+        self._updater = updater
+
+    _set_updater = set_updater  # MXNet's name
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Gives the optimizer another learning rate; in `dist_async*` a collective, for there it is the servers'.
+
+        Raises: RuntimeError: no optimizer is set.
+        """
+        if self._updates_on_servers:
+            self._tell_servers()
+            return self._store.set_learning_rate(learning_rate)
+        if self._updater is None:
+            raise RuntimeError("set_learning_rate: no optimizer is set; call set_optimizer() first")
+        self._updater.optimizer.set_learning_rate(learning_rate)  # type: ignore[attr-defined]
+        return None
+
+    # ---------------------------------------------------------------- keys
+
+    def init(self, key: Any, value: Any) -> None:
+        """Declares keys and stores rank 0's values. Collective; once per key.
+
+        Args:
+            key: a str or an int, the same kind for all keys of a store; or a list of them.
+            value: an NDArray of float32, float16 or float64; row_sparse ones make a table of rows. In `local` and
+                `device` of any dtype.
+
+        Raises:
+            KVStoreError: a key was declared before, int and str keys are mixed, or another dtype.
+            ValueError: ranks differ in key, shape or dtype.
+        """
+        pairs = [(name, values[0]) for name, values in grouped("init", key, value)]
+        for name, _ in pairs:
+            if name in self._keys:
+                raise KVStoreError(f"init: key {name!r} was declared before; declare each key once")
+        if len({type(name) for name in [*self._keys, *(name for name, _ in pairs)]}) > 1:
+            raise KVStoreError(
+                "init: mixed key types are not allowed; use either all int or all str keys in one store"
+            )
+        self._sums.init(pairs)
+        self._keys |= {name: _Declared(first) for name, first in pairs}
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Adds value to the key's sum of this round; with an optimizer, the sum of all updates the weight.
+
+        Args:
+            key: as init() was given it.
+            value: NDArrays of the key's shape, dense or row_sparse.
+            priority: higher is sent sooner; front layers first is priority=-index.
+
+        Raises:
+            KVStoreError: the key was not initialised, or value has another shape.
+            gradwire.TransportError: the job has failed; names the rank at fault.
+        """
+        self._tell_servers()
+        for name, values in self._given("push", key, value):
+            if self._updater is None:
+                self._sums.push(name, values, priority)
+            else:
+                self._update(name, values, priority)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Writes to out what the store holds after this worker's last push of the key: the weight where an optimizer is
+        set, else the sum of that round, or the first value.
+
+        Args:
+            key: as init() was given it.
+            out: an NDArray, or a list that all get the value.
+            priority: as in push().
+            ignore_sparse: leaves row_sparse outs as they are, and warns once; use row_sparse_pull().
+
+        Raises:
+            KVStoreError: as push(); or a row_sparse out with ignore_sparse=False in a store of several workers.
+        """
+        self._tell_servers()
+        for name, outs in self._given("pull", key, out):
+            dense = [one for one in outs if one.stype == "default" or (self._is_local and not ignore_sparse)]
+            if len(dense) < len(outs):
+                self._leave_out_sparse(name, ignore_sparse)
+            if dense:
+                self._deliver(self._held(name, priority), dense)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Push and pull in one; without out, in place.
+
+        Args:
+            key, value, priority: as in push().
+            out: as in pull().
+        """
+        self._tell_servers()
+        wanted = dict(self._given("pushpull", key, value if out is None else out))
+        for name, values in self._given("pushpull", key, value):
+            outs = wanted[name]
+            if self._updater is not None:
+                self._update(name, values, priority)
+                held = self._weights[name]
+            else:
+                into = values[0] if len(values) == 1 and _are_same(values[0], outs[0]) else None
+                held = self._sums.push_pull(name, values, priority, into)
+                outs = [one for one in outs if held is not into or not _are_same(one, held)]
+            self._deliver(held, outs)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Declares keys with rank 0's values, and writes those to out on every rank. Collective; once a key.
+
+        Args:
+            key, value: as in init().
+            out, priority: as in pull().
+        """
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Writes to out the rows row_ids of a table, as pull() would the whole. Waits.
+
+        Args:
+            key: as init() was given it, with a row_sparse value.
+            out: a RowSparseNDArray, which is set to these rows; or a list of them.
+            priority: as in push().
+            row_ids: NDArray of whole numbers, of any shape, in any order, repeated or not; for several keys or outs a
+                list of them, or a list of one for all.
+
+        Raises:
+            KVStoreError: row_ids is missing, an out is not row_sparse, or the key is no table.
+        """
+        self._tell_servers()
+        if row_ids is None:
+            raise KVStoreError("row_sparse_pull: row_ids is missing; say which rows")
+        given = self._given("row_sparse_pull", key, out)
+        ids = row_ids if isinstance(row_ids, list | tuple) else [row_ids]
+        count = sum(len(outs) for _, outs in given)
+        if len(ids) not in (1, count):
+            raise KVStoreError(
+                f"row_sparse_pull: {len(ids)} row_ids but {count} outs; give one for each, or one for all"
+            )
+        of_outs = iter(list(ids) * (count // len(ids)))
+        for name, outs in given:
+            for one in outs:
+                self._pull_rows(name, one, rows.distinct(next(of_outs)), priority)
+
+    def barrier(self) -> None:
+        """Waits until every worker is here."""
+        self._sums.raise_failure()
+        self._store.barrier()
+
+    _barrier = barrier  # MXNet's name
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Writes the optimizer's state to a file; every worker has all of it.
+
+        Args:
+            fname: path of the file.
+            dump_optimizer: writes the optimizer too, with its learning rate and counts.
+
+        Raises: KVStoreError: this worker has none.
+        """
+        self._require_states("save_optimizer_states")
+        super().save_optimizer_states(fname, dump_optimizer)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Goes on from a file that save_optimizer_states() wrote; on all workers, from the same bytes.
+
+        Args:
+            fname: path of the file.
+
+        Raises: KVStoreError: no optimizer is set in this worker.
+        """
+        self._require_states("load_optimizer_states")
+        super().load_optimizer_states(fname)
+
+    def close(self, *, finish: bool = True) -> None:
+        """Leaves the job; at the end of the script by itself.
+
+        Args:
+            finish: after all that was asked for is done; else at once, and the job fails for the others.
+        """
+        self._sums.close(finish=finish)
+
+    def _send_command_to_servers(self, head: int, body: str) -> None:
+        raise KVStoreError(
+            f"_send_command_to_servers({head}, ...): gradwire's servers take no commands, and unpickle nothing; use "
+            "set_optimizer(), set_gradient_compression(), or `gradwire run --timeline` in place of the profiler's"
+        )
+
+    # ---------------------------------------------------------------- inside
+
+    def _given(self, verb: str, key: Any, value: Any) -> list[tuple[Key, list[Any]]]:
+        """The keys and values of a call, checked whole before any of it is sent."""
+        if value is None:
+            raise KVStoreError(f"{verb}: out is missing; give an NDArray to write to")
+        pairs = grouped(verb, key, value)
+        for name, arrays in pairs:
+            if name not in self._keys:
+                raise KVStoreError(f"{verb}: key {name!r} has not been initialised; call init first")
+            if arrays[0].shape != self._keys[name].shape:
+                raise KVStoreError(
+                    f"{verb}: key {name!r} has shape {self._keys[name].shape}, {arrays[0].shape} given"
+                )
+        return pairs
+
+    def _update(self, name: Key, values: Sequence[Any], priority: int) -> None:
+        assert self._updater is not None
+        weight = self._weight(name)
+        total = self._sums.push_pull(name, values, priority)
+        self._updater(name, total if total.dtype == weight.dtype else total.astype(weight.dtype), weight)
+
+    def _weight(self, name: Key) -> Any:
+        """The weight that this worker updates: at first what the store holds, in the key's storage type and dtype."""
+        if name not in self._weights:
+            declared, held = self._keys[name], self._sums.pull(name, 0)
+            dtype = "float32" if self._keeps_float32 and declared.dtype == "float16" else declared.dtype
+            weight = held.tostype("default").astype(dtype)  # a copy
+            self._weights[name] = _all_rows(weight) if declared.stype == "row_sparse" else weight
+        return self._weights[name]
+
+    def _held(self, name: Key, priority: int) -> Any:
+        return self._sums.pull(name, priority) if self._updater is None else self._weight(name)
+
+    def _deliver(self, held: Any, outs: Sequence[Any]) -> None:
+        for one in outs:
+            (held.tostype("default") if one.stype == "default" else held).copyto(one)
+
+    def _pull_rows(self, name: Key, out: Any, row_ids: Any, priority: int) -> None:
+        if out.stype != "row_sparse":
+            raise KVStoreError(f"row_sparse_pull: out of key {name!r} is {out.stype}, expected row_sparse")
+        count = self._keys[name].shape[0]
+        if outside := [int(row) for row in row_ids if not 0 <= row < count]:
+            raise KVStoreError(
+                f"row_sparse_pull: row_ids of key {name!r} hold {outside[0]}, and it has {count} rows"
+            )
+        if len(row_ids) == 0:
+            found = mx.nd.sparse.zeros("row_sparse", out.shape, dtype=out.dtype)
+        elif self._updater is None:
+            found = self._sums.pull_rows(name, row_ids, priority)
+        else:
+            found = mx.nd.sparse.retain(self._weight(name), mx.nd.array(row_ids, dtype="int64"))
+        (found if found.dtype == out.dtype else found.astype(out.dtype)).copyto(out)
+
+    def _leave_out_sparse(self, name: Key, ignore_sparse: bool) -> None:
+        if not ignore_sparse:
+            raise KVStoreError(
+                f"pull: out of key {name!r} is row_sparse, which is pulled by row_sparse_pull(); call that"
+            )
+        if not self._warned_of_sparse:
+            warnings.warn(
+                f"pull: row_sparse outs are left as they are (key {name!r}, and others); use row_sparse_pull()",
+                stacklevel=3,
+            )
+            self._warned_of_sparse = True
+
+    def _tell_servers(self) -> None:
+        """Hands over the servers' optimizer, which must come after the keys; scripts set it before them."""
+        if self._server_optimizer is not None and self._keys:
+            rule, parameters = optimizers.server_rule(self._server_optimizer)
+            self._server_optimizer = None
+            self._store.set_optimizer(rule, **parameters)
+
+    def _require_agreement(self, optimizer: Any) -> None:
+        mine = json.dumps(optimizers.hyper_parameters(optimizer)).encode()
+        everyone = self._store.engine.all_gather("gradwire.mxnet optimizer", mine)
+        difference = optimizers.first_difference([json.loads(text) for text in everyone])
+        if difference is not None:
+            raise KVStoreError(
+                f"set_optimizer: {difference}; each worker updates its own copy of the weights, so give all the same"
+            )
+
+    def _require_states(self, verb: str) -> None:
+        if not isinstance(self._updater, mx.optimizer.Updater):
+            raise KVStoreError(
+                f"{verb}: there is no optimizer in this worker; call set_optimizer() on a store that sums"
+            )
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    return bool(one.handle.value == other.handle.value)
+
+
+def _all_rows(weight: Any) -> Any:
+    """A dense array as a RowSparseNDArray that has all rows, those of zeros too, as MXNet's optimizers demand."""
+    every = mx.nd.arange(weight.shape[0], dtype="int64")
+    return mx.nd.sparse.row_sparse_array((weight, every), shape=weight.shape, dtype=weight.dtype)
