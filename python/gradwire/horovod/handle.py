@@ -1,0 +1,54 @@
+"""Handle: an operation that a rank has submitted, from its submission to its result."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gradwire import _core, kv
+from gradwire.horovod.request import Request
+
+
+class Handle:
+    """Made by Coordinator.submit(). The coordinator's thread ends it; any thread may ask and wait.
+
+    Attributes:
+        request: what was asked for.
+        payload: what the executor needs besides: this rank's tensors.
+    """
+
+    def __init__(self, request: Request, payload: Any) -> None:
+        self.request = request
+        self.payload = payload
+        self._negotiated = threading.Event()
+        self._tickets: Sequence[_core.Ticket] = ()
+        self._result: Callable[[], Any] = lambda: None
+        self._error: BaseException | None = None
+
+    def complete(self, result: Callable[[], Any], tickets: Sequence[_core.Ticket] = ()) -> None:
+        """Ends it. result: called by who waits, on his thread, when all tickets are done."""
+        self._result, self._tickets = result, tickets
+        self._negotiated.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends it with an error, unless it has ended."""
+        if not self._negotiated.is_set():
+            self._error = error
+            self._negotiated.set()
+
+    def done(self) -> bool:
+        """Whether wait() would return at once."""
+        return self._negotiated.is_set() and all(ticket.done for ticket in self._tickets)
+
+    def wait(self, store: kv.KVStore) -> Any:
+        """Returns the result.
+
+        Raises: what the operation failed with. Can be interrupted by Ctrl-C.
+        """
+        store.wait_until(self._negotiated.wait)
+        for ticket in self._tickets:
+            store.wait_until(ticket.wait)
+        if self._error is not None:
+            raise self._error
+        return self._result()

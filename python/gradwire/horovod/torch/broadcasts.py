@@ -1,0 +1,102 @@
+"""broadcast: every member gets one rank's tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gradwire.horovod import session
+from gradwire.horovod.negotiation import Response
+from gradwire.horovod.process_sets import ProcessSet, global_process_set
+from gradwire.horovod.torch import reduce_ops, wire
+from gradwire.horovod.torch.submission import submit, synchronize
+from gradwire.horovod.torch.sums import allreduce
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """As broadcast(), without waiting and without a gradient. Returns a handle for poll() and synchronize()."""
+
+    def deliver(values: Sequence[torch.Tensor], _: Response) -> torch.Tensor:
+        return values[0].to(tensor.device, tensor.dtype)
+
+    return submit("broadcast", [tensor], deliver, name=name, process_set=process_set, root=int(root_rank))
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """As broadcast_(), without waiting. The tensor must be left alone until synchronize()."""
+
+    def deliver(values: Sequence[torch.Tensor], _: Response) -> torch.Tensor:
+        return wire.delivered(values[0], tensor)
+
+    return submit(
+        "broadcast",
+        [tensor],
+        deliver,
+        name=name,
+        process_set=process_set,
+        in_place=True,
+        root=int(root_rank),
+    )
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """As broadcast(), in place. Returns tensor."""
+    result: torch.Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    return result
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Gives every member the tensor of one.
+
+    Has a gradient: on the root the mean of all members', as Horovod's, elsewhere zeros.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks.
+        root_rank: whose; a rank of the job, not a place in the set.
+        name, process_set: as in allreduce().
+
+    Returns: a new tensor.
+
+    Raises: as allreduce(); ranks that differ in root_rank, and a root that is no member, too.
+    """
+    result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.given = root_rank, process_set
+        result: torch.Tensor = synchronize(broadcast_async(tensor, root_rank, name, process_set))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        root_rank, process_set = ctx.given
+        mean = allreduce(gradients[0], op=reduce_ops.Average, process_set=process_set)
+        is_root = session.current().store.rank == root_rank
+        return (mean if is_root else torch.zeros_like(mean)), None, None, None

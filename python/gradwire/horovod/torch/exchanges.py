@@ -1,0 +1,127 @@
+"""alltoall: every member gives each other one some of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gradwire.horovod.negotiation import Response
+from gradwire.horovod.process_sets import ProcessSet, global_process_set
+from gradwire.horovod.torch.submission import identity_of, submit, synchronize
+
+Splits = torch.Tensor | Sequence[int] | None
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """As alltoall(), without waiting and without a gradient. Returns a handle for poll() and synchronize()."""
+
+    def deliver(received: Sequence[torch.Tensor], response: Response) -> Any:
+        rows = received[0].to(tensor.device, tensor.dtype)
+        return (
+            rows
+            if splits is None
+            else (rows, torch.tensor(_received(response, process_set), dtype=torch.int32))
+        )
+
+    return _submit(tensor, _rows_of(tensor, splits, process_set), deliver, name, process_set)
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Gives the i-th member splits[i] rows of this rank's tensor, and joins what all give this one, in rank order.
+
+    Has a gradient: the rows' gradients go back the way the rows came.
+
+    Args:
+        tensor: ranks may differ in the first dimension, and in no other.
+        splits: rows for each member: whole numbers, (members,), that sum up to no more rows than there are. Default: as
+            many for each.
+        name, process_set: as in allreduce().
+
+    Returns: the rows; with splits also how many of each member, int32 (members,).
+
+    Raises: as allreduce(); ValueError: splits that do not fit the tensor.
+    """
+    rows, received = _AllToAll.apply(tensor, _rows_of(tensor, splits, process_set), name, process_set)  # type: ignore[no-untyped-call]
+    return rows if splits is None else (rows, received)
+
+
+def _rows_of(tensor: torch.Tensor, splits: Splits, process_set: ProcessSet) -> tuple[int, ...]:
+    """Returns how many rows each member gets.
+
+    Raises: ValueError: that cannot be.
+    """
+    identity_of("alltoall", process_set)
+    members = len(process_set.members())
+    if tensor.dim() == 0:
+        raise ValueError("hvd.alltoall: a tensor without dimensions has no rows; give tensor.reshape(1)")
+    rows = tensor.shape[0]
+    if splits is None:
+        if rows % members:
+            raise ValueError(
+                f"hvd.alltoall: {rows} rows cannot be split evenly among {members} members; give splits"
+            )
+        return (rows // members,) * members
+    given = torch.as_tensor(splits)
+    if given.dtype not in (torch.int32, torch.int64) or given.dim() != 1 or len(given) != members:
+        raise ValueError(
+            f"hvd.alltoall: splits is {given.dtype} of shape {tuple(given.shape)}, expected int32 of shape ({members},)"
+        )
+    counts = tuple(int(count) for count in given)
+    if min(counts) < 0 or sum(counts) > rows:
+        raise ValueError(
+            f"hvd.alltoall: splits {counts} do not fit {rows} rows; give 0 or more, {rows} in all"
+        )
+    return counts
+
+
+def _submit(
+    tensor: torch.Tensor, rows: tuple[int, ...], deliver: Any, name: str | None, process_set: ProcessSet
+) -> int:
+    return submit(
+        "alltoall",
+        [tensor],
+        deliver,
+        name=name,
+        process_set=process_set,
+        has_targets=False,
+        splits=rows,
+    )
+
+
+def _received(response: Response, process_set: ProcessSet) -> list[int]:
+    own = process_set.rank() or 0
+    return [response.requests[member].splits[own] for member in response.members]
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, rows: tuple[int, ...], name: str | None, process_set: ProcessSet
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        def deliver(received: Sequence[torch.Tensor], response: Response) -> tuple[torch.Tensor, list[int]]:
+            return received[0].to(tensor.device, tensor.dtype), _received(response, process_set)
+
+        output, counts = synchronize(_submit(tensor, rows, deliver, name, process_set))
+        ctx.given = tuple(counts), process_set, tensor.shape[0] - sum(rows)
+        received = torch.tensor(counts, dtype=torch.int32)
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        counts, process_set, left = ctx.given
+        back, _ = _AllToAll.apply(gradients[0], counts, None, process_set)  # type: ignore[no-untyped-call]
+        kept = back.new_zeros((left, *back.shape[1:]))  # rows that went to nobody
+        return torch.cat([back, kept]), None, None, None

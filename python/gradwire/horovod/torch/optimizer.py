@@ -1,0 +1,330 @@
+"""DistributedOptimizer as Horovod has it: gradients are summed while backward() runs, and step() waits for the sums.
+
+Between backward() and step() (or synchronize()) a gradient is neither this rank's nor the mean, as with Horovod.
+gradwire.torch.DistributedOptimizer waits in backward() instead, and can do more (warm-up, GradScaler, overlap_step).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from gradwire.compress import Compression as StoreCompression
+from gradwire.horovod import session
+from gradwire.horovod.process_sets import ProcessSet, global_process_set
+from gradwire.horovod.torch import reduce_ops
+from gradwire.horovod.torch.compression import Compression, NoneCompressor, codec_text, compressor_of
+from gradwire.horovod.torch.sparse_sums import sparse_allreduce_async
+from gradwire.horovod.torch.submission import synchronize
+from gradwire.horovod.torch.sums import submit_sum
+from gradwire.torch import wrapped
+from gradwire.torch.parameter_codecs import ParameterCodecs
+
+Groups = int | list[list[torch.Tensor]] | None
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = reduce_ops.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Makes an optimizer whose step() is on the ranks' mean gradients.
+
+    An instance of the given optimizer's class that shares its parameter groups and state; use it from here on.
+
+    Args:
+        optimizer: any torch.optim.Optimizer. One that is distributed already, ours or Horovod's, is taken over.
+        named_parameters: model.named_parameters(). Default: allreduce.noname.GROUP.NUMBER, in the order of the groups.
+        compression: hvd.Compression.none, fp16, or a codec of gradwire's, "2bit" or hvd.Compression.codec("int8:…").
+            With a codec parameters of one dimension travel uncompressed, and the front layers' sums first.
+        backward_passes_per_step: calls of backward() whose gradients are added up before they are sent.
+        op: hvd.Average or hvd.Sum.
+        gradient_predivide_factor: a mean is divided by it before the sum and multiplied after it.
+        num_groups: older form of groups as a number.
+        groups: parameters whose gradients travel together: lists of them, or how many groups to make. Not with a codec.
+        sparse_as_dense: sparse gradients are summed as dense ones, and otherwise gathered.
+        process_set: whose members take part; the others step on their own gradients.
+
+    The result has, besides: synchronize(), which waits for the sums; skip_synchronize(), a context in which step() does
+    not wait, for gradients that were clipped after synchronize(); set_backward_passes_per_step().
+
+    Raises:
+        ValueError: names that are not unique or not complete, or an argument that is not valid.
+    """
+    named = _named(optimizer, named_parameters)
+    compressor = compressor_of(compression)
+    groups = groups if groups is not None else (num_groups or None)
+    _require_valid(op, gradient_predivide_factor, backward_passes_per_step, compressor, groups, process_set)
+    result = wrapped.take_over(optimizer, _Distributed)
+    result._begin(named, compressor, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
+    result.set_backward_passes_per_step(backward_passes_per_step)
+    return result
+
+
+def _named(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> list[tuple[str, torch.Tensor]]:
+    own = [(i, j, p) for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])]
+    if named_parameters is None:
+        return [(f"allreduce.noname.{i}.{j}", p) for i, j, p in own]
+    named = list(named_parameters)
+    if any(not isinstance(pair, tuple) for pair in named):
+        raise ValueError(
+            "hvd.DistributedOptimizer: named_parameters should be (name, parameter) tuples; pass "
+            "model.named_parameters()"
+        )
+    names = [name for name, _ in named]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            "hvd.DistributedOptimizer: Parameter names in named_parameters must be unique. Found duplicates: "
+            + ", ".join(twice)
+        )
+    known = {parameter for _, parameter in named}
+    if missing := [p for _, _, p in own if p not in known]:
+        raise ValueError(
+            f"hvd.DistributedOptimizer: {len(missing)} of the optimizer's {len(own)} parameters are not named, one has "
+            f"shape {tuple(missing[0].shape)}; pass model.named_parameters() of the whole model"
+        )
+    return named
+
+
+def _require_valid(
+    op: int,
+    predivide: float,
+    passes: int,
+    compressor: Any,
+    groups: Groups,
+    process_set: ProcessSet,
+) -> None:
+    if op not in (reduce_ops.Average, reduce_ops.Sum):
+        raise ValueError(
+            f"hvd.DistributedOptimizer: op is {reduce_ops.name_of(op)}, expected Average or Sum; hvd.allreduce() has "
+            "the others"
+        )
+    if predivide != 1.0 and op != reduce_ops.Average:
+        raise ValueError("hvd.DistributedOptimizer: gradient_predivide_factor is of means; give op=Average")
+    if passes < 1:
+        raise ValueError(f"hvd.DistributedOptimizer: backward_passes_per_step={passes}: expected 1 or more")
+    if codec_text(compressor) and (groups is not None or process_set is not global_process_set):
+        raise ValueError(
+            "hvd.DistributedOptimizer: a codec sums each parameter by itself, over all ranks; leave groups and "
+            "process_set out, or give Compression.none or fp16"
+        )
+    if isinstance(groups, list):
+        grouped = [p for group in groups for p in group]
+        if not all(isinstance(p, torch.Tensor) for p in grouped):
+            raise ValueError("hvd.DistributedOptimizer: groups must consist of lists of torch.Tensor.")
+        if len(set(grouped)) != len(grouped):
+            raise ValueError("hvd.DistributedOptimizer: a parameter can only appear once in groups.")
+    elif groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 1):
+        raise ValueError(
+            f"hvd.DistributedOptimizer: groups={groups!r}: expected a number of groups, 1 or more, or lists of tensors"
+        )
+
+
+class _Distributed(wrapped.Front):
+    """What DistributedOptimizer adds to an optimizer's class."""
+
+    prefix = "Distributed"
+
+    def _begin(
+        self,
+        named: Sequence[tuple[str, torch.Tensor]],
+        compressor: Any,
+        op: int,
+        predivide: float,
+        groups: Groups,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        self._parameter_names = {parameter: name for name, parameter in named}
+        self._priorities = {parameter: -place for place, (_, parameter) in enumerate(named)}
+        self._compressor, self._op, self._predivide = compressor, op, predivide
+        codec = getattr(compressor, "codec", None) or StoreCompression()
+        self._codecs = ParameterCodecs(codec)
+        self._sparse_as_dense, self._process_set = sparse_as_dense, process_set
+        self._passes: dict[torch.Tensor, int] = {}  # that are left, by parameter
+        self._sums: dict[tuple[torch.Tensor, ...], Callable[[], None]] = {}  # under way: what waits for each
+        self._synchronized, self._synchronizes = False, True
+        self._hooks: list[Any] = []
+        self._group_of: dict[torch.Tensor, tuple[torch.Tensor, ...]] = {}
+        self._is_alone = not process_set.included() or session.current().store.num_workers == 1
+        if not self._is_alone:
+            self._hook(groups)
+
+    def _hook(self, groups: Groups) -> None:
+        live = [p for p in self._parameter_names if p.requires_grad]
+        own = {p for group in self.param_groups for p in group["params"]}
+        live = [p for p in live if p in own]
+        for group in _grouped(live, groups):
+            self._group_of |= dict.fromkeys(group, group)
+        for parameter in live:
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._take))  # type: ignore[no-untyped-call]
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Sets how many calls of backward() are added up before gradients are sent, from the next step on."""
+        self.backward_passes_per_step = passes
+        self._passes = dict.fromkeys(self._group_of, passes)
+
+    def close(self) -> None:
+        """Ends the exchange: gradients stay local."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._group_of, self._is_alone = [], {}, True
+
+    # ------------------------------------------------------------------ sums
+
+    def _take(self, parameter: torch.Tensor) -> None:
+        """Sends the group of a gradient that autograd has just completed, once all of it is."""
+        group = self._group_of[parameter]
+        if group in self._sums:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+                "backward_passes_per_step to accumulate gradients locally."
+            )
+        self._passes[parameter] -= 1
+        if all(self._passes[p] <= 0 for p in group):
+            self._send(group)
+
+    def _send(self, group: tuple[torch.Tensor, ...]) -> None:
+        for parameter in group:
+            if parameter.grad is None:  # another rank may have used it
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in group if p.grad is not None]
+        sparse = any(gradient.is_sparse for gradient in gradients)
+        self._sums[group] = (
+            self._send_sparse(group[0]) if sparse and not self._sparse_as_dense else self._send_dense(group)
+        )
+
+    def _send_sparse(self, parameter: torch.Tensor) -> Callable[[], None]:
+        assert parameter.grad is not None
+        wait = sparse_allreduce_async(
+            parameter.grad, self._parameter_names[parameter], self._op, self._process_set
+        )
+
+        def finish() -> None:
+            parameter.grad = wait()
+
+        return finish
+
+    def _send_dense(self, group: tuple[torch.Tensor, ...]) -> Callable[[], None]:
+        name = self._parameter_names[group[0]]
+        own = self._codecs.of(name, group[0])
+        compressor = self._compressor if own is None else NoneCompressor
+        gradients = [p.grad for p in group if p.grad is not None]
+        given = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+        changed = [compressor.compress(gradient) for gradient in given]
+        handle = submit_sum(
+            [tensor for tensor, _ in changed],
+            list,
+            name,
+            self._op,
+            1.0 / self._predivide,
+            self._predivide,
+            self._process_set,
+            in_place=True,
+            codec=codec_text(compressor),
+            priority=self._priorities[group[0]],
+        )
+
+        def finish() -> None:
+            totals = synchronize(handle)
+            for p, total, (_, ctx) in zip(group, totals, changed, strict=True):
+                gradient = compressor.decompress(total, ctx)
+                p.grad = gradient.to_sparse() if p.grad is not None and p.grad.is_sparse else gradient
+
+        return finish
+
+    def synchronize(self) -> None:
+        """Waits for the sums of all parameters, and sends those that backward() has not. Then p.grad is the mean.
+
+        Raises:
+            HorovodInternalError: a sum has failed, on all ranks; says why.
+        """
+        if not self._is_alone:
+            for group in dict.fromkeys(self._group_of.values()):
+                if group not in self._sums:
+                    self._send(group)
+            try:
+                for finish in self._sums.values():
+                    finish()
+            finally:
+                self._sums.clear()
+                self.set_backward_passes_per_step(self.backward_passes_per_step)
+        self._synchronized = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Has step() take the gradients as they are: after synchronize() and clipping."""
+        self._synchronizes = False
+        try:
+            yield
+        finally:
+            self._synchronizes = True
+
+    # ------------------------------------------------------------------ torch's methods
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Waits for the sums, and takes the optimizer's step."""
+        if self._synchronizes:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(), so gradients are summed again; clipped ones lose what was clipped. Use "
+                    "`with optimizer.skip_synchronize(): optimizer.step()`",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = False
+        return super().step() if closure is None else super().step(closure)
+
+    # Torch wraps step() of classes that do not say so, to call the hooks of the user; super().step() calls them.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's.
+
+        Raises: AssertionError: sums are under way, which would be added to nothing.
+        """
+        if self._sums:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+            )
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """As torch's; waits for what is under way."""
+        for finish in self._sums.values():
+            finish()
+        self._sums.clear()
+        self.set_backward_passes_per_step(self.backward_passes_per_step)
+        super().load_state_dict(state_dict)
+
+
+def _grouped(live: Sequence[torch.Tensor], groups: Groups) -> list[tuple[torch.Tensor, ...]]:
+    """Puts parameters into groups, in their order; what no list names is by itself."""
+    if groups is None:
+        return [(parameter,) for parameter in live]
+    if isinstance(groups, list):
+        made = [tuple(p for p in group if p in set(live)) for group in groups]
+        named = {p for group in made for p in group}
+        return [group for group in made if group] + [(p,) for p in live if p not in named]
+    size, longer = divmod(len(live), min(groups, len(live)) or 1)
+    made, at = [], 0
+    while at < len(live):
+        end = at + size + (len(made) < longer)
+        made.append(tuple(live[at:end]))
+        at = end
+    return made

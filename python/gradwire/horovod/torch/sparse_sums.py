@@ -1,0 +1,45 @@
+"""Sums of sparse tensors, by gathering what is not zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gradwire.horovod.process_sets import ProcessSet, global_process_set
+from gradwire.horovod.torch import reduce_ops
+from gradwire.horovod.torch.gathers import allgather_async
+from gradwire.horovod.torch.submission import synchronize
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Sums sparse tensors: what is not zero is gathered, and every rank adds up what it got.
+
+    Args:
+        tensor: sparse, of the same shape and number of sparse dimensions on all ranks.
+        name: by which ranks mean the same operation.
+        op: hvd.Average or hvd.Sum.
+
+    Returns: what waits, and returns the sum, sparse and coalesced.
+
+    Raises: ValueError: another op, or a dense tensor.
+    """
+    if op not in (reduce_ops.Average, reduce_ops.Sum):
+        raise ValueError(
+            f"hvd.sparse_allreduce_async: op is {reduce_ops.name_of(op)}, expected Average or Sum"
+        )
+    if not tensor.is_sparse:
+        raise ValueError("hvd.sparse_allreduce_async: the tensor is dense; use allreduce_async()")
+    own = tensor.coalesce()
+    indices = allgather_async(own.indices().t().contiguous(), f"{name}.indices", process_set)
+    values = allgather_async(own.values(), f"{name}.values", process_set)
+
+    def wait() -> torch.Tensor:
+        where, what = synchronize(indices).t(), synchronize(values)
+        if op == reduce_ops.Average:
+            what = what / len(process_set.members())
+        return torch.sparse_coo_tensor(where, what, tensor.shape, check_invariants=True).coalesce()
+
+    return wait

@@ -1,0 +1,63 @@
+"""How tensors lie on the way: on the CPU, contiguous, of a type that gradwire's collectives have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gradwire.horovod.request import TensorSpec
+
+# Types that travel as wider ones, exactly: sums wrap likewise when they are narrowed again.
+_TRAVELS_AS = {torch.int16: torch.int32, torch.bool: torch.uint8}
+_TRAVELS = (
+    *(torch.uint8, torch.int8, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+
+
+def staged(verb: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor as it travels: itself, without its history, where it already lies so.
+
+    Raises:
+        TypeError: it is no tensor.
+        ValueError: it is sparse, or of a type that cannot travel.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"hvd.{verb}: given a {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.is_sparse:
+        raise ValueError(
+            f"hvd.{verb}: the tensor is sparse; use sparse_allreduce_async(), or tensor.to_dense()"
+        )
+    dtype = _TRAVELS_AS.get(tensor.dtype, tensor.dtype)
+    if dtype not in _TRAVELS:
+        raise ValueError(f"hvd.{verb}: Tensor type {tensor.dtype} is not supported.")
+    return tensor.detach().to(device="cpu", dtype=dtype).contiguous()
+
+
+def delivered(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Writes what has travelled to a tensor, which it returns; does nothing where that is the same memory."""
+    if values.data_ptr() != tensor.data_ptr() or values.dtype != tensor.dtype:
+        with torch.no_grad():
+            tensor.copy_(values.view(tensor.shape))
+    return tensor
+
+
+def specs(tensors: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in tensors)
+
+
+def dtype_of(spec: TensorSpec) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return dtype
+
+
+def scaled(values: torch.Tensor, factor: float) -> torch.Tensor:
+    """Returns values times factor: integers by way of float64, half-precision ones by way of float32."""
+    if factor == 1.0:
+        return values
+    if not values.is_floating_point():
+        return (values.double() * factor).to(values.dtype)
+    if values.dtype in (torch.float16, torch.bfloat16):
+        return (values.float() * factor).to(values.dtype)
+    return values * factor
