@@ -12,6 +12,7 @@ from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.job_sums import JobSums
 from gradwire.mxnet.local_sums import LocalSums
 from gradwire.mxnet.pairs import grouped
+from gradwire.mxnet.unrecorded import unrecorded
 
 __all__ = ["Gradwire"]
 
@@ -64,6 +65,7 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
             "gradient_compression:CODEC"
         )
 
+    @unrecorded
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Writes rank 0's value to out on every rank, to the bit; as often as wanted. Collective, and waits.
 
@@ -81,6 +83,7 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
             for one in wanted[name]:
                 first.copyto(one)
 
+    @unrecorded
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Writes the sum of all workers' values to out; without out, to value itself. A key's first is a collective.
 

@@ -22,6 +22,7 @@ from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.job_sums import JobSums
 from gradwire.mxnet.local_sums import LocalSums
 from gradwire.mxnet.pairs import Key, grouped
+from gradwire.mxnet.unrecorded import unrecorded
 
 __all__ = ["KVStore"]
 
@@ -180,6 +181,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     # ---------------------------------------------------------------- keys
 
+    @unrecorded
     def init(self, key: Any, value: Any) -> None:
         """Declares keys and stores rank 0's values. Collective; once per key.
 
@@ -203,6 +205,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self._sums.init(pairs)
         self._keys |= {name: _Declared(first) for name, first in pairs}
 
+    @unrecorded
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Adds value to the key's sum of this round; with an optimizer, the sum of all updates the weight.
 
@@ -222,6 +225,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             else:
                 self._update(name, values, priority)
 
+    @unrecorded
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Writes to out what the store holds after this worker's last push of the key: the weight where an optimizer is
         set, else the sum of that round, or the first value.
@@ -243,6 +247,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             if dense:
                 self._deliver(self._held(name, priority), dense)
 
+    @unrecorded
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push and pull in one; without out, in place.
 
@@ -252,16 +257,14 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """
         self._tell_servers()
         wanted = dict(self._given("pushpull", key, value if out is None else out))
-        for name, values in self._given("pushpull", key, value):
-            outs = wanted[name]
-            if self._updater is not None:
-                self._update(name, values, priority)
-                held = self._weights[name]
-            else:
-                into = values[0] if len(values) == 1 and _are_same(values[0], outs[0]) else None
-                held = self._sums.push_pull(name, values, priority, into)
-                outs = [one for one in outs if held is not into or not _are_same(one, held)]
-            self._deliver(held, outs)
+        given = self._given("pushpull", key, value)
+        may_reuse = len(given) == 1  # else keys may share arrays, and one's sum would be another's value
+        held = {
+            name: self._exchanged(name, values, wanted[name] if may_reuse else [], priority)
+            for name, values in given
+        }
+        for name, outs in wanted.items():
+            self._deliver(held[name], [one for one in outs if not _are_same(one, held[name])])
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Declares keys with rank 0's values, and writes those to out on every rank. Collective; once a key.
@@ -273,6 +276,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self.init(key, value)
         self.pull(key, out, priority)
 
+    @unrecorded
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Writes to out the rows row_ids of a table, as pull() would the whole. Waits.
 
@@ -290,7 +294,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         if row_ids is None:
             raise KVStoreError("row_sparse_pull: row_ids is missing; say which rows")
         given = self._given("row_sparse_pull", key, out)
-        ids = row_ids if isinstance(row_ids, list | tuple) else [row_ids]
+        ids = _flat(row_ids)
         count = sum(len(outs) for _, outs in given)
         if len(ids) not in (1, count):
             raise KVStoreError(
@@ -367,6 +371,14 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         total = self._sums.push_pull(name, values, priority)
         self._updater(name, total if total.dtype == weight.dtype else total.astype(weight.dtype), weight)
 
+    def _exchanged(self, name: Key, values: Sequence[Any], outs: Sequence[Any], priority: int) -> Any:
+        """What a pushpull brings. Where a value is the only one of outs too, it may be written at once."""
+        if self._updater is not None:
+            self._update(name, values, priority)
+            return self._weights[name]
+        in_place = len(values) == 1 == len(outs) and _are_same(values[0], outs[0])
+        return self._sums.push_pull(name, values, priority, values[0] if in_place else None)
+
     def _weight(self, name: Key) -> Any:
         """The weight that this worker updates: at first what the store holds, in the key's storage type and dtype."""
         if name not in self._weights:
@@ -436,6 +448,10 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
 def _are_same(one: Any, other: Any) -> bool:
     return bool(one.handle.value == other.handle.value)
+
+
+def _flat(nested: Any) -> list[Any]:
+    return [leaf for item in nested for leaf in _flat(item)] if isinstance(nested, list | tuple) else [nested]
 
 
 def _all_rows(weight: Any) -> Any:
