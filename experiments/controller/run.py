@@ -12,55 +12,37 @@ report/controller/quick/.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shlex
 import sys
-import time
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import verdict
-from gradwire.ab import Plan, RunFailed, check_arms, network, run_plan
-from gradwire.ab_command import ProgressView, show, show_failure
-from gradwire.console import say
+from gradwire.ab import Plan, check_arms
 from gradwire.controller import CANDIDATES, Budget
-from gradwire.doctor import gradwire_version, machine_description
-from gradwire.json_option import write_json
-from gradwire.outcome import summarise
-from gradwire.report import write_page
-from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
-EXPERIMENTS = HERE.parent
-REPORT = EXPERIMENTS.parent / "report" / "controller"
+sys.path.insert(0, str(HERE.parent))
+
+from training.grid import Grid, Measured, Record, Workload  # noqa: E402
+
+REPORT = HERE.parent.parent / "report" / "controller"
 WORKERS = 2
 LINKS = ("50mbit", "200mbit", "1gbit", "10gbit")
 QUICK_ROWS = ("lenet-50mbit", "lenet-10gbit")
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is trained. script: below experiments/. whole, quick: flags, the same for all arms."""
-
-    script: str
-    whole: str
-    quick: str
-
-
 TASKS = {
-    "lenet": Task(
+    "lenet": Workload(
         "fashion_mnist/train.py",
         "--network lenet --batch-size 16 --limit 25600 --num-epochs 4",
         "--network lenet --batch-size 16 --limit 6400 --num-epochs 1",
     ),
-    "resnet8": Task(
+    "resnet8": Workload(
         "fashion_mnist/train.py",
         "--network resnet8 --batch-size 16 --limit 12800 --num-epochs 5",
         "--network resnet8 --batch-size 16 --limit 3200 --num-epochs 1",
     ),
-    "char_lm": Task(
+    "char_lm": Workload(
         "char_lm/train.py",
         "--network small --batch-size 8 --limit 4800 --num-epochs 5",
         "--network small --batch-size 8 --limit 1600 --num-epochs 1",
@@ -69,11 +51,10 @@ TASKS = {
 ROWS = {f"{task}-{link}": (task, link) for task in TASKS for link in LINKS}
 
 
-def plan_of(row: str, given: argparse.Namespace) -> Plan:
+def plan_of(given: argparse.Namespace, row: str) -> Plan:
     name, link = ROWS[row]
     task = TASKS[name]
-    flags = (task.quick if given.quick else task.whole).split()
-    command = (sys.executable, str(EXPERIMENTS / task.script), "--kv-store", "allreduce", *flags)
+    command = (sys.executable, task.path, "--kv-store", "allreduce", *task.flags(given))
     arms = (*given.arm, auto_arm(given.budget))
     return Plan(command, arms, tuple(range(given.seeds)), WORKERS, 0, link, given.report / row)
 
@@ -82,39 +63,18 @@ def auto_arm(budget: str) -> str:
     return f"auto:budget={budget}"
 
 
-def measure(row: str, plan: Plan, budget: Budget, console: Console) -> dict[str, Any]:
-    """Runs a row, writes its page and returns its record.
-
-    Raises:
-        RunFailed: a run failed or was stopped; nothing is left running.
-    """
-    load, began = os.getloadavg()[0], time.monotonic()
-    with network(plan) as conditions:
-        warning = None
-        if conditions.reason is not None:
-            warning = f"the link is NOT shaped to {plan.bandwidth}, so times say nothing: {conditions.reason}"
-            console.print(f"NOTE: {warning}", style="bold yellow")
-        with ProgressView(console, len(plan.arms) * len(plan.seeds)) as view:
-            runs = run_plan(plan, conditions, view)
-    outcome = summarise(runs, plan.arms, None, conditions.link)
-    facts = {
-        "command": shlex.join(["python", *sys.argv]),
-        "each worker": shlex.join(["python", *(Path(w).name if "/" in w else w for w in plan.command[1:])]),
-        "workers": f"{plan.workers}, no servers",
-        "link": conditions.link,
-        "seeds": ", ".join(map(str, plan.seeds)) + "; arms interleaved, order rotated from seed to seed",
-        "machine": ", ".join(f"{name} {value}" for name, value in machine_description().items()),
-        "load of the machine": f"{load:.1f} before, {os.getloadavg()[0]:.1f} after",
-        "took": f"{time.monotonic() - began:.0f} s",
-        "gradwire": gradwire_version(),
-    }
-    show(outcome, write_page(plan.report, outcome, facts, warning), console)
-    own = verdict.of(outcome, plan.arms[-1]).record()
-    points = budget.limit if budget.kind == "points" else None
+def record_of(budget: Budget, row: str, measured: Measured) -> Record:
+    """Adds to what `gradwire ab` records how auto, the last arm, compares with the fixed ones."""
+    outcome = measured.outcome
     return (
         {"row": row}
         | outcome.record()
-        | {"verdict_of_auto": own, "budget_points": points, "facts": facts, "warning": warning}
+        | {
+            "verdict_of_auto": verdict.of(outcome, outcome.arms[-1].arm).record(),
+            "budget_points": budget.limit if budget.kind == "points" else None,
+            "facts": measured.facts,
+            "warning": measured.warning,
+        }
     )
 
 
@@ -152,24 +112,14 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = parse_arguments()
-    console = Console(stderr=given.json == "-")
-    given.folder.mkdir(parents=True, exist_ok=True)
-    file = given.folder / "results.json"
-    results = {row["row"]: row for row in json.loads(file.read_text())} if file.exists() else {}
-    for row in [] if given.tables else given.row:
-        console.print(f"\n{row}", style="bold")
-        try:
-            results[row] = measure(row, plan_of(row, given), given.limit, console)
-        except RunFailed as failure:
-            show_failure(failure, console)
-            say(f"controller: {row}: {failure}")
-            return failure.exit_code
-        file.write_text(json.dumps([results[name] for name in ROWS if name in results], indent=1) + "\n")
-    known = [results[row] for row in ROWS if row in results]
-    if given.json != "-" and known:
-        print(verdict.markdown(known))
-    write_json(known, given.json)
-    return 0
+
+    def tables(known: list[Record]) -> str:
+        return verdict.markdown(known) if known else ""
+
+    grid = Grid(
+        "controller", "row", list(ROWS), partial(plan_of, given), partial(record_of, given.limit), tables
+    )
+    return grid.run([] if given.tables else given.row, given.folder, given.json)
 
 
 if __name__ == "__main__":

@@ -12,26 +12,19 @@ A link that has ended replaces its record in results.json; its page with curves 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shlex
 import sys
-import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import figures
 from arm import DDP, codec_and_flags
-from gradwire.ab import Plan, RunFailed, check_arms, network, run_plan
-from gradwire.ab_command import ProgressView, show, show_failure
-from gradwire.console import say
-from gradwire.doctor import gradwire_version, machine_description
-from gradwire.json_option import write_json
-from gradwire.outcome import summarise
-from gradwire.report import write_page
-from rich.console import Console
+from gradwire.ab import Plan, check_arms
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from training.grid import Grid, Measured, Record, Workload  # noqa: E402
+
 REPORT = HERE.parent.parent / "report" / "sync_every"
 WORKERS = 4
 LINKS = ("10mbit", "100mbit")
@@ -44,44 +37,16 @@ ARMS = (
     "int4 sync_every=50 fragments=2 merge_after=10",
 )
 QUICK_ARMS = (DDP, "2bit", "int4 sync_every=50")
-WHOLE = "--network small --batch-size 8 --limit 3200 --num-epochs 4"
-QUICK = "--network small --batch-size 8 --limit 1600 --num-epochs 2"
+TRANSFORMER = Workload(
+    "sync_every/arm.py",
+    "--network small --batch-size 8 --limit 3200 --num-epochs 4",
+    "--network small --batch-size 8 --limit 1600 --num-epochs 2",
+)
 
 
-def plan_of(link: str, given: argparse.Namespace) -> Plan:
-    flags = (QUICK if given.quick else WHOLE).split()
-    command = (sys.executable, str(HERE / "arm.py"), *flags)
+def plan_of(given: argparse.Namespace, link: str) -> Plan:
+    command = (sys.executable, TRANSFORMER.path, *TRANSFORMER.flags(given))
     return Plan(command, tuple(given.arm), tuple(range(given.seeds)), WORKERS, 0, link, given.report / link)
-
-
-def measure(link: str, plan: Plan, console: Console) -> dict[str, Any]:
-    """Runs all arms behind links of one rate, writes their page and returns the record.
-
-    Raises:
-        RunFailed: a run failed or was stopped; nothing is left running.
-    """
-    load, began = os.getloadavg()[0], time.monotonic()
-    with network(plan) as conditions:
-        warning = None
-        if conditions.reason is not None:
-            warning = f"the link is NOT shaped to {link}, so times say nothing: {conditions.reason}"
-            console.print(f"NOTE: {warning}", style="bold yellow")
-        with ProgressView(console, len(plan.arms) * len(plan.seeds)) as view:
-            runs = run_plan(plan, conditions, view)
-    outcome = summarise(runs, plan.arms, None, conditions.link)
-    facts = {
-        "command": shlex.join(["python", *sys.argv]),
-        "each worker": shlex.join(["python", *(Path(w).name if "/" in w else w for w in plan.command[1:])]),
-        "workers": f"{plan.workers}, no servers",
-        "link": conditions.link,
-        "seeds": ", ".join(map(str, plan.seeds)) + "; arms interleaved, order rotated from seed to seed",
-        "machine": ", ".join(f"{name} {value}" for name, value in machine_description().items()),
-        "load of the machine": f"{load:.1f} before, {os.getloadavg()[0]:.1f} after",
-        "took": f"{time.monotonic() - began:.0f} s",
-        "gradwire": gradwire_version(),
-    }
-    show(outcome, write_page(plan.report, outcome, facts, warning), console)
-    return figures.record_of(link, outcome) | {"facts": facts}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -117,24 +82,15 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = parse_arguments()
-    console = Console(stderr=given.json == "-")
-    given.folder.mkdir(parents=True, exist_ok=True)
-    file = given.folder / "results.json"
-    results = {row["link"]: row for row in json.loads(file.read_text())} if file.exists() else {}
-    for link in [] if given.tables else given.link or LINKS:
-        console.print(f"\n{link}", style="bold")
-        try:
-            results[link] = measure(link, plan_of(link, given), console)
-        except RunFailed as failure:
-            show_failure(failure, console)
-            say(f"sync_every: {link}: {failure}")
-            return failure.exit_code
-        file.write_text(json.dumps([results[name] for name in LINKS if name in results], indent=1) + "\n")
-    known = [results[link] for link in LINKS if link in results]
-    if given.json != "-":
-        print("\n\n".join(map(figures.markdown, known)))
-    write_json(known, given.json)
-    return 0
+
+    def record(link: str, measured: Measured) -> Record:
+        return figures.record_of(link, measured.outcome) | {"facts": measured.facts}
+
+    def tables(known: list[Record]) -> str:
+        return "\n\n".join(map(figures.markdown, known))
+
+    grid = Grid("sync_every", "link", LINKS, partial(plan_of, given), record, tables)
+    return grid.run([] if given.tables else given.link or LINKS, given.folder, given.json)
 
 
 if __name__ == "__main__":

@@ -13,51 +13,35 @@ Of the quick form both are in report/time_to_accuracy/quick/.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shlex
 import sys
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import verdict
 from arm import PEERS
-from gradwire.ab import Plan, Run, RunFailed, check_arms, network, run_plan
-from gradwire.ab_command import ProgressView, show, show_failure
-from gradwire.console import say
-from gradwire.doctor import gradwire_version, machine_description
-from gradwire.json_option import write_json
-from gradwire.outcome import Outcome, summarise
-from gradwire.report import write_page
-from rich.console import Console
+from gradwire.ab import Plan, check_arms
+from gradwire.outcome import Outcome
 
 HERE = Path(__file__).resolve().parent
-EXPERIMENTS = HERE.parent
-REPORT = EXPERIMENTS.parent / "report" / "time_to_accuracy"
+sys.path.insert(0, str(HERE.parent))
+
+from training.grid import Grid, Measured, Record, Workload  # noqa: E402
+
+REPORT = HERE.parent.parent / "report" / "time_to_accuracy"
 WORKERS = 2
 ARMS = (*PEERS, "fp16", "int8", "2bit", "2bit:reply=2bit", "1bit", "topk")
 QUICK_ARMS = (*PEERS, "fp16", "int8", "2bit")
 LINKS = ("100mbit", "1gbit")
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is trained. script: below experiments/. whole, quick: flags, the same for all arms."""
-
-    script: str
-    whole: str
-    quick: str
-
-
 TASKS = {
-    "resnet8": Task(
+    "resnet8": Workload(
         "fashion_mnist/train.py",
         "--network resnet8 --batch-size 16 --limit 6400 --num-epochs 5",
         "--network resnet8 --batch-size 16 --limit 1280 --num-epochs 2",
     ),
-    "char_lm": Task(
+    "char_lm": Workload(
         "char_lm/train.py",
         "--network small --batch-size 8 --limit 2400 --num-epochs 5",
         "--network small --batch-size 8 --limit 320 --num-epochs 2",
@@ -66,46 +50,14 @@ TASKS = {
 ROWS = {f"{task}-{link}": (task, link) for task in TASKS for link in LINKS}
 
 
-def plan_of(row: str, given: argparse.Namespace) -> Plan:
+def plan_of(given: argparse.Namespace, row: str) -> Plan:
     name, link = ROWS[row]
     task = TASKS[name]
-    flags = (task.quick if given.quick else task.whole).split()
-    command = (sys.executable, str(HERE / "arm.py"), str(EXPERIMENTS / task.script), *flags)
+    command = (sys.executable, str(HERE / "arm.py"), task.path, *task.flags(given))
     return Plan(command, tuple(given.arm), tuple(range(given.seeds)), WORKERS, 0, link, given.report / row)
 
 
-def measure(row: str, plan: Plan, console: Console) -> dict[str, Any]:
-    """Runs a row, writes its page and returns its record.
-
-    Raises:
-        RunFailed: a run failed or was stopped; nothing is left running.
-    """
-    load, began = os.getloadavg()[0], time.monotonic()
-    with network(plan) as conditions:
-        warning = None
-        if conditions.reason is not None:
-            warning = f"the link is NOT shaped to {plan.bandwidth}, so times say nothing: {conditions.reason}"
-            console.print(f"NOTE: {warning}", style="bold yellow")
-        with ProgressView(console, len(plan.arms) * len(plan.seeds)) as view:
-            runs = run_plan(plan, conditions, view)
-    outcome = summarise(runs, plan.arms, None, conditions.link)
-    loads = f"{load:.1f} before, {os.getloadavg()[0]:.1f} after"
-    facts = {
-        "command": shlex.join(["python", *sys.argv]),
-        "each worker": shlex.join(["python", *(Path(w).name if "/" in w else w for w in plan.command[1:])]),
-        "workers": f"{plan.workers}, no servers",
-        "link": conditions.link,
-        "seeds": ", ".join(map(str, plan.seeds)) + "; arms interleaved, order rotated from seed to seed",
-        "machine": ", ".join(f"{name} {value}" for name, value in machine_description().items()),
-        "load of the machine": loads,
-        "took": f"{time.monotonic() - began:.0f} s",
-        "gradwire": gradwire_version(),
-    }
-    show(outcome, write_page(plan.report, outcome, facts, warning), console)
-    return record_of(row, outcome, runs) | {"facts": facts}
-
-
-def record_of(row: str, outcome: Outcome, runs: list[Run]) -> dict[str, Any]:
+def record_of(row: str, outcome: Outcome) -> Record:
     """Adds to what `gradwire ab` records how an arm's times to the target compare with the first arm's."""
     record = {"row": row} | outcome.record()
     for arm, summary in zip(record["arms"], outcome.arms, strict=True):
@@ -156,24 +108,15 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = parse_arguments()
-    console = Console(stderr=given.json == "-")
-    given.folder.mkdir(parents=True, exist_ok=True)
-    file = given.folder / "results.json"
-    results = {row["row"]: row for row in json.loads(file.read_text())} if file.exists() else {}
-    for row in [] if given.tables else given.row or ROWS:
-        console.print(f"\n{row}", style="bold")
-        try:
-            results[row] = measure(row, plan_of(row, given), console)
-        except RunFailed as failure:
-            show_failure(failure, console)
-            say(f"time_to_accuracy: {row}: {failure}")
-            return failure.exit_code
-        file.write_text(json.dumps([results[name] for name in ROWS if name in results], indent=1) + "\n")
-    known = [results[row] for row in ROWS if row in results]
-    if given.json != "-":
-        print("\n\n".join(map(verdict.markdown, known)))
-    write_json(known, given.json)
-    return 0
+
+    def record(row: str, measured: Measured) -> Record:
+        return record_of(row, measured.outcome) | {"facts": measured.facts}
+
+    def tables(known: list[Record]) -> str:
+        return "\n\n".join(map(verdict.markdown, known))
+
+    grid = Grid("time_to_accuracy", "row", list(ROWS), partial(plan_of, given), record, tables)
+    return grid.run([] if given.tables else given.row or list(ROWS), given.folder, given.json)
 
 
 if __name__ == "__main__":

@@ -145,6 +145,15 @@ def test_what_does_not_hold_is_said(modules: dict[str, ModuleType]) -> None:
     assert "| lenet-50mbit | 9.9 | 6.0 | 2.0 | - |" in text
 
 
+def test_a_rows_record_has_what_auto_did_and_how_it_was_measured(modules: dict[str, ModuleType]) -> None:
+    made = modules["run"]
+    measured = made.Measured(outcome(2.1), {"took": "1 s"}, "the link is NOT shaped")
+    record = made.record_of(made.Budget.parse("2 points"), "lenet-50mbit", measured)
+    assert record["verdict_of_auto"] == modules["verdict"].of(outcome(2.1), "auto").record()
+    found = [record[name] for name in ("row", "budget_points", "warning", "facts")]
+    assert found == ["lenet-50mbit", 2.0, "the link is NOT shaped", {"took": "1 s"}]
+
+
 def test_rows_are_three_models_on_four_links(modules: dict[str, ModuleType]) -> None:
     made = modules["run"]
     assert len(made.ROWS) == 12

@@ -9,20 +9,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from gradwire.ab import Run
 from gradwire.doctor import netlab_reason
-from gradwire.launch import run_job
 from gradwire.outcome import summarise
 from gradwire.result import RunResult
 from python.experiment_files import imported
+from python.tiny_transformer import TRAIN, train
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-FOLDER = EXPERIMENTS / "sync_every"
-TRAIN = EXPERIMENTS / "char_lm" / "train.py"
-TINY = ["--network", "tiny", "--batch-size", "8", "--limit", "320", "--num-epochs", "2"]
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "sync_every"
 
 
 @pytest.fixture(scope="module")
@@ -78,22 +74,6 @@ def test_claims_are_of_the_paired_interval_and_the_bytes(modules: dict[str, Modu
     table = figures.markdown(record)
     assert "| `int4 sync_every=50` | 2.1 |" in table
     assert "- `2bit sync_every=50`: its loss is higher" in table
-
-
-def train(folder: Path, *flags: str) -> dict[str, Any]:
-    """Trains the tiny transformer for 40 steps as two workers; returns rank 0's record."""
-    path, lines = folder / "record.json", []
-    result = run_job(
-        [sys.executable, str(TRAIN), *TINY, "--kv-store", "allreduce", "--json", str(path), *flags],
-        workers=2,
-        servers=0,
-        output=lambda line: lines.append(f"{line.role} {line.rank}: {line.text}"),
-        report=lines.append,
-        timeout=180,
-    )
-    assert result.exit_code == 0, "\n".join(lines)
-    record: dict[str, Any] = json.loads(path.read_text())
-    return record
 
 
 def test_local_steps_learn_in_a_job_and_send_little(tmp_path: Path) -> None:

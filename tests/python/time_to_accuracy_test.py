@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -10,34 +9,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from gradwire.ab import Run
 from gradwire.doctor import netlab_reason
-from gradwire.launch import run_job
 from gradwire.outcome import summarise
 from gradwire.result import RunResult
+from python.experiment_files import imported
+from python.tiny_transformer import TRAIN, train
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-FOLDER = EXPERIMENTS / "time_to_accuracy"
-TRAIN = EXPERIMENTS / "char_lm" / "train.py"
-TINY = ["--network", "tiny", "--batch-size", "8", "--limit", "320", "--num-epochs", "2"]
-_NAMES = ("arm", "verdict", "run")  # as other experiments may call theirs
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "time_to_accuracy"
 
 
 @pytest.fixture(scope="module")
 def modules() -> Iterator[dict[str, ModuleType]]:
-    """The experiment's files, which are programs and no package."""
-    kept = {name: sys.modules.pop(name) for name in _NAMES if name in sys.modules}
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield {name: importlib.import_module(name) for name in _NAMES}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in _NAMES:
-            sys.modules.pop(name, None)
-        sys.modules.update(kept)
+    with imported(FOLDER, ("arm", "verdict", "run")) as modules:
+        yield modules
 
 
 def runs(arm: str, *times: tuple[float, float]) -> list[Run]:
@@ -67,9 +54,8 @@ def test_the_verdict_is_paired_by_seed(modules: dict[str, ModuleType]) -> None:
         Run("topk", r.seed, RunResult("loss", (4.0, 3.9), (1.0, 2.0), bytes_per_step=1e4, steps=10), 2.0)
         for r in base
     ]
-    rows = [*base, *half, *late, *never]
-    outcome = summarise(rows, ["DDP", "int8", "2bit", "topk"], 3.0, "100mbit")
-    record = run.record_of("char_lm-100mbit", outcome, rows)
+    outcome = summarise([*base, *half, *late, *never], ["DDP", "int8", "2bit", "topk"], 3.0, "100mbit")
+    record = run.record_of("char_lm-100mbit", outcome)
     ratios = [arm["time_ratio"] for arm in record["arms"]]
     assert ratios[0]["mean"] == 1
     assert ratios[1]["mean"] == pytest.approx(0.5, rel=0.01)
@@ -82,22 +68,6 @@ def test_the_verdict_is_paired_by_seed(modules: dict[str, ModuleType]) -> None:
     table = verdict.markdown(record)
     assert "| `topk` | 3.9 | +1.9 [+1.9, +1.9] |" in table
     assert "| not by 3 of 3 |" in table
-
-
-def train(folder: Path, *flags: str) -> dict[str, Any]:
-    """Trains the tiny transformer for 40 steps as two workers; returns rank 0's record."""
-    path, lines = folder / "record.json", []
-    result = run_job(
-        [sys.executable, str(TRAIN), *TINY, "--kv-store", "allreduce", "--json", str(path), *flags],
-        workers=2,
-        servers=0,
-        output=lambda line: lines.append(f"{line.role} {line.rank}: {line.text}"),
-        report=lines.append,
-        timeout=180,
-    )
-    assert result.exit_code == 0, "\n".join(lines)
-    record: dict[str, Any] = json.loads(path.read_text())
-    return record
 
 
 def test_ddp_in_the_loop_gives_the_weights_of_gradwire_uncompressed(tmp_path: Path) -> None:
