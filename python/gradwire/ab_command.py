@@ -8,59 +8,30 @@ import time
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gradwire.ab import UNSHAPED, Conditions, Plan, Run, RunFailed, check_arms, network, run_plan
-from gradwire.child import Line
 from gradwire.doctor import gradwire_version, machine_description
+from gradwire.live_job import LiveJob
 from gradwire.outcome import Outcome, summarise
 from gradwire.report import summary_rows, write_page
 
 
-class ProgressView:
+class ProgressView(LiveJob):
     """Shows a bar, the arm and seed under way, and rank 0's last line. On a plain stream: a line per run."""
 
     def __init__(self, console: Console, total: int) -> None:
-        self._console = console
-        self._live = console.is_terminal
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-        )
-        self._task = self._bar.add_task("runs", total=total)
-        self._last = Text("", style="dim", no_wrap=True, overflow="ellipsis")
-        self._display = Live(
-            Group(self._bar, self._last), console=console, refresh_per_second=8, transient=True
-        )
-
-    def __enter__(self) -> ProgressView:
-        if self._live:
-            self._display.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._display.stop()
+        super().__init__(console, "runs", total)
 
     def started(self, arm: str, seed: int) -> None:
-        self._bar.update(self._task, description=f"{arm}, seed {seed}")
-        self._last.plain = ""
-        if not self._live:
-            self._console.print(f"{arm}, seed {seed} ...", highlight=False)
-
-    def line(self, line: Line) -> None:
-        if (line.role, line.rank) == ("worker", 0) and line.text.strip():
-            self._last.plain = line.text
+        self.begin(f"{arm}, seed {seed}")
+        if not self.is_live:
+            self.console.print(f"{arm}, seed {seed} ...", highlight=False)
 
     def finished(self, run: Run) -> None:
-        self._bar.advance(self._task)
+        self.advance()
         value = (
             f"{100 * run.result.final:.2f} %"
             if run.result.metric == "accuracy"
@@ -69,7 +40,7 @@ class ProgressView:
         speed = run.result.images_per_second
         images = f", {speed:.0f} images/s" if speed is not None else ""
         text = f"{run.arm}, seed {run.seed}: {run.result.metric} {value}{images}, {run.wall_seconds:.1f} s"
-        self._console.print(text, highlight=False)
+        self.console.print(text, highlight=False)
 
 
 def run_experiment(plan: Plan, target: float | None, console: Console) -> Outcome:
