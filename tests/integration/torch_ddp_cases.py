@@ -48,6 +48,37 @@ def hooked(
     return wrapped, state
 
 
+def descend(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    """Makes the model's answers smaller, each step on images of its own."""
+    for step in steps:
+        optimizer.zero_grad()
+        model(images(10 * step + dist.get_rank())).square().mean().backward()
+        optimizer.step()
+
+
+def fit(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, target: torch.Tensor, steps: int
+) -> list[float]:
+    """Teaches the model this rank's classes of x. Returns the losses."""
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def require_learning(model: nn.Module, wrapped: nn.Module, steps: int) -> None:
+    """Ranks that have images and classes of their own halve their losses, and stay one model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    target = torch.randint(4, (6,), generator=torch.Generator().manual_seed(dist.get_rank()))
+    losses = fit(wrapped, optimizer, images(dist.get_rank()), target, steps)
+    assert losses[-1] < 0.5 * losses[0], losses
+    require_one_model(model)
+
+
 @case
 def gradients_are_ddps() -> None:
     """Uncompressed: bit-equal, with accumulation, parameters that are not used, and buckets that are cut anew."""
@@ -72,11 +103,7 @@ def train(codec: str, steps: int = 6, **options: Any) -> nn.Module:
     torch.manual_seed(0)
     model = wide_net()
     wrapped, _ = hooked(model, codec, **options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
-    for step in range(steps):
-        optimizer.zero_grad()
-        wrapped(images(10 * step + dist.get_rank())).square().mean().backward()
-        optimizer.step()
+    descend(wrapped, torch.optim.SGD(model.parameters(), lr=0.002), range(steps))
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     return model
 
@@ -100,17 +127,7 @@ def two_bits_learn() -> None:
     torch.manual_seed(0)
     model = wide_net()
     wrapped, state = hooked(model, "2bit", warm_up=[("none", 3), ("fp16", 3)], codecs={"last.*": "int8"})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    target = torch.randint(4, (6,), generator=torch.Generator().manual_seed(dist.get_rank()))
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(wrapped(images(dist.get_rank())), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.5 * losses[0], losses
-    require_one_model(model)
+    require_learning(model, wrapped, 60)
     assert state.state_dict()["step"] == 60
 
 
@@ -120,17 +137,7 @@ def codecs_are_chosen_while_a_model_trains() -> None:
     torch.manual_seed(0)
     model = wide_net()
     wrapped, state = hooked(model, "auto", budget="30% error", codecs={"last.*": "int8"})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    target = torch.randint(4, (6,), generator=torch.Generator().manual_seed(dist.get_rank()))
-    losses = []
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(wrapped(images(dist.get_rank())), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.5 * losses[0], losses
-    require_one_model(model)
+    require_learning(model, wrapped, 40)
     saved = state.state_dict()["auto"]
     assert saved["step"] == 40
     assert saved["codecs"]["last.weight"] == "none"  # not its to choose
@@ -143,21 +150,15 @@ def codecs_are_chosen_while_a_model_trains() -> None:
 
 @case
 def a_checkpoint_goes_on_bit_for_bit() -> None:
-    def run(wrapped: nn.Module, optimizer: Any, steps: range) -> None:
-        for step in steps:
-            optimizer.zero_grad()
-            wrapped(images(10 * step + dist.get_rank())).square().mean().backward()
-            optimizer.step()
-
     torch.manual_seed(0)
     model = wide_net()
     wrapped, state = hooked(model, "2bit:threshold=0.001")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
-    run(wrapped, optimizer, range(3))
+    descend(wrapped, optimizer, range(3))
     saved = copy.deepcopy(
         {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "hook": state.state_dict()}
     )
-    run(wrapped, optimizer, range(3, 6))
+    descend(wrapped, optimizer, range(3, 6))
     torch.manual_seed(7)
     later = wide_net()
     later.load_state_dict(saved["model"])
@@ -165,7 +166,7 @@ def a_checkpoint_goes_on_bit_for_bit() -> None:
     optimizer = torch.optim.SGD(later.parameters(), lr=0.002)
     optimizer.load_state_dict(saved["optimizer"])
     state.load_state_dict(saved["hook"])
-    run(wrapped, optimizer, range(3, 6))
+    descend(wrapped, optimizer, range(3, 6))
     for (name, a), b in zip(model.named_parameters(), later.parameters(), strict=True):
         assert torch.equal(a, b), name
 
@@ -291,14 +292,7 @@ def fully_sharded() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         generator = torch.Generator().manual_seed(dist.get_rank())
         x, target = torch.randn(30, 20, generator=generator), torch.randint(3, (30,), generator=generator)
-        losses = []
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), target)
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
-        return losses
+        return fit(model, optimizer, x, target, steps)
 
     theirs, ours = make(), make()
     gw.torch.compress_reduce_scatter(ours, codec="none")

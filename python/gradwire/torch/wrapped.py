@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -18,9 +19,9 @@ class Front(torch.optim.Optimizer):
     prefix: ClassVar[str]  # of the name of the class that an instance gets
     _base: type  # the class inside
 
+    @abstractmethod
     def close(self) -> None:
         """Ends the exchange."""
-        raise NotImplementedError
 
     def __reduce__(self) -> Any:
         return _plain, (self._base,), self.__getstate__()
