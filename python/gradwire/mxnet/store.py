@@ -239,7 +239,6 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         Raises:
             KVStoreError: as push(); or a row_sparse out with ignore_sparse=False in a store of several workers.
         """
-        self._tell_servers()
         for name, outs in self._given("pull", key, out):
             dense = [one for one in outs if one.stype == "default" or (self._is_local and not ignore_sparse)]
             if len(dense) < len(outs):
@@ -290,7 +289,6 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         Raises:
             KVStoreError: row_ids is missing, an out is not row_sparse, or the key is no table.
         """
-        self._tell_servers()
         if row_ids is None:
             raise KVStoreError("row_sparse_pull: row_ids is missing; say which rows")
         given = self._given("row_sparse_pull", key, out)
@@ -424,8 +422,8 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             self._warned_of_sparse = True
 
     def _tell_servers(self) -> None:
-        """Hands over the servers' optimizer, which must come after the keys; scripts set it before them."""
-        if self._server_optimizer is not None and self._keys:
+        """Hands over the servers' optimizer at the first push: after the keys, before which scripts may set it."""
+        if self._server_optimizer is not None:
             rule, parameters = optimizers.server_rule(self._server_optimizer)
             self._server_optimizer = None
             self._store.set_optimizer(rule, **parameters)

@@ -1,0 +1,84 @@
+"""What each rank does in mxnet_async_test.py: MXNet 1.9.1 on gradwire's dist_async, with two workers and two servers.
+
+python mxnet_async_cases.py    as one rank of a gradwire job; prints "CASE passed" after each
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradwire.mxnet
+import mxnet as mx
+from mxnet_programs import case, filled, raises, require_equal, run_cases
+
+RANKS = 2
+
+
+@case
+def what_needs_sums_is_refused(kv: Any) -> None:
+    assert kv.type == "dist_async"
+    with raises(gradwire.mxnet.KVStoreError, "in 'dist_async' the servers update"):
+        kv._set_updater(lambda key, total, weight: None)
+    with raises(gradwire.mxnet.KVStoreError, "no AdaGrad"):
+        kv.set_optimizer(mx.optimizer.AdaGrad())
+    with raises(gradwire.mxnet.KVStoreError, "no optimizer in this worker"):
+        kv.save_optimizer_states("states")
+
+
+@case
+def servers_apply_each_push(kv: Any) -> None:
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))  # before its keys, as Trainer does
+    for key in (100, 101):
+        out = filled(0)
+        kv.broadcast(key, filled(kv.rank + key), out)
+        require_equal(out, key)
+    for _ in range(3):
+        kv.push([100, 101], [filled(1), [filled(1), filled(1, device=1)]])
+    kv.pull([100, 101], out=[filled(0), filled(0)])
+    mx.nd.waitall()
+    kv.barrier()
+    outs = [filled(0), filled(0)]
+    kv.pull([100, 101], out=outs)
+    require_equal(outs[0], 100 - 0.5 * 3 * RANKS)
+    require_equal(outs[1], 101 - 0.5 * 6 * RANKS)
+
+
+@case
+def the_servers_learning_rate_may_change(kv: Any) -> None:
+    kv.barrier()
+    kv.set_learning_rate(2.0)
+    out = filled(0)
+    kv.pull(100, out=out)
+    before = out.asnumpy()
+    kv.barrier()
+    kv.pushpull(100, filled(1), out=out)
+    mx.nd.waitall()
+    kv.barrier()
+    kv.pull(100, out=out)
+    require_equal(out, before - 2.0 * RANKS)
+
+
+@case
+def a_trainer_updates_on_the_servers(kv: Any) -> None:
+    weight = mx.gluon.Parameter("weight", shape=(4,))
+    weight.initialize(init="ones")
+    trainer = mx.gluon.Trainer([weight], "sgd", {"learning_rate": 1.0}, kvstore=kv)
+    with mx.autograd.record():
+        loss = weight.data().sum()
+    loss.backward()
+    trainer.step(1)
+    assert trainer._update_on_kvstore
+    assert weight.data().asnumpy()[0] in (0, -1)  # with this worker's push, with or without the other's
+    mx.nd.waitall()
+    kv.barrier()
+    out = mx.nd.zeros((4,))
+    kv.pull(0, out=out)
+    require_equal(out, 1 - RANKS)
+    refused = mx.gluon.Trainer([weight], "sgd", {}, kvstore=kv, update_on_kvstore=False)
+    with raises(ValueError, "async"):
+        refused._init_kvstore()
+
+
+if __name__ == "__main__":
+    gradwire.mxnet.patch()
+    run_cases(mx.kv.create("dist_async"))

@@ -1,0 +1,27 @@
+"""MXNet 1.9.1 on gradwire's dist_async: two workers and two servers. One job runs all cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from integration.mxnet_environment import require_mxnet
+from integration.torch_jobs import CaseJob, case_names
+
+HERE = Path(__file__).parent
+PROGRAM = HERE / "mxnet_async_cases.py"
+
+
+@pytest.fixture(scope="module")
+def job() -> CaseJob:
+    require_mxnet()
+    return CaseJob(HERE / "mxnet_exec.py", str(PROGRAM), workers=2, servers=2)
+
+
+@pytest.mark.parametrize("name", case_names(PROGRAM))
+def test_two_ranks(name: str, job: CaseJob) -> None:
+    assert job.passed[name] == 2, job.text
+
+
+def test_the_job_ends_by_itself(job: CaseJob) -> None:
+    assert job.exit_code == 0, job.text
