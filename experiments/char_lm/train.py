@@ -58,5 +58,10 @@ def make_task(args: argparse.Namespace, progress: Progress) -> Task:
     )
 
 
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Parses the command line's flags, or these."""
+    return parse_arguments(__doc__, NETWORKS, given, lr=0.1, batch_size=16, num_epochs=1)
+
+
 if __name__ == "__main__":
-    run(parse_arguments(__doc__, NETWORKS, lr=0.1, batch_size=16, num_epochs=1), make_task)
+    run(arguments(), make_task)

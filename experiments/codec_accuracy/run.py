@@ -1,13 +1,15 @@
 """What does every codec cost in accuracy? All codecs, 4 workers, the same seeds, one run after the other.
 
-    python experiments/codec_accuracy/run.py [--task lenet]... [--arm none --arm 2bit]... [--seeds 5] [--minutes M]
+    python experiments/codec_accuracy/run.py [--task lenet]... [--arm none --arm 2bit]... [--seeds 1] [--minutes M]
+    python experiments/codec_accuracy/run.py --simulate [--task lenet]... [--arm 2bit]... [--seeds 5] [--minutes M]
     python experiments/codec_accuracy/run.py --relative-error [--arm 2bit]... [--limit 3200] [--num-epochs 2]
     python experiments/codec_accuracy/run.py --sensitivity [--arm 2bit]... [--seeds 1] [--minutes M]
     python experiments/codec_accuracy/run.py --tables      measures nothing: fills README.md, draws every chart
 
-The first runs real jobs, the next two LeNet with simulated workers in this process. Every run is kept in results.csv or
-sensitivity.csv as it ends, and is not done again: stopped or cut short, the same command goes on where it was;
---relative-error measures again. A job's output is in report/codec_accuracy/TASK/.
+The first runs real jobs, which tell bytes and codec seconds too; the second the same training with simulated workers, a
+process each, at a third of the cost; the next two LeNet so in this process. Every run is kept in results.csv,
+simulated.csv or sensitivity.csv as it ends, and is not done again: stopped or cut short, the same command goes on
+where it was; --relative-error measures again. A job's output is in report/codec_accuracy/TASK/.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ import accuracy_table
 import readme
 import relative_error
 import sensitivity
+import simulated
 from arms import check, every_arm
-from runs import TASKS, Row, Run, RunFailed, append, carry_out, missing, read
+from runs import TASKS, Kept, Row, Run, RunFailed, append, carry_out, missing, read
+from simulated import Simulated
 
 if TYPE_CHECKING:
     from training.task import Task
@@ -59,13 +63,33 @@ def measure(to_do: Sequence[Run], file: Path, minutes: float | None) -> list[Run
             continue
         append(file, row)
         left = (time.monotonic() - began) / number * (len(to_do) - number)
-        say(f"{number}/{len(to_do)} {describe(row)}; {left / 60:.0f} min left")
+        say(f"{number}/{len(to_do)} {describe(row)}, {row.wall_seconds:.1f} s; {left / 60:.0f} min left")
     return failed
 
 
-def describe(row: Row) -> str:
+def simulate(to_do: Sequence[Run], file: Path, jobs: Sequence[Row], minutes: float | None) -> None:
+    """Does the runs with simulated workers, of which none starts after minutes; says where the weights are a job's."""
+    began, done = time.monotonic(), 0
+    of_jobs = {(row.task, row.arm, row.seed): row.weights for row in jobs}
+
+    def keep(run: Simulated) -> None:
+        nonlocal done
+        done += 1
+        append(file, run)
+        known = of_jobs.get((run.task, run.arm, run.seed))
+        compared = {None: "", True: ", the weights of the job", False: ", not the weights of the job"}
+        same = compared[None if known is None else known == run.weights]
+        left = (time.monotonic() - began) / done * (len(to_do) - done)
+        say(f"{done}/{len(to_do)} {describe(run)}{same}, {run.cpu_seconds:.1f} s; {left / 60:.0f} min left")
+
+    left = simulated.measure(to_do, minutes, keep)
+    if left > 0:
+        say(f"{minutes:g} minutes are over, {left} runs are left: the same command goes on")
+
+
+def describe(row: Kept) -> str:
     score = f"loss {row.score:.4f}" if row.metric == "loss" else f"accuracy {100 * row.score:.2f} %"
-    return f"{row.task} {row.arm} seed {row.seed}: {score}, {row.wall_seconds:.1f} s"
+    return f"{row.task} {row.arm} seed {row.seed}: {score}"
 
 
 def say(*lines: str) -> None:
@@ -132,10 +156,10 @@ def write_tables(folder: Path, wanted: Sequence[str]) -> None:
 def sections(folder: Path) -> dict[str, tuple[str, dict[str, str]]]:
     """Returns, by its mark in README.md, the text and the charts of each part that was measured."""
     found: dict[str, tuple[str, dict[str, str]]] = {}
-    if rows := read(folder / "results.csv"):
-        tasks = accuracy_table.by_task(rows)
-        text = "\n\n".join(accuracy_table.markdown(task, own) for task, own in tasks.items())
-        found["accuracy"] = (text, {"results.svg": accuracy_table.draw(rows)})
+    jobs, runs = read(folder / "results.csv", Row), read(folder / "simulated.csv", Simulated)
+    if tasks := accuracy_table.by_task(jobs, runs):
+        text = "\n\n".join(accuracy_table.markdown(task) for task in tasks)
+        found["accuracy"] = (text, {"results.svg": accuracy_table.draw(tasks)})
     if points := relative_error.read(folder / "relative_error.csv"):
         chart = relative_error.figure(points)
         found["relative error"] = (relative_error.markdown(points), {"relative_error.svg": chart})
@@ -152,7 +176,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--task", action="append", choices=list(TASKS), help="repeatable; default: all")
     add("--arm", action="append", metavar="CODEC", help="repeatable; default: every codec, and PowerSGD")
-    add("--seeds", type=int, metavar="N", help="0 to N-1 (default: 5, of --sensitivity 1)")
+    add("--seeds", type=int, metavar="N", help="0 to N-1 (default: 1, of --simulate 5)")
     add("--minutes", type=float, metavar="M", help="start no run after so long; default: all are done")
     add("--folder", type=Path, default=HERE, help="where results are (default: beside this script)")
     add(
@@ -164,6 +188,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     add("--num-epochs", type=int, default=2, metavar="N", help="of simulated workers (default: %(default)s)")
     modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--simulate", action="store_true", help="every arm and seed with simulated workers")
     modes.add_argument("--relative-error", action="store_true", help="what each step loses, per layer")
     modes.add_argument("--sensitivity", action="store_true", help="learning rates and thresholds")
     modes.add_argument(
@@ -171,7 +196,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     given = parser.parse_args()
     if given.seeds is None:
-        given.seeds = 1 if given.sensitivity else 5
+        given.seeds = 5 if given.simulate else 1
     for name, least in (("seeds", 1), ("num_epochs", 1), ("limit", LEAST_LIMIT)):
         if getattr(given, name) < least:
             parser.error(
@@ -182,6 +207,17 @@ def parse_arguments() -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     return given
+
+
+def measure_scores(given: argparse.Namespace, folder: Path) -> list[Run]:
+    """Does the jobs or the simulated runs that are missing; returns those that failed."""
+    jobs = read(folder / "results.csv", Row)
+    done: Sequence[Kept] = read(folder / "simulated.csv", Simulated) if given.simulate else jobs
+    to_do = list(missing(given.task or list(TASKS), given.arm or every_arm(), given.seeds, done))
+    if not given.simulate:
+        return measure(to_do, folder / "results.csv", given.minutes)
+    simulate(to_do, folder / "simulated.csv", jobs, given.minutes)
+    return []
 
 
 def main() -> int:
@@ -205,9 +241,7 @@ def main() -> int:
             )
             measure_sensitivity([point for point in points if point not in done], file, given.minutes)
         else:
-            file = folder / "results.csv"
-            to_do = missing(given.task or list(TASKS), given.arm or every_arm(), given.seeds, read(file))
-            failed = measure(list(to_do), file, given.minutes)
+            failed = measure_scores(given, folder)
     except ValueError as error:
         say(f"{error}")
         return 2

@@ -1,4 +1,4 @@
-"""One run: a task trained by real workers over a store, under one arm and one seed. Kept in a CSV as it ends."""
+"""One run: a task trained by real workers over a store, under one arm and one seed. Its row is kept in a CSV."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from arms import power_sgd_rank
 from gradwire import result
@@ -97,14 +98,15 @@ class Row:
             examples_per_second=round(record.images_per_second or 0.0, 1),
             wall_seconds=round(wall_seconds, 2),
             load=round(os.getloadavg()[0], 1),
-            weights=(record.weights_sha256 or "")[:12],
+            weights=short_digest(record.weights_sha256 or ""),
             score_per_epoch=" ".join(f"{score:.6g}" for score in record.per_epoch),
             flags=TASKS[run.task].flags,
         )
 
-    @property
-    def run(self) -> Run:
-        return Run(self.task, self.arm, self.seed)
+
+def short_digest(weights: str) -> str:
+    """Returns as much of a digest of weights as rows keep."""
+    return weights[:12]
 
 
 class RunFailed(Exception):
@@ -150,7 +152,35 @@ def carry_out(run: Run) -> Row:
     return Row.of(run, record, job.wall_seconds)
 
 
-def read(file: Path) -> list[Row]:
+class Kept(Protocol):
+    """What rows of every kind have: of which run, and how it ended. A frozen dataclass of str, int and float.
+
+    Attributes:
+        flags: a run with others is another run.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def arm(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def metric(self) -> Metric: ...
+    @property
+    def score(self) -> float: ...
+    @property
+    def weights(self) -> str: ...
+    @property
+    def flags(self) -> str: ...
+
+
+T = TypeVar("T", bound=Kept)
+
+
+def read(file: Path, kind: type[T]) -> list[T]:
     """Returns the rows measured with the flags that tasks have now; those of tasks or flags of old are passed over.
 
     Raises:
@@ -160,25 +190,26 @@ def read(file: Path) -> list[Row]:
         return []
     with file.open(newline="") as lines:
         rows = [
-            _parse(f"{file}:{number}", line) for number, line in enumerate(csv.DictReader(lines), start=2)
+            _parse(f"{file}:{number}", line, kind)
+            for number, line in enumerate(csv.DictReader(lines), start=2)
         ]
     return [row for row in rows if row.task in TASKS and row.flags == TASKS[row.task].flags]
 
 
-def append(file: Path, row: Row) -> None:
+def append(file: Path, row: Kept) -> None:
     """Adds one line, in one write, so that what ends this process leaves whole lines."""
     is_new = not file.exists() or file.stat().st_size == 0
     with file.open("a", newline="") as lines:
-        writer = csv.DictWriter(lines, [field.name for field in fields(Row)], lineterminator="\n")
+        writer = csv.DictWriter(lines, [field.name for field in fields(row)], lineterminator="\n")
         if is_new:
             writer.writeheader()
         writer.writerow(asdict(row))
 
 
-def missing(tasks: Sequence[str], arms: Sequence[str], seeds: int, rows: Sequence[Row]) -> Iterator[Run]:
+def missing(tasks: Sequence[str], arms: Sequence[str], seeds: int, rows: Sequence[Kept]) -> Iterator[Run]:
     """Yields the runs that rows lack, a seed of everything before the next seed: wherever it is stopped, what is there
     is paired. Each seed begins with another arm, so that a machine that slows down weighs on all alike."""
-    done = {row.run for row in rows}
+    done = {Run(row.task, row.arm, row.seed) for row in rows}
     for seed in range(seeds):
         for task in tasks:
             turn = seed % len(arms)
@@ -190,10 +221,10 @@ def missing(tasks: Sequence[str], arms: Sequence[str], seeds: int, rows: Sequenc
 _NUMBERS = {"int": int, "float": float}
 
 
-def _parse(where: str, line: dict[str, str]) -> Row:
+def _parse(where: str, line: dict[str, str], kind: type[T]) -> T:
     try:
-        values = {field.name: _NUMBERS.get(str(field.type), str)(line[field.name]) for field in fields(Row)}
-        return Row(**values)
+        values = {field.name: _NUMBERS.get(str(field.type), str)(line[field.name]) for field in fields(kind)}
+        return kind(**values)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"codec_accuracy: {where} is not a run ({error!r}); delete the line, and the run is done again"

@@ -1,8 +1,12 @@
 """Data-parallel training in one process: every worker's real gradient, one after the other, and the real codecs.
 
-A step is what the stores make of it, without sockets: each worker's vector, in the order of memory, is encoded with its
-residual, payloads are summed in rank order and answered as a server does, and SGD steps on the mean that comes back.
-Parameters of one dimension are not compressed, and 2bit with threshold auto sends momentum, as in the training scripts.
+What is trained, and with which flags, are the training scripts'. A step is what the stores make of it, without sockets:
+each worker's vector, in the order of memory, is encoded with its residual, payloads are summed in rank order and
+answered as a server does, and SGD steps on the mean that comes back. Parameters of one dimension are not compressed,
+and 2bit with threshold auto sends momentum, as in the training scripts.
+
+Each worker has its own running means and deviations of a batch norm, which no job averages either; worker 0's are the
+model's in the end.
 
 PowerSGD needs no workers: it is linear in what the workers have, gradients and errors, so one that has their mean gets
 what they all would (Vogels et al. 2019, section 3), up to rounding.
@@ -11,10 +15,12 @@ what they all would (Vogels et al. 2019, section 3), up to rounding.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import gradwire
@@ -26,18 +32,16 @@ from gradwire.power_sgd import PowerSGD
 from gradwire.torch.momentum import WorkerMomentum
 from gradwire.torch.session import parse_compression
 from numpy.typing import NDArray
+from runs import EXPERIMENTS, TASKS, WORKERS
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "fashion_mnist"))
+sys.path.insert(0, str(EXPERIMENTS))
 
-from train import add_flags, make_task
-from training.flags import learning_rate, parse_arguments
+from training.flags import learning_rate
+from training.loop import make_sgd
 from training.order import batches
 from training.progress import Progress
 from training.task import Task
 
-WORKERS = 4
-BATCH_SIZE = 16
 Floats = NDArray[np.float32]
 Observer = Callable[[int, int, Sequence[Floats], Floats], None]
 """Is told of a step, of a tensor by its number, what each worker gave of it, and the mean that came back."""
@@ -45,21 +49,43 @@ Observer = Callable[[int, int, Sequence[Floats], Floats], None]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained: LeNet on the first `limit` images. lr_factor: times the training script's learning rate."""
+    """What is trained.
+
+    Attributes:
+        limit, num_epochs: the first examples, and how often; None: as the task's flags say.
+        lr_factor: times the training script's learning rate.
+        task: one of TASKS.
+    """
 
     arm: str
     seed: int
-    limit: int
-    num_epochs: int
+    limit: int | None = None
+    num_epochs: int | None = None
     lr_factor: float = 1.0
+    task: str = "lenet"
 
     def arguments(self) -> argparse.Namespace:
         """The training script's flags, with its defaults."""
-        flags = f"--network lenet --batch-size {BATCH_SIZE} --seed {self.seed}"
-        sizes = f"--limit {self.limit} --num-epochs {self.num_epochs}"
-        given = parse_arguments(None, ["lenet"], [*flags.split(), *sizes.split()], add_flags)
+        sizes = {"--limit": self.limit, "--num-epochs": self.num_epochs, "--seed": self.seed}
+        own = [part for flag, size in sizes.items() if size is not None for part in (flag, str(size))]
+        given: argparse.Namespace = _script(self.task).arguments([*TASKS[self.task].flags.split(), *own])
         given.lr *= self.lr_factor
         return given
+
+
+def _script(task: str) -> ModuleType:
+    """Imports a task's training script. They all have the same name, as have modules beside them: a process has one.
+
+    Raises:
+        ValueError: this process has another one already.
+    """
+    file = EXPERIMENTS / TASKS[task].script
+    if "train" not in sys.modules:
+        sys.path.insert(0, str(file.parent))
+    module = importlib.import_module("train")
+    if module.__file__ != str(file):
+        raise ValueError(f"codec_accuracy: {module.__file__} is imported: simulate {task} in another process")
+    return module
 
 
 class Averager(Protocol):
@@ -147,8 +173,29 @@ def _shaped(run: Floats, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def load_task(setting: Setting) -> Task:
-    """Loads the images; the same for all arms and seeds of one limit."""
-    return make_task(setting.arguments(), Progress(None))
+    """Loads the examples; the same for all arms and seeds of one limit."""
+    task: Task = _script(setting.task).make_task(setting.arguments(), Progress(None))
+    return task
+
+
+class _Buffers:
+    """What each worker's model has beside its parameters, and no worker tells another."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._live = list(model.buffers())
+        self._kept = [[buffer.clone() for buffer in self._live] for _ in range(WORKERS)]
+
+    @contextlib.contextmanager
+    def of(self, worker: int) -> Iterator[None]:
+        """Has them be a worker's, and keeps what becomes of them."""
+        self.show(worker)
+        yield
+        for kept, live in zip(self._kept[worker], self._live, strict=True):
+            kept.copy_(live)
+
+    def show(self, worker: int) -> None:
+        for kept, live in zip(self._kept[worker], self._live, strict=True):
+            live.copy_(kept)
 
 
 def train(setting: Setting, task: Task, observe: Observer | None = None) -> torch.nn.Module:
@@ -166,18 +213,19 @@ def train(setting: Setting, task: Task, observe: Observer | None = None) -> torc
     averager: Averager = (
         CodecAverager(setting.arm, parameters) if rank is None else PowerSgdAverager(rank, parameters)
     )
-    sgd = _sgd(args, parameters)
+    sgd, buffers = make_sgd(args, model), _Buffers(model)
     momenta = (
-        [WorkerMomentum(_sgd(args, parameters)) for _ in range(WORKERS)] if averager.takes_momentum else []
+        [WorkerMomentum(make_sgd(args, model)) for _ in range(WORKERS)] if averager.takes_momentum else []
     )
     given = [[np.zeros(p.numel(), np.float32) for p in parameters] for _ in range(WORKERS)]
-    steps_per_epoch = task.examples // (WORKERS * BATCH_SIZE)
-    for step, picks in enumerate(_picks(task, setting)):
+    steps_per_epoch = task.examples // (WORKERS * args.batch_size)
+    for step, picks in enumerate(_picks(task, args)):
         for group in sgd.param_groups:
             group["lr"] = learning_rate(args, step, steps_per_epoch)
         for worker, pick in enumerate(picks):
             sgd.zero_grad()
-            task.loss(model, pick).backward()
+            with buffers.of(worker):
+                task.loss(model, pick).backward()
             _take(parameters, given[worker], momenta[worker] if momenta else None)
         means = averager.means(given, step)
         for parameter, mean in zip(parameters, means, strict=True):
@@ -186,25 +234,18 @@ def train(setting: Setting, task: Task, observe: Observer | None = None) -> torc
             for index, mean in enumerate(means):
                 observe(step, index, [own[index] for own in given], mean)
         _step(sgd, takes_momentum=averager.takes_momentum)
+    buffers.show(0)
     return model
 
 
-def _picks(task: Task, setting: Setting) -> Any:
+def _picks(task: Task, args: argparse.Namespace) -> Any:
     """Yields what the workers train on in each step."""
-    for epoch in range(setting.num_epochs):
-        yield from zip(
-            *(
-                batches(task.examples, epoch, setting.seed, rank, WORKERS, BATCH_SIZE)
-                for rank in range(WORKERS)
-            ),
-            strict=True,
+    for epoch in range(args.num_epochs):
+        of_ranks = (
+            batches(task.examples, epoch, args.seed, rank, WORKERS, args.batch_size)
+            for rank in range(WORKERS)
         )
-
-
-def _sgd(args: argparse.Namespace, parameters: Sequence[torch.Tensor]) -> torch.optim.SGD:
-    return torch.optim.SGD(
-        parameters, lr=args.lr, momentum=args.momentum, weight_decay=args.wd, nesterov=args.optimizer == "nag"
-    )
+        yield from zip(*of_ranks, strict=True)
 
 
 @torch.no_grad()

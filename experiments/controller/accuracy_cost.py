@@ -154,7 +154,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=Path, default=RUNS / "results.csv", help="of codec_accuracy/run.py")
+    parser.add_argument(
+        "--runs", type=Path, default=RUNS / "simulated.csv", help="of codec_accuracy/run.py --simulate"
+    )
     parser.add_argument(
         "--errors",
         type=Path,

@@ -108,5 +108,10 @@ def make_task(args: argparse.Namespace, progress: Progress) -> Task:
     )
 
 
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Parses the command line's flags, or these."""
+    return parse_arguments(__doc__, [*NETWORKS, *IMAGENET_NETWORKS], given, extend=add_flags)
+
+
 if __name__ == "__main__":
-    run(parse_arguments(__doc__, [*NETWORKS, *IMAGENET_NETWORKS], extend=add_flags), make_task)
+    run(arguments(), make_task)

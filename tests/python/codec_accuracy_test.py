@@ -7,6 +7,7 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,10 @@ from gradwire import compress
 from python.experiment_files import imported
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "codec_accuracy"
-NAMES = ("arms", "runs", "accuracy_table", "readme", "multiples", "relative_error", "sensitivity", "run")
+NAMES = (
+    *("arms", "runs", "simulated", "accuracy_table", "readme", "multiples", "relative_error", "sensitivity"),
+    "run",
+)
 RECORDER = """
 import os, gradwire.result
 arm, seed = os.environ["GRADWIRE_COMPRESSION"], int(os.environ["GRADWIRE_SEED"])
@@ -44,7 +48,7 @@ def one_task(modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(runs, "TASKS", {"task": runs.Task(str(script), "--of this")})
     monkeypatch.setattr(runs, "LOGS", tmp_path / "logs")
     monkeypatch.setattr(runs, "WORKERS", 1)
-    for name in ("run", "accuracy_table"):
+    for name in ("run", "accuracy_table", "simulated"):
         monkeypatch.setattr(modules[name], "TASKS", runs.TASKS)
     return tmp_path
 
@@ -86,8 +90,10 @@ def test_a_run_that_is_kept_is_not_done_again(modules: dict[str, ModuleType], on
     kept = row(runs, "none", 0, 0.5)
     runs.append(file, kept)
     runs.append(file, row(runs, "2bit", 0, 0.5, flags="--of old"))
-    assert runs.read(file) == [kept]
-    left = [(run.arm, run.seed) for run in runs.missing(["task"], ["none", "2bit"], 2, runs.read(file))]
+    assert runs.read(file, runs.Row) == [kept]
+    left = [
+        (run.arm, run.seed) for run in runs.missing(["task"], ["none", "2bit"], 2, runs.read(file, runs.Row))
+    ]
     assert left == [("2bit", 0), ("2bit", 1), ("none", 1)]
 
 
@@ -97,7 +103,7 @@ def test_a_line_that_is_no_run_is_named(modules: dict[str, ModuleType], one_task
     with file.open("a") as lines:
         lines.write("task,2bit,\n")
     with pytest.raises(ValueError, match=r"results\.csv:3 is not a run .* delete the line"):
-        runs.read(file)
+        runs.read(file, runs.Row)
 
 
 def test_runs_are_kept_one_by_one_and_a_failure_is_no_end(
@@ -106,13 +112,13 @@ def test_runs_are_kept_one_by_one_and_a_failure_is_no_end(
     runs, run, file = modules["runs"], modules["run"], one_task / "results.csv"
     to_do = list(runs.missing(["task"], ["none", "fp16", "2bit"], 1, []))
     assert run.measure(to_do, file, None) == [runs.Run("task", "fp16", 0)]
-    assert [(kept.arm, kept.score, kept.score_per_epoch) for kept in runs.read(file)] == [
+    assert [(kept.arm, kept.score, kept.score_per_epoch) for kept in runs.read(file, runs.Row)] == [
         ("none", 0.6, "0.5 0.6"),
         ("2bit", 0.6, "0.5 0.6"),
     ]
     assert "fp16 was told to fail" in capsys.readouterr().err
     assert "fp16 was told to fail" in (one_task / "logs" / "task" / "fp16-seed0.log").read_text()
-    left = list(runs.missing(["task"], ["none", "fp16", "2bit"], 1, runs.read(file)))
+    left = list(runs.missing(["task"], ["none", "fp16", "2bit"], 1, runs.read(file, runs.Row)))
     assert run.measure(left, file, 0.0) == []
     assert "1 runs are left" in capsys.readouterr().err
 
@@ -128,17 +134,18 @@ def test_the_table_pairs_by_seed(modules: dict[str, ModuleType], one_task: Path)
         row(runs, "1bit", seed, 0.70 + seed / 100 + seed % 2 / 1000, bytes_per_step=125) for seed in range(3)
     ]
     rows += [row(runs, "2bit", 2, 0.81)]
-    arms = {arm.name: arm for arm in table.summarise(rows)}
+    (measured,) = table.by_task(rows, [])
+    arms = {arm.name: arm for arm in table.summarise(measured)}
     assert list(arms) == ["none", "bf16", "2bit", "1bit"]
     assert arms["none"].to_base is None
     assert arms["2bit"].to_base.mean == pytest.approx(-0.01)  # seed 2 alone, not the mean of all
     assert arms["2bit"].to_base.low is None
     assert arms["1bit"].to_sixteen_bit.mean == pytest.approx(-0.1 + 0.001 / 3)
     assert (arms["bf16"].bits, arms["1bit"].bits) == (32, 2)
-    text = table.markdown("task", rows)
+    text = table.markdown(measured)
     assert "Behind `none`, by an interval that leaves 0 out: `1bit` by 9.97 (points)." in text
     assert "Not seen to be behind: `bf16`." in text
-    assert ElementTree.fromstring(table.draw(rows)).tag == "{http://www.w3.org/2000/svg}svg"
+    assert ElementTree.fromstring(table.draw([measured])).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_a_higher_loss_is_worse(modules: dict[str, ModuleType], one_task: Path) -> None:
@@ -149,8 +156,54 @@ def test_a_higher_loss_is_worse(modules: dict[str, ModuleType], one_task: Path) 
         for arm, score in scores.items()
         for seed in range(3)
     ]
-    text = table.markdown("task", rows)
+    (measured,) = table.by_task(rows, [])
+    text = table.markdown(measured)
     assert "leaves 0 out: `1bit` by 0.40 (nats). Not seen to be behind: `int8`." in text
+
+
+def test_scores_are_of_simulated_workers_where_there_are_any(
+    modules: dict[str, ModuleType], one_task: Path
+) -> None:
+    runs, table, simulated = modules["runs"], modules["accuracy_table"], modules["simulated"]
+    jobs = [
+        row(runs, "none", 0, 0.10, bytes_per_step=4000),
+        row(runs, "int8", 0, 0.20, bytes_per_step=1000),
+        row(runs, "qsgd", 0, 0.30, weights="def"),
+    ]
+    own = [
+        simulated.Simulated("task", arm, seed, "accuracy", 0.8 - seed / 100, "abc", 10.0, "--of this")
+        for arm in ("none", "int8", "qsgd", "fp8")
+        for seed in range(2)
+    ]
+    file = one_task / "simulated.csv"
+    for run in own:
+        runs.append(file, run)
+    (measured,) = table.by_task(jobs, runs.read(file, simulated.Simulated))
+    arms = {arm.name: arm for arm in table.summarise(measured)}
+    assert {name: (arm.score, arm.seeds, arm.same_weights) for name, arm in arms.items()} == {
+        "none": (pytest.approx(0.795), 2, True),
+        "int8": (pytest.approx(0.795), 2, True),
+        "qsgd": (pytest.approx(0.795), 2, False),
+        "fp8": (pytest.approx(0.795), 2, None),
+    }
+    assert (arms["int8"].bits, arms["fp8"].bits, arms["fp8"].codec_seconds) == (16, None, None)
+    assert "3 jobs of 7 steps" in table.markdown(measured)
+    assert "8 simulated runs" in table.markdown(measured)
+
+
+def test_no_simulated_run_starts_when_the_minutes_are_over(
+    modules: dict[str, ModuleType], one_task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated, kept = modules["simulated"], []
+    monkeypatch.setattr(simulated, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    monkeypatch.setattr(simulated, "processors", lambda: 2)
+    monkeypatch.setattr(simulated, "carry_out", lambda run: run)
+    to_do = list(modules["runs"].missing(["task"], ["none", "int8", "2bit"], 1, []))
+    assert simulated.measure(to_do, 0.0, kept.append) == 1
+    assert set(kept) == set(to_do[:2])
+    kept.clear()
+    assert simulated.measure(to_do, None, kept.append) == 0
+    assert set(kept) == set(to_do)
 
 
 def test_only_what_stands_between_the_marks_is_replaced(
@@ -308,28 +361,46 @@ def test_a_real_run(
 SIMULATE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import simulation
-from training.loop import weights_sha256
-simulation.WORKERS = 2
-for arm in sys.argv[2:]:
-    setting = simulation.Setting(arm, seed=3, limit=320, num_epochs=1)
-    print(weights_sha256(simulation.train(setting, simulation.load_task(setting)))[:12])
+import dataclasses
+import runs
+runs.WORKERS = 2
+task, flags, *arms = sys.argv[2:]
+runs.TASKS[task] = dataclasses.replace(runs.TASKS[task], flags=flags)
+import simulated
+for arm in arms:
+    print(simulated.carry_out(runs.Run(task, arm, 3)).weights)
 """
 
 
+@pytest.mark.parametrize(
+    ("task", "network", "arms"),
+    [
+        ("lenet", "lenet", ("int8", "2bit:reply=2bit")),
+        ("resnet8", "resnet8", ("2bit",)),  # batch norms
+        ("char_lm", "tiny", ("1bit",)),
+    ],
+)
 def test_simulated_workers_end_with_the_bits_of_a_real_job(
-    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modules: dict[str, ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    task: str,
+    network: str,
+    arms: tuple[str, ...],
 ) -> None:
-    runs, arms = modules["runs"], ("int8", "2bit:reply=2bit")
+    runs = modules["runs"]
     monkeypatch.setattr(runs, "LOGS", tmp_path)
     monkeypatch.setattr(runs, "WORKERS", 2)
-    flags = "--network lenet --limit 320 --num-epochs 1 --batch-size 16 --threads 1"
-    monkeypatch.setitem(runs.TASKS, "lenet", dataclasses.replace(runs.TASKS["lenet"], flags=flags))
+    flags = f"--network {network} --limit 320 --num-epochs 1 --batch-size 16 --threads 1"
+    monkeypatch.setitem(runs.TASKS, task, dataclasses.replace(runs.TASKS[task], flags=flags))
     done = subprocess.run(
-        [sys.executable, "-c", SIMULATE, str(FOLDER), *arms], capture_output=True, text=True, timeout=900
+        [sys.executable, "-c", SIMULATE, str(FOLDER), task, flags, *arms],
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [runs.carry_out(runs.Run("lenet", arm, 3)).weights for arm in arms]
+    assert done.stdout.split() == [runs.carry_out(runs.Run(task, arm, 3)).weights for arm in arms]
 
 
 def command(folder: Path, *arguments: str) -> str:
