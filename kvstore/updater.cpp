@@ -41,12 +41,14 @@ class Preparation {
   explicit Preparation(const Parameters& p)
       : rescale_(number(p, "rescale_grad")), clip_(number(p, "clip_gradient")) {}
 
-  float operator()(float gradient) const {
-    const float g = rescale_ * gradient;
-    return clip_ > 0 ? std::clamp(g, -clip_, clip_) : g;
-  }
+  float operator()(float gradient) const { return clipped(rescale_ * gradient); }
+
+  /// With a weight's decay in what is clipped.
+  float operator()(float gradient, float decay) const { return clipped(rescale_ * gradient + decay); }
 
  private:
+  float clipped(float g) const { return clip_ > 0 ? std::clamp(g, -clip_, clip_) : g; }
+
   float rescale_, clip_;
 };
 
@@ -104,12 +106,8 @@ class AdamUpdater final : public Updater {
     const auto kept2 = static_cast<float>(beta2_), new2 = static_cast<float>(1 - beta2_);
     const auto shrink = static_cast<float>(1 - learning_rate_ * static_cast<double>(wd_));
     for (std::size_t i = 0; i < n; ++i) {
-      float g = prepared_(gradient[i]);
-      if constexpr (is_decay_apart) {
-        weight[i] *= shrink;
-      } else {
-        g += wd_ * weight[i];
-      }
+      const float g = is_decay_apart ? prepared_(gradient[i]) : prepared_(gradient[i], wd_ * weight[i]);
+      if constexpr (is_decay_apart) weight[i] *= shrink;
       float& m = state.moments[i];
       float& v = state.moments[n + i];
       m = kept1 * m + new1 * g;

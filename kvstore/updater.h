@@ -40,13 +40,16 @@ class Updater {
 
 /// Makes an optimizer. With g = clip(rescale_grad * gradient) in all but "test":
 ///   test     w += rescale_grad * gradient (MXNet 1.9's)
-///   sgd      m = momentum * m - learning_rate * (g + wd * w); w += m, or w += momentum * m - learning_rate *
-///   (...) with
-///            nesterov=1 (MXNet's sgd and nag; torch's at a constant learning rate)
-///   adam     Kingma & Ba 2015, Algorithm 1, with wd * w added to g (torch.optim.Adam)
-///   adamw    Loshchilov & Hutter 2019, Algorithm 2: wd apart from the moments (torch.optim.AdamW)
-///   adagrad  Duchi et al. 2011: w -= learning_rate * g / (sqrt(sum of g * g) + epsilon)
-///   (torch.optim.Adagrad)
+///   sgd      m = momentum * m - learning_rate * (g + wd * w); w += m, or with nesterov=1
+///            w += momentum * m - learning_rate * (...)
+///   adam     Kingma & Ba 2015, Algorithm 1, with wd * w added to g before it is clipped
+///   adamw    Loshchilov & Hutter 2019, Algorithm 2: wd apart from the moments
+///   adagrad  Duchi et al. 2011: w -= learning_rate * g / (sqrt(sum of g * g) + epsilon), with wd * w in g
+/// They are torch.optim's SGD (at a constant learning rate), Adam, AdamW and Adagrad, and MXNet 1.9.1's test,
+/// sgd, nag, adam and adagrad, but for: MXNet's nag decays m by the weight that it has just moved; its adam
+/// adds epsilon before the bias of v is corrected; its adagrad adds epsilon under the root, and wd * w behind
+/// it.
+///
 /// Throws std::invalid_argument for unknown names, naming the valid ones, and for values out of range.
 std::unique_ptr<Updater> make_updater(const OptimizerSpec& spec);
 
