@@ -113,6 +113,7 @@ class Aggregator {
     std::vector<float> value;     ///< first value or weight; empty: only sums are held
     std::vector<float> residual;  ///< what replies of a lossy codec have not told yet
     OptimizerState optimizer_state;
+    std::uint64_t optimizer_load = 0;        ///< number of the last one that was written, from 1
     std::map<std::uint64_t, Round> rounds;   ///< by step
     std::uint64_t next_step = 0;             ///< first step not yet answered; at once: pushes that went in
     std::optional<transport::Frame> answer;  ///< to step next_step - 1
@@ -133,6 +134,9 @@ class Aggregator {
   void on_read_state(std::uint32_t worker, const transport::FrameHeader& header,
                      std::vector<Answer>& answers);
   void on_write_state(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
+  void read_optimizer(std::uint32_t worker, const transport::FrameHeader& header,
+                      std::vector<Answer>& answers) const;
+  void write_optimizer(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
   void require_own_moments(const OptimizerState& state, const transport::FrameHeader& header) const;
   void set_optimizer(const std::string& text);
   void require_no_round(const char* what) const;

@@ -21,10 +21,18 @@ std::string name_of(const FrameHeader& header) {
   return fmt::format("state of key {} offset {} count {}", header.key, header.offset, header.count);
 }
 
+bool is_of_optimizer(const FrameHeader& header) {
+  const auto kept = static_cast<Kept>(header.content);
+  if (kept == Kept::kAll || kept == Kept::kOptimizer) return kept == Kept::kOptimizer;
+  throw std::invalid_argument(fmt::format(
+      "{}: content {} given, expected 0, all of it, or 1, the optimizer's", name_of(header), header.content));
+}
+
 }  // namespace
 
 void Aggregator::on_read_state(std::uint32_t worker, const FrameHeader& header,
                                std::vector<Answer>& answers) {
+  if (is_of_optimizer(header)) return read_optimizer(worker, header, answers);
   PartitionState state;  // what is not held yet has one, too
   if (const auto found = partitions_.find({header.key, header.offset}); found != partitions_.end()) {
     const Partition& partition = found->second;
@@ -41,6 +49,7 @@ void Aggregator::on_read_state(std::uint32_t worker, const FrameHeader& header,
 
 void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
   const FrameHeader& header = frame.header;
+  if (is_of_optimizer(header)) return write_optimizer(worker, frame, answers);
   if (header.count == 0) throw std::invalid_argument(fmt::format("{}: no element", name_of(header)));
   const Buffer& payload = frame.payload;
   PartitionState state = decode_partition_state(payload.bytes(), header.count);
@@ -62,6 +71,42 @@ void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::v
   partition.residual = std::move(state.residual);
   partition.optimizer_state = std::move(state.optimizer);
   partition.next_step = state.next_step;
+  answers.push_back({worker, answer_to(header, Kind::kAck, {})});
+}
+
+/// Whoever asks has not pushed the next round, so none of its keys' states changes meanwhile; other workers'
+/// pushes may be here already, and wait. At once they change it, each by itself.
+void Aggregator::read_optimizer(std::uint32_t worker, const FrameHeader& header,
+                                std::vector<Answer>& answers) const {
+  OptimizerState state;  // what is not held yet has one, too
+  if (const auto found = partitions_.find({header.key, header.offset}); found != partitions_.end()) {
+    if (found->second.count != header.count) {
+      throw std::invalid_argument(
+          fmt::format("{}: {} elements are held", name_of(header), found->second.count));
+    }
+    state = found->second.optimizer_state;
+  }
+  answers.push_back({worker, answer_to(header, Kind::kState, encode_state(state))});
+}
+
+void Aggregator::write_optimizer(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+  const FrameHeader& header = frame.header;
+  OptimizerState state = decode_optimizer_state(frame.payload.bytes(), header.count);
+  const auto found = partitions_.find({header.key, header.offset});
+  if (found == partitions_.end() || found->second.count != header.count || found->second.value.empty()) {
+    throw std::invalid_argument(
+        fmt::format("{}: no weight of that size is held here; init the key first", name_of(header)));
+  }
+  Partition& partition = found->second;
+  if (header.step > partition.optimizer_load) {  // else repeated: pushes may have changed it since
+    if (!partition.rounds.empty()) {
+      throw std::invalid_argument(fmt::format("{}: step {} is under way; load on all ranks between steps",
+                                              name_of(header), partition.rounds.begin()->first));
+    }
+    require_own_moments(state, header);
+    partition.optimizer_state = std::move(state);
+    partition.optimizer_load = header.step;
+  }
   answers.push_back({worker, answer_to(header, Kind::kAck, {})});
 }
 

@@ -60,26 +60,24 @@ std::vector<Place> places_of(const Layout& layout, const std::string& key) {
 
 // ------------------------------------------------------------------------------------- what goes where
 
-void require_same_keys(const Layout& saved, const Layout& here) {
-  constexpr const char* kAdvice = "declare the same keys before you load, or load into another store";
+void require_same_keys(std::string_view verb, std::string_view what, const Layout& saved,
+                       const Layout& here) {
+  const auto refuse = [verb](const std::string& how) {
+    throw std::invalid_argument(
+        fmt::format("{}: {}; declare the same keys before you load, or load into another store", verb, how));
+  };
   for (const LayoutTensor& tensor : saved) {
     if (is_bucket(tensor)) continue;
     const auto found = find_key(here, tensor.spec.name);
-    if (!found) {
-      throw std::invalid_argument(
-          fmt::format("load_checkpoint: the checkpoint has key {}, this job does not; {}",
-                      describe(tensor.spec), kAdvice));
-    }
+    if (!found) refuse(fmt::format("{} has key {}, this job does not", what, describe(tensor.spec)));
     if (here[*found].spec != tensor.spec) {
-      throw std::invalid_argument(
-          fmt::format("load_checkpoint: the checkpoint has key {}, this job has {}; {}",
-                      describe(tensor.spec), describe(here[*found].spec), kAdvice));
+      refuse(fmt::format("{} has key {}, this job has {}", what, describe(tensor.spec),
+                         describe(here[*found].spec)));
     }
   }
   for (const LayoutTensor& tensor : here) {
     if (is_bucket(tensor) || find_key(saved, tensor.spec.name)) continue;
-    throw std::invalid_argument(fmt::format(
-        "load_checkpoint: this job has key {}, the checkpoint does not; {}", describe(tensor.spec), kAdvice));
+    refuse(fmt::format("this job has key {}, {} does not", describe(tensor.spec), what));
   }
 }
 
@@ -101,6 +99,30 @@ std::vector<Piece> residual_pieces(const Layout& saved, const Layout& here, std:
     offset += count;
   }
   return pieces;
+}
+
+std::optional<Overlap> overlap(const RecordName& record, std::uint64_t offset, std::uint64_t count) {
+  const std::uint64_t begin = std::max(record.offset, offset);
+  const std::uint64_t end = std::min(record.offset + record.count, offset + count);
+  if (begin >= end) return std::nullopt;
+  return Overlap{begin - record.offset, begin - offset, end - begin};
+}
+
+void take_over(OptimizerState& into, std::uint64_t elements, const Overlap& common,
+               const OptimizerState& from, std::uint64_t from_elements) {
+  into.steps = std::max(into.steps, from.steps);
+  const std::size_t kinds = from.moments.size() / from_elements;
+  if (kinds == 0) return;
+  if (into.moments.empty()) into.moments.assign(kinds * elements, 0.0F);
+  if (into.moments.size() != kinds * elements) {
+    throw compress::DecodeError(fmt::format("optimizer's state: {} and {} moments an element of one key",
+                                            into.moments.size() / elements, kinds));
+  }
+  for (std::size_t kind = 0; kind < kinds; ++kind) {
+    const auto source =
+        std::span(from.moments).subspan(kind * from_elements + common.in_record, common.count);
+    std::ranges::copy(source, std::span(into.moments).subspan(kind * elements + common.in_run).begin());
+  }
 }
 
 std::optional<std::uint64_t> same_tensor(const Layout& saved, const Layout& here, std::uint64_t tensor) {

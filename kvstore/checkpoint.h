@@ -8,11 +8,13 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "kvstore/checkpoint_file.h"
 #include "kvstore/key.h"
+#include "kvstore/updater.h"
 
 namespace gradwire::kvstore {
 
@@ -34,8 +36,9 @@ struct LayoutTensor {
 /// All tensors of a job, by number; members come before their buckets.
 using Layout = std::vector<LayoutTensor>;
 
-/// Throws std::invalid_argument naming the first key that one of them lacks or has otherwise.
-void require_same_keys(const Layout& saved, const Layout& here);
+/// Throws std::invalid_argument naming the first key that one of them lacks or has otherwise. verb: who asks;
+/// what: that is called so.
+void require_same_keys(std::string_view verb, std::string_view what, const Layout& saved, const Layout& here);
 
 /// A run of elements that goes from a tensor that was saved to one that is here.
 struct Piece {
@@ -51,6 +54,17 @@ struct Piece {
 /// of a key, wherever it has travelled, meet where it travels now, added in order of the tensors' numbers. So
 /// over all tensors every element of every residual is taken once.
 std::vector<Piece> residual_pieces(const Layout& saved, const Layout& here, std::uint64_t tensor);
+
+/// Elements that a record and a run of its tensor have in common.
+struct Overlap {
+  std::uint64_t in_record = 0, in_run = 0, count = 0;
+};
+std::optional<Overlap> overlap(const RecordName& record, std::uint64_t offset, std::uint64_t count);
+
+/// Takes over, into the state of a run of `elements`, what the state of a record of `from_elements` has of
+/// it; steps are the most of all. Throws compress::DecodeError where that has another number of moments.
+void take_over(OptimizerState& into, std::uint64_t elements, const Overlap& common,
+               const OptimizerState& from, std::uint64_t from_elements);
 
 /// What was, of a tensor here, its own: values, moments, steps. Its number in the checkpoint, or none where
 /// it is new.

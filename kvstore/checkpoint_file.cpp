@@ -30,8 +30,6 @@ constexpr std::size_t kAtKind = 0, kAtChecksum = 4, kAtTensor = 8, kAtOffset = 1
                       kAtBytes = 32, kAtOwnChecksum = 44;
 using RecordHead = std::array<std::byte, kRecordBytes>;
 
-std::filesystem::path unfinished(std::filesystem::path path) { return path += ".unfinished"; }
-
 RecordHead record_head(const RecordName& name, std::uint64_t bytes, std::uint32_t checksum) {
   RecordHead head{};
   store(static_cast<std::uint32_t>(name.kind), head.data() + kAtKind);
@@ -105,7 +103,7 @@ void sync_folder(const std::filesystem::path& folder) {
 }
 
 void write_text_file(const std::filesystem::path& path, std::string_view text) {
-  const auto temporary = unfinished(path);
+  const auto temporary = std::filesystem::path(path) += kUnfinished;
   {
     OpenFile file(temporary, O_WRONLY | O_CREAT | O_TRUNC);
     file.write(std::as_bytes(std::span(text)));
@@ -127,9 +125,9 @@ std::string read_text_file(const std::filesystem::path& path, std::size_t most) 
 
 // ------------------------------------------------------------------------------------- writing
 
-CheckpointWriter::CheckpointWriter(std::filesystem::path path)
+CheckpointWriter::CheckpointWriter(std::filesystem::path path, std::string_view unfinished)
     : path_(std::move(path)),
-      unfinished_(unfinished(path_)),
+      unfinished_(std::filesystem::path(path_) += unfinished),
       file_(unfinished_, O_WRONLY | O_CREAT | O_TRUNC) {
   std::array<std::byte, kHeadBytes> head{};
   std::ranges::copy(std::as_bytes(std::span(kMagic)), head.begin());

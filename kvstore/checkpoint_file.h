@@ -19,10 +19,12 @@ namespace gradwire::kvstore {
 
 /// What a record holds. Part of the file format, never renumber.
 enum class RecordKind : std::uint32_t {
-  kEnd = 0,        ///< the last: how many there were, and their digest
-  kTensor = 1,     ///< a TensorState
-  kPartition = 2,  ///< a PartitionState
-  kFrontEnd = 3,   ///< bytes of whoever drives the Engine
+  kEnd = 0,             ///< the last: how many there were, and their digest
+  kTensor = 1,          ///< a TensorState
+  kPartition = 2,       ///< a PartitionState
+  kFrontEnd = 3,        ///< bytes of whoever drives the Engine
+  kOptimizer = 4,       ///< whose states follow: an OptimizerFile's first
+  kOptimizerState = 5,  ///< an OptimizerState
 };
 
 /// Which elements of which tensor a record is of; zeros where it is of none.
@@ -63,10 +65,13 @@ class OpenFile {
   int descriptor_;
 };
 
+/// What follows the name of a file that is not whole yet.
+inline constexpr std::string_view kUnfinished = ".unfinished";
+
 class CheckpointWriter {
  public:
-  /// Begins a file; until finish() it is called path + ".unfinished".
-  explicit CheckpointWriter(std::filesystem::path path);
+  /// Begins a file; until finish() it is called path + unfinished, and no other writer's may be.
+  explicit CheckpointWriter(std::filesystem::path path, std::string_view unfinished = kUnfinished);
   /// Takes away what was not finished.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;

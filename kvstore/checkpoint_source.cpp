@@ -45,18 +45,9 @@ void CheckpointSource::take_up(std::uint32_t file, const CheckpointReader::Recor
   of_kind[record.name.tensor].push_back({file, &record});
 }
 
-std::optional<CheckpointSource::Overlap> CheckpointSource::overlap(const RecordName& record,
-                                                                   std::uint64_t offset,
-                                                                   std::uint64_t count) {
-  const std::uint64_t begin = std::max(record.offset, offset);
-  const std::uint64_t end = std::min(record.offset + record.count, offset + count);
-  if (begin >= end) return std::nullopt;
-  return Overlap{begin - record.offset, begin - offset, end - begin};
-}
-
 /// By way of a piece, which says where in the tensor here the record's elements are.
-std::optional<CheckpointSource::Overlap> CheckpointSource::overlap(const RecordName& record,
-                                                                   const Piece& piece, const Range& range) {
+std::optional<Overlap> CheckpointSource::overlap_by(const RecordName& record, const Piece& piece,
+                                                    const Range& range) {
   const auto in_piece = overlap(record, piece.from_offset, piece.count);
   if (!in_piece) return std::nullopt;
   const RecordName here{record.kind, range.tensor, piece.offset + in_piece->in_run, in_piece->count};
@@ -81,13 +72,12 @@ const TensorState& CheckpointSource::tensor(const Held& held) {
   return last_tensor_.second;
 }
 
-/// Copies or adds what `run` says of `from` to elements `at` and on of `into`, which gets so many elements
-/// first.
+/// Copies or adds what `run` says of `from` to `into`, which gets so many elements first.
 void CheckpointSource::put(std::vector<float>& into, std::size_t elements, const Overlap& run,
-                           std::uint64_t at, std::span<const float> from, bool adds) {
+                           std::span<const float> from, bool adds) {
   if (into.empty()) into.assign(elements, 0.0F);
   const auto source = from.subspan(run.in_record, run.count);
-  const auto target = std::span(into).subspan(at, run.count);
+  const auto target = std::span(into).subspan(run.in_run, run.count);
   if (!adds) {
     std::ranges::copy(source, target.begin());
     return;
@@ -104,15 +94,9 @@ void CheckpointSource::add_own(PartitionState& state, const Range& range, std::u
     const auto common = overlap(held.record->name, range.offset, range.count);
     if (!common) continue;
     const PartitionState& from = partition(held);
-    const std::uint64_t count = held.record->name.count;
     state.next_step = std::max(state.next_step, from.next_step);
-    state.optimizer.steps = std::max(state.optimizer.steps, from.optimizer.steps);
-    if (!from.value.empty()) put(state.value, range.count, *common, common->in_run, from.value, false);
-    const std::size_t kinds = from.optimizer.moments.size() / count;
-    for (std::size_t kind = 0; kind < kinds; ++kind) {
-      put(state.optimizer.moments, kinds * range.count, *common, kind * range.count + common->in_run,
-          std::span(from.optimizer.moments).subspan(kind * count, count), false);
-    }
+    take_over(state.optimizer, range.count, *common, from.optimizer, held.record->name.count);
+    if (!from.value.empty()) put(state.value, range.count, *common, from.value, false);
   }
 }
 
@@ -121,9 +105,9 @@ PartitionState CheckpointSource::partition_state(const Range& range) {
   if (const auto saved = same_tensor(manifest_.layout, here_, range.tensor)) add_own(state, range, *saved);
   for (const Piece& piece : residual_pieces(manifest_.layout, here_, range.tensor)) {
     for (const Held& held : partitions_[piece.from]) {
-      const auto common = overlap(held.record->name, piece, range);
+      const auto common = overlap_by(held.record->name, piece, range);
       if (!common || partition(held).residual.empty()) continue;
-      put(state.residual, range.count, *common, common->in_run, partition(held).residual, piece.adds);
+      put(state.residual, range.count, *common, partition(held).residual, piece.adds);
     }
   }
   return state;
@@ -141,9 +125,9 @@ void CheckpointSource::add_residual_of(std::uint32_t rank, bool adds, const Rang
                                        const std::vector<Piece>& pieces, std::vector<float>& residual) {
   for (const Piece& piece : pieces) {
     for (const Held& held : tensors_[rank][piece.from]) {
-      const auto common = overlap(held.record->name, piece, range);
+      const auto common = overlap_by(held.record->name, piece, range);
       if (!common || tensor(held).residual.empty()) continue;
-      put(residual, range.count, *common, common->in_run, tensor(held).residual, adds || piece.adds);
+      put(residual, range.count, *common, tensor(held).residual, adds || piece.adds);
     }
   }
 }

@@ -57,12 +57,7 @@ class CheckpointSource {
   };
   using ByTensor = std::vector<std::vector<Held>>;  ///< each list ordered by offset
 
-  /// Elements that a record and a run have in common.
-  struct Overlap {
-    std::uint64_t in_record = 0, in_run = 0, count = 0;
-  };
-  static std::optional<Overlap> overlap(const RecordName& record, std::uint64_t offset, std::uint64_t count);
-  static std::optional<Overlap> overlap(const RecordName& record, const Piece& piece, const Range& range);
+  static std::optional<Overlap> overlap_by(const RecordName& record, const Piece& piece, const Range& range);
 
   void take_up(std::uint32_t file, const CheckpointReader::Record& record);
   const PartitionState& partition(const Held& held);
@@ -70,7 +65,7 @@ class CheckpointSource {
   void add_own(PartitionState& state, const Range& range, std::uint64_t saved);
   void add_residual_of(std::uint32_t rank, bool adds, const Range& range, const std::vector<Piece>& pieces,
                        std::vector<float>& residual);
-  static void put(std::vector<float>& into, std::size_t elements, const Overlap& run, std::uint64_t at,
+  static void put(std::vector<float>& into, std::size_t elements, const Overlap& run,
                   std::span<const float> from, bool adds);
 
   const Manifest manifest_;

@@ -91,6 +91,8 @@ struct PushedBytes {
 };
 
 class CheckpointSource;
+class OptimizerFile;
+enum class Dump : std::uint8_t;
 class Collectives;
 class EngineThread;
 class SparseRows;
@@ -230,6 +232,22 @@ class Engine {
   /// ranks.
   Restored load_checkpoint(const std::string& folder);
 
+  // The optimizer's states: what servers remember of each weight beside it (momentum, moments, steps), in one
+  // file. Throw std::logic_error where no optimizer is set, and during a step; std::invalid_argument where
+  // there are tables of rows.
+
+  /// Writes them; with kStatesAndParameters the optimizer's parameters too. On any one rank, between its own
+  /// steps (not a collective), or on several: each writes the file, whole or not at all. Where pushes are
+  /// applied at once, each part's are as they are then. Throws std::runtime_error where it cannot be written.
+  void save_optimizer_states(const std::string& path, Dump dump);
+  /// Puts them back, and with them the parameters if the file has some, in a job of the same keys, whatever
+  /// its workers and servers; weights stay as they are. A collective between steps; rank 0 reads the file
+  /// (all ranks, where a library sums). Returns the optimizer that is set now, as in set_optimizer(), or
+  /// nothing where it is the one before. Throws compress::DecodeError for what is damaged or another file,
+  /// std::invalid_argument for other keys or another optimizer, both before anything has changed, and
+  /// std::runtime_error where the file cannot be read; the same on all ranks.
+  std::string load_optimizer_states(const std::string& path);
+
   // Numbers.
 
   /// Of the job's own sockets; what the workers of one host say to each other is not in them.
@@ -304,6 +322,7 @@ class Engine {
   std::vector<float> value_of(std::uint32_t root, std::span<const float> own);
   std::string describe_buckets() const;
   void require_all_marked(const char* verb) const;
+  void require_no_step(const char* verb) const;
   void fuse(std::size_t bucket);
   Together& together(const std::vector<KeyId>& members);
   std::vector<std::uint32_t> compression_groups(std::span<const KeyId> keys) const;
@@ -322,6 +341,7 @@ class Engine {
   };
   std::vector<std::string> attempt(const char* what, const std::function<std::string()>& work);
   void require_between_steps(const char* verb);
+  void require_still(const char* verb);
   std::vector<LayoutTensor> layout() const;
   std::vector<std::uint32_t> contributors() const;
   std::vector<HeldPart> held_parts();
@@ -330,6 +350,10 @@ class Engine {
                          std::span<const std::string> seals);
   void require_loadable(const CheckpointSource& source) const;
   void restore(CheckpointSource& source);
+  // engine_optimizer_states.cpp
+  void require_states(const char* verb);
+  void require_own(const OptimizerFile& file, const std::string& path) const;
+  void restore(const OptimizerFile& file);
   void submit_sealed(std::uint32_t bucket);
   void submit_bucket(std::uint32_t bucket);
   std::optional<DeviceOperation> device_operation(const OnDevice& place) const;
@@ -351,6 +375,7 @@ class Engine {
   std::vector<std::uint64_t> server_load_;
   std::atomic<bool> has_optimizer_{false};  ///< pushes may come from other threads than set_optimizer()
   std::string optimizer_;                   ///< the servers', as in set_optimizer(); empty: none
+  std::uint64_t optimizer_loads_ = 0;       ///< how often states were loaded
   std::unique_ptr<Hierarchy> hierarchy_;    ///< where a host's workers sum first
   std::unique_ptr<EngineThread> thread_;
   std::unique_ptr<Collectives> collectives_;

@@ -59,7 +59,6 @@ std::vector<std::string> Engine::attempt(const char* what, const std::function<s
   return blobs;
 }
 
-/// Waits until this worker's rounds have ended, which they do once all ranks have pushed the same.
 void Engine::require_between_steps(const char* verb) {
   require_open(verb);
   if (options_.at_once) {
@@ -68,17 +67,20 @@ void Engine::require_between_steps(const char* verb) {
         "the weights and save those, or use a store whose workers go in step, as dist_sync",
         verb));
   }
+  require_still(verb);
+}
+
+/// Waits until this worker's rounds have ended, which they do once all ranks have pushed the same.
+void Engine::require_still(const char* verb) {
+  require_open(verb);
   if (sparse_ && sparse_->has_tables()) {
-    throw std::invalid_argument(
-        fmt::format("{}: this store has tables of rows, whose values and residuals no checkpoint holds yet; "
-                    "keep gradients dense (sparse_as_dense=True), or save without the store",
-                    verb));
+    throw std::invalid_argument(fmt::format(
+        "{}: this store has tables of rows, of which no file holds values, residuals and "
+        "optimizer's states yet; keep gradients dense (sparse_as_dense=True), or save without the "
+        "store",
+        verb));
   }
-  const auto left = unmarked();
-  if (slots_ && left.size() < slots_->slots.size()) {
-    throw std::logic_error(fmt::format("{}: a step is under way: {} of {} slots are marked; drain it first",
-                                       verb, slots_->slots.size() - left.size(), slots_->slots.size()));
-  }
+  require_no_step(verb);
   await_rounds(verb);
 }
 
@@ -211,7 +213,7 @@ void Engine::require_loadable(const CheckpointSource& source) const {
     throw std::invalid_argument(
         "load_checkpoint: this worker has pushed already; load before the first step, or into another store");
   }
-  require_same_keys(source.manifest().layout, layout());
+  require_same_keys("load_checkpoint", "the checkpoint", source.manifest().layout, layout());
   const std::string& saved = source.manifest().optimizer;
   const bool is_same =
       saved.empty() ? optimizer_.empty()

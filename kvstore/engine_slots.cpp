@@ -41,6 +41,14 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
   take_residuals_along(keys);
 }
 
+/// What a step has begun is not between steps.
+void Engine::require_no_step(const char* verb) const {
+  const auto left = unmarked();
+  if (!slots_ || left.size() == slots_->slots.size()) return;
+  throw std::logic_error(fmt::format("{}: a step is under way: {} of {} slots are marked; drain it first",
+                                     verb, slots_->slots.size() - left.size(), slots_->slots.size()));
+}
+
 std::string Engine::describe_buckets() const {
   const std::shared_lock lock(keys_mutex_);
   std::string text;

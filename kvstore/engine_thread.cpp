@@ -375,6 +375,10 @@ FrameHeader EngineThread::header_of(const Tensor& tensor, std::size_t index) con
   header.count = state.part.count;
   header.priority = tensor.current->priority;
   header.step = kNoStep;
+  if (state.request == Kind::kReadState || state.request == Kind::kWriteState) {
+    header.content = static_cast<std::uint8_t>(tensor.current->kept);
+    header.step = tensor.current->number;
+  }
   if (state.request == Kind::kPush) {
     header.codec = static_cast<std::uint8_t>(tensor.compression->codec->wire_id());
     header.codec_parameters = tensor.compression->codec->wire_parameters();

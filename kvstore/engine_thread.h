@@ -27,6 +27,7 @@
 #include "kvstore/loop.h"
 #include "kvstore/mailbox_client.h"
 #include "kvstore/outbox.h"
+#include "kvstore/protocol.h"
 #include "kvstore/row_client.h"
 #include "kvstore/tensor_state.h"
 
@@ -73,12 +74,13 @@ class EngineThread final : private transport::Sink {
     float scale = 1;
     std::vector<std::span<float>> scatter;  ///< of several tensors in one: where the parts of `out` are
                                             ///< copied to; on a device those of `in` come from there too
-    std::uint64_t number = 0;               ///< among all pushes, when they go in order
+    std::uint64_t number = 0;               ///< among all pushes, when they go in order; of states: the step
     std::shared_ptr<void>
         owner;  ///< of that memory, when nobody else keeps it until all that is sent has gone
     std::optional<DeviceOperation> device;  ///< `in`, `out` and `scatter` lie there; none: on the host
     std::size_t part = 0;                   ///< of kReadState and kWriteState: whose state
-    transport::Buffer* state = nullptr;     ///< theirs: an encoded PartitionState; lives as `in` does
+    transport::Buffer* state = nullptr;     ///< theirs, encoded (partition_state.h); lives as `in` does
+    Kept kept = Kept::kAll;                 ///< theirs: what of it
     bool* nonfinite = nullptr;  ///< set, before done, when any rank met a NaN or infinity; lives as `in` does
     Ticket done;
     Ticket taken;                        ///< `in` is no longer read
@@ -131,6 +133,10 @@ class EngineThread final : private transport::Sink {
   /// Fetches what a server keeps of a key's part (partition_state.h), and gives it one.
   Ticket read_state(KeyId key, std::size_t part, transport::Buffer& state);
   Ticket write_state(KeyId key, std::size_t part, transport::Buffer& state);
+  /// Of that the optimizer's alone; also while other workers' pushes of the next round wait for this one's.
+  Ticket read_optimizer(KeyId key, std::size_t part, transport::Buffer& state);
+  /// load: a number above that of any before; a request of the same or a lower one changes nothing.
+  Ticket write_optimizer(KeyId key, std::size_t part, transport::Buffer& state, std::uint64_t load);
   /// Writes how many rounds of each tensor have begun to steps. Requires, as what follows, that none is in
   /// progress.
   Ticket read_steps(std::vector<std::uint64_t>& steps);
@@ -178,7 +184,8 @@ class EngineThread final : private transport::Sink {
   void start_push(Tensor& tensor);
   void start_pull(Tensor& tensor);
   void start_init(Tensor& tensor);
-  Ticket submit_state(Operation::Verb verb, KeyId key, std::size_t part, transport::Buffer& state);
+  Ticket submit_state(Operation::Verb verb, Kept kept, KeyId key, std::size_t part, transport::Buffer& state,
+                      std::uint64_t number = kNoStep);
   void start_state(Tensor& tensor);
   void keep_what_was(Tensor& tensor);
   void stage(Operation& operation);

@@ -58,18 +58,29 @@ Ticket EngineThread::write_tensor(KeyId key, const TensorState& state) {
 }
 
 Ticket EngineThread::read_state(KeyId key, std::size_t part, Buffer& state) {
-  return submit_state(Verb::kReadState, key, part, state);
+  return submit_state(Verb::kReadState, Kept::kAll, key, part, state);
 }
 
 Ticket EngineThread::write_state(KeyId key, std::size_t part, Buffer& state) {
-  return submit_state(Verb::kWriteState, key, part, state);
+  return submit_state(Verb::kWriteState, Kept::kAll, key, part, state);
 }
 
-Ticket EngineThread::submit_state(Verb verb, KeyId key, std::size_t part, Buffer& state) {
+Ticket EngineThread::read_optimizer(KeyId key, std::size_t part, Buffer& state) {
+  return submit_state(Verb::kReadState, Kept::kOptimizer, key, part, state);
+}
+
+Ticket EngineThread::write_optimizer(KeyId key, std::size_t part, Buffer& state, std::uint64_t load) {
+  return submit_state(Verb::kWriteState, Kept::kOptimizer, key, part, state, load);
+}
+
+Ticket EngineThread::submit_state(Verb verb, Kept kept, KeyId key, std::size_t part, Buffer& state,
+                                  std::uint64_t number) {
   Operation operation;
   operation.verb = verb;
   operation.part = part;
   operation.state = &state;
+  operation.kept = kept;
+  operation.number = number;
   const Ticket done = operation.done;
   submit(key, std::move(operation));
   return done;

@@ -16,6 +16,8 @@ using compress::store;
 /// Bytes before the arrays: next_step u64, the optimizer's steps u64, which arrays follow u32, kinds of
 /// moments u32.
 constexpr std::size_t kHeadBytes = 24;
+/// Likewise of an optimizer's state alone: its steps u64.
+constexpr std::size_t kOptimizerHeadBytes = 8;
 constexpr std::uint32_t kHasValue = 1, kHasResidual = 2;
 /// Kinds of moments; above any optimizer's.
 constexpr std::uint32_t kMaxMoments = 8;
@@ -82,6 +84,33 @@ PartitionState decode_partition_state(std::span<const std::byte> bytes, std::uin
   if ((arrays & kHasValue) != 0) state.value = take(at, count);
   if ((arrays & kHasResidual) != 0) state.residual = take(at, count);
   state.optimizer.moments = take(at, moments * count);
+  return state;
+}
+
+transport::Buffer encode_state(const OptimizerState& state) {
+  transport::Buffer buffer =
+      transport::Buffer::allocate(kOptimizerHeadBytes + state.moments.size() * sizeof(float));
+  store(state.steps, buffer.bytes().data());
+  put(state.moments, buffer.bytes().data() + kOptimizerHeadBytes);
+  return buffer;
+}
+
+OptimizerState decode_optimizer_state(std::span<const std::byte> bytes, std::uint64_t count) {
+  const std::size_t array_bytes = bytes.size() - std::min(bytes.size(), kOptimizerHeadBytes);
+  const std::uint64_t floats = array_bytes / sizeof(float);
+  const bool is_whole = bytes.size() >= kOptimizerHeadBytes && array_bytes % sizeof(float) == 0;
+  const std::uint64_t kinds = count == 0 ? 0 : floats / count;
+  if (!is_whole || kinds > kMaxMoments || kinds * count != floats) {
+    throw compress::DecodeError(
+        fmt::format("optimizer's state: {} bytes do not hold moments of {} elements", bytes.size(), count));
+  }
+  const std::byte* at = bytes.data();
+  OptimizerState state;
+  state.steps = load<std::uint64_t>(at);
+  if (state.steps > kMaxSteps)
+    throw compress::DecodeError(fmt::format("optimizer's state: step {} is above any", state.steps));
+  at += kOptimizerHeadBytes;
+  state.moments = take(at, floats);
   return state;
 }
 

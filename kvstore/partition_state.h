@@ -33,4 +33,8 @@ transport::Buffer encode_state(const PartitionState& state);
 /// before anything of their size is made.
 PartitionState decode_partition_state(std::span<const std::byte> bytes, std::uint64_t count);
 
+/// Likewise what the optimizer alone keeps of it.
+transport::Buffer encode_state(const OptimizerState& state);
+OptimizerState decode_optimizer_state(std::span<const std::byte> bytes, std::uint64_t count);
+
 }  // namespace gradwire::kvstore

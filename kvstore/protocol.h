@@ -20,6 +20,13 @@ enum class Refusal : std::uint8_t {
   kRows = 3,       ///< kRowInit, kRowPush or kRowPull: of a table of rows; final
 };
 
+/// What of a partition's state a kReadState or kWriteState is about (in header.content). Part of the wire
+/// format, never renumber.
+enum class Kept : std::uint8_t {
+  kAll = 0,        ///< a PartitionState
+  kOptimizer = 1,  ///< an OptimizerState: what the optimizer remembers beside the weight
+};
+
 /// Step of requests that are of no round, and so of their answers: a late one is no answer to a push.
 inline constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
 

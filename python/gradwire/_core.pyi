@@ -380,6 +380,16 @@ class Engine:
         Goes on from a checkpoint. Returns the servers' optimizer, empty where there is none. Collective.
         """
 
+    def save_optimizer_states(self, path: str, with_parameters: bool) -> None:
+        """
+        Writes what the servers' optimizer remembers of each weight. Of one rank alone.
+        """
+
+    def load_optimizer_states(self, path: str) -> str:
+        """
+        Puts it back. Returns the optimizer that it brought, empty where it is the one before. Collective.
+        """
+
     def declare(self, keys: Sequence[tuple[str, Sequence[int], str]]) -> list[int]:
         """
         Agrees on new keys (name, shape, dtype) and returns their ids. Collective.

@@ -71,6 +71,24 @@ class AbstractKVStore(ABC):
             f"the store {self.type!r} sums and does not update weights; let the workers' optimizer do that"
         )
 
+    def save_optimizer_states(self, fname: Any, dump_optimizer: bool = False) -> None:
+        """Writes what its optimizer remembers to a file.
+
+        Raises: NotImplementedError: it has none, or cannot.
+        """
+        raise NotImplementedError(
+            f"the store {self.type!r} gives no optimizer's states; save those of the workers' optimizer"
+        )
+
+    def load_optimizer_states(self, fname: Any) -> None:
+        """Reads them back.
+
+        Raises: NotImplementedError: it has none, or cannot.
+        """
+        raise NotImplementedError(
+            f"the store {self.type!r} takes no optimizer's states; load those of the workers' optimizer"
+        )
+
     def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
         """Compresses every push_pull from now on.
 

@@ -62,7 +62,7 @@ def load(
     optimizer = engine.load_checkpoint(os.fspath(folder))
     restored, arrays = _read(folder, engine.rank)
     devices.load(*_states(arrays))
-    return _parse(optimizer) if optimizer else None, restored
+    return parse_optimizer(optimizer) if optimizer else None, restored
 
 
 def read_extra(folder: str | PathLike[str], rank: int) -> Restored:
@@ -75,7 +75,8 @@ def read_extra(folder: str | PathLike[str], rank: int) -> Restored:
     return _read(folder, rank)[0]
 
 
-def _parse(text: str) -> Optimizer:
+def parse_optimizer(text: str) -> Optimizer:
+    """Reads an optimizer as the engine writes it, "sgd learning_rate=0.1"."""
     name, *parameters = text.split()
     pairs = (parameter.split("=") for parameter in parameters)
     return name, {parameter: float(value) for parameter, value in pairs}

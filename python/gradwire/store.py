@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -133,6 +134,44 @@ class KVStore(Worker):
             raise RuntimeError("set_learning_rate: no optimizer is set; call set_optimizer() first")
         name, parameters = self._optimizer
         self.set_optimizer(name, **{**parameters, "learning_rate": learning_rate})
+
+    def save_optimizer_states(self, fname: str | PathLike[str], dump_optimizer: bool = False) -> None:
+        """Writes what the servers' optimizer remembers of every key (momentum, moments, numbers of steps) to one file,
+        whole or not at all. Weights are not in it: pull and save those.
+
+        Not a collective: rank 0 may call it alone between its steps, as in `if kv.rank == 0:`. Servers take no step
+        without this worker, so that what it reads fits together; `dist_async*` do, and give each part of a tensor as it
+        is then. The file is written where this worker runs. Several ranks may write one file; the last one counts.
+
+        Args:
+            fname: the file; its folder is there.
+            dump_optimizer: write the optimizer's parameters too, such as its learning rate, for load_optimizer_states()
+                to set them.
+
+        Raises:
+            RuntimeError: no optimizer is set, or the file cannot be written.
+            ValueError: a key was initialised with a RowSparse, whose state no file holds.
+
+        Source: MXNet 1.9.1, KVStore.save_optimizer_states, which refuses stores of several processes.
+        """
+        self.engine.save_optimizer_states(os.fspath(fname), bool(dump_optimizer))
+
+    def load_optimizer_states(self, fname: str | PathLike[str]) -> None:
+        """Puts back what save_optimizer_states() wrote, beside any weights: in a job of the same keys and optimizer,
+        with any numbers of workers and servers. Collective between steps; init keys and set_optimizer() first.
+
+        Args:
+            fname: the file, as rank 0 sees it (`allreduce_mpi` and `nccl`: every rank). One that was written with
+                dump_optimizer sets its optimizer first, whatever was set before.
+
+        Raises:
+            gradwire.DecodeError: the file is damaged or another one; names it. Nothing has changed.
+            ValueError: it is of other keys or of another optimizer; nothing has changed. Or a key is a RowSparse's.
+            RuntimeError: no optimizer is set, or the file cannot be read.
+        """
+        optimizer = self.engine.load_optimizer_states(os.fspath(fname))
+        if optimizer:
+            self._optimizer = checkpoint.parse_optimizer(optimizer)
 
     # ---------------------------------------------------------------- keys
 

@@ -16,6 +16,7 @@
 #include "compress/cuda_devices.h"
 #include "compress/simd_target.h"
 #include "kvstore/checkpoint_source.h"
+#include "kvstore/optimizer_file.h"
 #include "kvstore/trace_file.h"
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
@@ -396,6 +397,26 @@ void bind_engine(nb::module_& module) {
           },
           "folder"_a,
           "Goes on from a checkpoint. Returns the servers' optimizer, empty where there is none. Collective.")
+      .def(
+          "save_optimizer_states",
+          [](PyEngine& s, const std::string& path, bool with_parameters) {
+            const auto dump = with_parameters ? kvstore::Dump::kStatesAndParameters : kvstore::Dump::kStates;
+            const InterruptEnds interrupt;
+            const nb::gil_scoped_release release;
+            s.engine().save_optimizer_states(path, dump);
+          },
+          "path"_a, "with_parameters"_a,
+          "Writes what the servers' optimizer remembers of each weight. Of one rank alone.")
+      .def(
+          "load_optimizer_states",
+          [](PyEngine& s, const std::string& path) {
+            const InterruptEnds interrupt;
+            const nb::gil_scoped_release release;
+            return s.engine().load_optimizer_states(path);
+          },
+          "path"_a,
+          "Puts it back. Returns the optimizer that it brought, empty where it is the one before. "
+          "Collective.")
       .def(
           "declare",
           [](PyEngine& s,

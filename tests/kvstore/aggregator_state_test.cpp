@@ -8,6 +8,7 @@
 #include "compress/codecs.h"
 #include "kvstore/aggregator.h"
 #include "kvstore/partition_state.h"
+#include "kvstore/protocol.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -74,6 +75,22 @@ PartitionState read(Aggregator& aggregator) {
 
 Frame write(Aggregator& aggregator, const PartitionState& state) {
   return only_answer(aggregator, request(Kind::kWriteState, 0, encode_state(state)));
+}
+
+Frame of_optimizer(Frame request) {
+  request.header.content = static_cast<std::uint8_t>(Kept::kOptimizer);
+  return request;
+}
+
+OptimizerState read_optimizer(Aggregator& aggregator) {
+  const Frame answer = only_answer(aggregator, of_optimizer(request(Kind::kReadState)));
+  EXPECT_EQ(answer.header.kind, Kind::kState) << text_of(answer);
+  return decode_optimizer_state(answer.payload.bytes(), 3);
+}
+
+/// load: the step of the request.
+Frame write_optimizer(Aggregator& aggregator, const OptimizerState& state, std::uint64_t load = 1) {
+  return only_answer(aggregator, of_optimizer(request(Kind::kWriteState, load, encode_state(state))));
 }
 
 std::vector<float> push(Aggregator& aggregator, std::uint64_t step, std::vector<float> values) {
@@ -166,6 +183,76 @@ TEST(AggregatorState, AStepBeforeItHasNoAnswer) {
   EXPECT_EQ(push(aggregator, 5, {1, 2, 3}), (std::vector<float>{1, 2, 3}));
 }
 
+/// One worker's, with a weight and three steps of adam behind it.
+void train(Aggregator& aggregator) {
+  handle(aggregator, 0, request(Kind::kInit, 0, bytes_of(std::vector<float>{1, 2, 3})));
+  handle(aggregator, 0, command("optimizer adam learning_rate=0.5"));
+  for (std::uint64_t step = 0; step < 3; ++step) push(aggregator, step, {1, -1, 2});
+}
+
+TEST(AggregatorOptimizerState, GoesOnBesideAnyWeight) {
+  Aggregator first(1), second(1);
+  train(first);
+  const OptimizerState state = read_optimizer(first);
+  EXPECT_EQ(state, read(first).optimizer);
+  EXPECT_EQ(state.steps, 3U);
+
+  const auto weight = read(first).value;
+  handle(second, 0, request(Kind::kInit, 0, bytes_of(weight)));
+  handle(second, 0, command("optimizer adam learning_rate=0.5"));
+  EXPECT_EQ(write_optimizer(second, state).header.kind, Kind::kAck);
+  EXPECT_EQ(read(second), (PartitionState{0, weight, {}, state}));  // weight and step are its own
+  EXPECT_EQ(push(second, 0, {3, 0, 1}), push(first, 3, {3, 0, 1}));
+}
+
+TEST(AggregatorOptimizerState, OfWhatIsNotHeldIsEmpty) {
+  Aggregator aggregator(1);
+  EXPECT_EQ(read_optimizer(aggregator), OptimizerState());
+  const Frame refused = write_optimizer(aggregator, {});
+  EXPECT_EQ(refused.header.kind, Kind::kError);
+  EXPECT_THAT(text_of(refused), HasSubstr("no weight of that size is held here; init the key first"));
+}
+
+// So one worker can save by itself, whatever the others do meanwhile.
+TEST(AggregatorOptimizerState, IsReadWhileARoundWaitsAndNotWritten) {
+  Aggregator aggregator(2);
+  handle(aggregator, 0, request(Kind::kInit, 0, bytes_of(std::vector<float>{1, 2, 3})));
+  handle(aggregator, 0, command("optimizer adam"));
+  for (const std::uint32_t worker : {0U, 1U})
+    handle(aggregator, worker, request(Kind::kPush, 0, bytes_of(std::vector<float>{1, 1, 1})));
+  const OptimizerState state = read_optimizer(aggregator);
+  handle(aggregator, 1, request(Kind::kPush, 1, bytes_of(std::vector<float>{2, 2, 2})));
+  EXPECT_EQ(read_optimizer(aggregator), state);
+  EXPECT_THAT(text_of(write_optimizer(aggregator, {})), HasSubstr("step 1 is under way"));
+  EXPECT_EQ(read_optimizer(aggregator), state);
+}
+
+TEST(AggregatorOptimizerState, ARequestThatComesAgainChangesNothing) {
+  Aggregator aggregator(1);
+  train(aggregator);
+  const OptimizerState loaded{{1, 2, 3, 4, 5, 6}, 9};
+  EXPECT_EQ(write_optimizer(aggregator, loaded, 1).header.kind, Kind::kAck);
+  push(aggregator, 3, {1, 1, 1});
+  const OptimizerState state = read_optimizer(aggregator);
+  EXPECT_EQ(write_optimizer(aggregator, loaded, 1).header.kind, Kind::kAck);
+  EXPECT_EQ(read_optimizer(aggregator), state);
+  EXPECT_EQ(write_optimizer(aggregator, loaded, 2).header.kind, Kind::kAck);
+  EXPECT_EQ(read_optimizer(aggregator), loaded);
+}
+
+TEST(AggregatorOptimizerState, MomentsMustBeTheOptimizersOwn) {
+  Aggregator aggregator(1);
+  train(aggregator);
+  const OptimizerState state = read_optimizer(aggregator);
+  EXPECT_THAT(text_of(write_optimizer(aggregator, {{1, 2, 3}, 1})),
+              HasSubstr("1 moments an element given, but adam keeps 2"));
+  EXPECT_EQ(write_optimizer(aggregator, {{1, 2}, 1}).header.kind, Kind::kError);
+  Frame other = request(Kind::kReadState);
+  other.header.content = 2;
+  EXPECT_THAT(text_of(only_answer(aggregator, std::move(other))), HasSubstr("content 2 given, expected 0"));
+  EXPECT_EQ(read_optimizer(aggregator), state);
+}
+
 TEST(AggregatorState, HostileFramesChangeNothing) {
   std::mt19937 random(5);
   Aggregator aggregator(1);
@@ -173,18 +260,22 @@ TEST(AggregatorState, HostileFramesChangeNothing) {
   const PartitionState before = read(aggregator);
   for (int round = 0; round < 3000; ++round) {
     Frame frame = request(random() % 2 == 0 ? Kind::kReadState : Kind::kWriteState, random());
+    frame.header.content = static_cast<std::uint8_t>(random() % 3);
     frame.header.key = random() % 2 == 0 ? 4 : random();
     frame.header.offset = random() % 2 == 0 ? 0 : random();
     frame.header.count = random() % 2 == 0 ? random() % 4 : std::uint64_t{random()} << (random() % 32);
     frame.payload = Buffer::allocate(random() % 64);
     for (std::byte& byte : frame.payload.bytes()) byte = static_cast<std::byte>(random());
     const bool is_ours = frame.header.key == 4 && frame.header.offset == 0;
+    const bool is_of_optimizer = frame.header.content == 1;
     const Frame answer = only_answer(aggregator, std::move(frame));
     if (is_ours && answer.header.kind == Kind::kState) continue;
-    if (answer.header.kind == Kind::kState) {  // of a partition that nobody has
-      EXPECT_EQ(decode_partition_state(answer.payload.bytes(), 1), PartitionState());
-    } else {
+    if (answer.header.kind != Kind::kState) {
       EXPECT_EQ(answer.header.kind, Kind::kError);
+    } else if (is_of_optimizer) {  // of a partition that nobody has
+      EXPECT_EQ(decode_optimizer_state(answer.payload.bytes(), 1), OptimizerState());
+    } else {
+      EXPECT_EQ(decode_partition_state(answer.payload.bytes(), 1), PartitionState());
     }
   }
   EXPECT_EQ(read(aggregator), before);

@@ -137,16 +137,16 @@ TEST(SameTensor, GoesByNamesOfKeysAndMembers) {
 TEST(SameKeys, NamesTheFirstDifference) {
   Layout other = layout(false);
   other[1].spec.shape = {5};
-  EXPECT_THAT([&] { require_same_keys(layout(true), other); },
+  EXPECT_THAT([&] { require_same_keys("load_checkpoint", "the checkpoint", layout(true), other); },
               ThrowsMessage<std::invalid_argument>(
                   HasSubstr("has key 'b' float32 (3), this job has 'b' float32 (5)")));
   other.erase(other.begin() + 1);
-  EXPECT_THAT([&] { require_same_keys(layout(true), other); },
+  EXPECT_THAT([&] { require_same_keys("load_checkpoint", "the checkpoint", layout(true), other); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("has key 'b' float32 (3), this job does not")));
-  EXPECT_THAT([&] { require_same_keys(other, layout(false)); },
+  EXPECT_THAT([&] { require_same_keys("load_checkpoint", "the checkpoint", other, layout(false)); },
               ThrowsMessage<std::invalid_argument>(
                   HasSubstr("this job has key 'b' float32 (3), the checkpoint does")));
-  EXPECT_NO_THROW(require_same_keys(layout(true), layout(false)));
+  EXPECT_NO_THROW(require_same_keys("load_checkpoint", "the checkpoint", layout(true), layout(false)));
 }
 
 TEST(Generations, GoOnFromTheNewestEvenIfItWasBrokenOff) {

@@ -63,5 +63,38 @@ TEST(PartitionState, HostileHeadsAreRefusedOrMeanWhatTheySay) {
   }
 }
 
+std::vector<std::byte> bytes_of(const OptimizerState& state) {
+  const transport::Buffer buffer = encode_state(state);
+  return {buffer.bytes().begin(), buffer.bytes().end()};
+}
+
+TEST(OptimizerStateBytes, ComeBackAsTheyWere) {
+  for (const OptimizerState& state :
+       {OptimizerState{}, OptimizerState{{}, 7}, OptimizerState{{1, -0.0F, 3}, 0},
+        OptimizerState{{1, 2, 3, 4, 5, 6}, 9}})
+    EXPECT_EQ(decode_optimizer_state(bytes_of(state), 3), state);
+}
+
+// The bytes of README.md, "States".
+TEST(OptimizerStateBytes, AreThoseThatAreWrittenDown) {
+  const auto bytes = bytes_of(OptimizerState{{0.5F, -2}, 3});
+  ASSERT_EQ(bytes.size(), 8U + 8U);
+  EXPECT_EQ(compress::load<std::uint64_t>(bytes.data()), 3U);
+  EXPECT_EQ(compress::load<float>(bytes.data() + 8), 0.5F);
+  EXPECT_EQ(compress::load<float>(bytes.data() + 12), -2.0F);
+}
+
+TEST(OptimizerStateBytes, OfOtherLengthsAreRefused) {
+  const auto bytes = bytes_of(OptimizerState{{1, 2, 3, 4, 5, 6}, 9});
+  for (const std::size_t length : {0U, 7U, 9U, 12U, 16U, 19U, 24U, 28U, 31U}) {
+    EXPECT_THROW(decode_optimizer_state(std::span(bytes).first(length), 3), compress::DecodeError) << length;
+  }
+  for (const std::uint64_t count : {std::uint64_t{0}, std::uint64_t{4}, std::uint64_t{1} << 62})
+    EXPECT_THROW(decode_optimizer_state(bytes, count), compress::DecodeError) << count;
+  EXPECT_THROW(decode_optimizer_state(bytes_of(OptimizerState{std::vector<float>(9), 0}), 1),
+               compress::DecodeError);  // of more kinds than any optimizer keeps
+  EXPECT_THROW(decode_optimizer_state(bytes_of(OptimizerState{{}, kMaxSteps + 1}), 3), compress::DecodeError);
+}
+
 }  // namespace
 }  // namespace gradwire::kvstore
