@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,8 @@ using Layout = std::vector<LayoutTensor>;
 
 /// Throws std::invalid_argument naming the first key that one of them lacks or has otherwise.
 void require_same_keys(const Layout& saved, const Layout& here);
+/// Likewise, of tables of rows.
+void require_same_tables(std::span<const KeySpec> saved, std::span<const KeySpec> here);
 
 /// A run of elements that goes from a tensor that was saved to one that is here.
 struct Piece {
@@ -71,6 +74,7 @@ struct Manifest {
   std::vector<std::uint32_t> contributors;  ///< ranks that had residuals: all, or one of each host
   std::string optimizer;                    ///< as in set_optimizer(); empty: none
   Layout layout;
+  std::vector<KeySpec> tables;  ///< of rows, by number
   std::vector<File> files;
   bool operator==(const Manifest&) const = default;
 };

@@ -19,13 +19,16 @@ namespace gradwire::kvstore {
 
 /// What a record holds. Part of the file format, never renumber.
 enum class RecordKind : std::uint32_t {
-  kEnd = 0,        ///< the last: how many there were, and their digest
-  kTensor = 1,     ///< a TensorState
-  kPartition = 2,  ///< a PartitionState
-  kFrontEnd = 3,   ///< bytes of whoever drives the Engine
+  kEnd = 0,         ///< the last: how many there were, and their digest
+  kTensor = 1,      ///< a TensorState
+  kPartition = 2,   ///< a PartitionState
+  kFrontEnd = 3,    ///< bytes of whoever drives the Engine
+  kWorkerRows = 4,  ///< a RowState, of a worker
+  kServerRows = 5,  ///< a RowState, of a server: some of its rows
 };
 
-/// Which elements of which tensor a record is of; zeros where it is of none.
+/// Which elements of which tensor a record is of; of a table, which rows, at most, from the first on; zeros
+/// where it is of none.
 struct RecordName {
   RecordKind kind = RecordKind::kEnd;
   std::uint64_t tensor = 0;  ///< number in the checkpoint's layout
@@ -100,6 +103,8 @@ class CheckpointReader {
   const std::vector<Record>& records() const { return records_; }
   FileSeal seal() const { return seal_; }
   std::vector<std::byte> read(const Record& record) const;
+  /// At most so many bytes of its beginning, which nobody has compared with a checksum: verify() before.
+  std::vector<std::byte> read_head(const Record& record, std::size_t most) const;
   /// Reads all of it.
   void verify() const;
 

@@ -41,6 +41,22 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
   take_residuals_along(keys);
 }
 
+/// Has each slot go alone from now on: an optimizer's weight is one key, and not a bucket of them.
+void Engine::leave_buckets() {
+  std::vector<KeyId> keys;
+  for (const Slots::Slot& slot : slots_->slots) keys.push_back(slot.key);
+  for (Slots::Fused& fused : slots_->fused) fused = {};
+  take_residuals_along(keys);
+}
+
+/// Buckets in a step that has begun cannot be left.
+void Engine::require_no_step(const char* verb) const {
+  const auto left = unmarked();
+  if (!slots_ || left.size() == slots_->slots.size()) return;
+  throw std::logic_error(fmt::format("{}: a step is under way: {} of {} slots are marked; drain it first",
+                                     verb, slots_->slots.size() - left.size(), slots_->slots.size()));
+}
+
 std::string Engine::describe_buckets() const {
   const std::shared_lock lock(keys_mutex_);
   std::string text;
