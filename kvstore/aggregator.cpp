@@ -41,7 +41,12 @@ compress::Payload view(const Buffer& buffer) { return buffer.bytes(); }
 }  // namespace
 
 Aggregator::Aggregator(std::uint32_t workers, Sealing sealing)
-    : workers_(workers), sealing_(sealing), contributors_(workers), attendance_(workers) {
+    : workers_(workers),
+      sealing_(sealing),
+      contributors_(workers),
+      attendance_(workers),
+      meeting_(workers),
+      last_pushes_(std::make_shared<LastPushes>(workers)) {
   std::iota(contributors_.begin(), contributors_.end(), 0U);
 }
 
@@ -192,7 +197,7 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   round.flags |= header.flags & transport::kFlagNonfinite;
   round.payloads[worker] = std::move(frame.payload);
   ++round.arrived;
-  if (is_whole(round)) attendance_.note_last(worker);
+  if (is_whole(round)) last_pushes_->note(worker);
   tell(Moment::kTaken, header);
 }
 

@@ -28,6 +28,7 @@
 #include "kvstore/attendance.h"
 #include "kvstore/codec_table.h"
 #include "kvstore/contributions.h"
+#include "kvstore/last_pushes.h"
 #include "kvstore/protocol.h"
 #include "kvstore/updater.h"
 #include "transport/frame.h"
@@ -68,6 +69,8 @@ class Aggregator {
   void set_at_once(const AtOnce& policy);
   /// Gives the sums of rounds to upstream, which has them answered by answer().
   void set_upstream(Upstream upstream) { upstream_ = std::move(upstream); }
+  /// Counts for whom rounds wait together with others from now on.
+  void set_last_pushes(std::shared_ptr<LastPushes> pushes) { last_pushes_ = std::move(pushes); }
   /// Tells watch of every round's moments from now on.
   void set_watch(Watch watch) { watch_ = std::move(watch); }
   /// Answers the round whose sum was given to upstream; the frame has that one's key, offset and step.
@@ -115,7 +118,7 @@ class Aggregator {
     OptimizerState optimizer_state;
     std::uint64_t optimizer_load = 0;        ///< number of the last one that was written, from 1
     std::map<std::uint64_t, Round> rounds;   ///< by step
-    std::uint64_t next_step = 0;             ///< first step not yet answered; at once: pushes that went in
+    std::uint64_t next_step = 0;             ///< first step not yet answered; at once: that nobody has pushed
     std::optional<transport::Frame> answer;  ///< to step next_step - 1
     std::optional<PushClocks> clocks;        ///< where pushes are applied at once
     std::map<std::uint32_t, transport::FrameHeader>
@@ -165,6 +168,8 @@ class Aggregator {
   void fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers);
   // aggregator_at_once.cpp. Require at_once_
   PushClocks& clocks_of(Partition& partition) const;
+  std::vector<std::uint32_t> awaited_at_once(std::uint32_t worker, Partition& partition) const;
+  void on_meet(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void apply_at_once(std::uint32_t worker, Partition& partition, transport::Frame frame,
                      std::vector<Answer>& answers);
   void probe_at_once(std::uint32_t worker, Partition& partition, const transport::FrameHeader& header,
@@ -178,6 +183,8 @@ class Aggregator {
   std::vector<std::uint32_t> contributors_;  ///< ascending
   std::optional<AtOnce> at_once_;            ///< none: a round is all contributors' pushes
   Attendance attendance_;
+  Attendance meeting_;  ///< where pushes are applied at once: who is in a collective, and cannot push
+  std::shared_ptr<LastPushes> last_pushes_;  // owners: the aggregators of one server
   Upstream upstream_;
   Watch watch_;
   std::set<std::uint32_t> gone_;

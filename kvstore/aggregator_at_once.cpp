@@ -2,6 +2,7 @@
 // as the workers' clocks allow.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "kvstore/aggregator.h"
@@ -15,10 +16,25 @@ using transport::Kind;
 
 PushClocks& Aggregator::clocks_of(Partition& partition) const {
   if (!partition.clocks) {
-    partition.clocks.emplace(workers_, *at_once_);
+    partition.clocks.emplace(workers_, *at_once_, partition.next_step);
     for (const std::uint32_t worker : gone_) partition.clocks->forget(worker);
   }
   return *partition.clocks;
+}
+
+/// Who is in a collective cannot push before all others are there too, this worker among them.
+std::vector<std::uint32_t> Aggregator::awaited_at_once(std::uint32_t worker, Partition& partition) const {
+  auto ranks = clocks_of(partition).awaited_by(worker);
+  std::erase_if(ranks, [this](std::uint32_t rank) { return meeting_.is_away(rank); });
+  return ranks;
+}
+
+void Aggregator::on_meet(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
+  meeting_.join(worker, header.key);
+  answers.push_back({worker, answer_to(header, Kind::kAck)});
+  for (auto& [id, partition] : partitions_) {
+    if (!partition.early.empty()) answer_the_early(partition, answers);
+  }
 }
 
 void Aggregator::apply_at_once(std::uint32_t worker, Partition& partition, Frame frame,
@@ -44,7 +60,7 @@ void Aggregator::apply_at_once(std::uint32_t worker, Partition& partition, Frame
   with_codec(header, contributions.front(),
              [&](const compress::Codec& codec) { update(partition, round, codec, contributions); });
   clocks.count(worker, header.step);
-  ++partition.next_step;
+  partition.next_step = std::max(partition.next_step, header.step + 1);
   partition.early.emplace(worker, header);
   answer_the_early(partition, answers);
 }
@@ -53,7 +69,7 @@ void Aggregator::apply_at_once(std::uint32_t worker, Partition& partition, Frame
 void Aggregator::answer_the_early(Partition& partition, std::vector<Answer>& answers) {
   std::erase_if(partition.early, [&](const auto& row) {
     const auto& [worker, push] = row;
-    if (!clocks_of(partition).awaited_by(worker).empty()) return false;
+    if (!awaited_at_once(worker, partition).empty()) return false;
     answers.push_back({worker, answer_at_once(worker, partition, push)});
     tell(Moment::kAnswerReady, push);
     return true;
@@ -81,7 +97,7 @@ void Aggregator::probe_at_once(std::uint32_t worker, Partition& partition, const
   if (header.step >= next_step) {
     answers.push_back({worker, answer_to(header, Kind::kMissing)});
   } else if (partition.early.contains(worker)) {
-    answers.push_back({worker, held(header, clocks.awaited_by(worker))});
+    answers.push_back({worker, held(header, awaited_at_once(worker, partition))});
   } else if (header.step + 1 == next_step) {
     answers.push_back({worker, answer_at_once(worker, partition, header)});
   }

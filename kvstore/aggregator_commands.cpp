@@ -82,15 +82,17 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
     set_at_once(parse_at_once(std::string_view(text).substr(kRounds.size())));
   } else if (text == "join") {
     return on_join(worker, frame.header, answers);
+  } else if (text == "meet") {
+    return on_meet(worker, frame.header, answers);
   } else if (text == "waited for") {
     Frame counts = answer_to(frame.header, Kind::kAck);
-    counts.payload = text_payload(fmt::format("{}", fmt::join(attendance_.waited_for(), ",")));
+    counts.payload = text_payload(fmt::format("{}", fmt::join(last_pushes_->counts(), ",")));
     answers.push_back({worker, std::move(counts)});
     return;
   } else {
     throw Refused{Refusal::kFinal,
                   fmt::format("command '{}' is not known; expected 'optimizer NAME ...', 'contributors "
-                              "RANK,RANK,...', 'rounds at_once ...', 'join' or 'waited for'",
+                              "RANK,RANK,...', 'rounds at_once ...', 'join', 'meet' or 'waited for'",
                               text.substr(0, 80))};
   }
   answers.push_back({worker, answer_to(frame.header, Kind::kAck)});

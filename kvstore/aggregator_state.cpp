@@ -57,7 +57,8 @@ void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::v
   const auto known = partitions_.find({header.key, header.offset});
   if (known != partitions_.end()) {
     const Partition& partition = known->second;
-    const bool has_gone_on = partition.answer && partition.next_step != state.next_step;
+    const bool has_gone_on = (partition.answer && partition.next_step != state.next_step) ||
+                             (partition.clocks && partition.clocks->has_begun());
     if (partition.count != header.count || !partition.rounds.empty() || has_gone_on) {
       throw std::invalid_argument(fmt::format(
           "{}: {} elements are held here, at step {}; load a checkpoint into a job that has not pushed "
@@ -71,6 +72,7 @@ void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::v
   partition.residual = std::move(state.residual);
   partition.optimizer_state = std::move(state.optimizer);
   partition.next_step = state.next_step;
+  partition.clocks.reset();  // all workers' go on from there
   answers.push_back({worker, answer_to(header, Kind::kAck, {})});
 }
 

@@ -34,11 +34,15 @@ AtOnce parse_at_once(std::string_view text);
 /// The workers' clocks of one weight. Ranks are those of the job, below `workers`.
 class PushClocks {
  public:
-  PushClocks(std::uint32_t workers, AtOnce policy) : policy_(policy), workers_(workers) {}
+  /// All workers' clocks begin at first_step: 0, or where a checkpoint was saved.
+  PushClocks(std::uint32_t workers, AtOnce policy, std::uint64_t first_step = 0)
+      : policy_(policy), workers_(workers, Worker{.next_step = first_step}) {}
 
   /// The worker's clock: the step of its next push. Who has not pushed yet may begin with a later one.
   std::uint64_t next_step_of(std::uint32_t worker) const { return workers_[worker].next_step; }
   bool has_pushed(std::uint32_t worker) const { return workers_[worker].pushes > 0; }
+  /// Whether any worker has.
+  bool has_begun() const { return total_ > 0; }
   /// Counts the push of a step that goes in now.
   void count(std::uint32_t worker, std::uint64_t step);
   /// Notes that worker is given the weight as it is now.

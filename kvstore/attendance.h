@@ -1,5 +1,5 @@
 // Attendance knows which workers have joined: they have run out of data, and contribute to no round until all
-// have. And it counts for whom rounds have waited.
+// have.
 //
 // Threading: one owner. Pure.
 #pragma once
@@ -11,7 +11,7 @@ namespace gradwire::kvstore {
 
 class Attendance {
  public:
-  explicit Attendance(std::uint32_t workers) : workers_(workers), waited_for_(workers) {}
+  explicit Attendance(std::uint32_t workers) : workers_(workers) {}
 
   /// Notes that a worker joins; when all have, all are back. Returns how many had joined before it since
   /// then. `number` tells a worker's joins apart, and grows: one that is repeated changes nothing and returns
@@ -22,11 +22,6 @@ class Attendance {
   /// How many are.
   std::uint32_t away() const { return away_; }
 
-  /// Notes that a round was whole when this worker's push came.
-  void note_last(std::uint32_t worker) { ++waited_for_[worker]; }
-  /// How often each worker's was the last.
-  const std::vector<std::uint64_t>& waited_for() const { return waited_for_; }
-
  private:
   struct Worker {
     std::uint64_t joins = 0;
@@ -34,7 +29,6 @@ class Attendance {
     std::uint64_t place = 0;   ///< likewise
   };
   std::vector<Worker> workers_;
-  std::vector<std::uint64_t> waited_for_;
   std::uint64_t ended_ = 0;  ///< how often all have joined
   std::uint32_t away_ = 0;
 };

@@ -60,25 +60,48 @@ std::vector<Place> places_of(const Layout& layout, const std::string& key) {
 
 // ------------------------------------------------------------------------------------- what goes where
 
-void require_same_keys(std::string_view verb, std::string_view what, const Layout& saved,
-                       const Layout& here) {
-  const auto refuse = [verb](const std::string& how) {
-    throw std::invalid_argument(
-        fmt::format("{}: {}; declare the same keys before you load, or load into another store", verb, how));
+namespace {
+
+std::vector<KeySpec> keys_of(const Layout& layout) {
+  std::vector<KeySpec> keys;
+  for (const LayoutTensor& tensor : layout) {
+    if (!is_bucket(tensor)) keys.push_back(tensor.spec);
+  }
+  return keys;
+}
+
+const KeySpec* find(std::span<const KeySpec> specs, const std::string& name) {
+  const auto found = std::ranges::find(specs, name, &KeySpec::name);
+  return found == specs.end() ? nullptr : &*found;
+}
+
+/// `kind` is what they are to people: "key", "table".
+void require_same(const Asker& asker, std::string_view kind, std::span<const KeySpec> saved,
+                  std::span<const KeySpec> here) {
+  const auto refuse = [&](const std::string& how) {
+    throw std::invalid_argument(fmt::format(
+        "{}: {}; declare the same {}s before you load, or load into another store", asker.verb, how, kind));
   };
-  for (const LayoutTensor& tensor : saved) {
-    if (is_bucket(tensor)) continue;
-    const auto found = find_key(here, tensor.spec.name);
-    if (!found) refuse(fmt::format("{} has key {}, this job does not", what, describe(tensor.spec)));
-    if (here[*found].spec != tensor.spec) {
-      refuse(fmt::format("{} has key {}, this job has {}", what, describe(tensor.spec),
-                         describe(here[*found].spec)));
-    }
+  for (const KeySpec& theirs : saved) {
+    const KeySpec* const own = find(here, theirs.name);
+    if (own != nullptr && *own == theirs) continue;
+    refuse(fmt::format("{} has {} {}, this job {}", asker.file, kind, describe(theirs),
+                       own == nullptr ? std::string("does not") : "has " + describe(*own)));
   }
-  for (const LayoutTensor& tensor : here) {
-    if (is_bucket(tensor) || find_key(saved, tensor.spec.name)) continue;
-    refuse(fmt::format("this job has key {}, {} does not", describe(tensor.spec), what));
+  for (const KeySpec& own : here) {
+    if (find(saved, own.name) == nullptr)
+      refuse(fmt::format("this job has {} {}, {} does not", kind, describe(own), asker.file));
   }
+}
+
+}  // namespace
+
+void require_same_keys(const Asker& asker, const Layout& saved, const Layout& here) {
+  require_same(asker, "key", keys_of(saved), keys_of(here));
+}
+
+void require_same_tables(const Asker& asker, std::span<const KeySpec> saved, std::span<const KeySpec> here) {
+  require_same(asker, "table", saved, here);
 }
 
 std::vector<Piece> residual_pieces(const Layout& saved, const Layout& here, std::uint64_t tensor) {
@@ -171,6 +194,15 @@ class Words {
     if (at_ == words_.size()) refuse("lacks a word");
     return words_[at_++];
   }
+  /// Whether the next line has this name.
+  bool is_next(std::string_view name) {
+    const auto at = lines_.tellg();
+    std::string text;
+    std::getline(lines_, text, '\t');
+    lines_.clear();
+    lines_.seekg(at);
+    return text == name;
+  }
   std::string word_or_nothing() { return at_ == words_.size() ? std::string() : words_[at_++]; }
 
   template <typename Number>
@@ -235,6 +267,17 @@ LayoutTensor read_tensor(Words& words, std::uint64_t number) {
   return tensor;
 }
 
+KeySpec read_table(Words& words) {
+  words.line("table");
+  KeySpec table;
+  table.name = words.word();
+  table.dtype = words.word();
+  table.shape = words.numbers<std::uint64_t>();
+  const bool has_rows = table.shape.size() > 0 && table.elements() > 0;
+  if (!has_rows) words.refuse(fmt::format("has a table '{}' without rows", table.name));
+  return table;
+}
+
 }  // namespace
 
 std::string write_manifest(const Manifest& manifest) {
@@ -247,6 +290,9 @@ std::string write_manifest(const Manifest& manifest) {
                         tensor.home.tensor, tensor.home.offset, fmt::join(tensor.spec.shape, ","),
                         fmt::join(tensor.members, ","));
   }
+  if (!manifest.tables.empty()) text += fmt::format("tables\t{}\n", manifest.tables.size());
+  for (const KeySpec& table : manifest.tables)
+    text += fmt::format("table\t{}\t{}\t{}\n", table.name, table.dtype, fmt::join(table.shape, ","));
   for (const Manifest::File& file : manifest.files)
     text += fmt::format("file\t{}\t{}\t{:08x}\n", file.name, file.seal.bytes, file.seal.digest);
   return sealed(std::move(text));
@@ -268,6 +314,11 @@ Manifest read_manifest(const std::string& text, const std::filesystem::path& pat
   const auto tensors = words.number<std::uint64_t>();
   for (std::uint64_t number = 0; number < tensors; ++number)
     manifest.layout.push_back(read_tensor(words, number));
+  if (words.is_next("tables")) {  // jobs that have none do not write of them
+    words.line("tables");
+    const auto tables = words.number<std::uint64_t>();
+    for (std::uint64_t number = 0; number < tables; ++number) manifest.tables.push_back(read_table(words));
+  }
   for (std::uint32_t rank = 0; rank < manifest.workers; ++rank) {
     words.line("file");
     Manifest::File& file = manifest.files.emplace_back();

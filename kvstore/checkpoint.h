@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -36,9 +37,16 @@ struct LayoutTensor {
 /// All tensors of a job, by number; members come before their buckets.
 using Layout = std::vector<LayoutTensor>;
 
-/// Throws std::invalid_argument naming the first key that one of them lacks or has otherwise. verb: who asks;
-/// what: that is called so.
-void require_same_keys(std::string_view verb, std::string_view what, const Layout& saved, const Layout& here);
+/// Who asks, and what is asked about, in words: "load_checkpoint", "the checkpoint".
+struct Asker {
+  std::string_view verb;
+  std::string_view file;
+};
+
+/// Throws std::invalid_argument naming the first key that one of them lacks or has otherwise.
+void require_same_keys(const Asker& asker, const Layout& saved, const Layout& here);
+/// Likewise, of tables of rows.
+void require_same_tables(const Asker& asker, std::span<const KeySpec> saved, std::span<const KeySpec> here);
 
 /// A run of elements that goes from a tensor that was saved to one that is here.
 struct Piece {
@@ -85,6 +93,7 @@ struct Manifest {
   std::vector<std::uint32_t> contributors;  ///< ranks that had residuals: all, or one of each host
   std::string optimizer;                    ///< as in set_optimizer(); empty: none
   Layout layout;
+  std::vector<KeySpec> tables;  ///< of rows, by number
   std::vector<File> files;
   bool operator==(const Manifest&) const = default;
 };

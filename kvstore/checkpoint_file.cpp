@@ -214,6 +214,12 @@ std::vector<std::byte> CheckpointReader::read(const Record& record) const {
   return bytes;
 }
 
+std::vector<std::byte> CheckpointReader::read_head(const Record& record, std::size_t most) const {
+  std::vector<std::byte> bytes(std::min<std::uint64_t>(record.bytes, most));
+  if (file_.read(record.position, bytes) < bytes.size()) refuse("is cut short");
+  return bytes;
+}
+
 void CheckpointReader::verify() const {
   for (const Record& record : records_) read(record);
 }

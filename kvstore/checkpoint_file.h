@@ -23,11 +23,14 @@ enum class RecordKind : std::uint32_t {
   kTensor = 1,          ///< a TensorState
   kPartition = 2,       ///< a PartitionState
   kFrontEnd = 3,        ///< bytes of whoever drives the Engine
-  kOptimizer = 4,       ///< whose states follow: an OptimizerFile's first
-  kOptimizerState = 5,  ///< an OptimizerState
+  kWorkerRows = 4,      ///< a RowState, of a worker
+  kServerRows = 5,      ///< a RowState, of a server: some of its rows
+  kOptimizer = 6,       ///< whose states follow: an OptimizerFile's first
+  kOptimizerState = 7,  ///< an OptimizerState
 };
 
-/// Which elements of which tensor a record is of; zeros where it is of none.
+/// Which elements of which tensor a record is of; of a table, which rows, at most, from the first on; zeros
+/// where it is of none.
 struct RecordName {
   RecordKind kind = RecordKind::kEnd;
   std::uint64_t tensor = 0;  ///< number in the checkpoint's layout
@@ -105,6 +108,8 @@ class CheckpointReader {
   const std::vector<Record>& records() const { return records_; }
   FileSeal seal() const { return seal_; }
   std::vector<std::byte> read(const Record& record) const;
+  /// At most so many bytes of its beginning, which nobody has compared with a checksum: verify() before.
+  std::vector<std::byte> read_head(const Record& record, std::size_t most) const;
   /// Reads all of it.
   void verify() const;
 

@@ -17,11 +17,15 @@ namespace {
 
 }  // namespace
 
-CheckpointSource::CheckpointSource(const std::filesystem::path& folder, Manifest manifest, Layout here)
+CheckpointSource::CheckpointSource(const std::filesystem::path& folder, Manifest manifest, Layout here,
+                                   std::vector<KeySpec> tables)
     : manifest_(std::move(manifest)),
       here_(std::move(here)),
+      tables_here_(std::move(tables)),
       partitions_(manifest_.layout.size()),
-      tensors_(manifest_.workers, ByTensor(manifest_.layout.size())) {
+      tensors_(manifest_.workers, ByTensor(manifest_.layout.size())),
+      server_rows_(manifest_.tables.size()),
+      worker_rows_(manifest_.workers, ByTensor(manifest_.tables.size())) {
   for (const Manifest::File& file : manifest_.files) {
     auto reader = std::make_unique<CheckpointReader>(folder / file.name);
     if (reader->seal() != file.seal) refuse((folder / file.name).string(), "is of another checkpoint");
@@ -35,6 +39,8 @@ CheckpointSource::CheckpointSource(const std::filesystem::path& folder, Manifest
 
 void CheckpointSource::take_up(std::uint32_t file, const CheckpointReader::Record& record) {
   if (record.name.kind == RecordKind::kFrontEnd) return;
+  if (record.name.kind == RecordKind::kWorkerRows || record.name.kind == RecordKind::kServerRows)
+    return take_up_rows(file, record);
   const bool is_known = record.name.kind == RecordKind::kTensor || record.name.kind == RecordKind::kPartition;
   const std::uint64_t elements =
       record.name.tensor < manifest_.layout.size() ? manifest_.layout[record.name.tensor].spec.elements() : 0;
@@ -42,6 +48,13 @@ void CheckpointSource::take_up(std::uint32_t file, const CheckpointReader::Recor
       record.name.offset > elements - record.name.count)
     refuse(manifest_.files[file].name, "holds what its manifest does not know");
   auto& of_kind = record.name.kind == RecordKind::kTensor ? tensors_[file] : partitions_;
+  of_kind[record.name.tensor].push_back({file, &record});
+}
+
+void CheckpointSource::take_up_rows(std::uint32_t file, const CheckpointReader::Record& record) {
+  if (record.name.tensor >= manifest_.tables.size())
+    refuse(manifest_.files[file].name, "holds rows of a table that its manifest does not know");
+  auto& of_kind = record.name.kind == RecordKind::kWorkerRows ? worker_rows_[file] : server_rows_;
   of_kind[record.name.tensor].push_back({file, &record});
 }
 
@@ -132,18 +145,27 @@ void CheckpointSource::add_residual_of(std::uint32_t rank, bool adds, const Rang
   }
 }
 
+/// The most that any worker had begun: where each went its own way, all go on from there.
+std::uint64_t CheckpointSource::rounds_begun(std::uint64_t saved) const {
+  std::uint64_t most = 0;
+  for (const ByTensor& of_worker : tensors_) {
+    for (const Held& held : of_worker[saved])
+      most = std::max(most, step_of(files_[held.file]->read_head(*held.record, kStepBytes)));
+  }
+  return most;
+}
+
 TensorState CheckpointSource::tensor_state(const Range& range, const Contributor& contributor) {
   TensorState state;
   const auto before = static_cast<std::uint32_t>(manifest_.contributors.size());
   const std::uint32_t like = manifest_.contributors[contributor.index < before ? contributor.index : 0];
   if (const auto saved = same_tensor(manifest_.layout, here_, range.tensor)) {
+    state.step = rounds_begun(*saved);
     for (const Held& held : tensors_[like][*saved]) {
       const RecordName& name = held.record->name;
-      if (!overlap(name, range.offset, range.count)) continue;
-      const TensorState& from = tensor(held);
-      state.step = from.step;
       // Scales are means over those who push, of whole units.
       if (contributor.all != before || name.offset != range.offset || name.count != range.count) continue;
+      const TensorState& from = tensor(held);
       state.scales = from.scales;
       state.compression = from.compression;
     }
@@ -153,6 +175,44 @@ TensorState CheckpointSource::tensor_state(const Range& range, const Contributor
   for (const std::uint32_t index : inherited(contributor.index, contributor.all, before)) {
     add_residual_of(manifest_.contributors[index], std::exchange(adds, true), range, pieces, state.residual);
   }
+  return state;
+}
+
+// ------------------------------------------------------------------------------------- tables of rows
+
+std::size_t CheckpointSource::saved_table(std::uint64_t table) const {
+  const auto found = std::ranges::find(manifest_.tables, tables_here_[table].name, &KeySpec::name);
+  return static_cast<std::size_t>(found - manifest_.tables.begin());
+}
+
+RowState CheckpointSource::rows(const Held& held, std::uint64_t table) const {
+  return decode_row_state(files_[held.file]->read(*held.record), row_shape(tables_here_[table]));
+}
+
+std::size_t CheckpointSource::server_pieces(std::uint64_t table) const {
+  return server_rows_[saved_table(table)].size();
+}
+
+RowState CheckpointSource::server_piece(std::uint64_t table, std::size_t index) const {
+  return rows(server_rows_[saved_table(table)][index], table);
+}
+
+RowState CheckpointSource::worker_rows(std::uint64_t table, const Contributor& worker) const {
+  const std::size_t saved = saved_table(table);
+  RowState state;
+  std::vector<std::int64_t> ids;
+  std::vector<float> residuals;
+  const auto ranks = inherited(worker.index, worker.all, manifest_.workers);
+  for (const std::uint32_t rank : ranks) {
+    for (const Held& held : worker_rows_[rank][saved]) {
+      const RowState theirs = rows(held, table);
+      ids.insert(ids.end(), theirs.residuals.ids.begin(), theirs.residuals.ids.end());
+      residuals.insert(residuals.end(), theirs.residuals.values.begin(), theirs.residuals.values.end());
+    }
+  }
+  state.residuals = sum_duplicates(ids, residuals, row_shape(tables_here_[table]));
+  // All servers have seen all rounds.
+  if (!server_rows_[saved].empty()) state.next_step = rows(server_rows_[saved].front(), table).next_step;
   return state;
 }
 

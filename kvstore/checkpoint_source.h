@@ -16,6 +16,7 @@
 
 #include "kvstore/checkpoint.h"
 #include "kvstore/partition_state.h"
+#include "kvstore/row_state.h"
 #include "kvstore/tensor_state.h"
 
 namespace gradwire::kvstore {
@@ -36,9 +37,12 @@ struct Contributor {
 class CheckpointSource {
  public:
   /// Opens the files that the manifest names. Throws compress::DecodeError for others of the same names.
-  CheckpointSource(const std::filesystem::path& folder, Manifest manifest, Layout here);
+  CheckpointSource(const std::filesystem::path& folder, Manifest manifest, Layout here,
+                   std::vector<KeySpec> tables = {});
 
   const Manifest& manifest() const { return manifest_; }
+  /// Reads for another layout from now on: the job's slots have left their buckets.
+  void set_layout(Layout here) { here_ = std::move(here); }
   /// Reads all of a worker's file.
   void verify(std::uint32_t rank) const { files_[rank]->verify(); }
 
@@ -48,6 +52,14 @@ class CheckpointSource {
   PartitionState partition_state(const Range& range);
   /// Whether the servers held a value of a tensor here: a first value, or a weight.
   bool has_value(std::uint64_t tensor);
+
+  // Tables of rows, by their numbers here. Require that the checkpoint has them.
+
+  /// What servers held of a table's rows, in as many pieces as were saved.
+  std::size_t server_pieces(std::uint64_t table) const;
+  RowState server_piece(std::uint64_t table, std::size_t index) const;
+  /// What a worker goes on with: all push rows, also where a host's workers sum first.
+  RowState worker_rows(std::uint64_t table, const Contributor& worker) const;
 
  private:
   /// One record that holds a run of a tensor.
@@ -60,8 +72,12 @@ class CheckpointSource {
   static std::optional<Overlap> overlap_by(const RecordName& record, const Piece& piece, const Range& range);
 
   void take_up(std::uint32_t file, const CheckpointReader::Record& record);
+  void take_up_rows(std::uint32_t file, const CheckpointReader::Record& record);
+  std::size_t saved_table(std::uint64_t table) const;
+  RowState rows(const Held& held, std::uint64_t table) const;
   const PartitionState& partition(const Held& held);
   const TensorState& tensor(const Held& held);
+  std::uint64_t rounds_begun(std::uint64_t saved) const;
   void add_own(PartitionState& state, const Range& range, std::uint64_t saved);
   void add_residual_of(std::uint32_t rank, bool adds, const Range& range, const std::vector<Piece>& pieces,
                        std::vector<float>& residual);
@@ -69,10 +85,13 @@ class CheckpointSource {
                   std::span<const float> from, bool adds);
 
   const Manifest manifest_;
-  const Layout here_;
+  Layout here_;
+  const std::vector<KeySpec> tables_here_;
   std::vector<std::unique_ptr<CheckpointReader>> files_;  ///< by rank
   ByTensor partitions_;
-  std::vector<ByTensor> tensors_;  ///< by rank
+  std::vector<ByTensor> tensors_;      ///< by rank
+  ByTensor server_rows_;               ///< by table
+  std::vector<ByTensor> worker_rows_;  ///< by rank, by table
   /// The record that was read last; neighbours are often of the same.
   std::pair<const CheckpointReader::Record*, PartitionState> last_partition_{};
   std::pair<const CheckpointReader::Record*, TensorState> last_tensor_{};

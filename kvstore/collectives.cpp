@@ -126,11 +126,10 @@ class Collectives::Letters {
 };
 
 Collectives::Collectives(transport::Messenger& messenger, MailboxClient& mail, std::uint64_t piece_bytes,
-                         std::chrono::milliseconds slow_abort)
-    : messenger_(messenger),
-      mail_(mail),
+                         Meet meet)
+    : mail_(mail),
       piece_bytes_(piece_bytes),
-      slow_abort_(slow_abort),
+      meet_(std::move(meet)),
       rank_(messenger.self().rank),
       workers_(messenger.world().workers),
       hosts_server_(messenger.local_peer().has_value()) {
@@ -145,8 +144,7 @@ Collectives::Collectives(transport::Messenger& messenger, MailboxClient& mail, s
 /// Compares settings over the workers and returns everybody's counts, by rank.
 std::vector<std::vector<std::uint64_t>> Collectives::agree(const char* what, const std::string& settings,
                                                            std::span<const std::uint64_t> counts) {
-  auto texts =
-      messenger_.exchange(what, fmt::format("{}\n{}", fmt::join(counts, ","), settings), slow_abort_);
+  auto texts = meet_(what, fmt::format("{}\n{}", fmt::join(counts, ","), settings));
   std::vector<std::vector<std::uint64_t>> all;
   for (std::string& text : texts) {
     std::istringstream first_line(text.substr(0, text.find('\n')));

@@ -15,9 +15,9 @@
 //   Anything else (TransportError, TimeoutError) names who is at fault and ends the Engine.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -48,9 +48,11 @@ struct Blocks {
 
 class Collectives {
  public:
+  /// Has all workers meet, and returns what each gave, in rank order. Blocks, at most slow_abort.
+  using Meet = std::function<std::vector<std::string>(std::string_view name, std::string_view blob)>;
+
   /// Letters are cut at piece_bytes, which all workers share; a multiple of 8.
-  Collectives(transport::Messenger& messenger, MailboxClient& mail, std::uint64_t piece_bytes,
-              std::chrono::milliseconds slow_abort);
+  Collectives(transport::Messenger& messenger, MailboxClient& mail, std::uint64_t piece_bytes, Meet meet);
 
   // `agreed` holds further "name=value" lines that must be equal on all workers: a front end's shapes.
 
@@ -82,10 +84,9 @@ class Collectives {
                     std::span<std::byte> out, DataType type, ReduceOp op, const Reduced& reduced) const;
   void scatter_and_gather(Letters& letters, std::span<std::byte> values, std::uint32_t root) const;
 
-  transport::Messenger& messenger_;
   MailboxClient& mail_;
   const std::uint64_t piece_bytes_;
-  const std::chrono::milliseconds slow_abort_;
+  const Meet meet_;
   const std::uint32_t rank_;
   const std::uint32_t workers_;
   const bool hosts_server_;

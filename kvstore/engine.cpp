@@ -81,7 +81,8 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
   }
   begin_rounds();
   collectives_ = std::make_unique<Collectives>(
-      *messenger_, thread_->mail(), options_.partition_elements * sizeof(float), options_.slow_abort);
+      *messenger_, thread_->mail(), options_.partition_elements * sizeof(float),
+      [this](std::string_view name, std::string_view blob) { return all_gather(name, blob); });
   if (!in_order_)
     sparse_ = std::make_unique<SparseRows>(*messenger_, thread_->row_client(), options_, server_load_);
 }
@@ -126,9 +127,12 @@ void Engine::await_rounds(const char* what) {
                                             options_.slow_abort.count() / 1000));
 }
 
-void Engine::barrier() { messenger_->exchange("barrier", "", options_.slow_abort); }
+void Engine::barrier() { all_gather("barrier", ""); }
 
+/// Servers hear of it first, so that nobody is held back for a worker that cannot push meanwhile: who is held
+/// back could not come here, and all would wait.
 std::vector<std::string> Engine::all_gather(std::string_view name, std::string_view blob) {
+  if (thread_ && options_.at_once && options_.at_once->staleness_bound) thread_->command("meet").wait();
   return messenger_->exchange(name, blob, options_.slow_abort);
 }
 
@@ -226,7 +230,7 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
   }
   if (hierarchy_) {
     if (rank() == root) hierarchy_->store_upstream(key, value);
-    messenger_->exchange("init", "", options_.slow_abort);
+    all_gather("init", "");
     if (hierarchy_->leads()) hierarchy_->fetch_first_value(key);
   } else if (rank() == root || in_order_) {
     EngineThread::Operation operation;
@@ -236,16 +240,19 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
     thread_->submit(key, std::move(operation));
     done.wait();
   }
-  messenger_->exchange("init", "", options_.slow_abort);
+  all_gather("init", "");
 }
 
 void Engine::set_optimizer(const std::string& text) {
   make_updater(parse_optimizer(text));  // a bad one fails here, on every rank
+  const bool is_first = !has_optimizer_;
+  if (is_first) require_no_step("set_optimizer");
   if (sparse_) sparse_->settle(options_.slow_abort);
   await_rounds("set_optimizer");  // a push that is still encoded is of the optimizer before
   require_same_settings("set_optimizer", all_gather("optimizer", text));
   optimizer_ = text;
   has_optimizer_ = true;
+  if (is_first && slots_) leave_buckets();
   if (rank() == 0 || in_order_) thread_->command("optimizer " + text).wait();
   barrier();
 }

@@ -91,6 +91,7 @@ struct PushedBytes {
 };
 
 class CheckpointSource;
+class CheckpointWriter;
 class OptimizerFile;
 enum class Dump : std::uint8_t;
 class Collectives;
@@ -159,7 +160,8 @@ class Engine {
   std::vector<KeyId> declare(std::span<const KeySpec> keys);
   /// Stores root's value (others' are ignored) as the first value of a key; ranks then pull it.
   void init(KeyId key, std::span<const float> value, std::uint32_t root = 0);
-  /// Sets the servers' optimizer ("sgd learning_rate=0.1"); replies are weights from then on.
+  /// Sets the servers' optimizer ("sgd learning_rate=0.1"); replies are weights from then on, and slots that
+  /// shared a bucket go alone. Throws std::logic_error for the first one during a step.
   void set_optimizer(const std::string& text);
 
   // One key. Spans hold exactly the key's elements, all of a call's at one place. Where pushes are applied at
@@ -257,8 +259,8 @@ class Engine {
   /// Where pushes are applied at once: by staleness (PushClocks::staleness_of), how many parts this worker
   /// has pushed.
   std::map<std::uint64_t, std::uint64_t> staleness() const;
-  /// How often each worker's push was the last that a round needed: of every partition, as one thread of each
-  /// server has counted; 0 where a library sums. Asks the servers, and waits for them at most slow_abort.
+  /// How often each worker's push was the last that a round of a partition needed; 0 where a library sums.
+  /// Asks the servers, and waits for them at most slow_abort.
   std::vector<std::uint64_t> waited_for();
   /// Of the host's threads.
   double codec_seconds() const;
@@ -324,6 +326,7 @@ class Engine {
   void require_all_marked(const char* verb) const;
   void require_no_step(const char* verb) const;
   void fuse(std::size_t bucket);
+  void leave_buckets();
   Together& together(const std::vector<KeyId>& members);
   std::vector<std::uint32_t> compression_groups(std::span<const KeyId> keys) const;
   void inherit_compression(KeyId bucket, KeyId member);
@@ -341,7 +344,6 @@ class Engine {
   };
   std::vector<std::string> attempt(const char* what, const std::function<std::string()>& work);
   void require_between_steps(const char* verb);
-  void require_still(const char* verb);
   std::vector<LayoutTensor> layout() const;
   std::vector<std::uint32_t> contributors() const;
   std::vector<HeldPart> held_parts();
@@ -351,9 +353,13 @@ class Engine {
   void require_loadable(const CheckpointSource& source) const;
   void restore(CheckpointSource& source);
   // engine_optimizer_states.cpp
+  void require_still(const char* verb);
   void require_states(const char* verb);
   void require_own(const OptimizerFile& file, const std::string& path) const;
   void restore(const OptimizerFile& file);
+  std::vector<KeySpec> tables() const;
+  void write_rows(CheckpointWriter& file);
+  void restore_rows(const CheckpointSource& source);
   void submit_sealed(std::uint32_t bucket);
   void submit_bucket(std::uint32_t bucket);
   std::optional<DeviceOperation> device_operation(const OnDevice& place) const;
@@ -380,6 +386,7 @@ class Engine {
   std::unique_ptr<EngineThread> thread_;
   std::unique_ptr<Collectives> collectives_;
   std::unique_ptr<SparseRows> sparse_;  ///< none where a library sums
+  std::uint64_t loads_ = 0;             ///< checkpoints that were loaded
   std::unique_ptr<Slots> slots_;
 };
 

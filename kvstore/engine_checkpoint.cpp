@@ -61,26 +61,8 @@ std::vector<std::string> Engine::attempt(const char* what, const std::function<s
 
 void Engine::require_between_steps(const char* verb) {
   require_open(verb);
-  if (options_.at_once) {
-    throw std::invalid_argument(fmt::format(
-        "{}: this store applies each push at once, and how far each worker is no checkpoint holds yet; pull "
-        "the weights and save those, or use a store whose workers go in step, as dist_sync",
-        verb));
-  }
-  require_still(verb);
-}
-
-/// Waits until this worker's rounds have ended, which they do once all ranks have pushed the same.
-void Engine::require_still(const char* verb) {
-  require_open(verb);
-  if (sparse_ && sparse_->has_tables()) {
-    throw std::invalid_argument(fmt::format(
-        "{}: this store has tables of rows, of which no file holds values, residuals and "
-        "optimizer's states yet; keep gradients dense (sparse_as_dense=True), or save without the "
-        "store",
-        verb));
-  }
   require_no_step(verb);
+  if (sparse_) sparse_->settle(options_.slow_abort);
   await_rounds(verb);
 }
 
@@ -153,14 +135,34 @@ FileSeal Engine::write_states(const std::string& path, std::string_view front_en
     thread_->read_state(parts[i].tensor, parts[i].part, state).wait();
     file.add({RecordKind::kPartition, parts[i].key, parts[i].offset, parts[i].count}, state.bytes());
   }
+  write_rows(file);
   file.add({RecordKind::kFrontEnd}, std::as_bytes(std::span(front_end)));
   return file.finish();
+}
+
+std::vector<KeySpec> Engine::tables() const { return sparse_ ? sparse_->tables() : std::vector<KeySpec>(); }
+
+/// Every worker its own residuals; what servers hold of tables in turns, as it comes.
+void Engine::write_rows(CheckpointWriter& file) {
+  const auto specs = tables();
+  std::size_t turn = 0;
+  for (std::uint64_t table = 0; table < specs.size(); ++table) {
+    const RowShape shape = row_shape(specs[table]);
+    const RowState own = sparse_->worker_state(table);
+    file.add({RecordKind::kWorkerRows, table, 0, shape.rows}, encode_state(own, shape).bytes());
+    for (std::size_t owner = 0; owner < sparse_->owners(table); ++owner) {
+      if (turn++ % num_workers() != rank()) continue;
+      sparse_->read_server_state(table, owner, [&](const RowState& piece) {
+        file.add({RecordKind::kServerRows, table, 0, shape.rows}, encode_state(piece, shape).bytes());
+      });
+    }
+  }
 }
 
 /// Makes a checkpoint of the ranks' files. Until then the one before is what the folder holds.
 void Engine::write_manifest_of(const std::string& folder, std::uint64_t generation,
                                std::span<const std::string> seals) {
-  Manifest manifest{generation, num_workers(), contributors(), optimizer_, layout(), {}};
+  Manifest manifest{generation, num_workers(), contributors(), optimizer_, layout(), tables(), {}};
   for (std::uint32_t rank = 0; rank < seals.size(); ++rank) {
     Manifest::File& file = manifest.files.emplace_back();
     file.name = file_name(generation, rank);
@@ -186,7 +188,7 @@ Restored Engine::load_checkpoint(const std::string& folder) {
   const auto manifests = attempt("checkpoint is opened", [&] {
     Manifest manifest = read_manifest_of(folder);
     const std::string text = write_manifest(manifest);
-    source = std::make_unique<CheckpointSource>(folder, std::move(manifest), layout());
+    source = std::make_unique<CheckpointSource>(folder, std::move(manifest), layout(), tables());
     require_loadable(*source);
     return text.substr(text.rfind('\t'));
   });
@@ -196,9 +198,14 @@ Restored Engine::load_checkpoint(const std::string& folder) {
     for (std::uint32_t file = rank(); file < files; file += num_workers()) source->verify(file);
     return std::string();
   });
-  if (!source->manifest().optimizer.empty()) set_optimizer(source->manifest().optimizer);
+  if (!source->manifest().optimizer.empty()) {
+    set_optimizer(source->manifest().optimizer);
+    source->set_layout(layout());
+  }
+  ++loads_;
   attempt("checkpoint is restored", [&] {
     restore(*source);
+    restore_rows(*source);
     return std::string();
   });
   for (KeyId key = 0; hierarchy_ && hierarchy_->leads() && key < keys_.size(); ++key) {
@@ -209,12 +216,19 @@ Restored Engine::load_checkpoint(const std::string& folder) {
 }
 
 void Engine::require_loadable(const CheckpointSource& source) const {
-  if (rounds().pushed().raw > 0) {
+  if (rounds().pushed().raw > 0 || (sparse_ && sparse_->has_begun())) {
     throw std::invalid_argument(
         "load_checkpoint: this worker has pushed already; load before the first step, or into another store");
   }
-  require_same_keys("load_checkpoint", "the checkpoint", source.manifest().layout, layout());
+  const Asker asker{"load_checkpoint", "the checkpoint"};
+  require_same_keys(asker, source.manifest().layout, layout());
+  require_same_tables(asker, source.manifest().tables, tables());
   const std::string& saved = source.manifest().optimizer;
+  if (options_.at_once && saved.empty()) {
+    throw std::invalid_argument(
+        "load_checkpoint: the checkpoint is of no optimizer, so its servers held sums and no weights, and "
+        "this store applies each push to a weight; load it into a store that sums, as dist_sync");
+  }
   const bool is_same =
       saved.empty() ? optimizer_.empty()
                     : optimizer_.empty() || parse_optimizer(saved).name == parse_optimizer(optimizer_).name;
@@ -242,6 +256,15 @@ void Engine::restore(CheckpointSource& source) {
     const PartitionState state = source.partition_state({parts[i].key, parts[i].offset, parts[i].count});
     Buffer bytes = encode_state(state);
     thread_->write_state(parts[i].tensor, parts[i].part, bytes).wait();
+  }
+}
+
+void Engine::restore_rows(const CheckpointSource& source) {
+  const std::size_t count = tables().size();
+  for (std::uint64_t table = 0; table < count; ++table) {
+    sparse_->set_worker_state(table, source.worker_rows(table, {rank(), num_workers()}));
+    for (std::size_t i = rank(); i < source.server_pieces(table); i += num_workers())
+      sparse_->write_server_state(table, loads_, source.server_piece(table, i));
   }
 }
 

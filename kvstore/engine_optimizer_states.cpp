@@ -9,11 +9,26 @@
 #include "kvstore/engine_thread.h"
 #include "kvstore/optimizer_file.h"
 #include "kvstore/partition_state.h"
+#include "kvstore/sparse_rows.h"
 #include "kvstore/updater.h"
 
 namespace gradwire::kvstore {
 
 using transport::Buffer;
+
+/// As require_between_steps(), but no other rank has to come, so tables of rows cannot settle.
+void Engine::require_still(const char* verb) {
+  require_open(verb);
+  if (sparse_ && sparse_->has_tables()) {
+    throw std::invalid_argument(
+        fmt::format("{}: this store has tables of rows, of which no such file holds the optimizer's states; "
+                    "save a checkpoint "
+                    "(save_checkpoint), which does, or keep gradients dense (sparse_as_dense=True)",
+                    verb));
+  }
+  require_no_step(verb);
+  await_rounds(verb);
+}
 
 void Engine::require_states(const char* verb) {
   if (!has_optimizer_) {
@@ -65,7 +80,7 @@ std::string Engine::load_optimizer_states(const std::string& path) {
 }
 
 void Engine::require_own(const OptimizerFile& file, const std::string& path) const {
-  require_same_keys("load_optimizer_states", path, file.head().keys, layout());
+  require_same_keys({"load_optimizer_states", path}, file.head().keys, layout());
   const std::string saved = parse_optimizer(file.head().optimizer).name;
   if (file.head().dump == Dump::kStatesAndParameters || saved == parse_optimizer(optimizer_).name) return;
   throw std::invalid_argument(

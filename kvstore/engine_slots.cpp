@@ -41,7 +41,15 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
   take_residuals_along(keys);
 }
 
-/// What a step has begun is not between steps.
+/// Has each slot go alone from now on: an optimizer's weight is one key, and not a bucket of them.
+void Engine::leave_buckets() {
+  std::vector<KeyId> keys;
+  for (const Slots::Slot& slot : slots_->slots) keys.push_back(slot.key);
+  for (Slots::Fused& fused : slots_->fused) fused = {};
+  take_residuals_along(keys);
+}
+
+/// What a step has begun is not between steps, and its buckets cannot be left.
 void Engine::require_no_step(const char* verb) const {
   const auto left = unmarked();
   if (!slots_ || left.size() == slots_->slots.size()) return;

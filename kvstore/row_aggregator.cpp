@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -14,7 +15,7 @@
 #include "compress/little_endian.h"
 #include "kvstore/answer.h"
 #include "kvstore/protocol.h"
-#include "kvstore/stored_rows.h"
+#include "kvstore/row_table.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -37,59 +38,12 @@ std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t ke
 
 }  // namespace
 
-struct RowAggregator::Contribution {
-  RowShape shape;
-  Ids ids;
-  Buffer rows;  ///< their payloads, one behind the other
-};
-
-struct RowAggregator::Round {
-  FrameHeader first;                                       ///< the header all others must match
-  std::vector<std::optional<Contribution>> contributions;  ///< by rank
-  std::uint32_t arrived = 0;
-  std::uint32_t flags = 0;
-};
-
-/// Who waits for what a round makes.
-struct RowAggregator::Pull {
-  FrameHeader header;
-  std::optional<Ids> asked;  ///< none: every row of the last round
-};
-
-struct RowAggregator::Table {
-  /// What the last round made, where it is no weight.
-  struct Sums {
-    FrameHeader header;               ///< codec, reply and flags
-    std::vector<std::uint16_t> ways;  ///< by row: who sent it
-    std::vector<std::size_t> begins;  ///< by row, in bytes; and the end
-    std::vector<std::byte> bytes;
-  };
-
-  Table(std::uint64_t number, const RowShape& given)
-      : key(number), shape(given), values(given.row_elements), residual(given.row_elements) {}
-
-  std::uint64_t key;
-  RowShape shape;
-  bool has_values = false;  ///< first values or weights; else sums
-  StoredRows values;
-  StoredRows residual;  ///< what replies of a lossy codec have not told yet
-  std::unordered_map<std::uint64_t, OptimizerState> states;
-  std::string optimizer;              ///< whose states those are
-  std::uint64_t optimizer_steps = 0;  ///< rounds, whatever rows they had
-  std::map<std::uint64_t, Round> rounds;
-  std::uint64_t next_step = 0;  ///< first step not yet complete
-  std::string failure;          ///< of a round, which nobody gets over
-  Ids last;                     ///< the rows of the last round
-  Sums sums;
-  std::optional<Frame> whole;  ///< the answer with all of those, made once for all workers
-  std::map<std::uint32_t, Pull> waiting;
-};
-
 RowAggregator::RowAggregator(std::uint32_t workers, Sealing sealing) : workers_(workers), sealing_(sealing) {}
 RowAggregator::~RowAggregator() = default;
 
 bool RowAggregator::takes(Kind kind) {
-  return kind == Kind::kRowInit || kind == Kind::kRowPush || kind == Kind::kRowPull;
+  return kind == Kind::kRowInit || kind == Kind::kRowPush || kind == Kind::kRowPull ||
+         kind == Kind::kRowReadState || kind == Kind::kRowWriteState;
 }
 
 void RowAggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
@@ -105,6 +59,10 @@ void RowAggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer
         return on_push(worker, frame, answers);
       case Kind::kRowPull:
         return on_pull(worker, frame, answers);
+      case Kind::kRowReadState:
+        return on_read_state(worker, frame, answers);
+      case Kind::kRowWriteState:
+        return on_write_state(worker, frame, answers);
       default:
         throw Refused{Refusal::kRows,
                       fmt::format("frame kind {} is no request for rows", static_cast<int>(header.kind))};
@@ -119,10 +77,20 @@ void RowAggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer
 RowAggregator::Table& RowAggregator::table_of(const FrameHeader& header, const RowShape& shape) {
   auto& table = tables_[header.key];
   if (!table) table = std::make_unique<Table>(header.key, shape);
-  if (table->shape == shape) return *table;
+  require_shape(*table, shape);
+  return *table;
+}
+
+RowAggregator::Table* RowAggregator::find_table(std::uint64_t key) const {
+  const auto found = tables_.find(key);
+  return found == tables_.end() ? nullptr : found->second.get();
+}
+
+void RowAggregator::require_shape(const Table& table, const RowShape& shape) {
+  if (table.shape == shape) return;
   throw Refused{Refusal::kRows,
-                fmt::format("table {} has {} rows of {} elements here, {} of {} given", header.key,
-                            table->shape.rows, table->shape.row_elements, shape.rows, shape.row_elements)};
+                fmt::format("table {} has {} rows of {} elements here, {} of {} given", table.key,
+                            table.shape.rows, table.shape.row_elements, shape.rows, shape.row_elements)};
 }
 
 // ------------------------------------------------------------------------------------- first values
@@ -133,6 +101,7 @@ void RowAggregator::on_init(std::uint32_t worker, const Frame& frame, std::vecto
   Table& table = table_of(frame.header, opened.shape);
   if (table.next_step == 0 && table.rounds.empty()) {  // a repeated request must not undo pushes
     table.has_values = true;
+    table.kept.reset();
     for (std::size_t i = 0; i < opened.ids.size(); ++i) {
       const auto row = row_at(opened.body, i, opened.shape.row_bytes());
       std::memcpy(table.values.at(opened.ids[i]).data(), row.data(), row.size());
@@ -218,6 +187,8 @@ void RowAggregator::complete(Table& table) {
     const Round round = std::move(next->second);
     table.rounds.erase(next);
     ++table.next_step;
+    table.has_gone_on = true;
+    table.kept.reset();
     table.whole.reset();
     table.last.clear();
     try {
@@ -276,6 +247,7 @@ void RowAggregator::sum(Table& table, const Round& round) {
         sums.begins.push_back(sums.bytes.size());
       });
   table.sums = std::move(sums);
+  table.has_sums = true;
 }
 
 void RowAggregator::update(Table& table, const Round& round) {
@@ -303,16 +275,18 @@ void RowAggregator::update(Table& table, const Round& round) {
 void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
   const FrameHeader& header = frame.header;
   Pull pull{header, std::nullopt};
-  Table* table = nullptr;
+  Table* table = find_table(header.key);
+  if (table == nullptr) {
+    if (header.step > 0) return await_first_push(worker, header, answers);
+    throw Refused{Refusal::kRows,
+                  fmt::format("pull of table {}: nobody has initialised it or pushed to it; do that first",
+                              header.key)};
+  }
   if (frame.payload.size_bytes() > 0) {
     OpenedRows opened = open_rows(frame.payload.bytes(), header.count);
     require_row_bytes(opened.body, 0, 0);
+    require_shape(*table, opened.shape);
     pull.asked = std::move(opened.ids);
-    table = &table_of(header, opened.shape);
-  } else if (const auto found = tables_.find(header.key); found != tables_.end()) {
-    table = found->second.get();
-  } else {
-    throw Refused{Refusal::kRows, fmt::format("pull of table {}: nothing was pushed to it", header.key)};
   }
   if (header.step < table->next_step) return;  // repeated: its answer is on its way
   if (header.step == table->next_step) {
@@ -326,6 +300,14 @@ void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vecto
   require_missing_workers(*table);
   if (!table->waiting.insert_or_assign(worker, std::move(pull)).second)  // repeated: it would like to know
     hold(worker, *table, header, answers);
+}
+
+/// Who asks for a round has pushed to it: that was lost on the way, and comes again, as does the question.
+void RowAggregator::await_first_push(std::uint32_t worker, const FrameHeader& request,
+                                     std::vector<Answer>& answers) const {
+  std::vector<std::uint32_t> all(workers_);
+  std::iota(all.begin(), all.end(), 0U);
+  answers.push_back({worker, held(request, all, Kind::kRowHeld)});
 }
 
 /// Of the round that comes next.
@@ -365,6 +347,13 @@ void RowAggregator::answer_waiting(Table& table, std::vector<Answer>& answers) {
 
 Frame RowAggregator::answer(Table& table, const Pull& pull) {
   if (!table.failure.empty()) return refusal_of(pull.header, {Refusal::kRows, table.failure});
+  if (!table.has_values && !table.has_sums) {
+    return refusal_of(
+        pull.header,
+        {Refusal::kRows, fmt::format("pull of table {}: nobody has initialised it, and no round of it is "
+                                     "complete here; init it, or pull after a push of your own",
+                                     table.key)});
+  }
   const auto make = [&] { return table.has_values ? weights(table, pull) : sums(table, pull); };
   if (pull.asked) return make();
   if (!table.whole) table.whole = make();

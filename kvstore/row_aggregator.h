@@ -26,6 +26,7 @@
 #include "kvstore/aggregator.h"
 #include "kvstore/codec_table.h"
 #include "kvstore/row_payload.h"
+#include "kvstore/row_state.h"
 #include "kvstore/updater.h"
 #include "transport/frame.h"
 
@@ -63,7 +64,16 @@ class RowAggregator {
   void on_init(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
   void on_push(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
   void on_pull(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
+  // row_aggregator_state.cpp
+  void on_read_state(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
+  void on_write_state(std::uint32_t worker, const transport::Frame& frame, std::vector<Answer>& answers);
+  RowState state_from(Table& table, std::uint64_t first, std::uint64_t& next) const;
+  std::size_t moments_kept(const Table& table) const;
+  void require_own_moments(const RowState& state, const Table& table) const;
+
   Table& table_of(const transport::FrameHeader& header, const RowShape& shape);
+  Table* find_table(std::uint64_t key) const;
+  static void require_shape(const Table& table, const RowShape& shape);
   static Contribution checked(const transport::Frame& frame, const compress::Codec& codec);
   void accept(std::uint32_t worker, Table& table, const transport::FrameHeader& header,
               Contribution contribution);
@@ -75,6 +85,8 @@ class RowAggregator {
   transport::Frame answer(Table& table, const Pull& pull);
   transport::Frame weights(const Table& table, const Pull& pull);
   transport::Frame sums(const Table& table, const Pull& pull);
+  void await_first_push(std::uint32_t worker, const transport::FrameHeader& request,
+                        std::vector<Answer>& answers) const;
   std::vector<std::uint32_t> missing(const Table& table) const;
   void require_missing_workers(const Table& table) const;
   void hold(std::uint32_t worker, const Table& table, const transport::FrameHeader& request,

@@ -64,7 +64,7 @@ bool RowClient::handle(transport::Node from, Frame& frame) {
   const FrameHeader& header = frame.header;
   const bool is_refusal =
       header.kind == Kind::kError && header.content == static_cast<std::uint8_t>(Refusal::kRows);
-  if (!is_refusal && (header.kind < Kind::kRowInit || header.kind > Kind::kRowMissing)) return false;
+  if (!is_refusal && (header.kind < Kind::kRowInit || header.kind > Kind::kRowWriteState)) return false;
   const auto table = tables_.find(header.key);
   if (table == tables_.end()) return true;  // an answer to a request that was repeated
   Active& active = table->second.active;
@@ -77,6 +77,7 @@ bool RowClient::handle(transport::Node from, Frame& frame) {
   }
   switch (header.kind) {
     case Kind::kRowReply:
+    case Kind::kRowState:
       active.operation.answers->push_back({from.rank, std::move(frame)});
       answered(table->first, found);
       break;
@@ -117,12 +118,15 @@ void RowClient::refuse(std::uint64_t key, const Pending& request, const std::str
   const Active& active = tables_.at(key).active;
   const auto all = fmt::format("{} refused {}: {}", transport::to_string({server_role_, request.server}),
                                active.operation.what, text);
-  const bool only_pulls = std::ranges::all_of(
-      active.pending, [](const Pending& pending) { return pending.header.kind == Kind::kRowPull; });
-  if (!only_pulls) return fail_(std::make_exception_ptr(transport::TransportError(all)));
+  const bool others_wait = std::ranges::any_of(active.pending, [](const Pending& pending) {
+    return pending.header.kind == Kind::kRowPush || pending.header.kind == Kind::kRowInit;
+  });
+  if (others_wait) return fail_(std::make_exception_ptr(transport::TransportError(all)));
+  const bool is_of_state = request.header.kind != Kind::kRowPull;
   const Ticket done = active.operation.done;
   end(key);
-  done.fail(std::make_exception_ptr(transport::TransportError(all)));
+  done.fail(is_of_state ? std::make_exception_ptr(std::invalid_argument(all))
+                        : std::make_exception_ptr(transport::TransportError(all)));
 }
 
 /// Ends the operation in progress and begins the next.

@@ -5,7 +5,7 @@
 // Lifetime: an operation's payloads are its own; its answers are the caller's once its ticket is done.
 // Failure: what a server refuses of a push is told to `fail`, which ends the Engine, since others wait for
 // it; of a
-//   pull, to its ticket.
+//   pull or a state, to its ticket.
 #pragma once
 
 #include <chrono>
@@ -27,11 +27,12 @@ namespace gradwire::kvstore {
 
 struct RowRequest {
   std::uint32_t server = 0;
-  transport::FrameHeader header;  ///< of kRowInit, kRowPush or kRowPull; offset numbers the table's requests
+  transport::FrameHeader header;  ///< of kRowInit, kRowPush, kRowPull or a state's; offset numbers the
+                                  ///< table's requests
   transport::Buffer payload;
 };
 
-/// A kRowReply, by the server that it came from.
+/// A kRowReply or kRowState, by the server that it came from.
 struct RowAnswer {
   std::uint32_t server = 0;
   transport::Frame frame;

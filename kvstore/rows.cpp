@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -23,6 +25,18 @@ bool ascend(std::span<const std::int64_t> ids) {
 }
 
 }  // namespace
+
+RowShape row_shape(const KeySpec& spec) {
+  const std::string who = fmt::format("declare: table '{}'", spec.name);
+  if (spec.shape.empty() || spec.elements() == 0)
+    throw std::invalid_argument(who + " has no element; a table has rows, and rows have elements");
+  const std::uint64_t row_elements = spec.elements() / spec.shape.front();
+  if (row_elements > std::numeric_limits<std::uint32_t>::max() / sizeof(float)) {
+    throw std::invalid_argument(
+        fmt::format("{} has rows of {} elements, expected fewer than 2^30", who, row_elements));
+  }
+  return {spec.shape.front(), static_cast<std::uint32_t>(row_elements)};
+}
 
 Rows sum_duplicates(std::span<const std::int64_t> ids, std::span<const float> values, const RowShape& table) {
   const std::size_t width = table.row_elements;

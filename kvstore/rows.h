@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "kvstore/key.h"
 #include "kvstore/row_payload.h"
 
 namespace gradwire::kvstore {
@@ -18,7 +19,12 @@ struct Rows {
   std::span<const float> row(std::size_t index, std::size_t row_elements) const {
     return std::span(values).subspan(index * row_elements, row_elements);
   }
+  bool operator==(const Rows&) const = default;
 };
+
+/// Of a table that was declared so: the first dimension is rows. Throws std::invalid_argument for one without
+/// elements, or with rows that are too long.
+RowShape row_shape(const KeySpec& table);
 
 /// Sorts rows by id and sums those of one id, in the order given. Throws std::invalid_argument naming the
 /// first id outside the table, or values that are not ids.size() rows.

@@ -37,10 +37,12 @@ Aggregator::Sealing sealing_of(const transport::Messenger& messenger) {
   return messenger.seals_payloads() ? Aggregator::Sealing::kAll : Aggregator::Sealing::kLossy;
 }
 
-Aggregator make_aggregator(const transport::Messenger& messenger, const ServerOptions& options) {
+Aggregator make_aggregator(const transport::Messenger& messenger, const ServerOptions& options,
+                           const std::shared_ptr<LastPushes>& last_pushes) {
   Aggregator aggregator(messenger.world().workers, sealing_of(messenger));
   if (!options.contributors.empty()) aggregator.set_contributors(options.contributors);
   aggregator.set_upstream(options.upstream);
+  aggregator.set_last_pushes(last_pushes);
   return aggregator;
 }
 
@@ -57,9 +59,10 @@ struct Server::End {
 /// One aggregator thread and the partitions it owns.
 class Server::Shard {
  public:
-  Shard(transport::Messenger& messenger, const ServerOptions& options)
+  Shard(transport::Messenger& messenger, const ServerOptions& options,
+        const std::shared_ptr<LastPushes>& last_pushes)
       : trace_(Tracer(options.trace, options.tier)),
-        aggregator_(make_aggregator(messenger, options)),
+        aggregator_(make_aggregator(messenger, options, last_pushes)),
         rows_(messenger.world().workers, sealing_of(messenger)),
         mailbox_(messenger.world().workers),
         outbox_(messenger, loop_, Role::kWorker, messenger.world().workers, messenger.self().rank,
@@ -151,8 +154,9 @@ class Server::Shard {
 Server::Server(std::unique_ptr<transport::Messenger> messenger, const ServerOptions& options)
     : messenger_(std::move(messenger)), trace_(options.trace), end_(std::make_unique<End>()) {
   if (options.threads == 0) throw std::invalid_argument("Server: threads=0, expected at least 1");
+  const auto last_pushes = std::make_shared<LastPushes>(messenger_->world().workers);
   for (unsigned i = 0; i < options.threads; ++i)
-    shards_.push_back(std::make_unique<Shard>(*messenger_, options));
+    shards_.push_back(std::make_unique<Shard>(*messenger_, options, last_pushes));
   messenger_->attach(*this);
 }
 

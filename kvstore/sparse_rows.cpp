@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
@@ -11,7 +10,7 @@
 #include "compress/codecs.h"
 #include "compress/little_endian.h"
 #include "kvstore/engine_thread.h"
-#include "kvstore/stored_rows.h"
+#include "kvstore/sparse_table.h"
 
 namespace gradwire::kvstore {
 
@@ -26,49 +25,7 @@ namespace {
 /// First values travel in pieces of about so many elements.
 constexpr std::size_t kInitElements = std::size_t{1} << 20;
 
-RowShape shape_of(const KeySpec& spec) {
-  const std::string who = fmt::format("declare: table '{}'", spec.name);
-  if (spec.shape.empty() || spec.elements() == 0)
-    throw std::invalid_argument(who + " has no element; a table has rows, and rows have elements");
-  const std::uint64_t row_elements = spec.elements() / spec.shape.front();
-  if (row_elements > std::numeric_limits<std::uint32_t>::max() / sizeof(float)) {
-    throw std::invalid_argument(
-        fmt::format("{} has rows of {} elements, expected fewer than 2^30", who, row_elements));
-  }
-  return {spec.shape.front(), static_cast<std::uint32_t>(row_elements)};
-}
-
 }  // namespace
-
-struct SparseRows::Table {
-  Table(TableId number, KeySpec given, const RowShape& form, RowHomes at)
-      : id(number), spec(std::move(given)), shape(form), homes(std::move(at)), residual(form.row_elements) {}
-
-  std::string what() const { return fmt::format("rows of '{}'", spec.name); }
-  FrameHeader header(Kind kind, std::int32_t priority) {
-    FrameHeader header;
-    header.kind = kind;
-    header.key = id;
-    header.step = step;
-    header.offset = requests++;
-    header.priority = priority;
-    return header;
-  }
-
-  const TableId id;
-  const KeySpec spec;
-  const RowShape shape;
-  const RowHomes homes;
-  std::mutex mutex;  ///< guards what follows, and the order of requests
-  StoredRows residual;
-  std::map<std::uint64_t, std::vector<float>>
-      before;              ///< residuals of the last round's rows, to be rolled back
-  std::uint64_t step = 0;  ///< rounds begun
-  std::uint64_t requests = 0;
-  std::shared_ptr<const Compression> own_compression;
-  bool has_told_of_codec = false;
-  std::optional<Ticket> last_push;
-};
 
 SparseRows::SparseRows(transport::Messenger& messenger, RowClient& client, const EngineOptions& options,
                        std::vector<std::uint64_t>& load)
@@ -95,7 +52,7 @@ std::vector<TableId> SparseRows::declare(std::span<const KeySpec> tables) {
   require_same_keys(messenger_.exchange("declare rows", text, options_.slow_abort));
   const auto sorted = read_keys(text);
   std::vector<RowShape> shapes;
-  for (const KeySpec& spec : sorted) shapes.push_back(shape_of(spec));
+  for (const KeySpec& spec : sorted) shapes.push_back(row_shape(spec));
   const std::unique_lock lock(tables_mutex_);
   const TableId first = tables_.size();
   std::map<std::string, TableId> numbers;

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -29,6 +30,7 @@
 #include "kvstore/engine.h"
 #include "kvstore/key.h"
 #include "kvstore/row_client.h"
+#include "kvstore/row_state.h"
 #include "kvstore/rows.h"
 
 namespace gradwire::kvstore {
@@ -87,6 +89,24 @@ class SparseRows {
   /// Puts residuals back to what they were before their table's last round, whose result nobody uses on any
   /// rank.
   void roll_back(std::span<const TableId> tables);
+
+  // Checkpoints (sparse_rows_state.cpp). Between rounds, on all ranks.
+
+  /// All tables, by number.
+  std::vector<KeySpec> tables() const;
+  /// Whether this worker has pushed to any table.
+  bool has_begun() const;
+  /// What this worker keeps of a table: its residuals and how many rounds it has begun.
+  RowState worker_state(TableId table);
+  void set_worker_state(TableId table, const RowState& state);
+  /// On how many servers a table lives.
+  std::size_t owners(TableId table) const;
+  /// Reads what the owner-th of them keeps, and gives it to `take` piece by piece, at least one. Throws
+  /// std::invalid_argument where a round is under way.
+  void read_server_state(TableId table, std::size_t owner, const std::function<void(const RowState&)>& take);
+  /// Gives a table's servers a piece of what they go on with. Several pieces, of several workers, make up
+  /// load number `load`, which grows. Throws std::invalid_argument where rounds have been there already.
+  void write_server_state(TableId table, std::uint64_t load, const RowState& piece);
 
   /// Bytes pushed: as float32, and what went on the wire with ids.
   PushedBytes pushed() const { return {raw_bytes_.load(), encoded_bytes_.load()}; }

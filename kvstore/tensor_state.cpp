@@ -33,6 +33,15 @@ std::vector<std::byte> encode_state(const TensorState& state) {
   return bytes;
 }
 
+std::uint64_t step_of(std::span<const std::byte> head) {
+  const auto step = head.size() < kStepBytes ? kMaxSteps + 1 : load<std::uint64_t>(head.data());
+  if (step > kMaxSteps) {
+    throw compress::DecodeError(
+        fmt::format("tensor state: {} bytes do not begin with a step that a worker has", head.size()));
+  }
+  return step;
+}
+
 TensorState decode_tensor_state(std::span<const std::byte> bytes, std::uint64_t count) {
   static_assert(sizeof(UnitScale) == 2 * sizeof(float));
   if (bytes.size() < kHeadBytes) {

@@ -24,6 +24,11 @@ struct TensorState {
 
 std::vector<std::byte> encode_state(const TensorState& state);
 
+/// Bytes of a state that step_of() reads.
+inline constexpr std::size_t kStepBytes = 8;
+/// The step alone, from a state's first bytes. Throws compress::DecodeError where that is none.
+std::uint64_t step_of(std::span<const std::byte> head);
+
 /// Reads the state of a tensor of `count` elements. Throws compress::DecodeError for any other bytes, before
 /// anything of their size is made.
 TensorState decode_tensor_state(std::span<const std::byte> bytes, std::uint64_t count);

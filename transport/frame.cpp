@@ -57,7 +57,7 @@ bool is_known(Kind kind) {
          (value >= static_cast<std::uint8_t>(Kind::kInit) &&
           value <= static_cast<std::uint8_t>(Kind::kWriteState)) ||
          (value >= static_cast<std::uint8_t>(Kind::kRowInit) &&
-          value <= static_cast<std::uint8_t>(Kind::kRowMissing));
+          value <= static_cast<std::uint8_t>(Kind::kRowWriteState));
 }
 
 [[noreturn]] void refuse(const char* field, std::uint64_t given, const std::string& expected) {

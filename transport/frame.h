@@ -74,6 +74,9 @@ enum class Kind : std::uint8_t {
   kRowReply = 64,    ///< server -> worker: rows
   kRowHeld = 65,     ///< server -> worker: that round awaits others (payload: their ranks, u32 each)
   kRowMissing = 66,  ///< server -> worker: the payload did not arrive whole, send it again
+  kRowReadState = 67,   ///< worker -> server: what do you keep of a table's rows? answered by kRowState
+  kRowState = 68,       ///< server -> worker: that, of some rows
+  kRowWriteState = 69,  ///< worker -> server: keep that of some rows; answered by kRowAck
 };
 
 /// Whether a frame is the transport's own. Its payload always has a checksum, and is compared with it on

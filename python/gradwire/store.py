@@ -315,8 +315,9 @@ class KVStore(Worker):
         """Writes what workers and servers keep from step to step to a folder. Collective, between steps.
 
         That is: values and weights, the servers' optimizer with its state, what each rank's and each server's codec has
-        not sent yet, agreed scales, numbers of rounds. It takes the place of what was in the folder only when all of it
-        is on the disk. Sums of past rounds are not in it: without an optimizer, pull a key after a push of it.
+        not sent yet, agreed scales, numbers of rounds; of keys, and of the rows of tables. It takes the place of what
+        was in the folder only when all of it is on the disk. Sums of past rounds are not in it: without an optimizer,
+        pull a key after a push of it.
 
         Args:
             folder: one that all workers see, such as one on NFS; made if it is not there.
@@ -334,7 +335,8 @@ class KVStore(Worker):
 
         With as many workers, what follows is, bit for bit, what would have followed where it was saved. The job may
         have other numbers of workers and servers: what was not sent yet is kept then too (kvstore/README.md,
-        "Checkpoints").
+        "Checkpoints"). Where pushes are applied at once (`dist_async*`) all workers go on from the step of the one that
+        was furthest.
 
         Args:
             folder: as save_checkpoint() was given it.
@@ -343,7 +345,8 @@ class KVStore(Worker):
 
         Raises:
             gradwire.DecodeError: a file is damaged, or none of a checkpoint; nothing has changed.
-            ValueError: it is of other keys or of another optimizer, or this job has pushed; nothing has changed.
+            ValueError: it is of other keys or tables or of another optimizer, or of none and this store is a
+                `dist_async*`, or this job has pushed; nothing has changed.
             RuntimeError: a file cannot be read.
         """
         optimizer, restored = checkpoint.load(self.engine, folder, self._devices)

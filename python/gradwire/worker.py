@@ -76,9 +76,9 @@ class Worker(AbstractKVStore):
 
         Args:
             servers: also what the servers say, who are asked and waited for: waited_for: by rank, how often a
-                partition's round was whole only when that worker's push came (of one thread of each server; with
-                hierarchy=host of the workers that lead their hosts; 0 where a library sums); slowest_rank: whose it was
-                most often, None where there was no round.
+                partition's round was whole only when that worker's push came (with hierarchy=host of the workers that
+                lead their hosts; 0 where a library sums); slowest_rank: whose it was most often, None where there was
+                no round.
 
         Returns: bytes_raw: pushed, as float32; bytes_encoded: the payloads made of them; ratio: how many times smaller
             those are, None where there are none; residual_norm: Euclidean, of all that this worker's codecs have not

@@ -162,6 +162,30 @@ TEST(AggregatorAtOnce, NobodyWaitsForAWorkerThatLeftBeforeTheFirstPush) {
   EXPECT_THAT(server.push(0, 0), SizeIs(1));
 }
 
+Answers meet(AtOnceServer& server, std::uint32_t worker, std::uint64_t number) {
+  Frame frame = command("meet");
+  frame.header.key = number;
+  return server.handle_raw(worker, std::move(frame));
+}
+
+TEST(AggregatorAtOnce, NobodyWaitsForWhoIsInACollectiveUntilAllAreThere) {
+  AtOnceServer server(3, "at_once staleness_bound=0");
+  server.push(2, 0);
+  EXPECT_THAT(server.push(0, 0), IsEmpty());
+  const auto met = meet(server, 1, 1);
+  ASSERT_THAT(met, SizeIs(3));  // and the pushes that waited for it alone
+  EXPECT_EQ(met[0].worker, 1U);
+  EXPECT_EQ(met[1].worker, 0U);
+  EXPECT_EQ(met[2].worker, 2U);
+  EXPECT_THAT(meet(server, 1, 1), SizeIs(1)) << "repeated";
+  EXPECT_THAT(server.push(0, 1), IsEmpty()) << "worker 2 could push";
+  EXPECT_THAT(ranks_of(server.probe(0, 1).at(0).frame), ElementsAre(2));
+  EXPECT_THAT(meet(server, 2, 1), SizeIs(2));
+  EXPECT_THAT(meet(server, 0, 1), SizeIs(1));  // all are there, and go on
+  EXPECT_THAT(server.push(0, 2), IsEmpty());
+  EXPECT_THAT(ranks_of(server.probe(0, 2).at(0).frame), ElementsAre(1, 2));
+}
+
 TEST(AggregatorAtOnce, AWorkerThatLeavesWhileItWaitsIsNotAnswered) {
   AtOnceServer server(2, "at_once staleness_bound=0");
   server.push(0, 0);

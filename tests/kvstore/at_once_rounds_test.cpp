@@ -7,6 +7,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "kvstore/collectives.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/passing_messenger.h"
 #include "tests/kvstore/sums.h"
@@ -206,6 +207,34 @@ TEST(AtOnceRounds, AWorkerThatLeavesHoldsNobodyBack) {
     }
     if (engine.rank() == 2) return;
     EXPECT_EQ(values, std::vector<float>(kElements, 6 + 6 + 2));
+  });
+}
+
+/// Worker 0 pushes more than the bound allows, and comes to `collective` late; the others wait there.
+void hurry_to(const std::function<void(Engine&)>& collective) {
+  JobSize size = at_once(3, 1);
+  size.engine.slow_abort = std::chrono::seconds(30);  // it came to this
+  run_job(size, [&](Engine& engine) {
+    const KeyId key = zero_weight(engine);
+    std::vector<float> values(kElements);
+    for (int step = 0; engine.rank() == 0 && step < 5; ++step) {
+      std::ranges::fill(values, 1.0F);
+      engine.push_pull(key, values, values, 0).wait();
+    }
+    collective(engine);
+    engine.pull(key, values, 0).wait();
+    EXPECT_EQ(values, std::vector<float>(kElements, 5.0F));
+    engine.barrier();
+    const std::vector<float> ones(kElements, 1.0F);  // the bound holds again: all must push to go on
+    for (int step = engine.rank() == 0 ? 5 : 0; step < 8; ++step) engine.push(key, ones, 0).wait();
+  });
+}
+
+TEST(AtOnceRounds, WhoWaitsInACollectiveHoldsNobodyBack) {
+  hurry_to([](Engine& engine) { engine.barrier(); });
+  hurry_to([](Engine& engine) {
+    std::vector<float> values(5);
+    engine.collectives().broadcast(std::as_writable_bytes(std::span(values)), DataType::kFloat32, 1);
   });
 }
 

@@ -105,6 +105,18 @@ TEST(PushClocks, AWorkerMayBeginWithALaterStep) {
   EXPECT_THAT(clocks.awaited_by(0), IsEmpty());
 }
 
+TEST(PushClocks, MayAllBeginLater) {
+  PushClocks clocks(2, AtOnce{1}, 40);
+  EXPECT_EQ(clocks.next_step_of(1), 40U);
+  EXPECT_FALSE(clocks.has_begun());
+  push(clocks, 0);
+  EXPECT_TRUE(clocks.has_begun());
+  EXPECT_THAT(clocks.awaited_by(0), IsEmpty());
+  push(clocks, 0);
+  EXPECT_THAT(clocks.awaited_by(0), ElementsAre(1));
+  EXPECT_EQ(clocks.staleness_of(0), 0U);
+}
+
 TEST(PushClocks, NobodyWaitsForWhoIsGone) {
   PushClocks clocks = bounded(3, 0);
   push(clocks, 0);

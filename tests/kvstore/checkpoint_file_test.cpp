@@ -35,6 +35,8 @@ TEST(CheckpointFile, RecordsComeBack) {
   EXPECT_EQ(reader.records()[0].name, (RecordName{RecordKind::kTensor, 3, 65'536, 7}));
   EXPECT_TRUE(std::ranges::equal(reader.read(reader.records()[0]), bytes_of(kText)));
   EXPECT_TRUE(reader.read(reader.records()[1]).empty());
+  EXPECT_TRUE(std::ranges::equal(reader.read_head(reader.records()[0], 4), bytes_of("what")));
+  EXPECT_TRUE(std::ranges::equal(reader.read_head(reader.records()[0], 99), bytes_of(kText)));
   EXPECT_FALSE(std::filesystem::exists(folder / "a.unfinished"));
 }
 

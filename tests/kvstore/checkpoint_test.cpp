@@ -29,7 +29,8 @@ Layout layout(bool in_bucket) {
 }
 
 Manifest manifest() {
-  Manifest manifest{7, 2, {0, 1}, "sgd learning_rate=0.1", layout(true), {}};
+  Manifest manifest{
+      7, 2, {0, 1}, "sgd learning_rate=0.1", layout(true), {{"words", {101, 37}}, {"page's", {8}}}, {}};
   manifest.layout[0].spec.shape = {};  // a scalar
   manifest.layout[1].spec.name = "a name, with = and spaces";
   manifest.files = {{file_name(7, 0), {1234, 0xDEADBEEF}}, {file_name(7, 1), {99, 1}}};
@@ -40,6 +41,7 @@ TEST(Manifest, ComesBackAsItWas) {
   EXPECT_EQ(read_manifest(write_manifest(manifest()), "f"), manifest());
   Manifest plain = manifest();
   plain.optimizer = "";
+  plain.tables.clear();
   EXPECT_EQ(read_manifest(write_manifest(plain), "f"), plain);
 }
 
@@ -147,6 +149,15 @@ TEST(SameKeys, NamesTheFirstDifference) {
               ThrowsMessage<std::invalid_argument>(
                   HasSubstr("this job has key 'b' float32 (3), the checkpoint does")));
   EXPECT_NO_THROW(require_same_keys("load_checkpoint", "the checkpoint", layout(true), layout(false)));
+}
+
+TEST(SameTables, NamesTheFirstDifference) {
+  const std::vector<KeySpec> saved = {{"words", {101, 37}}};
+  EXPECT_THAT([&] { require_same_tables(saved, {}); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr(
+                  "the checkpoint has table 'words' float32 (101, 37), this job does not; declare the "
+                  "same tables before you load")));
+  EXPECT_NO_THROW(require_same_tables(saved, saved));
 }
 
 TEST(Generations, GoOnFromTheNewestEvenIfItWasBrokenOff) {

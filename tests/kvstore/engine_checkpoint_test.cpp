@@ -10,7 +10,6 @@
 
 #include "kvstore/checkpoint_source.h"
 #include "kvstore/engine.h"
-#include "kvstore/sparse_rows.h"
 #include "tests/kvstore/folder.h"
 #include "tests/kvstore/hosts.h"
 #include "tests/kvstore/sums.h"
@@ -428,29 +427,6 @@ TEST(Checkpoint, IsSavedBetweenStepsAndLoadedBeforeTheFirst) {
     ASSERT_TRUE(engine.drain_for(kLong));
     EXPECT_THAT([&] { engine.load_checkpoint(folder.path()); },
                 ThrowsMessage<std::invalid_argument>(HasSubstr("has pushed already")));
-  });
-}
-
-// A weight after rounds of sums would be the first value that init() gave, long outdated.
-TEST(Checkpoint, IsRefusedWhereWorkersDoNotGoInStep) {
-  const Folder folder;
-  JobSize size = job(2, 1);
-  size.engine.at_once = AtOnce{};
-  run_job(size, [&](Engine& engine) {
-    const auto refused = ThrowsMessage<std::invalid_argument>(HasSubstr("applies each push at once"));
-    EXPECT_THAT([&] { engine.save_checkpoint(folder.path()); }, refused);
-    EXPECT_THAT([&] { engine.load_checkpoint(folder.path()); }, refused);
-  });
-}
-
-TEST(Checkpoint, IsRefusedWhereRowsWouldBeLost) {
-  const Folder folder;
-  run_peers({2}, [&](Engine& engine) {
-    const KeySpec table{"table", {10, 4}};
-    engine.sparse().declare({&table, 1});
-    const auto refused = ThrowsMessage<std::invalid_argument>(HasSubstr("tables of rows"));
-    EXPECT_THAT([&] { engine.save_checkpoint(folder.path(), ""); }, refused);
-    EXPECT_THAT([&] { engine.load_checkpoint(folder.path()); }, refused);
   });
 }
 

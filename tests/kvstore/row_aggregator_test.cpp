@@ -211,6 +211,28 @@ TEST_F(TwoWorkersRows, AnotherOptimizerBeginsAnew) {
   expect_rows(pull(0, 3, {1}), {1}, {-1, -1});
 }
 
+TEST_F(TwoWorkersRows, PullsOfATableThatNobodyKnowsAreRefusedAndMakeNone) {
+  expect_refused(pull(0, 0, {3}), "nobody has initialised it or pushed to it");
+  expect_refused(send(0, everything(0)), "nobody has initialised it or pushed to it");
+  push(1, 0, {3}, {1, 2});
+  expect_refused(pull(0, 0, {3}), "no round of it is complete here");
+  constexpr RowShape kOther{7, 2};
+  expect_refused(send(0, rows_frame(Kind::kRowPull, 0, {3}, {}, kOther)),
+                 "20 rows of 2 elements here, 7 of 2");
+  RowAggregator unknown(1);
+  Answers answers;
+  unknown.handle(0, rows_frame(Kind::kRowPull, 0, {3}, {}, kOther), answers);
+  unknown.handle(0, rows_frame(Kind::kRowInit, 0, {3}, {1, 2}), answers);
+  EXPECT_EQ(answers.back().frame.header.kind, Kind::kRowAck) << "of the shape that its owner says";
+}
+
+// The question has overtaken the push, which was lost.
+TEST_F(TwoWorkersRows, APullAfterAPushThatIsNotHereIsHeld) {
+  expect_only(pull(0, 1, {3}), Kind::kRowHeld);
+  for (const std::uint32_t rank : {0U, 1U}) push(rank, 0, {3}, {1, 1});
+  expect_rows(pull(0, 1, {3}), {3}, {2, 2});
+}
+
 TEST_F(TwoWorkersRows, PushesBeforeThereAreWeightsAreRefused) {
   optimize("sgd learning_rate=1");
   expect_refused(push(0, 0, {1}, {1, 1}), "init the table first");

@@ -21,6 +21,14 @@ TEST(TensorState, OtherLengthsAreRefused) {
   EXPECT_THROW(decode_tensor_state(bytes, 4), compress::DecodeError);
 }
 
+TEST(TensorState, TheStepIsReadFromTheFirstBytes) {
+  const auto bytes = encode_state(kState);
+  EXPECT_EQ(step_of(std::span(bytes).first(kStepBytes)), 5U);
+  EXPECT_THROW(step_of(std::span(bytes).first(kStepBytes - 1)), compress::DecodeError);
+  const std::vector<std::byte> none_of_ours(kStepBytes, std::byte{0xff});
+  EXPECT_THROW(step_of(none_of_ours), compress::DecodeError);
+}
+
 TEST(TensorState, HostileHeadsAreRefusedOrMeanWhatTheySay) {
   std::mt19937 random(4);
   const auto good = encode_state(kState);

@@ -1,0 +1,53 @@
+// What SparseRows keeps of one table, at a worker.
+//
+// Threading: `mutex` guards what follows it.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvstore/engine_thread.h"
+#include "kvstore/sparse_rows.h"
+#include "kvstore/stored_rows.h"
+
+namespace gradwire::kvstore {
+
+struct SparseRows::Table {
+  Table(TableId number, KeySpec given, const RowShape& form, RowHomes at)
+      : id(number), spec(std::move(given)), shape(form), homes(std::move(at)), residual(form.row_elements) {}
+
+  std::string what() const { return fmt::format("rows of '{}'", spec.name); }
+  transport::FrameHeader header(transport::Kind kind, std::int32_t priority) {
+    transport::FrameHeader header;
+    header.kind = kind;
+    header.key = id;
+    header.step = step;
+    header.offset = requests++;
+    header.priority = priority;
+    return header;
+  }
+
+  const TableId id;
+  const KeySpec spec;
+  const RowShape shape;
+  const RowHomes homes;
+  std::mutex mutex;  ///< guards what follows, and the order of requests
+  StoredRows residual;
+  std::map<std::uint64_t, std::vector<float>>
+      before;              ///< residuals of the last round's rows, to be rolled back
+  std::uint64_t step = 0;  ///< rounds begun
+  std::uint64_t requests = 0;
+  std::shared_ptr<const Compression> own_compression;
+  bool has_told_of_codec = false;
+  std::optional<Ticket> last_push;
+};
+
+}  // namespace gradwire::kvstore
