@@ -82,7 +82,7 @@ class Followed {
   std::uint64_t rounds() const { return rounds_; }
   std::size_t bytes() const { return bytes_; }
 
-  static constexpr std::size_t kElements = 5000;
+  static constexpr std::size_t kElements = 2000;
 
  private:
   WeightReplies replies_;
