@@ -28,8 +28,6 @@ constexpr std::uint64_t kMaxStepsAhead = 64;
 /// Largest partition, in elements; far above any partition size, it keeps sizes from overflowing.
 constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 40;
 
-Frame share(const Frame& frame) { return {frame.header, frame.payload.share()}; }
-
 std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) {
   return fmt::format(
       "worker {} left the job before step {} of key {}; every worker must run the same number of steps",
@@ -98,6 +96,7 @@ void Aggregator::on_init(std::uint32_t worker, Frame frame, std::vector<Answer>&
   }
   auto& partition = partitions_[{header.key, header.offset}];
   if (partition.next_step == 0 && partition.rounds.empty()) {  // a repeated request must not undo pushes
+    partition.told = {};
     partition.count = header.count;
     partition.value.resize(header.count);
     std::memcpy(partition.value.data(), view(frame.payload).data(), frame.payload.size_bytes());
@@ -195,6 +194,7 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
             first.reply)};
   }
   round.flags |= header.flags & transport::kFlagNonfinite;
+  if (content_of(header) == Content::kWeightDelta) round.holders.insert(worker);
   round.payloads[worker] = std::move(frame.payload);
   ++round.arrived;
   if (is_whole(round)) last_pushes_->note(worker);
@@ -244,26 +244,34 @@ void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>
   Frame answer = sum_or_error(partition, round);
   seal(answer, round.first);
   tell(Moment::kAnswerReady, round.first);
-  publish(partition, std::move(answer), answers);
+  publish(partition, std::move(answer), round.holders, answers);
 }
 
 void Aggregator::seal(Frame& answer, const FrameHeader& push) {
   if (sealing_ == Sealing::kAll || codecs_.of(push).lossy()) answer.payload.seal();
 }
 
-void Aggregator::publish(Partition& partition, Frame answer, std::vector<Answer>& answers) {
+void Aggregator::publish(Partition& partition, Frame answer, const std::set<std::uint32_t>& holders,
+                         std::vector<Answer>& answers) {
   ++partition.next_step;
   partition.answer = std::move(answer);
+  std::optional<Frame> to_others;
   for (const std::uint32_t worker : contributors_) {
-    if (!attendance_.is_away(worker)) answers.push_back({worker, share(*partition.answer)});
+    if (attendance_.is_away(worker)) continue;
+    if (holders.contains(worker)) {
+      answers.push_back({worker, share(*partition.answer)});
+      continue;
+    }
+    if (!to_others) to_others = last_answer(partition, Content::kWeight);
+    answers.push_back({worker, share(*to_others)});
   }
 }
 
 /// A partition that goes on from a checkpoint has steps behind it and no answer yet.
 void Aggregator::answer_again(const Partition& partition, std::uint32_t worker, const FrameHeader& header,
-                              std::vector<Answer>& answers) const {
+                              std::vector<Answer>& answers) {
   if (header.step + 1 == partition.next_step && partition.answer)
-    answers.push_back({worker, share(*partition.answer)});
+    answers.push_back({worker, last_answer(partition, content_of(header))});
 }
 
 void Aggregator::pass_on(Partition& partition, Round& round) {
@@ -282,7 +290,7 @@ void Aggregator::answer(Frame frame, std::vector<Answer>& answers) {
   Partition& partition = found->second;
   if (frame.header.step != partition.next_step || partition.rounds.erase(partition.next_step) == 0) return;
   if (sealing_ == Sealing::kAll) frame.payload.seal();
-  publish(partition, std::move(frame), answers);
+  publish(partition, std::move(frame), {}, answers);
   complete_next(partition, answers);
 }
 
@@ -303,7 +311,7 @@ Frame Aggregator::reply(Partition& partition, const Round& round) {
   return with_codec(round.first, contributions.front(), [&](const compress::Codec& codec) {
     if (!updater_) return reply(partition, round, codec, contributions);
     update(partition, round, codec, contributions);
-    Frame frame = weight(partition, round.first);
+    Frame frame = new_weight(partition, round.first);
     frame.header.flags = round.flags;
     return frame;
   });
@@ -340,15 +348,6 @@ void Aggregator::update(Partition& partition, const Round& round, const compress
   tell(Moment::kSummed, round.first);
 }
 
-Frame Aggregator::weight(const Partition& partition, const FrameHeader& request) {
-  Buffer out = pool_.take(partition.count * sizeof(float));
-  out.truncate(partition.count * sizeof(float));
-  std::memcpy(out.bytes().data(), partition.value.data(), out.size_bytes());
-  Frame frame = answer_to(request, Kind::kValue, std::move(out));
-  frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
-  return frame;
-}
-
 void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
   const auto found = partitions_.find({header.key, header.offset});
   if (found == partitions_.end() || found->second.count != header.count) {
@@ -362,6 +361,7 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
   if (partition.value.empty() && partition.answer) {
     Frame frame = share(*partition.answer);
     frame.header.priority = header.priority;
+    frame.header.step = header.step;
     answers.push_back({worker, std::move(frame)});
     return;
   }
@@ -372,7 +372,8 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
                               header.key)};
   }
   if (at_once_) clocks_of(partition).show(worker);
-  answers.push_back({worker, weight(partition, header)});
+  answers.push_back(
+      {worker, at_once_ ? weight_at_once(worker, partition, header) : weight(partition, header)});
 }
 
 void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
@@ -403,6 +404,7 @@ void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answer
     if (partition.clocks) {
       partition.clocks->forget(worker);
       partition.early.erase(worker);
+      partition.told_each.erase(worker);
       answer_the_early(partition, answers);
     }
     for (auto& [step, round] : partition.rounds) {

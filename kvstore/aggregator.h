@@ -5,6 +5,7 @@
 // in rank order in one pass, encoded once, and answered to all. Requests may be repeated; they are told apart
 // by (key, offset, step, sender). The last answer is kept until the next round of that partition is complete.
 // Workers that have joined (attendance.h) are not awaited: a round is of those that still push.
+// With an optimizer answers are weights, as weight_replies.h says (aggregator_weights.cpp).
 // Where workers of a host sum first (hierarchy.h), only some workers' pushes make a round, or somebody
 // upstream turns its sum into the answer. Where pushes are applied at once (at_once.h), each is a round of
 // its own (aggregator_at_once.cpp).
@@ -31,6 +32,7 @@
 #include "kvstore/last_pushes.h"
 #include "kvstore/protocol.h"
 #include "kvstore/updater.h"
+#include "kvstore/weight_replies.h"
 #include "transport/frame.h"
 
 namespace gradwire::kvstore {
@@ -108,13 +110,16 @@ class Aggregator {
     std::optional<IntegerContributions> integers;            ///< in place of payloads
     std::uint32_t arrived = 0;
     std::uint32_t flags = 0;
-    bool is_upstream = false;      ///< its sum; the payloads are given back
-    bool takes_shortened = false;  ///< a worker sent a shortened payload, and reads shortened replies
+    bool is_upstream = false;         ///< its sum; the payloads are given back
+    bool takes_shortened = false;     ///< a worker sent a shortened payload, and reads shortened replies
+    std::set<std::uint32_t> holders;  ///< workers that have the weight of the round before
   };
   struct Partition {
     std::uint64_t count = 0;
     std::vector<float> value;     ///< first value or weight; empty: only sums are held
     std::vector<float> residual;  ///< what replies of a lossy codec have not told yet
+    std::vector<float> told;      ///< the weight as workers have it where they get deltas; empty: none has
+    std::map<std::uint32_t, std::vector<float>> told_each;  ///< likewise, by worker, at once
     OptimizerState optimizer_state;
     std::uint64_t optimizer_load = 0;        ///< number of the last one that was written, from 1
     std::map<std::uint64_t, Round> rounds;   ///< by step
@@ -153,19 +158,31 @@ class Aggregator {
   void complete_next(Partition& partition, std::vector<Answer>& answers);
   void complete(Partition& partition, Round round, std::vector<Answer>& answers);
   void pass_on(Partition& partition, Round& round);
-  void publish(Partition& partition, transport::Frame answer, std::vector<Answer>& answers);
+  void publish(Partition& partition, transport::Frame answer, const std::set<std::uint32_t>& holders,
+               std::vector<Answer>& answers);
   void answer_again(const Partition& partition, std::uint32_t worker, const transport::FrameHeader& header,
-                    std::vector<Answer>& answers) const;
+                    std::vector<Answer>& answers);
   transport::Frame sum_or_error(Partition& partition, const Round& round);
   transport::Frame reply(Partition& partition, const Round& round);
   transport::Frame reply(Partition& partition, const Round& round, const compress::Codec& codec,
                          const Contributions& contributions);
   void update(Partition& partition, const Round& round, const compress::Codec& codec,
               const Contributions& contributions);
-  transport::Frame weight(const Partition& partition, const transport::FrameHeader& request);
   void seal(transport::Frame& answer, const transport::FrameHeader& push);
   Round open_whole(const transport::FrameHeader& header);
   void fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers);
+  // aggregator_weights.cpp
+  void set_weight_replies(std::string_view text);
+  transport::Frame whole_weight(std::span<const float> weight, const transport::FrameHeader& request);
+  transport::Frame encoded_weight(Content content, transport::Buffer payload,
+                                  const transport::FrameHeader& request) const;
+  transport::Frame weight(const Partition& partition, const transport::FrameHeader& request);
+  transport::Frame tell_weight(const Partition& partition, std::vector<float>& told, std::uint32_t worker,
+                               const transport::FrameHeader& request);
+  transport::Frame new_weight(Partition& partition, const transport::FrameHeader& request);
+  transport::Frame weight_at_once(std::uint32_t worker, Partition& partition,
+                                  const transport::FrameHeader& request);
+  transport::Frame last_answer(const Partition& partition, Content held);
   // aggregator_at_once.cpp. Require at_once_
   PushClocks& clocks_of(Partition& partition) const;
   std::vector<std::uint32_t> awaited_at_once(std::uint32_t worker, Partition& partition) const;
@@ -192,6 +209,7 @@ class Aggregator {
   CodecTable codecs_;
   std::unique_ptr<Updater> updater_;
   std::string optimizer_;  ///< its name
+  WeightReplies weight_replies_;
   transport::BufferPool pool_;
 };
 

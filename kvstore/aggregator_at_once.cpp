@@ -76,11 +76,12 @@ void Aggregator::answer_the_early(Partition& partition, std::vector<Answer>& ans
   });
 }
 
-/// Who repeats its request gets the weight as it is then: nobody keeps one for every worker.
+/// Who repeats its request gets the weight as it is then: nobody keeps one for every worker, unless they get
+/// deltas.
 Frame Aggregator::answer_at_once(std::uint32_t worker, Partition& partition, const FrameHeader& request) {
   PushClocks& clocks = clocks_of(partition);
-  const bool wants_weight = request.content == static_cast<std::uint8_t>(Content::kWeight);
-  Frame frame = wants_weight ? weight(partition, request) : answer_to(request, Kind::kAck);
+  const bool wants_weight = content_of(request) != Content::kSum;
+  Frame frame = wants_weight ? weight_at_once(worker, partition, request) : answer_to(request, Kind::kAck);
   if (wants_weight) {
     clocks.show(worker);
     seal(frame, request);

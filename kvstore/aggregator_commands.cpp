@@ -74,12 +74,15 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
   constexpr std::string_view kOptimizer = "optimizer ";
   constexpr std::string_view kContributors = "contributors ";
   constexpr std::string_view kRounds = "rounds ";
+  constexpr std::string_view kWeights = "weights ";
   if (text.starts_with(kOptimizer)) {
     set_optimizer(text.substr(kOptimizer.size()));
   } else if (text.starts_with(kContributors)) {
     set_contributors(parse_ranks(text.substr(kContributors.size())));
   } else if (text.starts_with(kRounds)) {
     set_at_once(parse_at_once(std::string_view(text).substr(kRounds.size())));
+  } else if (text.starts_with(kWeights)) {
+    set_weight_replies(std::string_view(text).substr(kWeights.size()));
   } else if (text == "join") {
     return on_join(worker, frame.header, answers);
   } else if (text == "meet") {
@@ -90,10 +93,11 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
     answers.push_back({worker, std::move(counts)});
     return;
   } else {
-    throw Refused{Refusal::kFinal,
-                  fmt::format("command '{}' is not known; expected 'optimizer NAME ...', 'contributors "
-                              "RANK,RANK,...', 'rounds at_once ...', 'join', 'meet' or 'waited for'",
-                              text.substr(0, 80))};
+    throw Refused{
+        Refusal::kFinal,
+        fmt::format("command '{}' is not known; expected 'optimizer NAME ...', 'contributors "
+                    "RANK,RANK,...', 'rounds at_once ...', 'weights ...', 'join', 'meet' or 'waited for'",
+                    text.substr(0, 80))};
   }
   answers.push_back({worker, answer_to(frame.header, Kind::kAck)});
 }

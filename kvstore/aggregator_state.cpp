@@ -42,7 +42,8 @@ void Aggregator::on_read_state(std::uint32_t worker, const FrameHeader& header,
       throw std::invalid_argument(fmt::format("{}: step {} is under way; end the rounds on all ranks before",
                                               name_of(header), partition.rounds.begin()->first));
     }
-    state = {partition.next_step, partition.value, partition.residual, partition.optimizer_state};
+    state = {partition.next_step, partition.value, partition.residual, partition.optimizer_state,
+             partition.told};
   }
   answers.push_back({worker, answer_to(header, Kind::kState, encode_state(state))});
 }
@@ -70,6 +71,7 @@ void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::v
   partition.count = header.count;
   partition.value = std::move(state.value);
   partition.residual = std::move(state.residual);
+  partition.told = std::move(state.told);
   partition.optimizer_state = std::move(state.optimizer);
   partition.next_step = state.next_step;
   partition.clocks.reset();  // all workers' go on from there

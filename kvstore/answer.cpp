@@ -24,6 +24,8 @@ Frame answer_to(const FrameHeader& request, Kind kind, Buffer payload) {
   return {header, std::move(payload)};
 }
 
+Frame share(const Frame& frame) { return {frame.header, frame.payload.share()}; }
+
 Frame refusal_of(const FrameHeader& request, const Refused& refused) {
   Frame error = answer_to(request, Kind::kError, text_payload(refused.text));
   error.header.content = static_cast<std::uint8_t>(refused.how);

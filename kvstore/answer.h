@@ -27,6 +27,9 @@ transport::Frame answer_to(const transport::FrameHeader& request, transport::Kin
 
 transport::Frame refusal_of(const transport::FrameHeader& request, const Refused& refused);
 
+/// Another handle on an answer, for another worker.
+transport::Frame share(const transport::Frame& frame);
+
 /// The push is here, and its answer waits for these workers; none: for somebody upstream.
 transport::Frame held(const transport::FrameHeader& request, std::span<const std::uint32_t> awaited,
                       transport::Kind kind = transport::Kind::kHeld);

@@ -103,6 +103,8 @@ void CheckpointSource::put(std::vector<float>& into, std::size_t elements, const
 
 /// What is of a tensor alone: its value, its optimizer's state, its rounds.
 void CheckpointSource::add_own(PartitionState& state, const Range& range, std::uint64_t saved) {
+  const bool is_told = std::ranges::any_of(partitions_[saved],
+                                           [&](const Held& held) { return !partition(held).told.empty(); });
   for (const Held& held : partitions_[saved]) {
     const auto common = overlap(held.record->name, range.offset, range.count);
     if (!common) continue;
@@ -110,6 +112,10 @@ void CheckpointSource::add_own(PartitionState& state, const Range& range, std::u
     state.next_step = std::max(state.next_step, from.next_step);
     take_over(state.optimizer, range.count, *common, from.optimizer, held.record->name.count);
     if (!from.value.empty()) put(state.value, range.count, *common, from.value, false);
+    if (is_told) {
+      const auto& told = from.told.empty() ? from.value : from.told;
+      if (!told.empty()) put(state.told, range.count, *common, told, false);
+    }
   }
 }
 

@@ -97,6 +97,7 @@ enum class Dump : std::uint8_t;
 class Collectives;
 class EngineThread;
 class SparseRows;
+class WeightReplies;
 struct DeviceOperation;
 class Hierarchy;
 struct Compression;
@@ -145,9 +146,11 @@ class Engine {
   /// Tables of rows. Lives until close(); throws std::logic_error after it, and std::invalid_argument where a
   /// library sums.
   SparseRows& sparse();
-  /// Sets the codec and reply for all keys from the next round on. Throws std::invalid_argument (bad spec, or
-  /// ranks that differ).
-  void set_compression(const compress::CodecSpec& spec, const std::string& reply);
+  /// Sets the codec and reply for all keys from the next round on, and how servers with an optimizer send
+  /// weights back (weight_replies.h; tables of rows send them as float32). Throws std::invalid_argument (bad
+  /// spec, ranks that differ, or weights that no server sends since a library sums).
+  void set_compression(const compress::CodecSpec& spec, const std::string& reply,
+                       const std::string& weights = "fp32");
   /// Sets the codec and reply of some keys apart from what holds for all. Before they are bound to slots:
   /// slots of other codecs do not share a bucket. Throws as set_compression() does.
   void set_key_compression(std::span<const KeyId> keys, const compress::CodecSpec& spec,
@@ -209,6 +212,10 @@ class Engine {
   /// The Euclidean norm of all of them together, in one pass over their memory; nothing while a round is in
   /// progress, and after close().
   std::optional<double> residual_norm();
+  /// How much of what codecs were given they have sent (share_sent.h), over all keys that have a residual on
+  /// the host, each in the last of its rounds that was measured. Nothing where there is none, while a round
+  /// is in progress, and after close().
+  std::optional<double> share_sent();
   /// Replaces it. Throws std::invalid_argument naming the first value that is not finite, unless the key's
   /// codec keeps such values (nonfinite=mxnet); nothing has changed then.
   void set_residual(KeyId key, std::span<const float> values);
@@ -330,6 +337,7 @@ class Engine {
   Together& together(const std::vector<KeyId>& members);
   std::vector<std::uint32_t> compression_groups(std::span<const KeyId> keys) const;
   void inherit_compression(KeyId bucket, KeyId member);
+  void tell_weight_replies(const std::shared_ptr<const WeightReplies>& replies);
   void tell_compression(KeyId key, const std::shared_ptr<const Compression>& compression);
   bool keeps_nonfinite(KeyId key) const;
   void write_residual(KeyId key, std::span<const float> values);
@@ -382,6 +390,7 @@ class Engine {
   std::atomic<bool> has_optimizer_{false};  ///< pushes may come from other threads than set_optimizer()
   std::string optimizer_;                   ///< the servers', as in set_optimizer(); empty: none
   std::uint64_t optimizer_loads_ = 0;       ///< how often states were loaded
+  std::string weight_replies_ = "fp32";     ///< likewise, how they send weights (weight_replies.h)
   std::unique_ptr<Hierarchy> hierarchy_;    ///< where a host's workers sum first
   std::unique_ptr<EngineThread> thread_;
   std::unique_ptr<Collectives> collectives_;

@@ -14,6 +14,7 @@
 #include "kvstore/engine_thread.h"
 #include "kvstore/hierarchy.h"
 #include "kvstore/sparse_rows.h"
+#include "kvstore/weight_replies.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -46,17 +47,41 @@ std::string describe(const Compression& compression) {
                      static_cast<int>(compression.reply));
 }
 
+/// Nothing where weights come back as they are.
+std::string describe(const WeightReplies& replies) {
+  return replies.form() == WeightReplies::Form::kFloats ? "" : fmt::format("weights={}\n", replies.text());
+}
+
 }  // namespace
 
-void Engine::set_compression(const compress::CodecSpec& spec, const std::string& reply) {
+void Engine::set_compression(const compress::CodecSpec& spec, const std::string& reply,
+                             const std::string& weights) {
   auto compression = make_compression(spec, reply);
   require_own_scales(*compression, options_);
+  const auto replies = std::make_shared<const WeightReplies>(weights);
+  if (in_order_ && replies->form() != WeightReplies::Form::kFloats) {
+    throw std::invalid_argument(fmt::format(
+        "set_compression: weights={} was given, and where a library sums no server sends weights; leave it "
+        "out, or use a store such as 'dist_sync'",
+        replies->text()));
+  }
   settle("set_compression");
-  require_same_settings("set_gradient_compression", all_gather("compression", describe(*compression)));
+  const bool changes_weights = replies->text() != weight_replies_;
+  if (changes_weights) await_rounds("set_compression");  // they are answered as they were asked
+  require_same_settings("set_gradient_compression",
+                        all_gather("compression", describe(*compression) + describe(*replies)));
+  if (changes_weights) tell_weight_replies(replies);
   if (sparse_) sparse_->set_compression(compression);
   cut_.shortest_elements =
       fusion::shortest_piece(compress::kUnitElements, unit_payload_bytes(*compression->codec));
   thread_->set_compression(std::move(compression));
+}
+
+void Engine::tell_weight_replies(const std::shared_ptr<const WeightReplies>& replies) {
+  if (rank() == 0) thread_->command("weights " + replies->text()).wait();
+  thread_->set_weight_replies(replies);
+  weight_replies_ = replies->text();
+  barrier();
 }
 
 void Engine::set_table_compression(std::span<const std::uint64_t> tables, const compress::CodecSpec& spec,
@@ -133,6 +158,13 @@ std::optional<double> Engine::residual_norm() {
   bool known = false;
   thread_->measure_residuals(squares, known).wait();
   return known ? std::optional(std::sqrt(squares)) : std::nullopt;
+}
+
+std::optional<double> Engine::share_sent() {
+  if (!thread_) return std::nullopt;
+  ShareSent share;
+  thread_->measure_share(share).wait();
+  return share.is_known ? std::optional(share.value()) : std::nullopt;
 }
 
 std::vector<float> Engine::residual(KeyId key) {

@@ -107,6 +107,10 @@ void EngineThread::set_compression_of(std::vector<KeyId> keys,
   });
 }
 
+void EngineThread::set_weight_replies(std::shared_ptr<const WeightReplies> replies) {
+  loop_->post([this, replies = std::move(replies)] { weight_replies_ = replies; });
+}
+
 void EngineThread::submit(KeyId key, Operation operation) {
   if (tracer_.is_on()) note_submitted(key, operation);
   loop_->post([this, key, operation = std::move(operation)]() mutable {
@@ -216,6 +220,8 @@ void EngineThread::start_next(Tensor& tensor) {
   tensor.started = Clock::now();
   tensor.warned = false;
   tensor.parts_left = tensor.parts.size();
+  if (tensor.weight_replies != weight_replies_) tensor.forget_weight();
+  tensor.weight_replies = weight_replies_;
   active_.insert(&tensor);
   if (tracer_.is_on()) note_start(tensor);
   start(tensor);
@@ -282,6 +288,7 @@ void EngineThread::start_push(Tensor& tensor) {
 void EngineThread::start_pull(Tensor& tensor) {
   if (!tensor.value_current) {
     if (tensor.current->works_on_device()) return land(tensor);
+    ++tensor.pulls;
     for (std::size_t p = 0; p < tensor.parts.size(); ++p) send(tensor, p, Kind::kPull, {}, 0);
     return;
   }
@@ -332,8 +339,14 @@ void EngineThread::encode(Tensor& tensor, std::size_t index) {
         std::ranges::copy(residual,
                           tensor.residual_before.begin() + static_cast<std::ptrdiff_t>(part.offset));
       payload = buffers_.take(codec.max_encoded_size(part.count));
-      const auto encoded_run = codec.encode(tensor.current->in.subspan(part.offset, part.count), residual,
-                                            scales, payload.bytes(), position);
+      const auto grad = tensor.current->in.subspan(part.offset, part.count);
+      const bool is_measured = !residual.empty() && measures_share(position.step);
+      ShareSent share{is_measured ? squares_of(grad, residual) : 0, 0, is_measured};
+      const auto encoded_run = codec.encode(grad, residual, scales, payload.bytes(), position);
+      if (is_measured) {
+        share.kept_squares = squares_of({}, residual);
+        tensor.parts[index].share = share;
+      }
       payload.truncate(encoded_run.bytes);
       if (encoded_run.nonfinite) flags |= transport::kFlagNonfinite;
       make_ready_to_go(tensor, index, payload, flags);
@@ -374,7 +387,8 @@ FrameHeader EngineThread::header_of(const Tensor& tensor, std::size_t index) con
   header.offset = state.part.offset;
   header.count = state.part.count;
   header.priority = tensor.current->priority;
-  header.step = kNoStep;
+  header.step = kNoStep - tensor.pulls;
+  header.content = static_cast<std::uint8_t>(content_of_request(tensor, state));
   if (state.request == Kind::kReadState || state.request == Kind::kWriteState) {
     header.content = static_cast<std::uint8_t>(tensor.current->kept);
     header.step = tensor.current->number;
@@ -384,8 +398,6 @@ FrameHeader EngineThread::header_of(const Tensor& tensor, std::size_t index) con
     header.codec_parameters = tensor.compression->codec->wire_parameters();
     header.reply = static_cast<std::uint8_t>(tensor.compression->reply);
     header.step = tensor.step - 1;
-    if (options_.at_once && tensor.current->verb == Verb::kPushPull)
-      header.content = static_cast<std::uint8_t>(Content::kWeight);
   }
   return header;
 }
@@ -403,7 +415,9 @@ void EngineThread::send(Tensor& tensor, std::size_t index, Kind kind, Buffer pay
   if (servers_gone_.contains(state.part.server)) {  // posted: our caller is not done with this tensor
     return fail(std::make_exception_ptr(transport::TransportError(lost_server_text(state.part.server))));
   }
+  state.asked_times = 0;
   Frame frame{header_of(tensor, index), state.payload.share()};
+  state.asked_times = 1;
   if (!in_order_ || kind != Kind::kPush) return outbox_.add(state.part.server, std::move(frame));
   for (Frame& next : in_order_->add(tensor.current->number, index, std::move(frame)))
     outbox_.add(state.part.server, std::move(next));

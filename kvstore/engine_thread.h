@@ -29,7 +29,9 @@
 #include "kvstore/outbox.h"
 #include "kvstore/protocol.h"
 #include "kvstore/row_client.h"
+#include "kvstore/share_sent.h"
 #include "kvstore/tensor_state.h"
+#include "kvstore/weight_replies.h"
 
 namespace gradwire::kvstore {
 
@@ -107,6 +109,8 @@ class EngineThread final : private transport::Sink {
   void set_compression(std::shared_ptr<const Compression> compression);
   /// Sets what some keys have apart from that.
   void set_compression_of(std::vector<KeyId> keys, std::shared_ptr<const Compression> compression);
+  /// Sets how servers send weights from the next operation on; they are told by a command of its own.
+  void set_weight_replies(std::shared_ptr<const WeightReplies> replies);
   void submit(KeyId key, Operation operation);
   /// Sends text to every server; done when all have acknowledged. said: set, before done, to what they said,
   /// by rank; lives until done.
@@ -119,6 +123,8 @@ class EngineThread final : private transport::Sink {
   /// Sets squares to the sum of the squares of all residuals; known to whether no round is in progress, in
   /// which they change.
   Ticket measure_residuals(double& squares, bool& known);
+  /// Sets share to what was measured last of all tensors; to nothing while a round is in progress.
+  Ticket measure_share(ShareSent& share);
   /// Sets keeps to whether the key's codec lets NaN stay in a residual.
   Ticket keeps_nonfinite(KeyId key, bool& keeps);
   Ticket write_residual(KeyId key, std::uint64_t offset, std::span<const float> values);
@@ -221,6 +227,11 @@ class EngineThread final : private transport::Sink {
   std::uint32_t ways_of(const transport::FrameHeader& reply) const;
   void decode_answer(Tensor& tensor, std::size_t index, const transport::Frame& frame) const;
   void decode(Tensor& tensor, std::size_t part, transport::Frame frame);
+  // engine_thread_weights.cpp
+  Content content_of_request(const Tensor& tensor, const PartState& state) const;
+  bool asks_for_weight(const Operation& operation, const PartState& state) const;
+  void expect_weight(Tensor& tensor, PartState& state, const transport::FrameHeader& answer) const;
+  void take_weight(Tensor& tensor, std::size_t part, transport::Frame& answer);
   void note_staleness(const PartState& part, const transport::FrameHeader& answer);
   void ask_again(Tensor& tensor, std::size_t part);
   void job_done(Tensor& tensor, std::exception_ptr error);
@@ -254,6 +265,8 @@ class EngineThread final : private transport::Sink {
   std::set<Tensor*> active_;
   std::vector<Ticket> waiting_idle_;
   std::shared_ptr<const Compression> compression_;  // owners: this and jobs in the pool
+  std::shared_ptr<const WeightReplies> weight_replies_ =
+      std::make_shared<const WeightReplies>();  // owners: this and tensors
   bool keeps_rollback_ = false;
   Outbox outbox_;
   MailboxClient mail_;

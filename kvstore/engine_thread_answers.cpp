@@ -47,6 +47,7 @@ void EngineThread::handle(Node from, Frame frame) {
   if (found == tensor.parts.end() || found->answered || !tensor.current || header.count != found->part.count)
     return;
   if (found->request == Kind::kPush && header.step + 1 != tensor.step) return;
+  if (found->request == Kind::kPull && header.step != kNoStep - tensor.pulls) return;
   const auto index = static_cast<std::size_t>(found - tensor.parts.begin());
   const bool is_answer = header.kind == Kind::kReply || header.kind == Kind::kValue;
   if (!is_answer && !frame.payload.is_intact())
@@ -56,6 +57,7 @@ void EngineThread::handle(Node from, Frame frame) {
     case Kind::kValue:
       found->answered = true;
       found->payload = {};
+      expect_weight(tensor, *found, header);
       return decode(tensor, index, std::move(frame));
     case Kind::kState:
       if (found->request != Kind::kReadState) return;
@@ -68,6 +70,7 @@ void EngineThread::handle(Node from, Frame frame) {
       note_staleness(*found, header);
       return part_done(tensor, nullptr);
     case Kind::kHeld:
+      --found->asked_times;
       found->awaited.resize(frame.payload.size_bytes() / sizeof(std::uint32_t));
       std::ranges::copy(
           std::as_const(frame.payload).bytes().first(found->awaited.size() * sizeof(std::uint32_t)),
@@ -75,6 +78,7 @@ void EngineThread::handle(Node from, Frame frame) {
       if (found->awaited.empty()) tensor.started = Clock::now();  // upstream of it, who waits knows for whom
       return;
     case Kind::kMissing:
+      --found->asked_times;
       return send_again(tensor, index);
     case Kind::kError:
       return handle_refusal(tensor, index, frame);
@@ -86,8 +90,9 @@ void EngineThread::handle(Node from, Frame frame) {
 /// A copy: what the first one is answered with may come while this one is still here, and then the caller has
 /// its memory back.
 void EngineThread::send_again(Tensor& tensor, std::size_t index) {
-  const PartState& state = tensor.parts[index];
+  PartState& state = tensor.parts[index];
   Frame frame{header_of(tensor, index), state.payload.copy()};
+  ++state.asked_times;
   frame.payload.seal();
   outbox_.add(state.part.server, std::move(frame));
 }
@@ -96,6 +101,7 @@ void EngineThread::handle_refusal(Tensor& tensor, std::size_t index, const Frame
   PartState& state = tensor.parts[index];
   const bool damaged = frame.header.content == static_cast<std::uint8_t>(Refusal::kSendAgain);
   if (damaged && state.resends++ < kMaxResends) {
+    --state.asked_times;
     return send_again(tensor, index);
   }
   const auto text = fmt::format("{} refused key '{}': {}", server_name(state.part.server), tensor.spec.name,
@@ -162,6 +168,7 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
     std::exception_ptr error;
     try {
       restore(frame, buffers_);
+      take_weight(tensor, index, frame);
       if (tensor.current->works_on_device()) return decode_on_device(tensor, index, frame);
       decode_answer(tensor, index, frame);
       if (!tensor.current->device) scatter(*tensor.current);

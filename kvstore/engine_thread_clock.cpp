@@ -69,6 +69,7 @@ void EngineThread::ask(Tensor& tensor, std::size_t index) {
   if (state.request != Kind::kPush) return send_again(tensor, index);  // harmless when repeated
   FrameHeader header = header_of(tensor, index);
   header.kind = Kind::kProbe;
+  ++state.asked_times;
   outbox_.add(state.part.server, {header, Buffer()});
 }
 

@@ -17,7 +17,10 @@ Ticket EngineThread::catch_up(std::vector<StepSpread> spreads) {
       if (least == most) continue;
       tensor.scales_known = tensor.scales_known_before = false;
       tensor.has_before = false;
-      if (tensor.step < most) tensor.value_current = false;
+      if (tensor.step < most) {
+        tensor.value_current = false;
+        tensor.forget_weight();
+      }
       tensor.step = most;
     }
   });

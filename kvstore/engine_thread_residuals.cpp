@@ -54,6 +54,16 @@ Ticket EngineThread::measure_residuals(double& squares, bool& known) {
   });
 }
 
+Ticket EngineThread::measure_share(ShareSent& share) {
+  return between_rounds({}, [this, &share] {
+    share = {};
+    if (!active_.empty()) return;
+    for (const auto& tensor : tensors_) {
+      for (const PartState& state : tensor->parts) share += state.share;
+    }
+  });
+}
+
 Ticket EngineThread::keeps_nonfinite(KeyId key, bool& keeps) {
   return between_rounds({key}, [this, key, &keeps] {
     const auto& own = tensors_[key]->own_compression;

@@ -48,6 +48,7 @@ Ticket EngineThread::write_tensor(KeyId key, const TensorState& state) {
     settle_on_host(tensor);
     tensor.step = state.step;
     tensor.value_current = false;
+    tensor.forget_weight();
     tensor.residual = state.residual;
     const auto& in_force = tensor.own_compression ? tensor.own_compression : compression_;
     tensor.use(in_force);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "compress/codec.h"
 #include "compress/little_endian.h"
@@ -18,7 +19,7 @@ using compress::store;
 constexpr std::size_t kHeadBytes = 24;
 /// Likewise of an optimizer's state alone: its steps u64.
 constexpr std::size_t kOptimizerHeadBytes = 8;
-constexpr std::uint32_t kHasValue = 1, kHasResidual = 2;
+constexpr std::uint32_t kHasValue = 1, kHasResidual = 2, kHasTold = 4;
 /// Kinds of moments; above any optimizer's.
 constexpr std::uint32_t kMaxMoments = 8;
 
@@ -40,16 +41,19 @@ std::vector<float> take(const std::byte*& from, std::uint64_t elements) {
 transport::Buffer encode_state(const PartitionState& state) {
   const std::size_t count = std::max(state.value.size(), state.residual.size());
   const std::size_t moments = state.optimizer.moments.size();
-  const std::size_t floats = state.value.size() + state.residual.size() + moments;
+  const std::size_t floats = state.value.size() + state.residual.size() + state.told.size() + moments;
   transport::Buffer buffer = transport::Buffer::allocate(kHeadBytes + floats * sizeof(float));
   std::byte* to = buffer.bytes().data();
   store(state.next_step, to);
   store(state.optimizer.steps, to + 8);
-  store((state.value.empty() ? 0U : kHasValue) | (state.residual.empty() ? 0U : kHasResidual), to + 16);
+  store((state.value.empty() ? 0U : kHasValue) | (state.residual.empty() ? 0U : kHasResidual) |
+            (state.told.empty() ? 0U : kHasTold),
+        to + 16);
   store(count == 0 ? 0U : static_cast<std::uint32_t>(moments / count), to + 20);
   to = put(state.value, to + kHeadBytes);
   to = put(state.residual, to);
-  put(state.optimizer.moments, to);
+  to = put(state.optimizer.moments, to);
+  put(state.told, to);
   return buffer;
 }
 
@@ -65,15 +69,14 @@ PartitionState decode_partition_state(std::span<const std::byte> bytes, std::uin
   const auto arrays = load<std::uint32_t>(at + 16);
   const auto moments = load<std::uint32_t>(at + 20);
   if (state.next_step > kMaxSteps || state.optimizer.steps > kMaxSteps ||
-      arrays > (kHasValue | kHasResidual) || moments > kMaxMoments ||
-      (moments > 0 && (arrays & kHasValue) == 0)) {
+      arrays > (kHasValue | kHasResidual | kHasTold) || moments > kMaxMoments ||
+      ((moments > 0 || (arrays & kHasTold) != 0) && (arrays & kHasValue) == 0)) {
     throw compress::DecodeError(fmt::format(
         "state: step {}, optimizer's step {}, arrays {:#x} and {} kinds of moments are none that a "
         "server has",
         state.next_step, state.optimizer.steps, arrays, moments));
   }
-  const std::uint64_t kinds =
-      ((arrays & kHasValue) != 0 ? 1 : 0) + ((arrays & kHasResidual) != 0 ? 1 : 0) + moments;
+  const std::uint64_t kinds = static_cast<std::uint64_t>(std::popcount(arrays)) + moments;
   const std::uint64_t floats = (bytes.size() - kHeadBytes) / sizeof(float);
   const bool is_whole = (bytes.size() - kHeadBytes) % sizeof(float) == 0;
   if (!is_whole || (kinds == 0 ? floats != 0 : floats % kinds != 0 || floats / kinds != count)) {
@@ -84,6 +87,7 @@ PartitionState decode_partition_state(std::span<const std::byte> bytes, std::uin
   if ((arrays & kHasValue) != 0) state.value = take(at, count);
   if ((arrays & kHasResidual) != 0) state.residual = take(at, count);
   state.optimizer.moments = take(at, moments * count);
+  if ((arrays & kHasTold) != 0) state.told = take(at, count);
   return state;
 }
 

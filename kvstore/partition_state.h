@@ -19,6 +19,7 @@ struct PartitionState {
   std::vector<float> value;     ///< first value or weight; empty: a round's sum has taken its place
   std::vector<float> residual;  ///< what replies of a lossy codec have not told yet; empty: none
   OptimizerState optimizer;
+  std::vector<float> told{};  ///< the weight as workers have it where they get deltas; empty: they get none
   bool operator==(const PartitionState&) const = default;
 };
 

@@ -8,9 +8,15 @@
 
 namespace gradwire::kvstore {
 
-/// What a value in a reply is; in a push that is applied at once: kWeight where the weight is wanted back.
+/// What a value in a reply is; in a push that is applied at once: kWeight where the weight is wanted back. Of
+/// kWeightDelta and kWeightRounded the frame names the codec (weight_replies.h).
 /// Part of the wire format, never renumber.
-enum class Content : std::uint8_t { kSum = 0, kWeight = 1, kWeightDelta = 2 };
+enum class Content : std::uint8_t {
+  kSum = 0,
+  kWeight = 1,         ///< float32
+  kWeightDelta = 2,    ///< what is to be added; in a request: the worker has the weight last given to it
+  kWeightRounded = 3,  ///< in 16 bits
+};
 
 /// How final a kError is (in header.content). Part of the wire format, never renumber.
 enum class Refusal : std::uint8_t {
@@ -27,8 +33,13 @@ enum class Kept : std::uint8_t {
   kOptimizer = 1,  ///< an OptimizerState: what the optimizer remembers beside the weight
 };
 
-/// Step of requests that are of no round, and so of their answers: a late one is no answer to a push.
+/// Step of requests that are of no round, and so of their answers: a late one is no answer to a push. Pulls
+/// count down from it, so that it is none to another pull.
 inline constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
+
+inline Content content_of(const transport::FrameHeader& header) {
+  return static_cast<Content>(header.content);
+}
 
 /// How stale a push was that was applied at once (at_once.h), in its answer.
 inline void set_staleness(transport::FrameHeader& answer, std::uint64_t staleness) {

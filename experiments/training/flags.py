@@ -60,6 +60,12 @@ def parse_arguments(
         help="how servers answer: exact, fp32 or 2bit (default: exact where it exists)",
     )
     add(
+        "--gc-weights",
+        metavar="FORM",
+        help="where servers apply the optimizer (--update-on-kvstore), how they send weights: fp32, fp16, bf16 or "
+        "delta:CODEC, such as delta:int8 (default: fp32)",
+    )
+    add(
         "--gc-budget",
         metavar="BUDGET",
         help="with --gc-type auto: what compression may cost, '0.3 points' of accuracy or '5%% error' of a step's mean "
@@ -240,6 +246,8 @@ def compression(args: argparse.Namespace) -> str:
         parameters.append(f"budget={args.gc_budget}")
     if args.gc_reply is not None:
         parameters.append(f"reply={args.gc_reply}")
+    if args.gc_weights is not None:
+        parameters.append(f"weights={args.gc_weights}")
     return f"{name}:{','.join(parameters)}" if parameters else name
 
 

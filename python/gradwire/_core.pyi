@@ -339,7 +339,7 @@ class Engine:
     def all_gather(self, name: str, blob: bytes) -> list:
         """Every worker's blob in rank order. Collective."""
 
-    def set_compression(self, spec: str, reply: str) -> None:
+    def set_compression(self, spec: str, reply: str, weights: str = 'fp32') -> None:
         """Collective. Raises ValueError when ranks differ."""
 
     def set_key_compression(self, keys: Sequence[int], spec: str, reply: str) -> None:
@@ -355,6 +355,11 @@ class Engine:
     def residual_norm(self) -> float | None:
         """
         The Euclidean norm of all residuals together; None while a round is in progress.
+        """
+
+    def share_sent(self) -> float | None:
+        """
+        Of |gradient + residual|^2, in the keys' last measured rounds; None without, or while a round is in progress.
         """
 
     def set_residual(self, key: int, values: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None:
@@ -565,6 +570,11 @@ class InprocNetwork:
 
 def local_engine(**settings: Any) -> Engine:
     """A store inside this process, of one worker."""
+
+def canonical_weights(text: str) -> str:
+    """
+    How servers send weights, 'fp16' or 'delta:int8', with every parameter written out. Raises ValueError.
+    """
 
 def run_server(**settings: Any) -> None:
     """Serves one job to its end in this process."""

@@ -110,10 +110,12 @@ class Compression:
     Attributes:
         spec: the codec with its parameters, "2bit:threshold=0.5".
         reply: "exact", "fp32" or the codec's own name.
+        weights: how servers with an optimizer send weights: "fp32", "fp16", "bf16" or "delta:CODEC".
     """
 
     spec: str = "none"
     reply: str = "none"
+    weights: str = "fp32"
 
     @classmethod
     def parse(
@@ -131,7 +133,8 @@ class Compression:
             reply: holds where the user gave none and the codec has it; else the codec replies in itself.
 
         Raises:
-            ValueError: no or unknown type, an unknown parameter, a reply that the codec does not have.
+            ValueError: no or unknown type, an unknown parameter, a reply that the codec does not have, weights that
+                servers cannot send.
         """
         parameters = cls._parameters(given)
         name = str(parameters.pop("type"))
@@ -141,11 +144,24 @@ class Compression:
                 "DistributedOptimizer or HookState, and a codec's name here"
             )
         wanted = parameters.pop("reply", None)
+        weights = _core.canonical_weights(str(parameters.pop("weights", "fp32")))
         parameters = {**(defaults or {}).get(name, {}), **parameters}
         codec = make(name, **parameters)
         if wanted is None:
             wanted = name if reply == "exact" and not codec.has_exact_reply else reply
-        return cls(_core.canonical_spec(spec_text(name, parameters)), str(wanted))
+        return cls(_core.canonical_spec(spec_text(name, parameters)), str(wanted), weights)
+
+    def require_whole_weights(self, why: str) -> None:
+        """Refuses weights other than float32, where `why` says that nobody sends them.
+
+        Raises:
+            ValueError: as it says.
+        """
+        if self.weights != "fp32":
+            raise ValueError(
+                f"{why}, and weights={self.weights} was given, which says how servers with an optimizer send weights; "
+                "leave it out, or use set_optimizer() of a store such as 'dist_sync'"
+            )
 
     @staticmethod
     def _parameters(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -160,6 +176,9 @@ class Compression:
             return dict(given)
         name, _, rest = given.partition(":")
         parameters: dict[str, Any] = {"type": name}
+        before, says, after = f",{rest}".partition(",weights=")  # a spec of its own, and so the last one
+        if says:
+            rest, parameters["weights"] = before.removeprefix(","), after
         for word in filter(None, rest.split(",")):
             key, equals, value = word.partition("=")
             if not equals:
@@ -172,4 +191,5 @@ class Compression:
 
     def __str__(self) -> str:
         separator = "," if ":" in self.spec else ":"
-        return f"{self.spec}{separator}reply={self.reply}"
+        weights = "" if self.weights == "fp32" else f",weights={self.weights}"
+        return f"{self.spec}{separator}reply={self.reply}{weights}"

@@ -71,16 +71,23 @@ class KVStore(Worker):
         Args:
             compression_params: {"type": "2bit", "threshold": 0.5}, plus "reply": "exact" (default where the codec
                 has it), "fp32" or the codec's name; or the same as text, "2bit:threshold=0.5,reply=2bit".
-                The setting GRADWIRE_COMPRESSION overrides it.
+                The setting GRADWIRE_COMPRESSION overrides it. And "weights", how servers with an optimizer send
+                weights back: "fp32" (default), "fp16" or "bf16", rounded (the server keeps float32), or "delta:CODEC",
+                as "delta:int8" or "delta:topk:ratio=0.05": the weight first, then what changes it, encoded. What the
+                codec leaves out comes later; all workers that have been answered by the same round have the same
+                bits. In text it comes last: "2bit:threshold=0.5,weights=delta:int8:block=64". Tables of rows are
+                sent as float32. With deltas each worker keeps another copy of the weights, and each server one, in
+                `dist_async*` one for every worker.
 
         Raises:
-            ValueError: a bad type, parameter or reply; threshold=auto where servers have an optimizer; or ranks that
-                differ (all ranks get the same error).
+            ValueError: a bad type, parameter, reply or weights; threshold=auto where servers have an optimizer; weights
+                of a store that has no servers; or ranks that differ (all ranks get the same error).
         """
         given = self._settings.compression or compression_params
         parsed = Compression.parse(given, reply=self._settings.reply)
         if not self._is_local:
             return self.use_compression(parsed)
+        parsed.require_whole_weights(f"set_gradient_compression: the store {self.type!r} has no servers")
         self._devices = DeviceSum(parsed.spec)
         self._compression = parsed
         return None
@@ -89,7 +96,7 @@ class KVStore(Worker):
         """Compresses what the engine sends, as given: for front ends that read settings themselves. Collective."""
         if self._optimizer is not None:
             self._require_own_scale("set_gradient_compression", compression)
-        self.engine.set_compression(compression.spec, compression.reply)
+        self.engine.set_compression(compression.spec, compression.reply, compression.weights)
         self._compression = compression
 
     def set_optimizer(self, name: str, /, **parameters: float) -> None:

@@ -82,8 +82,10 @@ class Worker(AbstractKVStore):
 
         Returns: bytes_raw: pushed, as float32; bytes_encoded: the payloads made of them; ratio: how many times smaller
             those are, None where there are none; residual_norm: Euclidean, of all that this worker's codecs have not
-            sent yet, in one pass over it, None while a round is in progress; bytes_sent, bytes_received: at the
-            sockets, headers and what is no gradient included; codec_seconds: of all threads that encode and decode;
+            sent yet, in one pass over it, None while a round is in progress; share_sent: of what they were given, x =
+            gradient + residual, how much they sent, 1 - |residual|^2 / |x|^2, over all keys whose residual is on the
+            host, measured in a key's first two rounds and in every 16th, None without; bytes_sent, bytes_received: at
+            the sockets, headers and what is no gradient included; codec_seconds: of all threads that encode and decode;
             stage_seconds: of all partitions in each stage (`gradwire timeline --help`), while they were traced
             (GRADWIRE_TIMELINE or timeline()), else 0. Of servers those that live in this process.
             decisions: what compression="auto" has chosen, step by step, and why. staleness, of
@@ -105,6 +107,7 @@ class Worker(AbstractKVStore):
             "bytes_encoded": encoded,
             "ratio": raw / encoded if encoded else None,
             "residual_norm": self.engine.residual_norm(),
+            "share_sent": self.engine.share_sent(),
             "bytes_sent": counters["bytes_sent"],
             "bytes_received": counters["bytes_received"],
             "codec_seconds": self.engine.codec_seconds(),

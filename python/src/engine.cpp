@@ -18,6 +18,7 @@
 #include "kvstore/checkpoint_source.h"
 #include "kvstore/optimizer_file.h"
 #include "kvstore/trace_file.h"
+#include "kvstore/weight_replies.h"
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
 #include "transport/inproc.h"
@@ -335,10 +336,11 @@ void bind_engine(nb::module_& module) {
           "name"_a, "blob"_a, "Every worker's blob in rank order. Collective.")
       .def(
           "set_compression",
-          [](PyEngine& s, const std::string& spec, const std::string& reply) {
-            s.engine().set_compression(compress::parse_spec(spec), reply);
+          [](PyEngine& s, const std::string& spec, const std::string& reply, const std::string& weights) {
+            s.engine().set_compression(compress::parse_spec(spec), reply, weights);
           },
-          "spec"_a, "reply"_a, Collective(), "Collective. Raises ValueError when ranks differ.")
+          "spec"_a, "reply"_a, "weights"_a = "fp32", Collective(),
+          "Collective. Raises ValueError when ranks differ.")
       .def(
           "set_key_compression",
           [](PyEngine& s, const std::vector<KeyId>& keys, const std::string& spec, const std::string& reply) {
@@ -361,6 +363,11 @@ void bind_engine(nb::module_& module) {
       .def(
           "residual_norm", [](PyEngine& s) { return s.engine().residual_norm(); }, Release(),
           "The Euclidean norm of all residuals together; None while a round is in progress.")
+      .def(
+          "share_sent", [](PyEngine& s) { return s.engine().share_sent(); }, Release(),
+          "Of |gradient + residual|^2, in the keys' last measured rounds; None without, or while a round is "
+          "in "
+          "progress.")
       .def(
           "set_residual",
           [](PyEngine& s, KeyId key, const ConstFloats& values) {
@@ -645,6 +652,11 @@ void bind_engine(nb::module_& module) {
            "Joins as rank, on a thread of its own: returns when all have joined.");
   module.def("local_engine", &local_engine, nb::sig("def local_engine(**settings: typing.Any) -> Engine"),
              "A store inside this process, of one worker.");
+  module.def(
+      "canonical_weights", [](const std::string& text) { return kvstore::WeightReplies(text).text(); },
+      "text"_a,
+      "How servers send weights, 'fp16' or 'delta:int8', with every parameter written out. Raises "
+      "ValueError.");
   module.def("run_server", &run_server, nb::sig("def run_server(**settings: typing.Any) -> None"),
              "Serves one job to its end in this process.");
   module.def("run_scheduler", &run_scheduler, nb::sig("def run_scheduler(**settings: typing.Any) -> None"),

@@ -17,26 +17,34 @@ std::vector<std::byte> bytes_of(const PartitionState& state) {
   return {buffer.bytes().begin(), buffer.bytes().end()};
 }
 
-PartitionState full() { return {7, {1, -0.0F, 3}, {0.5F, 0, -1}, {{1, 2, 3, 4, 5, 6}, 9}}; }
+PartitionState full() { return {7, {1, -0.0F, 3}, {0.5F, 0, -1}, {{1, 2, 3, 4, 5, 6}, 9}, {1, 0.5F, 2}}; }
 
 TEST(PartitionState, ComesBackAsItWas) {
-  for (const PartitionState& state : {full(), PartitionState{}, PartitionState{3, {}, {1, 2, 3}, {}},
-                                      PartitionState{1, {4, 5, 6}, {}, {{}, 2}}}) {
+  for (const PartitionState& state :
+       {full(), PartitionState{}, PartitionState{3, {}, {1, 2, 3}, {}},
+        PartitionState{1, {4, 5, 6}, {}, {{}, 2}}, PartitionState{1, {4, 5, 6}, {}, {}, {4, 5, 7}}}) {
     EXPECT_EQ(decode_partition_state(bytes_of(state), 3), state);
   }
 }
 
 // The bytes of README.md, "States".
 TEST(PartitionState, HasTheBytesThatAreWrittenDown) {
-  const auto bytes = bytes_of({2, {1}, {-2}, {{0.5F}, 3}});
-  ASSERT_EQ(bytes.size(), 24U + 12U);
+  const auto bytes = bytes_of({2, {1}, {-2}, {{0.5F}, 3}, {1.5F}});
+  ASSERT_EQ(bytes.size(), 24U + 16U);
   EXPECT_EQ(compress::load<std::uint64_t>(bytes.data()), 2U);
   EXPECT_EQ(compress::load<std::uint64_t>(bytes.data() + 8), 3U);
-  EXPECT_EQ(compress::load<std::uint32_t>(bytes.data() + 16), 3U);
+  EXPECT_EQ(compress::load<std::uint32_t>(bytes.data() + 16), 7U);
   EXPECT_EQ(compress::load<std::uint32_t>(bytes.data() + 20), 1U);
   EXPECT_EQ(compress::load<float>(bytes.data() + 24), 1.0F);
   EXPECT_EQ(compress::load<float>(bytes.data() + 28), -2.0F);
   EXPECT_EQ(compress::load<float>(bytes.data() + 32), 0.5F);
+  EXPECT_EQ(compress::load<float>(bytes.data() + 36), 1.5F);
+}
+
+TEST(PartitionState, NothingIsToldOfAWeightThatIsNotThere) {
+  auto bytes = bytes_of({1, {4, 5, 6}, {}, {}});
+  compress::store(std::uint32_t{4}, bytes.data() + 16);
+  EXPECT_THROW(decode_partition_state(bytes, 3), compress::DecodeError);
 }
 
 TEST(PartitionState, OtherLengthsAreRefused) {

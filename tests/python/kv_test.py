@@ -294,13 +294,17 @@ def test_a_closed_store_says_so(kv: KVStore) -> None:
 def test_stats_measure_what_has_not_been_sent() -> None:
     store = gradwire.kv.create("local")
     assert store.stats()["residual_norm"] == 0
+    assert store.stats()["share_sent"] is None
     store.use_compression(gradwire.compress.Compression.parse("2bit:threshold=0.5"))
     store.init("w", np.zeros(16, np.float32))
     store.push("w", np.full(16, 0.375, np.float32))
     store.pull("w", np.empty(16, np.float32))
     assert store.stats()["residual_norm"] == 1.5
+    assert store.stats()["share_sent"] == 0
     store.push("w", np.full(16, 0.375, np.float32))
     store.pull("w", np.empty(16, np.float32))
     assert store.stats()["residual_norm"] == 1.0
+    assert store.stats()["share_sent"] == 1 - 0.25**2 / 0.75**2
     store.close()
     assert store.stats()["residual_norm"] is None
+    assert store.stats()["share_sent"] is None

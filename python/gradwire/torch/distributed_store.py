@@ -59,6 +59,7 @@ class Torch(AbstractKVStore):
         """
         here = settings.read()
         parsed = Compression.parse(here.compression or compression_params, reply=here.reply)
+        parsed.require_whole_weights("the store 'torch' has no servers")
         dense = parsed.spec == "none"
         self._compressed = None if dense else GatheredSum(parsed, self.rank, _all_gather)
 

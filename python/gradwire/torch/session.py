@@ -82,7 +82,8 @@ def parse_compression(wanted: Wanted) -> Compression:
     """Reads what a user wrote, with this front end's defaults.
 
     Raises:
-        ValueError: an unknown codec, parameter or reply.
+        ValueError: an unknown codec, parameter or reply; or weights, which no server sends where optimizers step on
+            workers.
         TypeError: neither text nor a mapping.
     """
     if not isinstance(wanted, str | Mapping):
@@ -90,7 +91,9 @@ def parse_compression(wanted: Wanted) -> Compression:
             f"gradwire.torch: the codec is {wanted!r}, expected text such as '2bit:threshold=auto' or a mapping such "
             "as {'type': '2bit'}"
         )
-    return Compression.parse(wanted, defaults=_DEFAULTS, reply=settings.read().reply)
+    parsed = Compression.parse(wanted, defaults=_DEFAULTS, reply=settings.read().reply)
+    parsed.require_whole_weights("gradwire.torch: the optimizer steps on the workers")
+    return parsed
 
 
 def chosen(wanted: Wanted) -> Wanted:

@@ -1,0 +1,93 @@
+// Aggregator: weights as answers. Whole, rounded, or as what changes the weight that a worker has into the
+// new one.
+#include <cstring>
+#include <utility>
+
+#include "kvstore/aggregator.h"
+#include "kvstore/answer.h"
+
+namespace gradwire::kvstore {
+
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+
+/// The same replies again change nothing: workers keep what they have.
+void Aggregator::set_weight_replies(std::string_view text) {
+  WeightReplies replies(text);
+  if (replies.text() == weight_replies_.text()) return;
+  for (auto& [id, partition] : partitions_) {
+    if (weight_replies_.are_deltas()) partition.told = {};  // else they are a checkpoint's
+    partition.told_each.clear();
+  }
+  weight_replies_ = std::move(replies);
+}
+
+Frame Aggregator::whole_weight(std::span<const float> weight, const FrameHeader& request) {
+  Buffer out = pool_.take(weight.size_bytes());
+  out.truncate(weight.size_bytes());
+  std::memcpy(out.bytes().data(), weight.data(), out.size_bytes());
+  Frame frame = answer_to(request, Kind::kValue, std::move(out));
+  frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
+  return frame;
+}
+
+Frame Aggregator::encoded_weight(Content content, Buffer payload, const FrameHeader& request) const {
+  payload.seal();
+  Frame frame = answer_to(request, Kind::kValue, std::move(payload));
+  frame.header.content = static_cast<std::uint8_t>(content);
+  frame.header.codec = static_cast<std::uint8_t>(weight_replies_.codec().wire_id());
+  frame.header.codec_parameters = weight_replies_.codec().wire_parameters();
+  return frame;
+}
+
+/// The weight as workers have it after the last round, or would have it.
+Frame Aggregator::weight(const Partition& partition, const FrameHeader& request) {
+  if (weight_replies_.form() == WeightReplies::Form::kRounded) {
+    if (auto rounded = round_weight(weight_replies_.codec(), partition.value, pool_))
+      return encoded_weight(Content::kWeightRounded, std::move(*rounded), request);
+  }
+  const bool is_told = weight_replies_.are_deltas() && !partition.told.empty();
+  return whole_weight(is_told ? partition.told : partition.value, request);
+}
+
+/// What makes the weight of what was told, which it then is but for what the codec leaves out.
+Frame Aggregator::tell_weight(const Partition& partition, std::vector<float>& told, std::uint32_t worker,
+                              const FrameHeader& request) {
+  const compress::Position position{static_cast<std::uint32_t>(request.key), worker, partition.next_step,
+                                    request.offset};
+  if (!told.empty()) {
+    if (auto delta = encode_delta(weight_replies_.codec(), partition.value, position, told, pool_))
+      return encoded_weight(Content::kWeightDelta, std::move(*delta), request);
+  }
+  told = partition.value;
+  return whole_weight(told, request);
+}
+
+/// What all workers that have what was told make of it the weight of the round that has just been summed.
+Frame Aggregator::new_weight(Partition& partition, const FrameHeader& request) {
+  if (weight_replies_.are_deltas()) return tell_weight(partition, partition.told, workers_, request);
+  partition.told = {};  // a checkpoint's, of rounds before
+  return weight(partition, request);
+}
+
+Frame Aggregator::weight_at_once(std::uint32_t worker, Partition& partition, const FrameHeader& request) {
+  if (!weight_replies_.are_deltas()) return weight(partition, request);
+  std::vector<float>& told = partition.told_each[worker];
+  if (content_of(request) != Content::kWeightDelta) told.clear();
+  return tell_weight(partition, told, worker, request);
+}
+
+/// The last answer, for a worker that has, or has not, the weight that a delta changes.
+Frame Aggregator::last_answer(const Partition& partition, Content held) {
+  const Frame& answer = *partition.answer;
+  if (content_of(answer.header) != Content::kWeightDelta || held == Content::kWeightDelta)
+    return share(answer);
+  Frame whole = whole_weight(partition.told, answer.header);
+  whole.header.flags = answer.header.flags;
+  seal(whole, answer.header);
+  return whole;
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,60 @@
+// WeightReplies says how servers with an optimizer send weights back: as float32, rounded to 16 bits, or as
+// differences to the weight that a worker has, which a codec makes small.
+//
+// What a codec leaves out of a difference stays at the server: the next difference is that of the new weight
+// to what workers then have. So a worker's weight and what its server takes it for are the same floats, and
+// no residual is kept besides: compress/ef21.h, for weights, and beginning with a whole one.
+//
+// Threading: immutable; the functions are pure but for the spans they are given.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "compress/codec.h"
+#include "transport/buffer.h"
+
+namespace gradwire::kvstore {
+
+class WeightReplies {
+ public:
+  enum class Form : std::uint8_t { kFloats, kRounded, kDeltas };
+
+  /// Reads "fp32", "fp16", "bf16" or "delta:CODEC", as "delta:int8:block=64". Throws std::invalid_argument
+  /// for anything else, and for codecs whose differences would not add up to the weight: those that agree
+  /// scales over rounds, that leave nothing out, that send something where nothing is, and forms that are for
+  /// gradients only.
+  explicit WeightReplies(std::string_view text = "fp32");
+
+  Form form() const { return form_; }
+  bool are_deltas() const { return form_ == Form::kDeltas; }
+  /// Requires a form other than kFloats.
+  const compress::Codec& codec() const { return *codec_; }
+  /// As the constructor reads it, the codec's parameters written out: equal texts are equal replies.
+  const std::string& text() const { return text_; }
+
+ private:
+  Form form_ = Form::kFloats;
+  std::unique_ptr<compress::Codec> codec_;
+  std::string text_;
+};
+
+/// Rounds a weight to the codec's 16 bits, to nearest even. Nothing where an element is not finite, or larger
+/// than they can say.
+std::optional<transport::Buffer> round_weight(const compress::Codec& codec, std::span<const float> weight,
+                                              transport::BufferPool& pool);
+
+/// Encodes weight - told, and adds to told what that decodes to, as its receiver will. Nothing, and told as
+/// it was, where a difference is not finite. Requires equal sizes.
+std::optional<transport::Buffer> encode_delta(const compress::Codec& codec, std::span<const float> weight,
+                                              const compress::Position& position, std::span<float> told,
+                                              transport::BufferPool& pool);
+
+/// Adds what a difference decodes to. Throws compress::DecodeError, and has changed nothing then.
+void add_delta(const compress::Codec& codec, compress::Payload delta, std::span<float> weight);
+
+}  // namespace gradwire::kvstore
