@@ -1,0 +1,53 @@
+"""BytePS's PyTorch interface, on gradwire's store.
+
+    import gradwire.byteps.torch as bps
+
+    bps.init()
+    bps.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = bps.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression="2bit")
+
+Started by `gradwire run`, torchrun, mpirun, srun or a DMLC tracker. What differs from BytePS in meaning is in
+python/MIGRATING_FROM_BYTEPS.md.
+
+Source: byteps/torch of BytePS 0.2.5 for names, arguments and their defaults.
+"""
+
+from __future__ import annotations
+
+from gradwire.byteps.torch.lifecycle import init, local_rank, local_size, rank, shutdown, size
+from gradwire.byteps.torch.optimizer import DistributedOptimizer
+from gradwire.byteps.torch.states import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from gradwire.byteps.torch.sums import (
+    declare,
+    poll,
+    push_pull,
+    push_pull_async,
+    push_pull_async_inplace,
+    push_pull_inplace,
+    synchronize,
+)
+from gradwire.horovod.torch.compression import Compression
+
+byteps_push_pull = push_pull_async_inplace  # BytePS's other name of it
+
+__all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "byteps_push_pull",
+    "declare",
+    "init",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_inplace",
+    "rank",
+    "shutdown",
+    "size",
+    "synchronize",
+]

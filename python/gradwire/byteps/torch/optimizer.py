@@ -1,0 +1,49 @@
+"""DistributedOptimizer as BytePS has it: step() waits for the ranks' mean gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from gradwire.byteps.torch.lifecycle import require_init
+from gradwire.horovod.torch import optimizer as horovods
+from gradwire.horovod.torch.compression import Compression
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+) -> Any:
+    """Makes an optimizer whose step() is on the ranks' mean gradients, which are summed while backward() runs.
+
+    An instance of the given optimizer's class that shares its parameter groups and state; use it from here on.
+
+    Args:
+        optimizer: any torch.optim.Optimizer. One that is distributed already is taken over.
+        named_parameters: model.named_parameters(). Their sums are named "Gradient.NAME". Default: by number.
+        compression: bps.Compression.none or fp16, or a codec of gradwire's: "2bit", bps.Compression.codec("int8").
+            With a codec parameters of one dimension travel uncompressed, and the front layers' sums first.
+        backward_passes_per_step: calls of backward() whose gradients are added up before they are sent.
+
+    The result has, besides: synchronize(), which waits for the sums; skip_synchronize(), a context in which step() does
+    not wait, for gradients that were clipped after synchronize(); set_backward_passes_per_step().
+
+    Raises:
+        ValueError: names that are not unique or not complete, an argument that is not valid, or no init().
+    """
+    require_init("DistributedOptimizer")
+    named = None if named_parameters is None else [_gradient(pair) for pair in named_parameters]
+    return horovods.DistributedOptimizer(optimizer, named, compression, backward_passes_per_step)
+
+
+def _gradient(pair: Any) -> tuple[str, torch.Tensor]:
+    if not (isinstance(pair, tuple) and len(pair) == 2):
+        raise ValueError(
+            f"bps.DistributedOptimizer: named_parameters has a {type(pair).__name__}, expected (name, parameter) "
+            "pairs; pass model.named_parameters()"
+        )
+    return f"Gradient.{pair[0]}", pair[1]
