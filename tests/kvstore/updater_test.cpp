@@ -36,6 +36,15 @@ TEST(Updater, SgdClips) {
   EXPECT_EQ(weight, (std::vector<float>{-0.5F, 0.5F}));
 }
 
+// As MXNet 1.9.1's does: clip(2 - 1) leads down, where clip(2) - 1 would lead up.
+TEST(Updater, AdamClipsWhatDecayWasAddedTo) {
+  const auto updater = make_updater(parse_optimizer("adam learning_rate=1 wd=1 clip_gradient=0.5"));
+  std::vector<float> weight = {-1};
+  OptimizerState state;
+  updater->update(weight, std::vector<float>{2}, state);
+  EXPECT_NEAR(weight[0], -2, 1e-5);
+}
+
 TEST(Updater, ValuesOutOfRangeAreNamed) {
   EXPECT_THAT(
       [] { make_updater(parse_optimizer("adam beta1=1")); },
