@@ -9,6 +9,8 @@
 namespace gradwire::kvstore {
 namespace {
 
+const Asker kAsker{"load_checkpoint", "the checkpoint"};
+
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -139,25 +141,25 @@ TEST(SameTensor, GoesByNamesOfKeysAndMembers) {
 TEST(SameKeys, NamesTheFirstDifference) {
   Layout other = layout(false);
   other[1].spec.shape = {5};
-  EXPECT_THAT([&] { require_same_keys("load_checkpoint", "the checkpoint", layout(true), other); },
+  EXPECT_THAT([&] { require_same_keys(kAsker, layout(true), other); },
               ThrowsMessage<std::invalid_argument>(
                   HasSubstr("has key 'b' float32 (3), this job has 'b' float32 (5)")));
   other.erase(other.begin() + 1);
-  EXPECT_THAT([&] { require_same_keys("load_checkpoint", "the checkpoint", layout(true), other); },
+  EXPECT_THAT([&] { require_same_keys(kAsker, layout(true), other); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("has key 'b' float32 (3), this job does not")));
-  EXPECT_THAT([&] { require_same_keys("load_checkpoint", "the checkpoint", other, layout(false)); },
+  EXPECT_THAT([&] { require_same_keys(kAsker, other, layout(false)); },
               ThrowsMessage<std::invalid_argument>(
                   HasSubstr("this job has key 'b' float32 (3), the checkpoint does")));
-  EXPECT_NO_THROW(require_same_keys("load_checkpoint", "the checkpoint", layout(true), layout(false)));
+  EXPECT_NO_THROW(require_same_keys(kAsker, layout(true), layout(false)));
 }
 
 TEST(SameTables, NamesTheFirstDifference) {
   const std::vector<KeySpec> saved = {{"words", {101, 37}}};
-  EXPECT_THAT([&] { require_same_tables(saved, {}); },
+  EXPECT_THAT([&] { require_same_tables(kAsker, saved, {}); },
               ThrowsMessage<std::invalid_argument>(HasSubstr(
                   "the checkpoint has table 'words' float32 (101, 37), this job does not; declare the "
                   "same tables before you load")));
-  EXPECT_NO_THROW(require_same_tables(saved, saved));
+  EXPECT_NO_THROW(require_same_tables(kAsker, saved, saved));
 }
 
 TEST(Generations, GoOnFromTheNewestEvenIfItWasBrokenOff) {

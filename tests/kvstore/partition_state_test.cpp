@@ -29,7 +29,10 @@ TEST(PartitionState, ComesBackAsItWas) {
 
 // The bytes of README.md, "States".
 TEST(PartitionState, HasTheBytesThatAreWrittenDown) {
-  const auto bytes = bytes_of({2, {1}, {-2}, {{0.5F}, 3}, {1.5F}});
+  PartitionState state{2, {1}, {-2}, {}, {1.5F}};
+  state.optimizer.moments = {0.5F};
+  state.optimizer.steps = 3;
+  const auto bytes = bytes_of(state);
   ASSERT_EQ(bytes.size(), 24U + 16U);
   EXPECT_EQ(compress::load<std::uint64_t>(bytes.data()), 2U);
   EXPECT_EQ(compress::load<std::uint64_t>(bytes.data() + 8), 3U);

@@ -246,6 +246,7 @@ TEST_P(EveryRowPlacement, TablesArePlacedBesideKeysAndByTheSameRule) {
     const auto tables = engine.sparse().declare(specs);
     EXPECT_THAT(tables, ElementsAre(1, 0));  // in the order of names
     engine.sparse().init(tables[0], Ids{3}, Values{1, 2}, engine.num_workers() - 1);
+    engine.sparse().init(tables[1], Ids{1}, Values{5, 6}, 0);
     EXPECT_EQ(wait_for(engine, engine.sparse().pull(tables[0], Ids{3}, 0), 2), (Table{{3, {1, 2}}}));
     EXPECT_THAT(wait_for(engine, engine.sparse().pull(tables[1], Ids{2}, 0), 2), IsEmpty());
   });

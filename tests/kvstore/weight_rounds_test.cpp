@@ -96,7 +96,7 @@ class WeightRounds : public testing::TestWithParam<Runner> {};
 
 TEST_P(WeightRounds, AllWorkersHaveTheSameBitsAndTrainAsWithWholeWeights) {
   Floats whole;
-  for (const std::string weights : {"fp32", "fp16", "bf16", "delta:int8", "delta:2bit:threshold=0.05"}) {
+  for (const std::string weights : {"fp32", "fp16", "bf16", "delta:int8", "delta:2bit:threshold=0.25"}) {
     std::array<Floats, kWorkers> trained;
     GetParam()(job(), [&](Engine& engine) {
       engine.set_compression(spec("fp16"), "fp32", weights);
@@ -107,7 +107,9 @@ TEST_P(WeightRounds, AllWorkersHaveTheSameBitsAndTrainAsWithWholeWeights) {
     EXPECT_EQ(trained[0], trained[1]) << weights;
     EXPECT_EQ(trained[0], trained[2]) << weights;
     if (weights == "fp32") whole = trained[0];
-    EXPECT_LT(largest_difference(trained[0], whole), weights == "delta:2bit:threshold=0.05" ? 0.1 : 0.01)
+    // 2bit moves a weight by its threshold or not at all: what workers have is nearer than that to the
+    // servers'.
+    EXPECT_LT(largest_difference(trained[0], whole), weights == "delta:2bit:threshold=0.25" ? 0.25 : 0.01)
         << weights;
     EXPECT_EQ(trained[0] == whole, weights == "fp32") << weights;
   }
