@@ -112,7 +112,9 @@ def an_optimizer_with_a_codec_is_gradwires_own() -> None:
     train(model, optimizer)
     hvd.barrier()
     optimizer.close()
-    torch.testing.assert_close(ours, weights(model), rtol=0, atol=0)
+    # Of parameters without a codec the sum is divided here, and there multiplied by 1 / ranks.
+    close = {"rtol": 0, "atol": 0} if hvd.size() == 2 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(ours, weights(model), **close)
 
 
 @case
