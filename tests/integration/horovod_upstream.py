@@ -6,7 +6,8 @@ The file is Horovod's, from a checkout of it (https://github.com/horovod/horovod
 does `import horovod.torch`, which gradwire's shim answers. Its helper module imports mock and cloudpickle, and one
 function of horovod.runner, which only other tests need: the standard library stands in for those here.
 
-A test counts as passed if it passed on every rank. Returns 0 if none failed.
+A test counts as passed if it passed on every rank. One that fails on some ranks only leaves them at different places,
+and ends the job; another one goes on with the tests behind it. Returns 0 if none failed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 _TIMEOUT = 1800.0  # seconds, of one job
-_PATIENCE = "120"  # seconds that ranks wait for one that has failed a test and gone on to the next
+_PATIENCE = "60"  # seconds that ranks wait for one that has failed a test and gone on to the next
 
 # The first of these words in a test's name is its family.
 _FAMILIES = (
@@ -64,12 +65,16 @@ class _Record(unittest.TestResult):
         self._write(test, "skipped", reason)
 
     def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+        from gradwire.horovod import session
+
         self._write(test, "failed", self._exc_info_to_string(err, test))  # type: ignore[attr-defined]
+        if session.exists() and session.current().coordinator.job_has_failed:
+            self.stop()
 
     addError = addFailure
 
     def _write(self, test: unittest.TestCase, outcome: str, why: str) -> None:
-        row = {"test": test.id().rpartition(".")[2], "outcome": outcome, "why": why}
+        row = {"test": _name(test), "outcome": outcome, "why": why}
         print(json.dumps(row), file=self._file, flush=True)
 
 
@@ -98,7 +103,7 @@ def _hide_newer_optimizers() -> None:
         torch.optim.Muon.__module__ = "newer than Horovod's tests"
 
 
-def run_as_rank(path: Path, pattern: str, folder: Path) -> None:
+def run_as_rank(path: Path, pattern: str, behind: str, folder: Path) -> None:
     """Runs the file's tests as one rank of a job, and writes what came of them to folder."""
     import gradwire.horovod.shim
 
@@ -108,18 +113,34 @@ def run_as_rank(path: Path, pattern: str, folder: Path) -> None:
     _stand_in_for_helpers()
     _hide_newer_optimizers()
     sys.path.insert(0, str(path.parent))
-    suite = unittest.defaultTestLoader
-    suite.testNamePatterns = [f"*{pattern}*"]
-    suite.loadTestsFromName(path.stem).run(_Record(folder / rank))
+    loader = unittest.defaultTestLoader
+    loader.testNamePatterns = [f"*{pattern}*"]
+    tests = [test for case in loader.loadTestsFromName(path.stem) for test in case]
+    unittest.TestSuite(test for test in tests if _name(test) > behind).run(_Record(folder / rank))
 
 
-def run_job(path: Path, ranks: int, pattern: str) -> dict[str, tuple[str, str]]:
-    """Runs a job of so many ranks. Returns outcome and reason by test: the worst of all ranks."""
+def _name(test: unittest.TestCase) -> str:
+    return test.id().rpartition(".")[2]
+
+
+def run_jobs(path: Path, ranks: int, pattern: str) -> dict[str, tuple[str, str]]:
+    """Runs jobs of so many ranks until every test has had its turn. Returns outcome and reason by test: the
+    worst of all ranks.
+    """
+    outcomes: dict[str, tuple[str, str]] = {}
+    while found := run_job(path, ranks, pattern, max(outcomes, default="")):
+        outcomes |= found
+    return outcomes
+
+
+def run_job(path: Path, ranks: int, pattern: str, behind: str) -> dict[str, tuple[str, str]]:
+    """Runs the tests whose names come behind one, in the order of names, until one fails on some ranks only."""
     from gradwire import launch
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, __file__, str(path), "--as-rank", "--pattern", pattern, "--folder", name]
+        command = [sys.executable, __file__, str(path), "--as-rank", "--folder", name]
+        command += ["--pattern", pattern, "--behind", behind]
         said: list[str] = []
         ended = launch.run_job(
             command,
@@ -176,13 +197,14 @@ def main() -> int:
     )
     parser.add_argument("--pattern", default="", help="only tests with this in their names")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--behind", default="", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     path = given.path.resolve(strict=True)
     if given.as_rank:
-        run_as_rank(path, given.pattern, given.folder)
+        run_as_rank(path, given.pattern, given.behind, given.folder)
         return 0
-    return min(1, sum(show(ranks, run_job(path, ranks, given.pattern)) for ranks in given.ranks or [2]))
+    return min(1, sum(show(ranks, run_jobs(path, ranks, given.pattern)) for ranks in given.ranks or [2]))
 
 
 if __name__ == "__main__":

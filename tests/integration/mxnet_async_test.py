@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from integration.mxnet_environment import require_mxnet
+from integration.mxnet_environment import environment
 from integration.torch_jobs import CaseJob, case_names
 
 HERE = Path(__file__).parent
@@ -13,9 +13,9 @@ PROGRAM = HERE / "mxnet_async_cases.py"
 
 
 @pytest.fixture(scope="module")
-def job() -> CaseJob:
-    require_mxnet()
-    return CaseJob(HERE / "mxnet_exec.py", str(PROGRAM), workers=2, servers=2)
+def job(tmp_path_factory: pytest.TempPathFactory) -> CaseJob:
+    with environment(tmp_path_factory.mktemp("mxnet_async")):
+        return CaseJob(HERE / "mxnet_exec.py", str(PROGRAM), workers=2, servers=2)
 
 
 @pytest.mark.parametrize("name", case_names(PROGRAM))

@@ -6,10 +6,11 @@ MXNet 1.9.1 needs a NumPy that is older than the others' here, so it has an envi
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import gradwire
@@ -44,20 +45,29 @@ def require_mxnet() -> Path:
         pytest.skip(f"MXNet 1.9.1 cannot be had here: {reason}")
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """The variables with which MXNet's Python finds this gradwire, and nothing else that is installed beside it.
+def variables(folder: Path) -> dict[str, str]:
+    """Skips the test where there is no MXNet; else returns the variables that mxnet_exec.py needs.
 
-    folder: of this process's own; gets links.
+    folder: gets links to this gradwire, so that MXNet's Python finds it and nothing else that is installed beside it.
     """
-    package = folder / "gradwire"
+    python, package = require_mxnet(), folder / "path" / "gradwire"
     package.mkdir(parents=True)
     for place in {Path(gradwire.__file__).parent, Path(gradwire._core.__file__).parent}:
         for entry in place.iterdir():
             if not entry.name.startswith("__pycache__"):
                 (package / entry.name).symlink_to(entry)
     return {
-        **os.environ,
-        "PYTHONPATH": str(folder),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "TEST_MXNET_PYTHON": str(python),
+        "TEST_MXNET_PATH": str(package.parent),
+        "GRADWIRE_RENDEZVOUS_TIMEOUT": "240s",  # importing MXNet takes a loaded machine long
         "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
     }
+
+
+@contextlib.contextmanager
+def environment(folder: Path) -> Iterator[None]:
+    """Has these variables in the environment meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables(folder).items():
+            patch.setenv(name, value)
+        yield

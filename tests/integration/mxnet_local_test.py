@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from integration.mxnet_environment import require_mxnet
+from integration.mxnet_environment import variables
 from integration.processes import clean_environment
 from integration.torch_jobs import case_names
 
@@ -17,7 +17,6 @@ PROGRAM = HERE / "mxnet_local_cases.py"
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> str:
-    require_mxnet()
     folder = tmp_path_factory.mktemp("mxnet_local")
     done = subprocess.run(
         [sys.executable, HERE / "mxnet_exec.py", PROGRAM, folder],
@@ -25,7 +24,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
         text=True,
         timeout=300,
         check=False,
-        env=clean_environment(folder, {}),
+        env=clean_environment(folder, variables(folder)),
     )
     return f"{done.stdout}\n{done.stderr}\nended with {done.returncode}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from integration.mxnet_environment import require_mxnet
+from integration.mxnet_environment import environment
 from integration.torch_jobs import CaseJob, case_names
 
 HERE = Path(__file__).parent
@@ -15,9 +15,9 @@ PROGRAM = HERE / "mxnet_rank_cases.py"
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> CaseJob:
-    require_mxnet()
-    folder = str(tmp_path_factory.mktemp("mxnet_ranks"))
-    return CaseJob(EXEC, str(PROGRAM), folder, workers=2, servers=2)
+    folder = tmp_path_factory.mktemp("mxnet_ranks")
+    with environment(folder):
+        return CaseJob(EXEC, str(PROGRAM), str(folder), workers=2, servers=2)
 
 
 @pytest.mark.parametrize("name", case_names(PROGRAM))

@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 from gradwire.job import free_port
-from integration.mxnet_environment import require_mxnet
+from integration.mxnet_environment import variables
 from integration.processes import Ended, Job, agreed, python, run_to_the_end
 
 SCRIPT = str(Path(__file__).with_name("mxnet_old_script.py"))
+DEATH = str(Path(__file__).with_name("mxnet_death_worker.py"))
 OLD = python("mxnet_exec.py", "-m", "gradwire.mxnet", SCRIPT)
-SECONDS = 240.0
-
-
-@pytest.fixture(autouse=True)
-def _mxnet() -> None:
-    require_mxnet()
+SECONDS = 480.0  # a job of four, where another one measures
 
 
 @pytest.mark.parametrize(
@@ -25,7 +21,7 @@ def _mxnet() -> None:
 )
 def test_an_old_script_trains(tmp_path: Path, store: str, servers: int, codec: str) -> None:
     flags = ["--kv-store", store, "--gc-type", codec]
-    ended = run_to_the_end(tmp_path, [*OLD, *flags], servers=servers, seconds=SECONDS)
+    ended = run_to_the_end(tmp_path, [*OLD, *flags], servers=servers, seconds=SECONDS, **variables(tmp_path))
     agreed(ended, 2, "weights")
     for record in ended.records():
         assert record["store"] == "gradwire.mxnet.store.KVStore"
@@ -40,7 +36,7 @@ def test_every_role_may_be_started_with_the_script(tmp_path: Path) -> None:
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(free_port("127.0.0.1")),
     }
-    with Job(tmp_path, job_variables) as job:
+    with Job(tmp_path, job_variables | variables(tmp_path)) as job:
         members = [("scheduler", 0), ("server", 0), ("worker", 0), ("worker", 1)]
         for member in members:
             command = [*OLD, "--kv-store", "dist_sync", "--gc-type", "2bit"]
@@ -55,18 +51,17 @@ def test_every_role_may_be_started_with_the_script(tmp_path: Path) -> None:
 
 
 def test_a_dead_worker_is_named_by_the_next_call(tmp_path: Path) -> None:
-    ended: Ended = run_to_the_end(tmp_path, python("mxnet_exec.py", str(_DEATH)), seconds=SECONDS)
+    ended: Ended = run_to_the_end(
+        tmp_path, python("mxnet_exec.py", DEATH), seconds=SECONDS, **variables(tmp_path)
+    )
     assert ended.code != 0
     (record,) = ended.records()
     assert record["rank"] == 0
     assert "worker 1" in str(record["said"]), str(ended)
 
 
-_DEATH = Path(__file__).with_name("mxnet_death_worker.py")
-
-
 def test_the_runner_wants_a_script(tmp_path: Path) -> None:
-    with Job(tmp_path, {}) as job:
+    with Job(tmp_path, variables(tmp_path)) as job:
         ended = job.start(("worker", 0), python("mxnet_exec.py", "-m", "gradwire.mxnet")).ended(SECONDS)
     assert ended.code == 2
     assert "usage: python -m gradwire.mxnet SCRIPT" in ended.err

@@ -169,6 +169,7 @@ def test_a_rank_that_others_wait_for_too_long_is_named(
             HorovodInternalError, match=r"ranks \[\d\] have submitted it, ranks \[\d\] have not"
         ):
             rank.submit(f"only on {rank.number}").wait(store)
+        assert rank.coordinator.job_has_failed
 
     run_ranks(2, as_rank)
     assert "allreduce 'only on 0' has waited" in capsys.readouterr().err

@@ -66,7 +66,8 @@ class Coordinator:
         self._since: dict[Key, float] = {}
         self._warned: set[Key] = set()
         self._leaves = False
-        self._failure: BaseException | None = None
+        self._failure: BaseException | None = None  # why it has ended
+        self._has_failed = False
         self._quiet_rounds = 0
         self._is_in_a_round = False  # in which other ranks are awaited, who may be busy elsewhere
         self._thread = threading.Thread(target=self._run, name="gradwire-horovod", daemon=True)
@@ -75,7 +76,7 @@ class Coordinator:
     @property
     def job_has_failed(self) -> bool:
         """Whether it has ended for good: not because a rank has shut down, after which another may follow."""
-        return self._failure is not None and not isinstance(self._failure, HorovodInternalError)
+        return self._has_failed
 
     def submit(self, request: Request, payload: Any = None) -> Handle:
         """Asks for an operation. Returns at once.
@@ -143,6 +144,7 @@ class Coordinator:
             # anybody here hears of it, since an engine must not be closed by two at once.
             with contextlib.suppress(Exception):
                 self._store.engine.close()
+            self._has_failed = True
             self._end(error)
 
     def _await_reason(self) -> bool:

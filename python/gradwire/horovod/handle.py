@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradwire import _core, kv
+from gradwire.horovod.errors import HorovodInternalError
 from gradwire.horovod.request import Request
 
 
@@ -48,7 +49,10 @@ class Handle:
         """
         store.wait_until(self._negotiated.wait)
         for ticket in self._tickets:
-            store.wait_until(ticket.wait)
+            try:
+                store.wait_until(ticket.wait)
+            except (ConnectionError, TimeoutError) as error:
+                raise HorovodInternalError(f"{self.request.key}: {error}") from error
         if self._error is not None:
             raise self._error
         return self._result()

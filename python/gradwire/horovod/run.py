@@ -17,9 +17,10 @@ _USAGE = "usage: python -m gradwire.horovod.run [-m MODULE | SCRIPT] [ARGUMENTS 
 
 def main() -> None:
     arguments = sys.argv[1:]
-    if not arguments or arguments in (["-m"], ["-h"], ["--help"]):
-        print(f"{_USAGE}\n\n{__doc__}", file=sys.stderr)
-        sys.exit(0 if arguments[-1:] in (["-h"], ["--help"]) else 2)
+    wants_help = arguments[:1] in (["-h"], ["--help"])
+    if wants_help or arguments in ([], ["-m"]):
+        print(f"{_USAGE}\n\n{__doc__}", file=sys.stdout if wants_help else sys.stderr)
+        sys.exit(0 if wants_help else 2)
     shim.install()
     if arguments[0] == "-m":
         sys.argv = arguments[1:]

@@ -37,10 +37,20 @@ class Session:
     _nameless: dict[tuple[int, Kind], Iterator[int]] = field(
         default_factory=lambda: defaultdict(itertools.count)
     )
+    _joins: int = 0
 
     def name(self, kind: Kind, process_set: int) -> str:
-        """A name for an operation that the user gave none: the n-th of its kind in its set is the same on all ranks."""
-        return f"noname.{next(self._nameless[process_set, kind])}"
+        """A name for an operation that the user gave none: the n-th of its kind in its set since the last join() is the
+        same on all ranks.
+        """
+        return f"noname.{self._joins}.{next(self._nameless[process_set, kind])}"
+
+    def join(self) -> int:
+        """Says that this rank has no data left; see submission.join()."""
+        last: int = self.ask(Request("join", ""))
+        self._joins += 1  # until here ranks have submitted unlike numbers of operations
+        self._nameless.clear()
+        return last
 
     def ask(self, request: Request, payload: Any = None) -> Any:
         """Submits an operation and waits for it.

@@ -352,7 +352,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
     def _given(self, verb: str, key: Any, value: Any) -> list[tuple[Key, list[Any]]]:
         """The keys and values of a call, checked whole before any of it is sent."""
         if value is None:
-            raise KVStoreError(f"{verb}: out is missing; give an NDArray to write to")
+            raise KVStoreError(f"{verb}: there is no {'out' if 'pull' in verb else 'value'}; give an NDArray")
         pairs = grouped(verb, key, value)
         for name, arrays in pairs:
             if name not in self._keys:
@@ -417,7 +417,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         if not self._warned_of_sparse:
             warnings.warn(
                 f"pull: row_sparse outs are left as they are (key {name!r}, and others); use row_sparse_pull()",
-                stacklevel=3,
+                stacklevel=4,
             )
             self._warned_of_sparse = True
 

@@ -7,12 +7,15 @@ gradwire.torch.DistributedOptimizer waits in backward() instead, and can do more
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from gradwire import kv
 from gradwire.compress import Compression as StoreCompression
 from gradwire.horovod import session
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
@@ -23,8 +26,13 @@ from gradwire.horovod.torch.submission import synchronize
 from gradwire.horovod.torch.sums import submit_sum
 from gradwire.torch import wrapped
 from gradwire.torch.parameter_codecs import ParameterCodecs
+from gradwire.torch.session import chosen
 
 Groups = int | list[list[torch.Tensor]] | None
+
+# What a codec has not sent yet is kept by name, and another model's parameters may have the same names: so optimizers
+# are counted, which gives the same numbers on all ranks.
+_optimizers_of: weakref.WeakKeyDictionary[kv.KVStore, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 def DistributedOptimizer(
@@ -47,7 +55,8 @@ def DistributedOptimizer(
         optimizer: any torch.optim.Optimizer. One that is distributed already, ours or Horovod's, is taken over.
         named_parameters: model.named_parameters(). Default: allreduce.noname.GROUP.NUMBER, in the order of the groups.
         compression: hvd.Compression.none, fp16, or a codec of gradwire's, "2bit" or hvd.Compression.codec("int8:…").
-            With a codec parameters of one dimension travel uncompressed, and the front layers' sums first.
+            GRADWIRE_COMPRESSION overrides it. With a codec parameters of one dimension travel uncompressed, and the
+            front layers' sums first.
         backward_passes_per_step: calls of backward() whose gradients are added up before they are sent.
         op: hvd.Average or hvd.Sum.
         gradient_predivide_factor: a mean is divided by it before the sum and multiplied after it.
@@ -63,7 +72,7 @@ def DistributedOptimizer(
         ValueError: names that are not unique or not complete, or an argument that is not valid.
     """
     named = _named(optimizer, named_parameters)
-    compressor = compressor_of(compression)
+    compressor = compressor_of(chosen(compression))
     groups = groups if groups is not None else (num_groups or None)
     _require_valid(op, gradient_predivide_factor, backward_passes_per_step, compressor, groups, process_set)
     result = wrapped.take_over(optimizer, _Distributed)
@@ -151,8 +160,11 @@ class _Distributed(wrapped.Front):
         self._parameter_names = {parameter: name for name, parameter in named}
         self._priorities = {parameter: -place for place, (_, parameter) in enumerate(named)}
         self._compressor, self._op, self._predivide = compressor, op, predivide
-        codec = getattr(compressor, "codec", None) or StoreCompression()
-        self._codecs = ParameterCodecs(codec)
+        self._codecs = ParameterCodecs(getattr(compressor, "codec", None) or StoreCompression())
+        if codec_text(compressor):
+            store = session.current().store
+            number = next(_optimizers_of.setdefault(store, itertools.count()))
+            self._compressed_name = f"optimizer.{number}.{{}}".format
         self._sparse_as_dense, self._process_set = sparse_as_dense, process_set
         self._passes: dict[torch.Tensor, int] = {}  # that are left, by parameter
         self._sums: dict[tuple[torch.Tensor, ...], Callable[[], None]] = {}  # under way: what waits for each
@@ -222,6 +234,8 @@ class _Distributed(wrapped.Front):
         name = self._parameter_names[group[0]]
         own = self._codecs.of(name, group[0])
         compressor = self._compressor if own is None else NoneCompressor
+        if codec := codec_text(compressor):
+            name = self._compressed_name(name)
         gradients = [p.grad for p in group if p.grad is not None]
         given = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
         changed = [compressor.compress(gradient) for gradient in given]
@@ -234,7 +248,7 @@ class _Distributed(wrapped.Front):
             self._predivide,
             self._process_set,
             in_place=True,
-            codec=codec_text(compressor),
+            codec=codec,
             priority=self._priorities[group[0]],
         )
 

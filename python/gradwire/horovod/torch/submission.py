@@ -116,8 +116,7 @@ def join(device: int = -1) -> int:
 
     Returns: the rank that joined last, the same on all.
     """
-    last: int = session.current().ask(Request("join", ""))
-    return last
+    return session.current().join()
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -1,0 +1,241 @@
+"""What ranks do in horovod_ranks_test.py that train; DistributedDataParallel, torch and gradwire.torch are the oracles.
+
+python horovod_training_cases.py FOLDER    as one rank of a gradwire job; prints "CASE passed" after each
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import gradwire.horovod.torch as hvd
+import gradwire.torch
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from gradwire.horovod import session
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch_programs import CASES, Net, case, images
+
+
+def train(model: nn.Module, optimizer: Any, steps: int = 4, passes: int = 1) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        for part in range(passes):
+            model(images(100 * step + 10 * part + hvd.rank())).square().sum().backward()
+        optimizer.step()
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def require_one_model(model: nn.Module) -> None:
+    assert all(torch.equal(each, weights(model)) for each in hvd.allgather_object(weights(model)))
+
+
+def trained_by_ddp(passes: int = 1) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    # The sum of gradients over passes is that of the loss, if statistics of the batch norm do not change with it.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for step in range(4):
+        optimizer.zero_grad()
+        for part in range(passes):
+            model.require_backward_grad_sync = part == passes - 1
+            model(images(100 * step + 10 * part + hvd.rank())).square().sum().backward()
+        optimizer.step()
+    return weights(model)
+
+
+def trained_here(passes: int = 1, **options: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        model.named_parameters(),
+        backward_passes_per_step=passes,
+        **options,
+    )
+    assert type(optimizer).__name__ == "DistributedSGD"
+    assert isinstance(optimizer, torch.optim.SGD)
+    train(model, optimizer, passes=passes)
+    require_one_model(model)
+    optimizer.close()
+    return weights(model)
+
+
+@case
+def an_optimizer_takes_the_steps_of_ddp() -> None:
+    expected = trained_by_ddp()
+    close = {"rtol": 0, "atol": 0} if hvd.size() == 2 else {"rtol": 1e-4, "atol": 1e-6}
+    torch.testing.assert_close(trained_here(), expected, **close)
+    torch.testing.assert_close(trained_here(groups=2), expected, **close)
+    torch.testing.assert_close(trained_here(passes=2), trained_by_ddp(passes=2), **close)
+
+
+@case
+def what_changes_rounding_changes_no_more() -> None:
+    expected = trained_here()
+    for options in (
+        {"gradient_predivide_factor": 2.0},
+        {"gradient_predivide_factor": 3.0, "groups": 2},
+    ):
+        torch.testing.assert_close(trained_here(**options), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(trained_here(compression=hvd.Compression.fp16), expected, rtol=0.02, atol=0.01)
+
+
+@case
+def the_environments_codec_takes_the_place_of_the_scripts() -> None:
+    expected = trained_here(compression="int8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADWIRE_COMPRESSION", "int8")
+        assert torch.equal(trained_here(compression=hvd.Compression.fp16), expected)
+
+
+@case
+def an_optimizer_with_a_codec_is_gradwires_own() -> None:
+    ours = trained_here(compression="int8")  # not the first model of these names
+    store = session.current().store
+    hvd.shutdown()
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = gradwire.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        model.named_parameters(),
+        compression="int8",
+        store=store,
+    )
+    hvd.init()
+    train(model, optimizer)
+    hvd.barrier()
+    optimizer.close()
+    # Of parameters without a codec the sum is divided here, and there multiplied by 1 / ranks.
+    close = {"rtol": 0, "atol": 0} if hvd.size() == 2 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(ours, weights(model), **close)
+
+
+@case
+def clipping_between_synchronize_and_step() -> None:
+    model = nn.Linear(3, 1)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    before = weights(model)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters()
+    )
+    model(torch.full((2, 3), 10.0 * (1 + hvd.rank()))).sum().backward()
+    with pytest.raises(AssertionError, match="prohibited"):
+        optimizer.zero_grad()
+    optimizer.synchronize()
+    mean = 10.0 * (1 + (hvd.size() - 1) / 2) * 2
+    torch.testing.assert_close(model.weight.grad, torch.full((1, 3), mean))
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    torch.testing.assert_close((weights(model) - before).norm(), torch.tensor(0.5))
+    optimizer.close()
+
+
+@case
+def sparse_gradients_are_gathered() -> None:
+    tables = [nn.Embedding(10, 2, sparse=sparse) for sparse in (True, False)]
+    rows = torch.tensor([hvd.rank(), 5])
+    for table in tables:
+        nn.init.zeros_(table.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
+        table(rows).sum().backward()
+        optimizer.step()
+        assert bool(table.weight.grad.is_sparse) == table.sparse
+        optimizer.close()
+    assert torch.equal(tables[0].weight, tables[1].weight)
+
+
+@case
+def batch_norm_of_all_ranks_is_that_of_one_large_batch() -> None:
+    batches = [images(rank)[: 4 + rank % 2, :, :4, :4] * (1 + rank) for rank in range(hvd.size())]
+    whole, ours = nn.BatchNorm2d(3), hvd.SyncBatchNorm(3)
+    expected_in = torch.cat(batches).requires_grad_()
+    own = batches[hvd.rank()].clone().requires_grad_()
+    expected = whole(expected_in)
+    starts = np.cumsum([0, *map(len, batches)])
+    mine = slice(starts[hvd.rank()], starts[hvd.rank() + 1])
+    got = ours(own)
+    torch.testing.assert_close(got, expected[mine], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.running_var, whole.running_var)
+    torch.testing.assert_close(ours.running_mean, whole.running_mean)
+    slope = torch.linspace(-1, 1, expected.numel()).view(expected.shape)
+    (expected * slope).sum().backward()
+    (got * slope[mine]).sum().backward()
+    torch.testing.assert_close(own.grad, expected_in.grad[mine], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.eval()(own), whole.eval()(own))
+
+
+@case
+def one_ranks_weights_and_optimizer_for_all() -> None:
+    torch.manual_seed(hvd.rank())
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (1 + hvd.rank()))
+    if hvd.rank() == 0:  # the others' is fresh
+        model(images(0)).sum().backward()
+        optimizer.step()
+    # In another order on each rank.
+    state = model.state_dict()
+    hvd.broadcast_parameters(dict(sorted(state.items(), reverse=hvd.rank() % 2 == 0)), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    require_one_model(model)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    moments = [optimizer.state[p]["exp_avg"] for p in model.conv.parameters()]
+    assert all(
+        torch.equal(torch.cat([m.flatten() for m in moments]), each)
+        for each in hvd.allgather_object(torch.cat([m.flatten() for m in moments]))
+    )
+    with pytest.raises(ValueError, match="LBFGS"):
+        hvd.broadcast_optimizer_state(torch.optim.LBFGS(model.parameters()), root_rank=0)
+
+
+@case
+def elastic_training_goes_on_from_its_last_commit() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    )
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
+    seen: list[int] = []
+    resets: list[int] = []
+    state.register_reset_callbacks([lambda: resets.append(state.step)])
+
+    @hvd.elastic.run
+    def body(state: Any) -> str:
+        while state.step < 4:
+            seen.append(state.step)
+            optimizer.zero_grad()
+            model(torch.ones(3, 2) * (1 + hvd.rank())).sum().backward()
+            optimizer.step()
+            if state.step == 2 and not resets:
+                hvd.allreduce(torch.ones(2 + hvd.rank()), name="fails")
+            state.step += 1
+            state.commit()
+        return "done"
+
+    assert body(state) == "done"
+    assert (seen, resets) == ([0, 1, 2, 2, 3], [2])
+    require_one_model(model)
+    optimizer.close()
+
+
+def main(folder: str) -> None:
+    torch.set_num_threads(1)
+    hvd.init()
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/gloo", rank=hvd.rank(), world_size=hvd.size()
+    )
+    for name, run in CASES.items():
+        run()
+        print(name, "passed", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
