@@ -2,9 +2,10 @@
 
     python tests/integration/horovod_upstream.py HOROVOD/test/parallel/test_torch.py --ranks 2 --ranks 3
 
-The file is Horovod's, from a checkout of it (https://github.com/horovod/horovod), unchanged; nothing is fetched. It
-does `import horovod.torch`, which gradwire's shim answers. Its helper module imports mock and cloudpickle, and one
-function of horovod.runner, which only other tests need: the standard library stands in for those here.
+test/single/test_torch_elastic.py goes too, with --ranks 1. The file is Horovod's, from a checkout of it
+(https://github.com/horovod/horovod), unchanged; nothing is fetched. It does `import horovod.torch`, which gradwire's
+shim answers. Its helper module imports mock and cloudpickle, and one function of horovod.runner, which only other tests
+need: the standard library stands in for those here.
 
 A test counts as passed if it passed on every rank. One that fails on some ranks only leaves them at different places,
 and ends the job; another one goes on with the tests behind it. Returns 0 if none failed.
@@ -41,6 +42,8 @@ def family_of(test: str) -> str:
     """Returns what a test of Horovod's is about, by its name."""
     if test == "test_force_allreduce" or "optimizer" in test:
         return "optimizer"
+    if "elastic" in test:
+        return "elastic"
     found = next((family for family in _FAMILIES if family in test), None)
     if found is not None:
         return found.replace("process_set_barrier", "barrier")
@@ -128,9 +131,11 @@ def run_jobs(path: Path, ranks: int, pattern: str) -> dict[str, tuple[str, str]]
     worst of all ranks.
     """
     outcomes: dict[str, tuple[str, str]] = {}
-    while found := run_job(path, ranks, pattern, max(outcomes, default="")):
+    while True:
+        found = run_job(path, ranks, pattern, max(outcomes, default=""))
         outcomes |= found
-    return outcomes
+        if not found or found[max(found)][0] in ("passed", "skipped"):  # to its end
+            return outcomes
 
 
 def run_job(path: Path, ranks: int, pattern: str, behind: str) -> dict[str, tuple[str, str]]:
@@ -161,12 +166,17 @@ def _read(path: Path) -> dict[str, tuple[str, str]]:
     if not path.exists():
         return {}
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {row["test"]: (row["outcome"], row["why"]) for row in rows}  # the last word on each
+    told = [row for row in rows if row["outcome"] != "begun"]
+    first = {
+        row["test"]: (row["outcome"], row["why"]) for row in reversed(told)
+    }  # and not what tearDown() adds
+    return {row["test"]: first.get(row["test"], ("begun", "")) for row in rows}
 
 
 def _worst(outcomes: list[tuple[str, str]]) -> tuple[str, str]:
     order = ("failed", "begun", "missing", "skipped", "passed")
-    return min(outcomes, key=lambda outcome: order.index(outcome[0]))
+    # Of ranks that have failed, one that has found something wrong, and not those that then waited for it.
+    return min(outcomes, key=lambda outcome: (order.index(outcome[0]), "HorovodInternalError" in outcome[1]))
 
 
 def show(ranks: int, outcomes: dict[str, tuple[str, str]]) -> int:
