@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from gradwire.job import free_port
+from integration.mpi_jobs import mpirun
 from integration.mxnet_environment import variables
 from integration.processes import Ended, Job, agreed, python, run_to_the_end
 
@@ -26,6 +27,13 @@ def test_an_old_script_trains(tmp_path: Path, store: str, servers: int, codec: s
     for record in ended.records():
         assert record["store"] == "gradwire.mxnet.store.KVStore"
         assert float(str(record["accuracy"])) > 0.9, str(ended)
+
+
+def test_a_library_may_sum(tmp_path: Path) -> None:
+    """MPI demands the same order on all ranks, which MXNet's engine does not keep: so exchanges wait."""
+    ended = mpirun(tmp_path, [*OLD, "--kv-store", "allreduce_mpi"], seconds=SECONDS, **variables(tmp_path))
+    agreed(ended, 2, "weights")
+    assert all(float(str(record["accuracy"])) > 0.9 for record in ended.records()), str(ended)
 
 
 def test_every_role_may_be_started_with_the_script(tmp_path: Path) -> None:
