@@ -74,6 +74,10 @@ class AbstractKVStore(ABC):
     def save_optimizer_states(self, fname: Any, dump_optimizer: bool = False) -> None:
         """Writes what its optimizer remembers to a file.
 
+        Args:
+            fname: the file.
+            dump_optimizer: writes the optimizer itself too, by name and parameters.
+
         Raises: NotImplementedError: it has none, or cannot.
         """
         raise NotImplementedError(
@@ -83,6 +87,7 @@ class AbstractKVStore(ABC):
     def load_optimizer_states(self, fname: Any) -> None:
         """Reads them back.
 
+        Args: fname: the file.
         Raises: NotImplementedError: it has none, or cannot.
         """
         raise NotImplementedError(

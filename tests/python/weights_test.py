@@ -34,7 +34,8 @@ def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 def least_squares(weights: str, steps: int, **options: Any) -> tuple[list[Any], int, float]:
     """Trains on |weight - target|^2 / 2 with a target for each worker.
 
-    Returns: each worker's weight; the bytes that worker 0 received; the largest distance to the mean of the targets.
+    Returns: each worker's weight; the bytes that worker 1, which serves none of so small a key, received; the largest
+    distance to the mean of the targets.
     """
     targets = np.random.default_rng(1).uniform(-1, 1, (WORKERS, ELEMENTS)).astype(np.float32)
     found: list[Any] = [None] * WORKERS
@@ -49,7 +50,7 @@ def least_squares(weights: str, steps: int, **options: Any) -> tuple[list[Any], 
             store.pushpull("w", weight - targets[store.rank], out=weight)
         found[store.rank] = weight
         store.barrier()
-        if store.rank == 0:
+        if store.rank == 1:
             received[0] = store.stats()["bytes_received"]
 
     run_ranks(WORKERS, train, **options)
@@ -61,17 +62,17 @@ def test_all_workers_have_the_same_bits_and_train_as_with_whole_weights(weights:
     found, _, distance = least_squares(weights, 60)
     for other in found[1:]:
         assert_array_equal(found[0], other)
-    assert distance < 0.06 if weights == "delta:2bit:threshold=0.1" else distance < 0.005
+    # 2bit moves a weight by its threshold or not at all.
+    assert distance < (0.1 if weights == "delta:2bit:threshold=0.1" else 0.005)
 
 
 def test_they_are_fewer_bytes() -> None:
     received = {weights: least_squares(weights, 20)[1] for weights in WEIGHTS}
-    pushes = received["fp32"] - 20 * 4 * ELEMENTS * 2 / 3  # its own share stays in its process
-    assert pushes > 0
-    back = {weights: (bytes_ - pushes) / 20 for weights, bytes_ in received.items()}
-    assert back["fp16"] == pytest.approx(back["fp32"] / 2, rel=0.05)
-    assert back["delta:int8"] < back["fp32"] / 3  # the first is whole
-    assert back["delta:2bit:threshold=0.1"] < back["fp32"] / 8
+    whole = 4 * ELEMENTS
+    assert received["fp32"] == pytest.approx(20 * whole, rel=0.01)
+    assert received["fp16"] == pytest.approx(10 * whole, rel=0.01)
+    assert received["delta:int8"] == pytest.approx(whole + 19 * whole / 4, rel=0.03)  # the first is whole
+    assert received["delta:2bit:threshold=0.1"] == pytest.approx(whole + 19 * whole / 16, rel=0.03)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
