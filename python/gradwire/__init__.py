@@ -1,8 +1,8 @@
 """gradwire: compressed gradient exchange for distributed training on ordinary Ethernet.
 
 `gradwire.kv` is the key-value store (push, pull, pushpull), `gradwire.torch` wraps any PyTorch optimizer,
-`gradwire.compress` has the codecs by themselves, `gradwire.samplers` says who trains on what. The command
-`gradwire --help` tells the rest.
+`gradwire.compress` has the codecs by themselves, `gradwire.samplers` says who trains on what. `gradwire.horovod`,
+`gradwire.byteps` and `gradwire.mxnet` are the interfaces of those. The command `gradwire --help` tells the rest.
 
 Errors besides ValueError (misuse) and TypeError: `DecodeError`, a ValueError: bytes that are no payload of the codec.
 `TransportError`, a ConnectionError: the job has failed; names the rank at fault. `TimeoutError`, Python's own among its
@@ -16,7 +16,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradwire import compress, kv, samplers, torch
+    from gradwire import byteps, compress, horovod, kv, samplers, torch
     from gradwire._core import DecodeError, TimeoutError, TransportError
     from gradwire.sparse import RowSparse
 
@@ -28,13 +28,15 @@ __all__ = [
     "TimeoutError",
     "TransportError",
     "__version__",
+    "byteps",
     "compress",
+    "horovod",
     "kv",
     "samplers",
     "torch",
 ]
 
-_MODULES = ("compress", "kv", "samplers", "torch")
+_MODULES = ("byteps", "compress", "horovod", "kv", "samplers", "torch")
 _CORE = ("DecodeError", "TimeoutError", "TransportError")
 
 

@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -116,10 +117,12 @@ class PyEngine {
   /// Of an operation that failed: threads that end with close() may still read its arrays.
   void keep_until_close(nanobind::object arrays) { failed_.push_back(std::move(arrays)); }
 
+  /// From any thread; who comes second waits for the first.
   void close() {
     if (is_inherited()) return;
     {
       const nanobind::gil_scoped_release release;
+      const std::scoped_lock lock(closing_);
       engine_->close();
     }
     kept_.clear();
@@ -193,6 +196,7 @@ class PyEngine {
   std::vector<std::shared_ptr<void>> abandoned_;
   std::map<int, std::shared_ptr<compress::Device>> devices_;  ///< by CUDA's number
   std::unique_ptr<kvstore::Engine> engine_;
+  std::mutex closing_;
 };
 
 void bind_collectives(nanobind::class_<PyEngine>& engine);

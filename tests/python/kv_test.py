@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gradwire
 import numpy as np
 import pytest
-from gradwire import nccl
+from gradwire import _core, nccl
 from gradwire.kv import KVStore
 from numpy.testing import assert_array_equal
 from python.small_arrays import ones, pulled
@@ -228,9 +231,22 @@ def test_barrier_under_both_names(kv: KVStore) -> None:
     kv._barrier()
 
 
+def on_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Makes each call on a thread of its own, and returns what they return."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [call.result(60) for call in [pool.submit(call) for call in calls]]
+
+
 def test_close_may_be_repeated(kv: KVStore) -> None:
     kv.close()
     kv.close()
+
+
+def test_threads_may_close_at_once() -> None:
+    for _ in range(20):
+        network = _core.InprocNetwork(2)
+        engines = on_threads([functools.partial(network.connect, rank) for rank in range(2)])
+        on_threads([engine.close for engine in engines for _ in range(3)])
 
 
 # ------------------------------------------------------------------------------------- mistakes
