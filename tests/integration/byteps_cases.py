@@ -63,6 +63,12 @@ def require_equal(ours: Any, theirs: Any) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+def require_close(ours: Any, theirs: Any) -> None:
+    """But for the order in which float32 are added up."""
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
 @case
 def one_model_four_doors() -> None:
     """gradwire.torch, gradwire.kv, BytePS's optimizer and DistributedDataParallel: the same weights, bit for bit."""
@@ -115,6 +121,14 @@ def sums_and_means_of_all_dtypes() -> None:
         require_equal([mean], [(2 * torch.arange(6).view(2, 3) + 1).to(dtype)])
         assert bps.push_pull_inplace(mine, average=False, name=f"sum.{dtype}") is mine
         require_equal([mine], [total])
+
+
+@case
+def means_of_whole_numbers_are_cut_off_towards_zero() -> None:
+    """Sums of -3, 3 and -1: half of each lies between two whole numbers."""
+    for dtype in (torch.int8, torch.int32, torch.int64):
+        mine = torch.tensor([[-1, 1, -1], [-2, 2, 0]][bps.rank()], dtype=dtype)
+        require_equal([bps.push_pull(mine, name=f"cut.{dtype}")], [torch.tensor([-1, 1, 0], dtype=dtype)])
 
 
 @case
@@ -259,6 +273,30 @@ def ddp_has_buffers_unused_parameters_and_no_sync() -> None:
         alike = bps.broadcast_object(wrapped.module.last.weight.grad, 0)
         if bps.rank() == 1:
             assert torch.equal(alike, wrapped.module.last.weight.grad) == (part == 2)
+
+
+@case
+def ddp_has_the_mean_after_each_backward() -> None:
+    """Twice of one forward pass, and of two forward passes that come before both."""
+
+    def loss(model: nn.Module, rank: int, part: int) -> torch.Tensor:
+        return loss_of(model, part, rank)
+
+    wrapped = DistributedDataParallel(model_of())
+    first, second = (both_ranks(model_of(), lambda m, r, part=part: loss(m, r, part)) for part in range(2))
+    once = loss(wrapped, bps.rank(), 0)
+    once.backward(retain_graph=True)
+    require_equal([p.grad for p in wrapped.parameters()], first)
+    once.backward()
+    require_close([p.grad for p in wrapped.parameters()], [2 * mean for mean in first])
+    wrapped.zero_grad()
+    losses = [loss(wrapped, bps.rank(), part) for part in range(2)]
+    losses[0].backward()
+    require_equal([p.grad for p in wrapped.parameters()], first)
+    losses[1].backward()
+    require_close([p.grad for p in wrapped.parameters()], [a + b for a, b in zip(first, second, strict=True)])
+    wrapped.synchronize()  # nothing is left to wait for
+    require_close([p.grad for p in wrapped.parameters()], [a + b for a, b in zip(first, second, strict=True)])
 
 
 @case

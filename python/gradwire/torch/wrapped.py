@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-_NEVER = 1 << 62  # backward() passes
+NEVER = 1 << 62  # backward() passes: a count that does not end
 
 
 class Front(torch.optim.Optimizer):
@@ -65,7 +65,7 @@ def _stop_horovods(optimizer: torch.optim.Optimizer) -> None:
     """
     if _is_horovods(optimizer):
         delays = optimizer._allreduce_delay  # type: ignore[attr-defined]
-        delays.update(dict.fromkeys(delays, _NEVER))
+        delays.update(dict.fromkeys(delays, NEVER))
 
 
 def _is_horovods(optimizer: torch.optim.Optimizer) -> bool:

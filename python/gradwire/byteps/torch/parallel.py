@@ -18,8 +18,7 @@ from gradwire.byteps.torch.lifecycle import size
 from gradwire.byteps.torch.optimizer import DistributedOptimizer
 from gradwire.byteps.torch.states import broadcast_parameters
 from gradwire.horovod.torch.compression import Compression
-
-_NEVER = 1 << 62  # backward() passes
+from gradwire.torch.wrapped import NEVER
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -76,7 +75,7 @@ class DistributedDataParallel(torch.nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Has backward() keep gradients local; the first one after it sends what has been added up."""
         self._is_local = True
-        self._exchange.set_backward_passes_per_step(_NEVER)
+        self._exchange.set_backward_passes_per_step(NEVER)
         try:
             yield
         finally:
@@ -84,7 +83,7 @@ class DistributedDataParallel(torch.nn.Module):
             self._exchange.set_backward_passes_per_step(1)
 
     def synchronize(self) -> None:
-        """Waits for the sums since the last forward().
+        """Waits for the sums since the last forward() or backward().
 
         backward() has done so, unless it has reached no parameter of this rank's: others' sums need its zeros then.
 
@@ -100,5 +99,5 @@ class DistributedDataParallel(torch.nn.Module):
             Variable._execution_engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
-        self._is_queued = False
+        self._is_queued = self._is_synchronized = False  # each backward() has sent sums of its own
         self.synchronize()
