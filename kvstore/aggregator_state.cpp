@@ -71,7 +71,8 @@ void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::v
   partition.count = header.count;
   partition.value = std::move(state.value);
   partition.residual = std::move(state.residual);
-  partition.told = std::move(state.told);
+  // Where pushes are applied at once each worker is told apart, and first of all a whole weight.
+  partition.told = at_once_ ? std::vector<float>() : std::move(state.told);
   partition.optimizer_state = std::move(state.optimizer);
   partition.next_step = state.next_step;
   partition.clocks.reset();  // all workers' go on from there

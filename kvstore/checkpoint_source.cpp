@@ -103,8 +103,9 @@ void CheckpointSource::put(std::vector<float>& into, std::size_t elements, const
 
 /// What is of a tensor alone: its value, its optimizer's state, its rounds.
 void CheckpointSource::add_own(PartitionState& state, const Range& range, std::uint64_t saved) {
-  const bool is_told = std::ranges::any_of(partitions_[saved],
-                                           [&](const Held& held) { return !partition(held).told.empty(); });
+  const bool is_told = std::ranges::any_of(partitions_[saved], [&](const Held& held) {
+    return overlap(held.record->name, range.offset, range.count) && !partition(held).told.empty();
+  });
   for (const Held& held : partitions_[saved]) {
     const auto common = overlap(held.record->name, range.offset, range.count);
     if (!common) continue;

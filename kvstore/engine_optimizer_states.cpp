@@ -96,7 +96,8 @@ void Engine::restore(const OptimizerFile& file) {
     const auto number = same_tensor(file.head().keys, here, part.key);
     if (!number) continue;  // a bucket
     Buffer state = encode_state(file.state(*number, part.offset, part.count));
-    thread_->write_optimizer(part.tensor, part.part, state, optimizer_loads_).wait();
+    // Above all rounds' steps: a late acknowledgement is none of a push.
+    thread_->write_optimizer(part.tensor, part.part, state, kMaxSteps + optimizer_loads_).wait();
   }
 }
 

@@ -49,7 +49,7 @@ struct EngineThread::Tensor {
   bool value_current = false;
   std::shared_ptr<const WeightReplies> weight_replies;  ///< of the operation in flight
   std::vector<float> held;                      ///< where servers send deltas: the weight that these change
-  std::uint64_t pulls = 0;                      ///< begun, that servers are asked for
+  std::uint64_t pulls = 0;                      ///< and reads of states, begun, that servers are asked for
   std::unique_ptr<DeviceTensor> on_device;      ///< where gradients lie there; what it holds is not here then
   const compress::DeviceCodec* twin = nullptr;  ///< of the round in flight, where it is on the device
   bool value_on_device = false;

@@ -391,7 +391,7 @@ FrameHeader EngineThread::header_of(const Tensor& tensor, std::size_t index) con
   header.content = static_cast<std::uint8_t>(content_of_request(tensor, state));
   if (state.request == Kind::kReadState || state.request == Kind::kWriteState) {
     header.content = static_cast<std::uint8_t>(tensor.current->kept);
-    header.step = tensor.current->number;
+    if (state.request == Kind::kWriteState) header.step = tensor.current->number;
   }
   if (state.request == Kind::kPush) {
     header.codec = static_cast<std::uint8_t>(tensor.compression->codec->wire_id());
@@ -455,6 +455,7 @@ void EngineThread::finish(Tensor& tensor, std::exception_ptr error) {
     state.answered = true;
     state.payload = {};
   }
+  if (error) tensor.forget_weight();  // some of it may have come; servers think that all of it has
   const bool pushed = operation.verb == Verb::kPush || operation.verb == Verb::kPushPull;
   if (pushed && !error) {
     tensor.value_current = operation.verb == Verb::kPush && !options_.at_once;  // else others push meanwhile

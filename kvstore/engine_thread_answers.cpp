@@ -47,7 +47,8 @@ void EngineThread::handle(Node from, Frame frame) {
   if (found == tensor.parts.end() || found->answered || !tensor.current || header.count != found->part.count)
     return;
   if (found->request == Kind::kPush && header.step + 1 != tensor.step) return;
-  if (found->request == Kind::kPull && header.step != kNoStep - tensor.pulls) return;
+  const bool is_numbered = found->request == Kind::kPull || found->request == Kind::kReadState;
+  if (is_numbered && header.step != kNoStep - tensor.pulls) return;
   const auto index = static_cast<std::size_t>(found - tensor.parts.begin());
   const bool is_answer = header.kind == Kind::kReply || header.kind == Kind::kValue;
   if (!is_answer && !frame.payload.is_intact())
@@ -65,6 +66,7 @@ void EngineThread::handle(Node from, Frame frame) {
       *tensor.current->state = std::move(frame.payload);
       return part_done(tensor, nullptr);
     case Kind::kAck:
+      if (found->request == Kind::kPush && !options_.at_once) return;  // no answer to one of a round
       found->answered = true;
       found->payload = {};
       note_staleness(*found, header);

@@ -44,6 +44,8 @@ void EngineThread::take_weight(Tensor& tensor, std::size_t index, Frame& answer)
   PartState& state = tensor.parts[index];
   const WeightReplies& replies = *tensor.weight_replies;
   const bool is_whole = content != Content::kWeightDelta && content != Content::kWeightRounded;
+  if (header.content > static_cast<std::uint8_t>(Content::kWeightRounded))
+    throw compress::DecodeError(fmt::format("weight: content {} is not known", header.content));
   if (!is_whole && (replies.form() == WeightReplies::Form::kFloats ||
                     header.codec != static_cast<std::uint8_t>(replies.codec().wire_id()) ||
                     replies.are_deltas() != (content == Content::kWeightDelta))) {
@@ -64,7 +66,9 @@ void EngineThread::take_weight(Tensor& tensor, std::size_t index, Frame& answer)
     if (!state.holds_weight) throw compress::DecodeError("weight: a delta to one that is not held here");
     add_delta(replies.codec(), answer.payload.bytes(), held);
     answer.payload = Buffer::borrow(std::as_bytes(held));
-  } else if (answer.payload.size_bytes() == held.size_bytes()) {  // others are refused where they are decoded
+  } else {
+    state.holds_weight = false;
+    if (answer.payload.size_bytes() != held.size_bytes()) return;  // refused where it is decoded
     std::memcpy(held.data(), answer.payload.bytes().data(), held.size_bytes());
   }
   state.holds_weight = !options_.at_once || state.is_only_answer;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "kvstore/partition_state.h"
 #include "kvstore/protocol.h"
 
 namespace gradwire::kvstore {
@@ -16,7 +17,7 @@ namespace {
 bool is_of_round(const transport::FrameHeader& header) {
   const bool is_of_its_kind =
       header.kind == Kind::kPush || header.kind == Kind::kReply || header.kind == Kind::kValue;
-  return is_of_its_kind && header.step != kNoStep;
+  return is_of_its_kind && header.step <= kMaxSteps;
 }
 
 }  // namespace

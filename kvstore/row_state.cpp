@@ -75,7 +75,13 @@ RowShape shape_of_state(std::span<const std::byte> bytes) {
     throw compress::DecodeError(
         fmt::format("row state: {} bytes given, expected at least {}", bytes.size(), kHeadBytes));
   }
-  return {load<std::uint64_t>(bytes.data() + 16), load<std::uint32_t>(bytes.data() + 24)};
+  const RowShape shape{load<std::uint64_t>(bytes.data() + 16), load<std::uint32_t>(bytes.data() + 24)};
+  if (shape.rows == 0 || shape.row_elements == 0) {
+    throw compress::DecodeError(
+        fmt::format("row state: {} rows of {} elements given, expected at least one of each", shape.rows,
+                    shape.row_elements));
+  }
+  return shape;
 }
 
 RowState decode_row_state(std::span<const std::byte> bytes, const RowShape& shape) {

@@ -210,6 +210,18 @@ TEST(AggregatorWeights, AtOnceEachWorkerHasItsOwn) {
   for (std::size_t i = 0; i < kElements; ++i) EXPECT_NEAR(job.held(0)[i], value[i], 1e-3);
 }
 
+// What workers of rounds of all held is nothing here, and shall not come back with a later checkpoint.
+TEST(AggregatorWeights, AtOnceWhatACheckpointSaysTheyWereToldIsDropped) {
+  Told in_rounds(1, "delta:topk:ratio=0.05");
+  for (std::uint64_t step = 0; step < 3; ++step) in_rounds.round(1, step);
+  const PartitionState saved = in_rounds.state();
+  ASSERT_FALSE(saved.told.empty());
+  Told at_once(1, "delta:topk:ratio=0.05", "at_once");
+  at_once.write(saved);
+  EXPECT_THAT(at_once.state().told, testing::IsEmpty());
+  EXPECT_EQ(at_once.state().value, saved.value);
+}
+
 TEST(AggregatorWeights, AtOnceWhoAsksAgainGetsAWholeOneAndGoesOnFromThat) {
   Told job(1, "delta:int8", "at_once");
   job.take(job.push(0, 0, false));

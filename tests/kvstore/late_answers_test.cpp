@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <mutex>
 
+#include "kvstore/optimizer_file.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/passing_messenger.h"
 
@@ -81,6 +83,26 @@ TEST(LateAnswers, ToAPullAreNoWordAboutAPushThatAsksForNone) {
     engine.pull(key, weight, 0).wait();
     EXPECT_EQ(weight, std::vector<float>(kElements, 8.0F));
   });
+}
+
+TEST(LateAnswers, ToALoadOfAnOptimizersStatesAreNoWeight) {
+  const auto load_between_pushes = [](Engine& engine) {
+    const KeySpec spec{"w", {kElements}};
+    const KeyId key = engine.declare({&spec, 1})[0];
+    engine.init(key, std::vector<float>(kElements));
+    engine.set_optimizer("sgd learning_rate=1 momentum=0.5");
+    const std::vector<float> ones(kElements, 1.0F);
+    std::vector<float> weight(kElements);
+    engine.push_pull(key, ones, weight, 0).wait();
+    const std::string path = testing::TempDir() + "gradwire_late_answers.states";
+    engine.save_optimizer_states(path, Dump::kStates);
+    engine.load_optimizer_states(path);
+    engine.push_pull(key, ones, weight, 0).wait();
+    EXPECT_EQ(weight, std::vector<float>(kElements, -2.5F));
+    std::filesystem::remove(path);
+  };
+  run_wired({1, 1}, load_between_pushes,
+            [](auto line) { return std::make_unique<EchoingLine>(std::move(line)); });
 }
 
 }  // namespace

@@ -40,6 +40,14 @@ TEST(RowState, IdsThatDoNotAscendOrAreNoRowsAreRefused) {
   }
 }
 
+TEST(RowState, OfATableWithoutElementsIsRefused) {
+  for (const RowShape& shape : {RowShape{9, 0}, RowShape{0, 3}}) {
+    const transport::Buffer bytes = encode_state(RowState{0, 0, false, {}, {}, {}}, shape);
+    EXPECT_THROW(shape_of_state(bytes.bytes()), compress::DecodeError);
+    EXPECT_THROW(decode_row_state(bytes.bytes(), shape), compress::DecodeError);
+  }
+}
+
 TEST(RowState, HostileHeadsAreRefusedOrMeanWhatTheySay) {
   std::mt19937 random(4);
   for (const auto& good : {bytes_of(kState), bytes_of(kOfSums)}) {
