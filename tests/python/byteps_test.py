@@ -9,6 +9,7 @@ from typing import Any
 import gradwire.byteps.torch as bps
 import pytest
 import torch
+from gradwire.byteps.torch import sums
 from gradwire.byteps.torch.parallel import DistributedDataParallel
 
 # byteps/torch/__init__.py and ops.py of BytePS 0.2.5: parameters with their defaults, where a script may give them.
@@ -121,6 +122,34 @@ def test_a_sum_that_is_waited_for_needs_a_name(alone: None) -> None:
         bps.push_pull(torch.ones(2))
     with pytest.raises(TypeError, match="name is 3, expected a str"):
         bps.declare(3)  # type: ignore[arg-type]
+
+
+def test_sums_go_by_priority_and_then_by_place() -> None:
+    """BytePS's torch plug-in gives priority=-index: the front layer's is 0, and goes first."""
+    order = [(40_000, 3), (2, 1), (0, 0), (0, 1), (0, 65_534), (0, None), (-1, 0), (-1, 7), (-32_767, 70_000)]
+    found = [sums.store_priority(priority, place) for priority, place in order]
+    assert found == sorted(found, reverse=True)
+    assert len(set(found)) == len(order)
+    assert all(-(2**31) <= one < 2**31 for one in found)
+    assert sums.store_priority(-1_000_000, None) == found[-1]
+
+
+def test_a_push_pull_hands_both_to_the_store(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[tuple[str, int]] = []
+    submit = sums.submit_sum
+
+    def watched(tensors: Any, result: Any, name: str, *others: Any, **options: Any) -> int:
+        submitted.append((name, options["priority"]))
+        return submit(tensors, result, name, *others, **options)
+
+    monkeypatch.setattr(sums, "submit_sum", watched)
+    names = [f"layer.{i}" for i in range(4)]
+    for i in (3, 1, 2, 0):  # as backward() comes to them; nothing was declared
+        bps.synchronize(bps.push_pull_async(torch.ones(2), name=names[i], priority=-i, compression="2bit"))
+    for i in (3, 1):
+        bps.synchronize(bps.byteps_push_pull(torch.ones(2), name=names[i], priority=-9))
+    by_urgency = sorted(submitted, key=lambda one: -one[1])
+    assert [name for name, _ in by_urgency] == [*names, names[3], names[1]]  # 3 has come before 1
 
 
 def test_names_come_in_pairs(alone: None) -> None:

@@ -17,6 +17,8 @@ from gradwire.horovod.torch.compression import Compression, codec_text, compress
 from gradwire.horovod.torch.sums import allreduce, submit_sum
 
 _declared: dict[str, int] = {}  # places by name
+_PLACES = 1 << 16  # that are told apart, within a priority
+_MOST_URGENT = (1 << 15) - 1  # so that both fit the store's priorities, of 32 bits
 
 
 def declare(name: str) -> int:
@@ -95,8 +97,8 @@ def push_pull_async(
     Args:
         tensor, average, version, compression: as for push_pull(). The tensor must be left alone until synchronize().
         name: None: the next of the names that this rank has not given.
-        priority: of a sum that a codec compresses: the higher, the sooner; of equal ones what was declared first. Other
-            sums travel together as they come.
+        priority: of a sum that a codec compresses: the higher, the sooner, within +-32767; of equal ones what was
+            declared first. Other sums travel together as they come.
 
     Returns: a handle, for poll() and synchronize().
 
@@ -174,8 +176,22 @@ def _submit(
         global_process_set,
         in_place=in_place,
         codec=codec_text(compressor),
-        priority=priority or -_declared.get(name or "", 0),
+        priority=store_priority(priority, None if name is None else _declared[name]),
     )
+
+
+def store_priority(priority: int, place: int | None) -> int:
+    """Returns what the store orders a sum by.
+
+    Args:
+        priority: BytePS's, which counts first; beyond +-32767 as these.
+        place: of the name, from 0, which counts among equal ones; from 65535 on all are alike, as nameless sums are.
+
+    Returns: a number of 32 bits, the higher, the sooner.
+    """
+    last = _PLACES - 1
+    within = max(-_MOST_URGENT, min(priority, _MOST_URGENT))
+    return within * _PLACES - (last if place is None else min(place, last))
 
 
 def _op(average: bool) -> int:
