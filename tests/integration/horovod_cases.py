@@ -93,6 +93,43 @@ def fused_sums_are_the_sums_apart() -> None:
 
 
 @case
+def a_group_of_several_types_is_the_sums_apart() -> None:
+    large = (1 << 40) + 1 + hvd.rank()  # float32 has no such number, and no type of all holds uint8 and int8
+    given = [
+        torch.tensor([large]),
+        torch.tensor([0.5]),
+        torch.tensor([1], dtype=torch.uint8),
+        torch.tensor([-1], dtype=torch.int8),
+        torch.tensor([large, -large]),
+    ]
+    apart = [hvd.allreduce(tensor, op=hvd.Sum) for tensor in given]
+    assert apart[0].item() == sum((1 << 40) + 1 + rank for rank in range(hvd.size()))
+    together = hvd.grouped_allreduce(given, op=hvd.Sum)
+    assert [t.dtype for t in together] == [t.dtype for t in given]
+    assert all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
+
+
+@case
+def a_set_of_some_ranks_takes_groups_of_several_types() -> None:
+    some = hvd.add_process_set([0])
+    given = [torch.tensor([1 << 40]), torch.tensor([0.5]), torch.tensor([7], dtype=torch.uint8)]
+    if hvd.rank() == 0:
+        for results in (
+            hvd.grouped_allreduce(given, op=hvd.Sum, process_set=some),
+            hvd.grouped_allgather(given, process_set=some),
+            hvd.grouped_reducescatter(given, op=hvd.Sum, process_set=some),
+        ):
+            assert all(torch.equal(a, b) for a, b in zip(results, given, strict=True))
+    hvd.remove_process_set(some)
+
+
+@case
+def means_of_integers_are_cut_off_towards_zero() -> None:
+    given = torch.tensor([-1 if hvd.rank() == 0 else -2, 1 if hvd.rank() == 0 else 2])
+    assert hvd.allreduce(given, op=hvd.Average).tolist() == [-1, 1]  # of -1.5 and 1.5, or of -1.67 and 1.67
+
+
+@case
 def factors_before_and_after() -> None:
     given = everyone(6)
     summed = hvd.allreduce(given[hvd.rank()], op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)

@@ -153,6 +153,28 @@ def sparse_gradients_are_gathered() -> None:
 
 
 @case
+def a_group_with_sparse_gradients_sums_all_of_it() -> None:
+    sums = []
+    for options in ({}, {"groups": 1}, {"groups": 1, "sparse_as_dense": True}):
+        model = nn.ModuleDict({"table": nn.Embedding(10, 2, sparse=True), "last": nn.Linear(2, 1)})
+        for p in model.parameters():
+            nn.init.constant_(p, 0.5)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), **options
+        )
+        (model["last"](model["table"](torch.tensor([hvd.rank(), 5]))) * (1 + hvd.rank())).sum().backward()
+        optimizer.step()
+        assert model["table"].weight.grad.is_sparse
+        sums.append([p.grad.to_dense() for p in model.parameters()])
+        optimizer.close()
+    for grouped in sums[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(grouped, sums[0], strict=True))
+    one, _, bias = sums[0]
+    assert bias.item() == pytest.approx(2 * (1 + (hvd.size() - 1) / 2))
+    assert one[5, 0].item() == pytest.approx(0.5 * (1 + (hvd.size() - 1) / 2))
+
+
+@case
 def batch_norm_of_all_ranks_is_that_of_one_large_batch() -> None:
     batches = [images(rank)[: 4 + rank % 2, :, :4, :4] * (1 + rank) for rank in range(hvd.size())]
     whole, ours = nn.BatchNorm2d(3), hvd.SyncBatchNorm(3)

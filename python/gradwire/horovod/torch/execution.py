@@ -6,8 +6,7 @@ number of bytes; they are the same bits as apart.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from gradwire import kv
 from gradwire.collectives import Collectives
 from gradwire.horovod.handle import Handle
 from gradwire.horovod.negotiation import Response
-from gradwire.horovod.request import Key, Request
+from gradwire.horovod.request import Key, Request, TensorSpec
 from gradwire.horovod.timeline import Timeline
 from gradwire.horovod.torch import wire
 from gradwire.horovod.torch.adasum import adasum
@@ -88,12 +87,16 @@ class Execution:
         store = self._store
         return SubGroup(store.collectives, response.members, store.rank, store.num_workers)
 
-    def _stands_by(self, response: Response, exchanges: int) -> bool:
-        """Takes part in each tensor's exchanges where this rank is no member of the set."""
+    def _stands_by(self, response: Response, exchanged: Iterable[TensorSpec]) -> bool:
+        """Takes part in the members' exchanges where this rank is no member of the set.
+
+        Args:
+            exchanged: a tensor of each exchange, whose type it has on all ranks.
+        """
         if self._store.rank in response.members:
             return False
-        for _ in range(exchanges):
-            self._subgroup(response).stand_by(wire.dtype_of(response.request.tensors[0]))
+        for spec in exchanged:
+            self._subgroup(response).stand_by(wire.dtype_of(spec))
         return True
 
     # ------------------------------------------------------------------ sums
@@ -114,25 +117,46 @@ class Execution:
         return handle.complete(deliver, tickets)
 
     def _all_reduce(self, batch: Sequence[Response], handles: Mapping[Key, Handle]) -> None:
-        if self._stands_by(batch[0], exchanges=2):
+        """Sums a batch in one exchange for each type: of several where one of mixed types is the batch."""
+        first = batch[0]
+        specs = [spec for response in batch for spec in response.request.tensors]
+        types = {spec.dtype: spec for spec in specs}
+        if self._stands_by(first, [spec for spec in types.values() for _ in range(2)]):
             return
-        request = batch[0].request
         given = [tensor for response in batch for tensor in _given(response, handles.get(response.key))]
-        flat = wire.scaled(_joined(given), request.prescale)
-        alone = len(given) == 1 and bool(handles)
-        total = handles[batch[0].key].payload.targets[0].view(-1) if alone else torch.empty_like(flat)
-        self._group(batch[0]).all_reduce(flat, _op_on_the_way(request, flat), out=total)
-        total = _finished(request, total, len(batch[0].members))
-        parts = iter(total.split([tensor.numel() for tensor in given]))  # type: ignore[no-untyped-call]
+        out = handles[first.key].payload.targets[0].view(-1) if len(given) == 1 and handles else None
+        parts = {
+            dtype: iter(
+                self._summed(first, [t for t, s in zip(given, specs, strict=True) if s.dtype == dtype], out)
+            )
+            for dtype in types
+        }
         for response in batch:
-            own = list(itertools.islice(parts, len(response.request.tensors)))
+            own = [next(parts[spec.dtype]) for spec in response.request.tensors]
             if (handle := handles.get(response.key)) is not None:
                 _deliver_to_targets(response, handle, own)
+
+    def _summed(
+        self, response: Response, given: Sequence[torch.Tensor], out: torch.Tensor | None
+    ) -> Sequence[torch.Tensor]:
+        """Sums tensors of one type in one exchange.
+
+        Args:
+            response: whose members and factors they have.
+            out: where the sum of a tensor that is alone may be written.
+        """
+        request = response.request
+        flat = wire.scaled(_joined(given), request.prescale)
+        total = torch.empty_like(flat) if out is None else out
+        self._group(response).all_reduce(flat, _op_on_the_way(request, flat), out=total)
+        total = _finished(request, total, len(response.members))
+        parts: Sequence[torch.Tensor] = total.split([tensor.numel() for tensor in given])  # type: ignore[no-untyped-call]
+        return parts
 
     # ------------------------------------------------------------------ what travels tensor by tensor
 
     def _apart(self, response: Response, handle: Handle | None) -> None:
-        if self._stands_by(response, exchanges=len(response.request.tensors)):
+        if self._stands_by(response, response.request.tensors):
             return
         assert handle is not None  # no stand-ins: negotiation refuses these where a rank has joined
         run = {

@@ -96,8 +96,8 @@ def _named(
     names = [name for name, _ in named]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
-            "hvd.DistributedOptimizer: Parameter names in named_parameters must be unique. Found duplicates: "
-            + ", ".join(twice)
+            f"hvd.DistributedOptimizer: named_parameters has more than one parameter of the name {', '.join(twice)}; "
+            "give each a name of its own"
         )
     known = {parameter for _, parameter in named}
     if missing := [p for _, _, p in own if p not in known]:
@@ -133,9 +133,11 @@ def _require_valid(
     if isinstance(groups, list):
         grouped = [p for group in groups for p in group]
         if not all(isinstance(p, torch.Tensor) for p in grouped):
-            raise ValueError("hvd.DistributedOptimizer: groups must consist of lists of torch.Tensor.")
+            raise ValueError(
+                "hvd.DistributedOptimizer: groups has what is no tensor; give lists of parameters"
+            )
         if len(set(grouped)) != len(grouped):
-            raise ValueError("hvd.DistributedOptimizer: a parameter can only appear once in groups.")
+            raise ValueError("hvd.DistributedOptimizer: groups has a parameter twice; give each in one group")
     elif groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 1):
         raise ValueError(
             f"hvd.DistributedOptimizer: groups={groups!r}: expected a number of groups, 1 or more, or lists of tensors"
@@ -202,8 +204,9 @@ class _Distributed(wrapped.Front):
         group = self._group_of[parameter]
         if group in self._sums:
             raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
-                "backward_passes_per_step to accumulate gradients locally."
+                f"hvd.DistributedOptimizer: {self._parameter_names[parameter]!r} has another gradient while the sum of "
+                f"the last {self.backward_passes_per_step} is under way; call step() first, or give "
+                "backward_passes_per_step how many calls of backward() come before it"
             )
         self._passes[parameter] -= 1
         if all(self._passes[p] <= 0 for p in group):
@@ -213,11 +216,16 @@ class _Distributed(wrapped.Front):
         for parameter in group:
             if parameter.grad is None:  # another rank may have used it
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in group if p.grad is not None]
-        sparse = any(gradient.is_sparse for gradient in gradients)
-        self._sums[group] = (
-            self._send_sparse(group[0]) if sparse and not self._sparse_as_dense else self._send_dense(group)
-        )
+        together = tuple(p for p in group if self._sparse_as_dense or not _is_sparse(p))
+        waits = [self._send_sparse(p) for p in group if not self._sparse_as_dense and _is_sparse(p)]
+        if together:
+            waits.append(self._send_dense(together))
+
+        def finish() -> None:
+            for wait in waits:
+                wait()
+
+        self._sums[group] = finish
 
     def _send_sparse(self, parameter: torch.Tensor) -> Callable[[], None]:
         assert parameter.grad is not None
@@ -233,7 +241,7 @@ class _Distributed(wrapped.Front):
     def _send_dense(self, group: tuple[torch.Tensor, ...]) -> Callable[[], None]:
         name = self._parameter_names[group[0]]
         own = self._codecs.of(name, group[0])
-        compressor = self._compressor if own is None else NoneCompressor
+        compressor = self._compressor if own is None and group[0].numel() else NoneCompressor
         if codec := codec_text(compressor):
             name = self._compressed_name(name)
         gradients = [p.grad for p in group if p.grad is not None]
@@ -294,9 +302,8 @@ class _Distributed(wrapped.Front):
         if self._synchronizes:
             if self._synchronized:
                 warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() context after "
-                    "optimizer.synchronize(), so gradients are summed again; clipped ones lose what was clipped. Use "
-                    "`with optimizer.skip_synchronize(): optimizer.step()`",
+                    "hvd.DistributedOptimizer: step() after synchronize() sums the gradients again, and clipped ones "
+                    "lose what was clipped; use `with optimizer.skip_synchronize(): optimizer.step()`",
                     stacklevel=2,
                 )
             self.synchronize()
@@ -313,8 +320,8 @@ class _Distributed(wrapped.Front):
         """
         if self._sums:
             raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+                "hvd.DistributedOptimizer: zero_grad() is prohibited while sums are under way, whose gradients it "
+                "would lose; call step() or synchronize() first"
             )
         super().zero_grad(set_to_none)
 
@@ -327,12 +334,17 @@ class _Distributed(wrapped.Front):
         super().load_state_dict(state_dict)
 
 
+def _is_sparse(parameter: torch.Tensor) -> bool:
+    return parameter.grad is not None and parameter.grad.is_sparse
+
+
 def _grouped(live: Sequence[torch.Tensor], groups: Groups) -> list[tuple[torch.Tensor, ...]]:
     """Puts parameters into groups, in their order; what no list names is by itself."""
     if groups is None:
         return [(parameter,) for parameter in live]
     if isinstance(groups, list):
-        made = [tuple(p for p in group if p in set(live)) for group in groups]
+        known = set(live)
+        made = [tuple(p for p in group if p in known) for group in groups]
         named = {p for group in made for p in group}
         return [group for group in made if group] + [(p,) for p in live if p not in named]
     size, longer = divmod(len(live), min(groups, len(live)) or 1)
