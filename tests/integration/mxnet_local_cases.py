@@ -5,6 +5,7 @@ python mxnet_local_cases.py FOLDER    prints "CASE passed" after each
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,16 @@ def the_plugin_works_without_a_job(folder: Path) -> None:
         weight = mx.gluon.Parameter("w", shape=(4,))
         weight.initialize()
         mx.gluon.Trainer([weight], "sgd", {}, kvstore=kv, update_on_kvstore=True)._init_kvstore()
+
+
+@case
+def the_plugin_does_not_train_alone_in_a_job_without_a_meeting_place(folder: Path) -> None:
+    os.environ |= {"RANK": "1", "WORLD_SIZE": "4"}
+    try:
+        with raises(ValueError, "gradwire.mxnet: .*4 workers.*MASTER_ADDR and MASTER_PORT.*dist_sync_mpi"):
+            mx.kv.create("gradwire")
+    finally:
+        del os.environ["RANK"], os.environ["WORLD_SIZE"]
 
 
 # ---- memory --------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from typing import Any
 
 import mxnet as mx
 
-from gradwire import _core, kv, settings
+from gradwire import _core, kv
+from gradwire.default_store import open_default
 from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.job_sums import JobSums
 from gradwire.mxnet.local_sums import LocalSums
@@ -28,7 +29,10 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        """Raises: as gradwire.kv.create()."""
+        """Raises:
+        ValueError: the environment tells of several workers and not of where they meet.
+        As gradwire.kv.create().
+        """
         self._store = _store()
         self._is_local = self._store.type == "local"
         self._sums = LocalSums(self._store) if self._is_local else _sums(self._store)
@@ -142,10 +146,7 @@ def _store() -> kv.KVStore:
     """The store by which this process is in its job, joined now if need be; outside of a job one of its own."""
     if (joined := kv.joined()) is not None:
         return joined
-    here = settings.read()
-    if not here.is_in_a_job:
-        return kv.create("local")
-    return kv.create("dist_sync" if here.num_servers else "allreduce")
+    return open_default("gradwire.mxnet")
 
 
 def _sums(store: kv.KVStore) -> JobSums:

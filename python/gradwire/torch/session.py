@@ -9,6 +9,7 @@ from gradwire import joining, kv, settings
 from gradwire.backend import AbstractKVStore
 from gradwire.compress import Compression
 from gradwire.controller import Budget, requested
+from gradwire.default_store import open_default
 
 Wanted = str | Mapping[str, Any]
 
@@ -30,16 +31,7 @@ def default_store() -> kv.KVStore:
     if (store := kv.joined()) is not None:
         return store
     if _default is None or not is_open(_default):
-        here = settings.read()
-        alone = not here.is_in_a_job
-        if alone and here.num_workers > 1:
-            raise ValueError(
-                f"gradwire.torch: the environment says {here.num_workers} workers and not where they meet, so each "
-                "would train alone; set MASTER_ADDR and MASTER_PORT on all of them (torchrun and `gradwire run` "
-                "do), or give store=gradwire.kv.create('dist_sync_mpi') under mpirun"
-            )
-        in_a_job = "dist_sync" if here.num_servers else "allreduce"
-        _default = kv.create("local" if alone else in_a_job)
+        _default = open_default("gradwire.torch")
     return _default
 
 

@@ -1,0 +1,29 @@
+"""The store of a front end that is given none."""
+
+from __future__ import annotations
+
+from gradwire import kv, settings
+
+__all__ = ["open_default"]
+
+
+def open_default(front_end: str) -> kv.KVStore:
+    """Opens a store: inside a job `dist_sync` if it has servers, else `allreduce`; outside `local`.
+
+    Args:
+        front_end: who asks, for the error, as "gradwire.torch".
+
+    Raises:
+        ValueError: the environment tells of several workers and not of where they meet.
+        As kv.create().
+    """
+    here = settings.read()
+    if here.is_in_a_job:
+        return kv.create("dist_sync" if here.num_servers else "allreduce")
+    if here.num_workers > 1:
+        raise ValueError(
+            f"{front_end}: the environment says {here.num_workers} workers and not where they meet, so each would "
+            "train alone; set MASTER_ADDR and MASTER_PORT on all of them (torchrun and `gradwire run` do), or under "
+            "mpirun create the store first: gradwire.kv.create('dist_sync_mpi')"
+        )
+    return kv.create("local")
