@@ -53,6 +53,31 @@ def patch_routes_every_name_and_unpatch_gives_mxnets_back(folder: Path) -> None:
     gradwire.mxnet.patch()
 
 
+@case
+def a_trainer_of_one_device_refuses_a_typo_and_takes_the_plugin(folder: Path) -> None:
+    """MXNet looks at no name where there is one device."""
+    weight = mx.gluon.Parameter("w", shape=(4,))
+    weight.initialize()
+
+    def store_of(name: Any) -> Any:
+        trainer = mx.gluon.Trainer([weight], "sgd", {}, kvstore=name)
+        trainer._init_kvstore()
+        return trainer._kvstore
+
+    with raises(gradwire.mxnet.KVStoreError, "unknown store 'allreduc'; did you mean 'allreduce'"):
+        store_of("allreduc")
+    module = mx.mod.Module(
+        mx.sym.LinearRegressionOutput(mx.sym.var("data"), mx.sym.var("label")), label_names=["label"]
+    )
+    module.bind([("data", (2, 2))], [("label", (2, 2))])
+    module.init_params()
+    with raises(gradwire.mxnet.KVStoreError, "unknown store 'gradwyre'; did you mean 'gradwire'"):
+        module.init_optimizer(kvstore="gradwyre")
+    assert isinstance(store_of("Gradwire"), gradwire.mxnet.Gradwire)
+    for alone in ("local", "device", None):
+        assert store_of(alone) is None
+
+
 # ---- stores of one process -----------------------------------------------------------------------------------
 
 

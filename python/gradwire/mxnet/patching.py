@@ -13,6 +13,7 @@ import mxnet.module.module
 
 from gradwire import _core, joining
 from gradwire.mxnet.errors import KVStoreError
+from gradwire.mxnet.plugin import Gradwire
 from gradwire.mxnet.store import KVStore
 
 __all__ = ["patch", "unpatch"]
@@ -54,19 +55,24 @@ def _creating(original: Any) -> Any:
     def create(name: str = "local") -> Any:
         if not isinstance(name, str):
             raise TypeError(f"mx.kv.create: name is {name!r}, expected a string such as 'dist_sync'")
-        kind = name.lower()
-        plugins = mx.kvstore.KVStoreBase.kv_registry
-        if kind in plugins:
+        kind = _known("mx.kv.create", name)
+        if kind in mx.kvstore.KVStoreBase.kv_registry:
             return original(name)
-        if kind not in joining.names():
-            valid = [*joining.names(), *plugins]
-            near = _core.nearest(kind, valid)
-            raise KVStoreError(
-                f"mx.kv.create: unknown store {name!r}; did you mean {near!r}? Valid are {', '.join(valid)}"
-            )
         return KVStore(name) if joining.is_local(kind) else _joined(kind)
 
     return create
+
+
+def _known(verb: str, name: str) -> str:
+    """Returns a store's name in small letters. Raises KVStoreError: neither gradwire nor a plugin has it."""
+    kind = name.lower()
+    valid = [*joining.names(), *mx.kvstore.KVStoreBase.kv_registry]
+    if kind not in valid:
+        near = _core.nearest(kind, valid)
+        raise KVStoreError(
+            f"{verb}: unknown store {name!r}; did you mean {near!r}? Valid are {', '.join(valid)}"
+        )
+    return kind
 
 
 def _joined(kind: str) -> KVStore:
@@ -78,14 +84,23 @@ def _joined(kind: str) -> KVStore:
 
 
 def _choosing(original: Any) -> Any:
-    """MXNet uses no store for one device unless its name has "dist" in it; ours join a job under other names too."""
+    """MXNet uses no store for one device unless its name has "dist" in it, whatever the name is; ours join a job under
+    other names too.
+    """
 
     def create(kvstore: Any, num_device: int, arg_params: Any) -> Any:
-        kind = kvstore.lower() if isinstance(kvstore, str) else ""
-        joins = kind in joining.names() and not joining.is_local(kind)
-        return original(_joined(kind) if joins else kvstore, num_device, arg_params)
+        store = _chosen(kvstore) if isinstance(kvstore, str) else kvstore
+        return original(store, num_device, arg_params)
 
     return create
+
+
+def _chosen(name: str) -> Any:
+    """Returns the store of a name that is of several workers; else the name."""
+    kind = _known("kvstore=", name)
+    if kind in mx.kvstore.KVStoreBase.kv_registry:
+        return Gradwire() if kind == Gradwire.__name__.lower() else name
+    return name if joining.is_local(kind) else _joined(kind)
 
 
 def _taking_kv(original: Any) -> Any:
