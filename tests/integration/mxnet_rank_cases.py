@@ -261,6 +261,8 @@ def a_function_may_update_too(kv: Any) -> None:
     kv.push(key, filled(kv.rank + 1))
     kv.pull(key, out=out)
     require_equal(out, 20 + TOTAL)
+    with raises(gradwire.mxnet.KVStoreError, "set_learning_rate: .*a function.*set_optimizer"):
+        kv.set_learning_rate(0.1)
     with raises(gradwire.mxnet.KVStoreError, "there is no optimizer in this worker"):
         kv.save_optimizer_states(str(FOLDER / "none"))
     kv._updater = None
@@ -448,6 +450,21 @@ def the_plugin_sums_beside_the_store(kv: Any) -> None:
     assert not trainer._update_on_kvstore
     for data in weight.list_data():
         require_equal(data, 1 - 2 * TOTAL)
+
+
+@case
+def several_plugins_have_keys_of_their_own(kv: Any) -> None:
+    """Each Trainer numbers its parameters from 0."""
+    for size, store in ((3, mx.kv.create("gradwire")), (5, "gradwire")):
+        weight = mx.gluon.Parameter("w", shape=(size,))
+        weight.initialize(init="ones")
+        trainer = mx.gluon.Trainer([weight], "sgd", {"learning_rate": 1.0}, kvstore=store)
+        for step in range(2):
+            with mx.autograd.record():
+                loss = ((kv.rank + 1) * weight.data()).sum()
+            loss.backward()
+            trainer.step(1)
+            require_equal(weight.data(), 1 - TOTAL * (step + 1))
 
 
 # ---- compression, last: it stays ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,12 +19,15 @@ from gradwire.mxnet.unrecorded import unrecorded
 __all__ = ["Gradwire"]
 
 _of_the_job: JobSums | None = None  # a process joins once; every Gradwire in it sums there
+_numbers = itertools.count()  # of those that do, by which their keys differ
 
 
 @mx.kvstore.KVStoreBase.register
 class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
     """The store mx.kv.create("gradwire"): inside a job on its servers or, where it has none, among its workers; outside
     of one in this process alone.
+
+    A job may have several, each with keys of its own: all ranks make as many, in the same order.
 
     Calls take NDArrays and lists of them as those of gradwire.mxnet.KVStore do, and return as early.
     """
@@ -36,6 +40,7 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
         self._store = _store()
         self._is_local = self._store.type == "local"
         self._sums = LocalSums(self._store) if self._is_local else _sums(self._store)
+        self._number = 0 if self._is_local else next(_numbers)
         self._declared: set[str] = set()
 
     @property
@@ -104,7 +109,8 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
         wanted = dict(grouped("pushpull", key, value if out is None else out))
         for name, values in grouped("pushpull", key, value):
             _require_dense(name, [*values, *wanted[name]])
-            identity = f"gradwire {name!r}"  # beside the keys of a KVStore of the same job
+            # Beside the keys of a KVStore of the same job, and of others like this.
+            identity = f"gradwire {self._number} {name!r}"
             if identity not in self._declared:
                 self._sums.init([(identity, mx.nd.zeros(values[0].shape, dtype=values[0].dtype))])
                 self._declared.add(identity)

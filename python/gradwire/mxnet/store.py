@@ -169,14 +169,21 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
     def set_learning_rate(self, learning_rate: float) -> None:
         """Gives the optimizer another learning rate; in `dist_async*` a collective, for there it is the servers'.
 
-        Raises: RuntimeError: no optimizer is set.
+        Raises:
+            RuntimeError: no optimizer is set.
+            KVStoreError: set_updater() has set a function, which has no learning rate.
         """
         if self._updates_on_servers:
             self._tell_servers()
             return self._store.set_learning_rate(learning_rate)
         if self._updater is None:
             raise RuntimeError("set_learning_rate: no optimizer is set; call set_optimizer() first")
-        self._updater.optimizer.set_learning_rate(learning_rate)  # type: ignore[attr-defined]
+        if not isinstance(self._updater, mx.optimizer.Updater):
+            raise KVStoreError(
+                "set_learning_rate: what updates is a function of the script's, given to set_updater(), and no "
+                "optimizer; change the rate where the function has it, or call set_optimizer()"
+            )
+        self._updater.optimizer.set_learning_rate(learning_rate)
         return None
 
     # ---------------------------------------------------------------- keys
