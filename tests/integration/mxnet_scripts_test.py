@@ -8,9 +8,10 @@ import pytest
 from gradwire.job import free_port
 from integration.mpi_jobs import mpirun
 from integration.mxnet_environment import variables
-from integration.processes import Ended, Job, agreed, python, run_to_the_end
+from integration.processes import ByHand, Ended, Job, agreed, python, run_to_the_end
 
 SCRIPT = str(Path(__file__).with_name("mxnet_old_script.py"))
+LAST_READ = str(Path(__file__).with_name("mxnet_last_read_worker.py"))
 DEATH = str(Path(__file__).with_name("mxnet_death_worker.py"))
 OLD = python("mxnet_exec.py", "-m", "gradwire.mxnet", SCRIPT)
 SECONDS = 480.0  # a job of four, where another one measures
@@ -66,6 +67,18 @@ def test_a_dead_worker_is_named_by_the_next_call(tmp_path: Path) -> None:
     (record,) = ended.records()
     assert record["rank"] == 0
     assert "worker 1" in str(record["said"]), str(ended)
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit", 1), ("close", 0)])
+def test_a_failure_after_the_last_call_is_told_at_the_end(tmp_path: Path, end: str, code: int) -> None:
+    """By hand: `gradwire run` would end the survivor itself."""
+    with ByHand(tmp_path, variables(tmp_path), servers=1) as job:
+        job.start_all(python("mxnet_exec.py", LAST_READ, end))
+        survivor = job.members["worker", 0].ended(SECONDS)
+    assert survivor.code == code, str(survivor)
+    said = survivor.err if end == "exit" else survivor.out
+    assert "worker 1" in said, str(survivor)
+    assert ("the script has not heard of" in survivor.err) == (end == "exit"), str(survivor)
 
 
 def test_the_runner_wants_a_script(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ import atexit
 import contextlib
 import ctypes
 import itertools
+import os
 import queue
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -88,6 +90,7 @@ class Operations:
         self._store = store
         self._in_order = in_order
         self._failure: BaseException | None = None
+        self._has_told = False  # the script of the failure
         self._closing = False
         self._begun: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._finish_all, name="gradwire-mxnet", daemon=True)
@@ -140,7 +143,13 @@ class Operations:
     def raise_failure(self) -> None:
         """Raises what an exchange has failed with; from then on every call does."""
         if self._failure is not None:
+            self._has_told = True
             raise self._failure
+
+    @property
+    def has_told(self) -> bool:
+        """True once a failure was raised."""
+        return self._has_told
 
     @property
     def is_closed(self) -> bool:
@@ -148,7 +157,13 @@ class Operations:
         return self._closing
 
     def close(self, *, finish: bool) -> None:
-        """Closes the store. finish: once all exchanges are over; else those under way fail, and no other begins."""
+        """Closes the store.
+
+        Args:
+            finish: once all exchanges are over; else those under way fail, and no other begins.
+
+        Raises: finish: what an exchange has failed with, where nobody has been told.
+        """
         _open.discard(self)
         if finish:
             _wait_for_all()
@@ -159,6 +174,8 @@ class Operations:
             _wait_for_all()  # MXNet must not call us when Python has ended
             self._begun.put(None)
             self._thread.join()
+            if finish and not self._has_told:
+                self.raise_failure()
 
     def _run_now(self, begin: Callable[[], _core.Ticket | None], arrays: Sequence[Any]) -> None:
         for array in arrays:
@@ -212,10 +229,29 @@ def _wait_for_all() -> None:
 
 
 def _close_all() -> None:
-    """Ends what a script has left open: in order, or at once where an error has ended the script."""
+    """Ends what a script has left open: in order, or at once where an error has ended the script.
+
+    What a script has read last may be of an exchange that has failed, and no call has followed to tell it: then this
+    does, and the process fails.
+    """
     finish = getattr(sys, "last_value", None) is None
+    is_untold = False
     for operations in list(_open):
-        operations.close(finish=finish)
+        knew = operations.has_told
+        try:
+            operations.close(finish=finish)
+        except BaseException:
+            traceback.print_exc()
+            is_untold = is_untold or not knew
+    if finish and is_untold:
+        print(
+            "gradwire.mxnet: an exchange failed that the script has not heard of: what it read last is no sum; call "
+            "kv.barrier() before the results are used",
+            file=sys.stderr,
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # the code of an exit that has begun cannot be changed otherwise
 
 
 atexit.register(_close_all)

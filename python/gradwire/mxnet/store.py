@@ -345,6 +345,8 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
         Args:
             finish: after all that was asked for is done; else at once, and the job fails for the others.
+
+        Raises: gradwire.TransportError: finish: the job has failed, and no call has said so yet.
         """
         self._sums.close(finish=finish)
 
