@@ -246,10 +246,21 @@ def mistakes_on_one_rank_are_said_on_its_own_call() -> None:
         (lambda: hvd.alltoall(tensor, torch.tensor([1.0] * hvd.size())), "expected int32"),
         (lambda: hvd.allreduce(tensor, compression="2bit"), "without a name"),
         (lambda: hvd.reducescatter(tensor, compression=hvd.Compression.two_bit), "allreduce"),
+        (lambda: hvd.reducescatter(tensor, compression="2bit"), "allreduce"),
+        (lambda: hvd.reducescatter(tensor, compression=None), "compression=None"),
         (lambda: hvd.allreduce(torch.ones(2).long(), name="n", compression="2bit"), "floating point"),
+        (lambda: hvd.allreduce(torch.empty(0), name="n", compression="2bit"), "at least one element"),
+        (lambda: hvd.allgather([1.0]), "given a list"),
+        (lambda: hvd.alltoall([1.0]), "given a list"),
+        (lambda: hvd.reducescatter([1.0]), "given a list"),
+        (lambda: hvd.reducescatter(torch.tensor(1.0)), "without dimensions"),
+        (lambda: hvd.grouped_allreduce([]), "no tensor"),
+        (lambda: hvd.grouped_allgather([]), "no tensor"),
+        (lambda: hvd.grouped_reducescatter([]), "no tensor"),
     ]:
         with pytest.raises((ValueError, TypeError), match=text):
             wrong()
+    assert hvd.allreduce(torch.empty(0), op=hvd.Sum).shape == (0,)
 
 
 @case
@@ -327,6 +338,25 @@ def initialised_again_after_a_shutdown() -> None:
         assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_size()) == place
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
     hvd.init(comm=list(range(hvd.size())))  # no-op
+
+
+@case
+def what_was_before_a_shutdown_is_nothing_after_it() -> None:
+    some = hvd.add_process_set([0])
+    before = hvd.allreduce_async(torch.ones(1), name="before", op=hvd.Sum)
+    hvd.barrier()
+    hvd.shutdown()
+    hvd.init()
+    other = hvd.add_process_set([hvd.size() - 1])
+    after = hvd.allreduce_async(torch.ones(1), name="after", op=hvd.Sum)
+    with pytest.raises(ValueError, match="no handle"):
+        hvd.synchronize(before)
+    assert hvd.synchronize(after).item() == hvd.size()
+    if hvd.rank() == 0:
+        with pytest.raises(ValueError, match="has not been added"):
+            hvd.allreduce(torch.ones(1), process_set=some)
+    assert not hvd.remove_process_set(some)
+    hvd.remove_process_set(other)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire.horovod import session
+from gradwire.horovod.errors import HostsUpdatedInterrupt
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_programs import CASES, Net, case, images
@@ -89,7 +90,9 @@ def what_changes_rounding_changes_no_more() -> None:
 
 @case
 def the_environments_codec_takes_the_place_of_the_scripts() -> None:
-    expected = trained_here(compression="int8")
+    expected = trained_here(compression={"type": "int8"})
+    with pytest.raises(TypeError, match="compression=None"):
+        trained_here(compression=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADWIRE_COMPRESSION", "int8")
         assert torch.equal(trained_here(compression=hvd.Compression.fp16), expected)
@@ -245,6 +248,46 @@ def elastic_training_goes_on_from_its_last_commit() -> None:
     assert (seen, resets) == ([0, 1, 2, 2, 3], [2])
     require_one_model(model)
     optimizer.close()
+
+
+@case
+def elastic_training_waits_for_no_sum_that_it_goes_back_behind() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    )
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+    attempts: list[int] = []
+
+    @hvd.elastic.run
+    def body(state: Any) -> str:
+        attempts.append(len(attempts))
+        optimizer.zero_grad()
+        if hvd.rank() == 0 or len(attempts) > 1:
+            model(torch.ones(3, 2)).sum().backward()
+        if len(attempts) == 1:
+            hvd.allreduce(torch.ones(2 + hvd.rank()), name="fails")
+        if len(attempts) == 2:
+            raise HostsUpdatedInterrupt(skip_sync=False)
+        optimizer.step()
+        return "done"
+
+    assert body(state) == "done"
+    assert len(attempts) == 3
+    assert torch.equal(model.weight.grad, torch.full((1, 2), 3.0))
+    require_one_model(model)
+    optimizer.close()
+
+
+@case
+def ranks_have_as_many_indices_where_fewer_are_left_than_ranks() -> None:
+    sampler = hvd.elastic.ElasticSampler(range(hvd.size() + 1), shuffle=False)
+    sampler.record_batch(0, 1)
+    sampler.reset()
+    assert sampler.indices == [hvd.size()]
+    sampler.record_batch(1, 1)
+    sampler.reset()
+    assert not sampler.indices
 
 
 def main(folder: str) -> None:

@@ -12,7 +12,7 @@ class ProcessSet:
     """Ranks that operate together: given to init() or add_process_set(), and then to operations.
 
     Attributes:
-        process_set_id: its number; None before it is added and after it is removed.
+        process_set_id: its number; None before it is added, and after it is removed or shutdown() is called.
         ranks: its members, in order.
     """
 
@@ -46,6 +46,10 @@ class ProcessSet:
     def members(self) -> list[int]:
         """Its ranks; those of the global set are known from init() on."""
         return self.ranks
+
+    def forget(self) -> None:
+        """Makes it one that is not added."""
+        self.process_set_id = None
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -85,6 +89,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if identity is None:
         raise ValueError(f"{added}: there is a process set of these ranks; use that one, or remove it first")
     added.process_set_id = identity
+    now.at_end.append(added.forget)
     return added
 
 
@@ -95,5 +100,5 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     identity = process_set.process_set_id
     if identity is None or identity == GLOBAL_SET:
         return False
-    process_set.process_set_id = None
+    process_set.forget()
     return bool(session.current().ask(Request("remove_process_set", "", ranks=(identity,))))

@@ -24,6 +24,10 @@ from gradwire.horovod.topology import Topology
 MakeExecutor = Callable[[kv.KVStore, Timeline, int], Executor]
 
 
+# Of all sessions: a handle from before shutdown() is none of the operations after init().
+_numbers = itertools.count()
+
+
 @dataclass
 class Session:
     """What init() has made. Attributes: see the module."""
@@ -33,7 +37,7 @@ class Session:
     coordinator: Coordinator
     timeline: Timeline
     handles: dict[int, Handle] = field(default_factory=dict)  # by what the user holds of them
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    at_end: list[Callable[[], None]] = field(default_factory=list)  # what else ends with it
     _nameless: dict[tuple[int, Kind], Iterator[int]] = field(
         default_factory=lambda: defaultdict(itertools.count)
     )
@@ -62,7 +66,7 @@ class Session:
     def submit(self, request: Request, payload: Any) -> int:
         """Submits an operation. Returns the number that poll() and synchronize() take."""
         handle = self.coordinator.submit(request, payload)
-        number = next(self._numbers)
+        number = next(_numbers)
         self.handles[number] = handle
         return number
 
@@ -105,6 +109,8 @@ def end() -> None:
     global _session
     if _session is not None:
         ending, _session = _session, None
+        for forget in ending.at_end:
+            forget()
         ending.coordinator.shut_down()
         ending.timeline.stop()
 

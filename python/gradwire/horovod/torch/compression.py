@@ -10,6 +10,7 @@ not sent for the tensor's next sum (error feedback), by the operation's name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -87,8 +88,20 @@ class Compression:
 
 
 def compressor_of(wanted: Any) -> Any:
-    """Returns what compresses and decompresses: what was given, or a codec by its text."""
-    return Compression.codec(wanted) if isinstance(wanted, str) else wanted
+    """Returns what compresses and decompresses: what was given, or a codec by its text or mapping.
+
+    Raises:
+        ValueError: an unknown codec, parameter or reply.
+        TypeError: it is none of these.
+    """
+    if isinstance(wanted, str | Mapping):
+        return Compression.codec(wanted)
+    if not all(callable(getattr(wanted, method, None)) for method in ("compress", "decompress")):
+        raise TypeError(
+            f"hvd: compression={wanted!r}: expected hvd.Compression.none or fp16, a codec such as '2bit' or "
+            "{'type': '2bit'}, or what has compress() and decompress()"
+        )
+    return wanted
 
 
 def codec_text(compressor: Any) -> str:

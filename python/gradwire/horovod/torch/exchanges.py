@@ -9,6 +9,7 @@ import torch
 
 from gradwire.horovod.negotiation import Response
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
+from gradwire.horovod.torch import wire
 from gradwire.horovod.torch.submission import identity_of, submit, synchronize
 
 Splits = torch.Tensor | Sequence[int] | None
@@ -64,8 +65,7 @@ def _rows_of(tensor: torch.Tensor, splits: Splits, process_set: ProcessSet) -> t
     """
     identity_of("alltoall", process_set)
     members = len(process_set.members())
-    if tensor.dim() == 0:
-        raise ValueError("hvd.alltoall: a tensor without dimensions has no rows; give tensor.reshape(1)")
+    wire.require_rows("alltoall", [tensor])
     rows = tensor.shape[0]
     if splits is None:
         if rows % members:

@@ -10,7 +10,7 @@ import torch
 
 from gradwire.horovod.negotiation import Response
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
-from gradwire.horovod.torch import reduce_ops
+from gradwire.horovod.torch import reduce_ops, wire
 from gradwire.horovod.torch.submission import submit, synchronize
 from gradwire.horovod.torch.sums import grouped_allreduce
 
@@ -19,7 +19,7 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """As allgather(), without waiting and without a gradient. Returns a handle for poll() and synchronize()."""
-    _require_rows([tensor])
+    wire.require_rows("allgather", [tensor])
 
     def deliver(gathered: Sequence[torch.Tensor], _: Response) -> torch.Tensor:
         return gathered[0].to(tensor.device, tensor.dtype)
@@ -31,7 +31,7 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """As grouped_allgather(), without waiting and without a gradient. Returns a handle."""
-    _require_rows(tensors)
+    wire.require_rows("allgather", tensors)
 
     def deliver(gathered: Sequence[torch.Tensor], _: Response) -> list[torch.Tensor]:
         return _like(gathered, tensors)
@@ -53,7 +53,7 @@ def allgather(
     Returns: the same on every member.
 
     Raises:
-        ValueError: a tensor without dimensions; and as allreduce().
+        TypeError, ValueError: no tensor, or one without dimensions; and as allreduce().
         HorovodInternalError: ranks differ in dtype or in another dimension; a rank has joined; the job has failed.
     """
     return grouped_allgather([tensor], name, process_set)[0]
@@ -64,13 +64,6 @@ def grouped_allgather(
 ) -> list[torch.Tensor]:
     """As allgather(), of several tensors, which are ready together or fail together."""
     return list(_Gather.apply(name, process_set, *tensors))  # type: ignore[no-untyped-call]
-
-
-def _require_rows(tensors: Sequence[torch.Tensor]) -> None:
-    if any(tensor.dim() == 0 for tensor in tensors):
-        raise ValueError(
-            "hvd.allgather: a tensor without dimensions has no rows to join; give tensor.reshape(1)"
-        )
 
 
 def _like(values: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -84,7 +77,7 @@ class _Gather(torch.autograd.Function):
     def forward(
         ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        _require_rows(tensors)
+        wire.require_rows("allgather", tensors)
 
         def deliver(gathered: Sequence[torch.Tensor], response: Response) -> list[torch.Tensor]:
             own = process_set.rank() or 0

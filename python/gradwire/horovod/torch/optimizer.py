@@ -75,7 +75,7 @@ def DistributedOptimizer(
     compressor = compressor_of(chosen(compression))
     groups = groups if groups is not None else (num_groups or None)
     _require_valid(op, gradient_predivide_factor, backward_passes_per_step, compressor, groups, process_set)
-    result = wrapped.take_over(optimizer, _Distributed)
+    result = wrapped.take_over(optimizer, Distributed)
     result._begin(named, compressor, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
     result.set_backward_passes_per_step(backward_passes_per_step)
     return result
@@ -144,7 +144,7 @@ def _require_valid(
         )
 
 
-class _Distributed(wrapped.Front):
+class Distributed(wrapped.Front):
     """What DistributedOptimizer adds to an optimizer's class."""
 
     prefix = "Distributed"
@@ -282,9 +282,13 @@ class _Distributed(wrapped.Front):
                 for finish in self._sums.values():
                     finish()
             finally:
-                self._sums.clear()
-                self.set_backward_passes_per_step(self.backward_passes_per_step)
+                self.forget_sums()
         self._synchronized = True
+
+    def forget_sums(self) -> None:
+        """Waits for no sum that is under way: before shutdown(), where training goes back behind them."""
+        self._sums.clear()
+        self.set_backward_passes_per_step(self.backward_passes_per_step)
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -326,11 +330,15 @@ class _Distributed(wrapped.Front):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """As torch's; waits for what is under way."""
-        for finish in self._sums.values():
-            finish()
-        self._sums.clear()
-        self.set_backward_passes_per_step(self.backward_passes_per_step)
+        """As torch's; waits for what is under way, whose names the next gradients need.
+
+        Raises: HorovodInternalError: a sum has failed, on all ranks; says why.
+        """
+        try:
+            for finish in self._sums.values():
+                finish()
+        finally:
+            self.forget_sums()
         super().load_state_dict(state_dict)
 
 

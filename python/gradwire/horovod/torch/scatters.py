@@ -10,8 +10,8 @@ import torch
 from gradwire.horovod.errors import HorovodInternalError
 from gradwire.horovod.negotiation import Response
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
-from gradwire.horovod.torch import reduce_ops
-from gradwire.horovod.torch.compression import Compression
+from gradwire.horovod.torch import reduce_ops, wire
+from gradwire.horovod.torch.compression import Compression, codec_text, compressor_of
 from gradwire.horovod.torch.gathers import grouped_allgather
 from gradwire.horovod.torch.submission import submit, synchronize
 
@@ -68,7 +68,7 @@ def reducescatter(
         name, process_set, prescale_factor, postscale_factor: as in allreduce().
 
     Raises:
-        ValueError: a tensor without dimensions, or a codec; and as allreduce().
+        TypeError, ValueError: no tensor, or one without dimensions; a codec; and as allreduce().
         HorovodInternalError: op is Adasum; and as allreduce().
     """
     return grouped_reducescatter(
@@ -86,14 +86,16 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """As reducescatter(), of several tensors, which are ready together or fail together."""
-    if getattr(compression, "codec", None) is not None:
+    wire.require_rows("reducescatter", tensors)
+    compressor = compressor_of(compression)
+    if codec_text(compressor):
         raise ValueError(
             "hvd.reducescatter: a codec acts on allreduce() alone; give Compression.none or fp16"
         )
-    changed = [compression.compress(tensor) for tensor in tensors]
+    changed = [compressor.compress(tensor) for tensor in tensors]
     scales = (prescale_factor, postscale_factor)
     shares = _ReduceScatter.apply(name, op, process_set, *scales, *[tensor for tensor, _ in changed])  # type: ignore[no-untyped-call]
-    return [compression.decompress(share, ctx) for share, (_, ctx) in zip(shares, changed, strict=True)]
+    return [compressor.decompress(share, ctx) for share, (_, ctx) in zip(shares, changed, strict=True)]
 
 
 def _submit(
@@ -107,10 +109,7 @@ def _submit(
 ) -> int:
     if op == reduce_ops.Adasum:
         raise HorovodInternalError("hvd.reducescatter: op=Adasum is of whole gradients; use Average or Sum")
-    if any(tensor.dim() == 0 for tensor in tensors):
-        raise ValueError(
-            "hvd.reducescatter: a tensor without dimensions has no rows to share; use allreduce()"
-        )
+    wire.require_rows("reducescatter", tensors)
     return submit(
         "reducescatter",
         tensors,

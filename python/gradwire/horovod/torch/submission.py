@@ -47,6 +47,8 @@ def submit(
     """
     now = session.current()
     identity = identity_of(kind, process_set)
+    if not tensors:
+        raise ValueError(f"hvd.{kind}: given no tensor; give a group of at least one")
     given = [wire.staged(kind, tensor) for tensor in tensors]
     targets = given if in_place else [torch.empty_like(tensor) for tensor in given] if has_targets else []
     request = Request(
@@ -109,7 +111,7 @@ def _handle(number: int) -> Handle:
 def join(device: int = -1) -> int:
     """Says that this rank has no data left: the others' allreduces go on as if it gave zeros, until all have joined.
 
-    Meanwhile every other operation fails, on the ranks that ask for it.
+    Meanwhile every other operation but barrier() fails, on the ranks that ask for it.
 
     Args:
         device: of Horovod's; not needed here.

@@ -240,9 +240,10 @@ def _require_codec(
             f"hvd.allreduce {name!r}: a codec sums over all ranks; use op=Average or Sum and no process set, or "
             "Compression.none"
         )
-    if not all(tensor.is_floating_point() for tensor in tensors):
+    if not all(tensor.is_floating_point() and tensor.numel() for tensor in tensors):
         raise ValueError(
-            f"hvd.allreduce {name!r}: a codec takes floating point tensors; use Compression.none"
+            f"hvd.allreduce {name!r}: a codec takes floating point tensors of at least one element; use "
+            "Compression.none"
         )
 
 

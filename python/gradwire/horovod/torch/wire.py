@@ -23,8 +23,7 @@ def staged(verb: str, tensor: torch.Tensor) -> torch.Tensor:
         TypeError: it is no tensor.
         ValueError: it is sparse, or of a type that cannot travel.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"hvd.{verb}: given a {type(tensor).__name__}, expected a torch.Tensor")
+    _require_tensor(verb, tensor)
     if tensor.is_sparse:
         raise ValueError(
             f"hvd.{verb}: the tensor is sparse; use sparse_allreduce_async(), or tensor.to_dense()"
@@ -33,6 +32,22 @@ def staged(verb: str, tensor: torch.Tensor) -> torch.Tensor:
     if dtype not in _TRAVELS:
         raise ValueError(f"hvd.{verb}: Tensor type {tensor.dtype} is not supported.")
     return tensor.detach().to(device="cpu", dtype=dtype).contiguous()
+
+
+def require_rows(verb: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raises:
+    TypeError: one is no tensor.
+    ValueError: one has no dimension along which it could be cut or joined.
+    """
+    for tensor in tensors:
+        _require_tensor(verb, tensor)
+        if tensor.dim() == 0:
+            raise ValueError(f"hvd.{verb}: a tensor without dimensions has no rows; give tensor.reshape(1)")
+
+
+def _require_tensor(verb: str, tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"hvd.{verb}: given a {type(tensor).__name__}, expected a torch.Tensor")
 
 
 def delivered(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

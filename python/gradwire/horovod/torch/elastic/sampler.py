@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
@@ -60,8 +61,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(indices)
         left = indices[self.processed_num :]
-        padded = left + left[: -len(left) % place.size]  # so that ranks have as many batches
-        self.indices = padded[place.rank :: place.size]
+        # Again from the first, so that ranks have as many batches: more than once where fewer are left than ranks.
+        padding = itertools.islice(itertools.cycle(left), -len(left) % place.size)
+        self.indices = [*left, *padding][place.rank :: place.size]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices)

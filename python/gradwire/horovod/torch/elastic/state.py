@@ -10,6 +10,7 @@ import torch
 
 from gradwire.horovod.torch.elastic.sampler import ElasticSampler
 from gradwire.horovod.torch.objects import broadcast_object
+from gradwire.horovod.torch.optimizer import Distributed
 from gradwire.horovod.torch.states import broadcast_optimizer_state, broadcast_parameters
 
 
@@ -60,7 +61,8 @@ class TorchState:
             self._saved[name] = copy.deepcopy(value.state_dict()) if _sync_of(value) else value
 
     def restore(self) -> None:
-        """Goes back to what the last save() kept."""
+        """Goes back to what the last save() kept, and waits for no sum that an optimizer has under way."""
+        self._forget_sums()
         for name, kept in self._saved.items():
             value = getattr(self, name)
             if _sync_of(value):
@@ -95,8 +97,14 @@ class TorchState:
 
     def on_reset(self) -> None:
         """What run() calls before it begins the function again."""
+        self._forget_sums()
         for callback in self._reset_callbacks:
             callback()
+
+    def _forget_sums(self) -> None:
+        for value in (getattr(self, name) for name in self._names):
+            if isinstance(value, Distributed):
+                value.forget_sums()
 
 
 def _sync_of(value: Any) -> Callable[[Any], None] | None:
