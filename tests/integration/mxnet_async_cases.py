@@ -1,10 +1,12 @@
 """What each rank does in mxnet_async_test.py: MXNet 1.9.1 on gradwire's dist_async, with two workers and two servers.
 
-python mxnet_async_cases.py    as one rank of a gradwire job; prints "CASE passed" after each
+python mxnet_async_cases.py FOLDER    as one rank of a gradwire job; prints "CASE passed" after each
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import gradwire.mxnet
@@ -12,6 +14,7 @@ import mxnet as mx
 from mxnet_programs import case, filled, raises, require_equal, run_cases
 
 RANKS = 2
+FOLDER = Path()
 
 
 @case
@@ -21,8 +24,8 @@ def what_needs_sums_is_refused(kv: Any) -> None:
         kv._set_updater(lambda key, total, weight: None)
     with raises(gradwire.mxnet.KVStoreError, "no AdaGrad"):
         kv.set_optimizer(mx.optimizer.AdaGrad())
-    with raises(gradwire.mxnet.KVStoreError, "no optimizer in this worker"):
-        kv.save_optimizer_states("states")
+    with raises(RuntimeError, "no optimizer is set"):
+        kv.save_optimizer_states(str(FOLDER / "none"))
 
 
 @case
@@ -79,6 +82,44 @@ def a_trainer_updates_on_the_servers(kv: Any) -> None:
         refused._init_kvstore()
 
 
+@case
+def the_servers_states_are_saved_and_loaded(kv: Any) -> None:
+    """One worker pushes at a time, so that momentum is what one worker would have."""
+    kv.barrier()
+    kv.init(200, filled(0))
+    path, outs = FOLDER / "states", [filled(0) for _ in range(3)]
+
+    def make() -> Any:
+        return mx.optimizer.SGD(learning_rate=0.5, momentum=0.5)
+
+    def step(out: Any) -> None:
+        """Rank 0's push, and the weight after it on all ranks."""
+        if kv.rank == 0:
+            kv.push(200, filled(1))
+            mx.nd.waitall()
+        kv.barrier()
+        kv.pull(200, out=out)
+        mx.nd.waitall()
+        kv.barrier()
+
+    kv.set_optimizer(make())
+    with raises(gradwire.mxnet.KVStoreError, "with the first push"):
+        kv.save_optimizer_states(str(path))
+    kv.set_learning_rate(0.5)  # all ranks: the servers have it from here on
+    step(outs[0])
+    require_equal(outs[0], -0.5)
+    if kv.rank == 0:
+        kv.save_optimizer_states(str(path), dump_optimizer=True)
+    kv.barrier()
+    step(outs[1])
+    require_equal(outs[1] - outs[0], -0.75)
+    kv.set_optimizer(make())  # begins anew
+    kv.load_optimizer_states(str(path))
+    step(outs[2])
+    require_equal(outs[2] - outs[1], -0.75)
+
+
 if __name__ == "__main__":
+    FOLDER = Path(sys.argv[1])
     gradwire.mxnet.patch()
     run_cases(mx.kv.create("dist_async"))

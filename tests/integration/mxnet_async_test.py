@@ -14,8 +14,9 @@ PROGRAM = HERE / "mxnet_async_cases.py"
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> CaseJob:
-    with environment(tmp_path_factory.mktemp("mxnet_async")):
-        return CaseJob(HERE / "mxnet_exec.py", str(PROGRAM), workers=2, servers=2)
+    folder = tmp_path_factory.mktemp("mxnet_async")
+    with environment(folder):
+        return CaseJob(HERE / "mxnet_exec.py", str(PROGRAM), str(folder), workers=2, servers=2)
 
 
 @pytest.mark.parametrize("name", case_names(PROGRAM))

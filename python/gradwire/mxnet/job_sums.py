@@ -140,6 +140,10 @@ class JobSums:
         """Leaves the job. finish: once all exchanges are over; else those under way fail."""
         self._operations.close(finish=finish)
 
+    def finish(self) -> None:
+        """Waits for all that was asked for. Raises what an exchange has failed with."""
+        self._operations.finish()
+
     def raise_failure(self) -> None:
         """Raises what an exchange has failed with."""
         self._operations.raise_failure()

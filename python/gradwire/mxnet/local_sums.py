@@ -61,6 +61,9 @@ class LocalSums:
         """Ends the store."""
         self._store.close()
 
+    def finish(self) -> None:
+        """Nothing of ours is under way here."""
+
     def raise_failure(self) -> None:
         """Nothing can have failed unseen here."""
 

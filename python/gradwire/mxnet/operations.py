@@ -140,6 +140,11 @@ class Operations:
         else:
             self._begun.put(operation)
 
+    def finish(self) -> None:
+        """Waits until all exchanges are over. Raises what one has failed with."""
+        _wait_for_all()
+        self.raise_failure()
+
     def raise_failure(self) -> None:
         """Raises what an exchange has failed with; from then on every call does."""
         if self._failure is not None:

@@ -318,27 +318,45 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
     _barrier = barrier  # MXNet's name
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Writes the optimizer's state to a file; every worker has all of it.
+        """Writes the optimizer's state to a file; every worker has all of it. In `dist_async*` it is the servers', with
+        this worker's pushes, in a file of gradwire.kv's; any worker may call it alone.
 
         Args:
             fname: path of the file.
             dump_optimizer: writes the optimizer too, with its learning rate and counts.
 
-        Raises: KVStoreError: this worker has none.
+        Raises: KVStoreError: this worker has none; in `dist_async*` the servers have none before the first push.
         """
+        if self._updates_on_servers:
+            if self._server_optimizer is not None:
+                raise KVStoreError(
+                    "save_optimizer_states: the servers get their optimizer with the first push, and have no states "
+                    "yet; save after it"
+                )
+            self._sums.finish()
+            return self._store.save_optimizer_states(fname, dump_optimizer)
         self._require_states("save_optimizer_states")
         super().save_optimizer_states(fname, dump_optimizer)
+        return None
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Goes on from a file that save_optimizer_states() wrote; on all workers, from the same bytes.
+        """Goes on from a file that save_optimizer_states() wrote; on all workers, from the same bytes. In `dist_async*`
+        a collective, from rank 0's file, after init() and set_optimizer().
 
         Args:
             fname: path of the file.
 
-        Raises: KVStoreError: no optimizer is set in this worker.
+        Raises:
+            KVStoreError: no optimizer is set in this worker.
+            As gradwire.kv.KVStore.load_optimizer_states(): `dist_async*`.
         """
+        if self._updates_on_servers:
+            self._tell_servers()
+            self._sums.finish()
+            return self._store.load_optimizer_states(fname)
         self._require_states("load_optimizer_states")
         super().load_optimizer_states(fname)
+        return None
 
     def close(self, *, finish: bool = True) -> None:
         """Leaves the job; at the end of the script by itself.
