@@ -2,8 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <random>
+#include <span>
 #include <string>
 
 #include "compress/codecs.h"
@@ -53,7 +54,7 @@ class RowServer {
              const RowShape& shape = kTable) {
     Buffer payload = Buffer::allocate(max_row_head_bytes(ids.size()) + values.size() * sizeof(float));
     const std::size_t head = write_row_head(shape, ids, payload.bytes());
-    std::memcpy(payload.bytes().data() + head, values.data(), values.size() * sizeof(float));
+    std::ranges::copy(std::as_bytes(std::span(values)), payload.bytes().subspan(head).begin());
     payload.truncate(head + values.size() * sizeof(float));
     return ask(kind, step, std::move(payload), ids.size());
   }
