@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from integration.mxnet_environment import require_mxnet
 
 without_mxnet = pytest.mark.skipif(find_spec("mxnet") is not None, reason="MXNet is installed here")
 
@@ -40,6 +41,21 @@ def test_another_mxnet_or_numpy_is_named(tmp_path: Path, source: str, said: str)
     assert done.returncode == 1
     assert said in done.stderr
     assert "pip install mxnet==1.9.1 numpy==1.23.5" in done.stderr
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
+def test_tests_without_mxnet_fail_in_ci(
+    ci: str, outcome: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere they are skipped: not every machine has a Python that MXNet runs on."""
+    for name in (
+        "HOME",
+        "PATH",
+    ):  # no environment for MXNet has been made, and there is no Python to make it with
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises(outcome, match=r"MXNet 1\.9\.1 cannot be had here: mxnet: no python3\.11"):
+        require_mxnet()
 
 
 def test_a_server_needs_an_address_and_no_mxnet(monkeypatch: pytest.MonkeyPatch) -> None:
