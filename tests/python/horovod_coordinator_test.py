@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +16,7 @@ from gradwire.horovod.handle import Handle
 from gradwire.horovod.negotiation import Response
 from gradwire.horovod.request import Key, Request, TensorSpec
 from gradwire.horovod.timeline import Timeline
-from python.inproc_ranks import await_event, run_ranks
+from python.inproc_ranks import DEADLINE, await_event, run_ranks
 
 
 class Order:
@@ -173,3 +175,66 @@ def test_a_rank_that_others_wait_for_too_long_is_named(
 
     run_ranks(2, as_rank)
     assert "allreduce 'only on 0' has waited" in capsys.readouterr().err
+
+
+def test_a_rank_that_submits_nothing_is_told_of_while_the_others_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GRADWIRE_SLOW_WARNING", "50ms")
+    said: list[str] = []
+
+    def body(rank: Rank) -> None:
+        if rank.number == 1:
+            until = time.monotonic() + DEADLINE
+            while "has waited" not in "".join(said):
+                assert time.monotonic() < until, "no warning"
+                time.sleep(0.02)
+                said.append(capsys.readouterr().err)
+        rank.submit("x").wait(rank.store)
+
+    on_ranks(2, body)
+    assert "worker 0: allreduce 'x' has waited" in "".join(said)
+    assert "rank 0 has submitted it, and another rank submits nothing at all" in "".join(said)
+
+
+def test_no_round_is_entered_once_the_process_is_ending() -> None:
+    rounds: list[str] = []
+
+    class Counted(Timeline):
+        def cycle_begins(self) -> None:
+            rounds.append("begun")
+
+    class Slow(Coordinator):
+        """Is between its reason for a round and the round while the process ends."""
+
+        def __init__(self, store: kv.KVStore) -> None:
+            self.has_a_reason, self.is_leaving = threading.Event(), threading.Event()
+            super().__init__(store, Order(store), Counted(), cycle_seconds=0.001)
+
+        def _await_reason(self) -> bool:
+            reason = super()._await_reason()
+            self.has_a_reason.set()
+            await_event(self.is_leaving, "leave()")
+            return reason
+
+        def leave(self) -> None:
+            leaving = threading.Thread(target=super().leave)
+            leaving.start()
+            with pytest.raises(HorovodInternalError, match="is ending"):
+                self._submit_until_refused()
+            self.is_leaving.set()
+            leaving.join(DEADLINE)
+            assert not leaving.is_alive()
+
+        def _submit_until_refused(self) -> None:
+            for number in itertools.count():
+                self.submit(Request("barrier", str(number)))
+
+    def as_rank(store: kv.KVStore) -> None:
+        coordinator = Slow(store)
+        coordinator.submit(Request("barrier", "never"))
+        await_event(coordinator.has_a_reason, "the reason for a round")
+        coordinator.leave()
+
+    run_ranks(1, as_rank)
+    assert not rounds

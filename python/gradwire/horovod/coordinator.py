@@ -6,8 +6,9 @@ something: nothing of all ranks can become ready without it, so a rank that is i
 cycle time. Only where there are process sets, whose members may need a rank that has nothing to do with them, does
 every rank keep entering rounds.
 
-A rank that nobody else hears of for `slow_warning` seconds is named on stderr, and after `slow_abort` what waits for
-it fails.
+What has waited for `slow_warning` seconds is named on stderr with the ranks that have not submitted it, and after
+`slow_abort` it fails. A rank that submits nothing enters no round, and holds up the others' in silence: of that a
+second thread tells, which knows no more than what this rank has submitted itself.
 
 Threading: submit() and shut_down() from any thread. It ends with shut_down(), leave(), or the job.
 """
@@ -70,8 +71,10 @@ class Coordinator:
         self._has_failed = False
         self._quiet_rounds = 0
         self._is_in_a_round = False  # in which other ranks are awaited, who may be busy elsewhere
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradwire-horovod", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._watch_rounds, name="gradwire-horovod-watch", daemon=True).start()
 
     @property
     def job_has_failed(self) -> bool:
@@ -114,6 +117,7 @@ class Coordinator:
         """Ends it at the end of the process, without waiting for ranks that are busy elsewhere; those hear that this
         one has left the job.
         """
+        self._ended.set()
         with self._changed:
             self._failure = self._failure or HorovodInternalError("the process is ending")
             is_awaited = self._is_in_a_round
@@ -162,6 +166,8 @@ class Coordinator:
 
     def _round(self) -> None:
         with self._changed:
+            if self._failure is not None:  # leave(), which awaits no round that it has not seen
+                return
             announced, self._new = Announcement(self._new, self._leaves), []
             self._is_in_a_round = True
         self.timeline.cycle_begins()
@@ -184,10 +190,11 @@ class Coordinator:
         with self._changed:
             handles = {r.key: self._handles.pop(r.key) for r in responses if r.key in self._handles}
             self._under_way |= handles
+            for key in handles:
+                self._since.pop(key)
+                self._warned.discard(key)
         for key in handles:
             self.timeline.negotiation_ends(key)
-            self._since.pop(key)
-            self._warned.discard(key)
         for response in responses:
             if response.error is not None and (handle := handles.get(response.key)) is not None:
                 handle.fail(HorovodInternalError(response.error))
@@ -205,11 +212,30 @@ class Coordinator:
             )
             if waited > self._settings.slow_abort:
                 raise HorovodInternalError(f"{told}; submit it on all of them")
-            if waited > self._settings.slow_warning and key not in self._warned:
-                self._warned.add(key)
-                self._log.say("warning", told)
+            with self._changed:
+                self._warn(key, waited, told)
+
+    def _watch_rounds(self) -> None:
+        """The second thread: warns of what waits in a round that another rank does not enter."""
+        while not self._ended.wait(self._settings.slow_warning / 4):
+            with self._changed:
+                now = time.monotonic()
+                for key, since in self._since.items() if self._is_in_a_round else ():
+                    self._warn(
+                        key,
+                        now - since,
+                        f"{key} has waited {now - since:.0f} s: rank {self._store.rank} has submitted it, and another "
+                        "rank submits nothing at all; every rank that waits says so",
+                    )
+
+    def _warn(self, key: Key, waited: float, told: str) -> None:
+        """Warns once of each operation that waits too long. self._changed is held."""
+        if waited > self._settings.slow_warning and key not in self._warned:
+            self._warned.add(key)
+            self._log.say("warning", told)
 
     def _end(self, error: BaseException) -> None:
+        self._ended.set()
         with self._changed:
             self._failure = self._failure or error
             handles = [*self._handles.values(), *self._under_way.values()]
