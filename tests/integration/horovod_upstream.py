@@ -8,7 +8,8 @@ shim answers. Its helper module imports mock and cloudpickle, and one function o
 need: the standard library stands in for those here.
 
 A test counts as passed if it passed on every rank. One that fails on some ranks only leaves them at different places,
-and ends the job; another one goes on with the tests behind it. Returns 0 if none failed.
+and ends the job; another one goes on with the tests behind it. Returns 0 if there were tests and none failed. A job
+that fails without a test that says why is an error.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from typing import Any
 
 _TIMEOUT = 1800.0  # seconds, of one job
 _PATIENCE = "60"  # seconds that ranks wait for one that has failed a test and gone on to the next
+
+_NOT_TO_ITS_END = ("failed", "begun", "missing")  # outcomes of a test that explain why a job ended
 
 # The first of these words in a test's name is its family.
 _FAMILIES = (
@@ -129,17 +132,30 @@ def _name(test: unittest.TestCase) -> str:
 def run_jobs(path: Path, ranks: int, pattern: str) -> dict[str, tuple[str, str]]:
     """Runs jobs of so many ranks until every test has had its turn. Returns outcome and reason by test: the
     worst of all ranks.
+
+    Raises: SystemExit: a job died where no test was under way, or the file has no such test.
     """
     outcomes: dict[str, tuple[str, str]] = {}
     while True:
-        found = run_job(path, ranks, pattern, max(outcomes, default=""))
+        last = max(outcomes, default="")
+        found, exit_code = run_job(path, ranks, pattern, last)
         outcomes |= found
+        if exit_code != 0 and not any(outcome in _NOT_TO_ITS_END for outcome, _ in found.values()):
+            place = max(outcomes, default="")
+            raise SystemExit(
+                f"the job of {ranks} ranks ended with exit code {exit_code} "
+                f"{f'behind {place}' if place else 'before its first test'}, where no test failed; see its lines above"
+            )
+        if not outcomes:
+            raise SystemExit(f"{path} has no test with {pattern!r} in its name")
         if not found or found[max(found)][0] in ("passed", "skipped"):  # to its end
             return outcomes
 
 
-def run_job(path: Path, ranks: int, pattern: str, behind: str) -> dict[str, tuple[str, str]]:
-    """Runs the tests whose names come behind one, in the order of names, until one fails on some ranks only."""
+def run_job(path: Path, ranks: int, pattern: str, behind: str) -> tuple[dict[str, tuple[str, str]], int]:
+    """Runs the tests whose names come behind one, in the order of names, until one fails on some ranks only. Returns
+    also the job's exit code.
+    """
     from gradwire import launch
 
     with tempfile.TemporaryDirectory() as name:
@@ -159,7 +175,9 @@ def run_job(path: Path, ranks: int, pattern: str, behind: str) -> dict[str, tupl
         records = [_read(folder / str(rank)) for rank in range(ranks)]
     if ended.exit_code != 0:
         print("\n".join(said[-30:]))
-    return {test: _worst([record.get(test, ("missing", "")) for record in records]) for test in records[0]}
+    tests = sorted(set().union(*records))
+    outcomes = {test: _worst([record.get(test, ("missing", "")) for record in records]) for test in tests}
+    return outcomes, ended.exit_code
 
 
 def _read(path: Path) -> dict[str, tuple[str, str]]:
