@@ -6,6 +6,7 @@ Rank 0 trains on one half of the images and rank 1 on the other; each prints wha
 import argparse
 import hashlib
 import json
+import sys
 
 import mxnet as mx
 import numpy as np
@@ -43,4 +44,6 @@ accuracy = dict(model.score(mx.io.NDArrayIter(images, labels, batch_size=20), "a
 weights = model.get_params()[0]
 digest = hashlib.sha256(b"".join(weights[name].asnumpy().tobytes() for name in sorted(weights))).hexdigest()
 store = f"{type(kv).__module__}.{type(kv).__name__}"
-print(json.dumps({"rank": kv.rank, "accuracy": accuracy, "weights": digest, "store": store}))
+# In one write: mpirun puts the ranks' pieces together as they come.
+record = {"rank": kv.rank, "accuracy": accuracy, "weights": digest, "store": store}
+sys.stdout.write(json.dumps(record) + "\n")
