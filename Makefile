@@ -40,8 +40,8 @@ demo: install  ## train a real network at 100 Mbit with and without compression,
 test: build install  ## style, C++ tests and Python tests; the last line counts them
 	@$(PYTHON) tests/run.py --jobs $(JOBS)
 
-soak: build install  ## `make test` with ten million fuzzed inputs a decoder and the tests marked soak (hours)
-	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} $(PYTHON) tests/run.py --jobs $(JOBS) --soak
+soak: build install  ## `make test` with ten million fuzzed inputs a decoder, 10 000 rounds under faults, 200 kills, ... (hours)
+	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} GRADWIRE_FAULT_ROUNDS=$${GRADWIRE_FAULT_ROUNDS:-10000} $(PYTHON) tests/run.py --jobs $(JOBS) --soak
 
 wheel: venv  ## dist/gradwire-*.whl, which carries its libraries: it runs where none of packages.txt is installed
 	@$(PYTHON) python/make_wheel.py

@@ -95,7 +95,9 @@ void Aggregator::on_init(std::uint32_t worker, Frame frame, std::vector<Answer>&
                                                header.key, frame.payload.size_bytes(), header.count)};
   }
   auto& partition = partitions_[{header.key, header.offset}];
-  if (partition.next_step == 0 && partition.rounds.empty()) {  // a repeated request must not undo pushes
+  // A repeated request must undo neither pushes nor what was given later, by whomever.
+  if (partition.next_step == 0 && partition.rounds.empty() && !came_before(partition, worker, header.step)) {
+    partition.given[worker] = header.step;
     partition.told = {};
     partition.count = header.count;
     partition.value.resize(header.count);
@@ -371,9 +373,8 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
                               "your own, or init it",
                               header.key)};
   }
-  if (at_once_) clocks_of(partition).show(worker);
-  answers.push_back(
-      {worker, at_once_ ? weight_at_once(worker, partition, header) : weight(partition, header)});
+  answers.push_back({worker, at_once_ ? weight_at_once(worker, partition, header, Telling::kFirst)
+                                      : weight(partition, header)});
 }
 
 void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
@@ -392,7 +393,13 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
   }
   std::vector<std::uint32_t> awaited;
   for (const std::uint32_t rank : contributors_) {
-    if (!round->second.payloads[rank] && !attendance_.is_away(rank)) awaited.push_back(rank);
+    if (round->second.payloads[rank] || attendance_.is_away(rank)) continue;
+    if (gone_.contains(rank)) {  // this was said before, and may have been lost
+      const std::string text = left_text(rank, header.step, header.key);
+      answers.push_back({worker, answer_to(header, Kind::kError, text_payload(text))});
+      return;
+    }
+    awaited.push_back(rank);
   }
   answers.push_back({worker, held(header, awaited)});
 }

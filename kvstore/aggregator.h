@@ -93,6 +93,10 @@ class Aggregator {
   /// nobody waits for its clock.
   void forget_worker(std::uint32_t worker, std::vector<Answer>& answers);
 
+  /// From now on tells each worker a whole weight before the next delta to it: what it holds was told by
+  /// somebody else.
+  void forget_told();
+
   /// Calls use(codec) with the codec of a push, which for several tensors in one depends on the payload (or
   /// on the head of one, integer_sums.h). Throws DecodeError for a codec that does not exist.
   template <typename Use>
@@ -114,12 +118,23 @@ class Aggregator {
     bool takes_shortened = false;     ///< a worker sent a shortened payload, and reads shortened replies
     std::set<std::uint32_t> holders;  ///< workers that have the weight of the round before
   };
+  /// What a worker was told of a weight, where pushes are applied at once and it gets deltas.
+  struct Told {
+    std::vector<float> weight;  ///< as the worker has it, or will have; empty: none, the next goes whole
+    std::uint64_t last_pull = kNoStep;  ///< steps of a worker's pulls descend
+  };
+  /// Whether a request is answered for the first time. Where it comes again, nobody knows which answer the
+  /// worker gets, so each must leave it with the same.
+  enum class Telling : std::uint8_t { kFirst, kAgain };
   struct Partition {
     std::uint64_t count = 0;
     std::vector<float> value;     ///< first value or weight; empty: only sums are held
     std::vector<float> residual;  ///< what replies of a lossy codec have not told yet
     std::vector<float> told;      ///< the weight as workers have it where they get deltas; empty: none has
-    std::map<std::uint32_t, std::vector<float>> told_each;  ///< likewise, by worker, at once
+    std::map<std::uint32_t, Told> told_each;  ///< likewise, by worker, at once
+    /// By worker that gave a first value or a state: the step of the newest; they descend. For the job's
+    /// life, since what comes late may come at any time.
+    std::map<std::uint32_t, std::uint64_t> given;
     OptimizerState optimizer_state;
     std::uint64_t optimizer_load = 0;        ///< number of the last one that was written, from 1
     std::map<std::uint64_t, Round> rounds;   ///< by step
@@ -129,6 +144,11 @@ class Aggregator {
     std::map<std::uint32_t, transport::FrameHeader>
         early;  ///< by worker: pushes that went in and are not answered yet, since their worker is ahead
   };
+  /// Whether a worker's first value or state came before, or one that it gave later.
+  static bool came_before(const Partition& partition, std::uint32_t worker, std::uint64_t step) {
+    const auto newest = partition.given.find(worker);
+    return newest != partition.given.end() && step >= newest->second;
+  }
   struct PartitionId {
     std::uint64_t key = 0, offset = 0;
     auto operator<=>(const PartitionId&) const = default;
@@ -181,7 +201,7 @@ class Aggregator {
                                const transport::FrameHeader& request);
   transport::Frame new_weight(Partition& partition, const transport::FrameHeader& request);
   transport::Frame weight_at_once(std::uint32_t worker, Partition& partition,
-                                  const transport::FrameHeader& request);
+                                  const transport::FrameHeader& request, Telling telling);
   transport::Frame last_answer(const Partition& partition, Content held);
   // aggregator_at_once.cpp. Require at_once_
   PushClocks& clocks_of(Partition& partition) const;
@@ -193,7 +213,7 @@ class Aggregator {
                      std::vector<Answer>& answers);
   void answer_the_early(Partition& partition, std::vector<Answer>& answers);
   transport::Frame answer_at_once(std::uint32_t worker, Partition& partition,
-                                  const transport::FrameHeader& request);
+                                  const transport::FrameHeader& request, Telling telling);
 
   std::uint32_t workers_;
   Sealing sealing_;

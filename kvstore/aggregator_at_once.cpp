@@ -30,7 +30,7 @@ std::vector<std::uint32_t> Aggregator::awaited_at_once(std::uint32_t worker, Par
 }
 
 void Aggregator::on_meet(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
-  meeting_.join(worker, header.key);
+  meeting_.join(worker);
   answers.push_back({worker, answer_to(header, Kind::kAck)});
   for (auto& [id, partition] : partitions_) {
     if (!partition.early.empty()) answer_the_early(partition, answers);
@@ -44,7 +44,7 @@ void Aggregator::apply_at_once(std::uint32_t worker, Partition& partition, Frame
   const std::uint64_t next_step = clocks.next_step_of(worker);
   if (header.step < next_step) {  // repeated: the answer was lost, is on its way, or waits
     const bool is_last = header.step + 1 == next_step && !partition.early.contains(worker);
-    if (is_last) answers.push_back({worker, answer_at_once(worker, partition, header)});
+    if (is_last) answers.push_back({worker, answer_at_once(worker, partition, header, Telling::kAgain)});
     return;
   }
   if (header.step > next_step && clocks.has_pushed(worker)) {
@@ -70,24 +70,20 @@ void Aggregator::answer_the_early(Partition& partition, std::vector<Answer>& ans
   std::erase_if(partition.early, [&](const auto& row) {
     const auto& [worker, push] = row;
     if (!awaited_at_once(worker, partition).empty()) return false;
-    answers.push_back({worker, answer_at_once(worker, partition, push)});
+    answers.push_back({worker, answer_at_once(worker, partition, push, Telling::kFirst)});
     tell(Moment::kAnswerReady, push);
     return true;
   });
 }
 
-/// Who repeats its request gets the weight as it is then: nobody keeps one for every worker, unless they get
-/// deltas.
-Frame Aggregator::answer_at_once(std::uint32_t worker, Partition& partition, const FrameHeader& request) {
-  PushClocks& clocks = clocks_of(partition);
+Frame Aggregator::answer_at_once(std::uint32_t worker, Partition& partition, const FrameHeader& request,
+                                 Telling telling) {
   const bool wants_weight = content_of(request) != Content::kSum;
-  Frame frame = wants_weight ? weight_at_once(worker, partition, request) : answer_to(request, Kind::kAck);
-  if (wants_weight) {
-    clocks.show(worker);
-    seal(frame, request);
-  }
+  Frame frame =
+      wants_weight ? weight_at_once(worker, partition, request, telling) : answer_to(request, Kind::kAck);
+  if (wants_weight) seal(frame, request);
   frame.header.flags = request.flags & transport::kFlagNonfinite;
-  set_staleness(frame.header, clocks.staleness_of(worker));
+  set_staleness(frame.header, clocks_of(partition).staleness_of(worker));
   return frame;
 }
 
@@ -100,7 +96,7 @@ void Aggregator::probe_at_once(std::uint32_t worker, Partition& partition, const
   } else if (partition.early.contains(worker)) {
     answers.push_back({worker, held(header, awaited_at_once(worker, partition))});
   } else if (header.step + 1 == next_step) {
-    answers.push_back({worker, answer_at_once(worker, partition, header)});
+    answers.push_back({worker, answer_at_once(worker, partition, header, Telling::kAgain)});
   }
 }
 

@@ -95,9 +95,10 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
   } else {
     throw Refused{
         Refusal::kFinal,
-        fmt::format("command '{}' is not known; expected 'optimizer NAME ...', 'contributors "
-                    "RANK,RANK,...', 'rounds at_once ...', 'weights ...', 'join', 'meet' or 'waited for'",
-                    text.substr(0, 80))};
+        fmt::format(
+            "command '{}' is not known; expected 'optimizer NAME ...', 'contributors "
+            "RANK,RANK,...', 'rounds at_once ...', 'weights ...', 'join', 'meet', 'mirrored' or 'waited for'",
+            text.substr(0, 80))};
   }
   answers.push_back({worker, answer_to(frame.header, Kind::kAck)});
 }
@@ -105,7 +106,7 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
 /// A worker joins once it has the answers to all its pushes, so what it lacks in is what it will not push.
 void Aggregator::on_join(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
   Frame acknowledgement = answer_to(header, Kind::kAck);
-  acknowledgement.header.step = attendance_.join(worker, header.key);
+  acknowledgement.header.step = attendance_.join(worker);
   answers.push_back({worker, std::move(acknowledgement)});
   for (auto& [id, partition] : partitions_) complete_next(partition, answers);
 }

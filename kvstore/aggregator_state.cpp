@@ -58,6 +58,10 @@ void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::v
   const auto known = partitions_.find({header.key, header.offset});
   if (known != partitions_.end()) {
     const Partition& partition = known->second;
+    if (came_before(partition, worker, header.step)) {
+      answers.push_back({worker, answer_to(header, Kind::kAck, {})});
+      return;
+    }
     const bool has_gone_on = (partition.answer && partition.next_step != state.next_step) ||
                              (partition.clocks && partition.clocks->has_begun());
     if (partition.count != header.count || !partition.rounds.empty() || has_gone_on) {
@@ -68,6 +72,7 @@ void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::v
     }
   }
   Partition& partition = partitions_[{header.key, header.offset}];
+  partition.given[worker] = header.step;
   partition.count = header.count;
   partition.value = std::move(state.value);
   partition.residual = std::move(state.residual);

@@ -1,5 +1,6 @@
 // Aggregator: weights as answers. Whole, rounded, or as what changes the weight that a worker has into the
 // new one.
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -72,11 +73,29 @@ Frame Aggregator::new_weight(Partition& partition, const FrameHeader& request) {
   return weight(partition, request);
 }
 
-Frame Aggregator::weight_at_once(std::uint32_t worker, Partition& partition, const FrameHeader& request) {
-  if (!weight_replies_.are_deltas()) return weight(partition, request);
-  std::vector<float>& told = partition.told_each[worker];
-  if (content_of(request) != Content::kWeightDelta) told.clear();
-  return tell_weight(partition, told, worker, request);
+/// The weight as it is now. Where workers get deltas, a request that comes again is told what it was told
+/// before: the next delta is made to that, whichever answer has reached the worker.
+Frame Aggregator::weight_at_once(std::uint32_t worker, Partition& partition, const FrameHeader& request,
+                                 Telling telling) {
+  if (!weight_replies_.are_deltas()) {
+    clocks_of(partition).show(worker);
+    return weight(partition, request);
+  }
+  Told& told = partition.told_each[worker];
+  if (request.kind == Kind::kPull) {
+    if (request.step >= told.last_pull) telling = Telling::kAgain;
+    told.last_pull = std::min(told.last_pull, request.step);
+  }
+  if (telling == Telling::kAgain && !told.weight.empty()) return whole_weight(told.weight, request);
+  clocks_of(partition).show(worker);
+  if (content_of(request) != Content::kWeightDelta) told.weight.clear();
+  return tell_weight(partition, told.weight, worker, request);
+}
+
+void Aggregator::forget_told() {
+  for (auto& [id, partition] : partitions_) {
+    for (auto& [worker, told] : partition.told_each) told.weight.clear();
+  }
 }
 
 /// The last answer, for a worker that has, or has not, the weight that a delta changes.

@@ -6,19 +6,18 @@
 
 namespace gradwire::kvstore {
 
-std::uint64_t Attendance::join(std::uint32_t worker, std::uint64_t number) {
-  Worker& one = workers_[worker];
-  if (number <= one.number) return one.place;
+std::uint32_t Attendance::join(std::uint32_t worker) {
   if (is_away(worker)) {
     throw std::invalid_argument(
         fmt::format("join: worker {} has joined already and waits for the others", worker));
   }
-  one = {one.joins + 1, number, away_++};
-  if (away_ == workers_.size()) {
+  const std::uint32_t place = away_++;
+  is_away_[worker] = true;
+  if (away_ == is_away_.size()) {
     away_ = 0;
-    ++ended_;
+    is_away_.assign(is_away_.size(), false);
   }
-  return one.place;
+  return place;
 }
 
 }  // namespace gradwire::kvstore

@@ -36,8 +36,25 @@ std::string agreed_settings(const EngineOptions& options, bool in_order, bool su
                                  options.partition_elements, options.shard_bound_elements);
   if (in_order) text += fmt::format("code_sums={}\n", to_string(options.code_sums));
   if (sums_on_hosts) text += "hierarchy=host\n";
+  if (options.replicas != 0) text += fmt::format("replicas={}\n", options.replicas);
   if (options.at_once) text += fmt::format("rounds={}\n", to_string(*options.at_once));
   return text;
+}
+
+void require_replicas(const EngineOptions& options, const transport::Messenger& messenger, bool in_order) {
+  if (options.replicas != 0 && (in_order || messenger.local_peer())) {
+    throw std::invalid_argument(
+        fmt::format("Engine: replicas={} mirrors servers that are processes of their own, and this store has "
+                    "none; use one "
+                    "such as 'dist_sync' with at least 2 servers (-s 2), or leave replicas out",
+                    options.replicas));
+  }
+  if (const auto given = messenger.world().replicas; options.replicas != given) {
+    throw std::invalid_argument(fmt::format(
+        "Engine: replicas={} given, and the job was started with replicas={}; give all processes the "
+        "same (gradwire run --replicas {})",
+        options.replicas, given, options.replicas));
+  }
 }
 
 }  // namespace
@@ -71,6 +88,7 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
         "host can "
         "sum them first; leave one of the two out");
   }
+  require_replicas(options_, *messenger_, in_order_);
   server_load_.assign(world.servers, 0);
   const auto settings = messenger_->exchange(
       "settings", agreed_settings(options_, in_order_, static_cast<bool>(connect_host)), options_.slow_abort);
@@ -114,6 +132,11 @@ EngineThread& Engine::rounds() const { return hierarchy_ ? hierarchy_->rounds() 
 std::uint32_t Engine::rank() const { return messenger_->self().rank; }
 std::uint32_t Engine::num_workers() const { return messenger_->world().workers; }
 std::uint32_t Engine::num_servers() const { return messenger_->world().servers; }
+std::uint32_t Engine::generation() const { return messenger_->world().generation; }
+std::uint32_t Engine::newcomers() const { return messenger_->newcomers(); }
+void Engine::regroup(const std::string& why, transport::Parting parting) {
+  messenger_->regroup(why, parting);
+}
 
 /// Where a host's workers sum first, a round that was begun goes upstream later: it must not meet what comes
 /// after it.
@@ -368,25 +391,34 @@ std::string Engine::write_trace(const std::string& folder, const std::string& st
 void Engine::close() {
   if (!thread_) return;
   try {
-    rounds().idle().wait_for(std::chrono::seconds(2));  // pushes that nobody pulls
-    if (sparse_) sparse_->settle(std::chrono::seconds(2));
+    const auto repeats =
+        messenger_->loses_frames() ? 20 * options_.retry_timeout : std::chrono::milliseconds(0);
+    const auto patience = std::chrono::seconds(2) + repeats;
+    rounds().idle().wait_for(patience);  // pushes that nobody pulls
+    // What a server has not read may die with it, and only we could push it to the mirror.
+    const bool has_mirrors = options_.replicas != 0;
+    if (has_mirrors) thread_->handed_over().wait_for(options_.slow_abort);
+    if (sparse_) sparse_->settle(has_mirrors ? options_.slow_abort : patience);
     // Whoever still needs us shall hear why its round fails, and not that we have left.
     if (const auto cause = rounds().failure(); !cause.empty())
       messenger_->fail(fmt::format("{}: {}", transport::to_string(messenger_->self()), cause));
     if (hierarchy_) hierarchy_->leave(std::chrono::seconds(5));
     messenger_->leave(std::chrono::seconds(5));
-    if (hosted_ && !owns_rows()) hosted_->retire(std::chrono::seconds(5));
+    if (hosted_ && !is_asked_after_close()) hosted_->retire(std::chrono::seconds(5));
   } catch (
       const std::exception&) {  // NOLINT(bugprone-empty-catch): the job has failed; there is nobody to tell
   }
   collectives_.reset();
   if (hierarchy_) hierarchy_->stop();
   thread_.reset();
-  if (!owns_rows()) hosted_.reset();
+  if (!is_asked_after_close()) hosted_.reset();
 }
 
-/// Rounds of keys are over for all when they are here; rows of a table others may ask for later.
-bool Engine::owns_rows() const { return hosted_ && sparse_ && sparse_->has_tables(); }
+/// Rounds of keys are over for all when they are here, unless an answer can be lost; rows of a table others
+/// may ask for later.
+bool Engine::is_asked_after_close() const {
+  return hosted_ && (messenger_->loses_frames() || (sparse_ && sparse_->has_tables()));
+}
 
 bool Engine::outlast_for(std::chrono::milliseconds timeout) {
   try {

@@ -48,7 +48,8 @@ struct EngineOptions {
   CodeSums code_sums = CodeSums::kFewestBits;      ///< placement native: how a library sums codes
   std::chrono::milliseconds slow_warning{60'000};  ///< a notice names what is awaited
   std::chrono::milliseconds slow_abort{
-      1'800'000};  ///< then the job fails; bounds every wait, collectives too
+      1'800'000};              ///< then the job fails; bounds every wait, collectives too
+  std::uint32_t replicas = 0;  ///< 1: dedicated servers are mirrored, and one may die (mirror.h)
   std::chrono::milliseconds retry_timeout{10'000};  ///< then a server is asked whether it has our push
   std::optional<AtOnce>
       at_once{};  ///< servers apply each push when it arrives; none: rounds are of all workers
@@ -127,6 +128,12 @@ class Engine {
   std::uint32_t rank() const;
   std::uint32_t num_workers() const;
   std::uint32_t num_servers() const;
+  /// How often the job has met (transport/README.md, "Generations").
+  std::uint32_t generation() const;
+  /// Workers that wait to be taken in, as last heard.
+  std::uint32_t newcomers() const;
+  /// As Messenger::regroup().
+  void regroup(const std::string& why, transport::Parting parting);
 
   // Collectives of the workers. They block, at most slow_abort.
 
@@ -267,8 +274,15 @@ class Engine {
   /// has pushed.
   std::map<std::uint64_t, std::uint64_t> staleness() const;
   /// How often each worker's push was the last that a round of a partition needed; 0 where a library sums.
-  /// Asks the servers, and waits for them at most slow_abort.
+  /// Asks the servers that are still here, and waits for them at most slow_abort. Where workers host them a
+  /// server is gone once its worker has closed, and its count with it: ask before a barrier that precedes
+  /// that.
   std::vector<std::uint64_t> waited_for();
+  /// Payload bytes that servers have passed on to their mirrors; 0 without replicas. Asks the servers, as
+  /// waited_for() does; what dead ones had passed on is not counted.
+  std::uint64_t mirrored_bytes();
+  /// Servers that have died, and who serves in their place.
+  std::map<std::uint32_t, std::uint32_t> replaced_servers() const;
   /// Of the host's threads.
   double codec_seconds() const;
   /// True when any rank met a NaN or infinity since the last call.
@@ -319,7 +333,7 @@ class Engine {
   void begin_rounds();
   EngineThread& rounds() const;
   void settle(const char* what);
-  bool owns_rows() const;
+  bool is_asked_after_close() const;
   void require_optional_workers() const;
   void await_rounds(const char* what);
   std::uint64_t elements_of(KeyId key) const;

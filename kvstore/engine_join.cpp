@@ -75,6 +75,22 @@ std::vector<std::uint64_t> Engine::waited_for() {
   return counts;
 }
 
+std::uint64_t Engine::mirrored_bytes() {
+  require_open("mirrored_bytes");
+  if (options_.replicas == 0) return 0;
+  std::vector<Acknowledgement> said;
+  thread_->command("mirrored", &said).wait();
+  std::uint64_t bytes = 0;
+  for (const Acknowledgement& one : said) {
+    for (const std::uint64_t number : read_numbers(one.text)) bytes += number;
+  }
+  return bytes;
+}
+
+std::map<std::uint32_t, std::uint32_t> Engine::replaced_servers() const {
+  return thread_ ? thread_->replaced_servers() : std::map<std::uint32_t, std::uint32_t>();
+}
+
 /// Rounds that need every worker cannot go on without one.
 void Engine::require_optional_workers() const {
   std::string_view why;

@@ -25,11 +25,10 @@ struct EngineThread::PartState {
   transport::Kind request = transport::Kind::kPush;
   std::uint32_t flags = 0;
   bool answered = true;
+  bool is_held = false;  ///< the server has said that it has the request, and waits for others
   int resends = 0;
-  int asked_times = 0;          ///< requests that may be answered, of which this part needs one
-  bool is_only_answer = false;  ///< nobody else's answer to this request can come any more
-  ShareSent share;              ///< of the last round that was measured
-  bool holds_weight = false;    ///< `held` of the tensor has what the server last told of this part
+  ShareSent share;            ///< of the last round that was measured
+  bool holds_weight = false;  ///< `held` of the tensor has what the server last told of this part
   std::chrono::steady_clock::time_point asked;  ///< last sent or probed
   std::chrono::steady_clock::time_point began;  ///< on a device: its encoding
   std::vector<std::uint32_t> awaited;           ///< ranks that the server said it lacks
@@ -48,8 +47,8 @@ struct EngineThread::Tensor {
   std::vector<float> value;  ///< answer to the last push(), for pull()
   bool value_current = false;
   std::shared_ptr<const WeightReplies> weight_replies;  ///< of the operation in flight
-  std::vector<float> held;                      ///< where servers send deltas: the weight that these change
-  std::uint64_t pulls = 0;                      ///< and reads of states, begun, that servers are asked for
+  std::vector<float> held;  ///< where servers send deltas: the weight that these change
+  std::uint64_t pulls = 0;  ///< and what else is of no round, begun: each has a number of its own
   std::unique_ptr<DeviceTensor> on_device;      ///< where gradients lie there; what it holds is not here then
   const compress::DeviceCodec* twin = nullptr;  ///< of the round in flight, where it is on the device
   bool value_on_device = false;

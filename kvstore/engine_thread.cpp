@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 
 #include "fusion/partition.h"
 #include "kvstore/engine_tensor.h"
@@ -21,7 +20,8 @@ using Verb = EngineThread::Operation::Verb;
 
 namespace {
 
-constexpr auto kTick = std::chrono::milliseconds(250);
+constexpr auto kLongestTick = std::chrono::milliseconds(250);
+constexpr auto kShortestTick = std::chrono::milliseconds(10);
 
 }  // namespace
 
@@ -163,7 +163,9 @@ void EngineThread::on_frames(Node from, std::vector<Frame> frames) {
   }
   loop_->post([this, from, frames = std::move(frames), arrived = tracer_.now()]() mutable {
     arrived_ = arrived;
-    for (Frame& frame : frames) handle(from, std::move(frame));
+    for (Frame& frame : frames) {
+      if (const auto speaker = speaker_of(from, frame.header)) handle(*speaker, std::move(frame));
+    }
   });
 }
 
@@ -171,44 +173,12 @@ void EngineThread::on_failure(const std::string& text) {
   fail(std::make_exception_ptr(transport::TransportError(text)));
 }
 
-void EngineThread::on_goodbye(Node peer) {
-  if (peer.role != Role::kServer) return;
-  loop_->post([this, rank = peer.rank] { lose_server(rank); });
-}
-
-/// A worker that takes its server along when it leaves has done all its rounds: only what still needs it
-/// fails.
-void EngineThread::lose_server(std::uint32_t rank) {
-  servers_gone_.insert(rank);
-  const auto awaits = [rank](const Tensor* tensor) {
-    return std::any_of(tensor->parts.begin(), tensor->parts.end(), [rank](const PartState& state) {
-      return !state.answered && state.part.server == rank;
-    });
-  };
-  const bool is_needed = !rounds_.servers_in_workers || mail_.awaits_server(rank) ||
-                         rows_.awaits_server(rank) || std::any_of(active_.begin(), active_.end(), awaits);
-  if (is_needed) return fail_all(std::make_exception_ptr(transport::TransportError(lost_server_text(rank))));
-  for (auto next = commands_.begin(); next != commands_.end();) {
-    Command& command = next->second;
-    const bool is_done = command.servers.erase(rank) > 0 && command.servers.empty();
-    if (is_done) command.done.succeed();
-    next = is_done ? commands_.erase(next) : std::next(next);
-  }
-}
-
-std::string EngineThread::server_name(std::uint32_t rank) const {
-  return transport::to_string({rounds_.servers_in_workers ? Role::kWorker : Role::kServer, rank});
-}
-
-std::string EngineThread::lost_server_text(std::uint32_t rank) const {
-  return server_name(rank) + " left the job while this worker still needs it";
-}
-
 // ------------------------------------------------------------------------------------- operations begin
 
 void EngineThread::run() {
   loop_->run(
-      kTick, [this] { flush(); }, [this] { tick(); });
+      std::clamp(options_.retry_timeout / 2, kShortestTick, kLongestTick), [this] { flush(); },
+      [this] { tick(); });
 }
 
 void EngineThread::start_next(Tensor& tensor) {
@@ -302,6 +272,7 @@ void EngineThread::start_pull(Tensor& tensor) {
 }
 
 void EngineThread::start_init(Tensor& tensor) {
+  ++tensor.pulls;
   for (std::size_t p = 0; p < tensor.parts.size(); ++p) {
     const auto& part = tensor.parts[p].part;
     const auto values = tensor.current->in.subspan(part.offset, part.count);
@@ -391,7 +362,8 @@ FrameHeader EngineThread::header_of(const Tensor& tensor, std::size_t index) con
   header.content = static_cast<std::uint8_t>(content_of_request(tensor, state));
   if (state.request == Kind::kReadState || state.request == Kind::kWriteState) {
     header.content = static_cast<std::uint8_t>(tensor.current->kept);
-    if (state.request == Kind::kWriteState) header.step = tensor.current->number;
+    if (state.request == Kind::kWriteState && tensor.current->kept == Kept::kOptimizer)
+      header.step = tensor.current->number;
   }
   if (state.request == Kind::kPush) {
     header.codec = static_cast<std::uint8_t>(tensor.compression->codec->wire_id());
@@ -409,15 +381,14 @@ void EngineThread::send(Tensor& tensor, std::size_t index, Kind kind, Buffer pay
   state.payload = std::move(payload);
   if (kind == Kind::kPush) encoded_bytes_ += state.payload.size_bytes();
   state.answered = false;
+  state.is_held = false;
   state.resends = 0;
   state.asked = Clock::now();
   state.awaited.clear();
   if (servers_gone_.contains(state.part.server)) {  // posted: our caller is not done with this tensor
     return fail(std::make_exception_ptr(transport::TransportError(lost_server_text(state.part.server))));
   }
-  state.asked_times = 0;
   Frame frame{header_of(tensor, index), state.payload.share()};
-  state.asked_times = 1;
   if (!in_order_ || kind != Kind::kPush) return outbox_.add(state.part.server, std::move(frame));
   for (Frame& next : in_order_->add(tensor.current->number, index, std::move(frame)))
     outbox_.add(state.part.server, std::move(next));

@@ -21,6 +21,7 @@
 
 #include "kvstore/clock_probe.h"
 #include "kvstore/codec_pool.h"
+#include "kvstore/commands.h"
 #include "kvstore/device_link.h"
 #include "kvstore/engine.h"
 #include "kvstore/in_order.h"
@@ -117,6 +118,9 @@ class EngineThread final : private transport::Sink {
   Ticket command(std::string text, std::vector<Acknowledgement>* said = nullptr);
   /// Done when nothing is in flight.
   Ticket idle();
+  /// Done when servers have all that is in flight: each request is answered, or its server has said that it
+  /// holds it, which with replicas its mirror then does, too.
+  Ticket handed_over();
   /// Writes the residual from offset on to out, where there is one, which it sets found to. Fails where a
   /// round of the key is in progress, as all of these do. Both spans live until done.
   Ticket read_residual(KeyId key, std::uint64_t offset, std::span<float> out, bool& found);
@@ -167,6 +171,8 @@ class EngineThread final : private transport::Sink {
   std::vector<std::string> take_notices();
   /// What everything in flight failed for; empty while nothing did.
   std::string failure() const;
+  /// Servers that have died, and who serves in their place.
+  std::map<std::uint32_t, std::uint32_t> replaced_servers() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -175,7 +181,11 @@ class EngineThread final : private transport::Sink {
 
   void on_frames(transport::Node from, std::vector<transport::Frame> frames) override;
   void on_failure(const std::string& text) override;
+  void on_membership_changed(const std::string& text) override {
+    fail(std::make_exception_ptr(transport::MembershipChanged(text)));
+  }
   void on_goodbye(transport::Node peer) override;
+  void on_departure(transport::Node server, transport::Node mirror) override;
 
   void run();
   // engine_thread_trace.cpp. Require that the tracer is on
@@ -230,7 +240,7 @@ class EngineThread final : private transport::Sink {
   // engine_thread_weights.cpp
   Content content_of_request(const Tensor& tensor, const PartState& state) const;
   bool asks_for_weight(const Operation& operation, const PartState& state) const;
-  void expect_weight(Tensor& tensor, PartState& state, const transport::FrameHeader& answer) const;
+  void expect_weight(Tensor& tensor, const PartState& state, const transport::FrameHeader& answer) const;
   void take_weight(Tensor& tensor, std::size_t part, transport::Frame& answer);
   void note_staleness(const PartState& part, const transport::FrameHeader& answer);
   void ask_again(Tensor& tensor, std::size_t part);
@@ -247,7 +257,12 @@ class EngineThread final : private transport::Sink {
   void tick_client(Client& client, bool& has_warned, Clock::time_point now);
   void probe(Tensor& tensor, Clock::time_point now);
   void ask(Tensor& tensor, std::size_t part);
+  // engine_thread_departure.cpp
   void lose_server(std::uint32_t rank);
+  bool is_handed_over(const Tensor& tensor) const;
+  void tell_handed_over();
+  void replace_server(std::uint32_t rank, std::uint32_t mirror);
+  std::optional<transport::Node> speaker_of(transport::Node from, const transport::FrameHeader& header) const;
   std::string server_name(std::uint32_t rank) const;
   std::string lost_server_text(std::uint32_t rank) const;
   std::string describe_wait(const Tensor& tensor, Clock::time_point now) const;
@@ -263,7 +278,7 @@ class EngineThread final : private transport::Sink {
   std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket
   std::vector<std::unique_ptr<Tensor>> tensors_;
   std::set<Tensor*> active_;
-  std::vector<Ticket> waiting_idle_;
+  std::vector<Ticket> waiting_idle_, waiting_handed_over_;
   std::shared_ptr<const Compression> compression_;  // owners: this and jobs in the pool
   std::shared_ptr<const WeightReplies> weight_replies_ =
       std::make_shared<const WeightReplies>();  // owners: this and tensors
@@ -277,11 +292,18 @@ class EngineThread final : private transport::Sink {
     Ticket done;
     std::string text;
     std::vector<Acknowledgement>* said = nullptr;
-    std::set<std::uint32_t> servers;  ///< that have not acknowledged it
+    /// Servers of which not all threads have answered, and the threads of each that have: with replicas each
+    /// thread's mirror knows a command for itself.
+    std::map<std::uint32_t, std::set<std::uint32_t>> heard;
     Clock::time_point began, asked;
   };
   std::map<std::uint64_t, Command> commands_;  ///< by number; those that are not done
-  std::uint64_t last_command_ = 0;
+  /// From the second on in which this began: who takes a worker's place begins above what that one has given.
+  std::uint64_t last_command_ =
+      kCommandsOfOneWorker *
+      static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(
+                                     std::chrono::system_clock::now().time_since_epoch())
+                                     .count());
   std::exception_ptr failure_;
   transport::BufferPool buffers_;
   mutable std::mutex links_mutex_;
@@ -291,6 +313,8 @@ class EngineThread final : private transport::Sink {
   std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0};  ///< of pushes
   std::atomic<bool> nonfinite_{false};
   StalenessCounts staleness_;
+  std::map<std::uint32_t, std::uint32_t> replaced_;  ///< servers that have died: who serves in their place;
+                                                     ///< written under notices_mutex_
   mutable std::mutex notices_mutex_;
   std::vector<std::string> notices_;
   std::string failure_text_;  ///< of failure_, for other threads: guarded by notices_mutex_

@@ -46,10 +46,8 @@ void EngineThread::handle(Node from, Frame frame) {
   // Answers to what nobody waits for any more (a repeated request) are dropped.
   if (found == tensor.parts.end() || found->answered || !tensor.current || header.count != found->part.count)
     return;
-  if (found->request == Kind::kPush && header.step + 1 != tensor.step) return;
-  const bool is_numbered = found->request == Kind::kPull || found->request == Kind::kReadState;
-  if (is_numbered && header.step != kNoStep - tensor.pulls) return;
   const auto index = static_cast<std::size_t>(found - tensor.parts.begin());
+  if (header.step != header_of(tensor, index).step) return;
   const bool is_answer = header.kind == Kind::kReply || header.kind == Kind::kValue;
   if (!is_answer && !frame.payload.is_intact())
     return;  // a word about the answer: it will be asked for again
@@ -72,7 +70,7 @@ void EngineThread::handle(Node from, Frame frame) {
       note_staleness(*found, header);
       return part_done(tensor, nullptr);
     case Kind::kHeld:
-      --found->asked_times;
+      found->is_held = true;
       found->awaited.resize(frame.payload.size_bytes() / sizeof(std::uint32_t));
       std::ranges::copy(
           std::as_const(frame.payload).bytes().first(found->awaited.size() * sizeof(std::uint32_t)),
@@ -80,7 +78,6 @@ void EngineThread::handle(Node from, Frame frame) {
       if (found->awaited.empty()) tensor.started = Clock::now();  // upstream of it, who waits knows for whom
       return;
     case Kind::kMissing:
-      --found->asked_times;
       return send_again(tensor, index);
     case Kind::kError:
       return handle_refusal(tensor, index, frame);
@@ -94,7 +91,6 @@ void EngineThread::handle(Node from, Frame frame) {
 void EngineThread::send_again(Tensor& tensor, std::size_t index) {
   PartState& state = tensor.parts[index];
   Frame frame{header_of(tensor, index), state.payload.copy()};
-  ++state.asked_times;
   frame.payload.seal();
   outbox_.add(state.part.server, std::move(frame));
 }
@@ -102,10 +98,7 @@ void EngineThread::send_again(Tensor& tensor, std::size_t index) {
 void EngineThread::handle_refusal(Tensor& tensor, std::size_t index, const Frame& frame) {
   PartState& state = tensor.parts[index];
   const bool damaged = frame.header.content == static_cast<std::uint8_t>(Refusal::kSendAgain);
-  if (damaged && state.resends++ < kMaxResends) {
-    --state.asked_times;
-    return send_again(tensor, index);
-  }
+  if (damaged && state.resends++ < kMaxResends) return send_again(tensor, index);
   const auto text = fmt::format("{} refused key '{}': {}", server_name(state.part.server), tensor.spec.name,
                                 payload_text(frame));
   if (state.request != Kind::kPush) {  // nothing that others wait for

@@ -30,6 +30,7 @@ void EngineThread::tick() {
     }
     probe(*tensor, now);
   }
+  tell_handed_over();
   tick_commands(now);
   tick_client(mail_, warned_of_mail_, now);
   tick_client(rows_, warned_of_rows_, now);
@@ -69,7 +70,6 @@ void EngineThread::ask(Tensor& tensor, std::size_t index) {
   if (state.request != Kind::kPush) return send_again(tensor, index);  // harmless when repeated
   FrameHeader header = header_of(tensor, index);
   header.kind = Kind::kProbe;
-  ++state.asked_times;
   outbox_.add(state.part.server, {header, Buffer()});
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <cstring>
+#include <ranges>
 #include <stdexcept>
 
 #include "kvstore/engine_tensor.h"
@@ -24,7 +25,7 @@ Ticket EngineThread::command(std::string text, std::vector<Acknowledgement>* sai
     Command& command = commands_[++last_command_] = {done, std::move(text), said, {}, now, now};
     for (std::uint32_t rank = 0; rank < servers; ++rank) {
       if (servers_gone_.contains(rank)) continue;
-      command.servers.insert(rank);
+      command.heard[rank];
       send_command(last_command_, rank);
     }
   });
@@ -49,12 +50,16 @@ bool EngineThread::take_acknowledgement(transport::Node from, const Frame& frame
   const auto found = commands_.find(header.key);
   if (found == commands_.end() || !frame.payload.is_intact()) return true;
   Command& command = found->second;
-  if (command.servers.erase(from.rank) == 0) return true;
+  const auto server = command.heard.find(from.rank);
+  if (server == command.heard.end()) return true;
+  const ServerThread thread = thread_of(header);
   if (header.kind == Kind::kError)
     command.done.fail(std::make_exception_ptr(std::invalid_argument(payload_text(frame))));
-  if (command.said != nullptr && !command.done.done())
+  if (command.said != nullptr && thread.number == 0 && !command.done.done())
     (*command.said)[from.rank] = {header.step, payload_text(frame)};
-  if (!command.servers.empty()) return true;
+  server->second.insert(thread.number);
+  if (server->second.size() >= thread.of) command.heard.erase(server);
+  if (!command.heard.empty()) return true;
   command.done.succeed();
   commands_.erase(found);
   return true;
@@ -64,12 +69,12 @@ void EngineThread::tick_commands(Clock::time_point now) {
   for (auto& [number, command] : commands_) {
     if (now - command.began >= options_.slow_abort) {
       return give_up(fmt::format("servers {} have not carried out '{}' within {} s",
-                                 fmt::join(command.servers, ", "), command.text,
+                                 fmt::join(std::views::keys(command.heard), ", "), command.text,
                                  options_.slow_abort.count() / 1000));
     }
     if (now - command.asked < options_.retry_timeout) continue;
     command.asked = now;
-    for (const std::uint32_t rank : command.servers) send_command(number, rank);
+    for (const auto& [rank, threads] : command.heard) send_command(number, rank);
   }
 }
 

@@ -90,10 +90,8 @@ Ticket EngineThread::submit_state(Verb verb, Kept kept, KeyId key, std::size_t p
 void EngineThread::start_state(Tensor& tensor) {
   const Operation& operation = *tensor.current;
   tensor.parts_left = 1;
-  if (operation.verb == Verb::kReadState) {
-    ++tensor.pulls;
-    return send(tensor, operation.part, Kind::kReadState, {}, 0);
-  }
+  ++tensor.pulls;
+  if (operation.verb == Verb::kReadState) return send(tensor, operation.part, Kind::kReadState, {}, 0);
   send(tensor, operation.part, Kind::kWriteState, operation.state->share(), 0);
 }
 

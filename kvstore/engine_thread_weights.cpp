@@ -20,18 +20,14 @@ bool EngineThread::asks_for_weight(const Operation& operation, const PartState& 
   return state.request == Kind::kPull || operation.verb == Verb::kPushPull;
 }
 
-/// At once a server tells each answer as if it were the only one, so who asks again wants a whole weight. In
-/// rounds of all a round's answer is the same however often it is asked for.
 Content EngineThread::content_of_request(const Tensor& tensor, const PartState& state) const {
   if (!asks_for_weight(*tensor.current, state)) return Content::kSum;
-  const bool is_first = !options_.at_once || state.asked_times == 0;
-  if (state.holds_weight && is_first) return Content::kWeightDelta;
+  if (state.holds_weight) return Content::kWeightDelta;
   return options_.at_once && state.request == Kind::kPush ? Content::kWeight : Content::kSum;
 }
 
 /// Makes room for a weight that is to be held; jobs in the pool then write to it.
-void EngineThread::expect_weight(Tensor& tensor, PartState& state, const FrameHeader& answer) const {
-  state.is_only_answer = state.asked_times == 1;
+void EngineThread::expect_weight(Tensor& tensor, const PartState& state, const FrameHeader& answer) const {
   const bool is_held = answer.kind == Kind::kValue && tensor.weight_replies->are_deltas();
   if (is_held && asks_for_weight(*tensor.current, state)) tensor.held.resize(tensor.spec.elements());
 }
@@ -71,7 +67,7 @@ void EngineThread::take_weight(Tensor& tensor, std::size_t index, Frame& answer)
     if (answer.payload.size_bytes() != held.size_bytes()) return;  // refused where it is decoded
     std::memcpy(held.data(), answer.payload.bytes().data(), held.size_bytes());
   }
-  state.holds_weight = !options_.at_once || state.is_only_answer;
+  state.holds_weight = true;
 }
 
 }  // namespace gradwire::kvstore

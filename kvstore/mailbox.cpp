@@ -40,6 +40,7 @@ bool Mailbox::takes(Kind kind) {
 }
 
 void Mailbox::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+  if (!frame.payload.is_intact()) return;  // as if it were lost: it will come again
   const FrameHeader header = frame.header;
   try {
     if (worker >= workers_)
@@ -72,14 +73,13 @@ void Mailbox::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& an
                   fmt::format("post of {}: {} bytes given, {} announced; a letter has at least one",
                               name_of(id), frame.payload.size_bytes(), header.count)};
   }
-  if (!frame.payload.is_intact()) return;     // as if it were lost: it will be posted again
   if (id.sequence < newest_[worker]) return;  // repeated, and its poster has gone on since
   if (delivered_.contains(id)) return answers.push_back({worker, answer_to(header, Kind::kDelivered)});
   if (const auto known = letters_.find(id); known != letters_.end()) {  // a letter or receipt may be lost
     Letter& letter = known->second;
     for (const std::uint32_t reader : std::exchange(letter.sent_to, {}))
       deliver(letter, reader, letter.header, answers);
-    return;
+    return refuse_if_gone(id, letter, answers);  // that may have been lost too
   }
   auto readers = readers_of(worker, header);
   drop_older(worker, id.sequence);
@@ -92,10 +92,15 @@ void Mailbox::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& an
   Letter& letter = letters_[id];
   letter = {header, std::move(frame.payload), std::move(readers), {}};
   answer_waiting(id, letter, answers);
+  refuse_if_gone(id, letter, answers);
+}
+
+/// Tells the poster of a reader that has left before it fetched.
+void Mailbox::refuse_if_gone(const LetterId& id, const Letter& letter, std::vector<Answer>& answers) const {
   for (const std::uint32_t reader : letter.readers) {
     if (!gone_.contains(reader)) continue;
-    answers.push_back({worker, refusal_of(header, {Refusal::kLetter, left_text(reader, id)})});
-    break;
+    return answers.push_back(
+        {id.poster, refusal_of(letter.header, {Refusal::kLetter, left_text(reader, id)})});
   }
 }
 
@@ -148,7 +153,7 @@ void Mailbox::on_fetch(std::uint32_t worker, const FrameHeader& header, std::vec
   }
   if (const auto found = letters_.find(id); found != letters_.end())
     return deliver(found->second, worker, header, answers);
-  if (delivered_.contains(id)) return;  // repeated
+  if (delivered_.contains(id) || id.sequence < newest_[id.poster]) return;  // repeated
   if (gone_.contains(id.poster)) throw Refused{Refusal::kLetter, left_text(id.poster, id)};
   wait(worker, id, header);
 }
@@ -186,12 +191,19 @@ void Mailbox::on_receipt(std::uint32_t worker, const FrameHeader& header, std::v
         Refusal::kLetter,
         fmt::format("receipt for {}: it was not sent to worker {}, or is acknowledged", name_of(id), worker)};
   }
-  letter.sent_to.erase(worker);
-  letter.readers.erase(worker);
-  if (!letter.readers.empty()) return;
+  acknowledge(worker, found, answers);
+}
+
+/// Returns the letter after that one.
+Mailbox::Letters::iterator Mailbox::acknowledge(std::uint32_t reader, Letters::iterator at,
+                                                std::vector<Answer>& answers) {
+  auto& [id, letter] = *at;
+  letter.sent_to.erase(reader);
+  letter.readers.erase(reader);
+  if (!letter.readers.empty()) return std::next(at);
   answers.push_back({id.poster, answer_to(letter.header, Kind::kDelivered)});
   delivered_.insert(id);
-  letters_.erase(found);
+  return letters_.erase(at);
 }
 
 // ------------------------------------------------------------------------------------- the end
@@ -208,9 +220,15 @@ void Mailbox::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) 
     waiting.clear();
   }
   std::erase_if(waiting_, [](const auto& entry) { return entry.second.empty(); });
-  for (const auto& [id, letter] : letters_) {
-    if (id.poster == worker || !letter.readers.contains(worker)) continue;
-    answers.push_back({id.poster, refusal_of(letter.header, {Refusal::kLetter, left_text(worker, id)})});
+  for (auto at = letters_.begin(); at != letters_.end();) {
+    const auto& [id, letter] = *at;
+    if (letter.sent_to.contains(worker)) {  // it has not asked again: the receipt was lost
+      at = acknowledge(worker, at, answers);
+      continue;
+    }
+    if (id.poster != worker && letter.readers.contains(worker))
+      answers.push_back({id.poster, refusal_of(letter.header, {Refusal::kLetter, left_text(worker, id)})});
+    ++at;
   }
 }
 

@@ -48,11 +48,14 @@ class Mailbox {
     std::set<std::uint32_t> readers;  ///< who have not acknowledged it
     std::set<std::uint32_t> sent_to;  ///< of those, who were sent it
   };
+  using Letters = std::map<LetterId, Letter>;
   using Waiting = std::map<std::uint32_t, transport::FrameHeader>;  ///< fetches by worker
 
   void on_post(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
+  void refuse_if_gone(const LetterId& id, const Letter& letter, std::vector<Answer>& answers) const;
   void on_fetch(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void on_receipt(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
+  Letters::iterator acknowledge(std::uint32_t reader, Letters::iterator at, std::vector<Answer>& answers);
   void wait(std::uint32_t worker, const LetterId& id, const transport::FrameHeader& header);
   void deliver(Letter& letter, std::uint32_t reader, const transport::FrameHeader& fetch,
                std::vector<Answer>& answers);
@@ -63,7 +66,7 @@ class Mailbox {
   std::uint32_t workers_;
   std::size_t most_per_worker_;
   std::set<std::uint32_t> gone_;
-  std::map<LetterId, Letter> letters_;
+  Letters letters_;
   std::map<LetterId, Waiting> waiting_;
   std::set<LetterId> delivered_;            ///< of each poster's newest sequence: for repeated posts
   std::vector<std::uint64_t> newest_;       ///< sequence, by poster

@@ -46,11 +46,11 @@ Ticket MailboxClient::post(const char* what, const LetterId& id, const Readers& 
     auto released = [loop = loop_, done] { loop->post([done] { done.succeed(); }); };
     Post& post = posts_[id];
     post.what = what;
-    post.began = post.asked = Clock::now();
+    post.began = Clock::now();
     post.done = done;
     post.header = header_of(Kind::kPost, id, bytes.size(), readers);
     post.bytes = Buffer::borrow(bytes, std::move(released));
-    ask(post.header, post.bytes.share());
+    ask(post);
   });
   return done;
 }
@@ -61,10 +61,10 @@ Ticket MailboxClient::fetch(const char* what, const LetterId& id, std::span<std:
     if (failure_) return done.fail(failure_);
     Fetch& fetch = fetches_[id];
     fetch.what = what;
-    fetch.began = fetch.asked = Clock::now();
+    fetch.began = Clock::now();
     fetch.done = done;
     fetch.into = into;
-    ask(header_of(Kind::kFetch, id, into.size()), {});
+    ask(id, fetch);
   });
   return done;
 }
@@ -77,6 +77,16 @@ std::uint32_t MailboxClient::server_of(const LetterId& id) const {
 
 void MailboxClient::ask(const FrameHeader& header, Buffer bytes) {
   outbox_.add(server_of(letter_of(header)), {header, std::move(bytes)});
+}
+
+void MailboxClient::ask(Post& post) {
+  post.asked = Clock::now();
+  ask(post.header, post.bytes.share());
+}
+
+void MailboxClient::ask(const LetterId& id, Fetch& fetch) {
+  fetch.asked = Clock::now();
+  ask(header_of(Kind::kFetch, id, fetch.into.size()), {});
 }
 
 /// What arrives damaged counts as lost.
@@ -127,14 +137,19 @@ void MailboxClient::on_refusal(const Frame& frame) {
 
 void MailboxClient::retry(Clock::time_point now) {
   for (auto& [id, post] : posts_) {
-    if (now - post.asked < retry_timeout_) continue;
-    post.asked = now;
-    ask(post.header, post.bytes.share());
+    if (now - post.asked >= retry_timeout_) ask(post);
   }
   for (auto& [id, fetch] : fetches_) {
-    if (now - fetch.asked < retry_timeout_) continue;
-    fetch.asked = now;
-    ask(header_of(Kind::kFetch, id, fetch.into.size()), {});
+    if (now - fetch.asked >= retry_timeout_) ask(id, fetch);
+  }
+}
+
+void MailboxClient::ask_again(std::uint32_t server) {
+  for (auto& [id, post] : posts_) {
+    if (server_of(id) == server) ask(post);
+  }
+  for (auto& [id, fetch] : fetches_) {
+    if (server_of(id) == server) ask(id, fetch);
   }
 }
 

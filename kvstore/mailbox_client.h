@@ -41,6 +41,8 @@ class MailboxClient {
   bool handle(transport::Node from, const transport::Frame& frame);
   /// Asks again for what has not been answered for retry_timeout.
   void retry(Clock::time_point now);
+  /// Asks again for all that this server was asked for.
+  void ask_again(std::uint32_t server);
   void fail_all(const std::exception_ptr& error);
 
   bool idle() const { return posts_.empty() && fetches_.empty(); }
@@ -65,6 +67,8 @@ class MailboxClient {
   };
   std::uint32_t server_of(const LetterId& id) const;
   void ask(const transport::FrameHeader& header, transport::Buffer bytes);
+  void ask(Post& post);
+  void ask(const LetterId& id, Fetch& fetch);
   void on_letter(const transport::Frame& frame);
   void on_refusal(const transport::Frame& frame);
 

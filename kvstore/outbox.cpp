@@ -102,12 +102,19 @@ void Outbox::send_local() {
   messenger_.send(*local_peer_, std::move(frames));
 }
 
+void Outbox::send(std::uint32_t rank, std::vector<Frame> frames) {
+  const auto mirror = mirrors_.find(rank);
+  if (mirror == mirrors_.end()) return messenger_.send({role_, rank}, std::move(frames));
+  for (Frame& frame : frames) frame.header.on_behalf = transport::Node{role_, rank};
+  messenger_.send({role_, mirror->second}, std::move(frames));
+}
+
 void Outbox::flush() {
   if (!local_.empty()) send_local();
   std::unordered_map<std::uint32_t, std::pair<std::uint64_t, std::vector<Frame>>> fused;
-  const auto send = [&](std::uint32_t rank) {
+  const auto send_fused = [&](std::uint32_t rank) {
     auto& [bytes, frames] = fused[rank];
-    if (!frames.empty()) messenger_.send({role_, rank}, std::exchange(frames, std::vector<Frame>()));
+    if (!frames.empty()) send(rank, std::exchange(frames, std::vector<Frame>()));
     bytes = 0;
   };
   while (const auto item = queue_->pop()) {
@@ -116,9 +123,9 @@ void Outbox::flush() {
     const Span traced = leave_queue(item->destination, node.mapped());
     frames.push_back(metered(item->destination, std::move(node.mapped().frame), traced));
     bytes += item->bytes;
-    if (bytes >= limits_.fusion_bytes) send(item->destination);
+    if (bytes >= limits_.fusion_bytes) send_fused(item->destination);
   }
-  for (auto& [rank, pending] : fused) send(rank);
+  for (auto& [rank, pending] : fused) send_fused(rank);
 }
 
 }  // namespace gradwire::kvstore

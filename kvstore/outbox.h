@@ -31,6 +31,8 @@ class Outbox {
 
   /// Queues a frame to peer `rank`; header.priority orders it.
   void add(std::uint32_t rank, transport::Frame frame);
+  /// From now on what goes to peer `rank`, also what waits, is sent to peer `mirror`, on the other's behalf.
+  void replace(std::uint32_t rank, std::uint32_t mirror) { mirrors_[rank] = mirror; }
   /// Sends what credit allows.
   void flush();
   /// Whether all has been handed to the Messenger.
@@ -45,6 +47,7 @@ class Outbox {
   /// What is noted of a frame that has left the queue: its send's span, to be ended.
   Span leave_queue(std::uint32_t rank, const Waiting& waiting) const;
   void send_local();
+  void send(std::uint32_t rank, std::vector<transport::Frame> frames);
   transport::Frame metered(std::uint32_t rank, transport::Frame frame, const Span& send);
 
   transport::Messenger& messenger_;
@@ -54,6 +57,7 @@ class Outbox {
   Limits limits_;
   std::shared_ptr<fusion::SendQueue> queue_;  // owners: this; release tasks hold it weakly
   Tracer tracer_;
+  std::unordered_map<std::uint32_t, std::uint32_t> mirrors_;  ///< of peers that are replaced
   std::unordered_map<std::uint64_t, Waiting> frames_;
   std::vector<Waiting> local_;
   std::uint64_t next_id_ = 0;

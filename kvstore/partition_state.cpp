@@ -20,8 +20,6 @@ constexpr std::size_t kHeadBytes = 24;
 /// Likewise of an optimizer's state alone: its steps u64.
 constexpr std::size_t kOptimizerHeadBytes = 8;
 constexpr std::uint32_t kHasValue = 1, kHasResidual = 2, kHasTold = 4;
-/// Kinds of moments; above any optimizer's.
-constexpr std::uint32_t kMaxMoments = 8;
 
 std::byte* put(std::span<const float> values, std::byte* to) {
   const auto bytes = std::as_bytes(values);

@@ -25,6 +25,8 @@ struct PartitionState {
 
 /// Rounds that a state may have been through; far above any job's, it keeps steps from overflowing.
 inline constexpr std::uint64_t kMaxSteps = std::uint64_t{1} << 62;
+/// Kinds of moments in a state; above any optimizer's.
+inline constexpr std::uint32_t kMaxMoments = 8;
 
 /// Writes a state. Requires that each of its arrays is empty or as long as the partition (moments: a
 /// multiple).

@@ -49,6 +49,20 @@ inline void set_staleness(transport::FrameHeader& answer, std::uint64_t stalenes
 inline std::uint64_t staleness_of(const transport::FrameHeader& answer) {
   return answer.codec_parameters[0] | std::uint64_t{answer.codec_parameters[1]} << 32;
 }
+
+/// Which of a server's threads answers a command, which each of them carries out (in codec_parameters). Part
+/// of the wire format.
+struct ServerThread {
+  std::uint32_t number = 0;
+  std::uint32_t of = 1;  ///< threads of that server
+};
+inline void set_thread(transport::FrameHeader& answer, const ServerThread& thread) {
+  answer.codec_parameters = {thread.number, thread.of, 0, 0};
+}
+inline ServerThread thread_of(const transport::FrameHeader& answer) {
+  return {answer.codec_parameters[0], answer.codec_parameters[1]};
+}
+
 /// The upper half of a reply's flags: how many of the workers its sum has nothing of, since they have joined.
 /// Part of the wire format.
 inline constexpr unsigned kAbsentShift = 16;

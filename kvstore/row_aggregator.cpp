@@ -99,7 +99,9 @@ void RowAggregator::on_init(std::uint32_t worker, const Frame& frame, std::vecto
   const OpenedRows opened = open_rows(frame.payload.bytes(), frame.header.count);
   require_row_bytes(opened.body, opened.ids.size(), opened.shape.row_bytes());
   Table& table = table_of(frame.header, opened.shape);
-  if (table.next_step == 0 && table.rounds.empty()) {  // a repeated request must not undo pushes
+  // A repeated request must undo neither pushes nor later first values.
+  if (table.next_step == 0 && table.rounds.empty() &&
+      table.inits[worker].insert(frame.header.offset).second) {
     table.has_values = true;
     table.kept.reset();
     for (std::size_t i = 0; i < opened.ids.size(); ++i) {

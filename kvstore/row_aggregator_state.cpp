@@ -108,7 +108,9 @@ void RowAggregator::on_write_state(std::uint32_t worker, const Frame& frame, std
   }
   if (is_first) {
     const std::uint64_t key = table.key;
+    auto inits = std::move(table.inits);
     table = Table(key, shape);
+    table.inits = std::move(inits);
     table.loads = header.step;
     table.next_step = state.next_step;
     table.optimizer = optimizer_;

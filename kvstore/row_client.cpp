@@ -149,6 +149,14 @@ void RowClient::retry(Clock::time_point now) {
   }
 }
 
+void RowClient::ask_again(std::uint32_t server) {
+  for (auto& [key, table] : tables_) {
+    for (Pending& request : table.active.pending) {
+      if (request.server == server) ask(request);
+    }
+  }
+}
+
 void RowClient::fail_all(const std::exception_ptr& error) {
   failure_ = error;
   for (auto& [key, table] : tables_) {

@@ -63,6 +63,8 @@ class RowClient {
   bool handle(transport::Node from, transport::Frame& frame);
   /// Asks again for what has not been answered for retry_timeout.
   void retry(Clock::time_point now);
+  /// Asks again for all that this server was asked for.
+  void ask_again(std::uint32_t server);
   void fail_all(const std::exception_ptr& error);
 
   bool idle() const { return tables_.empty(); }

@@ -19,8 +19,6 @@ using compress::store;
 /// Bytes before the rows: next step, the optimizer's steps, the table's rows (u64 each); elements of a row,
 /// whether there are values, kinds of moments, zero (u32 each); rows with a value, a residual, moments (u64).
 constexpr std::size_t kHeadBytes = 64;
-/// Kinds of moments; above any optimizer's.
-constexpr std::uint32_t kMaxMoments = 8;
 
 std::byte* put(const Rows& rows, std::byte* to) {
   to = std::ranges::copy(std::as_bytes(std::span(rows.ids)), to).out;

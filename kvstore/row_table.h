@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -64,8 +65,9 @@ struct RowAggregator::Table {
   Sums sums;
   std::optional<transport::Frame> whole;  ///< the answer with all of those, made once for all workers
   std::map<std::uint32_t, Pull> waiting;
-  std::uint64_t loads = 0;   ///< number of the last checkpoint that was loaded
-  bool has_gone_on = false;  ///< rounds were completed since
+  std::map<std::uint32_t, std::set<std::uint64_t>> inits;  ///< by worker: requests whose first values are in
+  std::uint64_t loads = 0;                                 ///< number of the last checkpoint that was loaded
+  bool has_gone_on = false;                                ///< rounds were completed since
   std::optional<std::vector<std::uint64_t>>
       kept;  ///< rows of which anything is kept, ascending, for who reads the state piece by piece
 };

@@ -1,5 +1,7 @@
 #include "kvstore/server.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
@@ -8,14 +10,10 @@
 #include <thread>
 #include <utility>
 
-#include "kvstore/aggregator.h"
 #include "kvstore/clock_probe.h"
-#include "kvstore/loop.h"
-#include "kvstore/mailbox.h"
-#include "kvstore/outbox.h"
 #include "kvstore/row_aggregator.h"
-#include "kvstore/server_trace.h"
-#include "kvstore/ticket.h"
+#include "kvstore/server_shard.h"
+#include "transport/mirrors.h"
 
 namespace gradwire::kvstore {
 
@@ -33,17 +31,19 @@ std::size_t shard_index(const transport::FrameHeader& header, std::size_t shards
   return hash % shards;
 }
 
-Aggregator::Sealing sealing_of(const transport::Messenger& messenger) {
-  return messenger.seals_payloads() ? Aggregator::Sealing::kAll : Aggregator::Sealing::kLossy;
-}
-
-Aggregator make_aggregator(const transport::Messenger& messenger, const ServerOptions& options,
-                           const std::shared_ptr<LastPushes>& last_pushes) {
-  Aggregator aggregator(messenger.world().workers, sealing_of(messenger));
-  if (!options.contributors.empty()) aggregator.set_contributors(options.contributors);
-  aggregator.set_upstream(options.upstream);
-  aggregator.set_last_pushes(last_pushes);
-  return aggregator;
+ServerOptions checked(const ServerOptions& options, const transport::World& world) {
+  if (options.threads == 0) throw std::invalid_argument("Server: threads=0, expected at least 1");
+  if (world.replicas == 0) return options;
+  transport::require_mirrors("Server", world.servers, world.replicas);
+  if (options.threads > kMaxMirrorLogs) {
+    throw std::invalid_argument(fmt::format("Server: threads={} with replicas, expected at most {}",
+                                            options.threads, kMaxMirrorLogs));
+  }
+  if (options.upstream) {
+    throw std::invalid_argument(
+        "Server: replicas for the server of a host's workers, whose sums go upstream; mirror the main job's");
+  }
+  return options;
 }
 
 }  // namespace
@@ -54,115 +54,43 @@ struct Server::End {
   std::condition_variable changed;
   std::set<std::uint32_t> workers_gone;
   std::string failure;
-};
-
-/// One aggregator thread and the partitions it owns.
-class Server::Shard {
- public:
-  Shard(transport::Messenger& messenger, const ServerOptions& options,
-        const std::shared_ptr<LastPushes>& last_pushes)
-      : trace_(Tracer(options.trace, options.tier)),
-        aggregator_(make_aggregator(messenger, options, last_pushes)),
-        rows_(messenger.world().workers, sealing_of(messenger)),
-        mailbox_(messenger.world().workers),
-        outbox_(messenger, loop_, Role::kWorker, messenger.world().workers, messenger.self().rank,
-                {options.credit_bytes, options.fusion_bytes}, trace_.tracer()) {
-    if (options.trace)
-      aggregator_.set_watch([this](auto moment, const auto& push) { trace_.on(moment, push); });
-    thread_ = std::jthread([this] { run(); });
-  }
-
-  ~Shard() { loop_->stop(); }
-
-  void post(Node from, std::vector<Frame> frames) {
-    const auto arrived = trace_.tracer().now();
-    loop_->post([this, rank = from.rank, frames = std::move(frames), arrived]() mutable {
-      trace_.arrived(arrived, rank);
-      for (Frame& frame : frames) {
-        if (Mailbox::takes(frame.header.kind)) {
-          mailbox_.handle(rank, std::move(frame), answers_);
-        } else if (RowAggregator::takes(frame.header.kind)) {
-          rows_.handle(rank, std::move(frame), answers_);
-        } else {
-          if (frame.header.kind == Kind::kCommand) rows_.heed(frame);
-          aggregator_.handle(rank, std::move(frame), answers_);
-        }
-      }
-      // At once, and not with the batch's: while the next sum is made, the link carries this one.
-      if (!answers_.empty() || !outbox_.empty()) send_answers();
-    });
-  }
-
-  void answer(Frame frame) {
-    loop_->post(
-        [this, frame = std::move(frame)]() mutable { aggregator_.answer(std::move(frame), answers_); });
-  }
-
-  /// Done when every answer is with the Messenger.
-  Ticket sent() {
-    Ticket ticket;
-    loop_->post([this, ticket] { waiting_sent_.push_back(ticket); });
-    return ticket;
-  }
-
-  /// The goodbye comes through the scheduler and may overtake the worker's last frames: act on it a tick
-  /// later.
-  void forget_worker(std::uint32_t rank) {
-    loop_->post([this, rank] { leaving_.push_back(rank); });
-  }
-
- private:
-  void run() {
-    loop_->run(
-        std::chrono::seconds(1), [this] { send_answers(); }, [this] { forget_the_gone(); });
-  }
-
-  void forget_the_gone() {
-    for (const std::uint32_t rank : gone_) {
-      aggregator_.forget_worker(rank, answers_);
-      rows_.forget_worker(rank, answers_);
-      mailbox_.forget_worker(rank, answers_);
-    }
-    gone_ = std::exchange(leaving_, {});
-    send_answers();
-  }
-
-  void send_answers() {
-    for (auto& answer : answers_) outbox_.add(answer.worker, std::move(answer.frame));
-    answers_.clear();
-    try {
-      outbox_.flush();
-    } catch (const transport::TransportError&) {
-      loop_->stop();  // the job has failed; on_failure tells wait() why
-    }
-    if (!outbox_.empty()) return;
-    for (const Ticket& ticket : std::exchange(waiting_sent_, {})) ticket.succeed();
-  }
-
-  std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket
-  ServerTrace trace_;
-  Aggregator aggregator_;
-  RowAggregator rows_;
-  Mailbox mailbox_;
-  std::vector<Aggregator::Answer> answers_;
-  std::vector<std::uint32_t> leaving_, gone_;  // said goodbye since the last tick; before it
-  std::vector<Ticket> waiting_sent_;
-  Outbox outbox_;
-  std::jthread thread_;  // last member: joined before the rest dies
+  bool goes_on = false;  // the job, with other members
 };
 
 Server::Server(std::unique_ptr<transport::Messenger> messenger, const ServerOptions& options)
     : messenger_(std::move(messenger)), trace_(options.trace), end_(std::make_unique<End>()) {
-  if (options.threads == 0) throw std::invalid_argument("Server: threads=0, expected at least 1");
-  const auto last_pushes = std::make_shared<LastPushes>(messenger_->world().workers);
-  for (unsigned i = 0; i < options.threads; ++i)
-    shards_.push_back(std::make_unique<Shard>(*messenger_, options, last_pushes));
+  const transport::World world = messenger_->world();
+  const ServerOptions own = checked(options, world);
+  ShardPlace place;
+  place.logs = own.threads;
+  if (world.replicas > 0) place.mirror = {Role::kServer, transport::mirror_of(self().rank, world.servers)};
+  shards_ = make_shards(own, place);
+  if (world.replicas > 0) {
+    ServerOptions of_other = own;
+    of_other.trace = nullptr;  // spans are the other server's
+    place.mirror.reset();
+    place.mirrored = {Role::kServer, transport::mirrored_by(self().rank, world.servers)};
+    replica_ = make_shards(of_other, place);
+  }
   messenger_->attach(*this);
 }
 
 Server::~Server() {
   messenger_->detach();
   shards_.clear();
+  replica_.clear();
+}
+
+Server::Shards Server::make_shards(const ServerOptions& options, const ShardPlace& place) {
+  const auto last_pushes = std::make_shared<LastPushes>(messenger_->world().workers);
+  const auto mirrored_bytes = std::make_shared<std::atomic<std::uint64_t>>(0);
+  Shards shards;
+  for (unsigned i = 0; i < options.threads; ++i) {
+    ShardPlace own = place;
+    own.log = i;
+    shards.push_back(std::make_unique<ServerShard>(*messenger_, options, own, last_pushes, mirrored_bytes));
+  }
+  return shards;
 }
 
 bool Server::wait_for(std::chrono::milliseconds timeout) {
@@ -172,6 +100,7 @@ bool Server::wait_for(std::chrono::milliseconds timeout) {
       return !end_->failure.empty() || end_->workers_gone.size() == messenger_->world().workers;
     };
     if (!end_->changed.wait_for(lock, timeout, over)) return false;
+    if (end_->goes_on) throw transport::MembershipChanged(end_->failure);
     if (!end_->failure.empty()) throw transport::TransportError(end_->failure);
   }
   messenger_->leave(std::chrono::seconds(2));
@@ -204,22 +133,82 @@ void Server::answer(Frame frame) {
 }
 
 void Server::on_frames(Node from, std::vector<Frame> frames) {
-  if (from.role != Role::kWorker) return;  // servers take requests from workers only
+  if (from.role == Role::kServer) return take_from_server(from, std::move(frames));
   if (frames.front().header.kind == Kind::kClock && frames.size() == 1) {
     return tell_time_to(from, frames.front().header);
   }
-  if (shards_.size() == 1) return shards_[0]->post(from, std::move(frames));
-  std::vector<std::vector<Frame>> by_shard(shards_.size());
+  if (replica_.empty()) return hand_out(shards_, from.rank, std::move(frames));
+  std::vector<Frame> own, others;
+  for (Frame& frame : frames) {
+    const auto place = std::exchange(frame.header.on_behalf, std::nullopt);
+    if (!place) {
+      own.push_back(std::move(frame));
+    } else if (*place == mirrored()) {
+      others.push_back(std::move(frame));
+    }
+  }
+  hand_out(shards_, from.rank, std::move(own));
+  hand_out(replica_, from.rank, std::move(others));
+}
+
+Node Server::mirrored() const {
+  return {Role::kServer, transport::mirrored_by(self().rank, world().servers)};
+}
+
+void Server::hand_out(Shards& shards, std::uint32_t worker, std::vector<Frame> frames) {
+  if (frames.empty()) return;
+  if (shards.size() == 1) return shards[0]->post(worker, std::move(frames));
+  std::vector<std::vector<Frame>> by_shard(shards.size());
   for (Frame& frame : frames) {
     if (frame.header.kind == Kind::kCommand) {  // concerns every shard
       for (auto& batch : by_shard) batch.push_back({frame.header, frame.payload.share()});
       continue;
     }
-    by_shard[shard_index(frame.header, shards_.size())].push_back(std::move(frame));
+    by_shard[shard_index(frame.header, shards.size())].push_back(std::move(frame));
   }
-  for (std::size_t i = 0; i < shards_.size(); ++i) {
-    if (!by_shard[i].empty()) shards_[i]->post(from, std::move(by_shard[i]));
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    if (!by_shard[i].empty()) shards[i]->post(worker, std::move(by_shard[i]));
   }
+}
+
+/// From its mirror what that has, from the server that it mirrors what that has taken; of two servers each is
+/// both.
+void Server::take_from_server(Node from, std::vector<Frame> frames) {
+  std::vector<std::vector<Frame>> by_log(replica_.size());
+  for (Frame& frame : frames) {
+    const MirrorNumber number = unpack(frame.header.number);
+    if (number.logs != replica_.size()) {
+      return messenger_->fail(fmt::format(
+          "{} sums in {} threads, and {} in {}: a server and its mirror need as many; give all servers the "
+          "same --threads",
+          to_string(from), number.logs, to_string(self()), replica_.size()));
+    }
+    if (number.log >= replica_.size()) continue;
+    if (frame.header.kind == Kind::kMirrored) {
+      if (is_mirror(from)) shards_[number.log]->acknowledge(number.place);
+    } else if (from == mirrored()) {
+      by_log[number.log].push_back(std::move(frame));
+    }
+  }
+  for (std::size_t i = 0; i < by_log.size(); ++i) {
+    if (!by_log[i].empty()) replica_[i]->post_mirrored(std::move(by_log[i]));
+  }
+}
+
+void Server::on_departure(Node server, Node mirror) {
+  if (mirror == self()) {
+    for (auto& shard : replica_) shard->serve();
+  }
+  lose_mirror(server);
+}
+
+bool Server::is_mirror(Node server) const {
+  return !replica_.empty() && server.rank == transport::mirror_of(self().rank, world().servers);
+}
+
+void Server::lose_mirror(Node server) {
+  if (!is_mirror(server)) return;
+  for (auto& shard : shards_) shard->lose_mirror();
 }
 
 /// At once, on the thread that heard the question: every queue on the way would count as distance of the
@@ -241,9 +230,17 @@ void Server::on_failure(const std::string& text) {
   end_->changed.notify_all();
 }
 
+void Server::on_membership_changed(const std::string& text) {
+  const std::lock_guard lock(end_->mutex);
+  end_->failure = text;
+  end_->goes_on = true;
+  end_->changed.notify_all();
+}
+
 void Server::on_goodbye(Node peer) {
-  if (peer.role != Role::kWorker) return;
+  if (peer.role != Role::kWorker) return lose_mirror(peer);
   for (auto& shard : shards_) shard->forget_worker(peer.rank);
+  for (auto& shard : replica_) shard->forget_worker(peer.rank);
   const std::lock_guard lock(end_->mutex);
   end_->workers_gone.insert(peer.rank);
   end_->changed.notify_all();

@@ -1,5 +1,6 @@
 // Server sums what workers push and answers them. It is the same class wherever it is hosted: in a process of
-// its own (gradwire-server), or inside a worker's (placement local).
+// its own (gradwire-server), or inside a worker's (placement local). With replicas it also keeps a copy of
+// what another one knows (mirror.h), and serves in its place once that has died.
 //
 // Threading: aggregator threads (one per `threads`, each owning a share of the partitions) and the
 // Messenger's I/O
@@ -31,7 +32,16 @@ struct ServerOptions {
   std::function<void(transport::Frame sum)> upstream{};
   std::shared_ptr<Trace> trace{};  ///< where spans are noted; none: nowhere. Owners: Trace's (trace.h)
   Tier tier = Tier::kJob;          ///< of those spans
+  /// With replicas: when the mirror has acknowledged nothing for so long, what it lacks is sent again.
+  std::chrono::milliseconds mirror_patience{500};
+  // Likewise: for how long it may acknowledge nothing.
+  std::chrono::milliseconds slow_warning{60'000};         ///< then a notice names it
+  std::chrono::milliseconds slow_abort{30 * 60 * 1'000};  ///< then the job fails and names it
+  std::function<void(const std::string& text)> notify{};  ///< hears notices, on any thread; empty: nobody
 };
+
+class ServerShard;
+struct ShardPlace;
 
 class Server final : private transport::Sink {
  public:
@@ -39,7 +49,7 @@ class Server final : private transport::Sink {
   ~Server() override;
 
   /// Returns when every worker has left cleanly; throws TransportError naming the rank and role when the job
-  /// failed.
+  /// failed, MembershipChanged where it goes on, without this object.
   void wait();
   /// As wait(), for at most timeout; returns false when it is not over yet.
   bool wait_for(std::chrono::milliseconds timeout);
@@ -55,17 +65,27 @@ class Server final : private transport::Sink {
   std::vector<transport::PeerCounters> counters() const { return messenger_->counters(); }
 
  private:
-  class Shard;
+  using Shards = std::vector<std::unique_ptr<ServerShard>>;
+  Shards make_shards(const ServerOptions& options, const ShardPlace& place);
+  static void hand_out(Shards& shards, std::uint32_t worker, std::vector<transport::Frame> frames);
+  void take_from_server(transport::Node from, std::vector<transport::Frame> frames);
+  transport::Node mirrored() const;
+  /// Requires a server.
+  bool is_mirror(transport::Node server) const;
+  void lose_mirror(transport::Node server);
   void on_frames(transport::Node from, std::vector<transport::Frame> frames) override;
   void on_failure(const std::string& text) override;
+  void on_membership_changed(const std::string& text) override;
   void on_goodbye(transport::Node peer) override;
+  void on_departure(transport::Node server, transport::Node mirror) override;
   void tell_time_to(transport::Node worker, const transport::FrameHeader& asked);
 
   struct End;
   std::unique_ptr<transport::Messenger> messenger_;
   const std::shared_ptr<Trace> trace_;
   std::unique_ptr<End> end_;
-  std::vector<std::unique_ptr<Shard>> shards_;
+  Shards shards_;
+  Shards replica_;  ///< of the server that this one mirrors; empty without replicas
 };
 
 }  // namespace gradwire::kvstore

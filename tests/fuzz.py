@@ -1,11 +1,14 @@
-"""Fuzzes the decoders of every codec with libFuzzer under ASan and UBSan, from the corpus that is kept.
+"""Fuzzes what reads hostile bytes with libFuzzer under ASan and UBSan, from the corpora that are kept: the decoders of
+every codec, and the parsers of frames and of the texts of control frames.
 
-    .venv/bin/python tests/fuzz.py                             2 000 executions a codec, as `make test` does
+    .venv/bin/python tests/fuzz.py                             2 000 executions of each, as `make test` does
     .venv/bin/python tests/fuzz.py --runs 10000000             as `make soak` does
     .venv/bin/python tests/fuzz.py --codec topk --runs 1000000 --keep
+    .venv/bin/python tests/fuzz.py --part roster --runs 1000000 --keep
 
-Builds the fuzzer (preset `fuzz`, needs clang). What it printed lies in build/fuzz/logs; an input that fails is kept
+Builds the fuzzers (preset `fuzz`, needs clang). What one printed lies in build/fuzz/logs; an input that fails is kept
 in build/fuzz/findings, and is run again by: build/fuzz/gradwire_decoder_fuzzer --codec=SPEC FILE
+(gradwire_frame_fuzzer --part=PART FILE).
 """
 
 from __future__ import annotations
@@ -25,10 +28,41 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "fuzz"
-CORPUS = ROOT / "tests" / "compress" / "corpus"
-FUZZER = BUILD / "gradwire_decoder_fuzzer"
 LONGEST_INPUT = 700
 """Bytes: more than 600 elements take in most codecs; whole codec units have their own tests."""
+
+
+@dataclass(frozen=True)
+class Fuzzer:
+    """A program that fuzzes one of several things, as its option says, and lists them where none is given."""
+
+    program: Path
+    option: str
+    corpus: Path
+
+
+@dataclass(frozen=True)
+class Target:
+    """One of the things that a fuzzer fuzzes."""
+
+    fuzzer: Fuzzer
+    spec: str
+
+    @property
+    def command(self) -> list[str]:
+        return [str(self.fuzzer.program), f"--{self.fuzzer.option}={self.spec}"]
+
+    @property
+    def name(self) -> str:
+        return re.sub(r"[^\w.]+", "_", self.spec)
+
+    @property
+    def kept(self) -> Path:
+        return self.fuzzer.corpus / f"{self.name}.zip"
+
+
+DECODERS = Fuzzer(BUILD / "gradwire_decoder_fuzzer", "codec", ROOT / "tests" / "compress" / "corpus")
+FRAMES = Fuzzer(BUILD / "gradwire_frame_fuzzer", "part", ROOT / "tests" / "transport" / "corpus")
 
 
 @dataclass(frozen=True)
@@ -46,43 +80,40 @@ def build() -> None:
     subprocess.run(["cmake", "--build", "--preset", "fuzz"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def specs() -> list[str]:
-    """Every codec, and other forms of some, as the fuzzer itself lists them."""
-    listing = subprocess.run([FUZZER], capture_output=True, text=True, timeout=60).stderr
-    return re.findall(r"^  --codec=(\S+)$", listing, re.MULTILINE)
+def targets(fuzzer: Fuzzer) -> list[Target]:
+    """All that a fuzzer lists: every codec, and other forms of some."""
+    listing = subprocess.run([fuzzer.program], capture_output=True, text=True, timeout=60).stderr
+    specs = re.findall(rf"^  --{fuzzer.option}=(\S+)$", listing, re.MULTILINE)
+    assert specs, f"{fuzzer.program} lists nothing: {listing}"
+    return [Target(fuzzer, spec) for spec in specs]
 
 
-def name_of(spec: str) -> str:
-    return re.sub(r"[^\w.]+", "_", spec)
-
-
-def unpack(spec: str) -> Path:
-    """Adds the codec's kept corpus to what was found here before; returns the folder of both."""
-    folder = BUILD / "corpus" / name_of(spec)
+def unpack(target: Target) -> Path:
+    """Adds the kept corpus to what was found here before; returns the folder of both."""
+    folder = BUILD / "corpus" / target.name
     folder.mkdir(parents=True, exist_ok=True)
-    kept = CORPUS / f"{name_of(spec)}.zip"
-    if kept.exists():
-        with zipfile.ZipFile(kept) as archive:
+    if target.kept.exists():
+        with zipfile.ZipFile(target.kept) as archive:
             archive.extractall(folder)
     return folder
 
 
-def fuzz(spec: str, runs: int, seed: int) -> Report:
-    """Runs the fuzzer from the codec's corpus, to which it adds what it finds."""
+def fuzz(target: Target, runs: int, seed: int) -> Report:
+    """Runs the fuzzer from the target's corpus, to which it adds what it finds."""
     logs, findings = BUILD / "logs", BUILD / "findings"
     for folder in (logs, findings):
         folder.mkdir(parents=True, exist_ok=True)
-    command = [str(FUZZER), f"--codec={spec}", f"-runs={runs}", f"-seed={seed}", f"-max_len={LONGEST_INPUT}"]
-    command += ["-timeout=20", "-print_final_stats=1", f"-artifact_prefix={findings}/", str(unpack(spec))]
+    command = [*target.command, f"-runs={runs}", f"-seed={seed}", f"-max_len={LONGEST_INPUT}"]
+    command += ["-timeout=20", "-print_final_stats=1", f"-artifact_prefix={findings}/", str(unpack(target))]
     began = time.monotonic()
-    log = logs / f"{name_of(spec)}.log"
+    log = logs / f"{target.name}.log"
     with log.open("w") as output:
         status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
     text = log.read_text(errors="replace")
     executions = re.findall(r"stat::number_of_executed_units: (\d+)", text)
     edges = re.findall(r"cov: (\d+)", text)
     return Report(
-        spec,
+        target.spec,
         int(executions[-1]) if executions else 0,
         int(edges[-1]) if edges else 0,
         time.monotonic() - began,
@@ -90,16 +121,17 @@ def fuzz(spec: str, runs: int, seed: int) -> Report:
     )
 
 
-def keep(spec: str) -> None:
+def keep(target: Target) -> None:
     """Makes the kept corpus the smallest that covers what the old one and the new finds do."""
+    target.kept.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as merged:
         subprocess.run(
-            [FUZZER, f"--codec={spec}", "-merge=1", merged, unpack(spec)],
+            [*target.command, "-merge=1", merged, unpack(target)],
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        with zipfile.ZipFile(CORPUS / f"{name_of(spec)}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(target.kept, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in sorted(Path(merged).iterdir()):
                 archive.writestr(
                     zipfile.ZipInfo(path.name), path.read_bytes()
@@ -110,19 +142,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=2000, help="executions a codec")
+    parser.add_argument("--runs", type=int, default=2000, help="executions of each")
     parser.add_argument(
-        "--codec", action="append", help="such as 2bit:threshold=auto; repeatable; default: all"
+        "--codec",
+        action="append",
+        help="such as 2bit:threshold=auto; repeatable; default: all, unless --part",
+    )
+    parser.add_argument(
+        "--part", action="append", help="of frames, such as header; repeatable; default: all, unless --codec"
     )
     parser.add_argument("--seed", type=int, default=20261122)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="codecs at a time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="fuzzers at a time")
     parser.add_argument("--keep", action="store_true", help="merge what was found into the kept corpus")
     options = parser.parse_args(arguments)
     build()
-    wanted = options.codec or specs()
+    wanted = [Target(DECODERS, spec) for spec in options.codec or []]
+    wanted += [Target(FRAMES, part) for part in options.part or []]
+    wanted = wanted or targets(DECODERS) + targets(FRAMES)
     failed = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        for report in pool.map(lambda spec: fuzz(spec, options.runs, options.seed), wanted):
+        for report in pool.map(lambda target: fuzz(target, options.runs, options.seed), wanted):
             print(
                 f"{report.spec:34} {report.executions:10} executions  {report.edges:5} edges  "
                 f"{report.seconds:7.1f} s  {report.finding or 'no finding'}",
@@ -130,8 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             failed += report.finding != ""
     if options.keep:
-        for spec in wanted:
-            keep(spec)
+        for target in wanted:
+            keep(target)
     return int(failed > 0)
 
 

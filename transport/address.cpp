@@ -81,7 +81,7 @@ std::string machine_identity(const std::string& host) {
   std::error_code error;
   const std::string network = std::filesystem::read_symlink("/proc/self/ns/net", error).string();
   if (boot.empty() || network.empty()) return {};
-  std::string identity = boot + "/" + network + "/" + host;
+  std::string identity = boot + "/" + network + "/" + std::to_string(geteuid()) + "/" + host;
   std::ranges::replace(identity, ' ', '_');
   return identity;
 }

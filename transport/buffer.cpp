@@ -64,6 +64,7 @@ bool Buffer::is_intact() const noexcept { return !checksum_ || *checksum_ == tra
 Buffer Buffer::copy() const {
   Buffer copy = allocate(size_bytes());
   if (size_bytes() > 0) std::memcpy(copy.bytes_.data(), bytes_.data(), size_bytes());
+  copy.checksum_ = checksum_;
   return copy;
 }
 

@@ -48,7 +48,7 @@ class Buffer {
   Buffer share(std::size_t offset, std::size_t size_bytes) const {
     return Buffer(owner_, bytes_.subspan(offset, size_bytes));
   }
-  /// Takes bytes from the heap and copies these there.
+  /// Takes bytes from the heap and copies these there, sealed alike.
   Buffer copy() const;
 
   /// Computes the checksum (checksum.h), best while the bytes are in the cache. Nobody may write from then

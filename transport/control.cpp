@@ -43,6 +43,11 @@ class Fields {
     return parsed;
   }
 
+  template <typename T>
+  T number_or(const std::string& key, T otherwise) const {
+    return values_.contains(key) ? number<T>(key) : otherwise;
+  }
+
   Role role() const {
     const std::string& value = text("role");
     if (value == "worker") return Role::kWorker;
@@ -82,10 +87,13 @@ T take(std::string_view& from) {
 std::string to_text(const Hello& hello) {
   return line("role", role_word(hello.role)) +
          line("rank", hello.rank ? std::to_string(*hello.rank) : std::string("any")) +
-         line("workers", hello.workers) + line("servers", hello.servers) + line("endpoint", hello.endpoint) +
+         line("workers", hello.workers) + line("servers", hello.servers) +
+         (hello.replicas == 0 ? std::string() : line("replicas", hello.replicas)) +
+         line("endpoint", hello.endpoint) +
          (hello.local.empty() ? std::string() : line("local", hello.local)) +
          (hello.pair.empty() ? std::string() : line("pair", hello.pair)) + line("version", hello.version) +
-         line("host", hello.host) + line("pid", hello.pid);
+         line("host", hello.host) + line("pid", hello.pid) +
+         (hello.member.empty() ? std::string() : line("member", hello.member));
 }
 
 Hello parse_hello(std::string_view text) {
@@ -95,20 +103,24 @@ Hello parse_hello(std::string_view text) {
   if (fields.text("rank") != "any") hello.rank = fields.number<std::uint32_t>("rank");
   hello.workers = fields.number<std::uint32_t>("workers");
   hello.servers = fields.number<std::uint32_t>("servers");
+  hello.replicas = fields.number_or<std::uint32_t>("replicas", 0);
   hello.endpoint = fields.text("endpoint");
   if (const auto local = fields.all("local"); !local.empty()) hello.local = local.front();
   if (const auto pair = fields.all("pair"); !pair.empty()) hello.pair = pair.front();
   hello.version = fields.number<std::uint32_t>("version");
   hello.host = fields.text("host");
   hello.pid = fields.number<std::uint64_t>("pid");
+  if (const auto member = fields.all("member"); !member.empty()) hello.member = member.front();
   return hello;
 }
 
 std::string to_text(const Roster& roster) {
   std::string text = line("rank", roster.rank) + line("epoch", roster.epoch) +
                      line("workers", roster.workers) + line("servers", roster.servers);
+  if (roster.replicas != 0) text += line("replicas", roster.replicas);
   for (const std::string& endpoint : roster.endpoints) text += line("server", endpoint);
   for (const std::string& local : roster.locals) text += line("local", local);
+  if (roster.generation > 1) text += line("generation", roster.generation);
   return text;
 }
 
@@ -119,7 +131,9 @@ Roster parse_roster(std::string_view text) {
                 fields.number<std::uint32_t>("workers"),
                 fields.number<std::uint32_t>("servers"),
                 fields.all("server"),
-                fields.all("local")};
+                fields.all("local"),
+                fields.number_or<std::uint32_t>("replicas", 0),
+                fields.number_or<std::uint32_t>("generation", 1)};
   if (roster.endpoints.size() != roster.servers) {
     throw FrameError("roster: it lists " + std::to_string(roster.endpoints.size()) + " endpoints for " +
                      std::to_string(roster.servers) + " servers");
@@ -150,6 +164,15 @@ std::string goodbye_text(Node node) { return line("role", role_word(node.role)) 
 Node parse_goodbye(std::string_view text) {
   const Fields fields(text);
   return {fields.role(), fields.number<std::uint32_t>("rank")};
+}
+
+std::string to_text(const Departure& departure) {
+  return line("server", departure.server) + line("mirror", departure.mirror);
+}
+
+Departure parse_departure(std::string_view text) {
+  const Fields fields(text);
+  return {fields.number<std::uint32_t>("server"), fields.number<std::uint32_t>("mirror")};
 }
 
 std::string pack_blobs(const std::vector<std::string>& blobs) {

@@ -30,6 +30,10 @@ struct Hello {
   std::uint32_t version = kVersion;
   std::string host;
   std::uint64_t pid = 0;
+  std::uint32_t replicas = 0;
+  /// Where the job goes on without those that die: this process's name through its generations, its own;
+  /// else empty.
+  std::string member;
   bool operator==(const Hello&) const = default;
 };
 std::string to_text(const Hello& hello);
@@ -43,6 +47,8 @@ struct Roster {
   std::uint32_t servers = 0;
   std::vector<std::string> endpoints;  ///< of the servers, in rank order
   std::vector<std::string> locals;     ///< their Hello::local, likewise; none or one a server
+  std::uint32_t replicas = 0;
+  std::uint32_t generation = 1;  ///< how often the job has met
   bool operator==(const Roster&) const = default;
 };
 std::string to_text(const Roster& roster);
@@ -60,6 +66,15 @@ StreamHello parse_stream_hello(std::string_view text);
 /// kGoodbye, scheduler -> node: who has left.
 std::string goodbye_text(Node node);
 Node parse_goodbye(std::string_view text);
+
+/// kDeparture, scheduler -> node: the server that has died, and the one that serves in its place.
+struct Departure {
+  std::uint32_t server = 0;
+  std::uint32_t mirror = 0;
+  bool operator==(const Departure&) const = default;
+};
+std::string to_text(const Departure& departure);
+Departure parse_departure(std::string_view text);
 
 /// kExchangeResult: length (u64) and bytes of each blob, in rank order.
 std::string pack_blobs(const std::vector<std::string>& blobs);
@@ -85,7 +100,9 @@ struct AwaitedExchange {
 };
 /// Header field key of kGoodbye. Part of the wire format, never renumber.
 enum class GoodbyeStage : std::uint64_t { kLeaving = 0, kAcknowledged = 1 };
-/// Header field key of kFailure. Part of the wire format, never renumber.
-enum class FailureCause : std::uint64_t { kFault = 0, kDeadline = 1 };
+/// Header field key of kFailure; a worker's kMembership has its Parting (messenger.h) in step. Part of the
+/// wire format, never renumber. kMembership: only this generation has failed; its members come again, and the
+/// job goes on.
+enum class FailureCause : std::uint64_t { kFault = 0, kDeadline = 1, kMembership = 2 };
 
 }  // namespace gradwire::transport

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "transport/address.h"
+#include "transport/mirrors.h"
 
 namespace gradwire::transport {
 namespace {
@@ -14,10 +15,17 @@ using std::chrono::milliseconds;
 constexpr milliseconds kHelloEvery{250};
 constexpr milliseconds kGoodbyeOverdue{
     5'000};  // after the scheduler's word, a stream's own goodbye is not awaited longer
-constexpr std::size_t kMostEarly = 4096;  // messages kept for the roster to judge
-constexpr int kBatch = 256;               // messages read before sends get their turn
+constexpr std::size_t kMostEarly = 4096;  // messages kept for the roster to judge: hellos, so no long ones
+constexpr std::uint64_t kLongestEarly = 4096;  // bytes
+constexpr int kBatch = 256;                    // messages read before sends get their turn
 
 std::uint64_t byte_count(const Frame& frame) { return kHeaderBytes + frame.payload.size_bytes(); }
+
+std::uint64_t byte_count(const Parcel& parcel) {
+  std::uint64_t bytes = 0;
+  for (const ZmqMessage& part : parcel) bytes += part.bytes().size();
+  return bytes;
+}
 
 }  // namespace
 
@@ -36,8 +44,9 @@ void DataLinks::begin(const World& world, Node self, Time now) {
 }
 
 void DataLinks::send(Outgoing outgoing) {
-  const Peer& peer = peers_.at(outgoing.to);
-  if (peer.gone) return;
+  const auto found = peers_.find(outgoing.to);
+  if (found == peers_.end() || found->second.gone) return;  // departed, or left
+  const Peer& peer = found->second;
   const Stream& stream = peer.streams[outgoing.spread % peer.streams.size()];
   report_.traffic.sent(outgoing.to, outgoing.byte_count, outgoing.frame_count);
   write(stream, std::move(outgoing.parcel));
@@ -78,6 +87,20 @@ void DataLinks::settle_goodbye(Node node, Peer& peer) {
   if (peer.gone || !std::ranges::all_of(peer.streams, &Stream::left)) return;
   peer.gone = true;
   report_.inbox.post_goodbye(node);
+}
+
+void DataLinks::announce_departure(Node server, Node mirror) {
+  if (const auto found = peers_.find(server); found != peers_.end()) {
+    for (const Stream& stream : found->second.streams) drop(stream);
+    peers_.erase(found);
+  }
+  report_.inbox.post_departure(server, mirror);
+}
+
+std::vector<Node> DataLinks::peers() const {
+  std::vector<Node> nodes;
+  for (const auto& [node, peer] : peers_) nodes.push_back(node);
+  return nodes;
 }
 
 void DataLinks::say_goodbye() {
@@ -169,18 +192,24 @@ void DataLinks::on_control(Node from, Stream& stream, const Frame& frame) {
 
 WorkerLinks::WorkerLinks(Report report, const ZmqContext& context, const std::vector<std::string>& endpoints,
                          std::uint32_t streams_per_peer, std::uint64_t max_frame_bytes,
-                         std::function<void(const std::string&)> refused)
+                         const std::optional<JobKey>& key, std::function<void(const std::string&)> refused)
     : DataLinks(report), refused_(std::move(refused)) {
   for (std::uint32_t rank = 0; rank < endpoints.size(); ++rank) {
     Peer& peer = peers_[{Role::kServer, rank}];
     for (std::uint32_t stream = 0; stream < streams_per_peer; ++stream) {
       ZmqSocket& socket = sockets_.emplace_back(context, ZMQ_DEALER, max_frame_bytes);
       socket.set(ZMQ_ROUTING_ID, random_routing_id());
+      if (key && !is_ipc(endpoints[rank])) show_membership(socket, *key);
       socket.connect(endpoints[rank]);
       peer.streams.emplace_back().socket = sockets_.size() - 1;
     }
   }
   for (const ZmqSocket& socket : sockets_) handles_.push_back(socket.get());
+}
+
+void WorkerLinks::drop(const Stream& stream) {
+  std::erase(handles_, sockets_[stream.socket].get());
+  sockets_[stream.socket].close();
 }
 
 void WorkerLinks::on_tick(Time now) {
@@ -227,33 +256,105 @@ void WorkerLinks::take(Node from, std::uint32_t stream, Parcel parcel) {
 }
 
 ServerLinks::ServerLinks(Report report, const ZmqContext& context, const std::string& endpoint,
-                         std::uint64_t max_frame_bytes)
-    : DataLinks(report), router_(context, ZMQ_ROUTER, max_frame_bytes) {
+                         std::uint64_t max_frame_bytes, const std::optional<JobKey>& key)
+    : DataLinks(report), router_(context, ZMQ_ROUTER, max_frame_bytes), watch_(context, router_) {
   router_.set(ZMQ_ROUTER_MANDATORY, 1);
   router_.set(ZMQ_ROUTER_HANDOVER, 1);  // a connection that comes back after a break takes its old place
+  const bool over_tcp = !is_ipc(endpoint);
+  if (over_tcp) local_endpoint_ = router_.bind(transport::local_endpoint());  // first: it stays plain
+  if (over_tcp && key) {
+    doorkeeper_.emplace(context, *key);
+    doorkeeper_->guard(router_);
+    handles_.push_back(doorkeeper_->get());
+  }
   endpoint_ = router_.bind(endpoint);
-  if (!is_ipc(endpoint_)) local_endpoint_ = router_.bind(transport::local_endpoint());
   handles_.push_back(router_.get());
+  handles_.push_back(watch_.get());
 }
 
 void ServerLinks::on_begin() {
   for (std::uint32_t rank = 0; rank < world_.workers; ++rank) peers_[{Role::kWorker, rank}];
+  if (world_.replicas > 0) peers_[{Role::kServer, mirrored_by(self_.rank, world_.servers)}];
   for (auto& [route, parcel] : std::exchange(early_, {})) take(route, std::move(parcel));
 }
 
+void ServerLinks::take_connection_events() {
+  while (const auto event = watch_.next()) {
+    if (const auto fault = fault_of(*event); !fault.empty())
+      report_.refusals.note("a stranger", "handshake at " + endpoint_ + ": " + std::string(fault));
+  }
+}
+
 bool ServerLinks::take_messages() {
+  if (doorkeeper_) doorkeeper_->answer();
+  take_connection_events();
   Parcel parcel;
   int i = 0;
   while (i < kBatch && router_.receive(parcel)) {
     std::string route = parcel.front().text();
-    if (world_.epoch == 0 && early_.size() < kMostEarly) {
+    if (world_.epoch == 0 && early_.size() < kMostEarly && byte_count(parcel) <= kLongestEarly) {
       early_.emplace_back(std::move(route), std::move(parcel));
     } else {
       take(route, std::move(parcel));
     }
     ++i;
   }
-  return i == kBatch;
+  int from_mirror = 0;
+  while (from_mirror < kBatch && to_mirror_ && to_mirror_->receive(parcel)) {
+    take_from_mirror(std::move(parcel));
+    ++from_mirror;
+  }
+  return i == kBatch || from_mirror == kBatch;
+}
+
+void ServerLinks::connect_mirror(const ZmqContext& context, Node self,
+                                 const std::vector<std::string>& endpoints, std::uint64_t max_frame_bytes,
+                                 const std::optional<JobKey>& key) {
+  const auto servers = static_cast<std::uint32_t>(endpoints.size());
+  mirror_ = {Role::kServer, mirror_of(self.rank, servers)};
+  if (servers == 2 && self.rank > mirror_.rank) return;
+  to_mirror_.emplace(context, ZMQ_DEALER, max_frame_bytes);
+  to_mirror_->set(ZMQ_ROUTING_ID, random_routing_id());
+  if (key && !is_ipc(endpoints[mirror_.rank])) show_membership(*to_mirror_, *key);
+  to_mirror_->connect(endpoints[mirror_.rank]);
+  peers_[mirror_].streams.emplace_back();
+  handles_.push_back(to_mirror_->get());
+}
+
+void ServerLinks::write(const Stream& stream, Parcel parcel) {
+  const bool is_to_mirror = stream.route.empty();  // whoever came to us has one
+  if (!is_to_mirror) {
+    router_.send_to(stream.route, std::move(parcel));
+  } else if (to_mirror_) {
+    to_mirror_->send(std::move(parcel));
+  }
+}
+
+void ServerLinks::drop(const Stream& stream) {
+  if (!stream.route.empty()) {
+    origins_.erase(stream.route);
+  } else if (to_mirror_) {
+    std::erase(handles_, to_mirror_->get());
+    to_mirror_.reset();
+  }
+}
+
+void ServerLinks::on_tick(Time now) {
+  if (!to_mirror_ || now < next_hello_) return;
+  next_hello_ = now + kHelloEvery;
+  const auto found = peers_.find(mirror_);
+  if (found == peers_.end() || found->second.gone || found->second.streams.front().open) return;
+  write_control(mirror_, found->second.streams.front(), header_of(Kind::kHello), to_text(StreamHello{}));
+}
+
+void ServerLinks::take_from_mirror(Parcel parcel) {
+  try {
+    Stream& stream = peers_.at(mirror_).streams.front();
+    if (!stream.open) stream.local = parcel.back().came_locally();
+    take_frames(mirror_, 0, unpack(std::move(parcel), 0));
+  } catch (const FrameError& error) {
+    report_.refusals.note(to_string(mirror_), error.what());
+  }
 }
 
 void ServerLinks::take(const std::string& route, Parcel parcel) {
@@ -280,8 +381,10 @@ ServerLinks::Stream& ServerLinks::on_hello(const std::string& route, const Frame
   const Node node = frame.header.sender;
   const auto peer = peers_.find(node);
   if (peer == peers_.end() || frame.header.epoch != world_.epoch) {
-    throw FrameError("hello: from " + to_string(node) + " in epoch " + std::to_string(frame.header.epoch) +
-                     ", expected a worker of this job and its epoch, as the roster gives them");
+    throw FrameError(
+        "hello: from " + to_string(node) + " in epoch " + std::to_string(frame.header.epoch) +
+        ", expected a worker of this job, or the server that this one mirrors, and its epoch, as the "
+        "roster gives them");
   }
   const StreamHello hello = parse_stream_hello(payload_text(frame));
   std::vector<Stream>& streams = peer->second.streams;

@@ -1,5 +1,6 @@
 // DataLinks are the connections over which a node's frames to its peers travel: a worker has
-// `streams_per_peer` to every server, a server one socket on which they all arrive.
+// `streams_per_peer` to every server, a server one socket on which they all arrive. With replicas a server is
+// also a peer of its mirror, to which it connects, and of the server that it mirrors.
 //
 // Threading: the I/O thread only. What arrives goes to the Inbox, which any thread may look at.
 // A stream opens with a kHello that carries the job's epoch and is answered by a kHello; it ends with a
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "transport/control.h"
+#include "transport/curve.h"
 #include "transport/inbox.h"
 #include "transport/refusals.h"
 #include "transport/traffic.h"
@@ -60,11 +62,16 @@ class DataLinks {
   std::vector<Node> awaited() const;
   /// Hears from the scheduler that a peer has left; its streams' own goodbyes may still be under way.
   void announce_goodbye(Node peer, Time now);
+  /// Hears from the scheduler that a server has died: its connections are closed for good, so that nothing
+  /// comes from it any more should it live after all, and the memory of what was on its way is given back.
+  void announce_departure(Node server, Node mirror);
   void say_goodbye();
   /// Whether every peer that is still there has answered say_goodbye().
   bool is_goodbye_answered() const;
   /// Whether all streams with a peer are open and local (ZmqMessage::came_locally).
   bool is_local(Node peer) const;
+  /// Whom frames may go to.
+  std::vector<Node> peers() const;
 
  protected:
   struct Stream {
@@ -83,6 +90,7 @@ class DataLinks {
 
   virtual void on_begin() = 0;
   virtual void write(const Stream& stream, Parcel parcel) = 0;
+  virtual void drop(const Stream& stream) = 0;
   virtual void on_tick(Time now) = 0;
   /// Takes the frames of one message from an open stream of a known peer. Throws FrameError.
   void take_frames(Node from, std::uint32_t stream, std::vector<Frame> frames);
@@ -104,7 +112,7 @@ class WorkerLinks final : public DataLinks {
  public:
   /// Refused is told why when a server does not take us.
   WorkerLinks(Report report, const ZmqContext& context, const std::vector<std::string>& endpoints,
-              std::uint32_t streams_per_peer, std::uint64_t max_frame_bytes,
+              std::uint32_t streams_per_peer, std::uint64_t max_frame_bytes, const std::optional<JobKey>& key,
               std::function<void(const std::string&)> refused);
 
   const std::vector<void*>& sockets() const override { return handles_; }
@@ -115,6 +123,7 @@ class WorkerLinks final : public DataLinks {
   void write(const Stream& stream, Parcel parcel) override {
     sockets_[stream.socket].send(std::move(parcel));
   }
+  void drop(const Stream& stream) override;
   void on_tick(Time now) override;
   void take(Node from, std::uint32_t stream, Parcel parcel);
 
@@ -129,7 +138,12 @@ class ServerLinks final : public DataLinks {
  public:
   /// Listens at once. Throws TransportError.
   ServerLinks(Report report, const ZmqContext& context, const std::string& endpoint,
-              std::uint64_t max_frame_bytes);
+              std::uint64_t max_frame_bytes, const std::optional<JobKey>& key);
+
+  /// Connects to the mirror of `self`, where the lower of the two does that: two servers, which mirror each
+  /// other, share a connection. endpoints: of the servers, in rank order. Before begin().
+  void connect_mirror(const ZmqContext& context, Node self, const std::vector<std::string>& endpoints,
+                      std::uint64_t max_frame_bytes, const std::optional<JobKey>& key);
 
   /// Where it listens, port filled in.
   const std::string& endpoint() const { return endpoint_; }
@@ -145,15 +159,21 @@ class ServerLinks final : public DataLinks {
   };
 
   void on_begin() override;
-  void write(const Stream& stream, Parcel parcel) override {
-    router_.send_to(stream.route, std::move(parcel));
-  }
-  void on_tick(Time) override {}
+  void write(const Stream& stream, Parcel parcel) override;
+  void drop(const Stream& stream) override;
+  void on_tick(Time now) override;
+  void take_from_mirror(Parcel parcel);
   void take(const std::string& route, Parcel parcel);
   Stream& on_hello(const std::string& route, const Frame& frame);
   void refuse(const std::string& route, const std::string& address, const std::string& why);
+  void take_connection_events();
 
+  std::optional<Doorkeeper> doorkeeper_;  // of a job with a key
   ZmqSocket router_;
+  ConnectionWatch watch_;
+  std::optional<ZmqSocket> to_mirror_;
+  Node mirror_;  ///< at the other end of that
+  Time next_hello_{};
   std::string endpoint_, local_endpoint_;
   std::vector<void*> handles_;
   std::map<std::string, Origin> origins_;              // by routing id

@@ -33,9 +33,10 @@ enum Offset : std::size_t {
   kAtPayloadCrc = 88,
   kAtHeaderCrc = 92,
   kAtReserved = 96,
+  kAtOnBehalf = 100,
+  kAtNumber = 104,
 };
 
-constexpr std::size_t kReservedBytes = kHeaderBytes - kAtReserved;
 constexpr std::uint32_t kRankMask = 0x00FFFFFF;
 
 template <typename T>
@@ -53,9 +54,9 @@ T load(const HeaderBytes& from, Offset at) {
 bool is_known(Kind kind) {
   const auto value = static_cast<std::uint8_t>(kind);
   return (value >= static_cast<std::uint8_t>(Kind::kHello) &&
-          value <= static_cast<std::uint8_t>(Kind::kReject)) ||
+          value <= static_cast<std::uint8_t>(Kind::kDeparture)) ||
          (value >= static_cast<std::uint8_t>(Kind::kInit) &&
-          value <= static_cast<std::uint8_t>(Kind::kWriteState)) ||
+          value <= static_cast<std::uint8_t>(Kind::kMirrored)) ||
          (value >= static_cast<std::uint8_t>(Kind::kRowInit) &&
           value <= static_cast<std::uint8_t>(Kind::kRowWriteState));
 }
@@ -69,13 +70,17 @@ void require(const char* field, std::uint64_t given, std::uint64_t expected) {
   if (given != expected) refuse(field, given, std::to_string(expected));
 }
 
-Node load_node(const HeaderBytes& bytes) {
-  const auto packed = load<std::uint32_t>(bytes, kAtSender);
-  const auto role = static_cast<Role>(packed >> 24);
+std::uint32_t packed(Node node) {
+  return static_cast<std::uint32_t>(node.role) << 24 | (node.rank & kRankMask);
+}
+
+Node load_node(const HeaderBytes& bytes, Offset at, const char* field) {
+  const auto value = load<std::uint32_t>(bytes, at);
+  const auto role = static_cast<Role>(value >> 24);
   if (role != Role::kScheduler && role != Role::kServer && role != Role::kWorker) {
-    refuse("sender role", packed >> 24, "1 (scheduler), 2 (server) or 3 (worker)");
+    refuse(field, value >> 24, "1 (scheduler), 2 (server) or 3 (worker)");
   }
-  return {role, packed & kRankMask};
+  return {role, value & kRankMask};
 }
 
 bool has_checksum(const HeaderBytes& bytes) {
@@ -98,11 +103,9 @@ HeaderBytes load_header(std::span<const std::byte> header) {
 // Everything else that must hold before the fields mean anything.
 void check(const HeaderBytes& bytes, std::uint64_t payload_bytes) {
   const auto kind = load<Kind>(bytes, kAtKind);
-  if (!is_known(kind)) refuse("kind", static_cast<std::uint8_t>(kind), "one of 1-8, 32-49 and 60-66");
+  if (!is_known(kind)) refuse("kind", static_cast<std::uint8_t>(kind), "one of 1-9, 32-53 and 60-69");
   require("reserved field at 10", load<std::uint16_t>(bytes, kAtReserved16), 0);
-  for (const auto byte : load<std::array<std::uint8_t, kReservedBytes>>(bytes, kAtReserved)) {
-    require("reserved field at 96", byte, 0);
-  }
+  require("reserved field at 96", load<std::uint32_t>(bytes, kAtReserved), 0);
   require("payload length", load<std::uint64_t>(bytes, kAtPayloadBytes), payload_bytes);
   if (has_checksum(bytes)) return;
   require("absent payload checksum", load<std::uint32_t>(bytes, kAtPayloadCrc), 0);
@@ -138,14 +141,15 @@ HeaderBytes encode_header(const Frame& frame) {
   store(bytes, kAtContent, header.content);
   store(bytes, kAtFlags, header.flags | (sealed ? 0U : kFlagNoChecksum));
   store(bytes, kAtEpoch, header.epoch);
-  store(bytes, kAtSender,
-        static_cast<std::uint32_t>(header.sender.role) << 24 | (header.sender.rank & kRankMask));
+  store(bytes, kAtSender, packed(header.sender));
   store(bytes, kAtPriority, header.priority);
   store(bytes, kAtKey, header.key);
   store(bytes, kAtStep, header.step);
   store(bytes, kAtOffset, header.offset);
   store(bytes, kAtCount, header.count);
   store(bytes, kAtCodecParameters, header.codec_parameters);
+  store(bytes, kAtOnBehalf, header.on_behalf ? packed(*header.on_behalf) : 0U);
+  store(bytes, kAtNumber, header.number);
   store(bytes, kAtPayloadBytes, payload_bytes);
   store(bytes, kAtPayloadCrc, sealed.value_or(0));
   store(bytes, kAtHeaderCrc, checksum(bytes));
@@ -175,13 +179,16 @@ OpenedHeader open_header(std::span<const std::byte> header, std::uint64_t payloa
   out.content = load<std::uint8_t>(bytes, kAtContent);
   out.flags = load<std::uint32_t>(bytes, kAtFlags) & ~kFlagNoChecksum;
   out.epoch = load<std::uint64_t>(bytes, kAtEpoch);
-  out.sender = load_node(bytes);
+  out.sender = load_node(bytes, kAtSender, "sender role");
   out.priority = load<std::int32_t>(bytes, kAtPriority);
   out.key = load<std::uint64_t>(bytes, kAtKey);
   out.step = load<std::uint64_t>(bytes, kAtStep);
   out.offset = load<std::uint64_t>(bytes, kAtOffset);
   out.count = load<std::uint64_t>(bytes, kAtCount);
   out.codec_parameters = load<std::array<std::uint32_t, 4>>(bytes, kAtCodecParameters);
+  if (load<std::uint32_t>(bytes, kAtOnBehalf) != 0)
+    out.on_behalf = load_node(bytes, kAtOnBehalf, "role on whose behalf");
+  out.number = load<std::uint64_t>(bytes, kAtNumber);
   return opened;
 }
 

@@ -45,6 +45,7 @@ enum class Kind : std::uint8_t {
   kGoodbye = 6,         ///< node -> scheduler -> servers and workers: this node has left cleanly
   kFailure = 7,         ///< scheduler -> all, or any node -> scheduler: a named node failed; text
   kReject = 8,          ///< to whoever sent a frame that could not be accepted; text
+  kDeparture = 9,       ///< scheduler -> all: a server died and its mirror serves in its place; text
   // data plane (kvstore/)
   kInit = 32,   ///< worker -> server: first value of a key
   kPush = 33,   ///< worker -> server: one contribution to a round; answered by kReply
@@ -54,7 +55,7 @@ enum class Kind : std::uint8_t {
   kProbe = 37,  ///< worker -> server: is my push of this round here? answered by kReply, kHeld or kMissing
   kHeld = 38,   ///< server -> worker: your push is here, others are awaited (payload: their ranks, u32 each)
   kMissing = 39,     ///< server -> worker: send that push again
-  kCommand = 40,     ///< worker 0 -> server: text; answered by kAck
+  kCommand = 40,     ///< worker -> server: text; answered by kAck
   kAck = 41,         ///< server -> worker: the request was carried out
   kError = 42,       ///< server -> worker: the request was refused; text
   kPost = 43,        ///< worker -> server: bytes for other workers to fetch; answered by kDelivered
@@ -67,6 +68,7 @@ enum class Kind : std::uint8_t {
   kReadState = 50,   ///< worker -> server: what do you keep of a partition between rounds? answered by kState
   kState = 51,       ///< server -> worker: that
   kWriteState = 52,  ///< worker -> server: keep that; answered by kAck
+  kMirrored = 53,    ///< server -> the server that it mirrors: all requests below this number are here
   kRowInit = 60,     ///< worker -> server: first values of some rows of a table; answered by kRowAck
   kRowPush = 61,     ///< worker -> server: some rows, a contribution to a round; answered by kRowAck
   kRowPull = 62,     ///< worker -> server: what a round made of some rows, or of all; answered by kRowReply
@@ -107,6 +109,11 @@ struct FrameHeader {
   std::uint64_t count = 0;                          ///< (kv) elements in the partition
   std::int32_t priority = 0;                        ///< (kv) higher is sooner
   std::array<std::uint32_t, 4> codec_parameters{};  ///< (kv) exact bits
+  /// (kv) For whom a frame goes this way: from a server to its mirror, the worker whose request it is;
+  /// between a worker and a mirror, the server in whose place that serves. None: for sender or receiver
+  /// itself.
+  std::optional<Node> on_behalf;
+  std::uint64_t number = 0;  ///< (kv) of a request among those that a server passes on to its mirror; else 0
   bool operator==(const FrameHeader&) const = default;
 };
 

@@ -4,7 +4,8 @@
 // Threading: as Messenger.
 // Lifetime: the main job's Messenger outlives the link.
 // Failure: the main job watches every process, and names the dead by the rank that people know; so what the
-//   link notices by itself is told to the main job only if that has not failed within `patience`.
+//   link notices by itself is told to the main job only if that has not failed within `patience`. Until
+//   then frames over it are lost.
 #pragma once
 
 #include <chrono>

@@ -17,12 +17,15 @@ void Inbox::post_frames(Node from, std::vector<Frame> frames) { post(Arrival{fro
 
 void Inbox::post_goodbye(Node peer) { post(Goodbye{peer}); }
 
-bool Inbox::post_failure(const std::string& text) {
+void Inbox::post_departure(Node server, Node mirror) { post(Departure{server, mirror}); }
+
+bool Inbox::post_failure(const std::string& text, Scope scope) {
   {
     const std::lock_guard lock(mutex_);
     if (failed()) return false;
-    events_.push_back(Failure{text});
+    events_.push_back(Failure{text, scope});
     failure_ = text;
+    scope_ = scope;
     failed_.store(true, std::memory_order_release);
   }
   changed_.notify_all();
@@ -71,8 +74,12 @@ void Inbox::call(Sink& sink, Event& event) {
     sink.on_frames(arrival->from, std::move(arrival->frames));
   } else if (const auto* goodbye = std::get_if<Goodbye>(&event)) {
     sink.on_goodbye(goodbye->peer);
+  } else if (const auto* departure = std::get_if<Departure>(&event)) {
+    sink.on_departure(departure->server, departure->mirror);
+  } else if (const auto& failure = std::get<Failure>(event); failure.scope == Scope::kGeneration) {
+    sink.on_membership_changed(failure.text);
   } else {
-    sink.on_failure(std::get<Failure>(event).text);
+    sink.on_failure(failure.text);
   }
 }
 
@@ -96,7 +103,10 @@ std::string Inbox::failure() const {
 }
 
 void Inbox::rethrow() const {
-  if (failed()) throw TransportError(failure());
+  if (!failed()) return;
+  const std::lock_guard lock(mutex_);
+  if (scope_ == Scope::kGeneration) throw MembershipChanged(failure_);
+  throw TransportError(failure_);
 }
 
 }  // namespace gradwire::transport

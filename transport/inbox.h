@@ -24,8 +24,11 @@ class Inbox {
  public:
   void post_frames(Node from, std::vector<Frame> frames);
   void post_goodbye(Node peer);
+  void post_departure(Node server, Node mirror);
+  /// What has failed: the job, or this generation of one that goes on.
+  enum class Scope : std::uint8_t { kJob, kGeneration };
   /// Keeps the first text only; nothing posted later reaches the Sink. Returns whether this was the first.
-  bool post_failure(const std::string& text);
+  bool post_failure(const std::string& text, Scope scope = Scope::kJob);
 
   void attach(Sink& sink);
   /// Waits for a running call to end, unless the Sink itself calls this.
@@ -40,7 +43,7 @@ class Inbox {
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// Requires failed().
   std::string failure() const;
-  /// Throws TransportError with the first failure, if there is one.
+  /// Throws TransportError (MembershipChanged) with the first failure, if there is one.
   void rethrow() const;
 
  private:
@@ -51,10 +54,14 @@ class Inbox {
   struct Goodbye {
     Node peer;
   };
+  struct Departure {
+    Node server, mirror;
+  };
   struct Failure {
     std::string text;
+    Scope scope;
   };
-  using Event = std::variant<Arrival, Goodbye, Failure>;
+  using Event = std::variant<Arrival, Goodbye, Departure, Failure>;
 
   void post(Event event);
   static void call(Sink& sink, Event& event);
@@ -67,6 +74,7 @@ class Inbox {
   std::thread::id caller_;
   bool closed_ = false;
   std::string failure_;
+  Scope scope_ = Scope::kJob;  // of it
   std::atomic<bool> failed_{false};
 };
 

@@ -8,6 +8,7 @@
 
 #include "transport/exchanges.h"
 #include "transport/inbox.h"
+#include "transport/mirrors.h"
 #include "transport/nodes.h"
 #include "transport/traffic.h"
 
@@ -21,8 +22,10 @@ class InprocHub {
     Traffic traffic;
   };
 
-  InprocHub(std::uint32_t workers, std::uint32_t servers)
-      : world_{workers, servers, (std::uint64_t{std::random_device{}()} << 32) | 1}, exchanges_(workers) {
+  InprocHub(std::uint32_t workers, std::uint32_t servers, std::uint32_t replicas)
+      : world_{workers, servers, (std::uint64_t{std::random_device{}()} << 32) | 1, replicas},
+        exchanges_(workers) {
+    if (replicas != 0) mirrors_.emplace(servers, replicas);
     for (std::uint32_t rank = 0; rank < workers; ++rank) places_[{Role::kWorker, rank}];
     for (std::uint32_t rank = 0; rank < servers; ++rank) places_[{Role::kServer, rank}];
   }
@@ -62,6 +65,20 @@ class InprocHub {
     }
   }
 
+  void lose(std::uint32_t server) {
+    std::optional<std::uint32_t> heir;
+    const Node lost{Role::kServer, server};
+    {
+      const std::lock_guard lock(mutex_);
+      if (!left_.insert(lost).second) return;
+      if (mirrors_) heir = mirrors_->lose(server);
+    }
+    if (!heir) return fail(mirrors_ ? mirrors_->fault() : to_string(lost) + " has died");
+    for (auto& [other, place] : places_) {
+      if (other != lost) place.inbox.post_departure(lost, {Role::kServer, *heir});
+    }
+  }
+
   std::vector<std::string> exchange(std::uint64_t sequence, Node self, std::string_view name,
                                     std::string_view blob, std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
@@ -97,6 +114,7 @@ class InprocHub {
   std::condition_variable changed_;
   std::set<Node> taken_;
   std::set<Node> left_;
+  std::optional<Mirrors> mirrors_;
   Exchanges exchanges_;
 };
 
@@ -137,7 +155,7 @@ class InprocMessenger final : public Messenger {
     }
     const std::uint64_t bytes = total_bytes(frames);
     place_.traffic.sent(to, bytes, frames.size());
-    if (hub_->has_left(to)) return;
+    if (hub_->has_left(to) || hub_->has_left(self_)) return;  // the dead neither hear nor speak
     InprocHub::Place& peer = hub_->place(to);
     peer.traffic.received(self_, bytes, frames.size());
     peer.inbox.post_frames(self_, std::move(frames));
@@ -173,8 +191,10 @@ class InprocMessenger final : public Messenger {
 
 }  // namespace
 
-InprocNetwork::InprocNetwork(std::uint32_t workers, std::uint32_t servers)
-    : hub_(std::make_shared<InprocHub>(workers, servers)) {}
+InprocNetwork::InprocNetwork(std::uint32_t workers, std::uint32_t servers, std::uint32_t replicas)
+    : hub_(std::make_shared<InprocHub>(workers, servers, replicas)) {}
+
+void InprocNetwork::lose(std::uint32_t server) { hub_->lose(server); }
 
 std::unique_ptr<Messenger> InprocNetwork::connect(Node node) {
   hub_->take(node);

@@ -15,10 +15,14 @@ class InprocHub;
 
 class InprocNetwork {
  public:
-  InprocNetwork(std::uint32_t workers, std::uint32_t servers);
+  /// replicas: 1 where each server has a mirror; throws std::invalid_argument as require_mirrors() does.
+  InprocNetwork(std::uint32_t workers, std::uint32_t servers, std::uint32_t replicas = 0);
 
   /// Takes the Messenger of one node. Each node can be taken once; throws std::invalid_argument otherwise.
   std::unique_ptr<Messenger> connect(Node node);
+  /// Treats a server as dead, as if its process had been killed at this moment: nothing more comes from it or
+  /// reaches it. Its mirror serves in its place, or the job fails.
+  void lose(std::uint32_t server);
 
  private:
   std::shared_ptr<InprocHub> hub_;  // owners: the network and every Messenger it handed out

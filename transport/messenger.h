@@ -29,16 +29,37 @@ class TransportError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// The members of a job that goes on have changed, or are to: one has died, or newcomers wait. Its nodes
+/// leave and join again (ZmqOptions::on_failure).
+class MembershipChanged : public TransportError {
+ public:
+  using TransportError::TransportError;
+};
+
 /// A deadline passed: says what was awaited, and from whom.
 class TimeoutError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
+/// Whether who asks for another generation is to be in it. Part of the wire format, never renumber.
+enum class Parting : std::uint64_t {
+  kStays = 0,
+  kLeaves = 1,  ///< it has failed itself
+};
+
+/// What a job does when a node of it dies.
+enum class OnFailure : std::uint8_t {
+  kAbort,     ///< ends, on every rank
+  kContinue,  ///< goes on with the others, and takes in new workers, if the workers that are left allow it
+};
+
 struct World {
   std::uint32_t workers = 1;
   std::uint32_t servers = 0;
   std::uint64_t epoch = 0;
+  std::uint32_t replicas = 0;    ///< 1: each server has a mirror (mirrors.h)
+  std::uint32_t generation = 1;  ///< how often the job has met
   bool operator==(const World&) const = default;
 };
 
@@ -63,8 +84,14 @@ class Sink {
   virtual void on_frames(Node from, std::vector<Frame> frames) = 0;
   /// Learns that the job has failed; text names the rank and role at fault.
   virtual void on_failure(const std::string& text) = 0;
+  /// Learns that the job goes on with other members, which this node has to join anew; text says why. By
+  /// default that is a failure.
+  virtual void on_membership_changed(const std::string& text) { on_failure(text); }
   /// Learns that a peer has left cleanly; nothing more will come from it.
   virtual void on_goodbye(Node peer) = 0;
+  /// Learns that a server has died and the job goes on: `mirror` serves in its place. Nothing comes from it
+  /// any more, and what was sent to it may be lost. Only where World::replicas says so.
+  virtual void on_departure(Node /*server*/, Node /*mirror*/) {}
 };
 
 class Messenger {
@@ -85,12 +112,16 @@ class Messenger {
   virtual void detach() = 0;
 
   /// Queues frames to one peer, to arrive together and after all sent to it before. Never blocks. Fills in
-  /// sender and epoch. Workers reach servers, servers reach workers: anything else, and the transport's own
-  /// kinds, are std::invalid_argument. What is sent to a peer that has left cleanly is dropped.
+  /// sender and epoch. Workers reach servers, servers reach workers and, with replicas, the server they
+  /// mirror and their own mirror: anything else, and the transport's own kinds, are std::invalid_argument.
+  /// What is sent to a peer that has left cleanly, or departed, is dropped.
   virtual void send(Node to, std::vector<Frame> frames) = 0;
   /// Whether send() computes the checksum of a payload that comes without one, to some peer. Who sends one
   /// payload to several then computes it first (Buffer::seal), once.
   virtual bool seals_payloads() const { return false; }
+  /// Whether frames may be lost on the way while the job goes on (faulty_messenger.h): then whoever leaves
+  /// may be asked for its last answers again.
+  virtual bool loses_frames() const { return false; }
 
   /// Gives blob to all workers and returns every worker's blob in rank order. A collective of the workers:
   /// the n-th call of each meets. Throws TimeoutError naming the ranks that did not come, TransportError when
@@ -100,6 +131,15 @@ class Messenger {
 
   /// Declares the whole job failed; every rank's Sink hears text. Used for a fault that no peer can survive.
   virtual void fail(const std::string& text) = 0;
+  /// Workers that wait to be taken into the job, as last heard.
+  virtual std::uint32_t newcomers() const { return 0; }
+  /// Ends this generation of a job that goes on: every rank's Sink hears text as a change of membership, and
+  /// joins anew; who says kLeaves does not, and the others go on without it. Throws std::logic_error where
+  /// jobs end with the first failure.
+  virtual void regroup(const std::string&, Parting) {
+    throw std::logic_error(
+        "regroup: this job ends with its first failure; start it with on_failure=continue");
+  }
   /// Says goodbye and flushes what is queued, for at most timeout. Then send() throws. Idempotent. The
   /// destructor leaves too, where this was not called.
   virtual void leave(std::chrono::milliseconds timeout) = 0;

@@ -39,16 +39,27 @@ class Ear {
 
 class Colocated final : public Messenger {
  public:
-  Colocated(std::unique_ptr<Messenger> messenger, Node other, std::shared_ptr<Ear> own,
-            std::shared_ptr<Ear> others)
-      : messenger_(std::move(messenger)), other_(other), own_(std::move(own)), others_(std::move(others)) {}
+  Colocated(std::shared_ptr<Messenger> messenger, const std::shared_ptr<Messenger>& other,
+            std::shared_ptr<Ear> own, std::shared_ptr<Ear> others)
+      : messenger_(std::move(messenger)),
+        other_messenger_(other),
+        other_(other->self()),
+        own_(std::move(own)),
+        others_(std::move(others)) {}
   ~Colocated() override { own_->detach(); }
 
   Node self() const override { return messenger_->self(); }
   World world() const override { return messenger_->world(); }
   std::optional<Node> local_peer() const override { return other_; }
   bool seals_payloads() const override { return messenger_->seals_payloads(); }
-  void fail(const std::string& text) override { messenger_->fail(text); }
+  bool loses_frames() const override { return messenger_->loses_frames(); }
+  void fail(const std::string& text) override {
+    messenger_->fail(text);
+    // The other ends with this process: it must not look like one that leaves.
+    if (const auto other = other_messenger_.lock()) other->fail(text);
+  }
+  std::uint32_t newcomers() const override { return messenger_->newcomers(); }
+  void regroup(const std::string& text, Parting parting) override { messenger_->regroup(text, parting); }
   void leave(std::chrono::milliseconds timeout) override { messenger_->leave(timeout); }
   bool outlast(std::chrono::milliseconds timeout) override { return messenger_->outlast(timeout); }
   std::vector<PeerCounters> counters() const override { return messenger_->counters(); }
@@ -79,7 +90,8 @@ class Colocated final : public Messenger {
   }
 
  private:
-  const std::unique_ptr<Messenger> messenger_;
+  const std::shared_ptr<Messenger> messenger_;  // owners: this, and the other node while it fails
+  const std::weak_ptr<Messenger> other_messenger_;
   const Node other_;
   const std::shared_ptr<Ear> own_;     // owners: this and the other node
   const std::shared_ptr<Ear> others_;  // likewise
@@ -97,8 +109,9 @@ NodePair colocate(NodePair pair) {
   }
   const auto to_worker = std::make_shared<Ear>();
   const auto to_server = std::make_shared<Ear>();
-  return {std::make_unique<Colocated>(std::move(pair.worker), server, to_worker, to_server),
-          std::make_unique<Colocated>(std::move(pair.server), worker, to_server, to_worker)};
+  const std::shared_ptr<Messenger> at_worker = std::move(pair.worker), at_server = std::move(pair.server);
+  return {std::make_unique<Colocated>(at_worker, at_server, to_worker, to_server),
+          std::make_unique<Colocated>(at_server, at_worker, to_server, to_worker)};
 }
 
 }  // namespace gradwire::transport

@@ -3,7 +3,8 @@
 // Threading: as Messenger, but a Sink is called from two threads: the I/O thread, and the other node's
 // sending one,
 //   on which frames between the two are handed over.
-// Failure: what the two send each other arrives even after the job has failed.
+// Failure: what the two send each other arrives even after the job has failed. Where one gives up, by fail(),
+//   both do.
 #pragma once
 
 #include <memory>

@@ -3,6 +3,8 @@
 #include <array>
 #include <cstdio>
 
+#include "transport/mirrors.h"
+
 namespace gradwire::transport {
 
 std::string list_nodes(const std::vector<Node>& nodes) {
@@ -29,11 +31,15 @@ std::string in_seconds(std::chrono::milliseconds time) {
 void check_route(Node self, const World& world, Node to, std::span<const Frame> frames) {
   const bool from_worker = self.role == Role::kWorker && to.role == Role::kServer;
   const bool from_server = self.role == Role::kServer && to.role == Role::kWorker;
-  if (!from_worker && !from_server) {
+  const bool between_mirrors =
+      self.role == Role::kServer && to.role == Role::kServer && world.replicas > 0 &&
+      (to.rank == mirror_of(self.rank, world.servers) || self.rank == mirror_of(to.rank, world.servers));
+  if (!from_worker && !from_server && !between_mirrors) {
     throw std::invalid_argument("send: " + to_string(self) + " cannot send to " + to_string(to) +
-                                "; workers send to servers and servers to workers");
+                                "; workers send to servers and servers to workers, and with replicas to "
+                                "their mirrors");
   }
-  const std::uint32_t known = from_worker ? world.servers : world.workers;
+  const std::uint32_t known = from_server ? world.workers : world.servers;
   if (to.rank >= known) {
     throw std::invalid_argument("send: there is no " + to_string(to) + " in this job of " +
                                 std::to_string(world.workers) + " workers and " +

@@ -44,13 +44,21 @@ std::optional<std::string> RollCall::objection(const Hello& hello) const {
   const std::string prefix = "roll call: " + wanted + " (" + who(hello) + ") ";
   const auto differs = [&](const char* setting, std::uint64_t given, std::uint64_t expected) {
     return prefix + "says " + setting + "=" + std::to_string(given) + " where the scheduler has " + setting +
-           "=" + std::to_string(expected) + "; start all nodes with the same settings";
+           "=" + std::to_string(expected) + "; start all nodes with the same settings" +
+           (on_failure_ == OnFailure::kContinue ? ", and add others once these are here" : "");
   };
   if (hello.version != kVersion) return differs("version", hello.version, kVersion);
   if (hello.workers != workers_) return differs("workers", hello.workers, workers_);
+  if (hello.member.empty() == (on_failure_ == OnFailure::kContinue)) {
+    const auto word = [](bool abort) { return abort ? "abort" : "continue"; };
+    return prefix + "says on_failure=" + word(hello.member.empty()) +
+           " where the scheduler has on_failure=" + word(on_failure_ == OnFailure::kAbort) +
+           "; start all nodes with the same settings";
+  }
   if (is_spare(hello)) return std::nullopt;
   if (const auto why = mixture(hello)) return prefix + *why;
   const std::uint32_t expected_servers = hello.pair.empty() ? servers_ : workers_;
+  if (hello.replicas != replicas_) return differs("replicas", hello.replicas, replicas_);
   if (hello.servers != expected_servers) return differs("servers", hello.servers, expected_servers);
   const std::uint32_t size = hello.pair.empty() ? size_of(hello.role) : workers_;
   const std::string have = std::to_string(size) + plural(hello.role);
@@ -65,6 +73,9 @@ std::optional<std::string> RollCall::objection(const Hello& hello) const {
     const bool same_pair = !hello.pair.empty() && arrival.hello.pair == hello.pair;
     if (same_role(arrival) && (same_pair || (hello.rank && arrival.hello.rank == hello.rank))) {
       return prefix + "is here already, as " + who(arrival.hello) + "; give every node a rank of its own";
+    }
+    if (same_role(arrival) && !hello.member.empty() && arrival.hello.member == hello.member) {
+      return prefix + "has the member name of " + who(arrival.hello) + "; give every process its own";
     }
   }
   if (std::ranges::count_if(arrivals_, same_role) >= static_cast<std::ptrdiff_t>(size)) {

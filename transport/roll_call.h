@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "transport/control.h"
+#include "transport/messenger.h"
 
 namespace gradwire::transport {
 
@@ -22,8 +23,13 @@ class RollCall {
 
   /// With servers_optional, workers that host servers of their own may come instead of using those; the
   /// servers are spare then.
-  RollCall(std::uint32_t workers, std::uint32_t servers, bool servers_optional = false)
-      : workers_(workers), servers_(servers), servers_optional_(servers_optional || servers == 0) {}
+  RollCall(std::uint32_t workers, std::uint32_t servers, bool servers_optional = false,
+           std::uint32_t replicas = 0, OnFailure on_failure = OnFailure::kAbort)
+      : workers_(workers),
+        servers_(servers),
+        replicas_(replicas),
+        servers_optional_(servers_optional || servers == 0),
+        on_failure_(on_failure) {}
 
   /// Takes a node's hello; one that repeats itself changes nothing. Returns why the node is refused, or
   /// nothing.
@@ -55,7 +61,9 @@ class RollCall {
 
   const std::uint32_t workers_;
   const std::uint32_t servers_;
+  const std::uint32_t replicas_;
   const bool servers_optional_;
+  const OnFailure on_failure_;
   bool pairs_ = false;  // a worker that hosts a server is here
   struct Arrival {
     std::string peer;

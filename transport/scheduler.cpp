@@ -1,36 +1,26 @@
 // The scheduler of a job over ZeroMQ: roll call, liveness, exchanges, goodbyes. One thread owns its sockets.
 #include <algorithm>
-#include <condition_variable>
-#include <exception>
-#include <map>
-#include <mutex>
 #include <random>
-#include <thread>
 
 #include "transport/address.h"
-#include "transport/control.h"
-#include "transport/exchange_desk.h"
-#include "transport/liveness.h"
 #include "transport/nodes.h"
-#include "transport/refusals.h"
-#include "transport/roll_call.h"
-#include "transport/zmq_messenger.h"
-#include "transport/zmq_socket.h"
+#include "transport/scheduler_state.h"
+#include "transport/zmq_options.h"
 
 namespace gradwire::transport {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kProgressEvery{2'000};
 constexpr milliseconds kFarewell{2'000};   // what servers get to say goodbye after the last worker did
 constexpr milliseconds kLastWords{1'000};  // for the news of a failure to leave this process
 constexpr milliseconds kLastAnswers{100};
 
+}  // namespace
+
 std::uint64_t random_epoch() {
   std::random_device random;
-  return std::uint64_t{random()} << 32 | random() | 1;  // never 0, which is "before the roster"
+  return std::uint64_t{random()} << 32 | random() | 1;
 }
 
 Buffer to_buffer(std::string text) {
@@ -39,112 +29,22 @@ Buffer to_buffer(std::string text) {
   return Buffer(std::move(owner), bytes);
 }
 
-void check_options(const ZmqOptions& options) {
-  if (options.workers == 0 || options.workers >= kNoRank || options.servers >= kNoRank) {
-    throw std::invalid_argument("scheduler: workers=" + std::to_string(options.workers) + ", servers=" +
-                                std::to_string(options.servers) + "; expected at least one worker");
-  }
-  if (options.liveness_timeout < milliseconds(10) || options.rendezvous_timeout < milliseconds(1)) {
-    throw std::invalid_argument("scheduler: liveness_timeout and rendezvous_timeout must be positive");
-  }
-}
-
-}  // namespace
-
-struct Scheduler::State {
-  explicit State(const ZmqOptions& options_);
-  ~State();
-
-  bool wait_for(milliseconds timeout);
-  void ask_to_fail(const std::string& text);
-
-  std::string endpoint;
-
- private:
-  enum class Phase : std::uint8_t { kRollCall, kRunning, kFailed, kOver };
-
-  struct Peer {
-    Node node;
-    std::string name;  // "worker 1 (host, pid 123)"
-    int fd = -1;
-    bool left = false;
-    bool dedicated = false;  // a server of its own, hosted by no worker
-    bool spare = false;      // one that nobody will use: it waits until it is ended
-  };
-
-  void run();
-  void loop();
-  void take_requests();
-  void take_messages();
-  void tick(Clock::time_point now);
-  void tick_roll_call(Clock::time_point now);
-  void begin();
-
-  void handle(const std::string& peer, int fd, const std::string& address, const Frame& frame);
-  void on_hello(const std::string& peer, const std::string& address, const Frame& frame);
-  void set_spare_aside();
-  void on_exchange(const Peer& from, const Frame& frame);
-  void on_goodbye(const std::string& peer, Peer& from, const Frame& frame);
-  void answer(ExchangeReply reply);
-
-  void send(const std::string& peer, const FrameHeader& header, Buffer payload = {});
-  void send_all(const FrameHeader& header, const std::string& text);
-  void send_roster(const std::string& peer);
-  void refuse(const std::string& peer, const std::string& address, const std::string& why);
-  void log(const std::string& text) const {
-    if (options.log) options.log(text);
-  }
-  FrameHeader header_of(Kind kind) const;
-  bool all_left(Role role) const;
-
-  /// Ends the job. deadline: a roll call that was not complete in time.
-  void fail(const std::string& text, FailureCause cause);
-  void finish(Phase phase, std::exception_ptr outcome);
-
-  const ZmqOptions options;
-  const std::uint64_t epoch = random_epoch();
-  const Clock::time_point started = Clock::now();
-
-  ZmqContext context;
-  ZmqSocket router;
-  DisconnectWatch watch;
-  Wakeup wakeup;
-
-  // The thread's own.
-  Phase phase = Phase::kRollCall;
-  RollCall roll_call;
-  Liveness liveness;
-  ExchangeDesk exchanges;
-  Refusals refusals;
-  std::map<std::string, Peer> peers;  // by routing id
-  Roster roster;
-  std::string failure;
-  FailureCause failure_cause = FailureCause::kFault;
-  Clock::time_point next_beat = started;
-  Clock::time_point next_progress = started + kProgressEvery;
-  std::optional<Clock::time_point> first_worker_at, workers_left_at;
-
-  std::mutex mutex;  // guards what follows
-  std::condition_variable changed;
-  std::optional<std::string> fail_request;
-  bool stopping = false;
-  bool finished = false;
-  std::exception_ptr outcome_;
-
-  std::thread thread;
-};
-
 Scheduler::State::State(const ZmqOptions& options_)
     : options(options_),
       router(context, ZMQ_ROUTER, options_.max_frame_bytes),
       watch(context, router),
-      roll_call(options_.workers, options_.servers, options_.servers_optional),
+      roll_call(options_.workers, options_.servers, options_.servers_optional, options_.replicas,
+                options_.on_failure),
       liveness(options_.liveness_timeout),
-      exchanges(options_.workers),
+      exchanges(std::make_unique<ExchangeDesk>(options_.workers)),
       refusals(options_.log) {
-  check_options(options);
+  require_scheduler_options(options);
   router.set(ZMQ_ROUTER_MANDATORY, 1);
   router.set(ZMQ_ROUTER_HANDOVER, 1);
+  if (options.key && !is_ipc(options.scheduler)) {
+    doorkeeper.emplace(context, *options.key);
+    doorkeeper->guard(router);
+  }
   endpoint = router.bind(resolve_endpoint(options.scheduler));
   thread = std::thread([this] { run(); });
 }
@@ -184,23 +84,44 @@ void Scheduler::State::run() {
 }
 
 void Scheduler::State::loop() {
-  const std::array<void*, 2> sockets{router.get(), watch.get()};
+  std::vector<void*> sockets{router.get(), watch.get()};
+  if (doorkeeper) sockets.push_back(doorkeeper->get());
   for (;;) {
     const auto until_beat = std::chrono::ceil<milliseconds>(next_beat - Clock::now());
     poll(sockets, wakeup, until_beat);
     wakeup.clear();
+    if (doorkeeper) doorkeeper->answer();
     take_messages();
     take_requests();
     const Clock::time_point now = Clock::now();
-    while (const auto fd = watch.next()) {
-      for (const auto& [id, peer] : peers) {
-        if (peer.fd == *fd) liveness.disconnected(id, now);
-      }
-    }
+    take_connection_events(now);
     tick(now);
     const std::lock_guard lock(mutex);
     if (stopping) return;
   }
+}
+
+void Scheduler::State::take_connection_events(Clock::time_point now) {
+  while (const auto event = watch.next()) {
+    if (const auto fault = fault_of(*event); !fault.empty())
+      refusals.note("a stranger", "handshake at " + endpoint + ": " + std::string(fault));
+    if (event->kind == ConnectionEvent::Kind::kDisconnected) take_ended(event->fd, now);
+  }
+}
+
+void Scheduler::State::take_ended(int fd, Clock::time_point now) {
+  std::erase_if(peers, [&](const auto& entry) {
+    return entry.second.fd == fd && entry.second.standing == Standing::kFormer;
+  });
+  std::vector<std::string> arrivals;
+  for (const auto& [id, peer] : peers) {
+    if (peer.fd != fd) continue;
+    liveness.disconnected(id, now);
+    if (phase == Phase::kRollCall && peer.standing == Standing::kMember) arrivals.push_back(id);
+  }
+  // Whoever died may be replaced at once; who comes back says hello again.
+  if (options.on_failure == OnFailure::kAbort) return;
+  for (const std::string& id : arrivals) forget_arrival(id, "closed its connection");
 }
 
 void Scheduler::State::take_requests() {
@@ -234,23 +155,16 @@ void Scheduler::State::tick(Clock::time_point now) {
   if (now < next_beat) return;
   next_beat = now + liveness.beat();
   if (phase == Phase::kRollCall) tick_roll_call(now);
-  if (phase == Phase::kRunning && !workers_left_at) {
-    if (const auto lost = liveness.check(now))
-      fail(peers.at(lost->name).name + " " + lost->why, FailureCause::kFault);
-  }
+  if (phase == Phase::kRegroup) tick_regroup(now);
+  if (phase == Phase::kRunning && !workers_left_at) tick_running(now);
   if (phase == Phase::kRunning && workers_left_at) {
     if (all_left(Role::kServer) || now - *workers_left_at >= kFarewell) finish(Phase::kOver, nullptr);
   }
-  if (phase == Phase::kRollCall || phase == Phase::kRunning) send_all(header_of(Kind::kHeartbeat), "");
+  if (phase != Phase::kFailed && phase != Phase::kOver) beat();
 }
 
 void Scheduler::State::tick_roll_call(Clock::time_point now) {
-  while (const auto lost = liveness.check(now)) {
-    log(peers.at(lost->name).name + " " + lost->why + "; the job has not begun and waits for another");
-    roll_call.forget(lost->name);
-    liveness.forget(lost->name);
-    peers.erase(lost->name);
-  }
+  while (const auto lost = liveness.check(now)) forget_arrival(lost->name, lost->why);
   const auto since = options.servers_optional ? first_worker_at : started;
   if (since && now - *since >= options.rendezvous_timeout) {
     fail("roll call: still waiting for " + roll_call.awaited() + " after " +
@@ -263,33 +177,52 @@ void Scheduler::State::tick_roll_call(Clock::time_point now) {
   }
 }
 
+void Scheduler::State::forget_arrival(const std::string& peer, const std::string& why) {
+  log(peers.at(peer).name + " " + why + "; the job has not begun and waits for another");
+  roll_call.forget(peer);
+  liveness.forget(peer);
+  peers.erase(peer);
+}
+
 // Everybody is here: ranks are final.
 void Scheduler::State::begin() {
+  const auto members = roll_call.members();
+  call(members, options.workers, roll_call.servers());
+  log("all " + std::to_string(options.workers + roll_call.servers()) + " nodes are here");
+  if (options.on_failure == OnFailure::kContinue) await_next();
+}
+
+void Scheduler::State::call(std::span<const RollCall::Member> members, std::uint32_t workers,
+                            std::uint32_t servers) {
   phase = Phase::kRunning;
-  const std::uint32_t servers = roll_call.servers();
   roster = {0,
             epoch,
-            options.workers,
+            workers,
             servers,
             std::vector<std::string>(servers),
-            std::vector<std::string>(servers)};
-  for (const RollCall::Member& member : roll_call.members()) {
+            std::vector<std::string>(servers),
+            options.replicas,
+            generation};
+  if (options.replicas > 0) mirrors.emplace(servers, options.replicas);
+  for (const RollCall::Member& member : members) {
     Peer& peer = peers.at(member.peer);
     peer.node = member.node;
     peer.name = describe(member.node, member.hello);
+    peer.hello = member.hello;
+    peer.standing = Standing::kMember;
     if (member.node.role == Role::kServer) {
       roster.endpoints[member.node.rank] = member.hello.endpoint;
       roster.locals[member.node.rank] = member.hello.local;
     }
   }
   for (const auto& [id, peer] : peers) {
-    if (!peer.spare) send_roster(id);
+    if (peer.standing == Standing::kMember) send_roster(id);
   }
-  log("all " + std::to_string(options.workers + servers) + " nodes are here");
 }
 
 void Scheduler::State::handle(const std::string& peer, int fd, const std::string& address,
                               const Frame& frame) {
+  if (options.witness) options.witness(frame.header.kind);
   if (frame.header.kind == Kind::kHello) on_hello(peer, address, frame);
   const auto found = peers.find(peer);
   if (found == peers.end()) {
@@ -300,8 +233,10 @@ void Scheduler::State::handle(const std::string& peer, int fd, const std::string
   }
   Peer& from = found->second;
   from.fd = fd;
-  if (!from.left && !from.spare) liveness.heard(peer, Clock::now());
+  if (from.standing == Standing::kFormer) return on_former(peer, frame);
+  if (!from.left && from.standing != Standing::kSpare) liveness.heard(peer, Clock::now());
   if (frame.header.kind == Kind::kHello || frame.header.kind == Kind::kHeartbeat) return;
+  if (from.standing == Standing::kWaiting) return on_waiting(peer, address, frame);
   const bool knows_its_rank = phase != Phase::kRollCall && frame.header.sender.rank != kNoRank;
   if (knows_its_rank && (frame.header.sender != from.node || frame.header.epoch != epoch)) {
     refuse(peer, address,
@@ -315,6 +250,8 @@ void Scheduler::State::handle(const std::string& peer, int fd, const std::string
     case Kind::kGoodbye:
       return on_goodbye(peer, from, frame);
     case Kind::kFailure:
+      if (next && frame.header.key == static_cast<std::uint64_t>(FailureCause::kMembership))
+        return on_regroup(peer, frame);
       return fail(payload_text(frame), FailureCause::kFault);
     default:
       refuse(peer, address,
@@ -330,8 +267,11 @@ void Scheduler::State::on_hello(const std::string& peer, const std::string& addr
     return send(peer, header, to_buffer(failure));
   }
   const Hello hello = parse_hello(payload_text(frame));
+  if (phase == Phase::kRollCall) take_connection_events(Clock::now());  // who has gone makes room
+  if (next && !roll_call.is_spare(hello)) return on_later_hello(peer, address, hello);
   if (phase != Phase::kRollCall) {
-    if (const auto known = peers.find(peer); known != peers.end() && !known->second.spare)
+    if (const auto known = peers.find(peer);
+        known != peers.end() && known->second.standing != Standing::kSpare)
       return send_roster(peer);
     if (!roll_call.is_spare(hello))
       return refuse(peer, address, "roll call: the job has begun and all its nodes are here");
@@ -353,7 +293,7 @@ void Scheduler::State::on_hello(const std::string& peer, const std::string& addr
 void Scheduler::State::set_spare_aside() {
   for (auto& [id, peer] : peers) {
     if (!peer.dedicated || !roll_call.has_pairs()) continue;
-    peer.spare = true;
+    peer.standing = Standing::kSpare;
     liveness.forget(id);
   }
 }
@@ -363,7 +303,7 @@ void Scheduler::State::on_exchange(const Peer& from, const Frame& frame) {
   std::optional<ExchangeReply> reply;
   try {
     const auto ask = static_cast<ExchangeAsk>(frame.header.step);
-    reply = exchanges.take(from.node.rank, frame.header.key, ask, payload_text(frame));
+    reply = exchanges->take(from.node.rank, frame.header.key, ask, payload_text(frame));
   } catch (const TransportError& mismatch) {
     return fail(mismatch.what(), FailureCause::kFault);
   }
@@ -376,7 +316,7 @@ void Scheduler::State::answer(ExchangeReply reply) {
   header.step = static_cast<std::uint64_t>(reply.answer);
   const Buffer payload = to_buffer(std::move(reply.payload));
   for (const auto& [id, peer] : peers) {
-    const bool waits = peer.node.role == Role::kWorker &&
+    const bool waits = peer.counts() && peer.node.role == Role::kWorker &&
                        std::ranges::find(reply.workers, peer.node.rank) != reply.workers.end();
     if (waits) send(id, header, payload.share());
   }
@@ -387,20 +327,22 @@ void Scheduler::State::on_goodbye(const std::string& peer, Peer& from, const Fra
   acknowledgement.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
   send(peer, acknowledgement);
   if (from.left) return;
+  if (phase == Phase::kRollCall) return forget_arrival(peer, "left");
+  take_leave(peer, from);
+}
+
+// Tells the others that they go on without a member whose work is done.
+void Scheduler::State::take_leave(const std::string& peer, Peer& from) {
   liveness.forget(peer);
-  if (phase == Phase::kRollCall) {
-    log(from.name + " left before the job began; waiting for another");
-    roll_call.forget(peer);
-    peers.erase(peer);
-    return;
-  }
   from.left = true;
   if (phase != Phase::kRunning) return;
   for (const auto& [id, other] : peers) {
-    if (!other.left) send(id, header_of(Kind::kGoodbye), to_buffer(goodbye_text(from.node)));
+    // Servers that nobody used hear it too: from the last one on, they need no scheduler.
+    const bool hears = other.counts() || other.standing == Standing::kSpare;
+    if (hears) send(id, header_of(Kind::kGoodbye), to_buffer(goodbye_text(from.node)));
   }
   if (from.node.role == Role::kWorker) {
-    for (ExchangeReply& reply : exchanges.leave(from.node.rank)) answer(std::move(reply));
+    for (ExchangeReply& reply : exchanges->leave(from.node.rank)) answer(std::move(reply));
   }
   if (!workers_left_at && all_left(Role::kWorker)) workers_left_at = Clock::now();
   if (workers_left_at && all_left(Role::kServer)) finish(Phase::kOver, nullptr);
@@ -441,7 +383,7 @@ void Scheduler::State::refuse(const std::string& peer, const std::string& addres
 bool Scheduler::State::all_left(Role role) const {
   return std::ranges::all_of(peers, [&](const auto& entry) {
     const Peer& peer = entry.second;
-    return peer.node.role != role || peer.left || peer.spare;
+    return peer.node.role != role || !peer.counts();
   });
 }
 
@@ -458,6 +400,7 @@ void Scheduler::State::fail(const std::string& text, FailureCause cause) {
 
 void Scheduler::State::finish(Phase last, std::exception_ptr outcome) {
   phase = last;
+  if (last == Phase::kOver) dismiss_waiting();
   {
     const std::lock_guard lock(mutex);
     if (finished) return;

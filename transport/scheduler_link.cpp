@@ -1,6 +1,9 @@
 #include "transport/scheduler_link.h"
 
+#include <utility>
+
 #include "transport/address.h"
+#include "transport/curve.h"
 #include "transport/data_links.h"
 #include "transport/nodes.h"
 
@@ -12,7 +15,8 @@ using std::chrono::milliseconds;
 const std::string kScheduler = "scheduler";
 constexpr milliseconds kHelloEvery{500};
 constexpr milliseconds kVerdictGrace{
-    2'000};  // the scheduler's own deadline comes first: it knows who is missing
+    2'000};                              // the scheduler's own deadline comes first: it knows who is missing
+constexpr milliseconds kShutOut{5'000};  // for so long, handshakes that the other side ends may be chance
 constexpr Node kSchedulerNode{Role::kScheduler, 0};
 
 }  // namespace
@@ -32,6 +36,7 @@ SchedulerLink::SchedulerLink(const ZmqContext& context, const ZmqOptions& option
       deadline_(next_beat_ + options.rendezvous_timeout),
       self_{hello_.role, hello_.rank.value_or(kNoRank)} {
   socket_.set(ZMQ_ROUTING_ID, random_routing_id());
+  if (options.key && !is_ipc(options.scheduler)) show_membership(socket_, *options.key);
   socket_.connect(resolve_endpoint(options.scheduler));
 }
 
@@ -49,10 +54,40 @@ void SchedulerLink::take_messages() {
       refusals_.note(kScheduler, error.what());
     }
   }
-  while (watch_.next()) {
-    liveness_.disconnected(kScheduler, std::chrono::steady_clock::now());
+  while (const auto event = watch_.next()) on_connection(*event, std::chrono::steady_clock::now());
+}
+
+void SchedulerLink::on_connection(const ConnectionEvent& event, Time now) {
+  if (event.kind == ConnectionEvent::Kind::kDisconnected) {
+    liveness_.disconnected(kScheduler, now);
     lost_ = heard_;
+  } else if (event.kind == ConnectionEvent::Kind::kOpened) {
+    shut_out_since_.reset();
+  } else if (!heard_) {  // later ones are liveness's to judge
+    const std::string why = shut_out(event, now);
+    if (!why.empty())
+      events_.on_failure("roll call: " + options_.scheduler_name + " at " + options_.scheduler + " " + why,
+                         FailureCause::kFault);
   }
+}
+
+std::string SchedulerLink::shut_out(const ConnectionEvent& event, Time now) {
+  const std::string advice =
+      options_.key ? "; this node has a job key: give the same one to every node of the job, or to none"
+                   : "; this node has no job key: give every node of the job the same one, or none";
+  switch (event.kind) {
+    case ConnectionEvent::Kind::kOtherSecurity:
+      return (options_.key ? "does not encrypt" : "encrypts") + advice;
+    case ConnectionEvent::Kind::kNotAMember:
+      return "has another job key" + advice;
+    case ConnectionEvent::Kind::kBadHandshake:
+      return "does not speak ZMTP: something else listens there";
+    default:
+      break;
+  }
+  if (!shut_out_since_) shut_out_since_ = now;
+  if (now - *shut_out_since_ < kShutOut) return {};
+  return "has ended every handshake for " + in_seconds(kShutOut) + advice;
 }
 
 void SchedulerLink::handle(const Frame& frame) {
@@ -62,7 +97,9 @@ void SchedulerLink::handle(const Frame& frame) {
   }
   switch (frame.header.kind) {
     case Kind::kHeartbeat:
-      return;
+      if (frame.header.step != 0 && !std::exchange(held_, true) && options_.log)
+        options_.log("the job runs; it takes this worker in when its members meet again");
+      return events_.on_newcomers(static_cast<std::uint32_t>(frame.header.key));
     case Kind::kRoster: {
       if (epoch_ != 0) return;
       const Roster roster = parse_roster(payload_text(frame));
@@ -78,6 +115,10 @@ void SchedulerLink::handle(const Frame& frame) {
         return;
       }
       return events_.on_goodbye(parse_goodbye(payload_text(frame)));
+    case Kind::kDeparture: {
+      const Departure departure = parse_departure(payload_text(frame));
+      return events_.on_departure({Role::kServer, departure.server}, {Role::kServer, departure.mirror});
+    }
     case Kind::kFailure:
       return events_.on_failure(payload_text(frame), static_cast<FailureCause>(frame.header.key));
     case Kind::kReject:
@@ -106,7 +147,8 @@ void SchedulerLink::check_rendezvous(Time now) {
     next_hello_ = now + kHelloEvery;
     send(Kind::kHello, 0, 0, to_text(hello_));
   }
-  if (now < deadline_) return;
+  // Who is to be waited for, and how long, is the scheduler's to say where jobs go on.
+  if (now < deadline_ || (heard_ && options_.on_failure == OnFailure::kContinue)) return;
   const std::string time = in_seconds(options_.rendezvous_timeout);
   events_.on_failure(heard_ ? "roll call: " + options_.scheduler_name + " at " + options_.scheduler +
                                   " is still waiting for other nodes after " + time

@@ -26,6 +26,8 @@ class SchedulerLink {
     virtual void on_roster(const Roster& roster) = 0;
     virtual void on_exchange_result(const Frame& frame) = 0;
     virtual void on_goodbye(Node peer) = 0;
+    virtual void on_departure(Node server, Node mirror) = 0;
+    virtual void on_newcomers(std::uint32_t count) = 0;
     virtual void on_failure(const std::string& text, FailureCause cause) = 0;
   };
 
@@ -49,6 +51,9 @@ class SchedulerLink {
 
  private:
   void handle(const Frame& frame);
+  void on_connection(const ConnectionEvent& event, Time now);
+  /// Why the scheduler will not let this node in, if that is certain by now.
+  std::string shut_out(const ConnectionEvent& event, Time now);
   void check_rendezvous(Time now);
   FrameHeader header_of(Kind kind) const;
 
@@ -58,14 +63,16 @@ class SchedulerLink {
   Refusals& refusals_;
   Events& events_;
   ZmqSocket socket_;
-  DisconnectWatch watch_;
+  ConnectionWatch watch_;
   Liveness liveness_;
   Time next_beat_;
   Time next_hello_;
-  Time deadline_;  // of the roll call
+  Time deadline_;                       // of the roll call
+  std::optional<Time> shut_out_since_;  // the first of the handshakes that the scheduler ended
   Node self_;
   std::uint64_t epoch_ = 0;  // 0 before the roster
   bool heard_ = false;
+  bool held_ = false;  // and has said so
   bool acknowledged_ = false;
   bool released_ = false;
   bool lost_ = false;

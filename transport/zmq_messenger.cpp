@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <random>
@@ -15,6 +16,7 @@
 #include "transport/data_links.h"
 #include "transport/nodes.h"
 #include "transport/scheduler_link.h"
+#include "transport/zmq_options.h"
 
 namespace gradwire::transport {
 namespace {
@@ -26,29 +28,6 @@ constexpr milliseconds kLeaveTimeout{2'000};   // of the destructor
 constexpr milliseconds kLastWords{500};        // for a failing node to tell the scheduler why
 constexpr milliseconds kExchangeCheck{1'000};  // how often a waiting worker asks after its exchange
 constexpr milliseconds kMissingAnswer{1'000};  // how long a late worker waits to hear whom it waited for
-constexpr std::uint32_t kMostStreams = 64;
-
-void check_options(const ZmqOptions& options) {
-  const auto refuse = [](const std::string& given, const std::string& expected) {
-    throw std::invalid_argument("connect_zmq: " + given + ", expected " + expected);
-  };
-  if (options.role == Role::kScheduler)
-    refuse("role is scheduler", "worker or server; see the class Scheduler");
-  if (options.workers == 0 || options.workers >= kNoRank) {
-    refuse("workers=" + std::to_string(options.workers), "at least 1");
-  }
-  const std::uint32_t size = options.role == Role::kServer ? options.servers : options.workers;
-  if (size == 0 || (options.rank && *options.rank >= size)) {
-    refuse("rank=" + std::to_string(options.rank.value_or(0)) + " of " + std::to_string(size),
-           "a rank below the size");
-  }
-  if (options.streams_per_peer == 0 || options.streams_per_peer > kMostStreams) {
-    refuse("streams_per_peer=" + std::to_string(options.streams_per_peer), "1 to 64");
-  }
-  if (options.liveness_timeout < milliseconds(10) || options.rendezvous_timeout < milliseconds(1)) {
-    refuse("liveness_timeout or rendezvous_timeout is too short", "at least 10 ms");
-  }
-}
 
 // Frames of one partition go one way, so that they keep their order.
 std::uint64_t spread_of(const FrameHeader& header) {
@@ -74,6 +53,8 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   std::vector<std::string> exchange(std::string_view name, std::string_view blob,
                                     milliseconds timeout) override;
   void fail(const std::string& text) override;
+  std::uint32_t newcomers() const override { return newcomers_; }
+  void regroup(const std::string& text, Parting parting) override;
   void leave(milliseconds timeout) override;
   std::vector<PeerCounters> counters() const override { return traffic_.snapshot(); }
 
@@ -98,6 +79,8 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   void on_roster(const Roster& roster) override;
   void on_exchange_result(const Frame& frame) override;
   void on_goodbye(Node peer) override;
+  void on_departure(Node server, Node mirror) override;
+  void on_newcomers(std::uint32_t count) override { newcomers_ = count; }
   void on_failure(const std::string& text, FailureCause cause) override;
   Hello hello() const;
 
@@ -118,7 +101,8 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   Node self_;                   // written by the I/O thread before joined_, constant after
   World world_;                 // likewise
   std::set<Node> local_peers_;  // likewise
-  bool seals_some_ = false;     // likewise
+  std::atomic<std::uint32_t> newcomers_{0};
+  bool seals_some_ = false;  // likewise
 
   // The I/O thread's own. Order: sockets are closed before the context ends.
   ZmqContext context_;
@@ -145,10 +129,10 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
 
 ZmqMessenger::ZmqMessenger(const ZmqOptions& options)
     : options_(options), refusals_(options.log), self_{options.role, options.rank.value_or(kNoRank)} {
-  check_options(options_);
+  require_node_options(options_);
   if (options_.role == Role::kServer) {
     data_ = std::make_unique<ServerLinks>(DataLinks::Report{inbox_, traffic_, refusals_}, context_,
-                                          server_endpoint(options_), options_.max_frame_bytes);
+                                          server_endpoint(options_), options_.max_frame_bytes, options_.key);
   }
   scheduler_ = std::make_unique<SchedulerLink>(context_, options_, hello(), traffic_, refusals_, *this);
   thread_ = std::thread([this] { run(); });
@@ -169,7 +153,9 @@ Hello ZmqMessenger::hello() const {
               .local = {},
               .pair = options_.pair,
               .host = host_name(options_),
-              .pid = static_cast<std::uint64_t>(getpid())};
+              .pid = static_cast<std::uint64_t>(getpid()),
+              .replicas = options_.replicas,
+              .member = options_.member};
   if (const auto* server = dynamic_cast<const ServerLinks*>(data_.get())) {
     hello.endpoint = server->endpoint();
     const std::string machine = machine_identity(hello.host);
@@ -294,6 +280,13 @@ void ZmqMessenger::fail(const std::string& text) {
   changed_.notify_all();
 }
 
+void ZmqMessenger::regroup(const std::string& text, Parting parting) {
+  if (options_.on_failure == OnFailure::kAbort) return Messenger::regroup(text, parting);
+  const std::lock_guard lock(mutex_);
+  ask({Kind::kFailure, static_cast<std::uint64_t>(FailureCause::kMembership),
+       static_cast<std::uint64_t>(parting), text});
+}
+
 void ZmqMessenger::leave(milliseconds timeout) {
   std::unique_lock lock(mutex_);
   if (!leaving_) {
@@ -399,10 +392,7 @@ void ZmqMessenger::tick(Clock::time_point now) {
 }
 
 void ZmqMessenger::note_local_peers() {
-  const bool is_worker = self_.role == Role::kWorker;
-  const std::uint32_t peers = is_worker ? world_.servers : world_.workers;
-  for (std::uint32_t rank = 0; rank < peers; ++rank) {
-    const Node peer{is_worker ? Role::kServer : Role::kWorker, rank};
+  for (const Node peer : data_->peers()) {
     if (data_->is_local(peer)) local_peers_.insert(peer);
     seals_some_ = seals_some_ || seals(peer);
   }
@@ -427,13 +417,16 @@ std::vector<std::string> ZmqMessenger::endpoints_for_here(const Roster& roster) 
 
 void ZmqMessenger::on_roster(const Roster& roster) {
   self_.rank = roster.rank;
-  world_ = {roster.workers, roster.servers, roster.epoch};
+  world_ = {roster.workers, roster.servers, roster.epoch, roster.replicas, roster.generation};
   if (self_.role == Role::kWorker) {
     data_ = std::make_unique<WorkerLinks>(
         DataLinks::Report{inbox_, traffic_, refusals_}, context_, endpoints_for_here(roster),
-        options_.streams_per_peer, options_.max_frame_bytes,
+        options_.streams_per_peer, options_.max_frame_bytes, options_.key,
         [this](const std::string& why) { on_failure(why, FailureCause::kFault); });
   }
+  if (auto* server = dynamic_cast<ServerLinks*>(data_.get()); server != nullptr && roster.replicas > 0)
+    server->connect_mirror(context_, self_, endpoints_for_here(roster), options_.max_frame_bytes,
+                           options_.key);
   join_deadline_ = Clock::now() + options_.rendezvous_timeout;
   data_->begin(world_, self_, Clock::now());
 }
@@ -451,10 +444,15 @@ void ZmqMessenger::on_goodbye(Node peer) {
   if (data_) data_->announce_goodbye(peer, Clock::now());
 }
 
+void ZmqMessenger::on_departure(Node server, Node mirror) {
+  if (data_) data_->announce_departure(server, mirror);
+}
+
 void ZmqMessenger::on_failure(const std::string& text, FailureCause cause) {
   {
     const std::lock_guard lock(mutex_);
-    if (!inbox_.post_failure(text)) return;
+    const auto scope = cause == FailureCause::kMembership ? Inbox::Scope::kGeneration : Inbox::Scope::kJob;
+    if (!inbox_.post_failure(text, scope)) return;
     deadline_passed_ = cause == FailureCause::kDeadline;
   }
   changed_.notify_all();
@@ -469,6 +467,11 @@ std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options) {
 }
 
 NodePair connect_zmq_pair(ZmqOptions options) {
+  if (options.replicas != 0) {
+    throw std::invalid_argument("connect_zmq_pair: replicas=" + std::to_string(options.replicas) +
+                                " given, expected 0: a worker's process hosts its server, and none survives "
+                                "it; use servers of their own (dist_sync)");
+  }
   std::random_device random;
   options.pair = std::to_string(std::uint64_t{random()} << 32 | random());
   options.servers = options.workers;

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "transport/checksum.h"
+#include "transport/job_key.h"
 #include "transport/messenger.h"
 #include "transport/node_pair.h"
 
@@ -21,6 +22,7 @@ struct ZmqOptions {
   std::string scheduler;      ///< "tcp://10.0.0.1:9091", "tcp://[::1]:9091", "tcp://host:9091", "ipc:///path"
   std::uint32_t workers = 1;  ///< job size as this node knows it; all nodes must agree
   std::uint32_t servers = 0;
+  std::uint32_t replicas = 0;  ///< 1: servers are mirrored (mirrors.h), and one may die; all nodes must agree
   /// Scheduler: node pairs may come instead, and leave the servers waiting; or nobody, so that the roll
   /// call's time begins with the first worker.
   bool servers_optional = false;
@@ -36,9 +38,25 @@ struct ZmqOptions {
   std::string host;  ///< this host's name, for people and to tell hosts apart; empty: what the system says
   bool ipc = true;   ///< worker: reach servers of the same host and network namespace by a local socket
   PayloadChecksum checksum = PayloadChecksum::kAuto;
-  std::string pair;  ///< set by connect_zmq_pair()
+  /// Encrypts every TCP connection of this node, and takes members alone; none: neither. All nodes of a job
+  /// have the same one. Local sockets stay plain: they take this user's processes alone.
+  std::optional<JobKey> key;
+  std::string pair;                          ///< set by connect_zmq_pair()
+  OnFailure on_failure = OnFailure::kAbort;  ///< the same on all nodes
+  /// With OnFailure::kContinue: this process's name in the job, which no other has and which it keeps when it
+  /// joins again.
+  std::string member;
+  // Scheduler, with OnFailure::kContinue:
+  std::uint32_t min_workers = 1;  ///< a job with fewer fails
+  /// How long a member that gives no sign of life is awaited when the job meets again.
+  std::chrono::milliseconds regroup_timeout{30'000};
+  /// The same of one that lives but does not come (it computes).
+  std::chrono::milliseconds regroup_patience{1'800'000};
   /// What the scheduler is to people; another name where a worker's process serves as it.
   std::string scheduler_name = "the scheduler";
+  /// Scheduler: hears the kind of every frame that it is about to handle; called on the I/O thread. May be
+  /// empty.
+  std::function<void(Kind)> witness;
   /// Gets progress for people ("waiting for server 1 of 2, worker 3"); called on the I/O thread. May be
   /// empty.
   std::function<void(const std::string&)> log;
@@ -46,7 +64,9 @@ struct ZmqOptions {
 
 /// Joins the job as a worker or a server and returns when every node is present and connected. Throws
 /// TimeoutError naming the missing nodes, TransportError when the scheduler refuses (settings differ, rank
-/// taken) or a node fails, std::invalid_argument for bad options.
+/// taken) or a node fails, std::invalid_argument for bad options. With OnFailure::kContinue a node that has
+/// heard of a change of membership (MembershipChanged, also from here) leaves and calls this again; one that
+/// comes while the job runs is held until its members meet again.
 std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options);
 
 /// Joins the job as a worker and as the server of its shard, which takes the worker's rank. role and servers

@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::size_t kCopyBelow = 512;  // bytes; below, a copy is cheaper than an owner that is counted
 constexpr std::size_t kPayloadAlignment = 8;
+constexpr int kBacklog = 1024;                  // connections that the kernel keeps until libzmq takes them
+constexpr int kHandshakeMilliseconds = 10'000;  // a connection that is not open by then is closed
 
 [[noreturn]] void throw_zmq(const std::string& what) {
   throw TransportError(what + ": " + zmq_strerror(zmq_errno()));
@@ -106,12 +108,33 @@ ZmqSocket::ZmqSocket(const ZmqContext& context, int type, std::uint64_t max_part
   set(ZMQ_IPV6, 1);
   set(ZMQ_TCP_KEEPALIVE, 1);
   set(ZMQ_TCP_KEEPALIVE_IDLE, 30);  // seconds
-  const auto limit = static_cast<std::int64_t>(max_part_bytes);
-  zmq_setsockopt(socket_, ZMQ_MAXMSGSIZE, &limit, sizeof(limit));
+  set(ZMQ_BACKLOG, kBacklog);
+  set(ZMQ_HANDSHAKE_IVL, kHandshakeMilliseconds);
+  const uid_t user = geteuid();  // local sockets: whom the kernel calls another user is not taken
+  if (zmq_setsockopt(socket_, ZMQ_IPC_FILTER_UID, &user, sizeof(user)) != 0) throw_zmq("zmq: socket option");
+  set_max_part_bytes(max_part_bytes);
+}
+
+std::optional<std::uint64_t> ZmqSocket::max_part_bytes() const {
+  std::int64_t limit = -1;
+  std::size_t length = sizeof(limit);
+  if (zmq_getsockopt(socket_, ZMQ_MAXMSGSIZE, &limit, &length) != 0) throw_zmq("zmq: socket option");
+  return limit < 0 ? std::nullopt : std::optional(static_cast<std::uint64_t>(limit));
+}
+
+void ZmqSocket::set_max_part_bytes(std::uint64_t bytes) {
+  const auto limit = static_cast<std::int64_t>(bytes);  // kNoLimit is libzmq's -1
+  if (zmq_setsockopt(socket_, ZMQ_MAXMSGSIZE, &limit, sizeof(limit)) != 0) throw_zmq("zmq: socket option");
 }
 
 ZmqSocket::~ZmqSocket() {
   if (socket_ != nullptr) zmq_close(socket_);
+}
+
+void ZmqSocket::close() noexcept {
+  const int linger = 0;
+  zmq_setsockopt(socket_, ZMQ_LINGER, &linger, sizeof(linger));
+  zmq_close(std::exchange(socket_, nullptr));
 }
 
 ZmqSocket::ZmqSocket(ZmqSocket&& other) noexcept : socket_(std::exchange(other.socket_, nullptr)) {}
@@ -172,24 +195,55 @@ bool ZmqSocket::receive(Parcel& parcel) {
   return true;
 }
 
-DisconnectWatch::DisconnectWatch(const ZmqContext& context, const ZmqSocket& watched)
-    : socket_(context, ZMQ_PAIR, -1) {
+std::string_view fault_of(const ConnectionEvent& event) {
+  switch (event.kind) {
+    case ConnectionEvent::Kind::kOtherSecurity:
+      return "one side encrypts and the other does not";
+    case ConnectionEvent::Kind::kNotAMember:
+      return "it has not this job's key";
+    case ConnectionEvent::Kind::kBadHandshake:
+      return "it does not speak ZMTP";
+    default:
+      return "";
+  }
+}
+
+ConnectionWatch::ConnectionWatch(const ZmqContext& context, const ZmqSocket& watched)
+    : socket_(context, ZMQ_PAIR, kNoLimit) {
+  constexpr int kEvents = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
+                          ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+                          ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
   static std::atomic<std::uint64_t> count{
       0};  // inproc names are per context; this one is free in all of them
-  const std::string endpoint = "inproc://disconnects-" + std::to_string(count++);
-  if (zmq_socket_monitor(watched.get(), endpoint.c_str(), ZMQ_EVENT_DISCONNECTED) != 0)
-    throw_zmq("zmq: monitor");
+  const std::string endpoint = "inproc://connections-" + std::to_string(count++);
+  if (zmq_socket_monitor(watched.get(), endpoint.c_str(), kEvents) != 0) throw_zmq("zmq: monitor");
   socket_.connect(endpoint);
 }
 
-std::optional<int> DisconnectWatch::next() {
+std::optional<ConnectionEvent> ConnectionWatch::next() {
+  using Kind = ConnectionEvent::Kind;
   Parcel parcel;
   if (!socket_.receive(parcel)) return std::nullopt;
-  constexpr std::size_t kEventBytes = 6;  // u16 event, u32 value; here the value is the file descriptor
-  if (parcel[0].bytes().size() != kEventBytes) return std::nullopt;
-  std::int32_t fd = -1;
-  std::memcpy(&fd, parcel[0].bytes().data() + 2, sizeof(fd));
-  return fd;
+  std::uint16_t event = 0;  // the first part: u16 event, u32 value; the second: the endpoint
+  std::int32_t value = -1;
+  const std::span<const std::byte> bytes = parcel[0].bytes();
+  if (bytes.size() != sizeof(event) + sizeof(value)) return std::nullopt;
+  std::memcpy(&event, bytes.data(), sizeof(event));
+  std::memcpy(&value, bytes.data() + sizeof(event), sizeof(value));
+  switch (event) {
+    case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
+      return ConnectionEvent{Kind::kOpened, value};
+    case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
+      return ConnectionEvent{Kind::kNotAMember};
+    case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+      return ConnectionEvent{Kind::kClosedEarly};
+    case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
+      if (value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH) return ConnectionEvent{Kind::kOtherSecurity};
+      return ConnectionEvent{value == ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC ? Kind::kNotAMember
+                                                                            : Kind::kBadHandshake};
+    default:
+      return ConnectionEvent{Kind::kDisconnected, value};
+  }
 }
 
 Wakeup::Wakeup() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -241,7 +295,7 @@ std::vector<Frame> unpack(Parcel parcel, std::size_t first) {
   frames.reserve(parts / 2);
   for (std::size_t i = first; i < parcel.size(); i += 2) {
     const OpenedHeader opened = open_header(parcel[i].bytes(), parcel[i + 1].bytes().size());
-    Frame& frame = frames.emplace_back(opened.header, std::move(parcel[i + 1]).into_buffer());
+    Frame& frame = frames.emplace_back(Frame{opened.header, std::move(parcel[i + 1]).into_buffer()});
     if (opened.checksum) frame.payload.seal(*opened.checksum);
     if (is_control(opened.header.kind)) require_intact(frame.payload);
   }

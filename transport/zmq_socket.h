@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "transport/messenger.h"
@@ -65,8 +66,11 @@ class ZmqMessage {
 /// The parts of one ZeroMQ message.
 using Parcel = std::vector<ZmqMessage>;
 
+inline constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
+
 class ZmqSocket {
  public:
+  /// A part that says it is longer ends its connection before any memory is taken for it.
   ZmqSocket(const ZmqContext& context, int type, std::uint64_t max_part_bytes);
   ~ZmqSocket();
   ZmqSocket(ZmqSocket&& other) noexcept;
@@ -75,6 +79,10 @@ class ZmqSocket {
 
   void set(int option, int value);
   void set(int option, const std::string& value);
+  /// Nothing: no limit.
+  std::optional<std::uint64_t> max_part_bytes() const;
+  /// Of what is bound and connected from here on.
+  void set_max_part_bytes(std::uint64_t bytes);
   void set_linger(std::chrono::milliseconds time) { set(ZMQ_LINGER, static_cast<int>(time.count())); }
   /// Throws TransportError naming the endpoint. Returns the endpoint in use, its port filled in.
   std::string bind(const std::string& endpoint);
@@ -85,6 +93,8 @@ class ZmqSocket {
   bool send_to(const std::string& peer, Parcel parcel);
   /// Takes one message if one is waiting.
   bool receive(Parcel& parcel);
+  /// Lets go of what was to be sent, and of the connection. Requires that nothing is called afterwards.
+  void close() noexcept;
   void* get() const noexcept { return socket_; }
 
  private:
@@ -93,11 +103,27 @@ class ZmqSocket {
   void* socket_;
 };
 
-/// Watches a socket's connections and gives the file descriptors of those that ended.
-class DisconnectWatch {
+/// What became of a connection.
+struct ConnectionEvent {
+  enum class Kind : std::uint8_t {
+    kDisconnected,
+    kOpened,         ///< the handshake is done
+    kClosedEarly,    ///< closed by the other side, or left idle, before the handshake was done
+    kOtherSecurity,  ///< one side encrypts and the other does not
+    kNotAMember,     ///< the other side has not this job's key
+    kBadHandshake,   ///< it does not speak ZMTP as it should
+  };
+  Kind kind = Kind::kDisconnected;
+  int fd = -1;  ///< of kDisconnected and kOpened
+};
+/// What is wrong with a handshake, for people; nothing where nothing is, or there is no telling.
+std::string_view fault_of(const ConnectionEvent& event);
+
+/// Watches a socket's connections.
+class ConnectionWatch {
  public:
-  DisconnectWatch(const ZmqContext& context, const ZmqSocket& watched);
-  std::optional<int> next();
+  ConnectionWatch(const ZmqContext& context, const ZmqSocket& watched);
+  std::optional<ConnectionEvent> next();
   void* get() const noexcept { return socket_.get(); }
 
  private:

@@ -39,7 +39,7 @@ TASKS = {
     "resnet8": Task(
         "fashion_mnist/train.py", "--network resnet8 --limit 6400 --num-epochs 2 --batch-size 16"
     ),
-    "char_lm": Task("char_lm/train.py", "--network tiny --limit 6400 --num-epochs 2 --batch-size 16"),
+    "char_lm": Task("char_lm/train.py", "--network tiny --limit 3200 --num-epochs 6 --batch-size 8"),
 }
 
 

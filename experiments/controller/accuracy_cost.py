@@ -103,7 +103,7 @@ def table(runs: Losses, wrong: Mapping[str, float]) -> list[Row]:
     """Returns a row for each candidate that was measured on some task: the worst task's."""
     worst: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
     for task in runs.values():
-        deviation, degrees = spread(task)
+        deviation, degrees = spread({arm: values for arm, values in task.items() if arm in CANDIDATES})
         quantile = t_quantile(degrees, ONE_SIDED) if degrees else statistics.NormalDist().inv_cdf(0.95)
         for family in (False, True):
             arms = [

@@ -1,6 +1,6 @@
 """Does compression="auto" find the best setting? Three models, 50 Mbit to 10 Gbit, auto beside every fixed one.
 
-    python experiments/controller/run.py [--row lenet-50mbit]... [--budget "1 points"] [--seeds 3]
+    python experiments/controller/run.py [--row lenet-50mbit]... [--budget "1.2 points"] [--seeds 3]
     python experiments/controller/run.py --quick     two rows, three arms, one seed: does it work?
     python experiments/controller/run.py --tables    measures nothing: prints README.md's tables
 
@@ -85,7 +85,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--row", action="append", choices=list(ROWS), help="repeatable; default: all")
     add("--arm", action="append", metavar="CODEC", help="fixed settings, repeatable; default: all candidates")
-    add("--budget", default="1 points", help="of auto (default: %(default)s)")
+    add("--budget", default="1.2 points", help="of auto (default: %(default)s)")
     add("--seeds", type=int, metavar="N", help="0 to N-1 (default: 3; 1 with --quick)")
     add(
         "--quick", action="store_true", help="short trainings of few arms: does it work, where does it point?"

@@ -20,6 +20,8 @@ ROWS = {
     "1gbit-2bit": ["--codec", "2bit", "--bandwidth", "1gbit"],
     "1gbit-2bit-2bit": ["--codec", "2bit", "--reply", "2bit", "--bandwidth", "1gbit"],
     "1gbit-none-colocated": ["--codec", "none", "--bandwidth", "1gbit", "--colocated"],
+    "1gbit-none-mirrored": ["--codec", "none", "--bandwidth", "1gbit", "--replicas", "1"],
+    "1gbit-2bit-mirrored": ["--codec", "2bit", "--bandwidth", "1gbit", "--replicas", "1"],
     "10gbit-none": ["--codec", "none", "--bandwidth", "10gbit"],
     "10gbit-2bit": ["--codec", "2bit", "--bandwidth", "10gbit"],
     "10gbit-2bit-2bit": ["--codec", "2bit", "--reply", "2bit", "--bandwidth", "10gbit"],

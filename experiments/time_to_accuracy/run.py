@@ -38,12 +38,12 @@ LINKS = ("100mbit", "1gbit")
 TASKS = {
     "resnet8": Workload(
         "fashion_mnist/train.py",
-        "--network resnet8 --batch-size 16 --limit 6400 --num-epochs 5",
+        "--network resnet8 --batch-size 16 --limit 3200 --num-epochs 5",
         "--network resnet8 --batch-size 16 --limit 1280 --num-epochs 2",
     ),
     "char_lm": Workload(
         "char_lm/train.py",
-        "--network small --batch-size 8 --limit 2400 --num-epochs 5",
+        "--network small --batch-size 8 --limit 1200 --num-epochs 5",
         "--network small --batch-size 8 --limit 320 --num-epochs 2",
     ),
 }

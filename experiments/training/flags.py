@@ -102,6 +102,12 @@ def parse_arguments(
         help="make the steps of this worker take FACTOR times as long as it computes, as a slower machine's would",
     )
     add(
+        "--on-failure",
+        choices=["abort", "continue"],
+        help="continue: training goes on without workers that die, and takes in new ones "
+        "(default: GRADWIRE_ON_FAILURE, else abort)",
+    )
+    add(
         "--sync-every",
         type=int,
         metavar="H",
@@ -251,8 +257,8 @@ def compression(args: argparse.Namespace) -> str:
     return f"{name}:{','.join(parameters)}" if parameters else name
 
 
-def learning_rate(args: argparse.Namespace, step: int, steps_per_epoch: int) -> float:
-    """Returns the learning rate of a step, counted from 0 over the whole run."""
+def learning_rate(args: argparse.Namespace, step: float, steps_per_epoch: int) -> float:
+    """Returns the learning rate of a step, counted from 0 over the whole run; of epochs, where those have one step."""
     if args.lr_schedule == "cosine":
         return args.lr * (1 + math.cos(math.pi * step / (steps_per_epoch * args.num_epochs))) / 2
     if args.lr_schedule == "step":

@@ -219,13 +219,19 @@ def run(args: argparse.Namespace, make_task: Callable[[argparse.Namespace, Progr
             f"train: GRADWIRE_OVERLAP_STEP=on is set with --ddp-hook {args.ddp_hook}, which waits for all sums: unset "
             "one of the two, or give --no-overlap-step"
         )
-    store = gw.kv.create(args.kv_store)
+    store = gw.kv.create(args.kv_store, on_failure=args.on_failure)
     torch.set_num_threads(
         args.threads or int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
     )
     progress = Progress(None if store.rank else sys.stderr if args.json == "-" else sys.stdout)
     task = make_task(args, progress)
-    record = train(args, store, task, progress)
+    if store.goes_on:
+        from training import elastic  # what no other run needs
+
+        record, store = elastic.train(args, store, task, progress)
+        progress = Progress(None if store.rank else sys.stderr if args.json == "-" else sys.stdout)
+    else:
+        record = train(args, store, task, progress)
     store.barrier()
     if store.rank == 0:
         write_record(record, args)

@@ -1,11 +1,13 @@
 """gradwire: compressed gradient exchange for distributed training on ordinary Ethernet.
 
 `gradwire.kv` is the key-value store (push, pull, pushpull), `gradwire.torch` wraps any PyTorch optimizer,
-`gradwire.compress` has the codecs by themselves, `gradwire.samplers` says who trains on what. `gradwire.horovod`,
+`gradwire.compress` has the codecs by themselves, `gradwire.samplers` says who trains on what,
+`gradwire.elastic` goes on without workers that die. `gradwire.horovod`,
 `gradwire.byteps` and `gradwire.mxnet` are the interfaces of those. The command `gradwire --help` tells the rest.
 
 Errors besides ValueError (misuse) and TypeError: `DecodeError`, a ValueError: bytes that are no payload of the codec.
-`TransportError`, a ConnectionError: the job has failed; names the rank at fault. `TimeoutError`, Python's own among its
+`TransportError`, a ConnectionError: the job has failed; names the rank at fault. `MembershipChanged`, a TransportError:
+the job goes on with other members; `gradwire.elastic` joins it again. `TimeoutError`, Python's own among its
 bases: what was waited for did not come; names who is missing.
 """
 
@@ -16,28 +18,30 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradwire import byteps, compress, horovod, kv, samplers, torch
-    from gradwire._core import DecodeError, TimeoutError, TransportError
+    from gradwire import byteps, compress, elastic, horovod, kv, samplers, torch
+    from gradwire._core import DecodeError, MembershipChanged, TimeoutError, TransportError
     from gradwire.sparse import RowSparse
 
     __version__: str
 
 __all__ = [
     "DecodeError",
+    "MembershipChanged",
     "RowSparse",
     "TimeoutError",
     "TransportError",
     "__version__",
     "byteps",
     "compress",
+    "elastic",
     "horovod",
     "kv",
     "samplers",
     "torch",
 ]
 
-_MODULES = ("byteps", "compress", "horovod", "kv", "samplers", "torch")
-_CORE = ("DecodeError", "TimeoutError", "TransportError")
+_MODULES = ("byteps", "compress", "elastic", "horovod", "kv", "samplers", "torch")
+_CORE = ("DecodeError", "MembershipChanged", "TimeoutError", "TransportError")
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,9 @@ class DecodeError(ValueError):
 class TransportError(ConnectionError):
     pass
 
+class MembershipChanged(TransportError):
+    pass
+
 class TimeoutError(TimeoutError):
     pass
 
@@ -320,46 +323,9 @@ class Engine:
     def roll_back_rows(self, tables: Sequence[int]) -> None:
         """Puts residuals back to what they were before the tables' last rounds."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def num_workers(self) -> int: ...
-
-    @property
-    def num_servers(self) -> int: ...
-
-    def barrier(self) -> None: ...
-
-    def join(self) -> int:
-        """
-        Says that this worker has run out of data: the others' rounds go on without it. Returns when all have joined, with the rank that joined last.
-        """
-
-    def all_gather(self, name: str, blob: bytes) -> list:
-        """Every worker's blob in rank order. Collective."""
-
-    def set_compression(self, spec: str, reply: str, weights: str = 'fp32') -> None:
-        """Collective. Raises ValueError when ranks differ."""
-
-    def set_key_compression(self, keys: Sequence[int], spec: str, reply: str) -> None:
-        """
-        Sets the codec of some keys apart from the others', before they are bound. Collective.
-        """
-
     def residual(self, key: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None,))]:
         """
         A copy of what the key's codec has not sent yet, float32 (elements,); (0,) where there is none.
-        """
-
-    def residual_norm(self) -> float | None:
-        """
-        The Euclidean norm of all residuals together; None while a round is in progress.
-        """
-
-    def share_sent(self) -> float | None:
-        """
-        Of |gradient + residual|^2, in the keys' last measured rounds; None without, or while a round is in progress.
         """
 
     def set_residual(self, key: int, values: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None:
@@ -393,6 +359,116 @@ class Engine:
     def load_optimizer_states(self, path: str) -> str:
         """
         Puts it back. Returns the optimizer that it brought, empty where it is the one before. Collective.
+        """
+
+    def residual_norm(self) -> float | None:
+        """
+        The Euclidean norm of all residuals together; None while a round is in progress.
+        """
+
+    def share_sent(self) -> float | None:
+        """
+        Of |gradient + residual|^2, in the keys' last measured rounds; None without, or while a round is in progress.
+        """
+
+    def faults(self) -> dict:
+        """Frames by what GRADWIRE_FAULTS has done to them; empty without it."""
+
+    def counters(self) -> dict:
+        """
+        Bytes and frames at the socket since the start, all peers together; and bytes that have crossed between the host and its devices.
+        """
+
+    def pushed(self) -> tuple[int, int]:
+        """Bytes that this worker has pushed: as float32, and encoded."""
+
+    def mirrored_bytes(self) -> int:
+        """
+        Payload bytes that servers have passed on to their mirrors. Asks the servers.
+        """
+
+    def replaced_servers(self) -> dict[int, int]:
+        """Servers that have died, and who serves in their place."""
+
+    def waited_for(self) -> list[int]:
+        """
+        How often each worker's push was the last that a round needed, as the servers have counted.
+        """
+
+    def stage_seconds(self) -> dict:
+        """
+        Seconds that each stage of all partitions has taken here while they were traced.
+        """
+
+    def staleness(self) -> dict[int, int]:
+        """
+        Where pushes are applied at once: how many parts this worker has pushed, by how many pushes of others went into their weight since this worker was given it.
+        """
+
+    def codec_seconds(self) -> float: ...
+
+    def take_nonfinite(self) -> bool: ...
+
+    def take_notices(self) -> list[str]: ...
+
+    def start_timeline(self) -> None:
+        """Notes from now on what happens to every partition here."""
+
+    def stop_timeline(self) -> None:
+        """Notes no more, but how long what is on the wire takes."""
+
+    def read_clocks(self, seconds: float) -> None:
+        """
+        Compares the servers' clocks with this one's, in at most so many seconds.
+        """
+
+    def write_timeline(self, folder: str, store: str) -> str | None:
+        """
+        Writes what was noted to folder and forgets it. Returns the file's path; None in a forked process. Also after close().
+        """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def num_workers(self) -> int: ...
+
+    @property
+    def num_servers(self) -> int: ...
+
+    @property
+    def generation(self) -> int:
+        """
+        How often the job has met: 1, and more after each change of its members.
+        """
+
+    @property
+    def newcomers(self) -> int:
+        """
+        Workers that wait to be taken into the job, as last heard; ranks may hear it at different times.
+        """
+
+    def regroup(self, why: str, stays: bool) -> None:
+        """
+        Has all ranks hear of a change of membership, and join again; with stays=False all others.
+        """
+
+    def barrier(self) -> None: ...
+
+    def join(self) -> int:
+        """
+        Says that this worker has run out of data: the others' rounds go on without it. Returns when all have joined, with the rank that joined last.
+        """
+
+    def all_gather(self, name: str, blob: bytes) -> list:
+        """Every worker's blob in rank order. Collective."""
+
+    def set_compression(self, spec: str, reply: str, weights: str = 'fp32') -> None:
+        """Collective. Raises ValueError when ranks differ."""
+
+    def set_key_compression(self, keys: Sequence[int], spec: str, reply: str) -> None:
+        """
+        Sets the codec of some keys apart from the others', before they are bound. Collective.
         """
 
     def declare(self, keys: Sequence[tuple[str, Sequence[int], str]]) -> list[int]:
@@ -458,51 +534,6 @@ class Engine:
         Waits until every slot holds its sum. Returns False when seconds passed first.
         """
 
-    def counters(self) -> dict:
-        """
-        Bytes and frames at the socket since the start, all peers together; and bytes that have crossed between the host and its devices.
-        """
-
-    def pushed(self) -> tuple[int, int]:
-        """Bytes that this worker has pushed: as float32, and encoded."""
-
-    def waited_for(self) -> list[int]:
-        """
-        How often each worker's push was the last that a round needed, as the servers have counted.
-        """
-
-    def stage_seconds(self) -> dict:
-        """
-        Seconds that each stage of all partitions has taken here while they were traced.
-        """
-
-    def staleness(self) -> dict[int, int]:
-        """
-        Where pushes are applied at once: how many parts this worker has pushed, by how many pushes of others went into their weight since this worker was given it.
-        """
-
-    def codec_seconds(self) -> float: ...
-
-    def take_nonfinite(self) -> bool: ...
-
-    def take_notices(self) -> list[str]: ...
-
-    def start_timeline(self) -> None:
-        """Notes from now on what happens to every partition here."""
-
-    def stop_timeline(self) -> None:
-        """Notes no more, but how long what is on the wire takes."""
-
-    def read_clocks(self, seconds: float) -> None:
-        """
-        Compares the servers' clocks with this one's, in at most so many seconds.
-        """
-
-    def write_timeline(self, folder: str, store: str) -> str | None:
-        """
-        Writes what was noted to folder and forgets it. Returns the file's path; None in a forked process. Also after close().
-        """
-
     def close(self) -> None:
         """Says goodbye and ends the threads. Idempotent."""
 
@@ -516,16 +547,6 @@ class PulledRows:
 
     @property
     def ticket(self) -> Ticket: ...
-
-def build_info() -> dict:
-    """
-    What the core was built with and runs on: version of ZeroMQ, instruction set of the codecs, number of CUDA devices and, where there is none, the reason; why NCCL cannot be used by this build, if so.
-    """
-
-def read_front_end(folder: str, rank: int) -> tuple[int, int, bytes]:
-    """
-    What a checkpoint holds of a worker's own: the number of workers, whose it is, and the bytes.
-    """
 
 def connect_engine(**settings: Any) -> Engine:
     """Joins a job as a worker. Keywords: gradwire.settings."""
@@ -545,19 +566,9 @@ def connect_mpi_native(library: str, **settings: Any) -> Engine:
     As connect_mpi, and MPI sums: every rank must push the same keys in the same order.
     """
 
-def describe_mpi(library: str) -> dict:
-    """
-    Version and thread level of MPI, which it initialises and finalises: for a process of its own.
-    """
-
 def connect_nccl(serves_roll_call: bool, library: str, device: int | None, **settings: Any) -> Engine:
     """
     NCCL sums, each rank on a GPU of its own: every rank must push the same keys in the same order. library: libnccl.so.2. device: number of the GPU; None: the rank modulo the number of GPUs.
-    """
-
-def nccl_version(library: str) -> str:
-    """
-    Version of the NCCL there, which needs no GPU. Raises TransportError with the loader's reason.
     """
 
 class InprocNetwork:
@@ -571,16 +582,44 @@ class InprocNetwork:
 def local_engine(**settings: Any) -> Engine:
     """A store inside this process, of one worker."""
 
-def canonical_weights(text: str) -> str:
-    """
-    How servers send weights, 'fp16' or 'delta:int8', with every parameter written out. Raises ValueError.
-    """
-
 def run_server(**settings: Any) -> None:
     """Serves one job to its end in this process."""
 
 def run_scheduler(**settings: Any) -> None:
     """Schedules one job to its end in this process."""
+
+def build_info() -> dict:
+    """
+    What the core was built with and runs on: version of ZeroMQ and whether it can encrypt, instruction set of the codecs, number of CUDA devices and, where there is none, the reason; why NCCL cannot be used by this build, if so.
+    """
+
+def make_job_key() -> str:
+    """Makes the secret of an encrypted job: 128 hexadecimal digits."""
+
+def read_front_end(folder: str, rank: int) -> tuple[int, int, bytes]:
+    """
+    What a checkpoint holds of a worker's own: the number of workers, whose it is, and the bytes.
+    """
+
+def describe_mpi(library: str) -> dict:
+    """
+    Version and thread level of MPI, which it initialises and finalises: for a process of its own.
+    """
+
+def nccl_version(library: str) -> str:
+    """
+    Version of the NCCL there, which needs no GPU. Raises TransportError with the loader's reason.
+    """
+
+def canonical_weights(text: str) -> str:
+    """
+    How servers send weights, 'fp16' or 'delta:int8', with every parameter written out. Raises ValueError.
+    """
+
+def check_faults(text: str) -> None:
+    """
+    Raises ValueError unless text says what a job is to be disturbed by (GRADWIRE_FAULTS).
+    """
 
 class Topology(enum.Enum):
     """Where a round is summed."""

@@ -9,7 +9,7 @@ import json
 import sys
 from dataclasses import replace
 
-from gradwire import _core, joining, measured_link, nccl, placement, settings
+from gradwire import _core, endpoints, joining, measured_link, nccl, placement, settings
 from gradwire.placement import Option
 
 _OVER_MPI = ("dist_sync_mpi", "allreduce_mpi")
@@ -49,7 +49,10 @@ def _zmq_peers(name: str, values: settings.Settings) -> joining.Joined:
             f"kv.create({name!r}): GRADWIRE_PLACEMENT=auto needs a place where workers meet before they choose; start "
             "the script with `gradwire run --placement auto` or torchrun, or set GRADWIRE_MASTER=tcp://host:port"
         )
-    return joining.open_engine("allreduce", replace(values, scheduler=None, num_servers=0))
+    # Who started the scheduler has settled whether the job is encrypted: nobody is to be warned.
+    is_settled = values.scheduler is not None and values.encrypt == "auto" and values.job_key is None
+    encrypt = "off" if is_settled else values.encrypt
+    return joining.open_engine("allreduce", replace(values, scheduler=None, num_servers=0, encrypt=encrypt))
 
 
 def _options(meeting: joining.Joined, values: settings.Settings, over_mpi: bool) -> list[Option]:
@@ -62,7 +65,7 @@ def _options(meeting: joining.Joined, values: settings.Settings, over_mpi: bool)
     if values.scheduler is not None and values.num_servers > 0:
         apart = values.server_hosts == "apart"
         options.append(Option("dist_sync", "servers", values.num_servers, apart))
-    if values.hierarchy == "off" and _all_have_nccl(meeting.engine):
+    if values.hierarchy == "off" and values.encrypt != "on" and _all_have_nccl(meeting.engine):
         options.append(Option("nccl", "native", library="nccl"))
     return options
 
@@ -90,7 +93,7 @@ def _move(meeting: joining.Joined, store: str, values: settings.Settings) -> joi
     if store == "nccl" and values.scheduler is None:
         assert values.master is not None
         values = replace(
-            values, master=settings.next_port(values.master)
+            values, master=endpoints.next_port(values.master)
         )  # this one's roll call may still end
     return joining.open_engine(store, values)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -10,16 +9,14 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from typing import Annotated, TextIO
 
 import typer
 
 from gradwire.autotune.command import tune
 from gradwire.json_option import JsonOption, write_json
 from gradwire.plan_command import plan
-
-if TYPE_CHECKING:
-    from gradwire.child import Line
+from gradwire.run_command import ALIASES, run
 
 app = typer.Typer(
     name="gradwire",
@@ -53,168 +50,25 @@ Each command explains itself: gradwire run --help.""",
 _TAKES_COMMAND = {"allow_interspersed_args": False}
 
 
-@app.command(context_settings=_TAKES_COMMAND)
-def run(
-    command: Annotated[
-        list[str], typer.Argument(metavar="CMD...", help="Program and arguments of every worker.")
-    ],
-    workers: Annotated[int, typer.Option("-n", "--num-workers", min=1, help="Workers.")],
-    servers: Annotated[
-        int | None,
-        typer.Option("-s", "--num-servers", min=0, help="Servers. Unset: as many as workers, if used."),
-    ] = None,
-    launcher: Annotated[
-        str, typer.Option(help="local: all here; ssh, mpi (by mpirun): on the hosts of -H.")
-    ] = "local",
-    hosts: Annotated[
-        str | None,
-        typer.Option("-H", "--hostfile", help="A file with one host a line, or host:slots,host:slots."),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="K=V", help="A variable for every process; repeatable."),
-    ] = None,
-    copy_to: Annotated[
-        str | None,
-        typer.Option(
-            "--sync-dst-dir", metavar="DIR", help="Copy this folder to DIR on every host, and run there."
-        ),
-    ] = None,
-    output_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Keep each process's output there too: worker-0.stdout."),
-    ] = None,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Trace every partition on every rank: for gradwire timeline FILE."),
-    ] = None,
-    ssh: Annotated[
-        str, typer.Option("--ssh", metavar="CMD", help="ssh with options of its own: 'ssh -F cluster.conf'.")
-    ] = "ssh",
-    placement: Annotated[
-        Literal["off", "auto"] | None,
-        typer.Option(
-            help="auto: workers measure the link and choose between servers and peers. "
-            "Unset: GRADWIRE_PLACEMENT, or off."
-        ),
-    ] = None,
-    hierarchy: Annotated[
-        Literal["off", "host"] | None,
-        typer.Option(
-            help="host: workers of one host sum first, and one compressed flow leaves each host. "
-            "Unset: GRADWIRE_HIERARCHY, or off."
-        ),
-    ] = None,
-    settings_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--settings",
-            metavar="FILE",
-            help="Settings that the environment does not give: what gradwire tune --json wrote. "
-            "Unset: GRADWIRE_SETTINGS.",
-        ),
-    ] = None,
-    json_file: JsonOption = None,
-) -> None:
-    """Start a job: scheduler, servers and N workers that each run CMD.
+app.command(context_settings=_TAKES_COMMAND | ALIASES)(run)
 
-    Every line is shown behind the name of the process that wrote it. When a process fails, the others are
-    ended and its own exit code is returned; Ctrl-C ends everything. Options end at the first word of CMD.
 
-    On other hosts a job has the variables of --env, those of gradwire, MXNet and BytePS, of Python and of thread
-    libraries, and PATH. Workers fill the slots of -H in order; servers take the hosts that are left, or else share
-    those of workers. Under mpi, servers are started only if -s asks for them.
+@app.command()
+def key(json_file: JsonOption = None) -> None:
+    """Print a new job key, for jobs that gradwire run does not start: all their processes must hold the same one.
 
-    [bold]Examples[/bold]
+    A secret: hand it over in the environment and by a way that nobody reads. gradwire run makes one by itself.
 
-      gradwire run -n 2 -s 2 python train.py --lr 0.1
+    [bold]Example[/bold], before torchrun on every node, from a file that only you can read:
 
-      gradwire run -n 4 --env GRADWIRE_COMPRESSION=2bit:threshold=auto -- python -u train.py
-
-      gradwire run -n 4 -s 2 --launcher ssh -H node1:2,node2:2 --sync-dst-dir job python train.py
-
-      gradwire run -n 2 -s 2 --timeline out.json python train.py && gradwire timeline out.json
+      export GRADWIRE_JOB_KEY=$(cat ~/.job-key)
     """
-    from gradwire import launchers
-    from gradwire.console import Prefixer, say
-    from gradwire.output_folder import OutputFolder
-    from gradwire.timeline.recording import Recording
+    from gradwire import encryption
 
-    recording = None if timeline is None else Recording(timeline)
-    options = {"GRADWIRE_HIERARCHY": hierarchy, "GRADWIRE_PLACEMENT": placement}
-    request = launchers.Request(
-        command=command,
-        workers=workers,
-        servers=servers,
-        launcher=launcher,
-        hosts=hosts,
-        env=_with_settings_file(
-            _read_env(env or [])
-            | {name: text for name, text in options.items() if text is not None}
-            | ({} if recording is None else recording.environment),
-            settings_file,
-        ),
-        copy_to=copy_to,
-        ssh=_read_ssh(ssh),
-    )
-    show = Prefixer(sys.stderr if json_file == "-" else sys.stdout, sys.stderr)
-    with contextlib.ExitStack() as stack:
-        keep = None if output_dir is None else stack.enter_context(OutputFolder(output_dir))
-
-        def output(line: Line) -> None:
-            show(line)
-            if keep is not None:
-                keep(line)
-
-        result = launchers.run(request, output, say)
-    is_traced = recording is None or recording.finish(say)
-    exit_code = result.exit_code or (0 if is_traced else 1)
-    record = {
-        "exit_code": exit_code,
-        "cause": result.cause,
-        "wall_seconds": round(result.wall_seconds, 3),
-        "failed_role": result.failed_role,
-        "failed_rank": result.failed_rank,
-        "workers": workers,
-        "servers": request.servers_to_start,
-        "command": command,
-    }
-    write_json(record, json_file)
-    raise typer.Exit(exit_code)
-
-
-def _read_env(pairs: list[str]) -> dict[str, str]:
-    env = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ValueError(
-                f"run: --env {pair} is not valid: expected NAME=VALUE, such as --env OMP_NUM_THREADS=1"
-            )
-        env[name] = value
-    return env
-
-
-def _with_settings_file(env: dict[str, str], file: Path | None) -> dict[str, str]:
-    """Adds what a settings file gives and neither env nor this process's environment does."""
-    from gradwire import settings
-
-    given = {**os.environ, **env}
-    path = given.get("GRADWIRE_SETTINGS") if file is None else str(file)
-    return env | settings.variables_of_file(path, given) if path else env
-
-
-def _read_ssh(text: str) -> tuple[str, ...]:
-    import shlex
-
-    expected = "expected a program with its options, such as 'ssh -F cluster.conf'"
-    try:
-        words = tuple(shlex.split(text))
-    except ValueError as error:
-        raise ValueError(f"run: --ssh {text} is not valid ({error}): {expected}") from None
-    if not words:
-        raise ValueError(f"run: --ssh is empty: {expected}; leave it out for ssh itself")
-    return words
+    made = encryption.new_key()
+    if json_file is None:
+        sys.stdout.write(f"{made.text}\n")
+    write_json({"key": made.text}, json_file)
 
 
 @app.command(context_settings=_TAKES_COMMAND)

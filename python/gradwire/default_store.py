@@ -4,7 +4,26 @@ from __future__ import annotations
 
 from gradwire import kv, settings
 
-__all__ = ["open_default"]
+__all__ = ["default_store", "open_default"]
+
+_default: kv.KVStore | None = None
+
+
+def default_store(front_end: str) -> kv.KVStore:
+    """Returns the store by which this process has joined its job. Where there is none yet, or it has been closed, one
+    is opened, as open_default() does: the same for all front ends of a process.
+
+    Args:
+        front_end: who asks, for the error, as "gradwire.torch".
+
+    Raises: as open_default().
+    """
+    global _default
+    if (store := kv.joined()) is not None:
+        return store
+    if _default is None or not _default.is_open:
+        _default = open_default(front_end)
+    return _default
 
 
 def open_default(front_end: str) -> kv.KVStore:

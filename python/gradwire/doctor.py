@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradwire import job, settings
+from gradwire.encryption import JobKey
 from gradwire.units import format_bytes, format_duration
 
 _SIOCGIFADDR = 0x8915
@@ -49,7 +50,7 @@ class Finding:
         """The record that --json writes."""
         values = {
             row.definition.variable: {
-                "value": row.value,
+                "value": _shown(row.value),
                 "origin": row.origin,
                 "error": row.error,
                 "default": row.definition.default,
@@ -94,6 +95,10 @@ def examine() -> Finding:
         transports = ["zmq", "inproc"]
         build = core.build_info()
         libraries["zmq"] = build["zmq"]
+        if build["curve"]:
+            libraries["encryption"] = "CURVE"
+        else:
+            missing["encryption"] = "this libzmq was built without CURVE; gradwire run --encrypt needs it"
         machine["simd"] = build["simd"]
         if build["cuda_devices"]:
             machine["cuda"] = f"CUDA devices: {build['cuda_devices']}"
@@ -254,7 +259,12 @@ def _write_value(name: str, value: Any) -> str:
         return "-"
     if name.endswith("_bytes"):
         return _binary_size(value)
-    return format_duration(value) if isinstance(value, float) else str(value)
+    return format_duration(value) if isinstance(value, float) else str(_shown(value))
+
+
+def _shown(value: Any) -> Any:
+    """A secret is said to be there, and no more."""
+    return "given, not shown" if isinstance(value, JobKey) else value
 
 
 def _binary_size(size: int) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 _LAUNCHERS = {
     "gradwire run": ("GRADWIRE_RANK", "GRADWIRE_NUM_WORKERS"),
     "gradwire run --launcher mpi": ("GRADWIRE_NUM_WORKERS", "OMPI_COMM_WORLD_RANK"),
+    "gradwire run --launcher slurm": ("GRADWIRE_NUM_WORKERS", "SLURM_STEP_ID", "SLURM_PROCID"),
     "a DMLC tracker": ("DMLC_ROLE", "DMLC_NUM_WORKER"),
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"),
     "hand": ("RANK", "WORLD_SIZE"),

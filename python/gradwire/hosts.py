@@ -50,6 +50,14 @@ def _has_slots(word: str) -> bool:
     return False
 
 
+def address_of(name: str) -> str:
+    """Returns the address of a host's name, as this machine finds it.
+
+    Raises: OSError: it has none here.
+    """
+    return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
 def is_this_machine(name: str) -> bool:
     """Tells whether name is this machine by loopback or by its own host name."""
     if name in ("localhost", socket.gethostname()):

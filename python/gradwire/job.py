@@ -8,20 +8,24 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
+from gradwire import encryption, endpoints
 from gradwire import settings as settings_module
 from gradwire.child import Host, LocalHost, MakeSplitter, OwnLines
 from gradwire.settings import Settings
 from gradwire.ssh import SshHost
 
 Placement = Callable[[str, int], Host | None]
+_Job = TypeVar("_Job", bound="Job")
 
 _MEETING_PORTS = (
     20_000,
     32_000,
 )  # of a host where nobody can look which is free; below those that systems hand out
+_SOME_ADDRESS = "0.0.0.0"  # of an interface, which is no loopback
 _NO_TIMEOUT = 7 * 86400.0  # seconds; for the roll call of servers that may never be wanted
 # What says who a process is in a job; a job started from inside another must not inherit it.
 _IDENTITY = (
@@ -29,7 +33,23 @@ _IDENTITY = (
     *("DMLC_ROLE", "DMLC_RANK", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"),
     *("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_TASK_ID"),
     *("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    encryption.VARIABLE,
 )
+
+# What says whether a job goes on without those that die: of the one that this process is of, and not of one inside it.
+_MEMBERSHIP = ("GRADWIRE_ON_FAILURE", "GRADWIRE_MIN_WORKERS")
+# What all processes of a job must be told alike.
+_OF_ALL_ROLES = (
+    *(*_MEMBERSHIP, "GRADWIRE_ENCRYPT", "GRADWIRE_REPLICAS", "GRADWIRE_PLACEMENT", "GRADWIRE_HIERARCHY"),
+    *("GRADWIRE_STREAMS", "GRADWIRE_FAULTS", "GRADWIRE_TIMELINE"),
+)
+
+
+def surroundings() -> dict[str, str]:
+    """Returns what a job that is started here has of this process's environment; inside another job, not whether that
+    one goes on."""
+    is_nested = "GRADWIRE_ROLE" in os.environ
+    return {name: text for name, text in os.environ.items() if not (is_nested and name in _MEMBERSHIP)}
 
 
 def find_server_program(settings: Settings) -> str:
@@ -63,7 +83,7 @@ class Process:
     rank: int | None
     host: Host
     command: Sequence[str]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)  # a key may be in it
     make_splitter: MakeSplitter = OwnLines
 
 
@@ -75,16 +95,75 @@ class Job:
     workers: int
     servers: int
     servers_asked_for: bool  # else they are there in case a worker wants one
-    environment: Mapping[str, str]  # of all processes, without what says who they are
+    # Of all processes, without what says who they are, and with the job's key.
+    environment: Mapping[str, str] = field(repr=False)
     worker_environment: Callable[[int], Mapping[str, str]]
     placement: Placement
     settings: Settings
     server_program: str
     local: LocalHost
-    meeting: Mapping[str, str]  # where workers meet who choose a placement themselves, and what they go by
+    restarts: int = 0  # of workers that die, where the job goes on without them
+    joins: str | None = None  # the scheduler of a running job, which these workers are added to
+    key_is_given: bool = False  # by the user, who can give it to others
+    meeting: Mapping[str, str] = field(
+        default_factory=dict
+    )  # where workers meet who choose a placement themselves, and what they go by
+    # Variables that only the workers have, or only the servers, over those of all.
+    role_variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     def host(self, role: str, rank: int) -> Host:
         return self.placement(role, rank) or self.local
+
+    def of_role(self: _Job, role: str) -> _Job:
+        """The job as the processes of a role have it: with the variables that are theirs alone."""
+        own = self.role_variables.get(role)
+        if not own:
+            return self
+        environment = {**self.environment, **own}
+        return replace(
+            self, environment=environment, settings=settings_module.read(environment), role_variables={}
+        )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the job goes on without workers that die."""
+        return self.settings.on_failure == "continue"
+
+    @property
+    def hears_late(self) -> bool:
+        """Whether the failure that ended the job may be heard of after those that followed from it: other programs
+        watch its processes."""
+        return False
+
+    def advice(self, scheduler: str) -> str:
+        """What is to be known of adding workers to this job, or of being added; empty: nothing."""
+        encrypted = encryption.VARIABLE in self.environment
+        if self.joins is not None:
+            asks = not encrypted and self.settings.encrypt == "auto"
+            if not asks or not encryption.reaches_beyond(endpoints.host_of(self.joins)):
+                return ""
+            return (
+                f"joins {self.joins} without {encryption.VARIABLE}: if that job is encrypted, nobody is let in who has "
+                "not the same one"
+            )
+        if not self.goes_on:
+            return ""
+        goes_on = "the job goes on without workers that fail"
+        if encrypted and not self.key_is_given:
+            return (
+                f"{goes_on}; its key is its own, so that no others can be added: to add some, set "
+                f"{encryption.VARIABLE} to what `gradwire key` prints before you start it"
+            )
+        same = f" and the same {encryption.VARIABLE}" if encrypted else ""
+        return (
+            f"{goes_on}; once all are here, add others with: gradwire run --join {scheduler} -n 1 -s {self.servers} "
+            f"CMD{same}"
+        )
+
+    def worker(self, rank: int, scheduler: str) -> Process:
+        """The worker of a rank; who takes the place of a dead one is the same to the outside."""
+        environment = self.of_role("worker").worker_env(rank, scheduler)
+        return Process("worker", rank, self.host("worker", rank), self.command, environment)
 
     def scheduler(self, announce_fd: int) -> Process:
         """The first to be started: it writes where it listens to announce_fd."""
@@ -93,24 +172,22 @@ class Job:
 
     def processes(self, scheduler: str) -> list[Process]:
         """All others, who need the scheduler's address."""
+        own = self.of_role("server")
         servers = [
             Process(
                 "server",
                 rank,
                 self.host("server", rank),
-                self.server_command(rank, scheduler),
-                self.environment,
+                own.server_command(rank, scheduler),
+                own.environment,
             )
             for rank in range(self.servers)
         ]
-        return servers + [
-            Process("worker", rank, self.host("worker", rank), self.command, self.worker_env(rank, scheduler))
-            for rank in range(self.workers)
-        ]
+        return servers + [self.worker(rank, scheduler) for rank in range(self.workers)]
 
     def scheduler_command(self, announce_fd: int) -> list[str]:
         """The scheduler picks a port and writes its endpoint to announce_fd."""
-        endpoint = settings_module.endpoint(self.host("scheduler", 0).address, 0)
+        endpoint = endpoints.written(self.host("scheduler", 0).address, 0)
         return [*self._node_command("scheduler", endpoint), "--announce", str(announce_fd)]
 
     def server_command(self, rank: int, scheduler: str) -> list[str]:
@@ -133,6 +210,8 @@ class Job:
         return [*options, "--host-id", host_identity] if host_identity else options
 
     def _bind_options(self, host: Host) -> list[str]:
+        if isinstance(host, SshHost) and self.settings.interface is not None:
+            return ["--interface", self.settings.interface]
         if host is not self.local:
             return ["--bind-host", host.address]
         if self.settings.bind_host is None and self.settings.interface is not None:
@@ -141,6 +220,18 @@ class Job:
 
     def _node_command(self, role: str, scheduler: str) -> list[str]:
         optional = ["--servers-optional"] if role == "scheduler" and not self.servers_asked_for else []
+        if encryption.VARIABLE in self.environment:
+            optional += ["--key-variable", encryption.VARIABLE]
+        if self.goes_on:
+            optional += ["--on-failure", "continue"]
+        if self.goes_on and role == "scheduler":
+            optional += ["--min-workers", str(self.settings.min_workers)]
+            optional += ["--regroup-timeout", f"{self.settings.regroup_timeout:g}"]
+            optional += ["--regroup-patience", f"{self.settings.slow_abort:g}"]
+        if self.settings.replicas:
+            optional += ["--replicas", str(self.settings.replicas)]
+            optional += ["--slow-warning", f"{self.settings.slow_warning:g}"]
+            optional += ["--slow-abort", f"{self.settings.slow_abort:g}"]
         may_be_unused = role == "server" and not self.servers_asked_for
         rendezvous = _NO_TIMEOUT if may_be_unused else self.settings.rendezvous_timeout
         return [
@@ -149,12 +240,15 @@ class Job:
             *("--rendezvous-timeout", f"{rendezvous:g}"),
             *("--liveness-timeout", f"{self.settings.liveness_timeout:g}"),
             *("--log-level", self.settings.log_level, "--log-format", self.settings.log_format),
+            *(["--faults", self.settings.faults] if self.settings.faults is not None else []),
             *optional,
         ]
 
     def worker_env(self, rank: int, scheduler: str) -> dict[str, str]:
         """The environment of a worker: who it is, in GRADWIRE_* and in DMLC_*, over the job's variables."""
         own = {"GRADWIRE_RANK": str(rank), "DMLC_RANK": str(rank), "DMLC_WORKER_ID": str(rank)}
+        if self.joins is not None:  # its rank is the scheduler's to give
+            own = {}
         if host_id := self._host_identity(self.host("worker", rank)):
             own["GRADWIRE_HOST_ID"] = host_id
         of_all = self.workers_environment(scheduler, self._workers_beside(rank))
@@ -204,8 +298,11 @@ def make_job(
     env: Mapping[str, str] | None = None,
     worker_env: Callable[[int], Mapping[str, str]] | None = None,
     placement: Placement | None = None,
+    restarts: int = 0,
+    joins: str | None = None,
+    role_env: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Job:
-    """Checks what was asked for and finds the programs.
+    """Checks what was asked for and finds the programs. Arguments: as for launch.run_job.
 
     Raises:
         ValueError: bad counts, no command, or a bad setting.
@@ -216,16 +313,36 @@ def make_job(
         raise ValueError(f"run: {given}: expected at least 1 worker and no negative number of servers")
     if not command:
         raise ValueError("run: no command: give the program that every worker runs")
-    base = {name: value for name, value in {**os.environ, **(env or {})}.items() if name not in _IDENTITY}
+    for variables in (env or {}, *(role_env or {}).values()):
+        if encryption.VARIABLE in variables:
+            raise ValueError(
+                f"run: {encryption.VARIABLE} was given for the job's processes (--env), where others could read it: "
+                "set it in the environment of `gradwire run` itself, if others are to be added; else each job makes "
+                "its own"
+            )
+    base = {name: text for name, text in {**surroundings(), **(env or {})}.items() if name not in _IDENTITY}
     placed = placement or (lambda role, rank: None)
     here = isinstance(placed("worker", 0) or LocalHost(), LocalHost)
-    if here and shutil.which(command[0], path=base.get("PATH")) is None:
+    path = {**base, **(role_env or {}).get("worker", {})}.get("PATH")
+    if here and shutil.which(command[0], path=path) is None:
         expected = "expected a file that can be run, or a program on PATH"
         raise FileNotFoundError(f"run: {command[0]} is not a program: {expected}")
     settings = settings_module.read(base)
     chosen = settings.placement == "auto"
     count = workers if servers is None else servers
+    role_variables = _role_variables(role_env or {}, 0 if joins is not None else count)
+    settings_of_roles = [settings_module.read(base | own) for own in role_variables.values()]
+    _require_mirrors(settings, count)
+    _check_membership(settings, workers, restarts, joins)
     local = LocalHost()
+    own_key = _given_key(settings, joins)
+    key = own_key
+    if key is None and joins is None:
+        key = encryption.key_of_new_job(
+            settings.encrypt, _listening_on(placed, workers, count, settings, *settings_of_roles)
+        )
+    if key is not None:
+        base[encryption.VARIABLE] = key.text
     return Job(
         command=command,
         workers=workers,
@@ -237,8 +354,83 @@ def make_job(
         settings=settings,
         server_program=find_server_program(settings),
         local=local,
+        restarts=restarts,
+        joins=joins,
+        key_is_given=own_key is not None,
         meeting=_meeting(placed, workers, count, local) if chosen else {},
+        role_variables=role_variables,
     )
+
+
+def _role_variables(given: Mapping[str, Mapping[str, str]], servers: int) -> dict[str, dict[str, str]]:
+    for role, variables in given.items():
+        for name, text in variables.items():
+            what = f"run: --env-{role} {name}={text}"
+            if name in _OF_ALL_ROLES:
+                raise ValueError(
+                    f"{what}: all processes of a job must be told that alike: give --env {name}={text}"
+                )
+            if role == "server" and not servers:
+                raise ValueError(f"{what}: no server is started here: give -s 1 or more, or leave it out")
+    return {
+        role: {name: text for name, text in variables.items() if name not in _IDENTITY}
+        for role, variables in given.items()
+    }
+
+
+def _require_mirrors(settings: Settings, servers: int) -> None:
+    if not settings.replicas:
+        return
+    given = f"run: --replicas {settings.replicas} (GRADWIRE_REPLICAS)"
+    if settings.placement == "auto":
+        raise ValueError(
+            f"{given} with placement auto, which may choose a placement without servers: leave one of the two out"
+        )
+    if servers < 2:
+        raise ValueError(
+            f"{given} with {servers} servers: a server is mirrored on another one; start at least 2 (-s 2), or leave "
+            "it out"
+        )
+
+
+def _listening_on(placement: Placement, workers: int, servers: int, *settings: Settings) -> set[str]:
+    """Names or addresses of the machines on which a job's processes listen; none where it is all in namespaces of this
+    one, whose scheduler then listens on the bridge between them."""
+    places = [*(("server", rank) for rank in range(servers)), *(("worker", rank) for rank in range(workers))]
+    hosts = [placement(role, rank) or LocalHost() for role, rank in places]
+    if all(host.namespace for host in hosts):
+        return set()
+    found = {
+        host.address for host in [placement("scheduler", 0) or LocalHost(), *hosts] if not host.namespace
+    }
+    found |= {each.bind_host for each in settings if each.bind_host is not None}
+    if any(each.interface not in (None, "lo") for each in settings):
+        found.add(_SOME_ADDRESS)
+    return found
+
+
+def _given_key(settings: Settings, joins: str | None) -> encryption.JobKey | None:
+    """The key that the user has given to a job that others can be added to, so that they can have it too."""
+    if settings.encrypt == "off" or (joins is None and settings.on_failure == "abort"):
+        return None
+    # The key of the job that this process itself is of, is no other's.
+    text = "" if "GRADWIRE_ROLE" in os.environ else os.environ.get(encryption.VARIABLE)
+    return encryption.parse_job_key(text) if text else None
+
+
+def _check_membership(settings: Settings, workers: int, restarts: int, joins: str | None) -> None:
+    if settings.on_failure == "abort" and (restarts or joins):
+        what = f"--restarts {restarts}" if restarts else f"--join {joins}"
+        raise ValueError(f"run: {what} needs a job that goes on: give --on-failure continue")
+    if restarts < 0:
+        raise ValueError(f"run: --restarts {restarts}: expected 0 or more")
+    if joins is not None:
+        endpoints.parse(joins)
+    elif settings.on_failure == "continue" and settings.min_workers > workers:
+        raise ValueError(
+            f"run: --min-workers {settings.min_workers} is more than the {workers} workers of the job: lower it, or "
+            "raise -n"
+        )
 
 
 def _meeting(placement: Placement, workers: int, servers: int, local: LocalHost) -> dict[str, str]:
@@ -248,7 +440,7 @@ def _meeting(placement: Placement, workers: int, servers: int, local: LocalHost)
     beside = {(placement("worker", rank) or local).address for rank in range(workers)}
     apart = beside.isdisjoint((placement("server", rank) or local).address for rank in range(servers))
     return {
-        "GRADWIRE_MASTER": settings_module.endpoint(host.address, port),
+        "GRADWIRE_MASTER": endpoints.written(host.address, port),
         "GRADWIRE_SERVER_HOSTS": "apart" if apart and servers else "beside",
     }
 

@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import secrets
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gradwire import _core, mpi, nccl, settings
+from gradwire import _core, encryption, endpoints, mpi, nccl, settings
 
 __all__ = [
     "Joined",
     "applies_at_once",
+    "goes_on",
     "is_local",
     "names",
     "open_engine",
@@ -23,7 +26,18 @@ __all__ = [
     "sums_in_one_order",
 ]
 
+_member = ""  # this process's name in a job that goes on, which it keeps when it joins again
+
 _P3_SLICE_BYTES = 2**18  # one codec unit of floats: the smallest part that a tensor can be cut into
+
+
+def _name_this_process() -> None:
+    global _member
+    _member = secrets.token_hex(8)
+
+
+_name_this_process()
+os.register_at_fork(after_in_child=_name_this_process)  # multiprocessing's ranks have imported this before
 
 
 def names() -> list[str]:
@@ -46,19 +60,60 @@ def applies_at_once(name: str) -> bool:
     return _STORES.get(name) is _join_servers_at_once
 
 
+def goes_on(name: str, values: settings.Settings) -> bool:
+    """Tells whether a store's job goes on without workers that die."""
+    return values.on_failure == "continue" and not is_local(name)
+
+
 class Joined(NamedTuple):
-    """A worker's engine, and the store that it is of."""
+    """A worker's engine, and the store that it is of. since: the generation of the job with which it came, which may be
+    an earlier one than the engine's."""
 
     store: str
     engine: _core.Engine
+    since: int
 
 
 def open_engine(name: str, values: settings.Settings) -> Joined:
-    """Joins the job that the settings describe as a store's worker.
+    """Joins the job that the settings describe as a store's worker; again where another dies before all have met.
 
     Raises: as kv.create().
     """
-    return Joined(name, _STORES[name](values, name))
+    _require_mirrored_servers(values, name)
+    if goes_on(name, values):
+        _require_that_it_can_go_on(name, values)
+    missed = 0
+    while True:
+        try:
+            engine = _STORES[name](values, name)
+        except _core.MembershipChanged:  # nothing of the user's is in that generation yet
+            missed += 1
+        else:
+            return Joined(name, engine, engine.generation - missed)
+
+
+def _require_that_it_can_go_on(name: str, values: settings.Settings) -> None:
+    """Raises ValueError where on_failure=continue is asked for and cannot be had; says what else can."""
+    join = _STORES[name]
+    why = instead = ""
+    if join in (_join_nccl, _join_mpi_peers, _join_mpi_native):
+        why, instead = "a library's ranks cannot change", "use the store 'allreduce' or 'dist_sync'"
+    elif join is _join_servers_at_once:
+        why = "the weights are the servers', which keep them for one generation of the job"
+        instead = "use 'dist_sync' with an optimizer on the workers (gradwire.elastic)"
+    elif values.hierarchy != "off":
+        why, instead = "the workers of a host depend on their leader", "leave GRADWIRE_HIERARCHY out"
+    elif values.placement == "auto":
+        why, instead = "a placement is chosen once", "leave GRADWIRE_PLACEMENT out, and name a store"
+    elif values.replicas:
+        why, instead = "servers begin anew in each generation", "leave GRADWIRE_REPLICAS out"
+    elif values.scheduler is None:
+        why = "rank 0 would serve the roll call, and the job would end with it"
+        instead = "start it with `gradwire run --on-failure continue`, which has a scheduler of its own"
+    if why:
+        raise ValueError(
+            f"kv.create({name!r}): on_failure=continue does not go with it, since {why}; {instead}"
+        )
 
 
 def serve(values: settings.Settings) -> None:
@@ -70,19 +125,35 @@ def serve(values: settings.Settings) -> None:
         raise ValueError(
             f"a {values.role} needs GRADWIRE_SCHEDULER (or DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT)"
         )
+    if values.role == "scheduler":
+        encryption.warn_if_open(values.encrypt, values.job_key, endpoints.host_of(values.scheduler))
     options = _node_options(values) | {
         "credit_bytes": values.credit_bytes,
         "fusion_bytes": values.fusion_bytes,
+        "slow_abort": values.slow_abort,
     }
     if values.timeline is not None:
         options["timeline"] = values.timeline
     run = _core.run_scheduler if values.role == "scheduler" else _core.run_server
     try:
-        run(**options)
+        while True:
+            with contextlib.suppress(_core.MembershipChanged):  # then it joins the next generation
+                run(**options)
+                break
     except ConnectionError as error:
         print(f"gradwire-{values.role}: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     sys.exit(0)
+
+
+def _require_mirrored_servers(values: settings.Settings, name: str) -> None:
+    has_own_servers = _STORES[name] in (_join_servers, _join_servers_at_once, _join_servers_in_slices)
+    if values.replicas and not has_own_servers and not is_local(name):
+        raise ValueError(
+            f"kv.create({name!r}): GRADWIRE_REPLICAS={values.replicas} mirrors servers that are processes of their "
+            "own, and this store has none; use 'dist_sync' with at least 2 servers (gradwire run -s 2), or "
+            "leave GRADWIRE_REPLICAS out"
+        )
 
 
 def _engine_options(values: settings.Settings) -> dict[str, Any]:
@@ -101,6 +172,7 @@ def _engine_options(values: settings.Settings) -> dict[str, Any]:
 
 
 def _node_options(values: settings.Settings) -> dict[str, Any]:
+    key = encryption.key_of_member(values.encrypt, values.job_key)
     options: dict[str, Any] = {
         "scheduler": values.scheduler,
         "workers": values.num_workers,
@@ -111,12 +183,22 @@ def _node_options(values: settings.Settings) -> dict[str, Any]:
         "rendezvous_timeout": values.rendezvous_timeout,
         "liveness_timeout": values.liveness_timeout,
         "hierarchy": values.hierarchy,
+        "replicas": values.replicas,
     }
+    if values.on_failure == "continue":
+        options |= {
+            "member": _member,
+            "min_workers": values.min_workers,
+            "regroup_timeout": values.regroup_timeout,
+            "regroup_patience": values.slow_abort,
+        }
     optional = {
         "rank": values.rank,
         "host": values.host_id,
         "bind_host": values.bind_host,
         "interface": values.interface,
+        "key": None if key is None else key.text,
+        "faults": values.faults,
     }
     return options | {name: value for name, value in optional.items() if value is not None}
 
@@ -163,6 +245,8 @@ def _roll_call(values: settings.Settings, name: str) -> tuple[bool, dict[str, An
             f"kv.create({name!r}): there is no job to join; start the script with `gradwire run -n 2 python "
             "script.py`, torchrun or srun, or mpirun on one host, or set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
         )
+    if values.rank == 0:
+        encryption.warn_if_open(values.encrypt, values.job_key, endpoints.host_of(values.master))
     options["scheduler"] = values.master
     options["scheduler_name"] = "worker 0, which serves the roll call,"
     return values.rank == 0, options
@@ -181,8 +265,26 @@ def _refuse_hierarchy(values: settings.Settings, name: str, library: str, instea
         )
 
 
+def _refuse_encryption(values: settings.Settings, name: str, library: str, instead: str) -> None:
+    if values.encrypt == "on":
+        raise ValueError(
+            f"kv.create({name!r}): GRADWIRE_ENCRYPT=on does not go with it, since {library} carries what ranks "
+            f"exchange and does not encrypt it; use the store {instead!r}, or leave GRADWIRE_ENCRYPT out"
+        )
+
+
+def _refuse_faults(values: settings.Settings, name: str, library: str, instead: str) -> None:
+    if values.faults is not None:
+        raise ValueError(
+            f"kv.create({name!r}): GRADWIRE_FAULTS={values.faults} does not go with it, since {library} moves the "
+            f"gradients; use the store {instead!r}, or leave GRADWIRE_FAULTS out"
+        )
+
+
 def _join_nccl(values: settings.Settings, name: str) -> _core.Engine:
+    _refuse_encryption(values, name, "NCCL", "allreduce")
     _refuse_hierarchy(values, name, "NCCL", "allreduce")
+    _refuse_faults(values, name, "NCCL", "allreduce")
     if (reason := nccl.why_not()) is not None:
         raise _core.TransportError(
             f"kv.create({name!r}): {reason}; use the store 'allreduce', which needs neither NCCL nor a GPU and has "
@@ -198,6 +300,7 @@ def _join_nccl(values: settings.Settings, name: str) -> _core.Engine:
 
 
 def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engine:
+    _refuse_encryption(values, name, "MPI", "allreduce")
     options: dict[str, Any] = {
         "checksum": values.checksum,
         "rendezvous_timeout": values.rendezvous_timeout,
@@ -206,8 +309,10 @@ def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engin
         "streams": values.streams,
         "ipc": values.ipc == "auto",
     }
-    if values.host_id is not None:
-        options["host"] = values.host_id
+    optional = {"host": values.host_id, "faults": values.faults, "rank": values.rank}
+    options |= {name: value for name, value in optional.items() if value is not None}
+    if (key := encryption.key_of_member(values.encrypt, values.job_key)) is not None:
+        options["key"] = key.text  # of the links within a host
     engine: _core.Engine = connect(mpi.library(), **options, **_engine_options(values))
     if engine.num_workers == 1 < values.num_workers:
         engine.close()
@@ -224,6 +329,7 @@ def _join_mpi_peers(values: settings.Settings, name: str) -> _core.Engine:
 
 def _join_mpi_native(values: settings.Settings, name: str) -> _core.Engine:
     _refuse_hierarchy(values, name, "MPI", "dist_sync_mpi")
+    _refuse_faults(values, name, "MPI", "dist_sync_mpi")
     return _join_mpi(_core.connect_mpi_native, values, name)
 
 

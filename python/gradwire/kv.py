@@ -31,7 +31,17 @@ from gradwire.backend import AbstractKVStore, register
 from gradwire.checkpoint import Restored
 from gradwire.store import KVStore
 
-__all__ = ["AbstractKVStore", "KVStore", "Restored", "create", "join", "joined", "register", "stores"]
+__all__ = [
+    "AbstractKVStore",
+    "KVStore",
+    "Restored",
+    "create",
+    "join",
+    "joined",
+    "register",
+    "rejoin",
+    "stores",
+]
 
 OwnName = Literal[
     "local",
@@ -55,6 +65,8 @@ OwnName = Literal[
     "nccl",
 ]
 
+OnFailure = Literal["abort", "continue"]
+
 _open: weakref.WeakSet[KVStore] = weakref.WeakSet()  # those that create() and join() have made
 
 
@@ -64,14 +76,16 @@ def stores() -> list[str]:
 
 
 @overload
-def create(name: OwnName = "local", *, staleness: int | None = None) -> KVStore: ...
+def create(
+    name: OwnName = "local", *, staleness: int | None = None, on_failure: OnFailure | None = None
+) -> KVStore: ...
 
 
 @overload
-def create(name: str, *, staleness: int | None = None) -> Any: ...
+def create(name: str, *, staleness: int | None = None, on_failure: OnFailure | None = None) -> Any: ...
 
 
-def create(name: str = "local", *, staleness: int | None = None) -> Any:
+def create(name: str = "local", *, staleness: int | None = None, on_failure: OnFailure | None = None) -> Any:
     """Opens a store; all but `local` and `device` join the job that the environment describes (see `gradwire run`).
 
     `dist` and `dist_sync*` sum on parameter servers, and so do `byteps` and `p3`, the latter in slices of 256 KiB that
@@ -98,6 +112,11 @@ def create(name: str = "local", *, staleness: int | None = None) -> Any:
     between peers, servers and the library that sums, by GRADWIRE_PAYLOAD_BYTES; it tells why on stderr. The name then
     says only whether ranks reach each other over MPI (`*_mpi`) or by sockets.
 
+    With on_failure="continue" the job goes on without workers that die: what is under way fails on all ranks with
+    MembershipChanged, and whoever is left joins again; gradwire.elastic.run() does that, and gives everybody the last
+    committed state. Who creates a store of such a job while it runs waits here until it is taken in; a death meanwhile
+    is nobody else's. Servers keep no weights through that, so set_optimizer() is refused.
+
     A store of another maker (see `register`) is whatever its class is, made without arguments.
 
     In a process whose role is server or scheduler (DMLC_ROLE or GRADWIRE_ROLE) it serves the job to its end and
@@ -107,6 +126,8 @@ def create(name: str = "local", *, staleness: int | None = None) -> Any:
         name: one of `stores()`.
         staleness: of `dist_async*`: how many steps (pushes of a key) a worker may be ahead of the slowest. The same on
             all ranks. Default: the setting GRADWIRE_STALENESS_BOUND, which is none: any number.
+        on_failure: what the job does when a worker dies: "abort" ends it on all ranks, "continue" as above. The same as
+            the scheduler's, which `gradwire run --on-failure` starts. Default: the setting GRADWIRE_ON_FAILURE: abort.
 
     Returns: a KVStore, or the AbstractKVStore of another maker.
 
@@ -135,11 +156,15 @@ def create(name: str = "local", *, staleness: int | None = None) -> Any:
     values = settings.read()
     if staleness is not None:
         values = dataclasses.replace(values, staleness_bound=int(staleness))
+    if on_failure is not None:
+        _check_on_failure(name, on_failure)
+        values = dataclasses.replace(values, on_failure=on_failure)
     if values.role != "worker":
         joining.serve(values)
     chooses = values.placement == "auto" and not is_local
-    joined_by = (auto_placement if chooses else joining).open_engine(kind, values)
-    store = KVStore(joined_by.store, joined_by.engine, values)
+    found = (auto_placement if chooses else joining).open_engine(kind, values)
+    store = KVStore(found.store, found.engine, values)
+    store.since = found.since
     _enlist(store)
     if not is_local:
         store.report_joined()
@@ -168,6 +193,29 @@ def join(roll_call: str, rank: int, num_workers: int) -> KVStore:
     store = KVStore("allreduce", joining.open_engine("allreduce", here).engine, here)
     _enlist(store)
     return store
+
+
+def rejoin(store: KVStore) -> KVStore:
+    """Leaves a job whose members have changed, and joins it again: closes the store and returns a new one, which knows
+    nothing of the other's keys and codecs. gradwire.elastic.run() calls it.
+
+    Raises: gradwire.TransportError: the job has failed; says why.
+    """
+    generation = store.generation
+    with contextlib.suppress(_core.TransportError, _core.TimeoutError):  # of what was under way
+        store.close()
+    found = joining.open_engine(store.type, store._settings)
+    again = KVStore(store.type, found.engine, store._settings)
+    was_missed = found.since > generation + 1  # the others went on meanwhile: it comes as a new one does
+    again.since = found.since if was_missed else store.since
+    _enlist(again)
+    again.report_joined()
+    return again
+
+
+def _check_on_failure(name: str, on_failure: Any) -> None:
+    if on_failure not in ("abort", "continue"):
+        raise ValueError(f"kv.create({name!r}): on_failure={on_failure!r}, expected 'abort' or 'continue'")
 
 
 def _check_staleness(name: str, staleness: Any) -> None:

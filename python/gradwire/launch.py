@@ -43,7 +43,7 @@ __all__ = ["Host", "JobResult", "Line", "LocalHost", "Placement", "run_job", "ru
 
 Phase = Literal["starting", "running", "draining", "failing", "stopping", "killing"]
 
-_ANNOUNCE_SECONDS = 10.0
+_ANNOUNCE_SECONDS = 30.0  # in which a cluster, where the scheduler runs in one, makes what it needs
 _DRAIN_SECONDS = 5.0  # for servers and the scheduler to end once all workers have
 _UNUSED_DRAIN_SECONDS = 0.5  # the same, where nobody asked for servers
 _NOTICE_SECONDS = 3.0  # beyond the liveness timeout, for the others to name a dead rank and end
@@ -54,7 +54,8 @@ _LONGEST_WAIT = 3600.0  # one look at the children an hour; the system's own lim
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended: exit_code 0 without a failure; interrupted is the signal that stopped it, if any."""
+    """How a job ended: exit_code 0 without a failure, or where it went on without those that failed, which are in lost;
+    interrupted is the signal that stopped it, if any."""
 
     exit_code: int
     failed_role: str | None
@@ -62,6 +63,8 @@ class JobResult:
     wall_seconds: float
     cause: str | None = None
     interrupted: signal.Signals | None = None
+    lost: tuple[str, ...] = ()  # how workers ended without which the job has gone on
+    restarted: int = 0
 
 
 def run_job(
@@ -75,6 +78,9 @@ def run_job(
     output: Callable[[Line], None] | None = None,
     report: Callable[[str], None] | None = None,
     timeout: float | None = None,
+    restarts: int = 0,
+    joins: str | None = None,
+    role_env: Mapping[str, Mapping[str, str]] | None = None,
 ) -> JobResult:
     """Runs command as every worker of a job, with its servers and scheduler, to the end of all of them.
 
@@ -88,15 +94,21 @@ def run_job(
         output: takes each line that a process writes; unset: lines are dropped.
         report: takes what the launcher itself has to say; unset: nothing is said.
         timeout: seconds after which the job is stopped with exit code 124.
+        restarts: with GRADWIRE_ON_FAILURE=continue, how often a worker is started in the place of one that failed.
+        joins: the scheduler of a running job of that kind, to which the workers are added; nothing else is started.
+        role_env: variables for all of a role, "worker" or "server", over env.
 
-    Returns: the first failing process's name and its own exit code (128 + n for signal n). On SIGINT, SIGTERM
-        or SIGHUP (main thread only) everything is stopped at once, and exit_code is 128 + the signal.
+    Returns: the first failing process's name and its own exit code (128 + n for signal n). With
+        GRADWIRE_ON_FAILURE=continue a worker's failure counts only where no worker is left, none of which has come to
+        the end: then that of the last; a job that cannot go on (too few workers, a server's death) ends with the code
+        of the server, or with 1, the scheduler's. On SIGINT, SIGTERM or SIGHUP (main thread only) everything is stopped
+        at once, and exit_code is 128 + the signal.
 
     Raises:
         ValueError: bad counts or a bad setting.
         OSError: a program is not there or cannot be started.
     """
-    job = make_job(command, workers, servers, env, worker_env, placement)
+    job = make_job(command, workers, servers, env, worker_env, placement, restarts, joins, role_env)
     return run_prepared(job, output or (lambda line: None), report or (lambda text: None), timeout)
 
 
@@ -132,11 +144,19 @@ class _Run:
         self.cause: str | None = None
         self.exit_code = 0
         self.interrupted: signal.Signals | None = None
+        self.endpoint = ""  # of the scheduler
+        self.lost: list[tuple[Child, str, int]] = []  # workers that failed, how, and their exit codes
+        self.restarted = 0
+        self.is_over = False  # a worker has come to the end, or the scheduler, which all have left
+        self.is_done = False  # a worker has come to the end
 
     def to_the_end(self) -> JobResult:
         restore_signals = self._catch_signals()
         try:
-            self._start_scheduler()
+            if self.job.joins is None:
+                self._start_scheduler()
+            else:
+                self._start_all(self.job.joins)
             while self.alive:
                 self._step()
         finally:
@@ -148,7 +168,8 @@ class _Run:
             self.guard.close()
         wall = time.monotonic() - self.started_at
         role, rank = (self.failed.role, self.failed.rank) if self.failed else (None, None)
-        return JobResult(self.exit_code, role, rank, wall, self.cause, self.interrupted)
+        lost = tuple(words for _, words, _ in self.lost)
+        return JobResult(self.exit_code, role, rank, wall, self.cause, self.interrupted, lost, self.restarted)
 
     def _step(self) -> None:
         """Waits for one batch of events, or for the next deadline, and handles it."""
@@ -215,9 +236,18 @@ class _Run:
             self.phase != "starting" or not endpoint
         ):  # without an endpoint it is about to end, and says why itself
             return
+        self._start_all(endpoint)
+
+    def _start_all(self, endpoint: str) -> None:
+        """Starts all but the scheduler; where a job is joined, its new workers alone."""
+        self.endpoint = endpoint
         self._set_phase("running")
-        for process in self.job.processes(endpoint):
-            self._spawn(process)
+        if advice := self.job.advice(endpoint):
+            self.report(advice)
+        processes = self.job.processes(endpoint)
+        for process in processes:
+            if self.job.joins is None or process.role == "worker":
+                self._spawn(process)
 
     def _spawn(self, process: Process, pass_fds: tuple[int, ...] = ()) -> None:
         child = start(
@@ -266,9 +296,16 @@ class _Run:
         words = f"{child.name} (pid {child.pid}) {describe_exit(code)}"
         if self.phase in ("stopping", "killing"):
             return
-        if code != 0 and self.phase == "failing":
+        self.is_done = self.is_done or (code == 0 and child.role == "worker")
+        self.is_over = self.is_done or self.is_over or (code == 0 and child.role == "scheduler")
+        fails = code != 0 and not (self.phase == "running" and self._goes_on_without(child, words, code))
+        if fails and self.phase == "running" and child.role == "server" and self.job.settings.replicas:
+            # Whether the job goes on without it is the scheduler's to say, which then ends with it.
+            self.report(f"{words}; another server mirrors it, and the job goes on while that lives")
+        elif fails and self.phase == "failing":
             self.report(words)
-        elif code != 0:
+            self._reconsider(child, words, shell_code(code))
+        elif fails:
             self._fail(child, words, shell_code(code))
             self._set_phase("failing", self.job.settings.liveness_timeout + _NOTICE_SECONDS)
         elif self.phase == "starting":
@@ -283,6 +320,35 @@ class _Run:
             self._set_phase("failing", _UNUSED_DRAIN_SECONDS)
         elif awaited and all(other.is_stopped() for other in awaited):
             self._give_up()
+
+    def _reconsider(self, child: Child, words: str, code: int) -> None:
+        """Takes what is heard late for the cause: 1 is the exit code of who has heard of another's failure."""
+        if self.job.hears_late and self.exit_code == 1 and code != 1:
+            self.failed, self.cause, self.exit_code = child, words, code
+
+    def _goes_on_without(self, child: Child, words: str, code: int) -> bool:
+        """Notes a worker's failure that does not end the job, and starts another in its place while it may. Where
+        none is left it does: the scheduler says why, if they had met.
+        """
+        if not self.job.goes_on or child.role != "worker":
+            return False
+        self.lost.append((child, words, shell_code(code)))
+        if self.is_done:
+            self.report(f"{words}; others have come to the end of the job")
+            return True
+        if not self._has_workers():
+            return False
+        if self.is_over:
+            self.report(f"{words}; all have left the job")
+            return True
+        if self.job.joins is None and self.restarted < self.job.restarts:
+            self.restarted += 1
+            count = f"restart {self.restarted} of {self.job.restarts}"
+            self.report(f"{words}; starting another in its place ({count})")
+            self._spawn(self.job.worker(child.rank or 0, self.endpoint))
+            return True
+        self.report(f"{words}; the job goes on without it")
+        return True
 
     def _has_workers(self) -> bool:
         return any(child.role == "worker" for child in self.alive)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-import urllib.parse
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gradwire import settings_file
+from gradwire import endpoints, settings_file
+from gradwire.encryption import JobKey, parse_job_key
 from gradwire.environments import meeting_of_one_host, meeting_of_srun
 from gradwire.units import parse_duration, parse_size
 
@@ -111,37 +111,8 @@ def _positive(parse: Callable[[str], Any], least: str) -> Callable[[str], Any]:
     return checked
 
 
-def parse_endpoint(text: str) -> str:
-    """Checks a scheduler's address: tcp://host:port, tcp://[ipv6]:port or ipc:///path.
-
-    Raises: ValueError: it is neither.
-    """
-    expected = "expected tcp://host:port, tcp://[ipv6]:port or ipc:///path"
-    try:
-        parts = urllib.parse.urlsplit(text)
-        usable = (parts.scheme == "tcp" and parts.hostname and parts.port is not None and not parts.path) or (
-            parts.scheme == "ipc" and parts.path
-        )
-    except ValueError as error:  # a port above 65535, an unclosed bracket
-        raise ValueError(f"{text!r} is not valid ({error}): {expected}") from None
-    if not usable:
-        raise ValueError(f"{text!r} is not valid: {expected}")
-    return text
-
-
-def endpoint(host: str, port: int | str) -> str:
-    """Writes tcp://host:port, with brackets where host is an IPv6 address."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-def next_port(text: str) -> str:
-    """Returns tcp://host:port with the port after it."""
-    host, _, port = text.removeprefix("tcp://").rpartition(":")
-    return f"tcp://{host}:{int(port) + 1}"
-
-
 def _beside_master(host: str, port: str) -> str:
-    return endpoint(host, int(port) + 1 if port.isdecimal() else port)
+    return endpoints.written(host, int(port) + 1 if port.isdecimal() else port)
 
 
 def _first(text: str, *others: str) -> str:
@@ -187,13 +158,13 @@ class Settings:
     )
     num_servers: int = _setting(_integer(0), 0, "servers in the job", "DMLC_NUM_SERVER")
     scheduler: str | None = _setting(
-        parse_endpoint,
+        endpoints.parse,
         None,
         "where the scheduler listens: tcp://host:port",
-        Alias(("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"), endpoint),
+        Alias(("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"), endpoints.written),
     )
     master: str | None = _setting(
-        parse_endpoint,
+        endpoints.parse,
         None,
         "where rank 0 of an all-reduce store serves the roll call itself, if there is no scheduler; torchrun's "
         "MASTER_PORT is its own, so the next one is taken; under mpirun on one host, and under srun, a port by the "
@@ -297,6 +268,20 @@ class Settings:
         "a peer silent for this long is dead",
         Alias(("PS_HEARTBEAT_TIMEOUT",), _ps_heartbeat_timeout),
     )
+    on_failure: Literal["abort", "continue"] = _setting(
+        _one_of("abort", "continue"),
+        "abort",
+        "abort: the job ends on all ranks when one dies; continue: it goes on without workers that die, and takes in "
+        "new ones (gradwire.elastic)",
+    )
+    min_workers: int = _setting(
+        _integer(1), 1, "with GRADWIRE_ON_FAILURE=continue: a job that is left with fewer workers ends"
+    )
+    regroup_timeout: float = _setting(
+        _positive(parse_duration, "1ms"),
+        30.0,
+        "likewise: how long a worker that gives no sign of life is awaited when the others meet again",
+    )
     slow_warning: float = _setting(parse_duration, 60.0, "warn when one round takes longer")
     slow_abort: float = _setting(parse_duration, 1800.0, "give up when one round takes longer")
     retry_timeout: float = _setting(
@@ -333,6 +318,23 @@ class Settings:
         "auto",
         "payload checksums: always; off; auto: everywhere but for dense payloads over local sockets",
     )
+    encrypt: Literal["auto", "on", "off"] = _setting(
+        _one_of("auto", "on", "off"),
+        "auto",
+        "encrypt what goes over TCP and take the job's own processes alone: on; off; auto: where the job has a key, "
+        "which gradwire run gives it if other machines can reach its ports",
+    )
+    job_key: JobKey | None = _setting(  # noqa: RUF009 (it makes a dataclasses.field)
+        parse_job_key,
+        None,
+        "the secret that all processes of an encrypted job hold; given by `gradwire run`, made by `gradwire key`",
+    )
+    faults: str | None = _setting(
+        _text,
+        None,
+        "what the job is to be disturbed by, for tests of it: seed=7,drop=1%,corrupt=1%,kill=worker:1@push:100; given "
+        "by `gradwire run --faults`",
+    )
     code_sums: Literal["auto", "gather", "integers"] = _setting(
         _one_of("auto", "gather", "integers"),
         "auto",
@@ -351,6 +353,12 @@ class Settings:
         _integer(0, most=1024), 0, "threads that encode and decode in a worker; 0: chosen here"
     )
     server_threads: int = _setting(_integer(0, most=1024), 0, "threads that sum in a server; 0: chosen here")
+    replicas: int = _setting(
+        _integer(0, most=1),
+        0,
+        "1: each server of its own is mirrored on the next one, so that one may die without losing an update; needs "
+        "at least 2 servers",
+    )
     staleness_bound: int | None = _setting(
         _integer(0),
         None,

@@ -13,6 +13,7 @@ from pathlib import Path
 # What a launcher says of one process, or of the job; a file is the same for all processes and any job.
 NOT_IN_A_FILE = frozenset(
     {"settings", "role", "rank", "num_workers", "num_servers", "scheduler", "master", "host_id", "result"}
+    | {"job_key"}
 )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire import ssh_keeper
+from gradwire.hosts import address_of
 
 _CONNECT_SECONDS = 10
 # A host that has died is noticed by its silence; nobody is asked for a password; the user's own options count first.
@@ -30,7 +31,7 @@ _FORWARDED_PREFIXES = (
     *("OMP_", "OPENBLAS_", "MKL_"),
 )
 # What says which host this one is, and is wrong on any other.
-_OF_THIS_HOST = ("GRADWIRE_HOST_ID", "GRADWIRE_BIND_HOST", "DMLC_NODE_HOST")
+OF_THIS_HOST = ("GRADWIRE_HOST_ID", "GRADWIRE_BIND_HOST", "DMLC_NODE_HOST")
 _NOT_COPIED = (".git", ".venv", "__pycache__")
 
 
@@ -45,7 +46,7 @@ def forwarded(environment: Mapping[str, str], asked_for: Collection[str]) -> dic
         for name, value in environment.items()
         if name in asked_for
         or name in _FORWARDED
-        or (name.startswith(_FORWARDED_PREFIXES) and name not in _OF_THIS_HOST)
+        or (name.startswith(_FORWARDED_PREFIXES) and name not in OF_THIS_HOST)
     }
 
 
@@ -140,7 +141,7 @@ def resolve(name: str, ssh: Sequence[str]) -> str:
     if asked.returncode != 0 or "hostname" not in words:
         raise HostUnreachable(f"run: {shlex.join(ssh)} does not know {name}: {asked.stderr.strip()}")
     try:
-        return str(socket.getaddrinfo(words["hostname"], None, type=socket.SOCK_STREAM)[0][4][0])
+        return address_of(words["hostname"])
     except OSError as error:
         raise HostUnreachable(f"run: -H names {name}, which has no address: {error}") from None
 

@@ -114,6 +114,12 @@ class KVStore(Worker):
             ValueError: an unknown name or parameter, a value out of range, ranks that differ, or a compression with
                 threshold=auto.
         """
+        if self.goes_on:
+            raise ValueError(
+                f"set_optimizer: {self.type!r} was created with on_failure='continue', and servers keep weights for "
+                "one generation of such a job; let the workers' optimizer step (gradwire.torch, gradwire.elastic), or "
+                "create the store with on_failure='abort'"
+            )
         self._require_own_scale("set_optimizer", self._compression)
         self.engine.set_optimizer(
             " ".join([name, *(f"{key}={value!r}" for key, value in parameters.items())])

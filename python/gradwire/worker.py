@@ -24,6 +24,8 @@ class Worker(AbstractKVStore):
         self.engine = engine
         self.unfinished: set[Callable[[], None]] = set()  # what close() is to end first, on this thread
         self.is_open = False  # gradwire.kv sets it, and close() ends it
+        # The first of the generations that this process has been in without a gap; gradwire.kv sets it.
+        self.since = engine.generation
         self.collectives = Collectives(engine)  # all_reduce, all_gather, ...: exact, of any arrays
         self.decisions: list[dict[str, Any]] = []  # of compression="auto", for stats()
         self.waited_seconds = 0.0  # in wait_until()
@@ -44,6 +46,16 @@ class Worker(AbstractKVStore):
     def num_workers(self) -> int:
         """How many workers the job has."""
         return self.engine.num_workers
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its job goes on without workers that die."""
+        return joining.goes_on(self._kind, self._settings)
+
+    @property
+    def generation(self) -> int:
+        """How often the job has met: 1, and more after each change of its members."""
+        return self.engine.generation
 
     @property
     def _is_local(self) -> bool:
@@ -77,8 +89,9 @@ class Worker(AbstractKVStore):
         Args:
             servers: also what the servers say, who are asked and waited for: waited_for: by rank, how often a
                 partition's round was whole only when that worker's push came (with hierarchy=host of the workers that
-                lead their hosts; 0 where a library sums); slowest_rank: whose it was most often, None where there was
-                no round.
+                lead their hosts; 0 where a library sums; in `allreduce` without what workers that have closed
+                counted); slowest_rank: whose it was most often, None where there was no round; bytes_mirrored, with
+                GRADWIRE_REPLICAS=1, else 0: of payload that servers have passed on to their mirrors.
 
         Returns: bytes_raw: pushed, as float32; bytes_encoded: the payloads made of them; ratio: how many times smaller
             those are, None where there are none; residual_norm: Euclidean, of all that this worker's codecs have not
@@ -91,6 +104,8 @@ class Worker(AbstractKVStore):
             decisions: what compression="auto" has chosen, step by step, and why. staleness, of
             `dist_async*`: {staleness: parts of tensors}, how many parts this worker has pushed whose weight had
             that many pushes of other workers since this one had been given it.
+            replaced_servers: {rank: rank}, servers that have died, and who serves in their place (GRADWIRE_REPLICAS).
+            faults: under GRADWIRE_FAULTS, {what was done to frames that this worker sent: how many}, else empty.
 
             With hierarchy=host, bytes_encoded is what the worker that leads its host has made of the host's sum, and 0
             on the others; so ratio is the leader's own gradients over the host's payloads, and None on the others.
@@ -101,6 +116,7 @@ class Worker(AbstractKVStore):
         if servers:
             waited_for = self.engine.waited_for()
             asked["waited_for"] = waited_for
+            asked["bytes_mirrored"] = self.engine.mirrored_bytes()
             asked["slowest_rank"] = waited_for.index(max(waited_for)) if any(waited_for) else None
         return asked | {
             "bytes_raw": raw,
@@ -114,6 +130,8 @@ class Worker(AbstractKVStore):
             "stage_seconds": self.engine.stage_seconds(),
             "decisions": list(self.decisions),
             "staleness": self.engine.staleness(),
+            "replaced_servers": self.engine.replaced_servers(),
+            "faults": self.engine.faults(),
         }
 
     @contextlib.contextmanager
@@ -150,6 +168,7 @@ class Worker(AbstractKVStore):
         """
         if self.is_open and not self._is_local:
             self._report_left()
+            self._report_faults()
         self.is_open = False
         with contextlib.ExitStack() as leaving:
             leaving.callback(self._leave)
@@ -161,6 +180,16 @@ class Worker(AbstractKVStore):
         workers, servers = self.num_workers, self.engine.num_servers
         text = f"has joined {self.type!r} with {workers} workers and {servers} servers"
         self._log.say("info", text, store=self.type, workers=workers, servers=servers)
+        if self.engine.faults():
+            self._log.say("warning", f"runs under faults: {self._settings.faults}")
+
+    def _report_faults(self) -> None:
+        counts = self.engine.faults()
+        if not counts:
+            return
+        met = ", ".join(f"{count} {fault}" for fault, count in counts.items() if count and fault != "frames")
+        text = f"faults: {counts['frames']} frames" + (f": {met}" if met else "")
+        self._log.say("warning", text, faults=counts)
 
     def _report_left(self) -> None:
         if not self._log.reports("info"):

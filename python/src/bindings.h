@@ -11,6 +11,8 @@ namespace gradwire::python {
 void bind_errors(nanobind::module_& module);
 void bind_compress(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
+void bind_connect(nanobind::module_& module);
+void bind_facts(nanobind::module_& module);
 void bind_simulation(nanobind::module_& module);
 
 /// float32, contiguous, on the CPU; any shape. Seen by C++ as a flat span.

@@ -403,12 +403,9 @@ void bind_compress(nb::module_& module) {
       .def("encode", &encode, "grad"_a.noconvert(), nb::kw_only(), "residual"_a.noconvert() = nb::none(),
            "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
            "Encodes grad + residual (float32, shape (n,)), updates residual in place and returns the payload "
-           "(uint8).\n"
-           "scales, float32 (units, 2), is what decode_reply() brought in the round before. A codec that "
-           "draws\n"
-           "random numbers draws them by key (of the tensor), rank, step (the round) and offset (elements of "
-           "the\n"
-           "tensor before grad, whole codec units).")
+           "(uint8).\nscales, float32 (units, 2), is what decode_reply() brought in the round before. A "
+           "codec that draws\nrandom numbers draws them by key (of the tensor), rank, step (the round) and "
+           "offset (elements of the\ntensor before grad, whole codec units).")
       .def(
           "encode",
           [](const Codec& c, const GivenArray& grad, const std::optional<GivenRoom>& residual,

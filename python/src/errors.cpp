@@ -12,6 +12,8 @@ void bind_errors(nb::module_& module) {
   static const nb::exception<compress::DecodeError> decode_error(module, "DecodeError", PyExc_ValueError);
   static const nb::exception<transport::TransportError> transport_error(module, "TransportError",
                                                                         PyExc_ConnectionError);
+  static const nb::exception<transport::MembershipChanged> membership_changed(module, "MembershipChanged",
+                                                                              transport_error.ptr());
   static const nb::exception<transport::TimeoutError> timeout_error(module, "TimeoutError",
                                                                     PyExc_TimeoutError);
   nb::register_exception_translator(

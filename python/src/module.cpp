@@ -8,5 +8,7 @@ NB_MODULE(_core, module) {
   gradwire::python::bind_errors(module);
   gradwire::python::bind_compress(module);
   gradwire::python::bind_engine(module);
+  gradwire::python::bind_connect(module);
+  gradwire::python::bind_facts(module);
   gradwire::python::bind_simulation(module);
 }

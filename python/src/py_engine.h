@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <csignal>
 #include <deque>
 #include <map>
 #include <memory>
@@ -24,23 +23,13 @@
 #include "kvstore/engine.h"
 #include "kvstore/server.h"
 #include "python/src/bindings.h"
+#include "python/src/waiting.h"
+#include "transport/faults.h"
 #include "transport/mpi.h"
 #include "transport/node_pair.h"
 #include "transport/zmq_messenger.h"
 
 namespace gradwire::python {
-
-/// While it lives, Ctrl-C ends the process at once: for waits that cannot look at Python's signals.
-class InterruptEnds {
- public:
-  InterruptEnds() : before_(std::signal(SIGINT, SIG_DFL)) {}
-  ~InterruptEnds() { std::signal(SIGINT, before_); }
-  InterruptEnds(const InterruptEnds&) = delete;
-  InterruptEnds& operator=(const InterruptEnds&) = delete;
-
- private:
-  void (*before_)(int);
-};
 
 /// An Engine and the Python arrays that its operations still touch.
 ///
@@ -82,6 +71,10 @@ class PyEngine {
     }
     return *engine_;
   }
+  /// What the job's frames met, if it runs under faults.
+  void disturb_by(std::shared_ptr<transport::Faults> faults) { faults_ = std::move(faults); }
+  const transport::Faults* faults() const { return faults_.get(); }
+
   /// For what never changes.
   const kvstore::Engine& identity() const { return *engine_; }
 
@@ -188,6 +181,7 @@ class PyEngine {
   }
 
   const pid_t owner_ = getpid();
+  std::shared_ptr<transport::Faults> faults_;        // owners: this and the engine's messengers
   std::unique_ptr<transport::Scheduler> scheduler_;  // before engine_, which needs it to the end
   std::deque<Kept> kept_;                            // before engine_: outlives it
   std::vector<nanobind::object> failed_;
@@ -201,5 +195,7 @@ class PyEngine {
 
 void bind_collectives(nanobind::class_<PyEngine>& engine);
 void bind_sparse(nanobind::module_& module, nanobind::class_<PyEngine>& engine);
+void bind_state(nanobind::class_<PyEngine>& engine);
+void bind_metrics(nanobind::class_<PyEngine>& engine);
 
 }  // namespace gradwire::python

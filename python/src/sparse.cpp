@@ -107,8 +107,7 @@ void bind_sparse(nb::module_& module, nb::class_<PyEngine>& engine) {
            "Asks for some rows as this worker's last round left them.")
       .def("rows_of", &rows_of, "pulled"_a,
            "Ids, int64 (n,) ascending, and rows, float32 (n * elements,), once pulled.ticket is done. Rows "
-           "that "
-           "are zero may be left out.")
+           "that are zero may be left out.")
       .def(
           "row_residual",
           [](PyEngine& s, TableId table) {

@@ -1,11 +1,13 @@
-"""Runs Horovod's own tests of its PyTorch interface against gradwire.horovod.torch, and counts them by family.
+"""Runs Horovod's own tests against gradwire.horovod, and counts them by family.
 
     python tests/integration/horovod_upstream.py HOROVOD/test/parallel/test_torch.py --ranks 2 --ranks 3
+    python tests/integration/horovod_upstream.py HOROVOD/test/parallel/test_mxnet1.py --ranks 2 --ranks 3
 
 test/single/test_torch_elastic.py goes too, with --ranks 1. The file is Horovod's, from a checkout of it
-(https://github.com/horovod/horovod), unchanged; nothing is fetched. It does `import horovod.torch`, which gradwire's
-shim answers. Its helper module imports mock and cloudpickle, and one function of horovod.runner, which only other tests
-need: the standard library stands in for those here.
+(https://github.com/horovod/horovod), unchanged; nothing is fetched. It does `import horovod.torch` or `horovod.mxnet`,
+which gradwire's shim answers; one with "mxnet" in its name runs under MXNet's Python (mxnet_environment.py). Its helper
+module imports mock and cloudpickle, and one function of horovod.runner, which only other tests need: the standard
+library stands in for those here.
 
 A test counts as passed if it passed on every rank. One that fails on some ranks only leaves them at different places,
 and ends the job; another one goes on with the tests behind it. Returns 0 if there were tests and none failed. A job
@@ -19,6 +21,7 @@ import json
 import os
 import pickle
 import sys
+import sysconfig
 import tempfile
 import threading
 import types
@@ -109,6 +112,10 @@ def _hide_newer_optimizers() -> None:
         torch.optim.Muon.__module__ = "newer than Horovod's tests"
 
 
+def _is_of_mxnet(path: Path) -> bool:
+    return "mxnet" in path.stem
+
+
 def run_as_rank(path: Path, pattern: str, behind: str, folder: Path) -> None:
     """Runs the file's tests as one rank of a job, and writes what came of them to folder."""
     import gradwire.horovod.shim
@@ -117,7 +124,10 @@ def run_as_rank(path: Path, pattern: str, behind: str, folder: Path) -> None:
     os.environ |= {"HOROVOD_RANK": rank, "HOROVOD_SIZE": os.environ["GRADWIRE_NUM_WORKERS"]}
     gradwire.horovod.shim.install()
     _stand_in_for_helpers()
-    _hide_newer_optimizers()
+    if _is_of_mxnet(path):
+        sys.path.append(os.environ["TEST_PACKAGES"])  # packaging and pytest, which the file imports
+    else:
+        _hide_newer_optimizers()
     sys.path.insert(0, str(path.parent))
     loader = unittest.defaultTestLoader
     loader.testNamePatterns = [f"*{pattern}*"]
@@ -160,14 +170,15 @@ def run_job(path: Path, ranks: int, pattern: str, behind: str) -> tuple[dict[str
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, __file__, str(path), "--as-rank", "--folder", name]
+        program, variables = _program(path, folder)
+        command = [*program, str(path), "--as-rank", "--folder", name]
         command += ["--pattern", pattern, "--behind", behind]
         said: list[str] = []
         ended = launch.run_job(
             command,
             workers=ranks,
             servers=0,
-            env={"GRADWIRE_SLOW_ABORT": _PATIENCE},
+            env={"GRADWIRE_SLOW_ABORT": _PATIENCE, **variables},
             output=lambda line: said.append(f"{line.role} {line.rank}: {line.text}"),
             report=said.append,
             timeout=_TIMEOUT,
@@ -178,6 +189,17 @@ def run_job(path: Path, ranks: int, pattern: str, behind: str) -> tuple[dict[str
     tests = sorted(set().union(*records))
     outcomes = {test: _worst([record.get(test, ("missing", "")) for record in records]) for test in tests}
     return outcomes, ended.exit_code
+
+
+def _program(path: Path, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Returns the command of this file as a rank, and the variables that it needs."""
+    if not _is_of_mxnet(path):
+        return [sys.executable, __file__], {}
+    import mxnet_environment
+
+    packages = {"TEST_PACKAGES": sysconfig.get_paths()["purelib"]}
+    exec_as_mxnet = str(Path(__file__).with_name("mxnet_exec.py"))
+    return [sys.executable, exec_as_mxnet, __file__], mxnet_environment.variables(folder) | packages
 
 
 def _read(path: Path) -> dict[str, tuple[str, str]]:
@@ -219,7 +241,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("path", type=Path, help="Horovod's test/parallel/test_torch.py")
+    parser.add_argument("path", type=Path, help="Horovod's test/parallel/test_torch.py or test_mxnet1.py")
     parser.add_argument(
         "--ranks", type=int, action="append", help="how many; again for another job (default: 2)"
     )

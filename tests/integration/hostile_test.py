@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import socket
 import struct
@@ -13,22 +12,11 @@ from pathlib import Path
 
 import pytest
 from integration.plain_worker import GREETING, READY, write_header
-from integration.processes import ByHand, Run, member_of, python, run_to_the_end
+from integration.processes import ByHand, Run, listening, member_of, python, run_to_the_end
 
 COMMAND = python("sums_worker.py", "steps=150", "codecs=2bit:threshold=0.5", "pause=0.04")
 WORKER_0 = 3 << 24
 HUGE = 1 << 62
-
-
-def listening_ports(pid: int) -> list[int]:
-    """Ports that a process listens on, from /proc."""
-    inodes = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
-    tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
-    rows = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
-    return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
 
 
 def zmtp(*bodies: bytes) -> bytes:
@@ -119,7 +107,7 @@ def test_a_stranger_changes_nothing(tmp_path: Path) -> None:
         job.launch(COMMAND)
         job.wait_until_training(2)
         servers = [pid for pid in job.all_pids() if member_of(pid) is not None]
-        ports = [port for pid in servers for port in listening_ports(pid)]
+        ports = [port for pid in servers for _, port in listening(pid)]
         assert len(ports) == len(servers) == 3, (servers, ports)
         for name, make in ATTACKS.items():
             for port in ports:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -128,6 +129,46 @@ def test_a_signal_to_the_launcher_ends_all_on_every_host(
         ended = end(job, NOTICE_SECONDS)
         assert_gone(there, 4.0)
     assert ended.code == (-number if number == signal.SIGKILL else 128 + number), str(ended)
+
+
+def key_of(pid: int) -> str | None:
+    """The job key in a process's environment."""
+    words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return next((word.partition("=")[2] for word in words if word.startswith("GRADWIRE_JOB_KEY=")), None)
+
+
+def command_lines() -> str:
+    """Those of all processes, as everybody on the machine can read them."""
+    lines = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            lines.append((entry / "cmdline").read_bytes().decode(errors="replace"))
+    return "\n".join(lines)
+
+
+@needs_sshd
+def test_a_job_on_other_hosts_has_a_key_and_nobody_is_shown_it(hosts: SshLab, tmp_path: Path) -> None:
+    token, kept = secrets.token_hex(8), tmp_path / "kept"
+    command = python("sums_worker.py", "store=dist_sync", *ENDLESS)
+    with Job(tmp_path, {"GRADWIRE_LOG_LEVEL": "debug"}) as job:
+        record = ["--json", str(tmp_path / "record.json")]
+        run_by(hosts, job, command, "--env", f"TOKEN={token}", "--output-dir", str(kept), *record)
+        job.wait_until_training(WORKERS)
+        there = processes_with(f"TOKEN={token}")
+        keys = {key_of(pid) for pid in there}
+        visible = command_lines()
+        job.members["run", 0].process.send_signal(signal.SIGINT)
+        ended = end(job, NOTICE_SECONDS)
+    (key,) = keys
+    assert key is not None, "a job that other machines reach has a key by itself"
+    assert visible.count("--key-variable\0GRADWIRE_JOB_KEY") >= 3, (
+        "scheduler and servers are told where it is"
+    )
+    written = "".join(path.read_text() for path in [*kept.rglob("*.std*"), tmp_path / "record.json"])
+    assert list(kept.rglob("*.std*"))
+    for text in (visible, ended.out, ended.err, written):
+        assert key[:16] not in text
+        assert key[64:80] not in text
 
 
 @needs_sshd

@@ -14,8 +14,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import gradwire
-import gradwire._core
 import pytest
 from gradwire.bench import peer_mxnet
 
@@ -56,15 +54,11 @@ def variables(folder: Path) -> dict[str, str]:
 
     folder: gets links to this gradwire, so that MXNet's Python finds it and nothing else that is installed beside it.
     """
-    python, package = require_mxnet(), folder / "path" / "gradwire"
-    package.mkdir(parents=True)
-    for place in {Path(gradwire.__file__).parent, Path(gradwire._core.__file__).parent}:
-        for entry in place.iterdir():
-            if not entry.name.startswith("__pycache__"):
-                (package / entry.name).symlink_to(entry)
+    python, path = require_mxnet(), folder / "path"
+    peer_mxnet.link_gradwire(path)
     return {
         "TEST_MXNET_PYTHON": str(python),
-        "TEST_MXNET_PATH": str(package.parent),
+        "TEST_MXNET_PATH": str(path),
         "GRADWIRE_RENDEZVOUS_TIMEOUT": "240s",  # importing MXNet takes a loaded machine long
         "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
     }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,24 @@ def require_equal(array: Any, expected: Any) -> None:
     """Bit for bit; expected is a number or an array."""
     found = array.asnumpy() if hasattr(array, "asnumpy") else array
     np.testing.assert_array_equal(found, np.broadcast_to(np.asarray(expected, found.dtype), found.shape))
+
+
+def require_signature(function: Callable[..., Any], theirs: str, words: Mapping[Any, str]) -> None:
+    """A call that theirs takes, as "tensor, name=None", ours takes too: it begins with the same parameters.
+
+    words: what defaults that are objects are called there.
+    """
+    found = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        default = parameter.default
+        known = isinstance(default, Hashable) and default in words
+        text = words[default] if known else repr(default)
+        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        found.append(f"{stars}{name}" if default is parameter.empty else f"{name}={text}")
+    ours = ", ".join(found)
+    assert ours == theirs or not theirs or ours.startswith(f"{theirs}, "), (
+        f"{function}: {ours} is not {theirs}"
+    )
 
 
 @contextlib.contextmanager

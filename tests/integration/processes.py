@@ -7,6 +7,7 @@ A worker is one of the programs beside this file. It writes `worker<rank>.pid` i
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -63,6 +64,25 @@ def descendants(pid: int) -> list[int]:
         found += below
         pending += below
     return found
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    """Addresses and ports that a process listens on for TCP, from /proc; of an IPv4 one mapped to IPv6, the former."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    tables = [Path(f"/proc/{pid}/net/tcp"), Path(f"/proc/{pid}/net/tcp6")]  # of its own network namespace
+    rows = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
+    found = [row[1].split(":") for row in rows if row[3] == "0A" and row[9] in inodes]
+    return [(_address_of(address), int(port, 16)) for address, port in found]
+
+
+def _address_of(text: str) -> str:
+    """/proc writes an address as words of 32 bits in the machine's own order."""
+    words = [bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8)]
+    address = ipaddress.ip_address(b"".join(words))
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def member_of(pid: int) -> Member | None:
@@ -173,12 +193,14 @@ class ByHand(Job):
     endpoint: str = ""
 
     def server_flags(self, role: str, endpoint: str) -> list[str]:
+        key = ["--key-variable", "GRADWIRE_JOB_KEY"] if "GRADWIRE_JOB_KEY" in self.variables else []
         liveness = self.variables.get("GRADWIRE_LIVENESS_TIMEOUT", "5s").removesuffix("s")
         rendezvous = self.variables.get("GRADWIRE_RENDEZVOUS_TIMEOUT", "60s").removesuffix("s")
         return [
             *(SERVER, "--role", role, "--scheduler", endpoint),
             *("--workers", str(self.workers), "--servers", str(self.servers)),
             *("--liveness-timeout", liveness, "--rendezvous-timeout", rendezvous),
+            *key,
         ]
 
     def start_scheduler(self) -> None:

@@ -74,7 +74,7 @@ PartitionState read(Aggregator& aggregator) {
 }
 
 Frame write(Aggregator& aggregator, const PartitionState& state) {
-  return only_answer(aggregator, request(Kind::kWriteState, 0, encode_state(state)));
+  return only_answer(aggregator, request(Kind::kWriteState, kNoStep - 1, encode_state(state)));
 }
 
 Frame of_optimizer(Frame request) {
@@ -106,7 +106,7 @@ TEST(AggregatorState, OfWhatIsNotHeldIsEmpty) {
 
 TEST(AggregatorState, GoesOnElsewhereAsItWouldHaveHere) {
   Aggregator first(1);
-  handle(first, 0, request(Kind::kInit, 0, bytes_of(std::vector<float>{1, 2, 3})));
+  handle(first, 0, request(Kind::kInit, kNoStep, bytes_of(std::vector<float>{1, 2, 3})));
   handle(first, 0, command("optimizer adam learning_rate=0.5"));
   push(first, 0, {1, -1, 2});
   const PartitionState state = read(first);
@@ -174,7 +174,7 @@ Answers push_at_once(Aggregator& aggregator, std::uint32_t worker, std::uint64_t
 
 TEST(AggregatorState, AtOnceAllWorkersGoOnFromTheOneThatIsFurthest) {
   Aggregator first = at_once(2, "at_once");
-  handle(first, 0, request(Kind::kInit, 0, bytes_of(std::vector<float>{1, 2, 3})));
+  handle(first, 0, request(Kind::kInit, kNoStep, bytes_of(std::vector<float>{1, 2, 3})));
   for (const std::uint64_t step : {0, 1, 2}) push_at_once(first, 0, step);
   push_at_once(first, 1, 0);
   const PartitionState state = read(first);
@@ -182,7 +182,7 @@ TEST(AggregatorState, AtOnceAllWorkersGoOnFromTheOneThatIsFurthest) {
   EXPECT_EQ(state.optimizer.moments.size(), 3U);
 
   Aggregator second = at_once(3, "at_once staleness_bound=1");
-  handle(second, 0, request(Kind::kInit, 0, bytes_of(std::vector<float>{0, 0, 0})));
+  handle(second, 0, request(Kind::kInit, kNoStep, bytes_of(std::vector<float>{0, 0, 0})));
   handle(second, 2, request(Kind::kPull));  // makes clocks
   EXPECT_EQ(write(second, state).header.kind, Kind::kAck);
   EXPECT_EQ(read(second), state);
@@ -194,7 +194,7 @@ TEST(AggregatorState, AtOnceAllWorkersGoOnFromTheOneThatIsFurthest) {
 
 TEST(AggregatorState, AtOnceItIsNotTurnedBack) {
   Aggregator aggregator = at_once(1, "at_once");
-  handle(aggregator, 0, request(Kind::kInit, 0, bytes_of(std::vector<float>{1, 2, 3})));
+  handle(aggregator, 0, request(Kind::kInit, kNoStep, bytes_of(std::vector<float>{1, 2, 3})));
   push_at_once(aggregator, 0, 0);
   const PartitionState state = read(aggregator);
   EXPECT_THAT(text_of(write(aggregator, state)), HasSubstr("a job that has not pushed"));
@@ -224,7 +224,7 @@ TEST(AggregatorState, AStepBeforeItHasNoAnswer) {
 
 /// One worker's, with a weight and three steps of adam behind it.
 void train(Aggregator& aggregator) {
-  handle(aggregator, 0, request(Kind::kInit, 0, bytes_of(std::vector<float>{1, 2, 3})));
+  handle(aggregator, 0, request(Kind::kInit, kNoStep, bytes_of(std::vector<float>{1, 2, 3})));
   handle(aggregator, 0, command("optimizer adam learning_rate=0.5"));
   for (std::uint64_t step = 0; step < 3; ++step) push(aggregator, step, {1, -1, 2});
 }
@@ -237,7 +237,7 @@ TEST(AggregatorOptimizerState, GoesOnBesideAnyWeight) {
   EXPECT_EQ(state.steps, 3U);
 
   const auto weight = read(first).value;
-  handle(second, 0, request(Kind::kInit, 0, bytes_of(weight)));
+  handle(second, 0, request(Kind::kInit, kNoStep, bytes_of(weight)));
   handle(second, 0, command("optimizer adam learning_rate=0.5"));
   EXPECT_EQ(write_optimizer(second, state).header.kind, Kind::kAck);
   EXPECT_EQ(read(second), (PartitionState{0, weight, {}, state}));  // weight and step are its own
@@ -255,7 +255,7 @@ TEST(AggregatorOptimizerState, OfWhatIsNotHeldIsEmpty) {
 // So one worker can save by itself, whatever the others do meanwhile.
 TEST(AggregatorOptimizerState, IsReadWhileARoundWaitsAndNotWritten) {
   Aggregator aggregator(2);
-  handle(aggregator, 0, request(Kind::kInit, 0, bytes_of(std::vector<float>{1, 2, 3})));
+  handle(aggregator, 0, request(Kind::kInit, kNoStep, bytes_of(std::vector<float>{1, 2, 3})));
   handle(aggregator, 0, command("optimizer adam"));
   for (const std::uint32_t worker : {0U, 1U})
     handle(aggregator, worker, request(Kind::kPush, 0, bytes_of(std::vector<float>{1, 1, 1})));

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "compress/codecs.h"
+#include "kvstore/partition_state.h"
 #include "tests/kvstore/requests.h"
 
 namespace gradwire::kvstore {
@@ -164,6 +165,32 @@ TEST(Aggregator, PullGetsTheFirstValueThenTheSum) {
   EXPECT_EQ(floats_of(handle(aggregator, 0, request(Kind::kPull, 0, kOnes)).at(0).frame), kOnes);
 }
 
+/// Whose double was taken, and who goes on when that is acknowledged.
+TEST(Aggregator, AFirstValueThatComesLateUndoesNothingThatCameAfterIt) {
+  Aggregator aggregator(2);
+  const auto value = [&] {
+    return floats_of(handle(aggregator, 0, request(Kind::kPull, kNoStep - 100, kOnes)).at(0).frame);
+  };
+  const auto give = [&](Kind kind, std::uint32_t worker, std::uint64_t step,
+                        const std::vector<float>& values) {
+    Frame frame = request(kind, step, values, worker);
+    if (kind == Kind::kWriteState) frame.payload = encode_state({0, values, {}, {}});
+    EXPECT_EQ(handle(aggregator, worker, std::move(frame)).at(0).frame.header.kind, Kind::kAck);
+  };
+  const std::vector<float> threes(kOnes.size(), 3.0F), fours(kOnes.size(), 4.0F);
+  give(Kind::kInit, 0, kNoStep - 1, kOnes);
+  give(Kind::kInit, 1, kNoStep - 1, kTwos);
+  give(Kind::kInit, 0, kNoStep - 1, kOnes);
+  EXPECT_EQ(value(), kTwos);
+  give(Kind::kWriteState, 0, kNoStep - 2, threes);
+  give(Kind::kInit, 0, kNoStep - 1, kOnes);
+  give(Kind::kInit, 1, kNoStep - 1, kTwos);
+  EXPECT_EQ(value(), threes);
+  give(Kind::kWriteState, 0, kNoStep - 3, fours);
+  give(Kind::kWriteState, 0, kNoStep - 2, threes);
+  EXPECT_EQ(value(), fours);
+}
+
 TEST(Aggregator, OptimizerUpdatesTheWeight) {
   Aggregator aggregator(2);
   EXPECT_EQ(handle(aggregator, 0, command("optimizer test rescale_grad=2")).at(0).frame.header.kind,
@@ -187,6 +214,18 @@ TEST(Aggregator, AWorkerThatLeftFailsThoseWhoWaitForIt) {
   EXPECT_THAT(text_of(answers[0].frame), HasSubstr("worker 2 left the job before step 0 of key 4"));
   answers = handle(aggregator, 1, request(Kind::kPush, 0, kOnes, 1));
   ASSERT_EQ(answers.size(), 2U);
+}
+
+// What was said of it may have been lost on the way, or with a server whose mirror serves now.
+TEST(Aggregator, WhoAsksForAWorkerThatHasLeftIsToldSoAgain) {
+  Aggregator aggregator(3);
+  handle(aggregator, 0, request(Kind::kPush, 0, kOnes));
+  Answers lost;
+  aggregator.forget_worker(2, lost);
+  const auto answers = handle(aggregator, 0, request(Kind::kProbe, 0, {}));
+  ASSERT_EQ(answers.size(), 1U);
+  EXPECT_EQ(answers[0].frame.header.kind, Kind::kError);
+  EXPECT_THAT(text_of(answers[0].frame), HasSubstr("worker 2 left the job before step 0 of key 4"));
 }
 
 TEST(Aggregator, AWorkerThatLeftAfterItsPushIsNotMissed) {

@@ -28,7 +28,7 @@ class Told {
     if (!rounds.empty()) tell("rounds " + rounds);
     tell("optimizer test rescale_grad=0.1");
     tell("weights " + weights);
-    handle(aggregator_, 0, request(Kind::kInit, 0, first_));
+    handle(aggregator_, 0, request(Kind::kInit, kNoStep, first_));
     wants_ = rounds.empty() ? Content::kSum : Content::kWeight;
   }
 
@@ -47,6 +47,12 @@ class Told {
     frame.header.content = static_cast<std::uint8_t>(content);
     return handle(aggregator_, worker, std::move(frame));
   }
+  Answers forget(std::uint32_t worker) {
+    Answers answers;
+    aggregator_.forget_worker(worker, answers);
+    return answers;
+  }
+  void forget_told() { aggregator_.forget_told(); }
   /// Workers take their answers.
   void take(const Answers& answers) {
     for (const auto& [worker, frame] : answers) {
@@ -226,15 +232,72 @@ TEST(AggregatorWeights, AtOnceWhoAsksAgainGetsAWholeOneAndGoesOnFromThat) {
   Told job(1, "delta:int8", "at_once");
   job.take(job.push(0, 0, false));
   job.push(0, 1, true);  // its answer is lost
-  job.take(job.ask(Kind::kProbe, 0, 1, Content::kWeight));
+  job.take(job.ask(Kind::kProbe, 0, 1, Content::kWeightDelta));
   EXPECT_EQ(job.content(0), Content::kWeight);
-  EXPECT_EQ(job.held(0), job.state().value);
   job.take(job.push(0, 2, true));
   EXPECT_EQ(job.content(0), Content::kWeightDelta);
   job.take(job.ask(Kind::kPull, 0, 9, Content::kWeightDelta));  // a pull goes on from that push
   EXPECT_EQ(job.content(0), Content::kWeightDelta);
   const Floats value = job.state().value;
   for (std::size_t i = 0; i < kElements; ++i) EXPECT_NEAR(job.held(0)[i], value[i], 1e-5);
+}
+
+/// Worker 1 pushes between two copies of each request of worker 0, of which that takes one answer, whichever.
+TEST(AggregatorWeights, AtOnceARequestThatComesTwiceLeavesItsWorkerWithOneWeight) {
+  for (const std::size_t taken : {0U, 1U}) {
+    Told job(2, "delta:int8", "at_once");
+    std::uint64_t others = 0;
+    const auto twice = [&](const auto& ask) {
+      Answers answers[2];
+      for (Answers& one : answers) {
+        one = ask();
+        job.push(1, others++, false);
+      }
+      job.take(answers[taken]);
+    };
+    const auto expect_near = [&](const char* after) {
+      job.push(1, others++, false);
+      job.take(job.ask(Kind::kPull, 0, kNoStep - 1'000 - others, Content::kWeightDelta));
+      const Floats value = job.state().value;
+      for (std::size_t i = 0; i < kElements; ++i) ASSERT_NEAR(job.held(0)[i], value[i], 5e-3) << after;
+    };
+    twice([&] { return job.push(0, 0, false); });
+    expect_near("a first push");
+    twice([&] { return job.push(0, 1, true); });
+    expect_near("a push that gets a delta");
+    twice([&] { return job.ask(Kind::kPull, 0, kNoStep - 2'000, Content::kWeightDelta); });
+    job.ask(Kind::kProbe, 0, 1, Content::kWeightDelta);  // late, as is the next
+    job.ask(Kind::kPull, 0, kNoStep - 1'900, Content::kSum);
+    job.take(job.push(0, 2, true));
+    EXPECT_EQ(job.content(0), Content::kWeightDelta);
+    const Floats value = job.state().value;
+    for (std::size_t i = 0; i < kElements; ++i) ASSERT_NEAR(job.held(0)[i], value[i], 5e-3) << "a pull";
+  }
+}
+
+/// A server and its mirror hear worker 1's goodbye at different places, and worker 0 has waited for that one.
+TEST(AggregatorWeights, AtOnceWhoServesInAnothersPlaceBeginsWithWholeOnes) {
+  Told server(3, "delta:int8", "at_once staleness_bound=1"),
+      mirror(3, "delta:int8", "at_once staleness_bound=1");
+  const auto both = [&](std::uint32_t worker, std::uint64_t step, bool holds) {
+    server.take(server.push(worker, step, holds));
+    mirror.take(mirror.push(worker, step, holds));
+  };
+  both(0, 0, false);
+  both(2, 0, false);
+  both(0, 1, true);  // waits for worker 1
+  server.take(server.forget(1));
+  both(2, 1, true);
+  mirror.take(mirror.forget(1));
+  ASSERT_NE(server.held(0), mirror.held(0)) << "told at another place";
+  ASSERT_EQ(server.state().value, mirror.state().value);
+  mirror.forget_told();
+  mirror.take(mirror.push(0, 2, true));
+  EXPECT_EQ(mirror.content(0), Content::kWeight);
+  EXPECT_EQ(mirror.held(0), mirror.state().value);
+  mirror.push(2, 2, false);
+  mirror.take(mirror.push(0, 3, true));
+  EXPECT_EQ(mirror.content(0), Content::kWeightDelta);
 }
 
 TEST(AggregatorWeights, OtherRepliesBeginWithWholeOnes) {

@@ -9,8 +9,8 @@
 
 #include "kvstore/collectives.h"
 #include "tests/kvstore/job.h"
-#include "tests/kvstore/passing_messenger.h"
 #include "tests/kvstore/sums.h"
+#include "transport/passing_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -239,9 +239,10 @@ TEST(AtOnceRounds, WhoWaitsInACollectiveHoldsNobodyBack) {
 }
 
 /// Loses every third push and every third answer to one.
-class ForgetfulLine final : public PassingMessenger {
+class ForgetfulLine final : public transport::PassingMessenger {
  public:
-  ForgetfulLine(Line line, std::atomic<int>& lost) : PassingMessenger(std::move(line)), lost_(lost) {}
+  ForgetfulLine(Line line, std::atomic<int>& lost)
+      : transport::PassingMessenger(std::move(line)), lost_(lost) {}
 
   void send(transport::Node to, std::vector<Frame> frames) override {
     std::erase_if(frames, [this](const Frame& frame) {
@@ -251,7 +252,7 @@ class ForgetfulLine final : public PassingMessenger {
       ++lost_;
       return true;
     });
-    if (!frames.empty()) PassingMessenger::send(to, std::move(frames));
+    if (!frames.empty()) transport::PassingMessenger::send(to, std::move(frames));
   }
 
  private:

@@ -9,8 +9,8 @@
 #include <set>
 
 #include "tests/kvstore/job.h"
-#include "tests/kvstore/lossy_messenger.h"
 #include "tests/kvstore/sums.h"
+#include "transport/faulty_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -441,19 +441,17 @@ INSTANTIATE_TEST_SUITE_P(Collectives, Failure,
 TEST(Collectives, AskAgainForWhatWasLostOrDamaged) {
   JobSize size{3, 2};
   size.engine.retry_timeout = 100ms;
-  std::atomic<int> lost{0}, damaged{0};
+  const auto faults = std::make_shared<transport::Faults>(transport::parse_faults("drop=10%,corrupt=10%"));
   const auto body = [](Engine& engine) {
     for (unsigned step = 0; step < 3; ++step) {
       auto values = given<float>(kLarge / 7, engine.rank(), step);
       engine.collectives().all_reduce(bytes(values), writable(values), DataType::kFloat32, ReduceOp::kSum);
       EXPECT_EQ(values, oracle<float>(kLarge / 7, 3, ReduceOp::kSum, step));
     }
-    engine.barrier();  // who leaves cannot be asked for a receipt again
   };
-  run_wired(size, body,
-            [&](Line line) { return std::make_unique<LossyMessenger>(std::move(line), lost, damaged); });
-  EXPECT_GT(lost, 10);
-  EXPECT_GT(damaged, 5);
+  run_wired(size, body, [&](Line line) { return transport::disturbed(std::move(line), faults); });
+  EXPECT_GT(faults->counts().of(transport::Fault::kDropped), 5U);
+  EXPECT_GT(faults->counts().of(transport::Fault::kCorrupted), 5U);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <list>
 #include <map>
 #include <memory>
 #include <span>
@@ -25,27 +26,27 @@ class DeviceFloats {
  public:
   DeviceFloats(const std::shared_ptr<StreamsDevice>& device, const std::vector<float>& values)
       : device_(device),
-        stream_(device->open_stream()),
         memory_(device->allocate(values.size() * sizeof(float))),
-        count_(values.size()) {
+        count_(values.size()),
+        stream_(device->open_stream()) {
     write(values);
   }
 
   std::span<float> span() const { return {reinterpret_cast<float*>(memory_.get()), count_}; }
   OnDevice place() const { return {device_, stream_->handle}; }
   void write(const std::vector<float>& values) {
-    written_ = values;
-    device_->copy(written_.data(), memory_.get(), count_ * sizeof(float), *stream_);
+    written_.push_back(values);
+    device_->copy(written_.back().data(), memory_.get(), count_ * sizeof(float), *stream_);
   }
   /// The floats as the host sees them after an operation has ended: its own thread reads them.
   std::vector<float> values() const { return {span().begin(), span().end()}; }
 
  private:
   std::shared_ptr<StreamsDevice> device_;
-  std::shared_ptr<const compress::DeviceStream> stream_;
   compress::Device::Memory memory_;
   std::size_t count_;
-  std::vector<float> written_;
+  std::list<std::vector<float>> written_;                 // all that a copy may still read
+  std::shared_ptr<const compress::DeviceStream> stream_;  // last member: what it still does is done first
 };
 
 Exchange exchange_on(const std::shared_ptr<StreamsDevice>& device) {

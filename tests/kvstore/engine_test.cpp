@@ -8,8 +8,8 @@
 #include <mutex>
 
 #include "tests/kvstore/job.h"
-#include "tests/kvstore/passing_messenger.h"
 #include "tests/kvstore/sums.h"
+#include "transport/passing_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -152,14 +152,14 @@ TEST(Engine, FusingTensorsChangesNoBit) {
 }
 
 /// Counts what is sent.
-class CountingMessenger final : public PassingMessenger {
+class CountingMessenger final : public transport::PassingMessenger {
  public:
   CountingMessenger(Line line, std::atomic<int>& pushes)
-      : PassingMessenger(std::move(line)), pushes_(pushes) {}
+      : transport::PassingMessenger(std::move(line)), pushes_(pushes) {}
   void send(transport::Node to, std::vector<transport::Frame> frames) override {
     for (const transport::Frame& frame : frames)
       pushes_ += frame.header.kind == transport::Kind::kPush ? 1 : 0;
-    PassingMessenger::send(to, std::move(frames));
+    transport::PassingMessenger::send(to, std::move(frames));
   }
 
  private:

@@ -66,16 +66,25 @@ inline void run_job(const JobSize& size, const std::function<void(Engine&)>& bod
   run_wired(size, body, [](Line line) { return line; });
 }
 
-/// As run_job, with the servers inside the workers' processes (placement peers). size.servers is ignored.
-inline void run_peers(const JobSize& size, const std::function<void(Engine&)>& body) {
+/// As run_wired, with the servers inside the workers' processes (placement peers). size.servers is ignored.
+inline void run_peers_wired(const JobSize& size, const std::function<void(Engine&)>& body,
+                            const std::function<Line(Line)>& wire) {
   transport::InprocNetwork network(size.workers, size.workers);
   run_workers(size.workers, [&](std::uint32_t rank) {
-    auto [worker, server] = transport::colocate({network.connect({transport::Role::kWorker, rank}),
-                                                 network.connect({transport::Role::kServer, rank})});
+    auto [worker, server] = transport::colocate({wire(network.connect({transport::Role::kWorker, rank})),
+                                                 wire(network.connect({transport::Role::kServer, rank}))});
     Engine engine(std::move(worker), size.engine,
                   std::make_unique<Server>(std::move(server), ServerOptions()));
     body(engine);
+    engine.close();
+    while (!engine.outlast_for(std::chrono::seconds(1))) {  // as processes do
+    }
   });
+}
+
+/// As run_job, with the servers inside the workers' processes.
+inline void run_peers(const JobSize& size, const std::function<void(Engine&)>& body) {
+  run_peers_wired(size, body, [](Line line) { return line; });
 }
 
 using Sums = std::unique_ptr<transport::Collective>;

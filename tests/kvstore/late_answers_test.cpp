@@ -8,7 +8,7 @@
 
 #include "kvstore/optimizer_file.h"
 #include "tests/kvstore/job.h"
-#include "tests/kvstore/passing_messenger.h"
+#include "transport/passing_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -19,15 +19,15 @@ using transport::Node;
 
 /// A line on which what is received before the first push comes once more, when that push has just been asked
 /// for.
-class EchoingLine final : public PassingMessenger {
+class EchoingLine final : public transport::PassingMessenger {
  public:
-  using PassingMessenger::PassingMessenger;
+  using transport::PassingMessenger::PassingMessenger;
 
   void send(Node to, std::vector<Frame> frames) override {
     const bool pushes =
         std::ranges::any_of(frames, [](const Frame& frame) { return frame.header.kind == Kind::kPush; });
-    if (pushes) PassingMessenger::on_frames(to, take());
-    PassingMessenger::send(to, std::move(frames));
+    if (pushes) transport::PassingMessenger::on_frames(to, take());
+    transport::PassingMessenger::send(to, std::move(frames));
   }
 
  protected:
@@ -36,7 +36,7 @@ class EchoingLine final : public PassingMessenger {
       const std::lock_guard lock(mutex_);
       for (const Frame& frame : frames) echo_.push_back({frame.header, frame.payload.share()});
     }
-    PassingMessenger::on_frames(from, std::move(frames));
+    transport::PassingMessenger::on_frames(from, std::move(frames));
   }
 
  private:

@@ -66,6 +66,16 @@ void expect_letter(const Answers& answers, std::uint32_t worker, const std::stri
   EXPECT_EQ(text_of(answers[0].frame), text);
 }
 
+TEST(Mailbox, WhatArrivesDamagedIsAsIfItWereLost) {
+  Mailbox mailbox(3);
+  post(mailbox, kFromZero, "letter");
+  Buffer damaged = bytes_of("no fetch has any");
+  damaged.seal();
+  damaged.bytes()[0] ^= std::byte{1};
+  EXPECT_THAT(handle(mailbox, 1, {header_of(Kind::kFetch, kFromZero, 6), std::move(damaged)}), IsEmpty());
+  EXPECT_THAT(fetch(mailbox, 1, kFromZero, 6), SizeIs(1));
+}
+
 TEST(Mailbox, AFetchBeforeItsLetterWaitsForIt) {
   Mailbox mailbox(3);
   EXPECT_THAT(fetch(mailbox, 2, kFromZero, 5), IsEmpty());
@@ -191,6 +201,36 @@ TEST(Mailbox, WhoLeavesFailsThoseThatNeedIt) {
   expect_refused(fetch(mailbox, 1, {2, 6, 0, 0}, 5), 1, "worker 2 left the job before it posted");
   expect_refused(post(mailbox, {0, 6, 0, 0}, "late"), 0, "worker 2 left the job before it fetched");
   EXPECT_THAT(post(mailbox, {0, 6, 0, 1}, "late", {.only = 1}), IsEmpty()) << "not needed by this one";
+  expect_refused(post(mailbox, {0, 6, 0, 0}, "late"), 0, "worker 2 left the job before it fetched");
+}
+
+// Its receipt may have been lost, and it cannot be asked for another.
+TEST(Mailbox, WhoWasSentALetterAndLeavesHasIt) {
+  Mailbox mailbox(3);
+  post(mailbox, kFromZero, "hello");
+  expect_letter(fetch(mailbox, 1, kFromZero, 5), 1, "hello");
+  expect_letter(fetch(mailbox, 2, kFromZero, 5), 2, "hello");
+  Answers answers;
+  mailbox.forget_worker(2, answers);
+  EXPECT_THAT(answers, IsEmpty());
+  answers = receipt(mailbox, 1, kFromZero, 5);
+  ASSERT_THAT(answers, SizeIs(1));
+  EXPECT_EQ(answers[0].worker, 0U);
+  EXPECT_EQ(answers[0].frame.header.kind, Kind::kDelivered);
+}
+
+// Else those that come again, late, would add up in a long job until no more are noted.
+TEST(Mailbox, AFetchThatComesAgainLongAfterItsLetterIsNotNoted) {
+  Mailbox mailbox(2, 4);
+  for (std::uint64_t sequence = 1; sequence < 20; ++sequence) {
+    const LetterId id{0, sequence, 0, 0};
+    post(mailbox, id, "x");
+    fetch(mailbox, 1, id, 1);
+    receipt(mailbox, 1, id, 1);
+    if (sequence > 1) {
+      EXPECT_THAT(fetch(mailbox, 1, {0, sequence - 1, 0, 0}, 1), IsEmpty()) << sequence;
+    }
+  }
 }
 
 // Whatever comes in, nothing is thrown, and a letter to come still arrives.

@@ -56,7 +56,7 @@ inline transport::Frame command(std::string_view text) {
   transport::Frame frame;
   frame.header.kind = transport::Kind::kCommand;
   frame.payload = transport::Buffer::allocate(text.size());
-  std::memcpy(frame.payload.bytes().data(), text.data(), text.size());
+  std::ranges::copy(std::as_bytes(std::span(text)), frame.payload.bytes().begin());
   return frame;
 }
 

@@ -40,6 +40,7 @@ class RowServer {
     frame.header.kind = kind;
     frame.header.key = 4;
     frame.header.step = step;
+    frame.header.offset = ++requests_;
     frame.header.count = count;
     frame.payload = std::move(payload);
     return answer(std::move(frame));
@@ -74,6 +75,7 @@ class RowServer {
   }
 
  private:
+  std::uint64_t requests_ = 0;
   RowAggregator rows_{1};
 };
 

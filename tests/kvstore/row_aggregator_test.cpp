@@ -162,6 +162,20 @@ TEST_F(TwoWorkersRows, FirstValuesCanBePulledUntilTheFirstRound) {
   expect_rows(pull(1, 1, {1, 2, 3}), {3}, {2, 2});
 }
 
+TEST_F(TwoWorkersRows, FirstValuesThatComeLateUndoNoLaterOnes) {
+  const auto init = [this](std::uint64_t number, const Ids& ids, const Values& values) {
+    Frame frame = rows_frame(Kind::kRowInit, 0, ids, values);
+    frame.header.offset = number;
+    expect_only(send(0, std::move(frame)), Kind::kRowAck);
+  };
+  init(2, {5}, {5, 5});  // of one init, in two pieces, the second first
+  init(1, {3}, {3, 3});
+  init(3, {3, 5}, {6, 6, 7, 7});
+  init(2, {5}, {5, 5});
+  init(1, {3}, {3, 3});
+  expect_rows(pull(1, 0, {3, 5}), {3, 5}, {6, 6, 7, 7});
+}
+
 TEST_F(TwoWorkersRows, AnOptimizerUpdatesTheRowsOfTheRoundAndNoOthers) {
   optimize("sgd learning_rate=0.5 wd=0.5");
   send(0, rows_frame(Kind::kRowInit, 0, {1, 2}, {8, 8, 4, 4}));

@@ -14,7 +14,7 @@
 #include "kvstore/engine_thread.h"
 #include "tests/kvstore/hosts.h"
 #include "tests/kvstore/job.h"
-#include "tests/kvstore/lossy_messenger.h"
+#include "transport/faulty_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -367,7 +367,8 @@ TEST(SparseRows, NonfiniteValuesAreTold) {
 }
 
 TEST(SparseRows, WhatIsLostOrDamagedIsSentAgain) {
-  std::atomic<int> lost{0}, damaged{0};
+  const auto faults = std::make_shared<transport::Faults>(
+      transport::parse_faults("drop=10%,duplicate=5%,reorder=5%,corrupt=5%"));
   JobSize size = spread();
   size.engine.retry_timeout = 20ms;
   run_wired(
@@ -383,9 +384,9 @@ TEST(SparseRows, WhatIsLostOrDamagedIsSentAgain) {
         }
         engine.barrier();
       },
-      [&](Line line) { return std::make_unique<LossyMessenger>(std::move(line), lost, damaged); });
-  EXPECT_GT(lost.load(), 0);
-  EXPECT_GT(damaged.load(), 0);
+      [&](Line line) { return transport::disturbed(std::move(line), faults); });
+  EXPECT_GT(faults->counts().of(transport::Fault::kDropped), 0U);
+  EXPECT_GT(faults->counts().of(transport::Fault::kCorrupted), 0U);
 }
 
 TEST(SparseRows, AWorkerThatLeavesIsNamed) {

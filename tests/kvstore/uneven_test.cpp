@@ -11,8 +11,8 @@
 #include "kvstore/aggregator.h"
 #include "kvstore/sparse_rows.h"
 #include "tests/kvstore/job.h"
-#include "tests/kvstore/passing_messenger.h"
 #include "tests/kvstore/sums.h"
+#include "transport/passing_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -98,13 +98,13 @@ TEST(Uneven, WhenAllHaveJoinedAllAreAwaitedAgain) {
   EXPECT_EQ(absent_of(answers[0].frame.header.flags), 0U);
 }
 
-TEST(Uneven, ARepeatedJoinIsAnsweredAndCountsOnce) {
+TEST(Uneven, WhoJoinsHearsHowManyHadBefore) {
   Aggregator aggregator(2);
   push(aggregator, 0, 0, 1);
-  EXPECT_EQ(join(aggregator, 1).size(), 2U);
-  EXPECT_EQ(join(aggregator, 1).size(), 1U) << "nothing is answered twice";
+  const auto first = join(aggregator, 1);
+  ASSERT_EQ(first.size(), 2U);  // and the round that waited for it
+  EXPECT_EQ(first[0].frame.header.step, 0U);
   EXPECT_EQ(join(aggregator, 0).at(0).frame.header.step, 1U);
-  EXPECT_EQ(join(aggregator, 1).at(0).frame.header.step, 0U) << "late, when all have joined";
   EXPECT_TRUE(push(aggregator, 0, 1, 1).empty()) << "worker 1 is awaited";
 }
 
@@ -201,6 +201,7 @@ void push_join_and_push_again(Engine& engine) {
   const auto waited_for = engine.waited_for();
   EXPECT_EQ(waited_for.size(), kWorkers);
   EXPECT_GT(std::reduce(waited_for.begin(), waited_for.end()), 0U);
+  engine.barrier();  // a peer that closes takes what its server has counted with it
 }
 
 struct Placement {
@@ -355,16 +356,16 @@ TEST_P(UnevenJob, TheServersOptimizerStepsOnWhatThereIs) {
 }
 
 /// Loses commands, pushes, and what is said about them.
-class Forgetful final : public PassingMessenger {
+class Forgetful final : public transport::PassingMessenger {
  public:
-  Forgetful(Line line, std::atomic<int>& lost) : PassingMessenger(std::move(line)), lost_(lost) {}
+  Forgetful(Line line, std::atomic<int>& lost) : transport::PassingMessenger(std::move(line)), lost_(lost) {}
   void send(transport::Node to, std::vector<Frame> frames) override {
     std::erase_if(frames, [this](const Frame& frame) {
       const bool is_hit = frame.header.kind >= Kind::kPush && sent_++ % 7 == 1;
       lost_ += is_hit ? 1 : 0;
       return is_hit;
     });
-    if (!frames.empty()) PassingMessenger::send(to, std::move(frames));
+    if (!frames.empty()) transport::PassingMessenger::send(to, std::move(frames));
   }
 
  private:

@@ -10,8 +10,9 @@
 
 #include "tests/kvstore/folder.h"
 #include "tests/kvstore/hosts.h"
-#include "tests/kvstore/passing_messenger.h"
 #include "tests/kvstore/sums.h"
+#include "transport/faulty_messenger.h"
+#include "transport/passing_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -143,9 +144,10 @@ TEST(WeightRounds, AreFewerBytesOnTheWire) {
 }
 
 /// Loses some pushes and some answers to them, and to pulls.
-class ForgetfulLine final : public PassingMessenger {
+class ForgetfulLine final : public transport::PassingMessenger {
  public:
-  ForgetfulLine(Line line, std::atomic<int>& lost) : PassingMessenger(std::move(line)), lost_(lost) {}
+  ForgetfulLine(Line line, std::atomic<int>& lost)
+      : transport::PassingMessenger(std::move(line)), lost_(lost) {}
 
   void send(transport::Node to, std::vector<Frame> frames) override {
     std::erase_if(frames, [this](const Frame& frame) {
@@ -155,7 +157,7 @@ class ForgetfulLine final : public PassingMessenger {
       ++lost_;
       return true;
     });
-    if (!frames.empty()) PassingMessenger::send(to, std::move(frames));
+    if (!frames.empty()) transport::PassingMessenger::send(to, std::move(frames));
   }
 
  private:
@@ -228,6 +230,19 @@ TEST(WeightRounds, AtOnceADeltaIsAppliedOnceWhateverIsLost) {
   };
   run_wired(size, body, [&](Line line) { return std::make_unique<ForgetfulLine>(std::move(line), lost); });
   EXPECT_GT(lost, 10);
+}
+
+TEST(WeightRounds, AtOnceADeltaIsAppliedOnceWhateverComesTwiceOrLate) {
+  JobSize size = job(AtOnce{2});
+  size.engine.retry_timeout = std::chrono::milliseconds(50);
+  const auto faults = std::make_shared<transport::Faults>(
+      transport::parse_faults("seed=5,duplicate=30%,delay=30ms@10%,reorder=10%,drop=5%"));
+  const auto body = [](Engine& engine) {
+    engine.set_compression(spec("none"), "none", "delta:int8");
+    expect_all_told(engine, 20);
+  };
+  run_wired(size, body, [&](Line line) { return transport::disturbed(std::move(line), faults); });
+  EXPECT_GT(faults->counts().of(transport::Fault::kDuplicated), 0U);
 }
 
 TEST(WeightRounds, AWorkerThatHasJoinedGoesOnWithTheOthersWeight) {

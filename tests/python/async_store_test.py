@@ -17,10 +17,7 @@ from python.inproc_ranks import await_event, run_ranks
 ASYNC = ("dist_async", "dist_async_device", "dist_device_async")
 
 
-@pytest.fixture(autouse=True)
-def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("GRADWIRE_ROLE", "DMLC_ROLE", "GRADWIRE_COMPRESSION", "GRADWIRE_SCHEDULER"):
-        monkeypatch.delenv(variable, raising=False)
+pytestmark = pytest.mark.usefixtures("no_job")
 
 
 def weight(store: KVStore) -> None:

@@ -138,7 +138,7 @@ def test_traffic_that_is_not_the_formula_is_found(sent: float, link: float, text
     wanted = plan(stores=("allreduce",))
     (system,) = stores.systems(wanted)
     payload = all_reduce.payload_bytes(wanted, system)
-    launch = Launch([1.0], [round(sent * payload)] * 4, 1.0, 1.0, link * payload, True)
+    launch = Launch([1.0], [round(sent * payload)] * 4, 1.0, 0.0, 1.0, link * payload, True)
     if text is None:
         all_reduce.check_bytes(wanted, system, launch)
         return

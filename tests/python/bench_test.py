@@ -107,6 +107,16 @@ def test_separate_adds_give_what_decode_sum_gives() -> None:
 # ---------------------------------------------------------------- rounds: what the record holds
 
 
+def test_a_round_is_encrypted_where_that_is_asked_for() -> None:
+    (row,) = round_records("--encrypt")
+    assert row["encrypted"] is True
+    assert row["checksum"] is True
+    text = bench(*("ps", "-n", "1", "-s", "1", "--transport", "inproc", "--encrypt"), expected_code=2)
+    assert "--transport inproc --encrypt is not valid" in text
+    text = bench(*("allreduce", "-n", "2", "--transport", "mpi", "--encrypt"), expected_code=2)
+    assert "--encrypt with --store dist_sync_mpi is not valid: its library does not encrypt" in text
+
+
 @pytest.mark.parametrize(
     ("codec", "reply", "sent"),
     [("none", "none", 1_000_000), ("2bit", "exact", 62_500), ("bf16", "bf16", 500_000)],
@@ -125,7 +135,7 @@ def test_a_round_is_right_and_its_record_whole(codec: str, reply: str, sent: int
     assert len(row["seconds"]) == 3
     assert row["bytes_sent_per_rank"] == pytest.approx(sent, rel=0.02)
     assert row["encoded_push_bytes"] == sent
-    assert row["cpu_seconds_per_gb"] > 0
+    assert 0 < row["server_cpu_seconds_per_gb"] < row["cpu_seconds_per_gb"]
 
 
 @pytest.mark.parametrize("codec", ["2bit:threshold=0.3", "2bit:threshold=auto"])
@@ -133,6 +143,13 @@ def test_a_round_is_right_and_its_record_whole(codec: str, reply: str, sent: int
 def test_other_replies_are_right_as_well(codec: str, reply: str) -> None:
     (row,) = round_records("--codec", codec, "--reply", reply, "--servers", "1")
     assert (row["reply"], row["checksum"]) == (reply, True)
+
+
+def test_mirrored_servers_are_measured_beside_others() -> None:
+    alone, mirrored = round_records("--codec", "2bit", "--replicas", "1")
+    assert (alone["replicas"], mirrored["replicas"]) == (0, 1)
+    assert alone["checksum"] is mirrored["checksum"] is True
+    assert alone["bytes_sent_per_rank"] == pytest.approx(mirrored["bytes_sent_per_rank"], rel=0.02)
 
 
 def test_inproc_is_one_rank() -> None:
@@ -158,6 +175,7 @@ def test_shaped_links_carry_what_the_workers_count() -> None:
         (["--peer", "horovod"], "--peer horovod is not valid: expected one of mxnet"),
         (["--transport", "mpi"], "--transport mpi is not valid: expected zmq or inproc"),
         (["--colocated", "--servers", "3"], "--colocated with --servers 3 is not valid"),
+        (["--replicas", "1", "--servers", "1"], "--replicas 1 with --servers 1 is not valid"),
         (["--codec", "3bit"], "2bit"),
         (["--codec", "fp16", "--reply", "fp33"], "fp33"),
         (["--bandwidth", "fast"], "'fast' is not a rate"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,7 @@ from python.inproc_ranks import run_ranks
 SIZE = 70_000
 
 
-@pytest.fixture(autouse=True)
-def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("GRADWIRE_ROLE", "DMLC_ROLE", "GRADWIRE_COMPRESSION"):
-        monkeypatch.delenv(variable, raising=False)
-
-
-@pytest.fixture
-def stores() -> Iterator[list[KVStore]]:
-    opened: list[KVStore] = []
-    yield opened
-    for store in opened:
-        store.close()
+pytestmark = pytest.mark.usefixtures("no_job")
 
 
 def local(stores: list[KVStore]) -> KVStore:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from gradwire.hosts import HostSlots, is_this_machine, read_hosts
+
+PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 def gradwire(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -52,7 +55,7 @@ def test_help_teaches() -> None:
         assert words in done.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "ab", "plan", "timeline", "doctor", "version"])
+@pytest.mark.parametrize("command", ["run", "ab", "plan", "timeline", "doctor", "key", "version"])
 def test_every_command_has_help_and_json(command: str) -> None:
     done = gradwire(command, "--help")
     assert done.returncode == 0
@@ -63,14 +66,17 @@ def test_every_command_has_help_and_json(command: str) -> None:
     ("arguments", "text"),
     [
         (["rnu"], "gradwire: no such command 'rnu': did you mean run? See: gradwire --help\n"),
-        (["run", "true"], "Missing option '-n' / '--num-workers'. See: gradwire run --help"),
+        (["run", "true"], "Missing option '-n' / '-np' / '--num-workers'. See: gradwire run --help"),
         (
             ["run", "-n", "0", "true"],
-            "Invalid value for '-n' / '--num-workers': Input should be greater than or equal to 1",
+            "Invalid value for '-n' / '-np' / '--num-workers': Input should be greater than or equal to 1",
         ),
         (["run", "-n", "2"], "Missing argument 'CMD...'. See: gradwire run --help"),
         (["run", "-n", "1", "--launcher", "ssh", "true"], "--launcher ssh needs hosts: give -H node1:2"),
-        (["run", "-n", "1", "--launcher", "sge", "true"], "--launcher sge is not there yet: expected one of"),
+        (
+            ["run", "-n", "1", "--launcher", "pbs", "true"],
+            "--launcher pbs is not a launcher: expected one of",
+        ),
         (
             ["run", "-n", "1", "--launcher", "shs", "true"],
             "--launcher shs is not a launcher: expected one of",
@@ -123,9 +129,55 @@ def test_hierarchy_reaches_the_workers_over_the_users_own() -> None:
     assert "'off', 'host'" in gradwire("run", "--hierarchy", "rack", *show).stderr
 
 
+def test_replicas_reach_the_workers_and_need_another_server() -> None:
+    done = gradwire(
+        "run", "--replicas", "1", "-n", "2", "-s", "2", "sh", "-c", 'echo "$GRADWIRE_REPLICAS"; exit 3'
+    )
+    assert "[worker 0] 1\n" in done.stdout
+    for words in (["-s", "1"], ["-s", "0"]):
+        done = gradwire("run", "-n", "2", *words, "true", GRADWIRE_REPLICAS="1")
+        assert done.returncode == 2
+        assert "start at least 2 (-s 2)" in done.stderr
+    for launcher in ("mpi", "slurm"):
+        done = gradwire("run", "-n", "2", "-s", "2", "--launcher", launcher, "--replicas", "1", "true")
+        assert done.returncode == 2
+        assert f"with --launcher {launcher}, under which all processes end" in done.stderr
+
+
 def test_env_option_reaches_the_workers() -> None:
     done = gradwire("run", "-n", "1", "-s", "0", "--env", "A=b=c", "sh", "-c", 'echo "$A"')
     assert done.stdout == "[worker 0] b=c\n"
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi"])
+def test_workers_and_servers_have_variables_of_their_own(launcher: str, tmp_path: Path) -> None:
+    if launcher == "mpi" and shutil.which("mpirun") is None:
+        pytest.skip("there is no mpirun")
+    server = tmp_path / "server"
+    server.write_text(
+        f'#!/bin/sh\necho "$A $B"\nexec {shutil.which("gradwire-server", path=PROGRAMS)} "$@"\n'
+    )
+    server.chmod(0o755)
+    program = "import gradwire, os; gradwire.kv.create('dist_sync').close(); print(os.environ['A'], os.environ['B'])"
+    done = gradwire(
+        *("run", "-n", "1", "-s", "1", "--launcher", launcher, "--env", "A=all", "--env", "B=all"),
+        *("--env-worker", "A:w", "--env-server", "A=s", sys.executable, "-c", program),
+        GRADWIRE_SERVER_PROGRAM=str(server),
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"[worker 0] w all", "[server 0] s all", "[scheduler] all all"} <= set(done.stdout.splitlines())
+
+
+def test_a_dry_run_prints_the_manifest_alone() -> None:
+    done = gradwire(
+        *("run", "-n", "2", "-s", "1", "--launcher", "kubernetes", "--image", "registry/train:1"),
+        *("--memory", "2GiB", "--env", "SAID=a b", "--dry-run", "python", "train.py", "--dry-run"),
+    )
+    assert done.returncode == 0, done.stderr
+    worker = json.loads(done.stdout)["items"][-1]["spec"]["template"]["spec"]["containers"][0]
+    assert worker["command"] == ["python", "train.py", "--dry-run"]
+    assert worker["resources"]["limits"] == {"memory": str(2 << 30)}
+    assert {"name": "SAID", "value": "a b"} in worker["env"]
 
 
 def test_output_that_the_terminal_cannot_show_does_not_end_the_job() -> None:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from integration import mxnet_environment
+from integration.processes import HERE
 from integration.torch_jobs import TORCHRUN
 
 START = re.compile(r"^Start: (.*)$", re.MULTILINE)
@@ -30,13 +32,17 @@ def test_there_are_examples_and_the_readme_names_each() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_and_learns(path: Path) -> None:
+def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
+    programs, variables = PROGRAMS, {"OMP_NUM_THREADS": "1"}
+    if "import mxnet" in text:
+        programs = {**programs, "python": [sys.executable, str(HERE / "mxnet_exec.py")]}
+        variables |= mxnet_environment.variables(tmp_path)
     assert len(text.splitlines()) <= 60
     told = START.search(text)
     assert told
-    command = [part for word in shlex.split(told[1]) for part in PROGRAMS.get(word, [word])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [part for word in shlex.split(told[1]) for part in programs.get(word, [word])]
+    environment = {**os.environ, **variables}
     done = subprocess.run(
         command, cwd=path.parent, capture_output=True, text=True, timeout=120, env=environment
     )

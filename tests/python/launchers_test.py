@@ -80,7 +80,47 @@ def test_this_machine_alone_stays_on_loopback() -> None:
         ({"launcher": "local", "copy_to": "x"}, "--sync-dst-dir goes with --launcher ssh or mpi"),
         ({"launcher": "mpi", "copy_to": "x"}, "--sync-dst-dir x copies to other hosts, but there is no -H"),
         ({"launcher": "mpi", "copy_to": "x", "hosts": "localhost:2"}, "names this machine only"),
-        ({"launcher": "sge"}, "--launcher sge is not there yet: expected one of local, ssh, mpi"),
+        *(
+            (
+                {"launcher": launcher, **options},
+                f"{named}.* with --launcher {launcher}, under which all processes end",
+            )
+            for launcher in ("mpi", "slurm", "sge", "yarn", "kubernetes")
+            for options, named in (
+                ({"joins": "tcp://10.0.0.1:9"}, "--join tcp://10.0.0.1:9"),
+                ({"restarts": 1}, "--restarts 1"),
+                ({"env": {"GRADWIRE_ON_FAILURE": "continue"}}, "--on-failure continue"),
+                ({"env": {"GRADWIRE_REPLICAS": "1"}}, "--replicas 1"),
+            )
+        ),
+        (
+            {"launcher": "pbs"},
+            "--launcher pbs is not a launcher: expected one of local, ssh, mpi, slurm, sge",
+        ),
+        ({"queue": "all.q"}, "--queue all.q goes with --launcher sge or yarn; ssh has no queues"),
+        (
+            {"cores": 2},
+            "--cores goes with --launcher yarn or kubernetes; ssh is not told how much of a machine",
+        ),
+        ({"memory": 1 << 30}, "--memory goes with --launcher yarn or kubernetes"),
+        ({"launcher": "yarn", "memory": 5}, "--memory 5 bytes: expected 1MiB or more, such as 4GB"),
+        (
+            {"launcher": "sge", "hosts": "a:2"},
+            "-H a:2 with --launcher sge, .* leave -H out; --queue all.q@node1",
+        ),
+        ({"launcher": "sge", "copy_to": "x"}, "--sync-dst-dir x goes with --launcher ssh or mpi"),
+        (
+            {"launcher": "sge", "env": {"GRADWIRE_PLACEMENT": "auto"}},
+            "--placement auto .* with --launcher sge: workers would meet on a machine that nobody knows yet",
+        ),
+        ({"image": "x"}, "--image x goes with --launcher kubernetes"),
+        ({"namespace": "x"}, "--namespace x goes with --launcher kubernetes"),
+        ({"launcher": "kubernetes"}, "--launcher kubernetes needs --image IMAGE: one with gradwire, python3"),
+        ({"launcher": "kubernetes", "image": "x", "hosts": "a:2"}, "-H a:2 .* leave -H out$"),
+        (
+            {"launcher": "kubernetes", "image": "x", "env": {"GRADWIRE_TIMELINE": "f"}},
+            "--timeline with --launcher kubernetes: what pods write to files ends with them",
+        ),
     ],
 )
 def test_misuse(options: dict[str, object], text: str) -> None:
@@ -155,6 +195,7 @@ def run_mpi(hosts: list[str], env: dict[str, str]) -> None:
         2,
         1,
         env=env,
+        role_env={},
         hosts=hosts,
         agent="ssh",
         folder=".",
@@ -316,3 +357,11 @@ def test_every_process_has_its_own_files(tmp_path: Path) -> None:
         keep(Line("scheduler", None, "stderr", "up"))
         assert (tmp_path / "a" / "b" / "worker-1.stdout").read_text() == "one\ntwo\n"  # before the end, too
     assert (tmp_path / "a" / "b" / "scheduler.stderr").read_text() == "up\n"
+
+
+def test_servers_with_mirrors_are_as_patient_as_workers() -> None:
+    patience = {"GRADWIRE_SLOW_WARNING": "7s", "GRADWIRE_SLOW_ABORT": "9s"}
+    mirrored = make_job(["true"], 1, 2, env=patience | {"GRADWIRE_REPLICAS": "1"})
+    alone = make_job(["true"], 1, 2, env=patience)
+    assert "--replicas 1 --slow-warning 7 --slow-abort 9" in " ".join(mirrored.server_command(0, "tcp://h:1"))
+    assert "--slow-abort" not in alone.server_command(0, "tcp://h:1")

@@ -25,10 +25,7 @@ WEIGHTS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("GRADWIRE_ROLE", "DMLC_ROLE", "GRADWIRE_COMPRESSION", "GRADWIRE_SCHEDULER"):
-        monkeypatch.delenv(variable, raising=False)
+pytestmark = pytest.mark.usefixtures("no_job")
 
 
 def least_squares(weights: str, steps: int, **options: Any) -> tuple[list[Any], int, float]:

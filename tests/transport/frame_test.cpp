@@ -168,14 +168,16 @@ TEST(Frame, ErrorsNameTheFieldWhatWasGivenAndWhatWasExpected) {
   EXPECT_THAT(error_of(forged(0, std::uint32_t{7}), payload), HasSubstr("magic is 7, expected 827806279"));
   EXPECT_THAT(error_of(forged(4, std::uint8_t{9}), payload), HasSubstr("version is 9, expected 1"));
   EXPECT_THAT(error_of(forged(5, std::uint8_t{0}), payload), HasSubstr("kind is 0, expected one of"));
-  EXPECT_THAT(error_of(forged(5, std::uint8_t{9}), payload), HasSubstr("kind is 9"));
+  EXPECT_THAT(error_of(forged(5, std::uint8_t{10}), payload), HasSubstr("kind is 10"));
   EXPECT_THAT(error_of(forged(5, std::uint8_t{31}), payload), HasSubstr("kind is 31"));
-  EXPECT_THAT(error_of(forged(5, std::uint8_t{53}), payload), HasSubstr("kind is 53"));
-  for (std::uint8_t kind = 32; kind <= 52; ++kind) EXPECT_EQ(error_of(forged(5, kind), payload), "no error");
+  EXPECT_THAT(error_of(forged(5, std::uint8_t{54}), payload), HasSubstr("kind is 54"));
+  for (std::uint8_t kind = 32; kind <= 53; ++kind) EXPECT_EQ(error_of(forged(5, kind), payload), "no error");
   EXPECT_THAT(error_of(forged(10, std::uint16_t{1}), payload),
               HasSubstr("reserved field at 10 is 1, expected 0"));
-  EXPECT_THAT(error_of(forged(111, std::uint8_t{5}), payload),
+  EXPECT_THAT(error_of(forged(96, std::uint8_t{5}), payload),
               HasSubstr("reserved field at 96 is 5, expected 0"));
+  EXPECT_THAT(error_of(forged(103, std::uint8_t{9}), payload),
+              HasSubstr("role on whose behalf is 9, expected"));
   EXPECT_THAT(error_of(forged(27, std::uint8_t{0}), payload), HasSubstr("sender role is 0, expected"));
   EXPECT_THAT(error_of(forged(27, std::uint8_t{4}), payload), HasSubstr("sender role is 4"));
   EXPECT_THAT(error_of(forged(12, std::uint32_t{3}), payload),

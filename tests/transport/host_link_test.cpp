@@ -79,6 +79,14 @@ TEST(HostLink, TellsTheJobOfAFailureThatTheJobDoesNotNotice) {
   link.second->detach();
 }
 
+// Whoever died is named by the job, with the rank that people know.
+TEST(HostLink, ThatHasFailedFailsNoSender) {
+  HostOfTwo link;
+  link.host.connect({Role::kWorker, 0})->fail("worker 0 of the host is dead");
+  EXPECT_NO_THROW(link.second->send({Role::kServer, 1}, one(make_frame(Kind::kPush, 7))));
+  EXPECT_NO_THROW(link.server->send({Role::kWorker, 3}, one(make_frame(Kind::kReply, 7))));
+}
+
 TEST(HostLink, ThatEndsWithItsServerIsNoFailure) {
   HostOfTwo link;
   Ear in_link, in_job;

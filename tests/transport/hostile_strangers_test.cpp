@@ -12,6 +12,7 @@
 
 #include "tests/transport/ear.h"
 #include "tests/transport/zmq_jobs.h"
+#include "transport/data_links.h"
 
 namespace gradwire::transport {
 namespace {
@@ -274,6 +275,31 @@ TEST_F(Hostile, ALateNodeIsToldThatTheJobHasBegun) {
   ZmqOptions late = node_of(options_, scheduler_, Role::kWorker, 0);
   EXPECT_THAT(error_of([&] { connect_zmq(late); }),
               HasSubstr("the job has begun and all its nodes are here"));
+}
+
+// --- before the roster ---
+
+TEST(ServerLinks, KeepsShortMessagesForTheRosterAndRefusesLongOnes) {
+  const ZmqContext context;
+  Inbox inbox;
+  Traffic traffic;
+  Refusals refusals(nullptr);
+  ServerLinks links({inbox, traffic, refusals}, context, "tcp://127.0.0.1:*", 1 << 20, std::nullopt);
+  std::jthread serving([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      links.take_messages();
+      std::this_thread::sleep_for(2ms);
+    }
+  });
+  RawPeer peer(links.endpoint());
+  peer.handshake();
+  const FrameHeader hello = control_header(Kind::kHello, {Role::kWorker, 0}, 7);
+  peer.write_frame(hello, to_text(StreamHello{0, 1}));
+  peer.write_frame(hello, std::string(5000, 'x'));
+  const auto answer = peer.read_control();
+  ASSERT_TRUE(answer) << "the long one is answered, the short one waits";
+  EXPECT_EQ(answer->header.kind, Kind::kReject);
+  EXPECT_THAT(answer->payload, HasSubstr("expected a worker of this job"));
 }
 
 }  // namespace

@@ -102,9 +102,19 @@ inline std::unique_ptr<Job> start_ipc(std::uint32_t workers, std::uint32_t serve
   return std::make_unique<ZmqJob>(zmq_options("ipc://" + path), workers, servers);
 }
 
-inline constexpr std::array kTransports = {Transport{"Inproc", start_inproc}, Transport{"ZmqTcp", start_tcp},
-                                           Transport{"ZmqTcp6", start_tcp6}, Transport{"ZmqIpc", start_ipc},
-                                           Transport{"ZmqStreams", start_streams, false}};
+inline std::unique_ptr<Job> start_curve(std::uint32_t workers, std::uint32_t servers) {
+  ZmqOptions options = zmq_options("tcp://127.0.0.1:*");
+  options.key = JobKey::make();
+  options.ipc = false;  // or workers would go round what is to be tested
+  return std::make_unique<ZmqJob>(options, workers, servers);
+}
+
+inline constexpr std::array kTransports = {Transport{"Inproc", start_inproc},
+                                           Transport{"ZmqTcp", start_tcp},
+                                           Transport{"ZmqTcp6", start_tcp6},
+                                           Transport{"ZmqIpc", start_ipc},
+                                           Transport{"ZmqStreams", start_streams, false},
+                                           Transport{"ZmqCurve", start_curve}};
 
 class TransportConformance : public ::testing::TestWithParam<Transport> {
  protected:

@@ -80,20 +80,31 @@ TEST(NodePair, TakesOnlyAWorkerAndItsServer) {
   }
 }
 
-// Ranks by order of arrival, and a scheduler that was told of no servers.
-TEST(ZmqNodePair, ServersTakeTheRankOfTheirWorker) {
-  static constexpr std::uint32_t kWorkers = 3;
+ZmqOptions job_of_pairs(std::uint32_t workers) {
   ZmqOptions options;
   options.scheduler = "tcp://127.0.0.1:*";
-  options.workers = kWorkers;
+  options.workers = workers;
   options.rendezvous_timeout = 20s;
-  Scheduler scheduler(options);
+  return options;
+}
+
+/// All pairs of a job, by order of arrival.
+std::vector<NodePair> connect_pairs(ZmqOptions options, const Scheduler& scheduler) {
   options.scheduler = scheduler.endpoint();
   std::vector<std::future<NodePair>> joining;
-  for (std::uint32_t i = 0; i < kWorkers; ++i)
+  for (std::uint32_t i = 0; i < options.workers; ++i)
     joining.push_back(std::async(std::launch::async, [options] { return connect_zmq_pair(options); }));
   std::vector<NodePair> pairs;
   for (auto& future : joining) pairs.push_back(future.get());
+  return pairs;
+}
+
+// Ranks by order of arrival, and a scheduler that was told of no servers.
+TEST(ZmqNodePair, ServersTakeTheRankOfTheirWorker) {
+  static constexpr std::uint32_t kWorkers = 3;
+  const ZmqOptions options = job_of_pairs(kWorkers);
+  Scheduler scheduler(options);
+  const std::vector<NodePair> pairs = connect_pairs(options, scheduler);
   std::vector<Ear> ears(kWorkers);
   const std::vector<std::byte> bytes(100'000, std::byte{7});
   for (std::size_t i = 0; i < pairs.size(); ++i) {
@@ -108,6 +119,17 @@ TEST(ZmqNodePair, ServersTakeTheRankOfTheirWorker) {
   for (const NodePair& pair : pairs) pair.worker->leave(2s);
   for (const NodePair& pair : pairs) pair.server->leave(2s);
   EXPECT_TRUE(scheduler.wait_for(5s));
+}
+
+TEST(ZmqNodePair, AServerWhoseWorkerHasFailedDoesNotLookLikeOneThatLeaves) {
+  const ZmqOptions options = job_of_pairs(2);
+  Scheduler scheduler(options);
+  const std::vector<NodePair> pairs = connect_pairs(options, scheduler);
+  const NodePair& failing = pairs.front();
+  const std::vector<std::byte> bytes(8);
+  failing.worker->fail("no memory is left");
+  const Node other = worker(1 - failing.worker->self().rank);
+  EXPECT_THAT(error_of([&] { failing.server->send(other, push_of(bytes)); }), HasSubstr("no memory is left"));
 }
 
 TEST(ZmqNodePair, DoesNotMixWithDedicatedServers) {

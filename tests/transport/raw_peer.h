@@ -45,6 +45,8 @@ class RawPeer {
   };
   /// The next frame that is no heartbeat.
   std::optional<Control> read_control();
+  /// All that the peer says until it closes the connection, or is silent for five seconds.
+  std::string read_to_the_end();
   /// Whether the peer closes the connection within five seconds.
   bool is_closed_by_peer();
 
@@ -166,6 +168,14 @@ inline std::optional<RawPeer::Control> RawPeer::read_control() {
         decode_header(std::as_bytes(std::span((*parts)[0])), std::as_bytes(std::span((*parts)[1])));
     if (header.kind != Kind::kHeartbeat) return Control{header, (*parts)[1]};
   }
+}
+
+inline std::string RawPeer::read_to_the_end() {
+  std::string heard;
+  char bytes[4096];
+  for (ssize_t count = 0; (count = recv(fd_, bytes, sizeof(bytes), 0)) > 0;)
+    heard.append(bytes, static_cast<std::size_t>(count));
+  return heard;
 }
 
 inline bool RawPeer::is_closed_by_peer() {

@@ -21,7 +21,8 @@ Hello hello_of(Role role, std::optional<std::uint32_t> rank, std::uint64_t pid =
               .local = {},
               .pair = {},
               .host = "host-a",
-              .pid = pid};
+              .pid = pid,
+              .member = {}};
   if (role == Role::kServer) hello.endpoint = "tcp://10.0.0.1:1";
   return hello;
 }
@@ -125,6 +126,27 @@ TEST(RollCall, ADuplicateRankIsRefusedNamingWhoHasIt) {
   EXPECT_THAT(call.take("b", hello_of(Role::kWorker, 1, 8)),
               Optional(AllOf(HasSubstr("worker 1 (host-a, pid 8) is here already, as host-a, pid 7"))));
   EXPECT_EQ(call.take("c", hello_of(Role::kServer, 1)), std::nullopt) << "server 1 is another node";
+}
+
+TEST(RollCall, AMemberNameIsOfOneProcess) {
+  RollCall call(2, 2, false, 0, OnFailure::kContinue);
+  Hello first = hello_of(Role::kWorker, {}, 7), forked = hello_of(Role::kWorker, {}, 8);
+  first.member = forked.member = "m";
+  EXPECT_EQ(call.take("a", first), std::nullopt);
+  EXPECT_THAT(call.take("b", forked),
+              Optional(HasSubstr("a worker (host-a, pid 8) has the member name of host-a, pid 7; give every "
+                                 "process its own")));
+  Hello hosted_there = hello_of(Role::kServer, 0, 7);
+  hosted_there.member = "m";
+  EXPECT_EQ(call.take("c", hosted_there), std::nullopt) << "a process may have both roles";
+}
+
+TEST(RollCall, WhoIsToBeAddedIsToldToComeOnceAllAreHere) {
+  RollCall call(2, 2, false, 0, OnFailure::kContinue);
+  Hello one_more = hello_of(Role::kWorker, {});
+  one_more.member = "m";
+  one_more.workers = 1;
+  EXPECT_THAT(call.take("a", one_more), Optional(HasSubstr("add others once these are here")));
 }
 
 TEST(RollCall, RanksOutsideTheJobAndSurplusNodesAreRefused) {

@@ -44,19 +44,20 @@ inline FrameHeader control_header(Kind kind, Node sender, std::uint64_t epoch) {
   return header;
 }
 
-inline std::string raw_hello(std::uint32_t workers, std::uint32_t servers) {
-  return to_text(
-      Hello{Role::kWorker, kRawNode.rank, workers, servers, {}, {}, {}, kVersion, "raw-host", 4711});
+inline std::string raw_hello(std::uint32_t workers, std::uint32_t servers, const std::string& member = {}) {
+  return to_text(Hello{
+      Role::kWorker, kRawNode.rank, workers, servers, {}, {}, {}, kVersion, "raw-host", 4711, 0, member});
 }
 
 /// Worker 1 of a job, by hand: it stops beating when told to.
 class RawWorker {
  public:
-  RawWorker(const Scheduler& scheduler, std::uint32_t workers, std::uint32_t servers)
+  RawWorker(const Scheduler& scheduler, std::uint32_t workers, std::uint32_t servers,
+            const std::string& member = {})
       : control_(scheduler.endpoint()) {
     control_.handshake();
     control_.write_frame(control_header(Kind::kHello, {Role::kWorker, kNoRank}, 0),
-                         raw_hello(workers, servers));
+                         raw_hello(workers, servers, member));
   }
 
   Roster await_roster() {

@@ -84,6 +84,12 @@ def ps(
     peer: Annotated[str, typer.Option(help="Other systems in the same run, by commas: mxnet.")] = "",
     repeat: Annotated[int, typer.Option(min=1, help="Timed rounds of each system.")] = 7,
     colocated: Annotated[bool, typer.Option("--colocated", help="Server i on the host of worker i.")] = False,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt gradwire's connections; peers' stay as they are.")
+    ] = False,
+    replicas: Annotated[
+        int, typer.Option(min=0, max=1, help="1: also with mirrored servers, in turns: what they cost.")
+    ] = 0,
     mxnet_python: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A Python that has MXNet 1.9.1. Unset: one is made on first use."),
@@ -117,8 +123,10 @@ def ps(
         transport=transport,
         peers=_words(peer),
         repeat=repeat,
-        launches=2 if peer else 1,
+        launches=2 if peer or replicas else 1,
         colocated=colocated,
+        encrypt=encrypt,
+        replicas=replicas,
         mxnet_python=mxnet_python,
     )
     records = measure(plan, say)
@@ -163,6 +171,9 @@ def all_reduce(
     ] = "",
     repeat: Annotated[int, typer.Option(min=1, help="Timed rounds of each system.")] = 7,
     launches: Annotated[int, typer.Option(min=1, help="Jobs of each system, which take turns.")] = 2,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt gradwire's connections; peers' stay as they are.")
+    ] = False,
     mxnet_python: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A Python that has MXNet 1.9.1. Unset: one is made on first use."),
@@ -216,6 +227,7 @@ def all_reduce(
         peers=_words(peer),
         repeat=repeat,
         launches=launches,
+        encrypt=encrypt,
         mxnet_python=mxnet_python,
     )
     records = measure(plan, say)

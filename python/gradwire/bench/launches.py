@@ -39,6 +39,7 @@ class Launch:
     seconds: list[float]  # per round, of the slowest rank
     sent_bytes: list[int] | None  # per round and rank; None where the system does not tell
     cpu_seconds: float  # of all workers and servers
+    server_cpu_seconds: float  # of all servers
     machine_seconds: float  # CPU time of the whole machine while rounds were timed
     link_bytes: float | None  # per round and rank; None where there are no links
     right: bool
@@ -82,10 +83,12 @@ class Collector:
         timed = [rows for rows in by_round if rows[0]["timed"]]
         flat = [row for rows in timed for row in rows]
         (servers_before, links_before), (servers, links) = self._marks["begin"], self._marks["end"]
+        summing = servers - servers_before
         return Launch(
             seconds=[max(row["seconds"] for row in rows) for rows in timed],
             sent_bytes=None if flat[0]["sent_bytes"] is None else [row["sent_bytes"] for row in flat],
-            cpu_seconds=servers - servers_before + sum(row["cpu_seconds"] for row in flat),
+            cpu_seconds=summing + sum(row["cpu_seconds"] for row in flat),
+            server_cpu_seconds=summing,
             machine_seconds=sum(rows[0]["machine_seconds"] for rows in timed),
             link_bytes=None if links is None or links_before is None else (links - links_before) / len(flat),
             right=alike and all(row["right"] for rows in by_round for row in rows),
@@ -163,7 +166,8 @@ def record(plan: RoundPlan, system: System, launches: Sequence[Launch]) -> dict[
         "bytes_sent_per_rank": round(statistics.fmean(sent)) if sent else link_bytes,
         "link_bytes_sent_per_rank": link_bytes,
         "cpu_seconds_per_gb": sum(launch.cpu_seconds for launch in launches) / gradient_gb,
+        "server_cpu_seconds_per_gb": sum(launch.server_cpu_seconds for launch in launches) / gradient_gb,
         "machine_cpu_seconds_per_gb": sum(launch.machine_seconds for launch in launches) / gradient_gb,
         "checksum": all(launch.right for launch in launches),
-        "encrypted": False,
+        "encrypted": plan.encrypt and system.name == "gradwire",
     }

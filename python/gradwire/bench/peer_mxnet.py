@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import gradwire
+from gradwire import _core
 from gradwire.bench.hosts import Network, Watched
 from gradwire.bench.plan import RoundPlan
 from gradwire.bench.rounds import Task
@@ -93,6 +95,18 @@ def find_python(given: Path | None, say: Callable[[str], None], folder: Path | N
         _require_import(python)
         stamp.touch()
     return python
+
+
+def link_gradwire(folder: Path) -> None:
+    """Fills folder with links to this gradwire: as PYTHONPATH, it lets MXNet's Python import that and nothing else that
+    is installed here.
+    """
+    package = folder / "gradwire"
+    package.mkdir(parents=True)
+    for place in {Path(gradwire.__file__).parent, Path(_core.__file__).parent}:
+        for entry in place.iterdir():
+            if not entry.name.startswith("__pycache__"):
+                (package / entry.name).symlink_to(entry)
 
 
 def _make(home: Path, python: Path) -> None:

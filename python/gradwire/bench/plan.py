@@ -21,6 +21,7 @@ class RoundPlan:
     """What both benches are told.
 
     bandwidth: of each link; None: one host, over loopback. launches: jobs of each system, which take turns.
+    encrypt: gradwire's connections; peers' stay as they are.
 
     Raises: ValueError: an option that is out of its range, or does not go with another.
     """
@@ -34,6 +35,7 @@ class RoundPlan:
     peers: tuple[str, ...] = ()
     repeat: int = 7
     launches: int = 1
+    encrypt: bool = False
     mxnet_python: Path | None = None
 
     def __post_init__(self) -> None:
@@ -45,6 +47,13 @@ class RoundPlan:
             self._expect(peer in self.known_peers, f"--peer {peer}", f"one of {', '.join(self.known_peers)}")
         if self.bandwidth is not None and self.bandwidth != UNSHAPED:
             parse_rate(self.bandwidth)
+
+    @property
+    def security(self) -> dict[str, str]:
+        """Variables for gradwire's jobs. Local sockets are not encrypted, so an encrypted job goes without them."""
+        return (
+            {"GRADWIRE_ENCRYPT": "on", "GRADWIRE_IPC": "off"} if self.encrypt else {"GRADWIRE_ENCRYPT": "off"}
+        )
 
     @property
     def elements(self) -> int:
@@ -74,7 +83,7 @@ class RoundPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ServersPlan(RoundPlan):
-    """`gradwire bench ps`. codec and reply: as Compression.parse takes them."""
+    """`gradwire bench ps`. codec and reply: as Compression.parse takes them. replicas 1: with mirrors and without."""
 
     command: ClassVar[str] = "bench ps"
     known_peers: ClassVar[tuple[str, ...]] = SERVER_PEERS
@@ -84,9 +93,14 @@ class ServersPlan(RoundPlan):
     reply: str = "exact"
     transport: str = "zmq"
     colocated: bool = False
+    replicas: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        mirrored = self.replicas == 0 or (self.replicas == 1 and self.servers >= 2)
+        self._expect(
+            mirrored, f"--replicas {self.replicas} with --servers {self.servers}", "2 servers or more"
+        )
         self._expect(self.servers >= 1, f"--servers {self.servers}", "1 or more")
         self._expect(self.transport in ("zmq", "inproc"), f"--transport {self.transport}", "zmq or inproc")
         fits = not self.colocated or self.servers == self.ranks
@@ -95,6 +109,7 @@ class ServersPlan(RoundPlan):
             alone = (self.ranks, self.servers, self.bandwidth, self.peers) == (1, 1, None, ())
             expected = "--ranks 1 --servers 1, no --bandwidth and no --peer"
             self._expect(alone, "--transport inproc here", expected)
+            self._expect(not self.encrypt, "--transport inproc --encrypt", "zmq: memory is not encrypted")
 
     @property
     def compression(self) -> Compression:

@@ -24,18 +24,18 @@ def measure(plan: ServersPlan, say: Callable[[str], None]) -> list[dict[str, Any
         ValueError: an unknown codec or reply.
         BenchFailed, PeerUnavailable, NetLabUnavailable: says what and why.
     """
-    rows = [_gradwire(plan)]
+    rows = [_gradwire(plan, replicas) for replicas in range(plan.replicas + 1)]
     if "mxnet" in plan.peers:
         rows += peer_mxnet.systems(plan, plan.servers, [plan.compression], say)
     with Network.open(plan.ranks, plan.servers, plan.bandwidth, plan.colocated) as network:
         taken = take_turns(plan, rows, network, 1, say, partial(_check_link, plan))
     return [
-        record(plan, system, launches) | {"colocated": plan.colocated}
+        record(plan, system, launches) | {"colocated": plan.colocated, "replicas": system.replicas}
         for system, launches in zip(rows, taken, strict=True)
     ]
 
 
-def _gradwire(plan: ServersPlan) -> System:
+def _gradwire(plan: ServersPlan, replicas: int) -> System:
     wanted = plan.compression
     pushed, replied = encoded_bytes(wanted, plan.ranks, plan.elements)
 
@@ -45,7 +45,12 @@ def _gradwire(plan: ServersPlan) -> System:
             plan.ranks,
             0 if plan.transport == "inproc" else plan.servers,
             # The plan counts, not what the user's shell has set.
-            env={"GRADWIRE_COMPRESSION": "", "GRADWIRE_HIERARCHY": ""},
+            env={
+                "GRADWIRE_COMPRESSION": "",
+                "GRADWIRE_HIERARCHY": "",
+                "GRADWIRE_REPLICAS": str(replicas),
+                **plan.security,
+            },
             placement=network.place,
             output=output,
             timeout=timeout,
@@ -63,6 +68,7 @@ def _gradwire(plan: ServersPlan) -> System:
         store="local" if plan.transport == "inproc" else "dist_sync",
         transport=plan.transport,
         servers=plan.servers,
+        replicas=replicas,
     )
 
 

@@ -70,10 +70,17 @@ def of_transport(transport: str) -> Store:
 def systems(plan: AllReducePlan) -> list[System]:
     """Lists every store with every compression and checksum setting; small tensors fused, and not.
 
-    Raises: ValueError: an unknown store. PeerUnavailable: nccl, which cannot be used here; says why.
+    Raises:
+        ValueError: an unknown store, or one that cannot be encrypted as was asked.
+        PeerUnavailable: nccl, which cannot be used here; says why.
     """
     if "nccl" in plan.stores and (reason := nccl.why_not()) is not None:
         raise PeerUnavailable(f"bench allreduce: --store nccl: {reason}; leave it out")
+    if plan.encrypt and (plain := [name for name in plan.stores if find(name).transport != "zmq"]):
+        raise ValueError(
+            f"bench allreduce: --encrypt with --store {plain[0]} is not valid: its library does not encrypt; expected "
+            "stores over zmq"
+        )
     fused = (None,) if plan.tensors == 1 else (True, False)
     rows = itertools.product(map(find, plan.stores), plan.compressions, plan.checksums, fused)
     return [_system(plan, store, *wanted, checksum, fused) for store, wanted, checksum, fused in rows]
@@ -88,7 +95,12 @@ def _system(
     fused: bool | None,
 ) -> System:
     # The plan counts, not what the user's shell has set.
-    environment = {"GRADWIRE_COMPRESSION": "", "GRADWIRE_HIERARCHY": "", "GRADWIRE_CHECKSUM": checksum}
+    environment = {
+        "GRADWIRE_COMPRESSION": "",
+        "GRADWIRE_HIERARCHY": "",
+        "GRADWIRE_CHECKSUM": checksum,
+        **plan.security,
+    }
     if fused is False:
         environment["GRADWIRE_FUSION_BYTES"] = "0"
 

@@ -32,7 +32,7 @@ class System:
         threshold: of MXNet's 2-bit rule, where that is the codec.
         store: what kv.create takes, where the system is gradwire.
         transport: what carries the bytes.
-        servers: processes of their own that sum.
+        servers: processes of their own that sum; replicas: 1 where each is mirrored on another.
         fused: whether small tensors travel together; None where there is one tensor.
         payload_checksum: gradwire's setting; None where it is not gradwire.
     """
@@ -48,6 +48,7 @@ class System:
     store: str = ""
     transport: str = "zmq"
     servers: int = 0
+    replicas: int = 0
     fused: bool | None = None
     payload_checksum: str | None = None
 
@@ -61,6 +62,7 @@ class System:
             words.append("both ways")
         tail = f", {self.reply} reply" if self.reply in ("exact", "fp32") else ""
         tail += {None: "", True: ", fused", False: ", not fused"}[self.fused]
+        tail += ", mirrored" if self.replicas else ""
         if self.payload_checksum not in (None, "auto"):
             tail += f", checksum {self.payload_checksum}"
         return " ".join(filter(None, words)) + tail

@@ -55,6 +55,7 @@ def servers_table(records: Sequence[Record]) -> Table:
     table = _round_table(title, "system, codec, reply")
     for row in records:
         reply = "" if row["reply"] == "none" else f", {row['reply']}"
+        reply += ", mirrored" if row["replicas"] else ""
         table.add_row(f"{row['system']} {row['codec']}{reply}{_verdict(row)}", *_figures(row))
     return table
 

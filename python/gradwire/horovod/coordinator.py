@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from gradwire import kv, settings
+from gradwire._core import MembershipChanged
 from gradwire.horovod.errors import HorovodInternalError
 from gradwire.horovod.handle import Handle
 from gradwire.horovod.negotiation import Negotiation, Response
@@ -68,7 +69,7 @@ class Coordinator:
         self._warned: set[Key] = set()
         self._leaves = False
         self._failure: BaseException | None = None  # why it has ended
-        self._has_failed = False
+        self._fatal: BaseException | None = None  # likewise, where no rank has shut down
         self._quiet_rounds = 0
         self._is_in_a_round = False  # in which other ranks are awaited, who may be busy elsewhere
         self._ended = threading.Event()
@@ -78,8 +79,14 @@ class Coordinator:
 
     @property
     def job_has_failed(self) -> bool:
-        """Whether it has ended for good: not because a rank has shut down, after which another may follow."""
-        return self._has_failed
+        """Whether it has ended for good: not because a rank has shut down, or the job's members have changed, after
+        which another may follow."""
+        return self._fatal is not None and self.change is None
+
+    @property
+    def change(self) -> MembershipChanged | None:
+        """Why it has ended, where workers have died, or wait to be let in, in a job that goes on."""
+        return self._fatal if isinstance(self._fatal, MembershipChanged) else None
 
     def submit(self, request: Request, payload: Any = None) -> Handle:
         """Asks for an operation. Returns at once.
@@ -114,12 +121,13 @@ class Coordinator:
         self._store.wait_until(self._has_ended)
 
     def leave(self) -> None:
-        """Ends it at the end of the process, without waiting for ranks that are busy elsewhere; those hear that this
-        one has left the job.
+        """Ends it at the end of the process, and what is under way in it, without waiting for ranks that are busy
+        elsewhere; those hear that this one has left the job.
         """
         self._ended.set()
+        ending = HorovodInternalError("the process is ending")
         with self._changed:
-            self._failure = self._failure or HorovodInternalError("the process is ending")
+            self._failure = self._failure or ending
             is_awaited = self._is_in_a_round
             self._changed.notify()
         if is_awaited:
@@ -127,6 +135,7 @@ class Coordinator:
         if is_awaited and self._thread.is_alive():
             self._store.engine.close()
         self._thread.join(self._settings.slow_abort)
+        self._end(ending)
 
     def _has_ended(self, seconds: float) -> bool:
         self._thread.join(seconds)
@@ -148,7 +157,7 @@ class Coordinator:
             # anybody here hears of it, since an engine must not be closed by two at once.
             with contextlib.suppress(Exception):
                 self._store.engine.close()
-            self._has_failed = True
+            self._fatal = error
             self._end(error)
 
     def _await_reason(self) -> bool:

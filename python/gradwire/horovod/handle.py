@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,16 @@ class Handle:
     def done(self) -> bool:
         """Whether wait() would return at once."""
         return self._negotiated.is_set() and all(ticket.done for ticket in self._tickets)
+
+    def ended(self, seconds: float) -> bool:
+        """Waits for so long. Returns whether wait() would now return, or raise, at once."""
+        if not self._negotiated.wait(seconds):
+            return False
+        for ticket in self._tickets:
+            with contextlib.suppress(Exception):  # wait() raises it
+                if not ticket.wait(seconds):
+                    return False
+        return True
 
     def wait(self, store: kv.KVStore) -> Any:
         """Returns the result.

@@ -62,6 +62,10 @@ class _GlobalSet(ProcessSet):
         super().__init__([])
         self.process_set_id = GLOBAL_SET
 
+    def __reduce__(self) -> str:
+        """Pickled by its name, so that it is the same one afterwards."""
+        return "global_process_set"
+
     def members(self) -> list[int]:
         self.ranks = list(range(session.current().store.num_workers))
         return self.ranks

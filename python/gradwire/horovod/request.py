@@ -6,6 +6,7 @@ Only this is negotiated; tensors stay where they are until every rank has asked.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal, NamedTuple
@@ -31,6 +32,16 @@ class TensorSpec(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether its elements are of a floating point type."""
+        return "float" in self.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Of its elements. Names of types end with how many bits an element has."""
+        return math.prod(self.shape) * int(self.dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
 
     def __str__(self) -> str:
         return f"{self.dtype} of shape {self.shape}"

@@ -14,15 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradwire import joining, kv
+from gradwire._core import MembershipChanged
 from gradwire.horovod import knobs, topology
-from gradwire.horovod.coordinator import Coordinator, Executor
+from gradwire.horovod.array_library import ArrayLibrary
+from gradwire.horovod.coordinator import Coordinator
+from gradwire.horovod.execution import Execution
 from gradwire.horovod.handle import Handle
 from gradwire.horovod.request import Key, Kind, Request
 from gradwire.horovod.timeline import Timeline
 from gradwire.horovod.topology import Topology
-
-MakeExecutor = Callable[[kv.KVStore, Timeline, int], Executor]
-
+from gradwire.log import Log
 
 # Of all sessions: a handle from before shutdown() is none of the operations after init().
 _numbers = itertools.count()
@@ -36,6 +37,7 @@ class Session:
     topology: Topology
     coordinator: Coordinator
     timeline: Timeline
+    library: ArrayLibrary  # whose arrays its operations are on
     handles: dict[int, Handle] = field(default_factory=dict)  # by what the user holds of them
     at_end: list[Callable[[], None]] = field(default_factory=list)  # what else ends with it
     _nameless: dict[tuple[int, Kind], Iterator[int]] = field(
@@ -74,19 +76,20 @@ class Session:
 _session: Session | None = None
 
 
-def begin(open_store: Callable[[], kv.KVStore], make_executor: MakeExecutor) -> None:
+def begin(open_store: Callable[[], kv.KVStore], library: ArrayLibrary) -> None:
     """Begins the session, if there is none. A collective of all ranks.
 
     Args:
         open_store: what gives the store.
-        make_executor: what runs operations, of a store, a timeline and the bytes up to which sums are fused.
+        library: of the arrays that operations are on.
 
     Raises:
-        ValueError: a store without exact collectives.
+        ValueError: a store without exact collectives; there is a session, on another library's arrays.
         gradwire.TimeoutError: not every rank appeared in time; names those missing.
     """
     global _session
     if _session is not None:
+        require_library(library)
         return
     given = knobs.read()
     store = open_store()
@@ -95,13 +98,37 @@ def begin(open_store: Callable[[], kv.KVStore], make_executor: MakeExecutor) -> 
             f"gradwire.horovod: init: the store {store.type!r} has no exact collectives of any order; create "
             "'allreduce' or 'dist_sync' before init(), or none"
         )
-    place = topology.find(store)
+    store, place = _meet(store)
     timeline = Timeline()
-    executor = make_executor(store, timeline, given.fusion_bytes)
+    executor = Execution(store, library, timeline, given.fusion_bytes)
     coordinator = Coordinator(store, executor, timeline, cycle_seconds=given.cycle_seconds)
-    _session = Session(store, place, coordinator, timeline)
+    _session = Session(store, place, coordinator, timeline, library)
     if given.timeline is not None:
         start_timeline(given.timeline, marks_cycles=given.marks_cycles)
+
+
+def _meet(store: kv.KVStore) -> tuple[kv.KVStore, Topology]:
+    """Returns this rank's place among all, in the generation of the job in which all live to hear of it."""
+    while True:
+        try:
+            return store, topology.find(store)
+        except MembershipChanged as change:
+            store = rejoined(store, change)
+
+
+def rejoined(store: kv.KVStore, change: MembershipChanged) -> kv.KVStore:
+    """Joins the next generation of a job whose members have changed, and says so. A collective, between sessions.
+
+    Raises: as kv.rejoin().
+    """
+    _tell(store, str(change))
+    store = kv.rejoin(store)
+    _tell(store, f"goes on as rank {store.rank} of {store.num_workers}")
+    return store
+
+
+def _tell(store: kv.KVStore, text: str) -> None:
+    Log.of(store._settings, store.rank).say("warning", text)
 
 
 def end() -> None:
@@ -130,6 +157,19 @@ def current() -> Session:
     return _session
 
 
+def require_library(library: ArrayLibrary) -> Session:
+    """Returns the session.
+
+    Raises: ValueError: there is none, or it is on another library's arrays.
+    """
+    if current().library is not library:
+        raise ValueError(
+            "gradwire.horovod: init() was called for another framework's tensors in this process; call its shutdown() "
+            "on all ranks first"
+        )
+    return current()
+
+
 def start_timeline(path: str, *, marks_cycles: bool) -> None:
     """Has rank 0 write its timeline to path from now on; the others write none."""
     now = current()
@@ -137,7 +177,8 @@ def start_timeline(path: str, *, marks_cycles: bool) -> None:
         now.timeline.start(path, marks_cycles=marks_cycles)
 
 
-def _leave_at_exit() -> None:
+def leave() -> None:
+    """Ends the session at the end of the process, without waiting for other ranks. No-op where there is none."""
     global _session
     if _session is not None:
         ending, _session = _session, None
@@ -145,6 +186,17 @@ def _leave_at_exit() -> None:
         ending.timeline.stop()
 
 
-atexit.register(_leave_at_exit)  # after kv's, so it runs before the store closes
+atexit.register(leave)  # after kv's, so it runs before the store closes
 
-__all__ = ["Key", "Session", "begin", "current", "end", "exists", "start_timeline"]
+__all__ = [
+    "Key",
+    "Session",
+    "begin",
+    "current",
+    "end",
+    "exists",
+    "leave",
+    "rejoined",
+    "require_library",
+    "start_timeline",
+]

@@ -1,4 +1,4 @@
-"""The shim: `import horovod.torch` means gradwire's, where somebody has asked for it.
+"""The shim: `import horovod.torch` and `horovod.mxnet` mean gradwire's, where somebody has asked for it.
 
     import gradwire.horovod.shim
     gradwire.horovod.shim.install()
@@ -19,6 +19,10 @@ from types import ModuleType
 
 _MODULES = {
     "horovod": "gradwire.horovod",
+    "horovod.mxnet": "gradwire.horovod.mxnet",
+    "horovod.mxnet.compression": "gradwire.horovod.mxnet.compression",
+    "horovod.mxnet.functions": "gradwire.horovod.mxnet",
+    "horovod.mxnet.mpi_ops": "gradwire.horovod.mxnet",
     "horovod.torch": "gradwire.horovod.torch",
     "horovod.torch.compression": "gradwire.horovod.torch.compression",
     "horovod.torch.elastic": "gradwire.horovod.torch.elastic",

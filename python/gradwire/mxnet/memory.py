@@ -11,25 +11,26 @@ from mxnet.base import _LIB, check_call
 
 from gradwire.mxnet.errors import KVStoreError
 
-__all__ = ["array_over", "is_plain", "view_of"]
+__all__ = ["array_over", "is_on_host", "is_plain", "view_of"]
+
+
+def is_on_host(array: Any) -> bool:
+    """Tells whether its elements lie in the host's memory."""
+    return array.context.device_type in ("cpu", "cpu_pinned", "cpu_shared")
 
 
 def is_plain(array: Any) -> bool:
-    """Tells whether gradwire can use the array where it lies: dense float32 on the host."""
-    return bool(
-        array.stype == "default"
-        and array.dtype == np.float32
-        and array.context.device_type in ("cpu", "cpu_pinned", "cpu_shared")
-    )
+    """Tells whether gradwire can sum the array where it lies: dense float32 on the host."""
+    return bool(array.stype == "default" and array.dtype == np.float32 and is_on_host(array))
 
 
 def view_of(array: Any) -> Any:
-    """Returns an NDArray's memory as NumPy's float32, of its shape. The caller keeps the NDArray alive.
+    """Returns an NDArray's memory as NumPy's, of its dtype and shape. The caller keeps the NDArray alive.
 
     Waits for nothing: to be called where MXNet has computed the array and does not change it.
 
     Args:
-        array: is_plain().
+        array: dense, is_on_host().
 
     Raises:
         KVStoreError: MXNet holds it in a layout of oneDNN's, as convolutions' outputs are; no gradient of a weight is.
@@ -37,11 +38,12 @@ def view_of(array: Any) -> Any:
     _require_rows_in_order(array)
     address = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    dtype = np.dtype(array.dtype)
     if array.size == 0:
-        return np.zeros(array.shape, np.float32)
+        return np.zeros(array.shape, dtype)
     assert address.value is not None  # only arrays without elements have none
-    memory = (ctypes.c_float * array.size).from_address(address.value)
-    return np.frombuffer(memory, np.float32).reshape(array.shape)
+    memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(address.value)
+    return np.frombuffer(memory, dtype).reshape(array.shape)
 
 
 def _require_rows_in_order(array: Any) -> None:

@@ -1,8 +1,7 @@
 """Exchanges as operations of MXNet's engine: a call returns at once, and who reads an array waits for its exchange.
 
-MXNet's engine knows which operations read and write an array, and runs each once those before it are done. An exchange
-is an operation of two halves: MXNet's thread hands the values over to gradwire, and a thread of ours tells MXNet that
-the sum is there. So gradients leave while backward() still computes others, urgent ones first.
+An exchange has two halves (engine.py): MXNet's thread hands the values over to gradwire, and a thread of ours tells
+MXNet that the sum is there. So gradients leave while backward() still computes others, urgent ones first.
 
 Threading: run() is for the thread that uses the store. Halves run on MXNet's threads and on one of ours, which ends
 with close().
@@ -11,72 +10,21 @@ with close().
 from __future__ import annotations
 
 import atexit
-import contextlib
-import ctypes
-import itertools
 import os
-import queue
 import sys
-import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import mxnet as mx
 from mxnet.base import _LIB, check_call
 
 from gradwire import _core, kv
+from gradwire.mxnet.engine import Completion, Endings, push, wait_for_all
 
 __all__ = ["Operations"]
 
-_SLICE = 0.001  # seconds between looks at exchanges under way
-_NOTICES = 1.0  # seconds between looks at what the engine has to say
-_CPU_PRIORITIZED = 3  # mxnet/engine.h, FnProperty: its threads are not those that compute
-
-
-class _Context(ctypes.Structure):  # mxnet/base.h, Context
-    _fields_ = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
-
-
-class _OnComplete(
-    ctypes.Structure
-):  # mxnet/engine.h, CallbackOnComplete: how an operation says that it is over
-    _fields_ = [
-        ("callback", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)),
-        ("engine", ctypes.c_void_p),
-        ("operation", ctypes.c_void_p),
-    ]
-
-
-class _Operation:
-    """One exchange; keeps its arrays alive."""
-
-    def __init__(self, owner: Operations, begin: Callable[[], _core.Ticket | None], arrays: Any) -> None:
-        self.owner = owner
-        self.begin = begin
-        self.arrays = arrays
-        self.ticket: _core.Ticket | None = None
-        self.over = _OnComplete()
-
-    def complete(self) -> None:
-        self.over.callback(self.over.engine, self.over.operation, None)
-
-
 _open: weakref.WeakSet[Operations] = weakref.WeakSet()
-_pending: dict[int, _Operation] = {}  # handed to MXNet, and not begun
-_numbers = itertools.count(1)
-
-
-def _begin(_: int, on_complete: int, number: int) -> None:
-    """The first half, on one of MXNet's threads."""
-    operation = _pending.pop(number)
-    ctypes.memmove(ctypes.byref(operation.over), on_complete, ctypes.sizeof(_OnComplete))
-    operation.owner.begin(operation)
-
-
-_begin_function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(_begin)
 
 
 class Operations:
@@ -92,9 +40,7 @@ class Operations:
         self._failure: BaseException | None = None
         self._has_told = False  # the script of the failure
         self._closing = False
-        self._begun: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._finish_all, name="gradwire-mxnet", daemon=True)
-        self._thread.start()
+        self._endings = Endings(store.print_notices)
         _open.add(self)
 
     def run(
@@ -116,33 +62,24 @@ class Operations:
         self.raise_failure()
         if self._in_order:
             return self._run_now(begin, [*reads, *writes])
-        number = next(_numbers)
-        _pending[number] = _Operation(self, begin, [*reads, *writes])
-        context, kind = _Context(1, 0), ctypes.c_int(_CPU_PRIORITIZED)  # cpu(0)
-        check_call(
-            _LIB.MXEnginePushAsyncND(
-                *(_begin_function, ctypes.c_void_p(number), None, ctypes.byref(context)),
-                *(_handles(reads), len(reads), _handles(writes), len(writes)),
-                *(ctypes.byref(kind), ctypes.c_int(priority), b"gradwire", False),
-            )
-        )
-        return None
+        return push(lambda completion: self._begin(begin, completion), reads, writes, priority)
 
-    def begin(self, operation: _Operation) -> None:
+    def _begin(self, begin: Callable[[], _core.Ticket | None], completion: Completion) -> None:
         """The first half of an operation, on one of MXNet's threads."""
+        ticket = None
         try:
             if not self._closing and self._failure is None:
-                operation.ticket = operation.begin()
+                ticket = begin()
         except BaseException as error:  # nothing above this frame could take it
             self._failure = self._failure or error
-        if operation.ticket is None:
-            operation.complete()
+        if ticket is None:
+            completion.complete()
         else:
-            self._begun.put(operation)
+            self._endings.add(lambda seconds: self._wait(ticket, seconds), completion.complete)
 
     def finish(self) -> None:
         """Waits until all exchanges are over. Raises what one has failed with."""
-        _wait_for_all()
+        wait_for_all()
         self.raise_failure()
 
     def raise_failure(self) -> None:
@@ -171,14 +108,13 @@ class Operations:
         """
         _open.discard(self)
         if finish:
-            _wait_for_all()
+            wait_for_all()
         self._closing = True
         try:
             self._store.close()
         finally:
-            _wait_for_all()  # MXNet must not call us when Python has ended
-            self._begun.put(None)
-            self._thread.join()
+            wait_for_all()  # MXNet must not call us when Python has ended
+            self._endings.close()
             if finish and not self._has_told:
                 self.raise_failure()
 
@@ -190,47 +126,12 @@ class Operations:
             self._store.wait_until(ticket.wait)
             self._store.print_notices()
 
-    def _finish_all(self) -> None:
-        """The second halves, on our thread."""
-        under_way: list[_Operation] = []
-        looked = time.monotonic()
-        while True:
-            arrived = [self._begun.get()] if not under_way else []
-            while not self._begun.empty():
-                arrived.append(self._begun.get())
-            if None in arrived:
-                return
-            under_way += [operation for operation in arrived if operation is not None]
-            self._wait(under_way[0], _SLICE)
-            under_way = [operation for operation in under_way if not self._finished(operation)]
-            if time.monotonic() - looked > _NOTICES:
-                looked = time.monotonic()
-                self._store.print_notices()
-
-    def _finished(self, operation: _Operation) -> bool:
-        if not self._wait(operation, 0):
-            return False
-        operation.complete()
-        return True
-
-    def _wait(self, operation: _Operation, seconds: float) -> bool:
-        assert operation.ticket is not None  # else it is not under way
+    def _wait(self, ticket: _core.Ticket, seconds: float) -> bool:
         try:
-            return operation.ticket.wait(seconds)
+            return ticket.wait(seconds)
         except BaseException as error:
             self._failure = self._failure or error
             return True
-
-
-def _handles(arrays: Sequence[Any]) -> Any:
-    return (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
-
-
-def _wait_for_all() -> None:
-    with contextlib.suppress(
-        mx.base.MXNetError
-    ):  # of some operation of the script's, which has been told of it
-        mx.nd.waitall()
 
 
 def _close_all() -> None:

@@ -13,6 +13,8 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from gradwire import kv, settings
+from gradwire._core import MembershipChanged
+from gradwire.compress import Compression
 from gradwire.torch import overlap, session, wrapped
 from gradwire.torch.auto_codecs import controller_of
 from gradwire.torch.exchange import (
@@ -184,23 +186,21 @@ def DistributedOptimizer(
         raise ValueError(
             f"gradwire.torch: sparse_parameters has {unknown[0]!r}, which is no name in named_parameters"
         )
+    chosen = store.compression if wanted is None else wanted
     if momentum_correction == "auto":
         plain = max_grad_norm is None and grad_scaler is None
-        chosen = store.compression if wanted is None else wanted
         may_be_2bit = auto is not None or "threshold=auto" in chosen.spec
         momentum_correction = plain and may_be_2bit and _has_momentum(optimizer)
     controller = controller_of(store, auto, overlaps=overlap_step, sends_momentum=momentum_correction)
     result = wrapped.take_over(optimizer, _Distributed)
-    if wanted is not None:
-        store.use_compression(wanted)
-    parameter_codecs = ParameterCodecs(store.compression, codecs, may_compress=controller is not None)
+    parameter_codecs = ParameterCodecs(chosen, codecs, may_compress=controller is not None)
     reads_dense = overlap_step or max_grad_norm is not None or momentum_correction or controller is not None
     sparse_gradients: SparseGradients = (
         "dense" if sparse_as_dense else "warn" if reads_dense or not store.engine.has_rows else "rows"
     )
     options = ExchangeOptions(
         codecs=parameter_codecs,
-        warm_up=WarmUp(warm_up, store.compression) if warm_up else None,
+        warm_up=WarmUp(warm_up, chosen) if warm_up else None,
         grad_scaler=scaler,
         on_nonfinite=on_nonfinite,
         controller=controller,
@@ -209,9 +209,14 @@ def DistributedOptimizer(
     )
     momentum = WorkerMomentum(result) if momentum_correction else None
     result._max_norm, result.overlap_step = max_grad_norm, overlap_step
+    result._wanted = wanted
     result._warm_up_steps = sum(steps for _, steps in warm_up) if warm_up else 0
-    result._attach(store, named, momentum, options, passes=backward_passes_per_step)
-    _bound[store] = weakref.ref(result)
+    result._named, result._passes, result._given_momentum = named, backward_passes_per_step, momentum
+    result._options = options
+    try:
+        result._attach(store)
+    except MembershipChanged as change:  # for gradwire.elastic.run(), which moves it to the next generation
+        result._ended = change
     return result
 
 
@@ -229,34 +234,39 @@ class _Distributed(wrapped.Front):
     _options: ExchangeOptions
     _max_norm: float | None
     _warm_up_steps: int  # of all its stages
+    _named: list[tuple[str, torch.Tensor]]
+    _passes: int  # of backward(), before gradients are sent
+    _given_momentum: WorkerMomentum | None  # also after close()
+    _wanted: Compression | None  # of the whole store; None: what it has
+    _ended: MembershipChanged | None  # what every step is from here on, until it is moved
     _skips_nonfinite: bool  # where no reducer looks
     overlap_step: bool
 
-    def _attach(
-        self,
-        store: kv.KVStore,
-        named: list[tuple[str, torch.Tensor]],
-        momentum: WorkerMomentum | None,
-        options: ExchangeOptions,
-        *,
-        passes: int,
-    ) -> None:
-        self._store, self._options = store, options
-        self._reducer = self._momentum = None
+    def _attach(self, store: kv.KVStore) -> None:
+        """Exchanges gradients by a store from here on. A collective."""
+        self._store, options = store, self._options
+        self._reducer = self._momentum = self._ended = None
         self._skips_nonfinite = False
-        require_real(named)
-        compresses = options.warm_up is not None or options.codecs.compress_any(named)
+        _bound[store] = weakref.ref(self)
+        require_real(self._named)
+        if self._wanted is not None:
+            store.use_compression(self._wanted)
+        compresses = options.warm_up is not None or options.codecs.compress_any(self._named)
         if store.passthrough and not compresses:  # alone: nothing to exchange
             self._skips_nonfinite = options.on_nonfinite == "skip_step"
             return
-        self._momentum = momentum
+        self._momentum = self._given_momentum
         reducer = overlap.OverlappingReducer if self.overlap_step else GradientReducer
-        self._reducer = reducer(store, named, passes=passes, options=options, momentum=momentum)
+        self._reducer = reducer(
+            store, self._named, passes=self._passes, options=options, momentum=self._momentum
+        )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the wrapped optimizer's step on the means, unless on_nonfinite="skip_step" vetoes it; with overlap_step
         begins it.
         """
+        if self._ended is not None:
+            raise self._ended
         if self.overlap_step:
             self._require_no_gradient_is_needed(closure)
         loss = None
@@ -417,6 +427,7 @@ class _Distributed(wrapped.Front):
         super().add_param_group(param_group)
         named = name_group(self.param_groups[-1], before)
         require_real(named)
+        self._named = [*self._named, *named]
         if self._momentum is not None:
             self._momentum.find_groups()
         if self._reducer is not None:
@@ -451,6 +462,26 @@ class _Distributed(wrapped.Front):
     def momentum_correction(self) -> bool:
         """True where workers send momentum, and p.grad is its mean."""
         return self._momentum is not None
+
+    def require_movable(self) -> None:
+        """Raises ValueError where move_to() is not possible: ranks that come later would be at other codecs."""
+        given = "warm_up" if self._options.warm_up is not None else "compression='auto'"
+        if self._options.warm_up is not None or self._options.controller is not None:
+            raise ValueError(
+                f"gradwire.torch: {given} changes codecs step by step, and workers that come later would begin with "
+                "others; name a codec"
+            )
+
+    def move_to(self, store: kv.KVStore) -> None:
+        """Exchanges gradients by another store from here on, whose job this process has joined after the other's has
+        ended; with the same codecs. A collective, which another rank may meet by making its DistributedOptimizer.
+        What this rank has not sent yet is forgotten: load_state_dict() puts it back. Gradients are, too.
+        """
+        with contextlib.suppress(ConnectionError, TimeoutError):  # of a step that was under way
+            self.close()
+        for _, parameter in self._named:
+            parameter.grad = None
+        self._attach(store)
 
     def close(self) -> None:
         """Takes the hooks off the parameters: gradients stay local, and the store is free for another. Ends a step that

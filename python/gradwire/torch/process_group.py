@@ -12,7 +12,7 @@ import urllib.parse
 import torch
 import torch.distributed as dist
 
-from gradwire import kv, settings
+from gradwire import endpoints, kv, settings
 from gradwire.torch import session
 
 _ADDRESS_BYTES = 256
@@ -52,7 +52,7 @@ def _agree(group: dist.ProcessGroup | None, rank: int) -> str:
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     octets = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
     if rank == 0:
-        text = settings.endpoint(_own_host(group), _free_port()).encode()
+        text = endpoints.written(_own_host(group), _free_port()).encode()
         octets[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     octets = octets.to(device)
     root = 0 if group is None else dist.get_global_rank(group, 0)

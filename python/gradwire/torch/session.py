@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from gradwire import joining, kv, settings
+from gradwire import codec_choice, joining, kv, settings
+from gradwire import default_store as stores
 from gradwire.backend import AbstractKVStore
+from gradwire.codec_choice import Wanted, chosen
 from gradwire.compress import Compression
 from gradwire.controller import Budget, requested
-from gradwire.default_store import open_default
 
-Wanted = str | Mapping[str, Any]
-
-# torch's gradients are means over the batch, for which MXNet's threshold of 0.5 is far too large.
-_DEFAULTS = {"2bit": {"threshold": "auto"}}
-
-_default: kv.KVStore | None = None
+__all__ = [
+    "Wanted",
+    "auto_budget",
+    "chosen",
+    "default_store",
+    "is_open",
+    "is_overridden",
+    "own_store",
+    "parse_chosen",
+    "parse_compression",
+    "require_sums",
+    "set_compression",
+]
 
 
 def default_store() -> kv.KVStore:
@@ -27,12 +34,7 @@ def default_store() -> kv.KVStore:
     Raises:
         ValueError: the environment tells of several workers and not of where they meet.
     """
-    global _default
-    if (store := kv.joined()) is not None:
-        return store
-    if _default is None or not is_open(_default):
-        _default = open_default("gradwire.torch")
-    return _default
+    return stores.default_store("gradwire.torch")
 
 
 def own_store(store: Any) -> kv.KVStore:
@@ -78,19 +80,7 @@ def parse_compression(wanted: Wanted) -> Compression:
             workers.
         TypeError: neither text nor a mapping.
     """
-    if not isinstance(wanted, str | Mapping):
-        raise TypeError(
-            f"gradwire.torch: the codec is {wanted!r}, expected text such as '2bit:threshold=auto' or a mapping such "
-            "as {'type': '2bit'}"
-        )
-    parsed = Compression.parse(wanted, defaults=_DEFAULTS, reply=settings.read().reply)
-    parsed.require_whole_weights("gradwire.torch: the optimizer steps on the workers")
-    return parsed
-
-
-def chosen(wanted: Wanted) -> Wanted:
-    """Returns what counts: GRADWIRE_COMPRESSION, if it is set, or else what the script wants."""
-    return settings.read().compression or wanted
+    return codec_choice.parse_codec("gradwire.torch", wanted)
 
 
 def parse_chosen(wanted: Wanted | None) -> Compression | None:

@@ -14,11 +14,12 @@ Source: byteps/torch of BytePS 0.2.5 for names, arguments and their defaults.
 
 from __future__ import annotations
 
-from gradwire.byteps.torch.lifecycle import init, local_rank, local_size, rank, shutdown, size
+from gradwire.byteps.declarations import declare
+from gradwire.byteps.lifecycle import local_rank, local_size, rank, resume, size, suspend
+from gradwire.byteps.torch.lifecycle import init, shutdown
 from gradwire.byteps.torch.optimizer import DistributedOptimizer
 from gradwire.byteps.torch.states import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from gradwire.byteps.torch.sums import (
-    declare,
     poll,
     push_pull,
     push_pull_async,
@@ -47,7 +48,9 @@ __all__ = [
     "push_pull_async_inplace",
     "push_pull_inplace",
     "rank",
+    "resume",
     "shutdown",
     "size",
+    "suspend",
     "synchronize",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gradwire.byteps.torch.lifecycle import require_init
+from gradwire.byteps.lifecycle import require_init
 from gradwire.horovod.torch import optimizer as horovods
 from gradwire.horovod.torch.compression import Compression
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
-from gradwire.byteps.torch.lifecycle import size
+from gradwire.byteps.lifecycle import size
 from gradwire.byteps.torch.optimizer import DistributedOptimizer
 from gradwire.byteps.torch.states import broadcast_parameters
 from gradwire.horovod.torch.compression import Compression

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from gradwire.byteps.torch.lifecycle import require_init
-from gradwire.horovod.torch import objects, states
+from gradwire.byteps.lifecycle import require_init
+from gradwire.horovod import objects
+from gradwire.horovod.torch import states
 
 
 def broadcast_parameters(params: Any, root_rank: int, prefix: str = "Parameter.") -> None:

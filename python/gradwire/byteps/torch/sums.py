@@ -10,31 +10,13 @@ from typing import Any
 
 import torch
 
-from gradwire.byteps.torch.lifecycle import require_init
+from gradwire.byteps.declarations import declare, place_of, store_priority
+from gradwire.byteps.lifecycle import require_init
+from gradwire.horovod import reduce_ops, submission
+from gradwire.horovod.compression import codec_text, compressor_of
 from gradwire.horovod.process_sets import global_process_set
-from gradwire.horovod.torch import reduce_ops, submission
-from gradwire.horovod.torch.compression import Compression, codec_text, compressor_of
+from gradwire.horovod.torch.compression import Compression
 from gradwire.horovod.torch.sums import allreduce, submit_sum
-
-_declared: dict[str, int] = {}  # places by name
-_PLACES = 1 << 16  # that are told apart, within a priority
-_MOST_URGENT = (1 << 15) - 1  # so that both fit the store's priorities, of 32 bits
-
-
-def declare(name: str) -> int:
-    """Gives a name its place among those of equal priority; a name's first push_pull does so too.
-
-    Args:
-        name: of a tensor.
-
-    Returns: 0, as BytePS does.
-
-    Raises: TypeError: name is no text.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"bps.declare: name is {name!r}, expected a str")
-    _declared.setdefault(name, len(_declared))
-    return 0
 
 
 def push_pull(
@@ -156,8 +138,6 @@ def _submit(
     in_place: bool,
 ) -> int:
     require_init(verb)
-    if name is not None:
-        declare(name)
     compressor = compressor_of(compression)
     smaller, context = compressor.compress(tensor)
 
@@ -176,22 +156,8 @@ def _submit(
         global_process_set,
         in_place=in_place,
         codec=codec_text(compressor),
-        priority=store_priority(priority, None if name is None else _declared[name]),
+        priority=store_priority(priority, place_of(name)),
     )
-
-
-def store_priority(priority: int, place: int | None) -> int:
-    """Returns what the store orders a sum by.
-
-    Args:
-        priority: BytePS's, which counts first; beyond +-32767 as these.
-        place: of the name, from 0, which counts among equal ones; from 65535 on all are alike, as nameless sums are.
-
-    Returns: a number of 32 bits, the higher, the sooner.
-    """
-    last = _PLACES - 1
-    within = max(-_MOST_URGENT, min(priority, _MOST_URGENT))
-    return within * _PLACES - (last if place is None else min(place, last))
 
 
 def _op(average: bool) -> int:

@@ -13,23 +13,7 @@ python/MIGRATING_FROM_HOROVOD.md.
 from __future__ import annotations
 
 from gradwire.horovod.errors import HorovodInternalError
-from gradwire.horovod.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from gradwire.horovod.torch import elastic
-from gradwire.horovod.torch.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_
-from gradwire.horovod.torch.compression import Compression
-from gradwire.horovod.torch.exchanges import alltoall, alltoall_async
-from gradwire.horovod.torch.gathers import (
-    allgather,
-    allgather_async,
-    grouped_allgather,
-    grouped_allgather_async,
-)
-from gradwire.horovod.torch.lifecycle import (
+from gradwire.horovod.lifecycle import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -37,7 +21,6 @@ from gradwire.horovod.torch.lifecycle import (
     ddl_built,
     gloo_built,
     gloo_enabled,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
@@ -53,9 +36,27 @@ from gradwire.horovod.torch.lifecycle import (
     start_timeline,
     stop_timeline,
 )
-from gradwire.horovod.torch.objects import allgather_object, broadcast_object
+from gradwire.horovod.objects import allgather_object, broadcast_object
+from gradwire.horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from gradwire.horovod.reduce_ops import Adasum, Average, Max, Min, Product, Sum
+from gradwire.horovod.submission import barrier, join, poll, synchronize
+from gradwire.horovod.torch import elastic
+from gradwire.horovod.torch.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_
+from gradwire.horovod.torch.compression import Compression
+from gradwire.horovod.torch.exchanges import alltoall, alltoall_async
+from gradwire.horovod.torch.gathers import (
+    allgather,
+    allgather_async,
+    grouped_allgather,
+    grouped_allgather_async,
+)
+from gradwire.horovod.torch.lifecycle import init
 from gradwire.horovod.torch.optimizer import DistributedOptimizer
-from gradwire.horovod.torch.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from gradwire.horovod.torch.scatters import (
     grouped_reducescatter,
     grouped_reducescatter_async,
@@ -64,7 +65,6 @@ from gradwire.horovod.torch.scatters import (
 )
 from gradwire.horovod.torch.sparse_sums import sparse_allreduce_async
 from gradwire.horovod.torch.states import broadcast_optimizer_state, broadcast_parameters
-from gradwire.horovod.torch.submission import barrier, join, poll, synchronize
 from gradwire.horovod.torch.sums import (
     allreduce,
     allreduce_,

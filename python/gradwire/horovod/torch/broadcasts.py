@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from gradwire.horovod import session
+from gradwire.horovod import reduce_ops, session
 from gradwire.horovod.negotiation import Response
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
-from gradwire.horovod.torch import reduce_ops, wire
-from gradwire.horovod.torch.submission import submit, synchronize
+from gradwire.horovod.submission import synchronize
+from gradwire.horovod.torch import wire
+from gradwire.horovod.torch.submission import submit
 from gradwire.horovod.torch.sums import allreduce
 
 

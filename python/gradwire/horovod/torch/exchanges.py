@@ -9,8 +9,10 @@ import torch
 
 from gradwire.horovod.negotiation import Response
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
+from gradwire.horovod.splits import received_rows, rows_for_each
+from gradwire.horovod.submission import identity_of, synchronize
 from gradwire.horovod.torch import wire
-from gradwire.horovod.torch.submission import identity_of, submit, synchronize
+from gradwire.horovod.torch.submission import submit
 
 Splits = torch.Tensor | Sequence[int] | None
 
@@ -28,7 +30,7 @@ def alltoall_async(
         return (
             rows
             if splits is None
-            else (rows, torch.tensor(_received(response, process_set), dtype=torch.int32))
+            else (rows, torch.tensor(received_rows(response, process_set), dtype=torch.int32))
         )
 
     return _submit(tensor, _rows_of(tensor, splits, process_set), deliver, name, process_set)
@@ -64,26 +66,9 @@ def _rows_of(tensor: torch.Tensor, splits: Splits, process_set: ProcessSet) -> t
     Raises: ValueError: that cannot be.
     """
     identity_of("alltoall", process_set)
-    members = len(process_set.members())
     wire.require_rows("alltoall", [tensor])
-    rows = tensor.shape[0]
-    if splits is None:
-        if rows % members:
-            raise ValueError(
-                f"hvd.alltoall: {rows} rows cannot be split evenly among {members} members; give splits"
-            )
-        return (rows // members,) * members
-    given = torch.as_tensor(splits)
-    if given.dtype not in (torch.int32, torch.int64) or given.dim() != 1 or len(given) != members:
-        raise ValueError(
-            f"hvd.alltoall: splits is {given.dtype} of shape {tuple(given.shape)}, expected int32 of shape ({members},)"
-        )
-    counts = tuple(int(count) for count in given)
-    if min(counts) < 0 or sum(counts) > rows:
-        raise ValueError(
-            f"hvd.alltoall: splits {counts} do not fit {rows} rows; give 0 or more, {rows} in all"
-        )
-    return counts
+    given = None if splits is None else torch.as_tensor(splits).cpu().numpy()
+    return rows_for_each(tensor.shape[0], given, process_set)
 
 
 def _submit(
@@ -100,18 +85,13 @@ def _submit(
     )
 
 
-def _received(response: Response, process_set: ProcessSet) -> list[int]:
-    own = process_set.rank() or 0
-    return [response.requests[member].splits[own] for member in response.members]
-
-
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, tensor: torch.Tensor, rows: tuple[int, ...], name: str | None, process_set: ProcessSet
     ) -> tuple[torch.Tensor, torch.Tensor]:
         def deliver(received: Sequence[torch.Tensor], response: Response) -> tuple[torch.Tensor, list[int]]:
-            return received[0].to(tensor.device, tensor.dtype), _received(response, process_set)
+            return received[0].to(tensor.device, tensor.dtype), received_rows(response, process_set)
 
         output, counts = synchronize(_submit(tensor, rows, deliver, name, process_set))
         ctx.given = tuple(counts), process_set, tensor.shape[0] - sum(rows)

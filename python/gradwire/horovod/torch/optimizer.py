@@ -16,17 +16,17 @@ from typing import Any
 import torch
 
 from gradwire import kv
+from gradwire.codec_choice import chosen
 from gradwire.compress import Compression as StoreCompression
-from gradwire.horovod import session
+from gradwire.horovod import reduce_ops, session
+from gradwire.horovod.compression import NoneCompressor, codec_text, compressor_of
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
-from gradwire.horovod.torch import reduce_ops
-from gradwire.horovod.torch.compression import Compression, NoneCompressor, codec_text, compressor_of
+from gradwire.horovod.submission import synchronize
+from gradwire.horovod.torch.compression import Compression
 from gradwire.horovod.torch.sparse_sums import sparse_allreduce_async
-from gradwire.horovod.torch.submission import synchronize
 from gradwire.horovod.torch.sums import submit_sum
 from gradwire.torch import wrapped
 from gradwire.torch.parameter_codecs import ParameterCodecs
-from gradwire.torch.session import chosen
 
 Groups = int | list[list[torch.Tensor]] | None
 
@@ -173,9 +173,15 @@ class Distributed(wrapped.Front):
         self._synchronized, self._synchronizes = False, True
         self._hooks: list[Any] = []
         self._group_of: dict[torch.Tensor, tuple[torch.Tensor, ...]] = {}
-        self._is_alone = not process_set.included() or session.current().store.num_workers == 1
-        if not self._is_alone:
-            self._hook(groups)
+        self._groups = groups
+        self._is_alone = True
+        self.meet_others()
+
+    def meet_others(self) -> None:
+        """Sums gradients from now on, where this rank was alone and is so no more: after init()."""
+        if self._is_alone and self._process_set.included() and session.current().store.num_workers > 1:
+            self._is_alone = False
+            self._hook(self._groups)
 
     def _hook(self, groups: Groups) -> None:
         live = [p for p in self._parameter_names if p.requires_grad]
@@ -306,8 +312,10 @@ class Distributed(wrapped.Front):
         if self._synchronizes:
             if self._synchronized:
                 warnings.warn(
-                    "hvd.DistributedOptimizer: step() after synchronize() sums the gradients again, and clipped ones "
-                    "lose what was clipped; use `with optimizer.skip_synchronize(): optimizer.step()`",
+                    # Horovod's tests look for the first words.
+                    "optimizer.step() called without optimizer.skip_synchronize() after synchronize(): it sums the "
+                    "gradients again, and clipped ones lose what was clipped; use `with optimizer.skip_synchronize(): "
+                    "optimizer.step()`",
                     stacklevel=2,
                 )
             self.synchronize()

@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 
+from gradwire.horovod import reduce_ops
+from gradwire.horovod.compression import codec_text, compressor_of
 from gradwire.horovod.errors import HorovodInternalError
 from gradwire.horovod.negotiation import Response
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
-from gradwire.horovod.torch import reduce_ops, wire
-from gradwire.horovod.torch.compression import Compression, codec_text, compressor_of
+from gradwire.horovod.submission import synchronize
+from gradwire.horovod.torch import wire
+from gradwire.horovod.torch.compression import Compression
 from gradwire.horovod.torch.gathers import grouped_allgather
-from gradwire.horovod.torch.submission import submit, synchronize
+from gradwire.horovod.torch.submission import submit
 
 
 def reducescatter_async(

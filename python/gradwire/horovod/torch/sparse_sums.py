@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from gradwire.horovod import reduce_ops
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
-from gradwire.horovod.torch import reduce_ops
+from gradwire.horovod.submission import synchronize
 from gradwire.horovod.torch.gathers import allgather_async
-from gradwire.horovod.torch.submission import synchronize
 
 
 def sparse_allreduce_async(

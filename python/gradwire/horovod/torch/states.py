@@ -9,7 +9,7 @@ import torch
 
 import gradwire.torch
 from gradwire.horovod import session
-from gradwire.horovod.torch.submission import call_together
+from gradwire.horovod.submission import call_together
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:

@@ -1,4 +1,4 @@
-"""What all operations do: check, name and submit; then poll and synchronize."""
+"""How operations on PyTorch's tensors are submitted."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from gradwire.horovod import session
-from gradwire.horovod.handle import Handle
+from gradwire.horovod.execution import Tensors
 from gradwire.horovod.negotiation import Response
-from gradwire.horovod.process_sets import ProcessSet, global_process_set
+from gradwire.horovod.process_sets import ProcessSet
 from gradwire.horovod.request import Kind, Request
-from gradwire.horovod.torch import wire
-from gradwire.horovod.torch.execution import Tensors
+from gradwire.horovod.submission import identity_of
+from gradwire.horovod.torch import arrays, wire
 
 Deliver = Callable[[Sequence[torch.Tensor], Response], Any]
 
@@ -45,7 +45,7 @@ def submit(
         TypeError, ValueError: what was given; or an operation of this name is under way.
         HorovodInternalError: the job has failed, or a rank has shut down.
     """
-    now = session.current()
+    now = session.require_library(arrays)
     identity = identity_of(kind, process_set)
     if not tensors:
         raise ValueError(f"hvd.{kind}: given no tensor; give a group of at least one")
@@ -55,82 +55,7 @@ def submit(
         kind,
         name if name is not None else now.name(kind, identity),
         identity,
-        wire.specs(given),
+        tuple(arrays.spec_of(tensor) for tensor in given),
         **agreed,
     )
     return now.submit(request, Tensors(given, targets, deliver, priority))
-
-
-def identity_of(verb: str, process_set: ProcessSet) -> int:
-    """Returns the id of a process set that this rank is a member of.
-
-    Raises: ValueError: it is none, or the set has not been added.
-    """
-    if process_set.process_set_id is None:
-        raise ValueError(
-            f"hvd.{verb}: {process_set} has not been added; call hvd.add_process_set() on all ranks"
-        )
-    if not process_set.included():
-        raise ValueError(
-            f"hvd.{verb}: rank {session.current().store.rank} is no member of {process_set}; members alone call it"
-        )
-    return process_set.process_set_id
-
-
-def poll(handle: int) -> bool:
-    """Tells whether synchronize() would return at once.
-
-    Raises: ValueError: there is no such handle, or it has been synchronized.
-    """
-    return _handle(handle).done()
-
-
-def synchronize(handle: int) -> Any:
-    """Waits for an operation. Returns its result: a tensor, or what the operation's own function returns.
-
-    Raises:
-        ValueError: there is no such handle, or it has been synchronized.
-        HorovodInternalError: the operation has failed, on all ranks; says why.
-    """
-    now, waited_for = session.current(), _handle(handle)
-    try:
-        return waited_for.wait(now.store)
-    finally:
-        now.handles.pop(handle, None)
-
-
-def _handle(number: int) -> Handle:
-    if (found := session.current().handles.get(number)) is None:
-        raise ValueError(
-            f"hvd: {number!r} is no handle of an operation that is under way; use each handle once, between init() and "
-            "shutdown()"
-        )
-    return found
-
-
-def join(device: int = -1) -> int:
-    """Says that this rank has no data left: the others' allreduces go on as if it gave zeros, until all have joined.
-
-    Meanwhile every other operation but barrier() fails, on the ranks that ask for it.
-
-    Args:
-        device: of Horovod's; not needed here.
-
-    Returns: the rank that joined last, the same on all.
-    """
-    return session.current().join()
-
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until every member of the set is here; operations that were submitted before may still be under way."""
-    now = session.current()
-    identity = identity_of("barrier", process_set)
-    now.ask(Request("barrier", now.name("barrier", identity), identity))
-
-
-def call_together(name: str, function: Callable[[], Any]) -> Any:
-    """Runs a function that makes collectives of the store, on all ranks at the same place among their operations.
-
-    Raises: what the function raises.
-    """
-    return session.current().ask(Request("call", name), function)

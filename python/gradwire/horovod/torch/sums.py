@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 
+from gradwire.horovod import reduce_ops
+from gradwire.horovod.compression import codec_text, compressor_of
 from gradwire.horovod.negotiation import Response
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
-from gradwire.horovod.torch import reduce_ops, wire
-from gradwire.horovod.torch.compression import Compression, codec_text, compressor_of
-from gradwire.horovod.torch.submission import submit, synchronize
+from gradwire.horovod.submission import synchronize
+from gradwire.horovod.sum_rules import require_sum
+from gradwire.horovod.torch import arrays, wire
+from gradwire.horovod.torch.compression import Compression
+from gradwire.horovod.torch.submission import submit
 
 
 def allreduce_async(
@@ -188,10 +192,8 @@ def submit_sum(
 
     Raises: as allreduce().
     """
-    if op == reduce_ops.Adasum:
-        _require_adasum(tensors, process_set)
-    if codec:
-        _require_codec(tensors, name, op, process_set)
+    wire.require_tensors("allreduce", tensors)
+    require_sum([arrays.spec_of(tensor) for tensor in tensors], name, op, process_set, codec)
 
     def deliver(totals: Sequence[torch.Tensor], _: Response) -> Any:
         if in_place:
@@ -215,36 +217,6 @@ def submit_sum(
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0]
-
-
-def _require_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> None:
-    ranks = len(process_set.members())
-    if ranks & (ranks - 1):
-        raise ValueError(
-            f"hvd.allreduce: op=Adasum combines ranks in pairs, and there are {ranks}; use a power of two"
-        )
-    if not all(tensor.is_floating_point() for tensor in tensors):
-        raise ValueError("hvd.allreduce: op=Adasum is of floating point tensors; use Sum")
-
-
-def _require_codec(
-    tensors: Sequence[torch.Tensor], name: str | None, op: int, process_set: ProcessSet
-) -> None:
-    if name is None:
-        raise ValueError(
-            "hvd.allreduce: a codec was given without a name, under which the store keeps what it has not sent yet; "
-            "give the tensor a name"
-        )
-    if op not in (reduce_ops.Average, reduce_ops.Sum) or process_set is not global_process_set:
-        raise ValueError(
-            f"hvd.allreduce {name!r}: a codec sums over all ranks; use op=Average or Sum and no process set, or "
-            "Compression.none"
-        )
-    if not all(tensor.is_floating_point() and tensor.numel() for tensor in tensors):
-        raise ValueError(
-            f"hvd.allreduce {name!r}: a codec takes floating point tensors of at least one element; use "
-            "Compression.none"
-        )
 
 
 class _Sum(torch.autograd.Function):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gradwire.horovod import session
-from gradwire.horovod.torch import reduce_ops
+from gradwire.horovod import reduce_ops, session
 from gradwire.horovod.torch.sums import allreduce
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gradwire.horovod.request import TensorSpec
+from gradwire.horovod.torch import arrays
 
 # Types that travel as wider ones, exactly: sums wrap likewise when they are narrowed again.
 _TRAVELS_AS = {torch.int16: torch.int32, torch.bool: torch.uint8}
@@ -23,7 +23,7 @@ def staged(verb: str, tensor: torch.Tensor) -> torch.Tensor:
         TypeError: it is no tensor.
         ValueError: it is sparse, or of a type that cannot travel.
     """
-    _require_tensor(verb, tensor)
+    require_tensors(verb, [tensor])
     if tensor.is_sparse:
         raise ValueError(
             f"hvd.{verb}: the tensor is sparse; use sparse_allreduce_async(), or tensor.to_dense()"
@@ -39,40 +39,20 @@ def require_rows(verb: str, tensors: Sequence[torch.Tensor]) -> None:
     TypeError: one is no tensor.
     ValueError: one has no dimension along which it could be cut or joined.
     """
+    require_tensors(verb, tensors)
     for tensor in tensors:
-        _require_tensor(verb, tensor)
         if tensor.dim() == 0:
             raise ValueError(f"hvd.{verb}: a tensor without dimensions has no rows; give tensor.reshape(1)")
 
 
-def _require_tensor(verb: str, tensor: torch.Tensor) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"hvd.{verb}: given a {type(tensor).__name__}, expected a torch.Tensor")
+def require_tensors(verb: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raises TypeError: one is no tensor."""
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"hvd.{verb}: given a {type(tensor).__name__}, expected a torch.Tensor")
 
 
 def delivered(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Writes what has travelled to a tensor, which it returns; does nothing where that is the same memory."""
-    if values.data_ptr() != tensor.data_ptr() or values.dtype != tensor.dtype:
-        with torch.no_grad():
-            tensor.copy_(values.view(tensor.shape))
+    arrays.write(tensor, values)
     return tensor
-
-
-def specs(tensors: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in tensors)
-
-
-def dtype_of(spec: TensorSpec) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    return dtype
-
-
-def scaled(values: torch.Tensor, factor: float) -> torch.Tensor:
-    """Returns values times factor: integers by way of float64, half-precision ones by way of float32."""
-    if factor == 1.0:
-        return values
-    if not values.is_floating_point():
-        return (values.double() * factor).to(values.dtype)
-    if values.dtype in (torch.float16, torch.bfloat16):
-        return (values.float() * factor).to(values.dtype)
-    return values * factor

@@ -8,8 +8,12 @@
             ...
             state.commit()
 
-A job of gradwire has the ranks that it was started with: none comes and none goes. So commit() has no hosts to ask
-after, and where a rank has died the job has failed: run() then raises, and a new job goes on from a file.
+    gradwire run -n 4 -s 0 --on-failure continue --min-workers 2 --restarts 3 python train.py
+    gradwire run --join tcp://10.0.0.1:40123 -n 1 -s 0 python train.py    # one more, from any machine
+
+In such a job ranks may die and others come, who are let in at a commit. Nothing that all ranks do together may stand
+between init() and run(): who comes later does it alone. Without --on-failure continue the ranks are those that the job
+was started with, and where one has died it has failed: run() raises, and a new job goes on from a file.
 """
 
 from gradwire.horovod.torch.elastic.run import run

@@ -1,4 +1,4 @@
-"""run: begins a training function again where an operation of all ranks has failed."""
+"""run: begins a training function again where an operation of all ranks has failed, or the ranks have changed."""
 
 from __future__ import annotations
 
@@ -8,38 +8,53 @@ from typing import Any, TypeVar
 
 from gradwire.horovod import session
 from gradwire.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from gradwire.horovod.torch.elastic import membership
 from gradwire.horovod.torch.elastic.state import TorchState
-from gradwire.horovod.torch.lifecycle import init, shutdown
 
 Result = TypeVar("Result")
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Wraps func(state, ...): gives all ranks rank 0's state and calls it. Where an operation fails in it
-    (HorovodInternalError, which every rank gets), goes back to the last commit, initialises anew and calls it again.
+    """Wraps func(state, ...): gives all ranks the state of one and calls it. Where an operation fails in it
+    (HorovodInternalError, which every rank gets), goes back to the last commit, initialises anew and calls it again: in
+    a job that goes on without those that die, with those that are left and those that have come.
+
+    What else func, or a reset callback, raises ends this rank, and so does sys.exit() with an error; in such a job the
+    others hear of it, and go on without it.
 
     Raises:
-        HorovodInternalError: the job itself has failed, since a rank has died: start a new one.
+        HorovodInternalError, gradwire.TransportError: the job itself has failed, since a rank has died in one that does
+            not go on, or too few are left, or a server or the scheduler has died: start a new one.
+        RuntimeError: nobody is left who has been trained: likewise.
         Others: what func raises.
     """
 
     @functools.wraps(func)
     def wrapper(state: TorchState, *args: Any, **kwargs: Any) -> Result:
-        skip_sync = False
+        interruption: HorovodInternalError | HostsUpdatedInterrupt | None = None
         while True:
             try:
-                if not skip_sync:
+                if interruption is not None:
+                    _begin_anew(state, interruption)
+                if not (isinstance(interruption, HostsUpdatedInterrupt) and interruption.skip_sync):
                     state.sync()
                 return func(state, *args, **kwargs)
-            except HorovodInternalError:
+            except HorovodInternalError as failure:
                 if session.current().coordinator.job_has_failed:
                     raise
-                state.restore()
-                skip_sync = False
+                interruption = failure
             except HostsUpdatedInterrupt as changed:
-                skip_sync = changed.skip_sync
-            shutdown()
-            init()
-            state.on_reset()
+                interruption = changed
+            except (Exception, SystemExit) as error:
+                if not isinstance(error, SystemExit) or error.code:
+                    membership.leave(error)
+                raise
 
     return wrapper
+
+
+def _begin_anew(state: TorchState, interruption: HorovodInternalError | HostsUpdatedInterrupt) -> None:
+    if isinstance(interruption, HorovodInternalError):
+        state.restore()
+    membership.meet_again()
+    state.on_reset()

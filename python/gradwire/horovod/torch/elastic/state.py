@@ -8,26 +8,30 @@ from typing import Any
 
 import torch
 
+from gradwire.horovod import session
+from gradwire.horovod.errors import HostsUpdatedInterrupt
+from gradwire.horovod.objects import allgather_object
+from gradwire.horovod.torch.elastic import membership
 from gradwire.horovod.torch.elastic.sampler import ElasticSampler
 from gradwire.horovod.torch.objects import broadcast_object
 from gradwire.horovod.torch.optimizer import Distributed
 from gradwire.horovod.torch.states import broadcast_optimizer_state, broadcast_parameters
 
 
-def _sync_model(model: torch.nn.Module) -> None:
-    broadcast_parameters(model.state_dict(), root_rank=0)
+def _sync_model(model: torch.nn.Module, root: int) -> None:
+    broadcast_parameters(model.state_dict(), root)
 
 
-def _sync_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    broadcast_optimizer_state(optimizer, root_rank=0)
+def _sync_optimizer(optimizer: torch.optim.Optimizer, root: int) -> None:
+    broadcast_optimizer_state(optimizer, root)
 
 
-def _sync_sampler(sampler: ElasticSampler) -> None:
-    sampler.load_state_dict(broadcast_object(sampler.state_dict(), root_rank=0))
+def _sync_sampler(sampler: ElasticSampler, root: int) -> None:
+    sampler.load_state_dict(broadcast_object(sampler.state_dict(), root))
 
 
-# What has a state_dict() of its own, and how ranks get rank 0's.
-_STATEFUL: dict[type, Callable[[Any], None]] = {
+# What has a state_dict() of its own, and how ranks get the root's.
+_STATEFUL: dict[type, Callable[[Any, int], None]] = {
     torch.nn.Module: _sync_model,
     torch.optim.Optimizer: _sync_optimizer,
     ElasticSampler: _sync_sampler,
@@ -45,6 +49,7 @@ class TorchState:
         """
         self._names = list(values)
         self._reset_callbacks: list[Callable[[], None]] = []
+        self._has_met = False  # whether it is one that a newcomer may go on from
         for name, value in {"model": model, "optimizer": optimizer}.items():
             if value is not None:
                 self._names.append(name)
@@ -71,25 +76,56 @@ class TorchState:
                 setattr(self, name, kept)
 
     def sync(self) -> None:
-        """Gives all ranks rank 0's, and saves it. A collective of all ranks."""
+        """Gives all ranks those of the first that has been synchronised before, or else rank 0's, and saves it. A
+        collective of all ranks.
+
+        Raises: RuntimeError: the job has been trained, and nobody is left that has been in it.
+        """
+        root = self._root()
         plain: dict[str, Any] = {}
         for name in self._names:
             value = getattr(self, name)
             if (sync := _sync_of(value)) is not None:
-                sync(value)
+                sync(value, root)
             else:
                 plain[name] = value
-        for name, value in broadcast_object(plain, root_rank=0).items():
+        for name, value in broadcast_object(plain, root).items():
             setattr(self, name, value)
         self.save()
+        self._has_met = True
+
+    def _root(self) -> int:
+        """The rank whose attributes all get: of those that have begun later nobody's."""
+        store = session.current().store
+        if not store.goes_on:
+            return 0
+        found = allgather_object((self._has_met, store.since), name="elastic root")
+        if not any(met or since == 1 for met, since in found):
+            raise RuntimeError(
+                "hvd.elastic: all ranks that had the weights are dead, and those here have begun after them: start the "
+                "job again from a file"
+            )
+        return next((rank for rank, (met, _) in enumerate(found) if met), 0)
 
     def commit(self) -> None:
-        """Saves, as what run() goes back to when an operation fails."""
+        """Saves, as what run() goes back to when an operation fails, and lets newcomers in. A collective of all ranks
+        in a job that goes on without those that die.
+
+        Raises: as check_host_updates().
+        """
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Does nothing: the ranks of a job are those that it was started with."""
+        """Lets newcomers in, if some wait. A collective of all ranks in a job that goes on without those that die; in
+        others nobody comes.
+
+        Raises:
+            HostsUpdatedInterrupt: some wait: for run().
+            HorovodInternalError: the job's members have changed: likewise.
+        """
+        if membership.newcomers():
+            raise HostsUpdatedInterrupt(skip_sync=False)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Has run() call these before it begins the function again."""
@@ -97,15 +133,21 @@ class TorchState:
 
     def on_reset(self) -> None:
         """What run() calls before it begins the function again."""
+        if session.current().store.goes_on:
+            for optimizer in self._distributed():
+                optimizer.meet_others()
         self._forget_sums()
         for callback in self._reset_callbacks:
             callback()
 
     def _forget_sums(self) -> None:
-        for value in (getattr(self, name) for name in self._names):
-            if isinstance(value, Distributed):
-                value.forget_sums()
+        for optimizer in self._distributed():
+            optimizer.forget_sums()
+
+    def _distributed(self) -> list[Distributed]:
+        values = (getattr(self, name) for name in self._names)
+        return [value for value in values if isinstance(value, Distributed)]
 
 
-def _sync_of(value: Any) -> Callable[[Any], None] | None:
+def _sync_of(value: Any) -> Callable[[Any, int], None] | None:
     return next((sync for kind, sync in _STATEFUL.items() if isinstance(value, kind)), None)

@@ -1,0 +1,42 @@
+"""Which codec a front end uses: what its user wrote, and what the environment says in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gradwire import settings
+from gradwire.compress import Compression
+
+__all__ = ["Wanted", "chosen", "parse_codec"]
+
+Wanted = str | Mapping[str, Any]
+
+# What optimizers are given are means, over the batch or over ranks, for which MXNet's threshold of 0.5 is too large.
+_DEFAULTS = {"2bit": {"threshold": "auto"}}
+
+
+def parse_codec(front_end: str, wanted: Wanted) -> Compression:
+    """Reads what a user wrote, with the defaults of front ends whose optimizers step on workers.
+
+    Args:
+        front_end: who asks, for errors, as "gradwire.torch".
+
+    Raises:
+        ValueError: an unknown codec, parameter or reply; or weights, which no server sends where optimizers step on
+            workers.
+        TypeError: neither text nor a mapping.
+    """
+    if not isinstance(wanted, str | Mapping):
+        raise TypeError(
+            f"{front_end}: the codec is {wanted!r}, expected text such as '2bit:threshold=auto' or a mapping such "
+            "as {'type': '2bit'}"
+        )
+    parsed = Compression.parse(wanted, defaults=_DEFAULTS, reply=settings.read().reply)
+    parsed.require_whole_weights(f"{front_end}: the optimizer steps on the workers")
+    return parsed
+
+
+def chosen(wanted: Any) -> Any:
+    """Returns what counts: GRADWIRE_COMPRESSION, if it is set, or else what the script wants."""
+    return settings.read().compression or wanted

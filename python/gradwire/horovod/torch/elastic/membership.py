@@ -1,0 +1,65 @@
+"""Members of a job that goes on without those that die: how ranks hear of newcomers, and meet again."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from gradwire import kv
+from gradwire._core import MembershipChanged
+from gradwire.horovod import session
+from gradwire.horovod.objects import allgather_object
+from gradwire.horovod.torch.lifecycle import init, shutdown
+
+
+def newcomers() -> int:
+    """Returns how many wait to be let in, the same on all ranks; each may have heard of them at another time. A
+    collective, where the job goes on without those that die.
+
+    Raises: HorovodInternalError: the job's members have changed, or it has failed.
+    """
+    store = session.current().store
+    if not store.goes_on:
+        return 0
+    found: list[int] = allgather_object(store.engine.newcomers, name="elastic newcomers")
+    return max(found)
+
+
+def meet_again() -> None:
+    """Initialises anew: with the ranks that are left, where some have died, and with those that wait. A collective.
+
+    Raises: gradwire.TransportError: the job has failed; says why.
+    """
+    ended = session.current()
+    shutdown()
+    store, change = ended.store, ended.coordinator.change
+    while True:
+        try:
+            if change is not None:
+                store = session.rejoined(store, change)
+            elif store.goes_on:
+                _let_in(store)
+            init()
+            return
+        except MembershipChanged as another:
+            store, change = kv.joined() or store, another
+
+
+def _let_in(store: kv.KVStore) -> None:
+    """Has all ranks leave the job's generation, if any rank knows of newcomers. Between sessions.
+
+    Raises: MembershipChanged: they have, or one has died.
+    """
+    waiting = max(map(int, store.engine.all_gather("horovod newcomers", b"%d" % store.engine.newcomers)))
+    if waiting == 0:
+        return
+    if store.rank == 0:
+        store.engine.regroup(f"{waiting} workers wait to be taken in", True)
+    while True:  # the scheduler answers each with MembershipChanged, or the job has failed
+        store.engine.all_gather("horovod regroup", b"")
+
+
+def leave(error: BaseException) -> None:
+    """Tells the others that this rank ends with an error, so that they go on without it at once, if the job does."""
+    if (store := kv.joined()) is not None and store.goes_on:
+        with suppress(ConnectionError, RuntimeError):
+            store.engine.regroup(f"ended with {type(error).__name__}: {error}", False)

@@ -1,0 +1,81 @@
+"""TorchState: a State with models and optimizers of PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gradwire.elastic.state import State, Stateful
+from gradwire.store import KVStore
+from gradwire.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
+from gradwire.torch.exchange import STATE_KEY
+from gradwire.torch.optimizer import _Distributed
+from gradwire.torch.session import own_store
+
+__all__ = ["TorchState"]
+
+
+class TorchState(State):
+    """As State. The model's weights and buffers and the optimizer's state go through the store as they are.
+
+    What this worker's codec has not sent yet, and with momentum_correction its own momentum, stay its own: they are
+    kept in a commit, and put back with it.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        store: KVStore | None = None,
+        **values: Any,
+    ) -> None:
+        """
+        Args:
+            model, optimizer: torch's, the optimizer from DistributedOptimizer; others by any name.
+            store: as for State. Default: the optimizer's, or the one that is open.
+            values: as for State.
+
+        Raises:
+            ValueError: an optimizer with warm_up or compression="auto", whose codecs change step by step.
+        """
+        given = {"model": model, "optimizer": optimizer}
+        present = {name: value for name, value in given.items() if value is not None}
+        if store is None:
+            store = getattr(optimizer, "_store", None) or own_store(None)
+        super().__init__(store, **present, **values)
+        for own in self._optimizers():
+            own.require_movable()
+
+    def _optimizers(self) -> Iterator[_Distributed]:
+        for name in self._names:
+            if isinstance(value := getattr(self, name), _Distributed):
+                yield value
+
+    def _on_rejoined(self) -> None:
+        for optimizer in self._optimizers():
+            optimizer.move_to(self.store)
+
+    def _load(self, name: str, value: Stateful, kept: Any) -> None:
+        if isinstance(value, torch.optim.Optimizer) and "rank" in kept.get(STATE_KEY, {}):
+            kept[STATE_KEY]["rank"] = self.store.rank  # this worker's own, whatever its rank was then
+        value.load_state_dict(kept)
+
+    def _is_plain(self, name: str) -> bool:
+        return not isinstance(getattr(self, name), torch.nn.Module | torch.optim.Optimizer)
+
+    def _broadcast(self, root: int) -> None:
+        for name in self._names:
+            value = getattr(self, name)
+            if isinstance(value, torch.nn.Module):
+                broadcast_parameters(value.state_dict(), root, self.store)
+            elif isinstance(value, torch.optim.Optimizer):
+                broadcast_optimizer_state(value, root, self.store)
+        super()._broadcast(root)
+
+    def _put_back_own(self) -> None:
+        for name, kept in self._kept.items():
+            if isinstance(value := getattr(self, name), torch.optim.Optimizer):
+                self._load(name, value, copy.deepcopy(kept))

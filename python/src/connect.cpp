@@ -1,0 +1,207 @@
+// gradwire._core: how this process becomes a node of a job. Python sets every option; nothing here reads the
+// environment.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include "compress/cuda_devices.h"
+#include "kvstore/trace_file.h"
+#include "python/src/bindings.h"
+#include "python/src/py_engine.h"
+#include "python/src/settings.h"
+#include "transport/faulty_messenger.h"
+#include "transport/inproc.h"
+#include "transport/nccl_collective.h"
+#include "transport/zmq_host.h"
+
+namespace gradwire::python {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using std::chrono::milliseconds;
+
+namespace {
+
+// How the workers of one host reach each other, if they are to sum first.
+kvstore::ConnectHost host_connector(const nb::kwargs& given) {
+  if (!given.contains("hierarchy") || nb::cast<std::string>(given["hierarchy"]) != "host") return {};
+  auto zmq = zmq_options(transport::Role::kWorker, given);
+  zmq.replicas = 0;  // the main job's servers are mirrored; a host's has its leader's process to itself
+  return [zmq](transport::Messenger& job) { return transport::connect_zmq_host(job, zmq); };
+}
+
+// What this process is to be disturbed by. One that is to die before it joins dies here.
+std::shared_ptr<transport::Faults> faults_of(const transport::ZmqOptions& zmq, const nb::kwargs& given) {
+  const std::string text = given.contains("faults") ? nb::cast<std::string>(given["faults"]) : "";
+  auto faults = transport::Faults::of(text, zmq.checksum);
+  if (faults) faults->saw({zmq.role, zmq.rank.value_or(0)}, transport::FaultEvent::kStart);
+  return faults;
+}
+
+transport::NodePair disturbed(transport::NodePair pair, const std::shared_ptr<transport::Faults>& faults) {
+  return {transport::disturbed(std::move(pair.worker), faults),
+          transport::disturbed(std::move(pair.server), faults)};
+}
+
+std::unique_ptr<PyEngine> under(std::shared_ptr<transport::Faults> faults, std::unique_ptr<PyEngine> engine) {
+  engine->disturb_by(std::move(faults));
+  return engine;
+}
+
+std::unique_ptr<PyEngine> connect_engine(const nb::kwargs& given) {
+  const auto zmq = zmq_options(transport::Role::kWorker, given);
+  const auto options = engine_options(given);
+  const auto connect_host = host_connector(given);
+  auto faults = faults_of(zmq, given);
+  const InterruptEnds interrupt;
+  const nb::gil_scoped_release release;
+  auto messenger = transport::disturbed(transport::connect_zmq(zmq), faults);
+  return under(std::move(faults), std::make_unique<PyEngine>(std::move(messenger), options, connect_host));
+}
+
+std::unique_ptr<PyEngine> connect_peers(bool serves_roll_call, const nb::kwargs& given) {
+  auto zmq = zmq_options(transport::Role::kWorker, given);
+  const auto options = engine_options(given);
+  const auto connect_host = host_connector(given);
+  auto faults = faults_of(zmq, given);
+  const InterruptEnds interrupt;
+  const nb::gil_scoped_release release;
+  zmq.servers = 0;  // each worker brings one
+  zmq.witness = transport::scheduler_witness(faults);
+  auto scheduler = serves_roll_call ? std::make_unique<transport::Scheduler>(zmq) : nullptr;
+  auto pair = disturbed(transport::connect_zmq_pair(zmq), faults);
+  return under(std::move(faults),
+               std::make_unique<PyEngine>(std::move(pair), options, connect_host, std::move(scheduler)));
+}
+
+std::unique_ptr<PyEngine> connect_mpi(const std::string& library, const nb::kwargs& given) {
+  const auto mpi = mpi_options(library, given);
+  const auto options = engine_options(given);
+  const auto connect_host = host_connector(given);
+  auto faults = faults_of(zmq_options(transport::Role::kWorker, given), given);
+  const InterruptEnds interrupt;
+  const nb::gil_scoped_release release;
+  auto pair = disturbed(transport::colocate(transport::connect_mpi(mpi)), faults);
+  return under(std::move(faults), std::make_unique<PyEngine>(std::move(pair), options, connect_host));
+}
+
+std::unique_ptr<PyEngine> connect_mpi_native(const std::string& library, const nb::kwargs& given) {
+  const auto mpi = mpi_options(library, given);
+  const auto options = engine_options(given);
+  const InterruptEnds interrupt;
+  const nb::gil_scoped_release release;
+  auto native = transport::connect_mpi_native(mpi);
+  return std::make_unique<PyEngine>(std::move(native.messenger), std::move(native.collective), options);
+}
+
+std::unique_ptr<PyEngine> connect_nccl(bool serves_roll_call, const std::string& library,
+                                       std::optional<int> device, const nb::kwargs& given) {
+  auto zmq = zmq_options(transport::Role::kWorker, given);
+  const auto options = engine_options(given);
+  const InterruptEnds interrupt;
+  const nb::gil_scoped_release release;
+  zmq.servers = 0;
+  auto scheduler = serves_roll_call ? std::make_unique<transport::Scheduler>(zmq) : nullptr;
+  auto control = transport::connect_zmq(zmq);
+  const int rank = static_cast<int>(control->self().rank);
+  const int chosen = device.value_or(rank % std::max(compress::cuda_devices().count, 1));
+  auto sums = transport::connect_nccl(*control, library, chosen,
+                                      {.join = zmq.rendezvous_timeout, .sum = options.slow_abort});
+  return std::make_unique<PyEngine>(std::move(control), std::move(sums), options, std::move(scheduler));
+}
+
+std::unique_ptr<PyEngine> connect_inproc(transport::InprocNetwork& network, std::uint32_t rank,
+                                         const nb::kwargs& given) {
+  const auto options = engine_options(given);
+  const nb::gil_scoped_release release;
+  return std::make_unique<PyEngine>(transport::colocate({network.connect({transport::Role::kWorker, rank}),
+                                                         network.connect({transport::Role::kServer, rank})}),
+                                    options);
+}
+
+std::unique_ptr<PyEngine> local_engine(const nb::kwargs& given) {
+  transport::InprocNetwork network(1, 1);
+  return connect_inproc(network, 0, given);
+}
+
+void run_server(const nb::kwargs& given) {
+  const auto zmq = zmq_options(transport::Role::kServer, given);
+  const std::string timeline = given.contains("timeline") ? nb::cast<std::string>(given["timeline"]) : "";
+  const kvstore::ServerOptions options = server_options(given);
+  if (!timeline.empty()) options.trace->start();
+  const auto faults = faults_of(zmq, given);
+  std::unique_ptr<kvstore::Server> server;
+  {
+    const InterruptEnds interrupt;
+    const nb::gil_scoped_release release;
+    server =
+        std::make_unique<kvstore::Server>(transport::disturbed(transport::connect_zmq(zmq), faults), options);
+  }
+  const auto write_part = [&] {
+    if (timeline.empty()) return;
+    kvstore::leave_trace(timeline, *options.trace, {server->self(), server->world(), false, "server"},
+                         [](const std::string& text) {
+                           if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) < 0) PyErr_Clear();
+                         });
+  };
+  try {
+    wait_interruptibly(1e9, [&](milliseconds slice) { return server->wait_for(slice); });
+  } catch (const transport::TransportError&) {
+    write_part();
+    throw;
+  }
+  write_part();
+  const nb::gil_scoped_release release;
+  server.reset();
+}
+
+void run_scheduler(const nb::kwargs& given) {
+  auto zmq = zmq_options(transport::Role::kScheduler, given);
+  zmq.witness = transport::scheduler_witness(faults_of(zmq, given));
+  const InterruptEnds interrupt;
+  const nb::gil_scoped_release release;
+  transport::Scheduler(zmq).wait();
+}
+
+}  // namespace
+
+void bind_connect(nb::module_& module) {
+  module.def("connect_engine", &connect_engine,
+             nb::sig("def connect_engine(**settings: typing.Any) -> Engine"),
+             "Joins a job as a worker. Keywords: gradwire.settings.");
+  module.def("connect_peers", &connect_peers, "serves_roll_call"_a, "settings"_a,
+             nb::sig("def connect_peers(serves_roll_call: bool, **settings: typing.Any) -> Engine"),
+             "Joins a job whose every worker sums a share itself. Keywords: gradwire.settings.");
+  module.def(
+      "connect_mpi", &connect_mpi, "library"_a, "settings"_a,
+      nb::sig("def connect_mpi(library: str, **settings: typing.Any) -> Engine"),
+      "As connect_peers, over MPI: every rank of MPI_COMM_WORLD is a worker. library: libgradwire_mpi.so.");
+  module.def("connect_mpi_native", &connect_mpi_native, "library"_a, "settings"_a,
+             nb::sig("def connect_mpi_native(library: str, **settings: typing.Any) -> Engine"),
+             "As connect_mpi, and MPI sums: every rank must push the same keys in the same order.");
+  module.def(
+      "connect_nccl", &connect_nccl, "serves_roll_call"_a, "library"_a, "device"_a.none(), "settings"_a,
+      nb::sig("def connect_nccl(serves_roll_call: bool, library: str, device: int | None, **settings: "
+              "typing.Any) -> Engine"),
+      "NCCL sums, each rank on a GPU of its own: every rank must push the same keys in the same order. "
+      "library: libnccl.so.2. device: number of the GPU; None: the rank modulo the number of GPUs.");
+  nb::class_<transport::InprocNetwork>(module, "InprocNetwork",
+                                       "Peers inside this process: every rank is a thread of its own.")
+      .def(
+          "__init__",
+          [](transport::InprocNetwork* self, std::uint32_t workers) {
+            new (self) transport::InprocNetwork(workers, workers);
+          },
+          "workers"_a)
+      .def("connect", &connect_inproc, "rank"_a, "settings"_a,
+           nb::sig("def connect(self, rank: int, **settings: typing.Any) -> Engine"),
+           "Joins as rank, on a thread of its own: returns when all have joined.");
+  module.def("local_engine", &local_engine, nb::sig("def local_engine(**settings: typing.Any) -> Engine"),
+             "A store inside this process, of one worker.");
+  module.def("run_server", &run_server, nb::sig("def run_server(**settings: typing.Any) -> None"),
+             "Serves one job to its end in this process.");
+  module.def("run_scheduler", &run_scheduler, nb::sig("def run_scheduler(**settings: typing.Any) -> None"),
+             "Schedules one job to its end in this process.");
+}
+
+}  // namespace gradwire::python

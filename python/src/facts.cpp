@@ -1,0 +1,84 @@
+// gradwire._core: what is asked without a job: of this build, of libraries, of texts and files.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include "compress/cuda_devices.h"
+#include "compress/simd_target.h"
+#include "kvstore/checkpoint_source.h"
+#include "kvstore/weight_replies.h"
+#include "python/src/bindings.h"
+#include "transport/fault_spec.h"
+#include "transport/job_key.h"
+#include "transport/mpi.h"
+#include "transport/nccl_library.h"
+#include "transport/nccl_port.h"
+#include "transport/zmq_version.h"
+
+namespace gradwire::python {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+nb::dict describe_mpi(const std::string& library) {
+  const auto description = transport::describe_mpi(library);
+  nb::dict out;
+  out["version"] = description.version;
+  out["thread_level"] = description.thread_level;
+  return out;
+}
+
+}  // namespace
+
+void bind_facts(nb::module_& module) {
+  module.def(
+      "build_info",
+      [] {
+        nb::dict info;
+        info["zmq"] = transport::zmq_version();
+        info["curve"] = transport::has_curve();
+        info["simd"] = compress::simd_target();
+        const compress::CudaDevices cuda = compress::cuda_devices();
+        info["cuda_devices"] = cuda.count;
+        info["cuda_missing"] = cuda.missing;
+        info["nccl_missing"] = transport::nccl_missing();
+        return info;
+      },
+      "What the core was built with and runs on: version of ZeroMQ and whether it can encrypt, instruction "
+      "set of the codecs, number of "
+      "CUDA devices and, where there is none, the reason; why NCCL cannot be used by this build, if so.");
+  module.def(
+      "make_job_key", [] { return transport::JobKey::make().text(); },
+      "Makes the secret of an encrypted job: 128 hexadecimal digits.");
+  module.def(
+      "read_front_end",
+      [](const std::string& folder, std::uint32_t rank) {
+        kvstore::FrontEnd found;
+        {
+          const nb::gil_scoped_release release;
+          found = kvstore::read_front_end(folder, rank);
+        }
+        return std::tuple(found.workers, found.given_by, nb::bytes(found.bytes.data(), found.bytes.size()));
+      },
+      "folder"_a, "rank"_a,
+      "What a checkpoint holds of a worker's own: the number of workers, whose it is, and the bytes.");
+  module.def(
+      "describe_mpi", &describe_mpi, "library"_a,
+      "Version and thread level of MPI, which it initialises and finalises: for a process of its own.");
+  module.def(
+      "nccl_version", [](const std::string& library) { return transport::NcclLibrary(library).version(); },
+      "library"_a,
+      "Version of the NCCL there, which needs no GPU. Raises TransportError with the loader's reason.");
+  module.def(
+      "canonical_weights", [](const std::string& text) { return kvstore::WeightReplies(text).text(); },
+      "text"_a,
+      "How servers send weights, 'fp16' or 'delta:int8', with every parameter written out. Raises "
+      "ValueError.");
+  module.def(
+      "check_faults", [](const std::string& text) { transport::parse_faults(text); }, "text"_a,
+      "Raises ValueError unless text says what a job is to be disturbed by (GRADWIRE_FAULTS).");
+}
+
+}  // namespace gradwire::python

@@ -1,0 +1,101 @@
+// gradwire._core: what an Engine keeps from round to round: residuals, checkpoints, optimizers' states.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "kvstore/optimizer_file.h"
+#include "python/src/bindings.h"
+#include "python/src/py_engine.h"
+
+namespace gradwire::python {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using kvstore::KeyId;
+
+namespace {
+
+nb::ndarray<nb::numpy, float, nb::ndim<1>> as_array(std::vector<float> values) {
+  auto kept = std::make_unique<std::vector<float>>(std::move(values));
+  float* data = kept->data();
+  const std::size_t shape[] = {kept->size()};
+  const nb::capsule owner(kept.release(),
+                          [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return {data, 1, shape, owner};
+}
+
+}  // namespace
+
+void bind_state(nb::class_<PyEngine>& engine) {
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  engine
+      .def(
+          "residual",
+          [](PyEngine& s, KeyId key) {
+            std::vector<float> values;
+            {
+              const nb::gil_scoped_release release;
+              values = s.engine().residual(key);
+            }
+            return as_array(std::move(values));
+          },
+          "key"_a,
+          "A copy of what the key's codec has not sent yet, float32 (elements,); (0,) where there is none.")
+      .def(
+          "set_residual",
+          [](PyEngine& s, KeyId key, const ConstFloats& values) {
+            const nb::gil_scoped_release release;
+            s.engine().set_residual(key, flat(values));
+          },
+          "key"_a, "values"_a.noconvert(),
+          "Replaces it. Raises ValueError where a value is not finite, but with nonfinite=mxnet.")
+      .def(
+          "keep_rollback", [](PyEngine& s, bool keep) { s.engine().keep_rollback(keep); }, "keep"_a,
+          "Keeps, from the next round on, what roll_back() needs: a second copy of every residual.")
+      .def(
+          "roll_back", [](PyEngine& s, const std::vector<KeyId>& keys) { s.engine().roll_back(keys); },
+          "keys"_a, Release(), "Puts the residuals of keys back to what they were before their last round.")
+      .def(
+          "save_checkpoint",
+          [](PyEngine& s, const std::string& folder, const nb::bytes& front_end) {
+            const std::string_view given(front_end.c_str(), front_end.size());
+            const InterruptEnds interrupt;
+            const nb::gil_scoped_release release;
+            s.engine().save_checkpoint(folder, given);
+          },
+          "folder"_a, "front_end"_a, "Writes all that is kept from round to round. Collective.")
+      .def(
+          "load_checkpoint",
+          [](PyEngine& s, const std::string& folder) {
+            kvstore::Restored restored;
+            {
+              const InterruptEnds interrupt;
+              const nb::gil_scoped_release release;
+              restored = s.engine().load_checkpoint(folder);
+            }
+            return restored.optimizer;
+          },
+          "folder"_a,
+          "Goes on from a checkpoint. Returns the servers' optimizer, empty where there is none. Collective.")
+      .def(
+          "save_optimizer_states",
+          [](PyEngine& s, const std::string& path, bool with_parameters) {
+            const auto dump = with_parameters ? kvstore::Dump::kStatesAndParameters : kvstore::Dump::kStates;
+            const InterruptEnds interrupt;
+            const nb::gil_scoped_release release;
+            s.engine().save_optimizer_states(path, dump);
+          },
+          "path"_a, "with_parameters"_a,
+          "Writes what the servers' optimizer remembers of each weight. Of one rank alone.")
+      .def(
+          "load_optimizer_states",
+          [](PyEngine& s, const std::string& path) {
+            const InterruptEnds interrupt;
+            const nb::gil_scoped_release release;
+            return s.engine().load_optimizer_states(path);
+          },
+          "path"_a,
+          "Puts it back. Returns the optimizer that it brought, empty where it is the one before. "
+          "Collective.");
+}
+
+}  // namespace gradwire::python

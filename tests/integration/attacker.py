@@ -1,0 +1,203 @@
+"""An outsider who attacks ports: python attacker.py ATTACK HOST:PORT... [--count N] [--seconds S] [--recording FILE]
+
+Plain sockets and the standard library: nothing of gradwire, and no ZeroMQ. What it needs of ZMTP 3 (RFC 23) and of
+CurveZMQ (RFC 26) it writes itself. It ends after --count attempts, --seconds, or SIGINT, and prints one JSON object:
+what it did, at what rate, and all that it ever heard.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import random
+import resource
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FRAMES_A_CONNECTION = 50
+PATIENCE = 0.2  # seconds for an answer
+Address = tuple[str, int]
+
+
+def greeting(mechanism: bytes) -> bytes:
+    return b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+def command(name: bytes, body: bytes) -> bytes:
+    whole = bytes([len(name)]) + name + body
+    return (
+        b"\x06" + struct.pack(">Q", len(whole)) + whole
+        if len(whole) > 255
+        else bytes([4, len(whole)]) + whole
+    )
+
+
+def frame(body: bytes, more: bool) -> bytes:
+    return bytes([2 | more]) + struct.pack(">Q", len(body)) + body
+
+
+NULL_READY = command(b"READY", b"\x0bSocket-Type\0\0\0\x06DEALER")
+JOIN = b"role=worker\nrank=any\nworkers=2\nservers=2\nversion=1\nhost=evil\npid=1\n"
+
+
+def hello_with_a_wrong_key(dice: random.Random) -> bytes:
+    """HELLO as CurveZMQ has it: version, padding, a short-term public key, a nonce, and a box of 64 zeros. Sealed for
+    another server's key, the box is to this one what random bytes are."""
+    return command(
+        b"HELLO", b"\x01\x00" + bytes(72) + dice.randbytes(32) + dice.randbytes(8) + dice.randbytes(80)
+    )
+
+
+@dataclass
+class Attacker:
+    ports: list[Address]
+    dice: random.Random
+    attempts: int = 0
+    frames: int = 0
+    held: int = 0
+    sent: int = 0
+    heard: set[bytes] = field(default_factory=set)
+    refused: int = 0
+
+    def connect(self) -> socket.socket | None:
+        try:
+            return socket.create_connection(self.dice.choice(self.ports), timeout=2)
+        except OSError:
+            self.refused += 1
+            return None
+
+    def throw(self, data: bytes, listen: float = PATIENCE) -> None:
+        """Sends data over a connection of its own and keeps what comes back, to the end or for so long."""
+        self.attempts += 1
+        connection = self.connect()
+        if connection is None:
+            return
+        answer = b""
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(data)
+            self.sent += len(data)
+            end = time.monotonic() + listen
+            while (left := end - time.monotonic()) > 0:
+                connection.settimeout(left)
+                some = connection.recv(65536)
+                if not some:
+                    break
+                answer += some
+        if answer:
+            self.heard.add(answer)
+
+    def no_key(self) -> None:
+        """Speaks without encryption, and asks to join."""
+        self.throw(greeting(b"NULL") + NULL_READY + frame(bytes(112), True) + frame(JOIN, False))
+
+    def wrong_key(self) -> None:
+        self.throw(greeting(b"CURVE") + hello_with_a_wrong_key(self.dice))
+
+    def random_frames(self) -> None:
+        """Frames of any length up to 4 KB behind a greeting, some of them commands; some say that they are huge."""
+        data = greeting(self.dice.choice([b"CURVE", b"NULL", b"PLAIN"]))
+        for _ in range(FRAMES_A_CONNECTION):
+            body = self.dice.randbytes(self.dice.choice([0, 1, 32, 112, 200, self.dice.randrange(4096)]))
+            flags, size = self.dice.choice([0, 1, 2, 3, 4, 6]), len(body)
+            if self.dice.random() < 0.02:
+                size = self.dice.choice([1 << 31, 1 << 40, (1 << 64) - 1])
+            data += bytes([flags | 2]) + struct.pack(">Q", size) + body
+            self.frames += 1
+        self.throw(data, listen=0.01)
+
+    def idle(self, count: int, end: float) -> None:
+        """Holds many connections, some after a greeting, some in the middle of one, and opens again what is closed."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+        held: list[socket.socket] = []
+        while True:
+            held = [connection for connection in held if self._is_open(connection)]
+            while len(held) < count and (connection := self._idle_one()) is not None:
+                held.append(connection)
+            self.held = max(self.held, len(held))
+            if time.monotonic() >= end:
+                break
+            time.sleep(0.5)
+        for connection in held:
+            connection.close()
+
+    def _idle_one(self) -> socket.socket | None:
+        self.attempts += 1
+        connection = self.connect()
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.sendall([b"", greeting(b"CURVE"), greeting(b"CURVE")[:11]][self.attempts % 3])
+            connection.setblocking(False)
+        return connection
+
+    def _is_open(self, connection: socket.socket) -> bool:
+        try:
+            answer = connection.recv(65536)
+        except BlockingIOError:
+            return True
+        except OSError:
+            answer = b""
+        if answer:
+            self.heard.add(answer)
+        else:
+            connection.close()
+        return answer != b""
+
+    def replay(self, recording: bytes) -> None:
+        """Says again what a member has said, whole and cut short."""
+        self.throw(
+            recording if self.attempts % 2 == 0 else recording[: self.dice.randrange(64, len(recording))]
+        )
+
+
+def assault(attacker: Attacker, options: argparse.Namespace, end: float) -> None:
+    if options.attack == "idle":
+        attacker.idle(options.count, end)
+        return
+    attack: Callable[[], None] = getattr(attacker, options.attack)
+    if options.attack == "replay":
+        attack = functools.partial(attacker.replay, options.recording.read_bytes())
+    while max(attacker.attempts, attacker.frames) < options.count and time.monotonic() < end:
+        attack()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("attack", choices=["no_key", "wrong_key", "random_frames", "idle", "replay"])
+    parser.add_argument("ports", nargs="+", metavar="HOST:PORT")
+    parser.add_argument(
+        "--count", type=int, default=20, help="frames, connections, or idle connections at once"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=3600.0, help="at most; of idle connections at least, too"
+    )
+    parser.add_argument("--recording", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    ports = [(host, int(port)) for host, _, port in (text.rpartition(":") for text in options.ports)]
+    attacker = Attacker(ports, random.Random(options.seed))
+    began = time.monotonic()
+    with contextlib.suppress(KeyboardInterrupt):
+        assault(attacker, options, began + options.seconds)
+    seconds = time.monotonic() - began
+    record = {
+        "attack": options.attack,
+        "connections": attacker.attempts,
+        "not_accepted": attacker.refused,
+        "frames": attacker.frames,
+        "held": attacker.held,
+        "bytes_sent": attacker.sent,
+        "seconds": seconds,
+        "connections_per_second": attacker.attempts / seconds,
+        "heard": sorted(answer.hex() for answer in attacker.heard),
+    }
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

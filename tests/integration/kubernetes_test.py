@@ -1,0 +1,112 @@
+"""`gradwire run --launcher kubernetes` over a stand-in for kubectl, whose pods are processes here: it was never run on
+a real cluster. What it makes is checked against Kubernetes' own schemas, and its commands against a real kubectl if
+one is here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gradwire.clusters.kubernetes_keeper import Pods
+from integration import launched
+from integration.launched import Bed
+from integration.processes import Job, wait_until
+from integration.stand_ins import stand_in
+
+WORKERS = 2
+OPTIONS = ("--image", "registry/image:1")
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    """kubectl is the stand-in."""
+    return Bed("kubernetes", OPTIONS, stand_in("kubectl", tmp_path))
+
+
+def objects(folder: Path) -> list[str]:
+    return [path.name for path in (folder / "state").glob("*-*.json")]
+
+
+def test_sums_are_those_of_any_launcher(bed: Bed, tmp_path: Path) -> None:
+    here = launched.sums_here(tmp_path / "here")
+    assert launched.sums(bed, tmp_path, "-s", "2", "--namespace", "ml") == here
+    assert objects(tmp_path) == []
+    commands = (tmp_path / "state" / "commands").read_text().splitlines()
+    assert all("--namespace ml" in words for words in commands if not words.startswith("run-pod"))
+
+
+def test_lines_have_their_ranks_and_words_arrive_as_they_were_given(bed: Bed, tmp_path: Path) -> None:
+    program = "import os, sys; e = os.environ; print(e['GRADWIRE_NUM_WORKERS'], e['SAID'], sys.argv[1], e['DMLC_RANK'])"
+    words = """a 'b' "c" $d $(PATH) $$ `e`"""
+    with bed.job(tmp_path) as job:
+        launched.start(job, bed, [sys.executable, "-c", program, words], "-s", "0", "--env", f"SAID={words}")
+        ended = launched.end(job)
+    assert ended.code == 0, str(ended)
+    for rank in range(WORKERS):
+        assert f"[worker {rank}] {WORKERS} {words} {words} {rank}\n" in ended.out
+
+
+def test_the_failing_workers_own_code_comes_back(bed: Bed, tmp_path: Path) -> None:
+    launched.expect_the_failing_workers_code(bed, tmp_path, "rank 1 ended with exit code 7")
+    assert objects(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_a_signal_to_the_launcher_deletes_all(number: signal.Signals, bed: Bed, tmp_path: Path) -> None:
+    job = bed.job(tmp_path)
+    with launched.running(job, bed, launched.ENDLESS) as started:
+        ended = launched.signal_the_launcher(job, number, started)
+    assert ended.code == launched.shell_code(number), str(ended)
+    wait_until(lambda: not objects(tmp_path), launched.NOTICE_SECONDS, "all objects to be deleted")
+
+
+def test_no_kubectl_is_an_error(tmp_path: Path) -> None:
+    with Job(tmp_path, {"PATH": str(tmp_path)}) as job:
+        launched.start(job, Bed("kubernetes", OPTIONS), ["true"], "-s", "0")
+        ended = launched.end(job)
+    assert ended.code == 1, str(ended)
+    assert "no kubectl on PATH: install it, or give --dry-run" in ended.err, str(ended)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl: what it takes is not looked at")
+def test_a_real_kubectl_takes_these_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers where it is told to look: it complains of that, and so has understood what it was told."""
+    told: list[list[str]] = []
+
+    def asked(words: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        told.append(words)
+        return subprocess.CompletedProcess(words, 0, b'{"items": []}', b"")
+
+    class NoLog:
+        stdout: tuple[bytes, ...] = ()
+
+        def __init__(self, words: list[str], **_: object) -> None:
+            told.append(words)
+
+    order = {"namespace": "ml", "selector": "a=b,c=d", "tasks": 3, "role": "worker", "notice_seconds": 1}
+    pods = Pods(order)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", asked)
+        patch.setattr(subprocess, "Popen", NoLog)
+        pods.create("{}")
+        pods.look()
+        pods.follow(to_the_end=True)
+        pods.follow(to_the_end=True)
+        pods.delete()
+    assert len(told) == 5
+    document = '{"apiVersion": "v1", "kind": "List", "items": []}'
+    for words in [*told, ["kubectl", "auth", "can-i", "create", "jobs.batch", "--namespace", "ml"]]:
+        done = subprocess.run(
+            [*words, "--server", "http://127.0.0.1:9", "--request-timeout=2s"],
+            input=document,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)},
+            timeout=120,
+        )
+        assert "refused" in done.stderr, f"{words}\n{done.stdout}{done.stderr}"

@@ -1,0 +1,138 @@
+"""Jobs that `gradwire run --launcher NAME` starts, and what must be so whatever the launcher.
+
+Processes of these jobs would go on for ten minutes by themselves: one that has ended before has been ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from integration.processes import (
+    PROGRAMS,
+    Ended,
+    Job,
+    agreed,
+    assert_gone,
+    descendants,
+    python,
+    run_to_the_end,
+    wait_until,
+)
+from integration.ssh_hosts import processes_with
+
+JOB_SECONDS = 120.0  # for a short job, from start to end, on a loaded machine
+NOTICE_SECONDS = 60.0  # in which everybody must have ended; clusters tell late what happens there
+ARGUMENTS = ("steps=3", "codecs=2bit:threshold=auto;none")
+ENDLESS = python(
+    "sums_worker.py", "store=dist_sync", "steps=100000", "codecs=2bit:threshold=0.5", "pause=0.01"
+)
+
+
+@dataclass(frozen=True)
+class Bed:
+    """Where a launcher can run: its options, and the variables that its programs need."""
+
+    launcher: str
+    options: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def job(self, folder: Path, **variables: str) -> Job:
+        """A job without processes; variables are those of its launcher, over the bed's own."""
+        return Job(folder, {**self.variables, **variables})
+
+
+def start(
+    job: Job, bed: Bed, command: Sequence[str], *options: str, workers: int = 2, through: Sequence[str] = ()
+) -> None:
+    """Starts the launcher. through: the command that it is run by, as salloc."""
+    words = [str(PROGRAMS / "gradwire"), "run", "-n", str(workers), "--launcher", bed.launcher, *bed.options]
+    words += ["--env", f"TEST_FOLDER={job.folder}", *options, "--", *command]
+    job.start(("run", 0), [*through, *words], cwd=str(job.folder))
+
+
+def end(job: Job, seconds: float = JOB_SECONDS) -> Ended:
+    return job.members["run", 0].ended(seconds)
+
+
+@contextmanager
+def token() -> Iterator[str]:
+    """A variable, as NAME=VALUE, for all processes of a job to have. Kills what is left of them, after all."""
+    word = f"TOKEN={secrets.token_hex(8)}"
+    try:
+        yield word
+    finally:
+        for pid in processes_with(word):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def running(
+    job: Job, bed: Bed, command: Sequence[str], *, workers: int = 2, through: Sequence[str] = ()
+) -> Iterator[list[int]]:
+    """Starts a job with one server. Yields all its processes but the launcher's, in the middle of its training."""
+    with token() as word, job:
+        start(job, bed, command, "-s", "1", "--env", word, workers=workers, through=through)
+        job.wait_until_training(workers)
+        yield processes_with(word)
+
+
+def sums_here(folder: Path, *, workers: int = 2) -> object:
+    """What every launcher's job must come to: hashes of the sums of a job that has none."""
+    command = python("sums_worker.py", "store=dist_sync", *ARGUMENTS)
+    return agreed(run_to_the_end(folder, command, workers=workers), workers)
+
+
+def sums(
+    bed: Bed,
+    folder: Path,
+    *options: str,
+    store: str = "dist_sync",
+    workers: int = 2,
+    through: Sequence[str] = (),
+) -> object:
+    with bed.job(folder) as job:
+        command = python("sums_worker.py", f"store={store}", *ARGUMENTS)
+        start(job, bed, command, *options, workers=workers, through=through)
+        return agreed(end(job), workers)
+
+
+def expect_the_failing_workers_code(
+    bed: Bed, folder: Path, said: str, *, workers: int = 2, rank_variable: str = "GRADWIRE_RANK"
+) -> None:
+    """The last worker ends with 7, the others would sleep: 7 comes back, it is said whose it is, and all have ended."""
+    fails = f"os.environ['{rank_variable}'] == '{workers - 1}'"
+    program = f"import os, sys, time; sys.exit(7) if {fails} else time.sleep(600)"
+    with token() as word, bed.job(folder, GRADWIRE_LIVENESS_TIMEOUT="1s") as job:
+        start(job, bed, [sys.executable, "-c", program], "-s", "1", "--env", word, workers=workers)
+        ended = end(job)
+        wait_until(lambda: not processes_with(word), NOTICE_SECONDS, "what the cluster started to end")
+    assert ended.code == 7, str(ended)
+    assert said in ended.err, str(ended)
+
+
+def signal_the_launcher(job: Job, number: signal.Signals, started: Sequence[int]) -> Ended:
+    """How a job ends whose launcher gets a signal, and with it all processes started."""
+    first = job.members["run", 0].process.pid
+    os.kill(next(pid for pid in [first, *descendants(first)] if is_launcher(pid)), number)
+    ended = end(job, NOTICE_SECONDS)
+    assert_gone(started, NOTICE_SECONDS)
+    return ended
+
+
+def is_launcher(pid: int) -> bool:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return any(word.endswith(b"/gradwire") for word in words[:2])  # its interpreter may come first
+
+
+def shell_code(number: signal.Signals) -> int:
+    """The exit code of a launcher that a signal has ended: its own, or Popen's where it cannot have one."""
+    return -number if number == signal.SIGKILL else 128 + number

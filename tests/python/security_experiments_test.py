@@ -1,0 +1,48 @@
+"""experiments/encryption_cost and experiments/attacker: the tables in their pages are those of their results, and each
+names what the program really has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from integration import attacker
+from python.experiment_files import load
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+cost = load(EXPERIMENTS / "encryption_cost" / "run.py")
+
+
+def test_the_page_has_the_table_of_the_results() -> None:
+    folder = EXPERIMENTS / "encryption_cost"
+    results = json.loads((folder / "results.json").read_text())
+    assert cost.markdown(results) in (folder / "README.md").read_text()
+
+
+def test_rows_are_commands_of_the_bench() -> None:
+    assert set(cost.ROWS) == {
+        f"{name}-{rate}" for name in ("ps", "allreduce") for rate in ("1gbit", "10gbit")
+    }
+    assert set(cost.ENCRYPTED) < set(cost.ARMS)
+
+
+@pytest.mark.parametrize("attack", ["no_key", "wrong_key", "random_frames", "idle"])
+def test_an_attack_of_the_page_is_one_of_the_attacker(attack: str) -> None:
+    assert f"| `{attack}` |" in (EXPERIMENTS / "attacker" / "README.md").read_text()
+    assert callable(getattr(attacker.Attacker, attack))
+
+
+def test_the_attacker_stands_alone() -> None:
+    """It runs where there is nothing but Python, and tells of ports that do not answer."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", attacker.__file__, "no_key", "127.0.0.1:9", "--count", "3"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    record = json.loads(done.stdout)
+    assert (record["connections"], record["not_accepted"], record["heard"]) == (3, 3, [])

@@ -1,0 +1,196 @@
+"""`gradwire run --launcher yarn`: its service definition against what Hadoop's documentation says, and what is made of
+what containers say. Without YARN."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from gradwire import launchers
+from gradwire.clusters import cluster_job, yarn, yarn_keeper
+from gradwire.clusters.keeper import Failure
+from gradwire.clusters.yarn_keeper import Tasks, yarnfile
+from gradwire.job import Job
+from oracle.yarnfile import SERVICE
+
+ORDER = {"name": "gradwire-0a", "tasks": 3, "queue": "gpu", "cores": 2, "memory_mb": 2048}
+
+
+@pytest.mark.parametrize("queue", [None, "gpu"])
+def test_a_definition_is_what_yarn_takes(queue: str | None) -> None:
+    made = yarnfile(ORDER | {"queue": queue}, "print(1)")
+    jsonschema.validate(made, SERVICE)
+    (component,) = made["components"]
+    assert (component["number_of_containers"], component["restart_policy"]) == (3, "NEVER")
+    assert component["resource"] == {"cpus": 2, "memory": "2048"}
+    assert made.get("queue") == queue
+
+
+def test_the_schema_finds_a_wrong_definition() -> None:
+    for wrong in ({"name": "Not_a_name"}, {"components": []}, {"restartPolicy": "NEVER"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(yarnfile(ORDER, "") | wrong, SERVICE)
+
+
+def test_nothing_in_a_definition_is_taken_for_what_yarn_puts_in() -> None:
+    """${...} would be a constant, and the launch command goes through bash twice, in double quotes."""
+    (component,) = yarnfile(ORDER, "print('${USER} $HOME \"')")["components"]
+    (file,) = component["configuration"]["files"]
+    assert "$" not in file["properties"]["content"]
+    assert re.fullmatch(r"[a-z0-9 ./]+\$\{COMPONENT_ID\}", component["launch_command"])
+
+
+def job_of(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Job:
+    """Returns the job of 3 workers and 1 server that is about to be run on n1 and n2, which are not here."""
+    monkeypatch.setattr(yarn.YarnJob, "machines", lambda: ["n1", "n2"])
+    monkeypatch.setattr(cluster_job, "address_of", {"n1": "10.0.0.1"}.__getitem__)
+    monkeypatch.setattr(cluster_job.ssh, "own_address", {"10.0.0.1": "10.0.0.9"}.__getitem__)
+    jobs: list[Job] = []
+    monkeypatch.setattr(cluster_job, "run_prepared", lambda job, *others: jobs.append(job))
+    given = {
+        "command": ["true"],
+        "workers": 3,
+        "servers": 1,
+        "launcher": "yarn",
+        "hosts": None,
+        "copy_to": None,
+    }
+    request = launchers.Request(**(given | {"env": {"MINE": "m"}, "ssh": ("ssh",)} | options))  # type: ignore[arg-type]
+    launchers.run(request, lambda line: None, lambda text: None)
+    return jobs[0]
+
+
+def test_a_service_is_all_of_a_role_and_no_secret_is_on_a_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SECRET", "s")
+    job = job_of(monkeypatch, memory=(1 << 30) + 1, cores=4)
+    server, worker = job.processes("tcp://10.0.0.9:1")
+    for process, tasks in ((worker, 3), (server, 1)):
+        order = json.loads(process.command[3])
+        assert (order["tasks"], order["address"]) == (tasks, "10.0.0.9")
+        assert (order["cores"], order["memory_mb"]) == (4, 1025), "no less than was asked for"
+        assert {"MINE", "GRADWIRE_JOB_KEY"} <= set(order["variables"])
+        assert "SECRET" not in order["variables"]
+        assert job.environment["GRADWIRE_JOB_KEY"] not in " ".join(process.command)
+
+
+NODES = """\
+26/01/01 00:00:00 INFO client.RMProxy: Connecting to ResourceManager
+Total Nodes:3
+         Node-Id\t     Node-State\tNode-Http-Address\tNumber-of-Running-Containers
+   node1.lan:45454\t        RUNNING\t   node1.lan:8042\t                           0
+   node2.lan:45454\t        RUNNING\t   node2.lan:8042\t                           2
+   node3.lan:45454\t           LOST\t   node3.lan:8042\t                           0
+"""
+
+
+def test_only_running_nodes_count() -> None:
+    assert yarn._NODE.findall(NODES) == ["node1.lan", "node2.lan"]
+
+
+class Containers:
+    """The submitting side, and connections to it as containers make them."""
+
+    def __init__(self, count: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.failure = Failure(notice_seconds=60)
+        self.tasks = Tasks(self._listener, "token", count, self.failure)
+
+    def connect(self, hello: bytes) -> socket.socket:
+        connection = socket.create_connection(self._listener.getsockname())
+        connection.sendall(hello)
+        self.tasks.step()  # it is accepted
+        self.tasks.step()  # it is heard
+        return connection
+
+
+def test_lines_and_ends_of_containers(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    containers = Containers(2)
+    one = containers.connect(b"token 1\n1 out\n")
+    zero = containers.connect(b"token 0\n2 err\n2 \n")
+    assert containers.tasks.all_are_here
+    one.sendall(b"x 7\n")
+    containers.tasks.step()
+    zero.close()
+    containers.tasks.step()
+    assert (containers.failure.code, containers.tasks.all_have_ended) == (7, True)
+    out, err = capfdbinary.readouterr()
+    assert out == b"1: out\n"
+    assert err == (
+        b"0: err\n0: \nrank 1 ended with exit code 7\n"
+        b"rank 0 ended with exit code 1: its container has gone without a word\n"
+    )
+
+
+def test_a_service_that_yarn_gives_up_ends_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "yarn"
+    program.write_text("""#!/bin/sh\necho INFO some words\necho '{"name": "'$3'", "state": "FAILED"}'\n""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(yarn_keeper, "_STATUS_SECONDS", 0.0)
+    containers = Containers(2)
+    containers.connect(b"token 1\n")
+    assert yarn_keeper.watch(containers.tasks, "gradwire-0a", containers.failure) == 1
+    assert "YARN says that service gradwire-0a is FAILED" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        b"wrong 0\n",
+        b"token 2\n",
+        b"token -1\n",
+        b"token x\n",
+        b"token\n",
+        b"\n",
+        b"x" * 1000,
+        b"token " + b"9" * 5000 + b"\n",
+    ],
+    ids=["token", "rank", "sign", "text", "none", "empty", "long", "many digits"],
+)
+def test_who_is_none_of_ours_is_sent_away(hello: bytes) -> None:
+    containers = Containers(2)
+    stranger = containers.connect(hello)
+    stranger.settimeout(10)
+    assert stranger.recv(1) == b""
+    assert not containers.tasks.all_are_here
+    assert containers.failure.code == 0
+
+
+def test_a_rank_is_taken_once() -> None:
+    containers = Containers(2)
+    first = containers.connect(b"token 0\n")
+    assert containers.connect(b"token 0\n").recv(1) == b""
+    first.settimeout(0.1)
+    with pytest.raises(socket.timeout):
+        first.recv(1)
+
+
+def test_the_end_of_the_connection_is_the_tasks_own() -> None:
+    """As the program of a container is sent: by itself, with its order put in."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        order = {"variables": []}
+        words = ["sh", "-c", "echo running; sleep 60"]
+        program = yarn_keeper.program_of(order, listener.getsockname()[:2], "token", words)
+        assert program.count("\nORDER = ") == 1
+        space = {"__name__": "task"}
+        exec(compile(program, "task", "exec"), space)
+        codes: list[int] = []
+        runner = threading.Thread(target=lambda: codes.append(space["run"](space["ORDER"], "3")))  # type: ignore[operator]
+        runner.start()
+        connection, _ = listener.accept()
+        said = connection.makefile("rb")
+        assert [said.readline(), said.readline()] == [b"token 3\n", b"1 running\n"]
+        connection.shutdown(socket.SHUT_WR)
+        runner.join(30)
+    assert codes == [143]
