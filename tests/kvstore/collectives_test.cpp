@@ -406,9 +406,11 @@ TEST_P(Failure, AWorkerThatLeavesIsNamedByThoseThatFetchFromIt) {
 }
 
 TEST_P(Failure, AWorkerThatLeavesIsNamedByThePosterItDoesNotFetchFrom) {
+  std::vector<std::vector<float>> arrays(2, std::vector<float>(50'000));  // lent until the engines are closed
+  std::atomic<std::size_t> taken{0};
   const auto texts = errors_when_worker_1([] {}, "broadcast", "\nroot=0\ndtype=float32\nelements=50000\n",
                                           [&](Collectives& c) {
-                                            std::vector<float> values(50'000);
+                                            auto& values = arrays.at(taken++);
                                             c.broadcast(writable(values), DataType::kFloat32, 0);
                                             if (values[0] == 0) std::this_thread::sleep_for(1s);
                                             throw std::runtime_error("worker 1 left the job: not noticed");
