@@ -60,10 +60,10 @@ TEST(NativeNccl, AFailureOfTheCommunicatorFailsTheJobNamingItsRank) {
     const auto keys = engine.declare(std::vector<KeySpec>{{"w", {1000}}});
     std::vector<float> values(1000, 1.0F);
     engine.push_pull(keys[0], values, values, 0).wait();
-    engine.barrier();
-    if (rank == 1) memory[1]->fails = true;
-    memory[rank]->sums = false;
     try {
+      engine.barrier();  // who wakes late hears here already of what failed after it
+      if (rank == 1) memory[1]->fails = true;
+      memory[rank]->sums = false;
       engine.push_pull(keys[0], values, values, 0).wait();
       FAIL() << "summed by a communicator that had failed";
     } catch (const transport::TransportError& error) {
