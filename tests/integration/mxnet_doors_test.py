@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -101,6 +102,20 @@ def test_a_script_of_horovods_runs_unchanged(tmp_path: Path) -> None:
     result, text = run_script(tmp_path, HOROVODS_SCRIPT, "-m", "gradwire.horovod.run")
     assert result.exit_code == 0, text
     assert text.count("passed") == 2
+
+
+QUICK_START = "mpirun -np 2 -H localhost:2 -bind-to none -map-by slot"
+
+
+def test_horovods_quick_start_under_mpirun(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(HOROVODS_SCRIPT, encoding="utf-8")
+    program = [sys.executable, str(EXEC), "-m", "gradwire.horovod.run", str(path)]
+    with environment(tmp_path):
+        command = [*QUICK_START.split(), "--allow-run-as-root", *program]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("passed") == 2
 
 
 ENDS_UNREAD = """
