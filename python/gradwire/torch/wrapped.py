@@ -23,6 +23,20 @@ class Front(torch.optim.Optimizer):
     def close(self) -> None:
         """Ends the exchange."""
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes in what load_state_dict() made: into the groups and state at hand, which the optimizer inside shares,
+        and with it the schedulers that were made of that one.
+        """
+        groups, shared = self.param_groups, self.state
+        super().__setstate__(state)
+        loaded, loaded_state = [dict(group) for group in self.param_groups], dict(self.state)
+        for group, values in zip(groups, loaded, strict=True):
+            group.clear()
+            group.update(values)
+        shared.clear()
+        shared.update(loaded_state)
+        self.param_groups, self.state = groups, shared
+
     def __reduce__(self) -> Any:
         return _plain, (self._base,), self.__getstate__()
 
