@@ -88,19 +88,16 @@ class HookState:
         self._store = store_of(process_group)
         session.require_sums(self._store)
         controller = controller_of(self._store, auto)
-        if auto is None:
-            session.set_compression(self._store, codec)
-        else:
-            self._store.use_compression(DENSE)
+        default = session.parse_chosen(codec) if auto is None else DENSE
+        held = default or self._store.compression
         self._names = {p: name for name, p in named}
-        parameter_codecs = ParameterCodecs(
-            self._store.compression, codecs, may_compress=controller is not None
-        )
+        parameter_codecs = ParameterCodecs(held, codecs, may_compress=controller is not None)
         if self._names:
             parameter_codecs.require_matches(self._names.values())
         self._options = ExchangeOptions(
             codecs=parameter_codecs,
-            warm_up=WarmUp(warm_up, self._store.compression) if warm_up else None,
+            default=default,
+            warm_up=WarmUp(warm_up, held) if warm_up else None,
             grad_scaler=scaler,
             on_nonfinite=on_nonfinite,
             controller=controller,
@@ -112,9 +109,9 @@ class HookState:
         self._restored: Mapping[str, Any] | None = None
 
     def close(self) -> None:
-        """Ends the use of this. Models in one process may each have a HookState of their own; small gradients of the
-        first one travel together, and those of the next after close(). A warm-up ends with it. On all ranks at the
-        same place.
+        """Ends the use of this. Models in one process may each have a HookState of their own, with other codecs; small
+        gradients of the first one travel together, and those of the next after close(). A warm-up ends with it. On all
+        ranks at the same place.
         """
         self._exchange.close()
 

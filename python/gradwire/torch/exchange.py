@@ -54,6 +54,7 @@ class ExchangeOptions:
 
     Attributes:
         codecs: which codec each parameter has.
+        default: which codec the others have; None: that of the store.
         warm_up: which codec the others have in the first steps, or None.
         grad_scaler: torch's GradScaler, where the loss is scaled: what is sent is divided by its scale, so that
             residuals, and thresholds, do not change their meaning when it changes.
@@ -64,6 +65,7 @@ class ExchangeOptions:
     """
 
     codecs: ParameterCodecs
+    default: Compression | None = None
     warm_up: WarmUp | None = None
     grad_scaler: Any = None
     on_nonfinite: OnNonfinite = "warn"
@@ -93,7 +95,8 @@ class Exchange:
     def __init__(self, store: KVStore, options: ExchangeOptions, user: User | None) -> None:
         """
         Args:
-            store: whose engine sums; its slots are taken, if nobody has them, and its compression follows warm_up.
+            store: whose engine sums; its slots are taken, if nobody has them. Who has them sets its compression; others
+                set codecs key by key, which leaves everybody else's alone.
             user: a store serves one optimizer at a time, which takes the place of an earlier one, and any number of
                 hooks. None: who sends each parameter apart, by submit(), and leaves the slots to others.
         """
@@ -116,11 +119,15 @@ class Exchange:
         self._prefix = f"gradient.{next(_calls.setdefault(store, itertools.count()))}."
         self._scale = 1.0  # of the loss, in the step in progress
         self._begun = self._marked = False
+        self._sets_store = self._fuses or user == "optimizer"  # as DistributedOptimizer does itself
+        self._default: Compression | None = None  # set key by key
+        if options.default is not None:
+            self._use(options.default)
         self._auto: AutoCodecs | None = None
         if options.controller is not None:
             self._auto = AutoCodecs(store, options.controller, shares_buckets=self._fuses)
         if options.warm_up is not None:
-            store.use_compression(options.warm_up.compression())
+            self._use(options.warm_up.compression())
         if options.vetoes:
             self._engine.keep_rollback(True)
 
@@ -162,8 +169,8 @@ class Exchange:
         ]
         apart: dict[Compression, list[int]] = {}
         for parameter in added:
-            if parameter.own is not None:
-                apart.setdefault(parameter.own, []).append(parameter.key)
+            if (compression := parameter.own or self._default) is not None:
+                apart.setdefault(compression, []).append(parameter.key)
         for compression, own_keys in apart.items():
             self._engine.set_key_compression(own_keys, compression.spec, compression.reply)
         if self._auto is not None:
@@ -187,6 +194,21 @@ class Exchange:
                 self._engine.set_residual(parameter.key, np.zeros_like(unsent))
         if self._options.vetoes:
             self._rows.keep_rollback()
+
+    def _use(self, compression: Compression) -> None:
+        """Has parameters without a codec of their own travel by this from the next step on. A collective."""
+        if self._sets_store:
+            self._store.use_compression(compression)
+            return
+        self._default = compression
+        keys = [parameter.key for parameter in self._parameters if parameter.own is None]
+        # Also where there are no keys yet: ranks that differ are told at once.
+        self._engine.set_key_compression(keys, compression.spec, compression.reply)
+
+    @property
+    def _compression(self) -> Compression:
+        """What parameters without a codec of their own travel by."""
+        return self._default or self._store.compression
 
     def gather(self, name: str, blob: bytes) -> list[bytes]:
         """Every rank's blob, in rank order. A collective."""
@@ -282,7 +304,7 @@ class Exchange:
             run.mul_(1.0 / self._scale)  # a power of two, as torch's are: exact
         if self._auto is not None:
             self._auto.before_send(index, run)
-        compression = self._parameters[index].own or self._store.compression
+        compression = self._parameters[index].own or self._compression
         if compression.spec == "none":
             self._dense.append(run)
 
@@ -330,8 +352,8 @@ class Exchange:
         if warm_up is None:
             return
         warm_up.step += 1
-        if (following := warm_up.compression()) != self._store.compression:
-            self._store.use_compression(following)
+        if (following := warm_up.compression()) != self._compression:
+            self._use(following)
 
     @property
     def needs_quiet(self) -> bool:
@@ -341,8 +363,9 @@ class Exchange:
     def _end_warm_up(self) -> None:
         """Has the store's compression be the one that follows the warm-up, if that is under way. A collective then."""
         warm_up = self._options.warm_up
-        # What others have set since is theirs.
-        if warm_up is None or not session.is_open(self._store) or self._store.compression == warm_up.final:
+        if warm_up is None or not self._sets_store or not session.is_open(self._store):
+            return
+        if self._store.compression == warm_up.final:  # what others have set since is theirs
             return
         if self._store.compression == warm_up.compression():
             self._store.use_compression(warm_up.final)
@@ -391,7 +414,7 @@ class Exchange:
         """
         if self._options.warm_up is not None and "step" in state:
             self._options.warm_up.step = int(state["step"])
-            self._store.use_compression(self._options.warm_up.compression())
+            self._use(self._options.warm_up.compression())
         if self._auto is not None and "auto" in state:
             self._auto.load(state["auto"])
 
@@ -428,6 +451,11 @@ class Exchange:
                 self._engine.set_residual(parameter.key, residual.float().cpu().contiguous().numpy())
             elif elements := self._engine.residual(parameter.key).size:
                 self._engine.set_residual(parameter.key, np.zeros(elements, np.float32))
+
+
+def has_free_slots(store: KVStore) -> bool:
+    """True where no exchange has a store's slots, so that nobody's gradients follow its compression."""
+    return store not in _slots_of
 
 
 def enabled_scaler(given: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gradwire.torch import session, wrapped
-from gradwire.torch.exchange import STATE_KEY, ExchangeOptions
+from gradwire.torch.exchange import STATE_KEY, ExchangeOptions, has_free_slots
 from gradwire.torch.local_rounds import LocalRounds, MakeOuter, Schedule
 from gradwire.torch.parameter_codecs import ParameterCodecs
 from gradwire.torch.parameter_names import name_group, name_parameters, require_real
@@ -105,11 +105,13 @@ def LocalStepOptimizer(
             "outer gradients, such as 'int4'"
         )
     # What is wrong is said before anything is changed.
-    session.parse_chosen(compression)
-    ParameterCodecs(store.compression, codecs).require_matches(name for name, _ in named)
+    default = session.parse_chosen(compression)
+    parameter_codecs = ParameterCodecs(default or store.compression, codecs)
+    parameter_codecs.require_matches(name for name, _ in named)
     result = wrapped.take_over(optimizer, _LocalSteps)
-    session.set_compression(store, compression)
-    options = ExchangeOptions(codecs=ParameterCodecs(store.compression, codecs))
+    if default is not None and has_free_slots(store):
+        store.use_compression(default)  # the engine cuts tensors by it
+    options = ExchangeOptions(codecs=parameter_codecs, default=default)
     schedule = Schedule(sync_every, fragments, merge_after, float(mixing))
     result._rounds = LocalRounds(store, named, options, schedule, outer)
     return result

@@ -22,7 +22,6 @@ __all__ = [
     "parse_chosen",
     "parse_compression",
     "require_sums",
-    "set_compression",
 ]
 
 
@@ -117,17 +116,3 @@ def auto_budget(wanted: Wanted | None, budget: str | None) -> Budget | None:
 def is_overridden() -> bool:
     """True where GRADWIRE_COMPRESSION takes the place of all that the script says of codecs."""
     return bool(settings.read().compression)
-
-
-def set_compression(store: kv.KVStore, wanted: Wanted | None) -> None:
-    """Sets a store's compression, with this front end's defaults. Collective.
-
-    Args:
-        wanted: as for DistributedOptimizer; GRADWIRE_COMPRESSION wins over it. None of both: nothing is set.
-
-    Raises:
-        ValueError: an unknown codec, parameter or reply.
-    """
-    if (parsed := parse_chosen(wanted)) is not None:
-        # Not set_gradient_compression(): it reads GRADWIRE_COMPRESSION itself, with MXNet's defaults.
-        store.use_compression(parsed)
