@@ -220,8 +220,9 @@ def worker_broadcast(store: gw.kv.KVStore) -> None:
         return torch.randint(-(2**31), 2**31, (1001,), generator=generator, dtype=torch.int32)
 
     for root in (0, 1):
-        mine = {
+        mine = {  # "waves" is behind an odd number of 8 bytes
             "bits": noise(store.rank).view(torch.float32),  # NaNs of all kinds and denormals among them
+            "waves": torch.full((3,), complex(0.5, store.rank), dtype=torch.complex128),
             "count": torch.tensor(2**40 + store.rank),
             "halves": torch.full((3, 5), 0.5 + store.rank, dtype=torch.bfloat16),
             "flags": torch.tensor([True, store.rank == 1, False]),
@@ -231,6 +232,7 @@ def worker_broadcast(store: gw.kv.KVStore) -> None:
         }
         gw.torch.broadcast_parameters(mine, root_rank=root, store=store)
         assert torch.equal(mine["bits"].view(torch.int32), noise(root))
+        assert bool((mine["waves"] == complex(0.5, root)).all())
         assert int(mine["count"]) == 2**40 + root
         assert bool((mine["halves"] == 0.5 + root).all())
         assert mine["flags"].tolist() == [True, root == 1, False]

@@ -123,7 +123,8 @@ def _entry(entry: Sequence[Any] | None) -> str:
 def _broadcast(store: kv.KVStore, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
     """Overwrites tensors, whose layout is the same on all ranks, with the root's, all in one message."""
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    starts = list(itertools.accumulate((-(-size // 8) * 8 for size in sizes), initial=0))
+    # view() to a dtype asks for a start that is a multiple of its element: complex128 has 16 bytes.
+    starts = list(itertools.accumulate((-(-size // 16) * 16 for size in sizes), initial=0))
     words = np.zeros(starts[-1] // 4, dtype=np.float32)  # floats to the engine, which moves them as they are
     octets = torch.from_numpy(words.view(np.uint8))
     if words.size == 0:
