@@ -8,6 +8,7 @@ import pytest
 from integration.torch_jobs import CaseJob, case_names
 
 PROGRAM = Path(__file__).with_name("torch_cases.py")
+CASES = case_names(PROGRAM) + case_names(PROGRAM.with_name("torch_step_cases.py"))
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +16,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> CaseJob:
     return CaseJob(PROGRAM, str(tmp_path_factory.mktemp("torch_ranks")), workers=2)
 
 
-@pytest.mark.parametrize("name", case_names(PROGRAM))
+@pytest.mark.parametrize("name", CASES)
 def test_two_ranks(name: str, job: CaseJob) -> None:
     assert job.passed[name] == 2, job.text
 

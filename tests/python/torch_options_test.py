@@ -378,6 +378,28 @@ def test_a_failed_backward_leaves_the_optimizer_usable(store: gw.kv.KVStore) -> 
     optimizer.close()
 
 
+def test_a_sparse_gradient_with_a_nan_is_skipped_alone_too(store: gw.kv.KVStore) -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    optimizer = gw.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        model.named_parameters(),
+        store=store,
+        on_nonfinite="skip_step",
+    )
+    before = model.weight.detach().clone()
+
+    def step(factor: float) -> None:
+        optimizer.zero_grad()
+        (factor * model(torch.tensor([1, 3]))).sum().backward()
+        optimizer.step()
+
+    with pytest.warns(RuntimeWarning, match="no rank takes this step"):
+        step(float("nan"))
+    assert torch.equal(model.weight, before)
+    step(1.0)
+    assert (model.weight != before).any(1).tolist() == [False, True, False, True, False]
+
+
 def test_the_norm_of_gradients_is_bounded(store: gw.kv.KVStore) -> None:
     model = make()
     optimizer = wrap(model, store, "fp16", max_grad_norm=0.01)

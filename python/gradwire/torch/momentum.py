@@ -23,8 +23,12 @@ _APPLIED = {"momentum": 0, "weight_decay": 0, "dampening": 0, "nesterov": False,
 class WorkerMomentum:
     """Momentum buffers of this worker, kept where SGD keeps its own, so that checkpoints hold them."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, *, vetoes: bool = False) -> None:
         """Takes over the momentum of an SGD optimizer.
+
+        Args:
+            vetoes: a step in which any rank met a NaN or an infinity is not taken; what was before it is kept until
+                end_step().
 
         Raises:
             ValueError: it is no torch.optim.SGD, or a parameter group has no momentum.
@@ -41,6 +45,8 @@ class WorkerMomentum:
                     f"momentum={group['momentum']}, expected one above 0; leave momentum_correction out"
                 )
         self._optimizer = optimizer
+        self._vetoes = vetoes
+        self._before: dict[torch.Tensor, torch.Tensor | None] = {}  # buffers as this step found them
         self._group_of: dict[torch.Tensor, int] = {}
         self.find_groups()
 
@@ -69,11 +75,34 @@ class WorkerMomentum:
             step = step.add(parameter, alpha=group["weight_decay"])
         state = self._optimizer.state[parameter]
         buffer = state.get("momentum_buffer")
+        if self._vetoes:
+            self._before[parameter] = buffer
         if buffer is None:
             buffer = state["momentum_buffer"] = step.detach().clone()
         else:
+            if self._vetoes:
+                buffer = state["momentum_buffer"] = buffer.clone()
             buffer.mul_(group["momentum"]).add_(step, alpha=1 - group["dampening"])
         out.copy_(step.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer)
+
+    @torch.no_grad()
+    def end_step(self, *, nonfinite: bool) -> None:
+        """Ends the step of the last advance() of each parameter.
+
+        Args:
+            nonfinite: any rank met a NaN or an infinity. If such a step is not taken, momentum is what it was before;
+                if it is, what is not finite begins anew at zero, or this worker could never send it again.
+        """
+        if nonfinite and self._vetoes:
+            for parameter, buffer in self._before.items():
+                del self._optimizer.state[parameter]["momentum_buffer"]
+                if buffer is not None:
+                    self._optimizer.state[parameter]["momentum_buffer"] = buffer
+        elif nonfinite:
+            for state in self._optimizer.state.values():
+                if (buffer := state.get("momentum_buffer")) is not None:
+                    buffer.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        self._before.clear()
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

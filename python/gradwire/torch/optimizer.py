@@ -29,6 +29,7 @@ from gradwire.torch.momentum import WorkerMomentum
 from gradwire.torch.parameter_codecs import DENSE, ParameterCodecs
 from gradwire.torch.parameter_names import name_group, name_parameters, require_real
 from gradwire.torch.reducer import GradientReducer
+from gradwire.torch.sparse_gradients import all_finite
 from gradwire.torch.subset_step import SubsetStep
 from gradwire.torch.warm_up import Stages, WarmUp
 
@@ -81,8 +82,12 @@ def DistributedOptimizer(
             hold gradients of several scales). Recommended with SGD, momentum and 2bit: in
             experiments/auto_threshold it removes most of the loss of accuracy. "auto": on for SGD with
             momentum when the compression is 2bit with threshold auto, and neither of these is given. Momentum
-            is kept in state_dict() under SGD's own name, each worker its own.
-        backward_passes_per_step: calls of backward() whose gradients are added up before they are sent.
+            is kept in state_dict() under SGD's own name, each worker its own. A NaN does not stay in it: a step that
+            is vetoed leaves it as it was, and in one that is not, elements that are not finite begin anew at zero.
+        backward_passes_per_step: calls of backward() whose gradients are added up before they are sent. A step() after
+            fewer, as at the end of an epoch, sends what there is, and is then a collective. Until that step() p.grad is
+            this rank's own, also to what clips it or looks at it; a GradScaler would find other infinities on each
+            rank, so with grad_scaler such a step() is an error.
         max_grad_norm: step() scales all gradients, the workers' means, so that their total norm is at most
             this. The same on all ranks, as the means are. For LBFGS those of every call of the closure.
         grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so
@@ -117,6 +122,11 @@ def DistributedOptimizer(
     parameters are not sent until they require a gradient. LBFGS gets the workers' mean loss. `state_dict()` holds,
     under "gradwire", what this rank has not sent yet: save it on every rank. Copies and pickles are of the optimizer
     inside, which exchanges nothing.
+
+    p.grad is the same memory in every step, a part of one buffer for all parameters: clone() what you keep or save.
+
+    A backward() that raises an error counts as one. Where it was a step's last, the other ranks get NaNs in place of
+    what it has not sent; step() then does here what it does there, but takes no means that hold a NaN.
 
     Raises:
         ValueError: an argument is not valid; parameters that named_parameters lacks; ranks that differ, all
@@ -207,7 +217,7 @@ def DistributedOptimizer(
         sparse_gradients=sparse_gradients,
         sparse_parameters=sparse_parameters,
     )
-    momentum = WorkerMomentum(result) if momentum_correction else None
+    momentum = WorkerMomentum(result, vetoes=options.vetoes) if momentum_correction else None
     result._max_norm, result.overlap_step = max_grad_norm, overlap_step
     result._wanted = wanted
     result._warm_up_steps = sum(steps for _, steps in warm_up) if warm_up else 0
@@ -263,7 +273,12 @@ class _Distributed(wrapped.Front):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the wrapped optimizer's step on the means, unless on_nonfinite="skip_step" vetoes it; with overlap_step
-        begins it.
+        begins it. After fewer than backward_passes_per_step calls of backward() it sends what those have left first.
+
+        Raises:
+            RuntimeError: there were fewer, and there is a grad_scaler; on all ranks that step.
+            ValueError: a closure, or a GradScaler, with overlap_step.
+            gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
         if self._ended is not None:
             raise self._ended
@@ -278,6 +293,7 @@ class _Distributed(wrapped.Front):
             closure = None
         if self._reducer is not None:
             self._reducer.settle()
+            self._reducer.flush()
             if self._reducer.take_veto():
                 return loss
         if self._skips_nonfinite and self._has_nonfinite():
@@ -321,6 +337,8 @@ class _Distributed(wrapped.Front):
 
         def mean_loss() -> float:
             loss = closure()
+            if self._reducer is not None:
+                self._reducer.flush()
             if self._max_norm is not None:
                 self._clip(self._max_norm)
             own = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
@@ -337,8 +355,7 @@ class _Distributed(wrapped.Front):
         torch.nn.utils.clip_grad_norm_(gradients, most if scale is None else most * float(scale))
 
     def _has_nonfinite(self) -> bool:
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        return not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        return not all_finite(p.grad for group in self.param_groups for p in group["params"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; ends what a backward() that failed had begun to send."""

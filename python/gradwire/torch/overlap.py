@@ -369,7 +369,10 @@ class OverlappingReducer(GradientReducer):
 
     def _finish(self) -> None:
         self._leave()
-        if self.exchange.finish() and self._options.on_nonfinite == "warn":
+        nonfinite = self.exchange.finish()
+        if self._momentum is not None:
+            self._momentum.end_step(nonfinite=nonfinite)
+        if nonfinite and self._options.on_nonfinite == "warn":
             warn_of_nonfinite("warn")
 
     def _leave(self) -> None:

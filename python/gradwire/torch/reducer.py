@@ -25,7 +25,7 @@ from torch.autograd import Variable
 
 from gradwire import _core
 from gradwire.torch.exchange import Exchange, ExchangeOptions, is_channels_last, warn_of_nonfinite
-from gradwire.torch.sparse_gradients import gradient_of
+from gradwire.torch.sparse_gradients import all_finite, gradient_of
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
@@ -226,8 +226,28 @@ class GradientReducer:
             return
         self._tasks.clear()
         self._passes_done += 1
-        if self._passes_done < self._passes:
+        if self._passes_done == self._passes:
+            self._send_rest()
+
+    def flush(self) -> None:
+        """Sends what fewer calls of backward() have left than were to be added up. A collective.
+
+        Raises:
+            RuntimeError: a GradScaler has looked at those gradients, and each rank's has found something of its own.
+        """
+        if self._passes_done == 0:
             return
+        if self._options.grad_scaler is not None:
+            raise RuntimeError(
+                f"gradwire.torch: step() after {self._passes_done} of {self._passes} calls of backward() "
+                "(backward_passes_per_step), with grad_scaler: the scaler has looked at this rank's own gradients "
+                "already, so that ranks may differ in whether to step; leave out the batches that do not fill a step, "
+                "or leave backward_passes_per_step out and call all but a step's last backward() in optimizer.no_sync()"
+            )
+        self._send_rest()
+
+    def _send_rest(self) -> None:
+        """Ends a step's last pass."""
         self._passes_done = 0
         # Unused in this pass: what earlier passes left, or zeros, so that the sum is complete.
         for index, ready in enumerate(self._ready):
@@ -237,15 +257,22 @@ class GradientReducer:
 
     def _end_step(self) -> None:
         """Waits for the means of all that was sent."""
+        if self._finish_step():
+            self._handle_nonfinite()
+
+    def _finish_step(self) -> bool:
+        """Waits for the means of all that was sent; returns whether any rank met a NaN or an infinity."""
         nonfinite = self._await_sums()
         self._ready = bytearray(len(self._parameters))
         self._copy_back()
         nonfinite |= self._thaw()
         self._agree_on_rows()
         self.exchange.advance()
-        self._veto = False  # of an earlier step, which GradScaler may have skipped without asking
-        if nonfinite:
-            self._handle_nonfinite()
+        if self._momentum is not None:
+            self._momentum.end_step(nonfinite=nonfinite)
+        # Not that of an earlier step, which GradScaler may have skipped without asking.
+        self._veto = nonfinite and self._options.vetoes
+        return nonfinite
 
     def _await_sums(self) -> bool:
         """Ends what was sent; returns whether any rank met a NaN or an infinity."""
@@ -343,7 +370,6 @@ class GradientReducer:
             return
         if self._options.grad_scaler is None:  # to a GradScaler it is its daily work
             warn_of_nonfinite("skip_step")
-        self._veto = True
         # GradScaler looks for one, to skip the step and lower its scale on every rank.
         gradients = [p.grad for p in self._parameters if p.requires_grad and p.grad is not None]
         values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
@@ -360,25 +386,28 @@ class GradientReducer:
         self._failed = True
 
     def settle(self) -> None:
-        """Ends what a backward() that failed had begun to send. The other ranks wait for the rest of it: they get
-        NaNs, so that they hear of it, and what is found here is dropped.
+        """Ends a backward() that failed, which counts as one of those that are added up. Where it was the last of them
+        the other ranks wait for what it has not sent: they get NaNs, so that they hear of it. p.grad is then what it is
+        there, but None if that is no number, and step() does here what it does there.
         """
         if not self._failed:
             return
         self._failed = False
-        self._passes_done = 0
-        if not any(self._ready):
+        self._passes_done += 1
+        if self._passes_done < self._passes:
             return
+        self._passes_done = 0
         for index, ready in enumerate(self._ready):
             if not ready:
                 self._send_instead(index, float("nan"))
-        self._await_sums()
-        self._agree_on_rows()
-        self.exchange.advance()
         for index, parameter in enumerate(self._parameters):
-            if self._in_place[index] and self._ready[index]:
-                parameter.grad = None  # memory that was under way
-        self._ready = bytearray(len(self._parameters))
+            if parameter.requires_grad:
+                parameter.grad = self._slots[index] if self._in_place[index] else None
+        self._finish_step()
+        live = [parameter for parameter in self._parameters if parameter.requires_grad]
+        if self._veto or not all_finite(parameter.grad for parameter in live):
+            for parameter in live:
+                parameter.grad = None
 
     def _send_instead(self, index: int, value: float) -> None:
         """Sends one value in the place of a gradient."""
@@ -396,6 +425,7 @@ class GradientReducer:
         """Takes part, with zeros, in the step in which ranks agree what travels as rows, if that is still to come: it
         needs all of them, also those that join before their first batch. A collective then.
         """
+        self._passes_done = 0  # what was not sent is this rank's alone
         if self._agreed:
             return
         self._stood_in = True

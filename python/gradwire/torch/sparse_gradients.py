@@ -5,7 +5,7 @@ Each such parameter is a table of the store (gradwire.sparse). A rank whose step
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +43,12 @@ def gradient_of(parameter: torch.Tensor, rows: Rows) -> torch.Tensor:
         is_coalesced=True,
         check_invariants=False,
     )
+
+
+def all_finite(gradients: Iterable[torch.Tensor | None]) -> bool:
+    """False where one of these gradients, sparse or not, holds a NaN or an infinity."""
+    values = (each._values() if each.is_sparse else each for each in gradients if each is not None)
+    return all(bool(torch.isfinite(each).all()) for each in values)
 
 
 class RowExchange:
