@@ -18,6 +18,7 @@ from gradwire import _core, encryption, endpoints, mpi, nccl, settings
 __all__ = [
     "Joined",
     "applies_at_once",
+    "ends_as_one",
     "goes_on",
     "is_local",
     "names",
@@ -53,6 +54,11 @@ def is_local(name: str) -> bool:
 def sums_in_one_order(name: str) -> bool:
     """Tells whether a library sums in a store, so that every rank must push the same keys in the same order."""
     return _STORES[name] in (_join_nccl, _join_mpi_native)
+
+
+def ends_as_one(name: str) -> bool:
+    """Tells whether a store is over MPI, which no process may leave before all others do."""
+    return _STORES[name] in (_join_mpi_peers, _join_mpi_native)
 
 
 def applies_at_once(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -164,7 +165,8 @@ class Worker(AbstractKVStore):
         """Ends what is under way, and leaves the job cleanly. Called at exit for stores still open.
 
         Where others need this process to the end (it serves the roll call; or over MPI, which ends for all ranks at
-        once), waits until they have left too.
+        once), waits until they have left too. Not so where an uncaught error has ended the script: then the job ends
+        with this process, but over MPI.
         """
         if self.is_open and not self._is_local:
             self._report_left()
@@ -172,8 +174,9 @@ class Worker(AbstractKVStore):
         self.is_open = False
         with contextlib.ExitStack() as leaving:
             leaving.callback(self._leave)
-            for finish in list(self.unfinished):
-                leaving.callback(finish)
+            if not _an_error_ended_the_script():  # others may never send what it waits for
+                for finish in list(self.unfinished):
+                    leaving.callback(finish)
 
     def report_joined(self) -> None:
         """Reports, to who asked for it, what job this is."""
@@ -205,6 +208,9 @@ class Worker(AbstractKVStore):
         self.engine.close()
         if recorder is not None:
             recorder.write()
+        if _an_error_ended_the_script() and not joining.ends_as_one(self._kind):
+            self._say_that_the_job_ends()
+            return
         began = time.monotonic()
         pause = 5.0
         while not self.engine.outlast(pause) and time.monotonic() - began < self._settings.slow_abort:
@@ -215,6 +221,13 @@ class Worker(AbstractKVStore):
                 "process to its end",
             )
             pause = 60.0
+
+    def _say_that_the_job_ends(self) -> None:
+        if not self.engine.outlast(0.0):
+            self._log.say(
+                "warning",
+                "an error has ended this process, which the job needs to its end: the job ends with it",
+            )
 
     def wait_until(self, done: Callable[[float], bool]) -> None:
         """Calls done(seconds) until it returns True, and prints in between what the engine has to say."""
@@ -227,3 +240,10 @@ class Worker(AbstractKVStore):
         """Reports on stderr what the engine has to say: a rank that is waited for, a codec that a device lacks."""
         for notice in self.engine.take_notices():
             self._log.say("warning", notice)
+
+
+def _an_error_ended_the_script() -> bool:
+    """Whether an uncaught error has ended the script. Of sys.exit(), whatever its code, Python tells nothing; and an
+    interactive session goes on after an error.
+    """
+    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")

@@ -9,7 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from integration.processes import Job, Run, assert_gone, names, python, run_to_the_end
+from integration.processes import (
+    START_SECONDS,
+    Job,
+    Run,
+    assert_gone,
+    names,
+    python,
+    run_to_the_end,
+    wait_until,
+)
 
 NOTICE_SECONDS = 10.0  # in which everybody must have ended
 ENDLESS = python(
@@ -59,6 +68,39 @@ def test_a_killed_worker_is_named_by_the_others(victim: int, tmp_path: Path) -> 
             continue
         assert process.code > 0, str(process)
         assert names(process.err, (role, victim)), str(process)
+
+
+LATER = """
+import os, pathlib, time, gradwire
+kv = gradwire.kv.create("allreduce")
+kv.barrier()
+while kv.rank and not (pathlib.Path(os.environ["TEST_FOLDER"]) / "go on").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_an_error_ends_rank_0_whatever_the_others_do(tmp_path: Path) -> None:
+    program = LATER + "if kv.rank == 0: raise OSError('no such file of images')\nkv.barrier()\n"
+    with Job(tmp_path, {}) as job:
+        start_as_torchrun_does(job, 2, [sys.executable, "-c", program])
+        first = job.members["worker", 0].ended(START_SECONDS)
+        (tmp_path / "go on").touch()
+        other = job.members["worker", 1].ended(NOTICE_SECONDS)
+    assert first.code == 1, str(first)
+    assert "OSError: no such file of images" in first.err, str(first)
+    assert "the job ends with it" in first.err, str(first)
+    assert other.code == 1, str(other)
+    assert "TransportError" in other.err, str(other)  # and it does not wait
+
+
+def test_rank_0_that_is_done_serves_the_others_to_their_end(tmp_path: Path) -> None:
+    with Job(tmp_path, {}) as job:
+        start_as_torchrun_does(job, 2, [sys.executable, "-c", LATER])
+        first = job.members["worker", 0]
+        wait_until(lambda: "all is done here" in first.err.read_text(), START_SECONDS, "rank 0 to be done")
+        (tmp_path / "go on").touch()
+        ended = [started.ended(NOTICE_SECONDS) for started in job.members.values()]
+    assert [process.code for process in ended] == [0, 0], [str(process) for process in ended]
 
 
 def test_a_killed_worker_ends_the_job_under_the_launcher(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from integration.processes import clean_environment
+from integration.processes import Job, clean_environment
 from integration.torch_jobs import case_names, torchrun
 
 PROGRAM = Path(__file__).with_name("torch_ddp_cases.py")
@@ -31,3 +31,10 @@ def test_two_ranks(name: str, outcome: subprocess.CompletedProcess[str]) -> None
 def test_the_job_ends_by_itself(outcome: subprocess.CompletedProcess[str]) -> None:
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert outcome.stdout.count("ended") == 2
+
+
+def test_an_error_on_rank_0_ends_the_job(tmp_path: Path) -> None:
+    with Job(tmp_path, {}) as job:
+        ended = job.start(("run", 0), torchrun("torch_crash_worker.py")).ended(60)
+    assert ended.code != 0, str(ended)
+    assert "OSError: no such file of images" in ended.err, str(ended)
