@@ -339,6 +339,103 @@ def a_nan_reaches_every_shard() -> None:
                 assert torch.equal(a.to_local(), b.to_local()), (codec, poison)
 
 
+class Layers(nn.Module):
+    """Three groups of parameters; what a gradient meets on its way to the first can be multiplied there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(20, 64), nn.Linear(64, 64), nn.Linear(64, 3)
+        for layer in (self.second, self.third):
+            fully_shard(layer)
+        fully_shard(self)
+
+    def forward(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        h = self.first(x)
+        h.register_hook(lambda gradient: gradient * factor)
+        return self.third(torch.relu(self.second(torch.relu(h))))
+
+
+@case
+def a_step_with_a_nan_in_one_group_leaves_no_trace_in_the_others() -> None:
+    """With a GradScaler and without: the bits of a run that has no such steps, and no scale."""
+
+    def run(codec: str, scaled: bool, poison: float | None) -> nn.Module:
+        torch.manual_seed(0)
+        model = Layers()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scaled)
+        gw.torch.compress_reduce_scatter(model, codec=codec, grad_scaler=scaler)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(8):
+            bad = step in (0, 4)
+            if bad and poison is None:
+                continue
+            optimizer.zero_grad()
+            x = torch.randn(30, 20, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+            factor = poison if bad and poison is not None and dist.get_rank() == 1 else 1.0
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                scaler.scale(model(x, factor).square().mean()).backward()
+            told = any("a worker's gradient held a NaN" in str(w.message) for w in caught)
+            assert told == (bad and not scaled), (codec, scaled, poison, step)
+            before = [p.detach().to_local().clone() for p in model.parameters()]
+            if scaled or not bad:
+                scaler.step(optimizer)
+                scaler.update()
+            now = [p.detach().to_local() for p in model.parameters()]
+            assert all(torch.equal(a, b) for a, b in zip(before, now, strict=True)) == bad
+        return model
+
+    for codec in ("2bit:threshold=0.001", "1bit", "int8"):
+        undisturbed = run(codec, False, None)
+        for scaled, poison in ((False, float("nan")), (True, float("inf"))):
+            disturbed = run(codec, scaled, poison)
+            for a, b in zip(disturbed.parameters(), undisturbed.parameters(), strict=True):
+                assert torch.equal(a.to_local(), b.to_local()), (codec, scaled)
+
+
+@case
+def residuals_stay_with_their_parameters() -> None:
+    """Of two branches used in turns, each has got in the end what it was due, of equal sizes or not."""
+
+    class Branches(nn.Module):
+        def __init__(self, wide: int) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(20, 64, bias=False), nn.Linear(20, wide, bias=False)
+
+        def forward(self, x: torch.Tensor, branch: str) -> torch.Tensor:
+            return self.get_submodule(branch)(x).square().sum()
+
+    def gradients(wide: int, codec: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = fully_shard(Branches(wide))
+        gw.torch.compress_reduce_scatter(model, codec=codec)
+        x = torch.randn(30, 20, generator=torch.Generator().manual_seed(dist.get_rank()))
+        for step in range(8):
+            loss = model(x, "other" if step % 2 else "one")
+            (loss if step == 0 else 0 * loss).backward()
+        return [p.grad.to_local() for p in model.parameters()]
+
+    for wide in (64, 32):
+        one, other = gradients(wide, "topk:ratio=0.25")
+        torch.testing.assert_close(one, gradients(wide, "none")[0])
+        assert not other.any(), wide
+
+
+@case
+def what_frozen_parameters_cost_is_told() -> None:
+    torch.manual_seed(0)
+    model = fully_shard(nn.Sequential(nn.Linear(20, 64), nn.Linear(64, 3)))
+    gw.torch.compress_reduce_scatter(model, codec="topk")
+    told = []
+    for frozen in (False, False, True, True):
+        model[0].requires_grad_(not frozen)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model(torch.ones(5, 20)).square().mean().backward()
+        told.append(any("has not sent yet is dropped" in str(w.message) for w in caught))
+    assert told == [False, False, True, False]
+
+
 @case
 def a_nan_reaches_every_rank_of_the_store() -> None:
     """kv.create("torch"): the sum is NaN on all, and the next one is as if that had not been."""

@@ -5,20 +5,28 @@
 
 Each rank encodes the shards that others own, with a residual of its own for every element, and sends each to its owner,
 which decodes and adds what it got in rank order: P (N-1)/N bytes of payload leave a rank, as in torch's. Parameters are
-gathered as torch does it: every rank must have the same bits of them. Where any rank met a NaN or an infinity, every
-shard is NaN, with a warning, and residuals are as if the step had not been.
+gathered as torch does it: every rank must have the same bits of them.
+
+Each FSDP module has its own reduce-scatter, of all its parameters: biases and norms are compressed with the rest. Where
+any rank met a NaN or an infinity in one, all its shards are NaN, with a warning, and when that backward() is over the
+residuals of all modules are as they were before it: the step must not be taken, as GradScaler sees to. With several
+backward() a step, each of which reduces, those before it have left their residuals. Residuals are not saved: who goes
+on from a checkpoint begins without.
 
 Threading: called from autograd's thread; it waits until the shard is there.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
@@ -26,22 +34,34 @@ from gradwire import compress
 from gradwire.gathered_sum import flagged, loses_nonfinite, unflagged, warn_of_nan_sum
 from gradwire.kv import KVStore
 from gradwire.torch import session
+from gradwire.torch.exchange import enabled_scaler
 from gradwire.torch.process_group import store_of
 
 
 def compress_reduce_scatter(
-    model: torch.nn.Module, codec: session.Wanted, process_group: dist.ProcessGroup | None = None
+    model: torch.nn.Module,
+    codec: session.Wanted,
+    process_group: dist.ProcessGroup | None = None,
+    *,
+    grad_scaler: Any = None,
 ) -> None:
     """Compresses the gradients of every FSDP module in a model. A collective of the group, after fully_shard().
+
+    A residual stays with its parameter: with a lossy codec, parameters that get no gradient in a backward() take part
+    with zeros, and have a gradient then (torch's set_reduce_scatter_unused_params). Where torch has no such switch, and
+    when parameters are frozen or thawed, the module's residuals begin anew, with a warning.
 
     Args:
         model: what fully_shard() was called on, its parts included.
         codec: as `compression` of DistributedOptimizer; GRADWIRE_COMPRESSION overrides it. A reply makes no sense
             here: each shard has one owner, which keeps the exact sum of what it was sent.
         process_group: the one that the model is sharded over. Default: torch's default group.
+        grad_scaler: the torch.amp.GradScaler that scales the loss, if one does. Gradients are sent without its scale,
+            so that residuals do not change their meaning with it.
 
     Raises:
         ValueError: nothing in the model is an FSDP module; a bad codec; the store at hand has other ranks.
+        TypeError: grad_scaler is something else.
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
@@ -49,28 +69,57 @@ def compress_reduce_scatter(
             "gradwire.torch: compress_reduce_scatter: no module of the model is an FSDPModule; call "
             "torch.distributed.fsdp.fully_shard(model) first"
         )
+    scaler = enabled_scaler(grad_scaler)
     store = store_of(process_group)
+    backward = _Backward()
     for number, module in enumerate(modules):
-        module.set_custom_reduce_scatter(CompressedReduceScatter(store, session.chosen(codec), number))
+        scatter = CompressedReduceScatter(store, session.chosen(codec), number, backward, scaler)
+        module.set_custom_reduce_scatter(scatter)
+        if scatter.is_lossy and hasattr(module, "set_reduce_scatter_unused_params"):
+            module.set_reduce_scatter_unused_params(True, recurse=False)
+
+
+@dataclass
+class _State:
+    """What a reduce-scatter leaves for the next, by owner of the shard."""
+
+    elements: int  # of a shard
+    residuals: list[Any]
+    scales: list[Any]  # where the codec agrees them
+    step: int
+
+    def copy(self) -> _State:
+        residuals = [None if residual is None else residual.copy() for residual in self.residuals]
+        return _State(self.elements, residuals, list(self.scales), self.step)
 
 
 class CompressedReduceScatter(ReduceScatter):
     """The reduce-scatter of one FSDP module."""
 
-    def __init__(self, store: KVStore, wanted: session.Wanted, number: int) -> None:
+    def __init__(
+        self, store: KVStore, wanted: session.Wanted, number: int, backward: _Backward, grad_scaler: Any
+    ) -> None:
         """
         Args:
             store: its workers are the group's ranks.
             wanted: the codec.
             number: tells modules apart, the same on all ranks.
+            backward: the model's, of all its modules.
+            grad_scaler: scales the loss, or None.
         """
         self._store = store
         self._spec = session.parse_compression(wanted).spec
         self._codec = compress.make(self._spec)
         self._number = number
-        self._step = 0
-        self._residuals: list[Any] = []  # by owner of the shard
-        self._scales: list[Any] = []  # likewise, where the codec agrees them
+        self._backward = backward
+        self._grad_scaler = grad_scaler
+        self._state: _State | None = None
+        self._kept: _State | None = None  # as of the last backward() that is over
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether there are residuals."""
+        return self._codec.lossy
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -101,44 +150,95 @@ class CompressedReduceScatter(ReduceScatter):
                 f"gradwire.torch: reduce_scatter: the group has {group.size()} ranks, the store {ranks}; give "
                 "compress_reduce_scatter() the group that the model is sharded over"
             )
-        shards = input_tensor.detach().to(device="cpu", dtype=torch.float32).view(ranks, -1).numpy()
-        total = torch.from_numpy(self._reduce(shards))
+        self._backward.enter(self)
+        shards = input_tensor.detach().to(device="cpu", dtype=torch.float32).view(ranks, -1)
+        scale = 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
+        if scale != 1.0:
+            shards = shards / scale
+        total = torch.from_numpy(self._reduce(shards.numpy())) * scale
         if op == dist.ReduceOp.AVG:
             total /= ranks
         output_tensor.copy_(total.view_as(output_tensor))
 
+    def end_backward(self, *, vetoed: bool) -> None:
+        """Keeps what the backward() that is over has left, or goes back to what was before it."""
+        if vetoed:
+            self._state = self._kept
+        else:
+            self._kept = self._state
+
     def _reduce(self, shards: Any) -> Any:
         """Returns the sum of this rank's shard, float32 (elements,)."""
         elements = shards.shape[1]
-        self._expect(shards.shape)
+        state = self._next_state(shards.shape)
         nonfinite = loses_nonfinite(self._codec, self._spec, shards)
-        before = [residual.copy() for residual in self._residuals]
-        payloads = [flagged(self._encode(owner, shard), nonfinite) for owner, shard in enumerate(shards)]
+        payloads = [
+            flagged(self._encode(state, owner, shard), nonfinite) for owner, shard in enumerate(shards)
+        ]
         received, nonfinite = unflagged(self._store.collectives.all_to_all(payloads))
         if nonfinite:
-            self._residuals = before
-            warn_of_nan_sum()
+            self._backward.veto()
+            if self._grad_scaler is None:  # to a GradScaler it is its daily work
+                warn_of_nan_sum()
             return np.full(elements, np.nan, np.float32)
-        self._step += 1
+        self._state = state
+        state.step += 1
         if not self._codec.agrees_scales:
             return self._codec.decode_sum(received, elements)
         reply = self._codec.encode_reply(received, elements, reply="fp32")
         total, mine = self._codec.decode_reply(reply, len(received), elements, reply="fp32")
-        self._scales = [np.ascontiguousarray(s) for s in self._store.collectives.all_gather(mine)]
+        state.scales = [np.ascontiguousarray(s) for s in self._store.collectives.all_gather(mine)]
         return total
 
-    def _expect(self, shape: tuple[int, ...]) -> None:
-        """Makes room for residuals; parameters that were frozen or thawed begin without."""
-        if not self._residuals or self._residuals[0].size != shape[1]:
-            self._residuals = [np.zeros(shape[1], np.float32) for _ in range(shape[0])]
-            self._scales = [None] * shape[0]
+    def _next_state(self, shape: tuple[int, ...]) -> _State:
+        """A copy of what the last reduce-scatter has left. Of gradients of another size it has left nothing."""
+        if self._state is not None and self._state.elements == shape[1]:
+            return self._state.copy()
+        if self._state is not None and self._codec.lossy:
+            _warn_of_lost_residuals(self._state.elements, shape[1])
+        residuals = [np.zeros(shape[1], np.float32) if self._codec.lossy else None for _ in range(shape[0])]
+        step = 0 if self._state is None else self._state.step
+        return _State(shape[1], residuals, [None] * shape[0], step)
 
-    def _encode(self, owner: int, shard: Any) -> Any:
+    def _encode(self, state: _State, owner: int, shard: Any) -> Any:
         return self._codec.encode(
             np.ascontiguousarray(shard),
-            residual=self._residuals[owner] if self._codec.lossy else None,
-            scales=self._scales[owner],
+            residual=state.residuals[owner],
+            scales=state.scales[owner],
             key=self._number * self._store.num_workers + owner,
             rank=self._store.rank,
-            step=self._step,
+            step=state.step,
         )
+
+
+class _Backward:
+    """What the modules of a model share of one backward(): when it is over, and whether any of them met a NaN."""
+
+    def __init__(self) -> None:
+        self._entered: set[CompressedReduceScatter] = set()
+        self._vetoed = False
+
+    def enter(self, scatter: CompressedReduceScatter) -> None:
+        """Has it hear the end of the backward() that runs."""
+        self._entered.add(scatter)
+        Variable._execution_engine.queue_callback(self._end)  # one may fail, so each call begins it anew
+
+    def veto(self) -> None:
+        """Takes back what all of them do in it."""
+        self._vetoed = True
+
+    def _end(self) -> None:
+        for scatter in self._entered:
+            scatter.end_backward(vetoed=self._vetoed)
+        self._entered.clear()
+        self._vetoed = False
+
+
+def _warn_of_lost_residuals(before: int, now: int) -> None:
+    warnings.warn(
+        f"gradwire.torch: an FSDP module's gradients have {now} elements a shard and had {before}, so what its codec "
+        "has not sent yet is dropped: parameters were frozen or thawed, or get no gradient in some steps, which costs "
+        "accuracy where torch has no set_reduce_scatter_unused_params()",
+        RuntimeWarning,
+        stacklevel=2,
+    )
