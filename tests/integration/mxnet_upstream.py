@@ -84,7 +84,9 @@ def run_nightly_as_worker(mxnet: Path, kind: str, as_it_is: bool) -> None:
         "__file__": str(path),
         "optimizer_of_any_storage": _optimizer_of_any_storage,
     }
-    exec(compile(source, str(path), "exec"), module)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # it leaves files where it runs
+        exec(compile(source, str(path), "exec"), module)
 
 
 def _optimizer_of_any_storage(**options: Any) -> Any:
