@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from arm import PEERS
 from gradwire.ab import Run
-from gradwire.outcome import seconds_to
+from gradwire.outcome import first_crossing, seconds_to
 from gradwire.paired import Interval, paired_ratio
 from gradwire.units import format_bytes
 
@@ -51,14 +52,31 @@ def markdown(record: Mapping[str, Any]) -> str:
         f"| {' | '.join(titles)} |",
         "|---" * len(titles) + "|",
     ]
-    return "\n".join(
-        [*lines, *(f"| {' | '.join(cells(arm, record['metric'], scale))} |" for arm in record["arms"])]
-    )
+    return "\n".join([*lines, *(f"| {' | '.join(cells(arm, record, scale))} |" for arm in record["arms"])])
 
 
-def cells(arm: Mapping[str, Any], metric: str, scale: int) -> list[str]:
-    seeds = len(arm["per_seed"])
-    after = arm["seconds_to_target"]
+def median_seconds(arm: Mapping[str, Any], record: Mapping[str, Any]) -> float | None:
+    """Returns the seeds' median time to the target, one that never is there being last; None: most never are."""
+    metric = record["metric"]
+    times = [
+        first_crossing(
+            run[f"{metric}_per_epoch"], run["seconds_per_epoch"], record["target"], metric == "accuracy"
+        )
+        for run in arm["per_seed"]
+    ]
+    median = statistics.median(float("inf") if time is None else time for time in times)
+    return None if median == float("inf") else median
+
+
+def cells(arm: Mapping[str, Any], record: Mapping[str, Any], scale: int) -> list[str]:
+    metric, seeds = record["metric"], len(arm["per_seed"])
+    after = f"{arm['seconds_to_target'] or 0:.1f} s"
+    ratio = "" if arm["time_ratio"] is None else interval(arm["time_ratio"], "{:.2f}", 1)
+    if arm["seconds_to_target"] is None:
+        after = f"not by {seeds - arm['reached']} of {seeds}"
+        median, of_base = median_seconds(arm, record), median_seconds(record["arms"][0], record)
+        if median is not None and of_base is not None:
+            after, ratio = f"median {median:.1f} s, {after}", f"medians {median / of_base:.2f}"
     steps = [run["seconds_per_epoch"][-1] / run["steps"] for run in arm["per_seed"]]
     return [
         f"`{arm['arm']}`",
@@ -66,8 +84,8 @@ def cells(arm: Mapping[str, Any], metric: str, scale: int) -> list[str]:
         "" if arm["difference"] is None else interval(arm["difference"], "{:+.3g}", scale),
         "" if arm["bytes_per_step"] is None else format_bytes(arm["bytes_per_step"]),
         f"{sum(steps) / seeds:.4f}",
-        f"{after:.1f} s" if after is not None else f"not by {seeds - arm['reached']} of {seeds}",
-        "" if arm["time_ratio"] is None else interval(arm["time_ratio"], "{:.2f}", 1),
+        after,
+        ratio,
     ]
 
 

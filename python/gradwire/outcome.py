@@ -116,12 +116,18 @@ def write_interval(interval: Interval, form: str) -> str:
 
 
 def seconds_to(run: Run, target: float) -> float | None:
-    """Returns when a run reached target, between two epochs by a straight line; None: never.
+    """Returns when a run reached target; None: never."""
+    return first_crossing(run.result.per_epoch, run.seconds(), target, run.result.metric == "accuracy")
 
-    A target reached in the first epoch counts at its end: what was before it is not known.
+
+def first_crossing(
+    values: Sequence[float], times: Sequence[float], target: float, upwards: bool
+) -> float | None:
+    """Returns when values reached target, between two of them by a straight line; None: never.
+
+    A target reached by the first value counts at its time: what was before it is not known.
     """
-    sign = 1 if run.result.metric == "accuracy" else -1
-    values, times = run.result.per_epoch, run.seconds()
+    sign = 1 if upwards else -1
     for index, value in enumerate(values):
         if sign * value >= sign * target:
             if index == 0:

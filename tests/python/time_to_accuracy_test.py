@@ -70,6 +70,15 @@ def test_the_verdict_is_paired_by_seed(modules: dict[str, ModuleType]) -> None:
     assert "| not by 3 of 3 |" in table
 
 
+def test_an_arm_of_which_most_runs_are_there_has_a_median(modules: dict[str, ModuleType]) -> None:
+    run, verdict = modules["run"], modules["verdict"]
+    base = runs("DDP", (10.0, 20.0), (20.0, 40.0), (15.0, 30.0))  # loss 3 after 15, 30 and 22.5 s
+    most = runs("2bit", (5.0, 10.0), (10.0, 20.0), (7.5, 15.0))
+    most[0] = Run("2bit", 0, RunResult("loss", (4.0, 3.9), (5.0, 10.0), bytes_per_step=1e4, steps=10), 10.0)
+    record = run.record_of("char_lm-100mbit", summarise([*base, *most], ["DDP", "2bit"], 3.0, "100mbit"))
+    assert "| median 15.0 s, not by 1 of 3 | medians 0.67 |" in verdict.markdown(record)
+
+
 def test_ddp_in_the_loop_gives_the_weights_of_gradwire_uncompressed(tmp_path: Path) -> None:
     """Two ranks: a sum of two has one value. So nothing but the exchange differs between arms."""
     theirs = train(tmp_path, "--ddp-hook", "none")
