@@ -180,10 +180,10 @@ class OverlappingReducer(GradientReducer):
         super()._bind()
         self._index = {parameter: index for index, parameter in enumerate(self._parameters)}
 
-    def _enter(self) -> None:
+    def on_backward_begin(self) -> None:
         if self._sums:  # of parameters that the forward pass did not use
             self.synchronize()
-        super()._enter()
+        super().on_backward_begin()
 
     def _end_step(self) -> None:
         """Leaves sums on their way."""
