@@ -17,8 +17,8 @@ from gradwire._core import MembershipChanged
 from gradwire.compress import Compression
 from gradwire.torch import overlap, session, wrapped
 from gradwire.torch.auto_codecs import controller_of
-from gradwire.torch.exchange import (
-    STATE_KEY,
+from gradwire.torch.exchange import STATE_KEY
+from gradwire.torch.exchange_options import (
     ExchangeOptions,
     OnNonfinite,
     SparseGradients,

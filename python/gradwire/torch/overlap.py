@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gradwire import _core
-from gradwire.torch.exchange import ExchangeOptions, warn_of_nonfinite
+from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.parameter_guard import Access, guard, is_guardable, keeper_of, release
 from gradwire.torch.reducer import GradientReducer
 

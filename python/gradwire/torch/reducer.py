@@ -23,7 +23,8 @@ import torch
 
 from gradwire import _core
 from gradwire.torch.backward_pass import BackwardPass
-from gradwire.torch.exchange import Exchange, ExchangeOptions, is_channels_last, warn_of_nonfinite
+from gradwire.torch.exchange import Exchange, is_channels_last
+from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.sparse_gradients import all_finite, gradient_of
 
 if TYPE_CHECKING:
