@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gradwire import _core, joining, settings
+from gradwire import _core, joining, settings, uncaught_error
 from gradwire.backend import AbstractKVStore
 from gradwire.collectives import Collectives
 from gradwire.log import Log
@@ -174,7 +173,7 @@ class Worker(AbstractKVStore):
         self.is_open = False
         with contextlib.ExitStack() as leaving:
             leaving.callback(self._leave)
-            if not _an_error_ended_the_script():  # others may never send what it waits for
+            if not uncaught_error.ended_the_script():  # others may never send what it waits for
                 for finish in list(self.unfinished):
                     leaving.callback(finish)
 
@@ -208,7 +207,7 @@ class Worker(AbstractKVStore):
         self.engine.close()
         if recorder is not None:
             recorder.write()
-        if _an_error_ended_the_script() and not joining.ends_as_one(self._kind):
+        if uncaught_error.ended_the_script() and not joining.ends_as_one(self._kind):
             self._say_that_the_job_ends()
             return
         began = time.monotonic()
@@ -240,10 +239,3 @@ class Worker(AbstractKVStore):
         """Reports on stderr what the engine has to say: a rank that is waited for, a codec that a device lacks."""
         for notice in self.engine.take_notices():
             self._log.say("warning", notice)
-
-
-def _an_error_ended_the_script() -> bool:
-    """Whether an uncaught error has ended the script. Of sys.exit(), whatever its code, Python tells nothing; and an
-    interactive session goes on after an error.
-    """
-    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")

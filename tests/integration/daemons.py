@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,19 @@ STOP_SECONDS = 5.0
 def find(name: str) -> str | None:
     """Returns the path of a program, which may be root's."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def why_not(programs: Sequence[str], packages: str, root_is_for: str) -> str | None:
+    """Returns why daemons cannot be started here; None: they can.
+
+    Args:
+        programs: which there must be. packages: that hold them, in Debian.
+        root_is_for: the one of them that runs as root alone.
+    """
+    missing = [name for name in programs if find(name) is None]
+    if missing:
+        return f"no {', '.join(missing)}: install {packages}"
+    return None if os.geteuid() == 0 else f"{root_is_for} needs root"
 
 
 @contextmanager
@@ -42,6 +55,13 @@ def daemon(folder: Path, environment: dict[str, str], name: str, *arguments: str
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def ask(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a client of theirs to its end."""
+    return subprocess.run(
+        words, env={**os.environ, **environment}, capture_output=True, text=True, timeout=START_SECONDS
+    )
 
 
 def wait_for(is_there: Callable[[], bool], folder: Path, what: str) -> None:

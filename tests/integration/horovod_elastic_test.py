@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
-from integration.elastic_test import PATIENCE, QUICK, ElasticRun, records
-from integration.processes import PROGRAMS, assert_gone, python, wait_until
+from integration.elastic_jobs import (
+    PATIENCE,
+    QUICK,
+    ElasticRun,
+    assert_one_model,
+    assert_too_few,
+    records,
+    worker,
+)
+from integration.processes import wait_until
 
-each_kind = pytest.mark.parametrize(("servers", "codec"), [("0", "none"), ("2", "2bit:threshold=0.5")])
-
-
-class HorovodRun(ElasticRun):
-    """A job under `gradwire run --on-failure continue` whose workers use hvd.elastic."""
-
-    def launch_horovod(self, servers: str, *flags: str, **arguments: object) -> None:
-        counts = ["-n", str(self.workers), "-s", servers, "--on-failure", "continue"]
-        self.start(("run", 0), [str(PROGRAMS / "gradwire"), "run", *counts, *flags, *worker(**arguments)])
-
-
-def worker(**arguments: object) -> list[str]:
-    return python("horovod_elastic_worker.py", *(f"{name}={value}" for name, value in arguments.items()))
+PROGRAM = "horovod_elastic_worker.py"
+each_kind = pytest.mark.parametrize(("servers", "codec"), [(0, "none"), (2, "2bit:threshold=0.5")])
 
 
-def assert_one_model(found: list[dict[str, Any]], workers: int, steps: int) -> None:
-    assert [(record["rank"], record["workers"]) for record in found] == [(r, workers) for r in range(workers)]
-    assert {record["step"] for record in found} == {steps}, found
-    assert len({record["weights"] for record in found}) == 1, found
+def launch(job: ElasticRun, servers: int, *flags: str, **arguments: object) -> None:
+    job.go(servers, flags, worker(PROGRAM, **arguments))
 
 
 @each_kind
-def test_the_others_go_on_without_a_killed_rank(servers: str, codec: str, tmp_path: Path) -> None:
-    with HorovodRun(tmp_path, QUICK, workers=3) as job:
-        job.launch_horovod(servers, "--min-np", "2", steps=120, codec=codec)
-        job.await_steps(job.worker_pid(0), 10)
-        everything = job.all_pids()
-        job.kill(1)
-        ended = job.end(PATIENCE)
-        assert_gone(everything)
+def test_the_others_go_on_without_a_killed_rank(servers: int, codec: str, tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, QUICK, workers=3) as job:
+        launch(job, servers, "--min-np", "2", steps=120, codec=codec)
+        ended = job.end_after_a_kill(1)
     assert ended.code == 0, str(ended)
     found = records(ended)
     assert_one_model(found, workers=2, steps=120)
@@ -53,8 +42,8 @@ def test_the_others_go_on_without_a_killed_rank(servers: str, codec: str, tmp_pa
 
 
 def test_another_takes_the_place_of_a_killed_rank_and_the_state_is_the_survivors(tmp_path: Path) -> None:
-    with HorovodRun(tmp_path, QUICK, workers=2) as job:
-        job.launch_horovod("0", "--restarts", "1", steps=4000)
+    with ElasticRun(tmp_path, QUICK, workers=2) as job:
+        launch(job, 0, "--restarts", "1", steps=4000)
         pid = job.worker_pid(1)
         job.await_steps(pid, 10)
         job.kill(0)  # rank 0 has what Horovod gives to all
@@ -68,29 +57,15 @@ def test_another_takes_the_place_of_a_killed_rank_and_the_state_is_the_survivors
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_rank_is_added_to_a_running_job(workers: int, tmp_path: Path) -> None:
     """One rank alone sums nothing until the other comes."""
-    with HorovodRun(tmp_path, QUICK, workers=workers) as job:
-        job.launch_horovod("0", steps=1000, pause=0.03)
+    with ElasticRun(tmp_path, QUICK, workers=workers) as job:
+        launch(job, 0, steps=1000, pause=0.03)
         pid = job.worker_pid(0)
         job.await_steps(pid, 10)
-        found = re.search(r"--join (tcp://\S+)", job.launcher.err.read_text())
-        assert found, job.launcher.err.read_text()
-        command = [
-            str(PROGRAMS / "gradwire"),
-            "run",
-            "--join",
-            found[1],
-            "-n",
-            "1",
-            "-s",
-            "0",
-            *worker(steps=1000, pause=0.03),
-        ]
-        added = job.start(("run", 1), command)
+        added = job.add(worker(PROGRAM, steps=1000, pause=0.03))
         wait_until(lambda: job.is_again(pid, workers=workers + 1), PATIENCE, "the newcomer to train")
         more, ended = added.ended(PATIENCE), job.end(PATIENCE)
     assert (more.code, ended.code) == (0, 0), f"{more}\n{ended}"
-    together = sorted([*ended.records(), *more.records()], key=lambda record: record["rank"])
-    assert_one_model(together, workers=workers + 1, steps=1000)
+    assert_one_model(records(ended, more), workers=workers + 1, steps=1000)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +77,8 @@ def test_a_rank_is_added_to_a_running_job(workers: int, tmp_path: Path) -> None:
     ],
 )
 def test_a_rank_with_an_error_of_its_own_is_named_to_the_others(how: str, told: str, tmp_path: Path) -> None:
-    with HorovodRun(tmp_path, QUICK, workers=3) as job:
-        job.launch_horovod("0", steps=60, fail="1:20", how=how)
+    with ElasticRun(tmp_path, QUICK, workers=3) as job:
+        launch(job, 0, steps=60, fail="1:20", how=how)
         ended = job.end(PATIENCE)
     assert ended.code == 0, str(ended)
     assert_one_model(records(ended), workers=2, steps=60)
@@ -111,8 +86,8 @@ def test_a_rank_with_an_error_of_its_own_is_named_to_the_others(how: str, told: 
 
 
 def test_a_rank_whose_reset_callback_raises_is_named_to_the_others(tmp_path: Path) -> None:
-    with HorovodRun(tmp_path, QUICK, workers=3) as job:
-        job.launch_horovod("0", steps=60, fail="1:20", reset=0)
+    with ElasticRun(tmp_path, QUICK, workers=3) as job:
+        launch(job, 0, steps=60, fail="1:20", reset=0)
         ended = job.end(PATIENCE)
     assert ended.code == 0, str(ended)
     assert_one_model(records(ended), workers=1, steps=60)
@@ -120,12 +95,6 @@ def test_a_rank_whose_reset_callback_raises_is_named_to_the_others(tmp_path: Pat
 
 
 def test_where_too_few_are_left_the_job_fails(tmp_path: Path) -> None:
-    with HorovodRun(tmp_path, QUICK, workers=2) as job:
-        job.launch_horovod("0", "--min-np", "2", steps=100000)
-        job.await_steps(job.worker_pid(0), 10)
-        everything = job.all_pids()
-        job.kill(1)
-        ended = job.end(PATIENCE)
-        assert_gone(everything)
-    assert ended.code == 1, str(ended)
-    assert "fewer than min_workers=2" in ended.err, str(ended)
+    with ElasticRun(tmp_path, QUICK, workers=2) as job:
+        launch(job, 0, "--min-np", "2", steps=100000)
+        assert_too_few(job.end_after_a_kill(1))

@@ -11,6 +11,7 @@ from typing import Any
 
 import gradwire.mxnet
 import mxnet as mx
+import mxnet_trainer_cases  # noqa: F401 (its cases are in the table)
 import numpy as np
 from mxnet_programs import case, filled, raises, require_equal, run_cases, wait_for_file
 
@@ -390,81 +391,6 @@ def misuse_is_an_error_that_both_worlds_catch(kv: Any) -> None:
         kv.pull(key)
     with raises(mx.MXNetError, "take no commands"):
         kv._send_command_to_servers(0, "")
-
-
-# ---- gluon and Module ----------------------------------------------------------------------------------------
-
-
-@case
-def a_trainer_takes_a_step(kv: Any) -> None:
-    weight = mx.gluon.Parameter("weight", shape=(10, 1))
-    weight.initialize(ctx=[mx.cpu(0), mx.cpu(1)], init="ones")
-    trainer = mx.gluon.Trainer([weight], "sgd", {"learning_rate": 1.0}, kv=kv)
-    with mx.autograd.record():
-        losses = [((kv.rank + 1) * weight.data(device)).sum() for device in weight.list_ctx()]
-    for loss in losses:
-        loss.backward()
-    trainer.step(1)
-    assert trainer._update_on_kvstore
-    for data in weight.list_data():
-        require_equal(data, 1 - 2 * TOTAL)
-    kv._updater = None
-
-
-@case
-def a_trainer_takes_a_store_by_any_of_its_names(kv: Any) -> None:
-    weight = mx.gluon.Parameter("weight", shape=(10, 1))
-    weight.initialize()
-    for wanted in ({"kvstore": kv}, {"kv": "dist_sync"}, {"kvstore": "dist_sync"}):
-        trainer = mx.gluon.Trainer([weight], "sgd", {"learning_rate": 1.0}, **wanted)
-        trainer._init_kvstore()
-        assert trainer._kvstore is kv
-    with raises(TypeError, "give one"):
-        mx.gluon.Trainer([weight], "sgd", {}, kv, kv=kv)
-    kv._updater = None
-
-
-@case
-def the_plugin_sums_beside_the_store(kv: Any) -> None:
-    plugin = mx.kv.create("gradwire")
-    assert plugin.type == "gradwire"
-    assert (plugin.rank, plugin.num_workers) == (kv.rank, RANKS)
-    out = filled(0, dtype="float64")
-    plugin.broadcast("a", filled(kv.rank + 0.1, dtype="float64"), out)
-    require_equal(out, 0.1)
-    plugin.broadcast("a", filled(kv.rank + 0.2, dtype="float64"), out)
-    require_equal(out, 0.2)
-    for _ in range(2):
-        values = [filled(kv.rank + 1), filled(kv.rank + 1, device=1)]
-        plugin.pushpull("a", values)
-        for value in values:
-            require_equal(value, 2 * TOTAL)
-    weight = mx.gluon.Parameter("w", shape=(4,))
-    weight.initialize(ctx=[mx.cpu(0), mx.cpu(1)], init="ones")
-    trainer = mx.gluon.Trainer([weight], "sgd", {"learning_rate": 1.0}, kvstore=plugin)
-    with mx.autograd.record():
-        losses = [((kv.rank + 1) * weight.data(device)).sum() for device in weight.list_ctx()]
-    for loss in losses:
-        loss.backward()
-    trainer.step(1)
-    assert not trainer._update_on_kvstore
-    for data in weight.list_data():
-        require_equal(data, 1 - 2 * TOTAL)
-
-
-@case
-def several_plugins_have_keys_of_their_own(kv: Any) -> None:
-    """Each Trainer numbers its parameters from 0."""
-    for size, store in ((3, mx.kv.create("gradwire")), (5, "gradwire")):
-        weight = mx.gluon.Parameter("w", shape=(size,))
-        weight.initialize(init="ones")
-        trainer = mx.gluon.Trainer([weight], "sgd", {"learning_rate": 1.0}, kvstore=store)
-        for step in range(2):
-            with mx.autograd.record():
-                loss = ((kv.rank + 1) * weight.data()).sum()
-            loss.backward()
-            trainer.step(1)
-            require_equal(weight.data(), 1 - TOTAL * (step + 1))
 
 
 # ---- compression, last: it stays ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from integration.torch_jobs import CaseJob, case_names
 HERE = Path(__file__).parent
 EXEC = HERE / "mxnet_exec.py"
 PROGRAM = HERE / "mxnet_rank_cases.py"
+CASES = case_names(PROGRAM) + case_names(HERE / "mxnet_trainer_cases.py")
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> CaseJob:
         return CaseJob(EXEC, str(PROGRAM), str(folder), workers=2, servers=2)
 
 
-@pytest.mark.parametrize("name", case_names(PROGRAM))
+@pytest.mark.parametrize("name", CASES)
 def test_two_ranks(name: str, job: CaseJob) -> None:
     assert job.passed[name] == 2, job.text
 

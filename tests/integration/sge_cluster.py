@@ -3,10 +3,8 @@ their own, whose configuration is the package's own but for what is said here.""
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradwire.job import free_port
-from integration.daemons import START_SECONDS, daemon, find, wait_for
+from integration import daemons
+from integration.daemons import ask, daemon, wait_for
 
 PROGRAMS = ("sge_qmaster", "sge_execd", "qsub", "qdel", "qconf", "qstat")
 SHARED = Path("/usr/share/gridengine")
@@ -32,10 +31,7 @@ LISTS = (
 
 def why_not() -> str | None:
     """Returns why no Grid Engine can be started here; None: it can."""
-    missing = [name for name in PROGRAMS if find(name) is None]
-    if missing:
-        return f"no {', '.join(missing)}: install gridengine-master, gridengine-exec and gridengine-client"
-    return None if os.geteuid() == 0 else "sge_execd needs root"
+    return daemons.why_not(PROGRAMS, "gridengine-master, gridengine-exec and gridengine-client", "sge_execd")
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ def sge_cluster() -> Iterator[Cluster]:
         _make_cell(folder, host, environment)
         here = environment | {"SGE_ND": "1"}  # they stay in the foreground
         stack.enter_context(daemon(folder, here, "sge_qmaster"))
-        wait_for(lambda: _asked(environment, "qconf", "-sh").returncode == 0, folder, "Grid Engine")
+        wait_for(lambda: ask(environment, "qconf", "-sh").returncode == 0, folder, "Grid Engine")
         _make_queue(folder, host, environment)
         stack.enter_context(daemon(folder, here, "sge_execd"))
         wait_for(lambda: _is_idle(environment), folder, "Grid Engine")
@@ -140,19 +136,13 @@ def _with(text: str, rows: dict[str, str]) -> str:
     return text
 
 
-def _asked(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words, env={**os.environ, **environment}, capture_output=True, text=True, timeout=START_SECONDS
-    )
-
-
 def _do(environment: dict[str, str], *words: str) -> str:
-    done = _asked(environment, *words)
+    done = ask(environment, *words)
     assert done.returncode == 0, f"{words} ended with {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
 def _is_idle(environment: dict[str, str]) -> bool:
     """Whether the queue has a load, which says that its host is heard of, and no state, which would be a bad one."""
-    row = re.search(r"^all\.q@.*$", _asked(environment, "qstat", "-f").stdout, re.MULTILINE)
+    row = re.search(r"^all\.q@.*$", ask(environment, "qstat", "-f").stdout, re.MULTILINE)
     return row is not None and len(row[0].split()) == 5 and "-NA-" not in row[0]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradwire.job import free_port
-from integration.daemons import START_SECONDS, daemon, find, wait_for
+from integration import daemons
+from integration.daemons import ask, daemon, wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "scontrol", "sinfo")
 CPUS = 64
@@ -22,10 +21,7 @@ CPUS = 64
 
 def why_not() -> str | None:
     """Returns why no Slurm can be started here; None: it can."""
-    missing = [name for name in PROGRAMS if find(name) is None]
-    if missing:
-        return f"no {', '.join(missing)}: install slurmctld, slurmd, slurm-client and munge"
-    return None if os.geteuid() == 0 else "slurmd needs root"
+    return daemons.why_not(PROGRAMS, "slurmctld, slurmd, slurm-client and munge", "slurmd")
 
 
 @dataclass(frozen=True)
@@ -96,11 +92,4 @@ PartitionName=all Nodes={node} Default=YES MaxTime=INFINITE State=UP
 
 
 def _is_idle(environment: dict[str, str]) -> bool:
-    asked = subprocess.run(
-        ["sinfo", "--noheader", "--format=%T"],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-    )
-    return asked.stdout.strip() == "idle"
+    return ask(environment, "sinfo", "--noheader", "--format=%T").stdout.strip() == "idle"

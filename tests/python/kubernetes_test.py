@@ -14,25 +14,19 @@ from gradwire import launchers
 from gradwire.clusters import kubernetes_keeper
 from gradwire.clusters.kubernetes import DOCUMENTS
 from gradwire.clusters.kubernetes_keeper import Pods, PodState, first_failure, read_pod
+from python.prepared_jobs import request
 
 VERSIONS = ("1.28", "1.30", "1.33", "1.37")  # of Kubernetes; the index of a pod is an annotation since 1.21
 
 
-def request(**options: Any) -> launchers.Request:
-    given = {
-        "command": ["python", "train.py"],
-        "workers": 3,
-        "servers": 2,
-        "launcher": "kubernetes",
-        "hosts": None,
-    }
-    given |= {"env": {}, "copy_to": None, "ssh": ("ssh",), "image": "registry/image:1"}
-    return launchers.Request(**(given | options))
+def of_kubernetes(**options: Any) -> launchers.Request:
+    given = {"command": ["python", "train.py"], "workers": 3, "servers": 2, "image": "registry/image:1"}
+    return request("kubernetes", **(given | options))
 
 
 def items(**options: Any) -> dict[str, dict[str, Any]]:
     """The documents of a manifest by the ends of their names, a Secret's and a Service's kinds in front."""
-    found = json.loads(launchers.manifest(request(**options)))
+    found = json.loads(launchers.manifest(of_kubernetes(**options)))
     assert (found["apiVersion"], found["kind"]) == ("v1", "List")
     return {f"{item['kind']} {item['metadata']['name'].rpartition('-')[2]}": item for item in found["items"]}
 
@@ -104,7 +98,7 @@ def test_the_key_is_in_the_secret_alone(monkeypatch: pytest.MonkeyPatch) -> None
     for role in ("scheduler", "server", "worker"):
         (row,) = [row for row in container(made[f"Job {role}"])["env"] if row["name"] == "GRADWIRE_JOB_KEY"]
         assert row["valueFrom"]["secretKeyRef"]["key"] == "job-key"
-    job = launchers._kubernetes_job(request(env={"MINE": "m"}))
+    job = launchers._kubernetes_job(of_kubernetes(env={"MINE": "m"}))
     processes = [job.scheduler(5), *job.processes("")]
     for process in processes:
         assert job.environment["GRADWIRE_JOB_KEY"] not in " ".join(process.command)
@@ -236,4 +230,4 @@ def test_a_dry_run_of_another_launcher_is_refused() -> None:
     with pytest.raises(
         ValueError, match="--dry-run shows the manifest of --launcher kubernetes; ssh has none"
     ):
-        launchers.manifest(request(launcher="ssh"))
+        launchers.manifest(request("ssh"))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gradwire import launchers, mpi_launch
@@ -16,17 +17,13 @@ from gradwire.hosts import HostSlots
 from gradwire.job import Job, make_job
 from gradwire.output_folder import OutputFolder
 from gradwire.ssh import HostUnreachable, SshHost, forwarded, own_address, resolve
+from python.prepared_jobs import request
 
 HERE = LocalHost("10.0.0.9")
 
 
 def host(number: int) -> LocalHost:
     return LocalHost(f"10.0.0.{number}")
-
-
-def request(**options: object) -> launchers.Request:
-    given = {"command": ["true"], "workers": 2, "servers": 0, "launcher": "ssh", "hosts": None, "env": {}}
-    return launchers.Request(**{**given, "copy_to": None, "ssh": ("ssh",), **options})  # type: ignore[arg-type]
 
 
 def test_workers_fill_slots_and_servers_take_the_hosts_that_are_left() -> None:
@@ -58,7 +55,7 @@ def test_the_scheduler_is_where_other_hosts_reach_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(launchers.ssh, "own_address", routes.__getitem__)
     given: dict[str, object] = {}
     monkeypatch.setattr(launchers, "run_job", lambda *words, **options: given.update(options))
-    launchers.run(request(hosts="localhost,n1"), lambda line: None, lambda text: None)
+    launchers.run(request("ssh", servers=0, hosts="localhost,n1"), lambda line: None, lambda text: None)
     place = given["placement"]
     assert callable(place)
     assert place("scheduler", 0).address == HERE.address
@@ -123,9 +120,11 @@ def test_this_machine_alone_stays_on_loopback() -> None:
         ),
     ],
 )
-def test_misuse(options: dict[str, object], text: str) -> None:
+def test_misuse(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        launchers.run(request(**options), lambda line: None, lambda text: None)
+        launchers.run(
+            request(**({"launcher": "ssh", "servers": 0} | options)), lambda line: None, lambda text: None
+        )
 
 
 def test_only_what_a_job_needs_goes_to_other_hosts() -> None:
@@ -264,7 +263,7 @@ def test_workers_under_mpi_that_choose_a_placement_meet_where_rank_0_is(
     monkeypatch.setattr(launchers.ssh, "own_address", routes.__getitem__)
     jobs: list[Job] = []
     monkeypatch.setattr(mpi_launch, "run_prepared", lambda job, *others: jobs.append(job))
-    given = request(launcher="mpi", hosts=hosts, env={"GRADWIRE_PLACEMENT": "auto"})
+    given = request("mpi", servers=0, hosts=hosts, env={"GRADWIRE_PLACEMENT": "auto"})
     launchers.run(given, lambda line: None, lambda text: None)
     assert jobs[0].meeting["GRADWIRE_MASTER"].startswith(f"tcp://{first}:")
     assert jobs[0].host("scheduler", 0).address == (HERE.address if hosts else "127.0.0.1")

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradwire import launchers, mpi_launch, slurm_launch
-from gradwire.clusters import cluster_job
-from gradwire.clusters.sge import SgeJob
-from gradwire.clusters.yarn import YarnJob
+from gradwire import launchers
 from gradwire.job import Job, Process, make_job
 from gradwire.launch import run_job
 from gradwire.ssh import SshHost
+from python.prepared_jobs import prepared, request
 
 ENV = {"ALL": "all", "BOTH": "all"}
 ROLE_ENV = {
@@ -24,41 +22,12 @@ ROLE_ENV = {
     "server": {"SERVER": "s", "BOTH": "s", "GRADWIRE_SERVER_THREADS": "3"},
 }
 LAUNCHERS = ("local", "ssh", "mpi", "slurm", "sge", "yarn")
-NODES = {"n1": "10.0.0.1", "n2": "10.0.0.2"}
 
 
 def made(launcher: str, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """Returns the job of 2 workers and 1 server that is about to be run, on n1 and n2 where that is not here."""
-    jobs: list[Job] = []
-
-    def run_job(
-        command: Any, workers: int, servers: int, *, output: Any, report: Any, **options: Any
-    ) -> None:
-        jobs.append(make_job(command, workers, servers, **options))
-
-    for module in (mpi_launch, slurm_launch, cluster_job):
-        monkeypatch.setattr(module, "run_prepared", lambda job, *others: jobs.append(job))
-    monkeypatch.setattr(launchers, "run_job", run_job)
-    monkeypatch.setattr(launchers.ssh, "resolve", lambda name, ssh: NODES[name])
-    monkeypatch.setattr(launchers.ssh, "own_address", lambda towards: "10.0.0.9")
-    monkeypatch.setattr(slurm_launch, "node_address", NODES.__getitem__)
-    monkeypatch.setattr(slurm_launch.shutil, "which", lambda name, **_: f"/bin/{name}")
-    monkeypatch.setattr(cluster_job, "address_of", NODES.__getitem__)
-    for kind in (SgeJob, YarnJob):
-        monkeypatch.setattr(kind, "machines", lambda: list(NODES))
-    request = launchers.Request(
-        command=["true"],
-        workers=2,
-        servers=1,
-        launcher=launcher,
-        hosts="n1,n2" if launcher in ("ssh", "mpi", "slurm") else None,
-        env=ENV,
-        role_env=ROLE_ENV,
-        copy_to=None,
-        ssh=("ssh",),
-    )
-    launchers.run(request, lambda line: None, lambda text: None)
-    return jobs[0]
+    """Returns the job that is about to be run, on n1 and n2 where that is not here."""
+    hosts = "n1,n2" if launcher in ("ssh", "mpi", "slurm") else None
+    return prepared(request(launcher, hosts=hosts, env=ENV, role_env=ROLE_ENV), monkeypatch)
 
 
 def sent(process: Process) -> set[str] | None:
@@ -95,20 +64,9 @@ def test_each_role_is_told_its_own_and_what_all_are(launcher: str, monkeypatch: 
 
 
 def test_pods_of_each_role_are_told_their_own() -> None:
-    request = launchers.Request(
-        command=["true"],
-        workers=2,
-        servers=1,
-        launcher="kubernetes",
-        image="x",
-        hosts=None,
-        env=ENV,
-        role_env=ROLE_ENV,
-        copy_to=None,
-        ssh=("ssh",),
-    )
+    asked = request("kubernetes", image="x", env=ENV, role_env=ROLE_ENV)
     found = {}
-    for item in json.loads(launchers.manifest(request))["items"]:
+    for item in json.loads(launchers.manifest(asked))["items"]:
         if item["kind"] == "Job":
             (container,) = item["spec"]["template"]["spec"]["containers"]
             found[container["name"]] = {row["name"]: row.get("value") for row in container["env"]}

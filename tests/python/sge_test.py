@@ -7,10 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from gradwire import launchers
-from gradwire.clusters import cluster_job, keeper, sge_keeper
-from gradwire.clusters.sge import SgeJob
-from gradwire.job import Job
+from gradwire.clusters import keeper, sge_keeper
+from python.prepared_jobs import prepared, request
 
 
 @pytest.mark.parametrize(
@@ -65,34 +63,13 @@ def test_lines_come_as_they_are_written_and_the_rest_at_the_end(
     assert capfdbinary.readouterr() == (b"11: two\n11: rest\n", b"0: wrong\n")
 
 
-def job_of(monkeypatch: pytest.MonkeyPatch, **env: str) -> Job:
-    """Returns the job of 3 workers and 1 server that is about to be run on n1 and n2, which are not here."""
-    monkeypatch.setattr(SgeJob, "machines", lambda: ["n1", "n2"])
-    monkeypatch.setattr(cluster_job, "address_of", {"n1": "10.0.0.1"}.__getitem__)
-    monkeypatch.setattr(cluster_job.ssh, "own_address", {"10.0.0.1": "10.0.0.9"}.__getitem__)
-    jobs: list[Job] = []
-    monkeypatch.setattr(cluster_job, "run_prepared", lambda job, *others: jobs.append(job))
-    request = launchers.Request(
-        command=["true"],
-        workers=3,
-        servers=1,
-        launcher="sge",
-        hosts=None,
-        env=env,
-        copy_to=None,
-        ssh=("ssh",),
-        queue="gpu.q",
-    )
-    launchers.run(request, lambda line: None, lambda text: None)
-    return jobs[0]
-
-
 def test_an_array_is_all_of_a_role_and_only_what_a_job_needs_goes_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SECRET", "s")
     monkeypatch.setenv("GRADWIRE_HOST_ID", "here")
-    job = job_of(monkeypatch, MINE="m")
+    asked = request("sge", workers=3, queue="gpu.q", env={"MINE": "m"})
+    job = prepared(asked, monkeypatch)
     assert job.host("scheduler", 0).address == "10.0.0.9"
     server, worker = job.processes("tcp://10.0.0.9:1")
     for process, tasks in ((worker, 3), (server, 1)):

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire import launchers, slurm_launch, srun_keeper
+from gradwire import launchers, srun_keeper
 from gradwire.child import Line
-from gradwire.job import Job
 from gradwire.slurm_launch import LabelledSplitter
+from python.prepared_jobs import prepared, request
 
 
 @pytest.mark.parametrize(
@@ -58,32 +58,8 @@ def test_lines_are_their_ranks_and_a_bar_shows_its_last_state() -> None:
     assert all(isinstance(line, Line) and line.role == "worker" for line in lines)
 
 
-def job_of(monkeypatch: pytest.MonkeyPatch, hosts: str | None, **env: str) -> Job:
-    """Returns the job of 3 workers and 1 server that is about to be run on nodes n1 and n2, which are not here."""
-    monkeypatch.setattr(slurm_launch.shutil, "which", lambda name, **_: f"/bin/{name}")
-    monkeypatch.setattr(slurm_launch, "nodes", lambda: ["n1", "n2"])
-    monkeypatch.setattr(slurm_launch, "node_address", {"n1": "10.0.0.1", "n2": "10.0.0.2"}.__getitem__)
-    monkeypatch.setattr(
-        launchers.ssh, "own_address", {"10.0.0.1": "10.0.0.9", "10.0.0.2": "10.0.0.9"}.__getitem__
-    )
-    jobs: list[Job] = []
-    monkeypatch.setattr(slurm_launch, "run_prepared", lambda job, *others: jobs.append(job))
-    request = launchers.Request(
-        command=["true"],
-        workers=3,
-        servers=1,
-        launcher="slurm",
-        hosts=hosts,
-        env=env,
-        copy_to=None,
-        ssh=("ssh",),
-    )
-    launchers.run(request, lambda line: None, lambda text: None)
-    return jobs[0]
-
-
 def test_srun_is_told_where_and_every_process_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = job_of(monkeypatch, "n1:2,n2:1")
+    job = prepared(request("slurm", workers=3, hosts="n1:2,n2:1"), monkeypatch)
     assert job.host("scheduler", 0).address == "10.0.0.9"
     server, worker = job.processes("tcp://10.0.0.9:1")
     assert worker.command[0] == server.command[0] == sys.executable
@@ -98,23 +74,14 @@ def test_srun_is_told_where_and_every_process_who_it_is(monkeypatch: pytest.Monk
 def test_nothing_that_says_which_host_this_is_goes_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_HOST_ID", "here")
     monkeypatch.setenv("GRADWIRE_BIND_HOST", "10.0.0.9")
-    server, worker = job_of(monkeypatch, None).processes("tcp://10.0.0.9:1")
+    server, worker = prepared(request("slurm"), monkeypatch).processes("tcp://10.0.0.9:1")
     assert not {"GRADWIRE_HOST_ID", "GRADWIRE_BIND_HOST"} & set(worker.environment)
     assert not {"--host-id", "--bind-host", "--nodelist"} & set(server.command)
-    given = job_of(monkeypatch, None, GRADWIRE_HOST_ID="all").processes("tcp://10.0.0.9:1")
+    asked = request("slurm", env={"GRADWIRE_HOST_ID": "all"})
+    given = prepared(asked, monkeypatch).processes("tcp://10.0.0.9:1")
     assert given[1].environment["GRADWIRE_HOST_ID"] == "all"
 
 
 def test_slurm_copies_nothing() -> None:
-    request = launchers.Request(
-        command=["true"],
-        workers=1,
-        servers=0,
-        launcher="slurm",
-        hosts=None,
-        env={},
-        copy_to="x",
-        ssh=("ssh",),
-    )
     with pytest.raises(ValueError, match="nodes of Slurm share a file system, or have sbcast"):
-        launchers.run(request, lambda line: None, lambda text: None)
+        launchers.run(request("slurm", copy_to="x"), lambda line: None, lambda text: None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import threading
 import warnings
 from collections.abc import Iterator
@@ -20,58 +19,15 @@ from gradwire.torch.fragments import Fragments
 from gradwire.torch.local_steps import nesterov
 from oracle import diloco
 from python.inproc_ranks import await_event, run_ranks
+from python.local_steps_net import FRESH, adamw, loss_of, require_equal, take_steps, wrap
 from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 6)
-        self.second = nn.Linear(6, 6)
-        self.third = nn.Linear(6, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
-
-
-with torch.random.fork_rng():
-    torch.manual_seed(0)
-    FRESH = Net()  # made once: ranks are threads, and would draw from one generator
 
 LAYERS = {name: {f"{name}.weight", f"{name}.bias"} for name in ("first", "second", "third")}
 ALL = set.union(*LAYERS.values())
 
 
-def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    x, y = torch.randn(5, 4, generator=generator), torch.randn(5, 3, generator=generator)
-    return (model(x) - y).square().mean()
-
-
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=0.02)
-
-
 def averaging(weights: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(weights, lr=1.0)
-
-
-def wrap(model: nn.Module, store: gw.kv.KVStore, **options: Any) -> Any:
-    return gw.torch.LocalStepOptimizer(
-        adamw(model.parameters()), model.named_parameters(), store=store, **options
-    )
-
-
-def take_steps(model: nn.Module, optimizer: Any, rank: int, steps: range) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        optimizer.step()
-
-
-def require_equal(ours: nn.Module, theirs: nn.Module) -> None:
-    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @pytest.fixture
@@ -248,135 +204,6 @@ def test_a_fragment_under_way_keeps_nobody_waiting() -> None:
     run_ranks(2, body)
 
 
-# ---- checkpoints ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("compression", ["none", "int4:reply=fp32"])
-@pytest.mark.parametrize("stop", [5, 7], ids=["under way", "between"])
-def test_a_restored_run_has_the_bits_of_one_that_never_stopped(compression: str, stop: int) -> None:
-    options: dict[str, Any] = {"compression": compression, "codecs": {"*": compression}}
-    options |= {"sync_every": 4, "fragments": 2, "merge_after": 2}
-    saved: dict[int, bytes] = {}
-    whole: dict[int, nn.Module] = {}
-
-    def never_stopped(store: gw.kv.KVStore) -> None:
-        model = copy.deepcopy(FRESH)
-        optimizer = wrap(model, store, **options)
-        take_steps(model, optimizer, store.rank, range(1, stop + 1))
-        file = io.BytesIO()
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-        saved[store.rank] = file.getvalue()
-        take_steps(model, optimizer, store.rank, range(stop + 1, 16))
-        optimizer.synchronize()
-        whole[store.rank] = model
-
-    def restored(store: gw.kv.KVStore) -> None:
-        model = Net()
-        optimizer = wrap(model, store, **options)
-        state = torch.load(io.BytesIO(saved[store.rank]), weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        take_steps(model, optimizer, store.rank, range(stop + 1, 16))
-        optimizer.synchronize()
-        require_equal(model, whole[store.rank])
-
-    run_ranks(2, never_stopped)
-    run_ranks(2, restored)
-
-
-def test_a_state_is_not_written_over_by_means_that_were_under_way() -> None:
-    loaded = threading.Event()
-
-    def body(store: gw.kv.KVStore) -> None:
-        model = copy.deepcopy(FRESH)
-        optimizer = wrap(model, store, sync_every=4, merge_after=2)
-        take_steps(model, optimizer, store.rank, range(1, 5))
-        saved = copy.deepcopy(optimizer.state_dict())
-        take_steps(model, optimizer, store.rank, range(5, 8))
-        if store.rank == 1:
-            loaded.wait(0.5)  # a load that does not wait for this rank is over then
-        take_steps(model, optimizer, store.rank, range(8, 9))
-        optimizer.load_state_dict(saved)
-        loaded.set()
-        store.barrier()
-        (before,), (after,) = (
-            state["gradwire"]["local_steps"]["under_way"].values()
-            for state in (saved, optimizer.state_dict())
-        )
-        assert all(torch.equal(after["means"][name], mean) for name, mean in before["means"].items())
-
-    run_ranks(2, body)
-
-
-def test_close_waits_for_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "is_open", lambda store: True)  # those of tests are in no list
-    closed = threading.Event()
-
-    def body(store: gw.kv.KVStore) -> None:
-        model = copy.deepcopy(FRESH)
-        optimizer = wrap(model, store, sync_every=4, merge_after=2)
-        take_steps(model, optimizer, store.rank, range(1, 4))
-        if store.rank == 1:
-            assert not closed.wait(0.5)
-        take_steps(model, optimizer, store.rank, range(4, 5))
-        optimizer.close()
-        closed.set()
-
-    run_ranks(2, body)
-
-
-def test_a_store_that_gives_weights_is_refused() -> None:
-    def body(store: gw.kv.KVStore) -> None:
-        with pytest.raises(ValueError, match="there is no mean gradient for an optimizer here"):
-            wrap(copy.deepcopy(FRESH), store, sync_every=4)
-
-    run_ranks(1, body, "dist_async")
-
-
-def test_who_times_steps_is_told_that_they_are_not_alike(store: gw.kv.KVStore, tmp_path: Path) -> None:
-    model = copy.deepcopy(FRESH)
-    ends = [float(n) for n in range(step_times.WARM_UP + 1)]
-    timer = step_times.StepTimer(tmp_path, 0, 1, steps=1)
-    timer.write(ends, adamw(model.parameters()))
-    assert (found := step_times.read(tmp_path, 1)) is not None
-    assert found.unlike is None
-    timer.write(ends, wrap(model, store, sync_every=4))
-    assert (found := step_times.read(tmp_path, 1)) is not None
-    assert found.unlike == "LocalStepOptimizer"
-
-
-def test_a_state_of_another_schedule_is_for_the_end_of_a_round(store: gw.kv.KVStore) -> None:
-    model = copy.deepcopy(FRESH)
-    optimizer = wrap(model, store, sync_every=4)
-    take_steps(model, optimizer, 0, range(1, 3))
-    middle = copy.deepcopy(optimizer.state_dict())
-    optimizer.synchronize()
-    end = copy.deepcopy(optimizer.state_dict())
-    other = wrap(copy.deepcopy(model), store, sync_every=6)
-    with pytest.raises(
-        ValueError, match=r"\[4, 1, 0\], this optimizer has \[6, 1, 0\]; use the same, or call"
-    ):
-        other.load_state_dict(middle)
-    other.load_state_dict(end)
-    with pytest.raises(ValueError, match=r"'bias' has shape None, the optimizer's \(2,\)"):
-        wrap(nn.Linear(2, 2), store, sync_every=4).load_state_dict(end)
-
-
-def test_a_plain_optimizers_state_begins_rounds_anew(store: gw.kv.KVStore) -> None:
-    trained, model = copy.deepcopy(FRESH), copy.deepcopy(FRESH)
-    plain = adamw(trained.parameters())
-    take_steps(trained, plain, 0, range(1, 4))
-    optimizer = wrap(model, store, sync_every=4)
-    take_steps(model, optimizer, 0, range(1, 3))
-    model.load_state_dict(trained.state_dict())
-    optimizer.load_state_dict(plain.state_dict())
-    with optimizer.shared_weights():
-        require_equal(model, trained)
-    take_steps(model, optimizer, 0, range(4, 8))
-    assert optimizer.state_dict()["gradwire"]["local_steps"]["step"] == 4
-    assert len(optimizer.outer.state) == 6  # a momentum each
-
-
 # ---- who takes part ------------------------------------------------------------------------------------------
 
 
@@ -492,6 +319,43 @@ def test_it_is_the_users_optimizer_with_its_schedule_and_hooks(store: gw.kv.KVSt
     assert type(again).__name__ == "DistributedAdamW"
     with optimizer.shared_weights():
         optimizer.synchronize()
+
+
+def test_close_waits_for_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "is_open", lambda store: True)  # those of tests are in no list
+    closed = threading.Event()
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = wrap(model, store, sync_every=4, merge_after=2)
+        take_steps(model, optimizer, store.rank, range(1, 4))
+        if store.rank == 1:
+            assert not closed.wait(0.5)
+        take_steps(model, optimizer, store.rank, range(4, 5))
+        optimizer.close()
+        closed.set()
+
+    run_ranks(2, body)
+
+
+def test_a_store_that_gives_weights_is_refused() -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        with pytest.raises(ValueError, match="there is no mean gradient for an optimizer here"):
+            wrap(copy.deepcopy(FRESH), store, sync_every=4)
+
+    run_ranks(1, body, "dist_async")
+
+
+def test_who_times_steps_is_told_that_they_are_not_alike(store: gw.kv.KVStore, tmp_path: Path) -> None:
+    model = copy.deepcopy(FRESH)
+    ends = [float(n) for n in range(step_times.WARM_UP + 1)]
+    timer = step_times.StepTimer(tmp_path, 0, 1, steps=1)
+    timer.write(ends, adamw(model.parameters()))
+    assert (found := step_times.read(tmp_path, 1)) is not None
+    assert found.unlike is None
+    timer.write(ends, wrap(model, store, sync_every=4))
+    assert (found := step_times.read(tmp_path, 1)) is not None
+    assert found.unlike == "LocalStepOptimizer"
 
 
 def test_nobody_else_is_disturbed_by_its_warnings(store: gw.kv.KVStore) -> None:

@@ -9,16 +9,14 @@ import re
 import socket
 import threading
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
-from gradwire import launchers
-from gradwire.clusters import cluster_job, yarn, yarn_keeper
+from gradwire.clusters import yarn, yarn_keeper
 from gradwire.clusters.keeper import Failure
 from gradwire.clusters.yarn_keeper import Tasks, yarnfile
-from gradwire.job import Job
 from oracle.yarnfile import SERVICE
+from python.prepared_jobs import prepared, request
 
 ORDER = {"name": "gradwire-0a", "tasks": 3, "queue": "gpu", "cores": 2, "memory_mb": 2048}
 
@@ -47,31 +45,12 @@ def test_nothing_in_a_definition_is_taken_for_what_yarn_puts_in() -> None:
     assert re.fullmatch(r"[a-z0-9 ./]+\$\{COMPONENT_ID\}", component["launch_command"])
 
 
-def job_of(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Job:
-    """Returns the job of 3 workers and 1 server that is about to be run on n1 and n2, which are not here."""
-    monkeypatch.setattr(yarn.YarnJob, "machines", lambda: ["n1", "n2"])
-    monkeypatch.setattr(cluster_job, "address_of", {"n1": "10.0.0.1"}.__getitem__)
-    monkeypatch.setattr(cluster_job.ssh, "own_address", {"10.0.0.1": "10.0.0.9"}.__getitem__)
-    jobs: list[Job] = []
-    monkeypatch.setattr(cluster_job, "run_prepared", lambda job, *others: jobs.append(job))
-    given = {
-        "command": ["true"],
-        "workers": 3,
-        "servers": 1,
-        "launcher": "yarn",
-        "hosts": None,
-        "copy_to": None,
-    }
-    request = launchers.Request(**(given | {"env": {"MINE": "m"}, "ssh": ("ssh",)} | options))  # type: ignore[arg-type]
-    launchers.run(request, lambda line: None, lambda text: None)
-    return jobs[0]
-
-
 def test_a_service_is_all_of_a_role_and_no_secret_is_on_a_command_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SECRET", "s")
-    job = job_of(monkeypatch, memory=(1 << 30) + 1, cores=4)
+    asked = request("yarn", workers=3, memory=(1 << 30) + 1, cores=4, env={"MINE": "m"})
+    job = prepared(asked, monkeypatch)
     server, worker = job.processes("tcp://10.0.0.9:1")
     for process, tasks in ((worker, 3), (server, 1)):
         order = json.loads(process.command[3])

@@ -19,7 +19,7 @@ from typing import Any
 
 from mxnet.base import _LIB, check_call
 
-from gradwire import _core, kv
+from gradwire import _core, kv, uncaught_error
 from gradwire.mxnet.engine import Completion, Endings, push, wait_for_all
 
 __all__ = ["Operations"]
@@ -140,7 +140,7 @@ def _close_all() -> None:
     What a script has read last may be of an exchange that has failed, and no call has followed to tell it: then this
     does, and the process fails.
     """
-    finish = getattr(sys, "last_value", None) is None
+    finish = not uncaught_error.ended_the_script()
     is_untold = False
     for operations in list(_open):
         knew = operations.has_told

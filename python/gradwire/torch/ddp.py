@@ -20,15 +20,10 @@ from torch._C._distributed_c10d import GradBucket
 
 from gradwire.torch import session
 from gradwire.torch.auto_codecs import controller_of
-from gradwire.torch.exchange import (
-    Exchange,
-    ExchangeOptions,
-    OnNonfinite,
-    enabled_scaler,
-    require_pairs,
-    warn_of_nonfinite,
-)
+from gradwire.torch.exchange import Exchange
+from gradwire.torch.exchange_options import ExchangeOptions, OnNonfinite, enabled_scaler, warn_of_nonfinite
 from gradwire.torch.parameter_codecs import DENSE, ParameterCodecs
+from gradwire.torch.parameter_names import require_pairs
 from gradwire.torch.process_group import store_of
 from gradwire.torch.warm_up import Stages, WarmUp
 

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,21 +22,15 @@ import torch
 from gradwire.devices import stream_of
 from gradwire.torch import session
 from gradwire.torch.auto_codecs import AutoCodecs
-from gradwire.torch.parameter_codecs import ParameterCodecs
+from gradwire.torch.exchange_options import ExchangeOptions
 from gradwire.torch.sparse_gradients import RowExchange, Rows, rows_of, rows_of_flat, saved_flat, saved_rows
-from gradwire.torch.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from gradwire import _core
     from gradwire.compress import Compression
-    from gradwire.controller import Controller
     from gradwire.kv import KVStore
 
 STATE_KEY = "gradwire"  # of an exchange's state in an optimizer's state_dict()
-
-OnNonfinite = Literal["warn", "skip_step", "ignore"]
-
-SparseGradients = Literal["rows", "dense", "warn"]
 
 User = Literal["optimizer", "hook"]
 
@@ -46,37 +40,6 @@ _calls: weakref.WeakKeyDictionary[KVStore, Iterator[int]] = weakref.WeakKeyDicti
 # Who has the slots of a store, and with them small gradients that travel together. Ranks must agree in it, so it is
 # not left to the garbage collector.
 _slots_of: weakref.WeakKeyDictionary[KVStore, User] = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class ExchangeOptions:
-    """What both front ends take.
-
-    Attributes:
-        codecs: which codec each parameter has.
-        default: which codec the others have; None: that of the store.
-        warm_up: which codec the others have in the first steps, or None.
-        grad_scaler: torch's GradScaler, where the loss is scaled: what is sent is divided by its scale, so that
-            residuals, and thresholds, do not change their meaning when it changes.
-        on_nonfinite: what to do in a step in which any rank met a NaN or an infinity.
-        controller: what chooses the others' codecs, or None.
-        sparse_gradients: "rows": their rows travel; "dense": they are summed as dense ones; "warn": so too, said once.
-        sparse_parameters: names of those whose gradients are known to be sparse; of others the first step tells.
-    """
-
-    codecs: ParameterCodecs
-    default: Compression | None = None
-    warm_up: WarmUp | None = None
-    grad_scaler: Any = None
-    on_nonfinite: OnNonfinite = "warn"
-    controller: Controller | None = None
-    sparse_gradients: SparseGradients = "warn"
-    sparse_parameters: frozenset[str] = frozenset()
-
-    @property
-    def vetoes(self) -> bool:
-        """True where a step with a NaN is not taken, so that what was sent in it has to be taken back."""
-        return self.on_nonfinite == "skip_step" or self.grad_scaler is not None
 
 
 @dataclass
@@ -456,49 +419,6 @@ class Exchange:
 def has_free_slots(store: KVStore) -> bool:
     """True where no exchange has a store's slots, so that nobody's gradients follow its compression."""
     return store not in _slots_of
-
-
-def enabled_scaler(given: Any) -> Any:
-    """Returns a GradScaler that is in use, else None.
-
-    Raises:
-        TypeError: something else.
-    """
-    if given is None:
-        return None
-    if not (hasattr(given, "is_enabled") and hasattr(given, "get_scale")):
-        raise TypeError(f"gradwire.torch: grad_scaler is {given!r}, expected a torch.amp.GradScaler, or None")
-    return given if given.is_enabled() else None
-
-
-def require_pairs(named_parameters: Any) -> list[tuple[str, torch.Tensor]]:
-    """Returns names with parameters as a list.
-
-    Raises:
-        TypeError: nothing to go through.
-        ValueError: something in it is no pair.
-    """
-    if not isinstance(named_parameters, Iterable):
-        raise TypeError(
-            f"gradwire.torch: named_parameters is a {type(named_parameters).__name__}, expected (name, parameter) "
-            "pairs; pass model.named_parameters()"
-        )
-    named = list(named_parameters)
-    if any(not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)) for pair in named):
-        raise ValueError(
-            "gradwire.torch: named_parameters holds something that is not a (name, parameter) pair; pass "
-            "model.named_parameters()"
-        )
-    return named
-
-
-def warn_of_nonfinite(what_then: OnNonfinite) -> None:
-    warnings.warn(
-        "gradwire.torch: a worker's gradient held a NaN or an infinity"
-        + ("; no rank takes this step" if what_then == "skip_step" else ""),
-        RuntimeWarning,
-        stacklevel=3,
-    )
 
 
 def is_channels_last(parameter: torch.Tensor) -> bool:

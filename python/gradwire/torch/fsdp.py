@@ -34,7 +34,7 @@ from gradwire import compress
 from gradwire.gathered_sum import flagged, loses_nonfinite, unflagged, warn_of_nan_sum
 from gradwire.kv import KVStore
 from gradwire.torch import session
-from gradwire.torch.exchange import enabled_scaler
+from gradwire.torch.exchange_options import enabled_scaler
 from gradwire.torch.process_group import store_of
 
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradwire.torch import session
-from gradwire.torch.exchange import Exchange, ExchangeOptions, warn_of_nonfinite
+from gradwire.torch.exchange import Exchange
+from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.fragments import Fragments
 from gradwire.torch.reducer import home_of, runs_of
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from gradwire.torch import session, wrapped
-from gradwire.torch.exchange import STATE_KEY, ExchangeOptions, has_free_slots
+from gradwire.torch.exchange import STATE_KEY, has_free_slots
+from gradwire.torch.exchange_options import ExchangeOptions
 from gradwire.torch.local_rounds import LocalRounds, MakeOuter, Schedule
 from gradwire.torch.parameter_codecs import ParameterCodecs
 from gradwire.torch.parameter_names import name_group, name_parameters, require_real

@@ -17,8 +17,8 @@ from gradwire._core import MembershipChanged
 from gradwire.compress import Compression
 from gradwire.torch import overlap, session, wrapped
 from gradwire.torch.auto_codecs import controller_of
-from gradwire.torch.exchange import (
-    STATE_KEY,
+from gradwire.torch.exchange import STATE_KEY
+from gradwire.torch.exchange_options import (
     ExchangeOptions,
     OnNonfinite,
     SparseGradients,
@@ -26,6 +26,7 @@ from gradwire.torch.exchange import (
     warn_of_nonfinite,
 )
 from gradwire.torch.momentum import WorkerMomentum
+from gradwire.torch.overlap_refused import require_no_gradient_is_needed, require_possible
 from gradwire.torch.parameter_codecs import DENSE, ParameterCodecs
 from gradwire.torch.parameter_names import name_group, name_parameters, require_real
 from gradwire.torch.reducer import GradientReducer
@@ -179,7 +180,7 @@ def DistributedOptimizer(
             "grad_scaler": scaler is not None,
             "on_nonfinite='skip_step'": on_nonfinite == "skip_step",
         }
-        overlap.require_possible(optimizer, store, given)
+        require_possible(optimizer, store, given)
     other = _bound.get(store, lambda: None)()
     if other is not None and other is not optimizer and other._reducer is not None:
         raise ValueError(
@@ -283,7 +284,7 @@ class _Distributed(wrapped.Front):
         if self._ended is not None:
             raise self._ended
         if self.overlap_step:
-            self._require_no_gradient_is_needed(closure)
+            require_no_gradient_is_needed(self, closure)
         loss = None
         if closure is not None and isinstance(self, torch.optim.LBFGS):
             closure = self._mean_loss_of(closure)
@@ -309,19 +310,6 @@ class _Distributed(wrapped.Front):
 
     # Torch wraps step() of classes that do not say so, to call the hooks of the user; super().step() calls them.
     step.hooked = True  # type: ignore[attr-defined]
-
-    def _require_no_gradient_is_needed(self, closure: Callable[[], Any] | None) -> None:
-        """Raises ValueError for what reads gradients or losses during the step."""
-        if closure is not None:
-            raise ValueError(
-                "gradwire.torch: step(closure) was called with overlap_step, which leaves sums on their way when "
-                "step() returns; call backward() before, and step() without a closure, or leave overlap_step out"
-            )
-        if getattr(self, "grad_scale", None) is not None:
-            raise ValueError(
-                "gradwire.torch: a GradScaler steps an optimizer that has overlap_step; train in bfloat16, which needs "
-                "no scale, or leave overlap_step out"
-            )
 
     def _begin_step(self, reducer: overlap.OverlappingReducer) -> None:
         for before in (*_global_optimizer_pre_hooks.values(), *self._optimizer_step_pre_hooks.values()):

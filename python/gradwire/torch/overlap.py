@@ -25,8 +25,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from gradwire import _core, joining
-from gradwire.torch.exchange import ExchangeOptions, warn_of_nonfinite
+from gradwire import _core
+from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.parameter_guard import Access, guard, is_guardable, keeper_of, release
 from gradwire.torch.reducer import GradientReducer
 
@@ -37,42 +37,6 @@ if TYPE_CHECKING:
 
 _PAUSE = 0.002  # seconds between looks at what else has arrived
 _REPLICATING = (torch.jit.ScriptModule, nn.DataParallel)
-
-_INSTEAD = {
-    "max_grad_norm": "it needs the norm of all means; call optimizer.synchronize() after backward(), which waits for "
-    "them, then torch.nn.utils.clip_grad_norm_() and step()",
-    "grad_scaler": "it looks at all means before the first update; train in bfloat16, which needs no scale, or leave "
-    "overlap_step out",
-    "on_nonfinite='skip_step'": "a step cannot be taken back when its last sum arrives; use on_nonfinite='warn', or "
-    "leave overlap_step out",
-}
-
-
-def require_possible(optimizer: torch.optim.Optimizer, store: KVStore, given: Mapping[str, bool]) -> None:
-    """Refuses what overlap_step cannot go with.
-
-    Args:
-        given: which of the options that it excludes are in use.
-
-    Raises:
-        ValueError: names what excludes it, and what to do instead.
-    """
-    for name, is_given in given.items():
-        if is_given:
-            raise ValueError(
-                f"gradwire.torch: overlap_step was given (or GRADWIRE_OVERLAP_STEP) with {name}: {_INSTEAD[name]}"
-            )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            "gradwire.torch: overlap_step was given (or GRADWIRE_OVERLAP_STEP) with LBFGS, whose step updates all "
-            "parameters together; leave overlap_step out"
-        )
-    if joining.sums_in_one_order(store.type):
-        raise ValueError(
-            f"gradwire.torch: overlap_step was given (or GRADWIRE_OVERLAP_STEP) with the store {store.type!r}, whose "
-            "library sums in one order on all ranks, the back layers first; use 'allreduce' or 'dist_sync', or leave "
-            "overlap_step out"
-        )
 
 
 @dataclass
@@ -180,10 +144,10 @@ class OverlappingReducer(GradientReducer):
         super()._bind()
         self._index = {parameter: index for index, parameter in enumerate(self._parameters)}
 
-    def _enter(self) -> None:
+    def on_backward_begin(self) -> None:
         if self._sums:  # of parameters that the forward pass did not use
             self.synchronize()
-        super()._enter()
+        super().on_backward_begin()
 
     def _end_step(self) -> None:
         """Leaves sums on their way."""

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
-from gradwire.torch.exchange import require_pairs
+
+def require_pairs(named_parameters: Any) -> list[tuple[str, torch.Tensor]]:
+    """Returns names with parameters as a list.
+
+    Raises:
+        TypeError: nothing to go through.
+        ValueError: something in it is no pair.
+    """
+    if not isinstance(named_parameters, Iterable):
+        raise TypeError(
+            f"gradwire.torch: named_parameters is a {type(named_parameters).__name__}, expected (name, parameter) "
+            "pairs; pass model.named_parameters()"
+        )
+    named = list(named_parameters)
+    if any(not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)) for pair in named):
+        raise ValueError(
+            "gradwire.torch: named_parameters holds something that is not a (name, parameter) pair; pass "
+            "model.named_parameters()"
+        )
+    return named
 
 
 def name_parameters(

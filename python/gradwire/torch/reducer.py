@@ -13,7 +13,6 @@ Threading: hooks run on autograd's thread, one at a time.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
 import weakref
@@ -21,10 +20,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd import Variable
 
 from gradwire import _core
-from gradwire.torch.exchange import Exchange, ExchangeOptions, is_channels_last, warn_of_nonfinite
+from gradwire.torch.backward_pass import BackwardPass
+from gradwire.torch.exchange import Exchange, is_channels_last
+from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.sparse_gradients import all_finite, gradient_of
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class GradientReducer:
         self._in_place: list[bool] = []
         self._ready = bytearray()
         self._handles: list[Any] = []
-        self._tasks: set[int] = set()  # of the backward() in progress, and those inside it
+        self._backward = BackwardPass(self)
         self._failed = False
         self._densified = options.sparse_gradients != "warn"  # and has been told
         self._sends_rows = options.sparse_gradients == "rows"
@@ -151,17 +151,13 @@ class GradientReducer:
         """Takes what autograd has just accumulated in a parameter's grad."""
         if not self.sync:
             return
-        self._enter()
+        self._backward.enter()
         if self._passes_done + 1 == self._passes:
             self._submit(index)
 
-    def _enter(self) -> None:
-        task = torch._C._current_graph_task_id()
-        if task in self._tasks:
-            return
+    def on_backward_begin(self) -> None:
+        """Runs before the first gradient of a backward() is taken."""
         self.settle()
-        self._tasks.add(task)
-        Variable._execution_engine.queue_callback(_BackwardEnd(self))
 
     @torch.no_grad()
     def _submit(self, index: int) -> None:
@@ -219,12 +215,7 @@ class GradientReducer:
     # -- after it --------------------------------------------------------------------------------------
 
     def on_backward_end(self) -> None:
-        """Runs when a backward() has computed all its gradients, also one inside another (re-entrant checkpoints)."""
-        outer = torch._C._current_autograd_node()
-        if outer is not None:
-            self._await_outer(outer)
-            return
-        self._tasks.clear()
+        """Runs when a backward() has computed all its gradients."""
         self._passes_done += 1
         if self._passes_done == self._passes:
             self._send_rest()
@@ -277,24 +268,6 @@ class GradientReducer:
     def _await_sums(self) -> bool:
         """Ends what was sent; returns whether any rank met a NaN or an infinity."""
         return self.exchange.finish()
-
-    def _await_outer(self, outer: Any) -> None:
-        """Has the backward() around this one call on_backward_end() too: autograd offers a callback to the innermost
-        only, so the nodes that follow in the outer one ask for it.
-        """
-        itself = weakref.ref(self)
-        handles: list[Any] = []
-
-        def enter_outer(*_: Any) -> None:
-            while handles:
-                handles.pop().remove()
-            reducer = itself()
-            if reducer is not None and reducer.sync:
-                reducer._enter()
-
-        handles += [
-            node.register_prehook(enter_outer) for node, _ in outer.next_functions if node is not None
-        ]
 
     @torch.no_grad()
     def _copy_back(self) -> None:
@@ -382,7 +355,6 @@ class GradientReducer:
 
     def on_backward_failed(self) -> None:
         """Notes that a backward() raised an error before its end."""
-        self._tasks.clear()
         self._failed = True
 
     def settle(self) -> None:
@@ -456,26 +428,6 @@ class GradientReducer:
         """Says whether this step is to be skipped, and forgets it."""
         veto, self._veto = self._veto, False
         return veto
-
-
-class _BackwardEnd:
-    """What autograd calls when a backward() ends, and drops uncalled when one fails."""
-
-    def __init__(self, reducer: GradientReducer) -> None:
-        self._reducer = weakref.ref(reducer)
-        self._called = False
-
-    def __call__(self) -> None:
-        self._called = True
-        reducer = self._reducer()
-        if reducer is not None:
-            reducer.on_backward_end()
-
-    def __del__(self) -> None:
-        reducer = None if self._called else self._reducer()
-        if reducer is not None:
-            with contextlib.suppress(Exception):  # the interpreter may be at its end
-                reducer.on_backward_failed()
 
 
 def home_of(parameters: Sequence[torch.Tensor]) -> torch.device:

@@ -10,6 +10,7 @@ from typing import Any
 
 import mxnet as mx
 
+from gradwire import uncaught_error
 from gradwire.horovod import lifecycle, numpy_arrays, session
 from gradwire.horovod.mxnet import submission
 from gradwire.horovod.process_sets import ProcessSet
@@ -49,15 +50,15 @@ def _leave_at_exit() -> None:
     """
     failed = None
     if session.exists() and (now := session.current()).library is numpy_arrays:
-        if getattr(sys, "last_value", None) is None:
+        if uncaught_error.ended_the_script():
+            session.leave()
+            now.store.engine.close()  # ends what others may never take part in
+        else:
             try:
                 mx.nd.waitall()
             except Exception as error:
                 failed = error
             session.leave()
-        else:
-            session.leave()
-            now.store.engine.close()  # ends what others may never take part in
         wait_for_all()
     submission.close()
     if failed is not None:

@@ -1,0 +1,106 @@
+"""BackwardPass: when a backward() begins, when it has computed all its gradients, and when it has failed.
+
+autograd calls back at the end of the innermost backward() only, and drops the callbacks of one that fails. So where one
+backward() runs inside another (re-entrant checkpoints), the nodes that follow in the outer one ask for its end; and a
+callback that is dropped tells of the failure.
+
+Threading: on autograd's thread, one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch.autograd import Variable
+
+
+class Listener(Protocol):
+    """Who is told.
+
+    Attributes:
+        sync: False while gradients stay local, and it is told of no backward() that begins.
+    """
+
+    sync: bool
+
+    def on_backward_begin(self) -> None:
+        """Runs before the first gradient is taken."""
+
+    def on_backward_end(self) -> None:
+        """Runs when all gradients are computed, those of the outermost backward() too."""
+
+    def on_backward_failed(self) -> None:
+        """Runs when an error was raised before that."""
+
+
+class BackwardPass:
+    """The calls of backward() on one model, which its gradients' hooks tell of."""
+
+    def __init__(self, listener: Listener) -> None:
+        """Keeps listener only as long as others do: autograd's hooks live as long as the model."""
+        self._listener = weakref.ref(listener)
+        self._tasks: set[int] = set()  # of the backward() in progress, and those inside it
+
+    def enter(self) -> None:
+        """Notes the backward() that runs; for hooks."""
+        task = torch._C._current_graph_task_id()
+        listener = self._listener()
+        if task in self._tasks or listener is None:
+            return
+        listener.on_backward_begin()
+        self._tasks.add(task)
+        Variable._execution_engine.queue_callback(_End(self))
+
+    def end(self) -> None:
+        """Notes that the backward() that runs has computed its gradients."""
+        listener = self._listener()
+        if listener is None:
+            return
+        outer = torch._C._current_autograd_node()
+        if outer is not None:
+            self._await_outer(outer)
+            return
+        self._tasks.clear()
+        listener.on_backward_end()
+
+    def fail(self) -> None:
+        """Notes that a backward() has raised an error."""
+        self._tasks.clear()
+        listener = self._listener()
+        if listener is not None:
+            listener.on_backward_failed()
+
+    def _await_outer(self, outer: Any) -> None:
+        """Has the backward() around this one be entered by the nodes that follow in it."""
+        handles: list[Any] = []
+
+        def enter_outer(*_: Any) -> None:
+            while handles:
+                handles.pop().remove()
+            listener = self._listener()
+            if listener is not None and listener.sync:
+                self.enter()
+
+        handles += [
+            node.register_prehook(enter_outer) for node, _ in outer.next_functions if node is not None
+        ]
+
+
+class _End:
+    """What autograd calls when a backward() ends, and drops uncalled when one fails."""
+
+    def __init__(self, backward: BackwardPass) -> None:
+        self._backward = backward
+        self._called = False
+
+    def __call__(self) -> None:
+        self._called = True
+        self._backward.end()
+
+    def __del__(self) -> None:
+        if not self._called:
+            with contextlib.suppress(Exception):  # the interpreter may be at its end
+                self._backward.fail()
