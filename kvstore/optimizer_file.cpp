@@ -50,7 +50,7 @@ OptimizerHead parse_head(const std::string& text) {
   OptimizerHead head{dump == kStates ? Dump::kStates : Dump::kStatesAndParameters, {}, {}};
   head.keys = layout_of(read_keys(keys));
   head.optimizer.assign(std::istreambuf_iterator<char>(lines), {});
-  parse_optimizer(head.optimizer);
+  make_updater(parse_optimizer(head.optimizer));
   return head;
 }
 
@@ -93,6 +93,7 @@ void OptimizerFile::read_head() {
 }
 
 void OptimizerFile::read_index() {
+  const std::size_t kept = make_updater(parse_optimizer(head_.optimizer))->moment_kinds();
   records_.resize(head_.keys.size());
   for (const Record& record : std::span(file_.records()).subspan(1)) {
     const RecordName& name = record.name;
@@ -105,19 +106,19 @@ void OptimizerFile::read_index() {
   }
   for (std::uint64_t key = 0; key < records_.size(); ++key) {
     std::ranges::sort(records_[key], {}, [](const Record* record) { return record->name.offset; });
-    require_whole(key);
+    require_whole(key, kept);
   }
 }
 
-void OptimizerFile::require_whole(std::uint64_t key) const {
+void OptimizerFile::require_whole(std::uint64_t key, std::size_t kept) const {
   const KeySpec& spec = head_.keys[key].spec;
   std::uint64_t end = 0;
-  std::size_t kinds = 0;  // of moments; none where a part has not been updated yet
   for (const Record* record : records_[key]) {
     const std::size_t here = read(*record).moments.size() / record->name.count;
-    if (here != 0 && kinds != 0 && here != kinds)
-      refuse(fmt::format("has {} and {} moments an element of key '{}'", kinds, here, spec.name));
-    kinds = std::max(kinds, here);
+    if (here != 0 && here != kept) {  // none where a part has not been updated yet
+      refuse(fmt::format("has {} moments an element of key '{}', and {} keeps {}", here, spec.name,
+                         parse_optimizer(head_.optimizer).name, kept));
+    }
     if (record->name.offset == end) end += record->name.count;
   }
   if (end != spec.elements()) refuse(fmt::format("lacks elements of key '{}'", spec.name));

@@ -49,7 +49,8 @@ class OptimizerFile {
   [[noreturn]] void refuse(const std::string& why) const;
   void read_head();
   void read_index();
-  void require_whole(std::uint64_t key) const;
+  /// kept: kinds of moments that the file's optimizer keeps.
+  void require_whole(std::uint64_t key, std::size_t kept) const;
   OptimizerState read(const CheckpointReader::Record& record) const;
 
   const std::filesystem::path path_;

@@ -364,12 +364,10 @@ def make_job(
 
 def _role_variables(given: Mapping[str, Mapping[str, str]], servers: int) -> dict[str, dict[str, str]]:
     for role, variables in given.items():
-        for name, text in variables.items():
-            what = f"run: --env-{role} {name}={text}"
+        for name in variables:
+            what = f"run: --env-{role} {name}"  # without its value, which may be a secret
             if name in _OF_ALL_ROLES:
-                raise ValueError(
-                    f"{what}: all processes of a job must be told that alike: give --env {name}={text}"
-                )
+                raise ValueError(f"{what}: all processes of a job must be told that alike: give it by --env")
             if role == "server" and not servers:
                 raise ValueError(f"{what}: no server is started here: give -s 1 or more, or leave it out")
     return {

@@ -26,7 +26,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from gradwire import _core, auto_placement, backend, environments, joining, settings
+from gradwire import _core, auto_placement, backend, environments, joining, settings, uncaught_error
 from gradwire.backend import AbstractKVStore, register
 from gradwire.checkpoint import Restored
 from gradwire.store import KVStore
@@ -247,6 +247,8 @@ def joined() -> KVStore | None:
 def _enlist(store: KVStore) -> None:
     store.is_open = True
     _open.add(store)
+    if not store._is_local:
+        uncaught_error.watch_exits()  # close() asks, at exit
 
 
 def _close_all() -> None:

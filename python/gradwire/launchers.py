@@ -28,6 +28,7 @@ LAUNCHERS = ("local", "ssh", "mpi", "slurm", *_CLUSTERS)
 _STARTED_AS_ONE = ("mpi", "slurm", *_CLUSTERS)  # whose workers all end with the first that dies
 _WITH_QUEUES = ("sge", "yarn")
 _WITH_SIZES = ("yarn", "kubernetes")
+_BY_SSH = ("ssh", "mpi")
 _LEAST_MEMORY = 1 << 20  # bytes
 _IN_THE_QUEUE = "86400s"  # until all of a job have left it: who waits longer says so
 
@@ -159,6 +160,11 @@ def _require_options_of(request: Request) -> None:
     for option, given in (("--image", request.image), ("--namespace", request.namespace)):
         if given is not None and launcher != "kubernetes":
             raise ValueError(f"run: {option} {given} goes with --launcher kubernetes; leave it out")
+    if request.ssh != ("ssh",) and launcher not in _BY_SSH:
+        raise ValueError(
+            f"run: {shlex.join(request.ssh)!r} (--ssh, with -p and -i) goes with --launcher {' or '.join(_BY_SSH)}; "
+            f"{launcher} connects to no host by it: leave it out"
+        )
     if launcher in _CLUSTERS:
         _require_no_known_machines(request)
 

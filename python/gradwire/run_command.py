@@ -16,6 +16,8 @@ import typer
 from gradwire.json_option import JsonOption, write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gradwire.child import Line
 
 # horovodrun's spellings of options.
@@ -259,9 +261,16 @@ def run(
         "GRADWIRE_ON_FAILURE": "continue" if join is not None else on_failure,
         "GRADWIRE_MIN_WORKERS": None if min_workers is None else str(min_workers),
     }
+    given = _read_env(env or [])
+    role_env = {
+        "worker": _read_role_env("worker", env_worker or []),
+        "server": _read_role_env("server", env_server or []),
+    }
+    for own in role_env.values():  # a setting that is empty is as if unset: the name that was given counts
+        own |= dict.fromkeys(_settings_in(own) & by_flag.keys() - own.keys(), "")
     variables = _with_settings_file(
-        by_flag
-        | _read_env(env or [])
+        {name: text for name, text in by_flag.items() if name not in _settings_in(given)}
+        | given
         | {name: text for name, text in options.items() if text is not None}
         | ({} if recording is None else recording.environment),
         settings_file,
@@ -279,10 +288,7 @@ def run(
         launcher=launcher,
         hosts=hosts,
         env=variables,
-        role_env={
-            "worker": _read_role_env("worker", env_worker or []),
-            "server": _read_role_env("server", env_server or []),
-        },
+        role_env=role_env,
         copy_to=copy_to,
         ssh=_read_ssh(ssh, ssh_port, ssh_identity_file),
         restarts=restarts,
@@ -330,7 +336,8 @@ def _read_env(pairs: list[str]) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise ValueError(
-                f"run: --env {pair} is not valid: expected NAME=VALUE, such as --env OMP_NUM_THREADS=1"
+                f"run: --env {_without_value(pair)} is not valid: expected NAME=VALUE, such as --env "
+                "OMP_NUM_THREADS=1"
             )
         env[name] = value
     return env
@@ -342,11 +349,24 @@ def _read_role_env(role: str, pairs: list[str]) -> dict[str, str]:
         found = _ROLE_VARIABLE.fullmatch(pair)
         if found is None:
             raise ValueError(
-                f"run: --env-{role} {pair} is not valid: expected NAME=VALUE or NAME:VALUE, such as --env-{role} "
-                "OMP_NUM_THREADS=1"
+                f"run: --env-{role} {_without_value(pair)} is not valid: expected NAME=VALUE or NAME:VALUE, such as "
+                f"--env-{role} OMP_NUM_THREADS=1"
             )
         env[found[1]] = found[2]
     return env
+
+
+def _without_value(pair: str) -> str:
+    """A variable as an error shows it: its value may be a secret."""
+    return re.sub("([=:]).*", r"\1...", pair, flags=re.DOTALL)
+
+
+def _settings_in(variables: Mapping[str, str]) -> set[str]:
+    """Names of the settings that variables give, each under its own name or another's."""
+    from gradwire import settings
+
+    alone = {name: text for name, text in variables.items() if name != "GRADWIRE_SETTINGS"}
+    return {row.definition.variable for row in settings.resolve(alone) if row.origin != "default"}
 
 
 def _variables_of_flags(
@@ -358,7 +378,8 @@ def _variables_of_flags(
     verbose: bool,
     p3: bool,
 ) -> dict[str, str]:
-    """Returns the variables that flags of other launchers stand for here. --env, if it gives them too, counts."""
+    """Returns the variables that flags of other launchers stand for here. What --env and its like give of them, under
+    any name, counts."""
     if fusion_mb is not None and math.isinf(fusion_mb):
         raise ValueError("run: --fusion-threshold-mb inf: expected a number of MiB, such as 128")
     if interface is not None and "," in interface:

@@ -239,6 +239,7 @@ def mistakes_on_one_rank_are_said_on_its_own_call() -> None:
     tensor = torch.ones(3)
     for wrong, text in [
         (lambda: hvd.allreduce([1.0]), "given a list"),
+        (lambda: hvd.allreduce([1.0], compression=hvd.Compression.fp16), "given a list, expected a torch"),
         (lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)), "not supported"),
         (lambda: hvd.allreduce(tensor, average=True, op=hvd.Sum), "both given"),
         (lambda: hvd.allreduce(tensor, op=17), "no operation"),

@@ -103,6 +103,8 @@ def what_there_is_not_says_what_to_do() -> None:
         bps.byteps_declare_tensor("x", byteps_momentum_type="nesterov")
     with raises(TypeError, "name is 3, expected a str"):
         bps.byteps_declare_tensor(3)
+    with raises(TypeError, "given a list, expected an NDArray"):
+        bps.byteps_push_pull([1.0], compression=bps.Compression.fp16)
     with raises(ValueError, "give 'scaling': True"):
         trainer_of(new_net(), compression_params={"compressor": "onebit"})
     with raises(ValueError, "optimizer_params={'momentum': 0.9"):

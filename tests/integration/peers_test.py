@@ -71,7 +71,7 @@ def test_a_killed_worker_is_named_by_the_others(victim: int, tmp_path: Path) -> 
 
 
 LATER = """
-import os, pathlib, time, gradwire
+import os, pathlib, sys, time, gradwire
 kv = gradwire.kv.create("allreduce")
 kv.barrier()
 while kv.rank and not (pathlib.Path(os.environ["TEST_FOLDER"]) / "go on").exists():
@@ -79,23 +79,32 @@ while kv.rank and not (pathlib.Path(os.environ["TEST_FOLDER"]) / "go on").exists
 """
 
 
-def test_an_error_ends_rank_0_whatever_the_others_do(tmp_path: Path) -> None:
-    program = LATER + "if kv.rank == 0: raise OSError('no such file of images')\nkv.barrier()\n"
+@pytest.mark.parametrize(
+    ("end", "code", "text"),
+    [
+        ("raise OSError('no such file of images')", 1, "OSError: no such file of images"),
+        ("sys.exit('no such file of images')", 1, "no such file of images"),
+        ("sys.exit(3)", 3, ""),
+    ],
+)
+def test_an_error_ends_rank_0_whatever_the_others_do(end: str, code: int, text: str, tmp_path: Path) -> None:
+    program = LATER + f"if kv.rank == 0: {end}\nkv.barrier()\n"
     with Job(tmp_path, {}) as job:
         start_as_torchrun_does(job, 2, [sys.executable, "-c", program])
         first = job.members["worker", 0].ended(START_SECONDS)
         (tmp_path / "go on").touch()
         other = job.members["worker", 1].ended(NOTICE_SECONDS)
-    assert first.code == 1, str(first)
-    assert "OSError: no such file of images" in first.err, str(first)
+    assert first.code == code, str(first)
+    assert text in first.err, str(first)
     assert "the job ends with it" in first.err, str(first)
     assert other.code == 1, str(other)
     assert "TransportError" in other.err, str(other)  # and it does not wait
 
 
-def test_rank_0_that_is_done_serves_the_others_to_their_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["", "sys.exit()", "sys.exit(0)"])
+def test_rank_0_that_is_done_serves_the_others_to_their_end(end: str, tmp_path: Path) -> None:
     with Job(tmp_path, {}) as job:
-        start_as_torchrun_does(job, 2, [sys.executable, "-c", LATER])
+        start_as_torchrun_does(job, 2, [sys.executable, "-c", LATER + end])
         first = job.members["worker", 0]
         wait_until(lambda: "all is done here" in first.err.read_text(), START_SECONDS, "rank 0 to be done")
         (tmp_path / "go on").touch()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import os
 import warnings
 from typing import Any
 
 import gradwire as gw
 import gradwire.torch
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -391,6 +393,72 @@ def a_step_with_a_nan_in_one_group_leaves_no_trace_in_the_others() -> None:
             disturbed = run(codec, scaled, poison)
             for a, b in zip(disturbed.parameters(), undisturbed.parameters(), strict=True):
                 assert torch.equal(a.to_local(), b.to_local()), (codec, scaled)
+
+
+def descend_sharded(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        x = torch.randn(30, 20, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        model(x, 1.0).square().mean().backward()
+        optimizer.step()
+
+
+def through_a_file(state: Any) -> Any:
+    written = io.BytesIO()
+    torch.save(state, written)
+    return torch.load(io.BytesIO(written.getvalue()), weights_only=True)
+
+
+@case
+def a_sharded_checkpoint_goes_on_bit_for_bit() -> None:
+    """With residuals, agreed scales and the steps that random choices go by; it does not without them."""
+
+    def make(codec: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        torch.manual_seed(seed)
+        model = Layers()
+        compressed = gw.torch.compress_reduce_scatter(model, codec=codec)
+        return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), compressed
+
+    for codec in ("2bit", "2bit:threshold=0.001", "1bit", "int8", "randomk:ratio=0.1"):
+        model, optimizer, compressed = make(codec, 0)
+        descend_sharded(model, optimizer, range(3))
+        saved = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+        unsent = through_a_file(compressed.state_dict())
+        descend_sharded(model, optimizer, range(3, 6))
+        for is_whole in (True, False):
+            later, optimizer, compressed = make(codec, 7)
+            later.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            if is_whole:
+                compressed.load_state_dict(unsent)
+            descend_sharded(later, optimizer, range(3, 6))
+            pairs = zip(later.parameters(), model.parameters(), strict=True)
+            assert all(torch.equal(a.to_local(), b.to_local()) for a, b in pairs) == is_whole, codec
+
+
+@case
+def a_sharded_checkpoint_of_others_is_told() -> None:
+    model = Layers()
+    compressed = gw.torch.compress_reduce_scatter(model, codec="2bit")
+    assert compressed.state_dict() == {}  # before the first step
+    descend_sharded(model, torch.optim.SGD(model.parameters(), lr=0.05), range(2))
+    state = compressed.state_dict()
+    with pytest.raises(ValueError, match="was saved on 3 ranks, and here are 2, whose shards are others"):
+        compressed.load_state_dict(state | {"num_workers": 3})
+    with pytest.raises(ValueError, match=r"has the FSDP module 'fourth', expected of .*'second', 'third'"):
+        compressed.load_state_dict(state | {"modules": state["modules"] | {"fourth": {}}})
+    for name, own in compressed.state_dict()["modules"].items():
+        assert own["residuals"].any()
+        assert torch.equal(own["residuals"], state["modules"][name]["residuals"]), name
+    with pytest.warns(UserWarning, match=f"holds the residuals of rank 5, so rank {dist.get_rank()} begins"):
+        compressed.load_state_dict(state | {"rank": 5})
+    for name, own in compressed.state_dict()["modules"].items():
+        assert not own["residuals"].any(), name
+        assert own["step"] == 2
+        for mine, theirs in zip(own["scales"], state["modules"][name]["scales"], strict=True):
+            assert torch.equal(mine, theirs), name
+    compressed.load_state_dict({})
+    assert compressed.state_dict() == {}
 
 
 @case

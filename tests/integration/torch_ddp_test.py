@@ -33,8 +33,10 @@ def test_the_job_ends_by_itself(outcome: subprocess.CompletedProcess[str]) -> No
     assert outcome.stdout.count("ended") == 2
 
 
-def test_an_error_on_rank_0_ends_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["raise", "exit"])
+def test_an_error_on_rank_0_ends_the_job(end: str, tmp_path: Path) -> None:
     with Job(tmp_path, {}) as job:
-        ended = job.start(("run", 0), torchrun("torch_crash_worker.py")).ended(60)
+        ended = job.start(("run", 0), torchrun("torch_crash_worker.py", end)).ended(60)
     assert ended.code != 0, str(ended)
-    assert "OSError: no such file of images" in ended.err, str(ended)
+    assert "no such file of images" in ended.err, str(ended)
+    assert "the job ends with it" in ended.err, str(ended)

@@ -6,6 +6,7 @@
 
 #include "kvstore/engine.h"
 #include "kvstore/optimizer_file.h"
+#include "kvstore/partition_state.h"
 #include "kvstore/sparse_rows.h"
 #include "tests/kvstore/folder.h"
 #include "tests/kvstore/hosts.h"
@@ -228,6 +229,23 @@ TEST(OptimizerStates, OfADamagedOrForeignFileAreRefusedBeforeAnythingHasChanged)
   overwrite(folder / "a", "the weights of something else");
   expect_refused<compress::DecodeError>(folder / "a", kAdam, HasSubstr(folder / "a"));
   expect_refused<std::runtime_error>(folder / "none", kAdam, HasSubstr(folder / "none"));
+}
+
+TEST(OptimizerStates, OfAnotherThanTheFilesOptimizerAreRefusedBeforeThatIsSet) {
+  const Folder folder;
+  {
+    CheckpointWriter file(folder / "a");
+    const Layout keys = {{kKeys[1], {}, {0, 0}}, {kKeys[0], {}, {1, 0}}};  // by name
+    add_head(file, optimizer_head(Dump::kStatesAndParameters, kAdam, keys));
+    for (std::uint64_t key = 0; key < keys.size(); ++key) {
+      const std::uint64_t elements = keys[key].spec.elements();
+      const OptimizerState of_sgd{std::vector<float>(elements), 1};
+      file.add({RecordKind::kOptimizerState, key, 0, elements}, encode_state(of_sgd).bytes());
+    }
+    file.finish();
+  }
+  expect_refused<compress::DecodeError>(folder / "a", "sgd learning_rate=0.5",
+                                        HasSubstr("has 1 moments an element of key 'b', and adam keeps 2"));
 }
 
 TEST(OptimizerStates, BelongToAnOptimizerAndToKeys) {

@@ -108,7 +108,7 @@ TEST(OptimizerFile, SoundRecordsOfSomethingElseAreRefused) {
   };
   for (const std::string text :
        {"", "states\n", "states\n9\n", "states\nx\n", "states\n1\nw\tfloat32\tx\nadam", "weights\n0\nadam",
-        "states\n0\nadam beta1=x"}) {
+        "states\n0\nadam beta1=x", "states\n0\nadams", "states and parameters\n0\nadam beta=1"}) {
     expect(
         [&](CheckpointWriter& file) { file.add({RecordKind::kOptimizer}, std::as_bytes(std::span(text))); },
         "does not say of which keys and optimizer");
@@ -146,7 +146,7 @@ TEST(OptimizerFile, SoundRecordsOfSomethingElseAreRefused) {
         add(file, kW, 0, 4, kFront);
         add(file, kW, 4, 2, {{5, 6}, 5});
       },
-      "has 2 and 1 moments an element of key 'w'");
+      "has 1 moments an element of key 'w', and adam keeps 2");
 }
 
 }  // namespace

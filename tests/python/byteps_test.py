@@ -124,6 +124,13 @@ def test_a_sum_that_is_waited_for_needs_a_name(alone: None) -> None:
         bps.declare(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("compression", [bps.Compression.none, bps.Compression.fp16, "fp16"])
+@pytest.mark.parametrize("call", [bps.push_pull, bps.push_pull_async, bps.push_pull_inplace])
+def test_what_is_no_tensor_is_named(call: Any, compression: Any, alone: None) -> None:
+    with pytest.raises(TypeError, match=r"given a list, expected a torch\.Tensor"):
+        call([1.0], name="a", compression=compression)
+
+
 def test_sums_go_by_priority_and_then_by_place() -> None:
     """BytePS's torch plug-in gives priority=-index: the front layer's is 0, and goes first."""
     order = [(40_000, 3), (2, 1), (0, 0), (0, 1), (0, 65_534), (0, None), (-1, 0), (-1, 7), (-32_767, 70_000)]

@@ -94,6 +94,13 @@ def test_this_machine_alone_stays_on_loopback() -> None:
             {"launcher": "pbs"},
             "--launcher pbs is not a launcher: expected one of local, ssh, mpi, slurm, sge",
         ),
+        *(
+            (
+                {"launcher": launcher, "ssh": ("ssh", "-p", "2222")},
+                f"'ssh -p 2222' .* goes with --launcher ssh or mpi; {launcher} connects to no host by it",
+            )
+            for launcher in ("local", "slurm", "sge", "yarn", "kubernetes")
+        ),
         ({"queue": "all.q"}, "--queue all.q goes with --launcher sge or yarn; ssh has no queues"),
         (
             {"cores": 2},

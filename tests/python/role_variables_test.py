@@ -120,11 +120,11 @@ def test_servers_that_listen_beyond_this_machine_are_encrypted() -> None:
 @pytest.mark.parametrize(
     ("servers", "role_env", "text"),
     [
-        (0, {"server": {"A": "b"}}, "--env-server A=b: no server is started here: give -s 1 or more"),
+        (0, {"server": {"A": "b"}}, "--env-server A: no server is started here: give -s 1 or more"),
         (
             1,
             {"worker": {"GRADWIRE_STREAMS": "2"}},
-            "--env-worker GRADWIRE_STREAMS=2: all processes of a job must be told that alike: give --env",
+            "--env-worker GRADWIRE_STREAMS: all processes of a job must be told that alike: give it by --env",
         ),
         (1, {"server": {"GRADWIRE_SERVER_THREADS": "x"}}, "GRADWIRE_SERVER_THREADS: 'x' is not valid"),
         (1, {"worker": {"GRADWIRE_JOB_KEY": "k"}}, "GRADWIRE_JOB_KEY was given for the job's processes"),

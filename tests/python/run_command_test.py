@@ -53,6 +53,11 @@ def requested(monkeypatch: pytest.MonkeyPatch, *words: str) -> launchers.Request
             ["-n", "3", "--verbose", "--env", "GRADWIRE_LOG_LEVEL=debug"],
             ["-n", "3", "--env", "GRADWIRE_LOG_LEVEL=debug"],
         ),
+        (["-n", "3", "--verbose", "--env", "PS_VERBOSE=2"], ["-n", "3", "--env", "PS_VERBOSE=2"]),
+        (
+            ["-n", "3", "--network-interface", "eth7", "--env", "DMLC_INTERFACE=eth8"],
+            ["-n", "3", "--env", "DMLC_INTERFACE=eth8"],
+        ),
         (["-n", "3", "--env-worker", "A:b=c"], ["-n", "3", "--env-worker", "A=b=c"]),
         (["-n", "3", "--env-server", "A:b:c"], ["-n", "3", "--env-server", "A=b:c"]),
     ],
@@ -100,6 +105,15 @@ def test_p3_has_any_store_cut_as_the_store_p3_does(monkeypatch: pytest.MonkeyPat
     assert values.bigarray_bound * 4 == joining._P3_SLICE_BYTES
 
 
+def test_a_variable_under_another_name_counts_before_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--p3", "--env", "BYTEPS_PARTITION_BYTES=4096", "--env-server", "MXNET_KVSTORE_BIGARRAY_BOUND=9"]
+    found = requested(monkeypatch, "-n", "1", *words, "true")
+    of_workers = settings.read({**found.env, **found.role_env["worker"]})
+    of_servers = settings.read({**found.env, **found.role_env["server"]})
+    assert (of_workers.partition_bytes, of_workers.bigarray_bound) == (4096, 65536)
+    assert (of_servers.partition_bytes, of_servers.bigarray_bound) == (4096, 9)
+
+
 def test_roles_have_variables_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--env", "A=1", "--env-worker", "A=2", "--env-worker", "B:3", "--env-server", "A:4"]
     found = requested(monkeypatch, "-n", "1", *words, "true")
@@ -110,7 +124,8 @@ def test_roles_have_variables_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     ("words", "text"),
     [
         (["--env-worker", "A"], "run: --env-worker A is not valid: expected NAME=VALUE or NAME:VALUE"),
-        (["--env-server", "=b"], "run: --env-server =b is not valid"),
+        (["--env-server", "=b"], r"run: --env-server =\.\.\. is not valid"),
+        (["--env", "TOKEN:hush"], r"run: --env TOKEN:\.\.\. is not valid: expected NAME=VALUE"),
         (["--network-interface", "eth0,eth1"], "--network-interface eth0,eth1 names several: expected one"),
         (["--fusion-threshold-mb", "inf"], "--fusion-threshold-mb inf: expected a number of MiB"),
         (["--min-np", "2"], "--min-workers 2 counts where the job goes on .* give --on-failure continue too"),

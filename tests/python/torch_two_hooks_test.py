@@ -1,4 +1,4 @@
-"""Several HookStates, and local steps, on one rank's one store: none changes another's codecs."""
+"""Several HookStates, local steps and an optimizer on one rank's one store: none changes another's codecs."""
 
 from __future__ import annotations
 
@@ -32,15 +32,13 @@ def group(tmp_path: Path) -> Iterator[None]:
         store.close()
 
 
-class Hooked:
-    """A model with a hook. One rank's mean is its own gradient, but for what its codec makes of it."""
+class Trained:
+    """A model. One rank's mean is its own gradient, but for what its codec makes of it."""
 
-    def __init__(self, codec: str | None, **options: Any) -> None:
+    def __init__(self) -> None:
         self.model = nn.Linear(300, 2)
         self.plain = copy.deepcopy(self.model)
-        self.wrapped = DistributedDataParallel(self.model)
-        self.state = gw.torch.HookState(codec, **options)
-        self.wrapped.register_comm_hook(self.state, gw.torch.ddp_hook)
+        self.wrapped: nn.Module = self.model
 
     def step(self) -> None:
         x = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
@@ -58,6 +56,26 @@ class Hooked:
         multiples = self.model.weight.grad / THRESHOLD
         torch.testing.assert_close(multiples, multiples.round())
         assert set(multiples.round().unique().tolist()) <= {-1.0, 0.0, 1.0}
+
+
+class Hooked(Trained):
+    """With a hook."""
+
+    def __init__(self, codec: str | None, **options: Any) -> None:
+        super().__init__()
+        self.wrapped = DistributedDataParallel(self.model)
+        self.state = gw.torch.HookState(codec, **options)
+        self.wrapped.register_comm_hook(self.state, gw.torch.ddp_hook)
+
+
+class Optimized(Trained):
+    """With a DistributedOptimizer."""
+
+    def __init__(self, codec: str | None, **options: Any) -> None:
+        super().__init__()
+        inner = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        named = self.model.named_parameters()
+        self.optimizer = gw.torch.DistributedOptimizer(inner, named, codec, store_of(), **options)
 
 
 @pytest.mark.parametrize("codecs", [("none", TWO_BITS), (TWO_BITS, "none")])
@@ -129,6 +147,44 @@ def test_local_steps_and_a_hook_each_have_their_codec(codec: str, hook_is_first:
     residuals = optimizer.state_dict()["gradwire"]["residuals"]
     assert residuals["weight"].abs().max() > 0
     assert "bias" not in residuals
+    optimizer.close()
+
+
+@pytest.mark.parametrize("codecs", [("none", TWO_BITS), (TWO_BITS, "none")])
+@pytest.mark.parametrize("kinds", [(Hooked, Optimized), (Optimized, Hooked)])
+def test_an_optimizer_and_a_hook_each_have_their_codec(
+    kinds: tuple[type[Trained], type[Trained]], codecs: tuple[str, str]
+) -> None:
+    store_of()  # where a hook comes second, it joins no store of its own
+    trained = [kind(codec) for kind, codec in zip(kinds, codecs, strict=True)]
+    for _ in range(3):
+        for each, codec in zip(trained, codecs, strict=True):
+            each.require(codec)
+
+
+def test_a_warm_up_of_an_optimizer_leaves_the_hook_alone() -> None:
+    hook, optimizer = Hooked("none"), Optimized(TWO_BITS, warm_up=[("none", 2)])
+    for expected in ("none", "none", TWO_BITS, TWO_BITS):
+        hook.require("none")
+        optimizer.require(expected)
+    optimizer.optimizer.close()
+    hook.require("none")
+
+
+def test_rows_of_an_optimizer_beside_a_hook_have_its_codec() -> None:
+    hook = Hooked("none")
+    table = nn.Embedding(40, 8, sparse=True)
+    inner = torch.optim.SGD(table.parameters(), lr=0.1)
+    optimizer = gw.torch.DistributedOptimizer(
+        inner, table.named_parameters(), TWO_BITS, store_of(), warm_up=[("none", 3)]
+    )
+    for step in range(5):  # in the first they are found to be rows
+        hook.require("none")
+        optimizer.zero_grad()
+        table(torch.tensor([3, 5, 5])).square().mean().backward()
+        found = table.weight.grad.to_dense().abs().unique()
+        is_two_bits = found.numel() <= 2 and bool((found < 1.01 * THRESHOLD).all())
+        assert is_two_bits == (step >= 3), (step, found)
     optimizer.close()
 
 

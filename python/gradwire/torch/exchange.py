@@ -82,7 +82,6 @@ class Exchange:
         self._prefix = f"gradient.{next(_calls.setdefault(store, itertools.count()))}."
         self._scale = 1.0  # of the loss, in the step in progress
         self._begun = self._marked = False
-        self._sets_store = self._fuses or user == "optimizer"  # as DistributedOptimizer does itself
         self._default: Compression | None = None  # set key by key
         if options.default is not None:
             self._use(options.default)
@@ -148,7 +147,7 @@ class Exchange:
         self._rows.add(
             indices,
             [(self._prefix + parameter.name, parameter.shape) for parameter in chosen],
-            [parameter.own for parameter in chosen],
+            [parameter.own or self._default for parameter in chosen],
         )
         for index, parameter in zip(indices, chosen, strict=True):
             parameter.run = None
@@ -160,13 +159,16 @@ class Exchange:
 
     def _use(self, compression: Compression) -> None:
         """Has parameters without a codec of their own travel by this from the next step on. A collective."""
-        if self._sets_store:
+        if self._fuses:
             self._store.use_compression(compression)
             return
         self._default = compression
-        keys = [parameter.key for parameter in self._parameters if parameter.own is None]
+        following = [index for index, parameter in enumerate(self._parameters) if parameter.own is None]
         # Also where there are no keys yet: ranks that differ are told at once.
-        self._engine.set_key_compression(keys, compression.spec, compression.reply)
+        self._engine.set_key_compression(
+            [self._parameters[index].key for index in following], compression.spec, compression.reply
+        )
+        self._rows.use(compression, following)
 
     @property
     def _compression(self) -> Compression:
@@ -326,7 +328,7 @@ class Exchange:
     def _end_warm_up(self) -> None:
         """Has the store's compression be the one that follows the warm-up, if that is under way. A collective then."""
         warm_up = self._options.warm_up
-        if warm_up is None or not self._sets_store or not session.is_open(self._store):
+        if warm_up is None or not self._fuses or not session.is_open(self._store):
             return
         if self._store.compression == warm_up.final:  # what others have set since is theirs
             return

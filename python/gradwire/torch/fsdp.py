@@ -1,7 +1,7 @@
 """FSDP2: the reduce-scatter of gradients, compressed, by torch's own extension point.
 
     fully_shard(model)
-    gradwire.torch.compress_reduce_scatter(model, codec="int8")
+    compressed = gradwire.torch.compress_reduce_scatter(model, codec="int8")
 
 Each rank encodes the shards that others own, with a residual of its own for every element, and sends each to its owner,
 which decodes and adds what it got in rank order: P (N-1)/N bytes of payload leave a rank, as in torch's. Parameters are
@@ -10,8 +10,9 @@ gathered as torch does it: every rank must have the same bits of them.
 Each FSDP module has its own reduce-scatter, of all its parameters: biases and norms are compressed with the rest. Where
 any rank met a NaN or an infinity in one, all its shards are NaN, with a warning, and when that backward() is over the
 residuals of all modules are as they were before it: the step must not be taken, as GradScaler sees to. With several
-backward() a step, each of which reduces, those before it have left their residuals. Residuals are not saved: who goes
-on from a checkpoint begins without.
+backward() a step, each of which reduces, those before it have left their residuals.
+
+A checkpoint has what `compressed.state_dict()` returns on each rank beside model and optimizer.
 
 Threading: called from autograd's thread; it waits until the shard is there.
 """
@@ -19,7 +20,7 @@ Threading: called from autograd's thread; it waits until the shard is there.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ def compress_reduce_scatter(
     process_group: dist.ProcessGroup | None = None,
     *,
     grad_scaler: Any = None,
-) -> None:
+) -> ReduceScatters:
     """Compresses the gradients of every FSDP module in a model. A collective of the group, after fully_shard().
 
     A residual stays with its parameter: with a lossy codec, parameters that get no gradient in a backward() take part
@@ -59,11 +60,13 @@ def compress_reduce_scatter(
         grad_scaler: the torch.amp.GradScaler that scales the loss, if one does. Gradients are sent without its scale,
             so that residuals do not change their meaning with it.
 
+    Returns: what checkpoints of this rank need: its state_dict() and load_state_dict().
+
     Raises:
         ValueError: nothing in the model is an FSDP module; a bad codec; the store at hand has other ranks.
         TypeError: grad_scaler is something else.
     """
-    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
     if not modules:
         raise ValueError(
             "gradwire.torch: compress_reduce_scatter: no module of the model is an FSDPModule; call "
@@ -72,11 +75,68 @@ def compress_reduce_scatter(
     scaler = enabled_scaler(grad_scaler)
     store = store_of(process_group)
     backward = _Backward()
-    for number, module in enumerate(modules):
+    scatters = {}
+    for number, (name, module) in enumerate(modules.items()):
         scatter = CompressedReduceScatter(store, session.chosen(codec), number, backward, scaler)
         module.set_custom_reduce_scatter(scatter)
         if scatter.is_lossy and hasattr(module, "set_reduce_scatter_unused_params"):
             module.set_reduce_scatter_unused_params(True, recurse=False)
+        scatters[name] = scatter
+    return ReduceScatters(store, scatters)
+
+
+class ReduceScatters:
+    """Those of one model, which compress_reduce_scatter() has made."""
+
+    def __init__(self, store: KVStore, scatters: Mapping[str, CompressedReduceScatter]) -> None:
+        """
+        Args:
+            store: its workers are the group's ranks.
+            scatters: by the names of their modules.
+        """
+        self._store = store
+        self._scatters = scatters
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what this rank has not sent yet, and scales that ranks have agreed on: tensors, text and numbers, by
+        FSDP module. Save it on every rank, beside the model. Empty where nothing is kept.
+        """
+        modules = {name: scatter.state() for name, scatter in self._scatters.items()}
+        kept = {name: state for name, state in modules.items() if state is not None}
+        ranks = {"rank": self._store.rank, "num_workers": self._store.num_workers}
+        return ranks | {"modules": kept} if kept else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from it: with the bits of a run that never stopped, where model and optimizer do too. Modules that it
+        lacks begin with nothing left to send, and so do those whose codec is "none" now. Residuals of another rank are
+        left, with a warning: they are what that rank still owes.
+
+        Raises:
+            ValueError: it is of another number of ranks, which cut gradients into other shards; or of a module that is
+                not here. Nothing has changed.
+        """
+        ranks = self._store.num_workers
+        modules: Mapping[str, Mapping[str, Any]] = state.get("modules", {})
+        if modules and state["num_workers"] != ranks:
+            raise ValueError(
+                f"gradwire.torch: what FSDP's reduce-scatters have not sent yet was saved on {state['num_workers']} "
+                f"ranks, and here are {ranks}, whose shards are others; load it on {state['num_workers']} ranks, or "
+                "begin without"
+            )
+        if unknown := sorted(modules.keys() - self._scatters.keys()):
+            raise ValueError(
+                f"gradwire.torch: the state has the FSDP module {unknown[0]!r}, expected of {sorted(self._scatters)}; "
+                "call fully_shard() on the parts that it was called on when the state was saved, or begin without"
+            )
+        is_own = not modules or state["rank"] == self._store.rank
+        if not is_own:
+            warnings.warn(
+                f"gradwire.torch: the checkpoint holds the residuals of rank {state['rank']}, so rank "
+                f"{self._store.rank} begins without; save compress_reduce_scatter()'s state on every rank to keep them",
+                stacklevel=2,
+            )
+        for name, scatter in self._scatters.items():
+            scatter.load(modules.get(name), is_own=is_own)
 
 
 @dataclass
@@ -159,6 +219,36 @@ class CompressedReduceScatter(ReduceScatter):
         if op == dist.ReduceOp.AVG:
             total /= ranks
         output_tensor.copy_(total.view_as(output_tensor))
+
+    def state(self) -> dict[str, Any] | None:
+        """What it leaves for the next; None: nothing."""
+        if self._state is None or not self.is_lossy:
+            return None
+        scales = [None if one is None else torch.from_numpy(one.copy()) for one in self._state.scales]
+        return {
+            "codec": self._spec,
+            "residuals": torch.from_numpy(np.stack(self._state.residuals)),
+            "scales": scales,
+            "step": self._state.step,
+        }
+
+    def load(self, saved: Mapping[str, Any] | None, *, is_own: bool) -> None:
+        """Goes on from what state() returned.
+
+        Args:
+            is_own: it is of this rank; if not, all but the residuals is the same on all ranks.
+        """
+        self._state = self._kept = None
+        if saved is None or not self.is_lossy:
+            return
+        residuals = saved["residuals"].float().cpu().numpy()
+        scales = saved["scales"] if saved["codec"] == self._spec else [None] * len(residuals)
+        self._state = self._kept = _State(
+            residuals.shape[1],
+            [residual.copy() if is_own else np.zeros_like(residual) for residual in residuals],
+            [None if one is None else one.cpu().numpy().copy() for one in scales],
+            int(saved["step"]),
+        )
 
     def end_backward(self, *, vetoed: bool) -> None:
         """Keeps what the backward() that is over has left, or goes back to what was before it."""

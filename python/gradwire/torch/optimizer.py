@@ -12,9 +12,8 @@ from typing import Any, Literal
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from gradwire import kv, settings
+from gradwire import joining, kv, settings
 from gradwire._core import MembershipChanged
-from gradwire.compress import Compression
 from gradwire.torch import overlap, session, wrapped
 from gradwire.torch.auto_codecs import controller_of
 from gradwire.torch.exchange import STATE_KEY
@@ -211,6 +210,7 @@ def DistributedOptimizer(
     )
     options = ExchangeOptions(
         codecs=parameter_codecs,
+        default=wanted,
         warm_up=WarmUp(warm_up, chosen) if warm_up else None,
         grad_scaler=scaler,
         on_nonfinite=on_nonfinite,
@@ -220,7 +220,6 @@ def DistributedOptimizer(
     )
     momentum = WorkerMomentum(result, vetoes=options.vetoes) if momentum_correction else None
     result._max_norm, result.overlap_step = max_grad_norm, overlap_step
-    result._wanted = wanted
     result._warm_up_steps = sum(steps for _, steps in warm_up) if warm_up else 0
     result._named, result._passes, result._given_momentum = named, backward_passes_per_step, momentum
     result._options = options
@@ -248,7 +247,6 @@ class _Distributed(wrapped.Front):
     _named: list[tuple[str, torch.Tensor]]
     _passes: int  # of backward(), before gradients are sent
     _given_momentum: WorkerMomentum | None  # also after close()
-    _wanted: Compression | None  # of the whole store; None: what it has
     _ended: MembershipChanged | None  # what every step is from here on, until it is moved
     _skips_nonfinite: bool  # where no reducer looks
     overlap_step: bool
@@ -260,10 +258,9 @@ class _Distributed(wrapped.Front):
         self._skips_nonfinite = False
         _bound[store] = weakref.ref(self)
         require_real(self._named)
-        if self._wanted is not None:
-            store.use_compression(self._wanted)
-        compresses = options.warm_up is not None or options.codecs.compress_any(self._named)
-        if store.passthrough and not compresses:  # alone: nothing to exchange
+        default = options.default or store.compression
+        is_dense = default.spec == "none" and not options.codecs.compress_any(self._named)
+        if joining.is_local(store.type) and is_dense and options.warm_up is None:  # nothing to exchange
             self._skips_nonfinite = options.on_nonfinite == "skip_step"
             return
         self._momentum = self._given_momentum

@@ -79,6 +79,11 @@ class RowExchange:
             if compression is not None:
                 self._engine.set_row_compression([number], compression.spec, compression.reply)
 
+    def use(self, compression: Compression, indices: Iterable[int]) -> None:
+        """Has those of these that are tables travel by this codec from the next step on. A collective."""
+        if tables := [self._tables[index] for index in indices if index in self._tables]:
+            self._engine.set_row_compression(tables, compression.spec, compression.reply)
+
     def send(self, index: int, rows: Rows, priority: int) -> None:
         """Sends this rank's rows of one step."""
         self._sent[index] = self._engine.push_pull_rows(self._tables[index], *rows, priority)

@@ -13,6 +13,7 @@ from gradwire.byteps.lifecycle import require_init
 from gradwire.horovod import reduce_ops
 from gradwire.horovod.compression import codec_text, compressor_of
 from gradwire.horovod.mxnet.compression import Compression
+from gradwire.horovod.mxnet.submission import require_tensors
 from gradwire.horovod.mxnet.sums import start_sum
 from gradwire.horovod.process_sets import global_process_set
 
@@ -65,6 +66,7 @@ def byteps_push_pull(
     require_init("byteps_push_pull")
     if compression is None:
         compression = Compression.none if name is None else _compressors.get(name, Compression.none)
+    require_tensors("allreduce", [tensor])  # before fp16 looks at it
     compressor = compressor_of(compression)
     changed, context = compressor.compress(tensor)
     start_sum(

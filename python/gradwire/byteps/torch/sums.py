@@ -15,6 +15,7 @@ from gradwire.byteps.lifecycle import require_init
 from gradwire.horovod import reduce_ops, submission
 from gradwire.horovod.compression import codec_text, compressor_of
 from gradwire.horovod.process_sets import global_process_set
+from gradwire.horovod.torch import wire
 from gradwire.horovod.torch.compression import Compression
 from gradwire.horovod.torch.sums import allreduce, submit_sum
 
@@ -138,6 +139,7 @@ def _submit(
     in_place: bool,
 ) -> int:
     require_init(verb)
+    wire.require_tensors("allreduce", [tensor])  # before fp16 looks at it
     compressor = compressor_of(compression)
     smaller, context = compressor.compress(tensor)
 

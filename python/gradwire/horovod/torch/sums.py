@@ -161,6 +161,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """As allreduce(), of several tensors, which are ready together or fail together."""
+    wire.require_tensors("allreduce", tensors)  # before fp16 looks at them
     compressor = compressor_of(compression)
     changed = [compressor.compress(tensor) for tensor in tensors]
     chosen = reduce_ops.chosen(op, average)
