@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
-from gradwire import calibration, layer_profile, planner, simulation, step_profile
+from gradwire import calibration, compress, layer_profile, planner, simulation, step_profile
 from gradwire.simulation import FREE, Network, Schedule, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,15 +113,54 @@ def test_a_sweep_leaves_out_more_servers_than_the_workers_they_are_beside(
     assert both[0].placement == "peers"
 
 
-@pytest.mark.parametrize("spec", ["2bit:threshold=1", "fp16:reply=exact", "none:x"])
+@pytest.mark.parametrize("spec", ["2bit:threshold=1", "fp16:reply=exact", "none:x", "other"])
 def test_a_codec_that_is_not_planned_is_refused(spec: str) -> None:
     with pytest.raises(ValueError, match="--codec"):
         Variant.parse(spec)
 
 
-def test_a_ring_sums_no_codec() -> None:
-    with pytest.raises(ValueError, match="a ring sums uncompressed"):
+def test_a_ring_is_predicted_as_a_library_has_it_send_whatever_is_asked_for() -> None:
+    asked, ring = question("bert_large"), Network("ring", 8, 0, 25 * GBIT, 50e-6)
+    ours, theirs = (
+        planner.predict(asked, ring, Variant("none"), schedule, COSTS)
+        for schedule in (Schedule(), Schedule(in_order=True, per_layer=False, credit_bytes=2**62))
+    )
+    assert ours.step_seconds == pytest.approx(theirs.step_seconds, rel=0.01)
+    record = ours.record()
+    assert (record["overlap_step"], record["credit_bytes"]) == (False, None)
+
+
+def test_latency_of_a_ring_is_hidden_behind_other_sums() -> None:
+    """BERT-large in 1 MiB parts, 14 rounds each: one after the other they would reach half of the bound."""
+    ring = Network("ring", 8, 0, 25 * GBIT, 50e-6)
+    found = planner.predict(question("bert_large"), ring, Variant("none"), Schedule(), COSTS)
+    assert 0.95 * found.bound < found.efficiency < found.bound
+
+
+def test_a_ring_sums_dense_codecs_and_says_which_it_leaves_out() -> None:
+    found = planner.answer(question(placements=("ring",)), COSTS)
+    assert {str(row.variant) for row in found.predictions} == {"none", "fp16"}
+    assert "not in a ring: int8, 2bit, 2bit:reply=2bit; a library adds what none, fp16, bf16" in str(
+        found.left_out
+    )
+    assert "2bit" in {str(row.variant) for row in planner.answer(question(), COSTS).predictions}
+    rows = planner.sweep(question(placements=("ring",), codecs=("bf16", "2bit")), "bandwidth", COSTS)
+    assert {str(row.variant) for row in rows} == {"bf16"}
+    half, whole = (
+        next(row for row in found.predictions if str(row.variant) == codec) for codec in ("fp16", "none")
+    )
+    assert half.sent_bytes == pytest.approx(whole.sent_bytes / 2, rel=0.01)
+    with pytest.raises(ValueError, match="nothing to try: not in a ring: 2bit; a library adds"):
         planner.answer(question(placements=("ring",), codecs=("2bit",)), COSTS)
+
+
+@pytest.mark.parametrize("codec", compress.list())
+def test_every_codec_is_planned(codec: str) -> None:
+    variant = Variant.parse(codec)
+    profile = layer_profile.find("vgg16")
+    done = simulation.predict(profile, Network("peers", 8, 0, GBIT, 0), variant, Schedule(), COSTS)
+    bits = 8 * len(compress.make(codec).encode(np.zeros(2**18, np.float32))) / 2**18
+    assert done.sent_bytes == pytest.approx(7 / 8 * profile.elements * bits / 8, rel=0.05)
 
 
 def test_exact_replies_grow_with_the_workers() -> None:
@@ -142,8 +182,8 @@ def test_the_calibration_is_made_from_the_committed_bench() -> None:
     assert speed.sum_seconds + 8 * speed.sum_seconds_per_worker == pytest.approx(
         1 / row["elements_per_second"]
     )
-    with pytest.raises(ValueError, match="codec topk has no calibration"):
-        COSTS.speed("topk")
+    with pytest.raises(ValueError, match="codec other has no calibration: expected one of none, fp16"):
+        COSTS.speed("other")
 
 
 def test_a_bench_that_lacks_an_operation_is_refused() -> None:
@@ -217,7 +257,18 @@ def test_the_command_predicts_recommends_and_draws(tmp_path: Path) -> None:
         ([], "expected either --model (vgg16, resnet50, bert_large, or a file) or a command"),
         (["--model", "alexnet"], "there is no model 'alexnet': expected vgg16, resnet50, bert_large"),
         (["--model", "vgg16", "--svg", "x.svg"], "--svg draws a sweep"),
-        (["--model", "vgg16", "--codec", "topk"], "codec topk has no calibration"),
+        (
+            ["--model", "vgg16", "--codec", "topk:ratio=0.1"],
+            "--codec topk:ratio=0.1 is not planned: expected one of none, fp16, ",
+        ),
+        (["--model", "vgg16", "--profile", "x.json"], "--profile keeps the profile of a command"),
+        (
+            ["--model", "vgg16", "--placement", "peers", "-s", "3"],
+            "-s 3 goes with --placement servers or beside",
+        ),
+        (["--model", "vgg16", "--placement", "ring", "--server-threads", "2"], "a ring has neither"),
+        (["--calibrate", "x.json", "--model", "vgg16", "-n", "4"], "predicts nothing: leave --model, -n out"),
+        (["--calibrate", "x.json", "true"], "predicts nothing: leave the command out"),
         (["--model", "vgg16", "--placement", "beside", "-s", "9"], "9 servers beside 8 workers"),
         (["--model", "vgg16", "true"], "expected either --model"),
         (["false"], "false ended with code 1 before 30 steps"),
