@@ -86,18 +86,15 @@ def best_of(
 
 
 def profile(job: Job) -> Profile:
-    """Times the layers of the job's script, run as a job of one worker.
+    """Times the layers of the job's script, run as a job of one worker. It meets nobody and sends nothing.
 
     Raises:
         NoStart: it did not train long enough alone.
         Interrupted: a signal came.
     """
-    servers = None if job.servers is None else min(1, job.servers)
     with tempfile.TemporaryDirectory(prefix="gradwire-tune-") as folder:
         file = Path(folder) / "profile.json"
-        result = run_job(
-            job.command, 1, servers, worker_env=lambda rank: clock_variables(file), timeout=_SECONDS
-        )
+        result = run_job(job.command, 1, worker_env=lambda rank: clock_variables(file), timeout=_SECONDS)
         if result.interrupted is not None:
             raise Interrupted(result.cause)
         if not file.exists():
