@@ -16,7 +16,7 @@ namespace gradwire::fusion {
 enum class Topology : std::uint8_t {
   kServersApart,   ///< on hosts of their own
   kServersBeside,  ///< on workers' hosts, server i on host i; with as many as workers: peers
-  kRing,           ///< nowhere: a library's ring all-reduce, one after the other
+  kRing,           ///< nowhere: a library's ring all-reduce, several under way
 };
 
 struct NetworkModel {

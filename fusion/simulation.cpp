@@ -78,7 +78,8 @@ class Job {
   std::int32_t priority_of(std::size_t part) const;
   std::uint64_t message_bytes(std::size_t part, double bytes_per_element) const;
   double wire_bytes(std::uint64_t bytes) const;
-  double ring_seconds() const;
+  bool is_ring() const { return network_.topology == Topology::kRing; }
+  double ring_rounds() const { return 2.0 * (network_.workers - 1); }
   bool done() const { return began_.size() == setup_.steps + 2U; }
   Simulated result() const;
 
@@ -249,9 +250,9 @@ void Job::send_pushes() {
 void Job::end_push(const FluidLanes::Ended& ended) {
   const std::size_t part = ended.transfer.id;
   sent_bytes_ += ended.transfer.bytes;
-  if (network_.topology == Topology::kRing) {
+  if (is_ring()) {
     received_bytes_ += ended.transfer.bytes;
-    return at(now_ + ring_seconds(), What::kAtWorker, part);
+    return at(now_ + ring_rounds() * network_.latency_seconds, What::kAtServer, part);
   }
   servers_[ended.lane].received_bytes += ended.transfer.bytes;
   pushes_.release(ended.lane, message_bytes(part, setup_.codec.push_bytes));
@@ -261,7 +262,8 @@ void Job::end_push(const FluidLanes::Ended& ended) {
 
 void Job::reach_server(std::size_t part) {
   const double elements = static_cast<double>(plan_.parts[part].elements);
-  const double messages = 2.0 * network_.workers;  // every worker's push and its reply
+  // Every worker's push and its reply; of a ring, what the worker's own library sends round by round.
+  const double messages = is_ring() ? ring_rounds() : 2.0 * network_.workers;
   const std::uint32_t server = plan_.parts[part].server;
   servers_[server].threads.submit(
       {part, 0, elements * setup_.codec.sum_seconds + messages * network_.message_seconds});
@@ -276,6 +278,7 @@ void Job::end_sum(std::size_t part) {
   const std::uint32_t server = plan_.parts[part].server;
   servers_[server].threads.end();
   begin_sums(server);
+  if (is_ring()) return reach_worker(part);
   servers_[server].replies.push({part, priority_of(part), 0, message_bytes(part, setup_.codec.reply_bytes)});
   send_replies(server);
 }
@@ -295,7 +298,7 @@ void Job::end_reply(const FluidLanes::Ended& ended) {
 }
 
 void Job::reach_worker(std::size_t part) {
-  if (network_.topology == Topology::kRing) {
+  if (is_ring()) {  // whose library counts a sum until its end
     pushes_.release(0, message_bytes(part, setup_.codec.push_bytes));
     send_pushes();
   }
@@ -337,12 +340,8 @@ std::uint64_t Job::message_bytes(std::size_t part, double bytes_per_element) con
 double Job::wire_bytes(std::uint64_t bytes) const {
   const double workers = network_.workers;
   const double all = static_cast<double>(bytes);
-  if (network_.topology == Topology::kRing) return 2 * (workers - 1) / workers * all;
+  if (is_ring()) return ring_rounds() / workers * all;
   return network_.topology == Topology::kServersBeside && network_.workers == 1 ? 0 : all;
-}
-
-double Job::ring_seconds() const {
-  return 2.0 * (network_.workers - 1) * (network_.latency_seconds + network_.message_seconds);
 }
 
 Simulated Job::result() const {

@@ -30,7 +30,8 @@ struct CodecCosts {
   double reply_bytes = 4;
   double encode_seconds = 0;  ///< in a worker
   double decode_seconds = 0;  ///< in a worker, of the reply
-  double sum_seconds = 0;     ///< in a server, from all workers' payloads to the reply
+  /// In a server, from all workers' payloads to the reply; in a ring, in a worker, from the library's sum.
+  double sum_seconds = 0;
 };
 
 /// In what order parts go.
@@ -44,9 +45,10 @@ struct SimulationSetup {
   NetworkModel network;
   CodecCosts codec;
   PlanLimits limits;
-  std::uint64_t message_bytes = 112;        ///< of a header
-  std::uint64_t credit_bytes = 256U << 10;  ///< handed to a socket and not yet on the wire, per server
-  SendOrder order = SendOrder::kPriority;   ///< of pushes, replies and codec jobs
+  std::uint64_t message_bytes = 112;  ///< of a header
+  /// Handed to a socket and not yet on the wire, per server; in a ring, to the library and not yet summed.
+  std::uint64_t credit_bytes = 256U << 10;
+  SendOrder order = SendOrder::kPriority;  ///< of pushes, replies and codec jobs
   NextForward next_forward = NextForward::kPerLayer;
   unsigned codec_threads = 1;
   unsigned server_threads = 1;

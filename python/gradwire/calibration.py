@@ -15,7 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-PLANNED = ("none", "fp16", "bf16", "int8", "int4", "fp8", "2bit")
+from gradwire import compress
+
+PLANNED = tuple(compress.list())  # each with its own parameters
 _FEW, _MANY = 2, 8  # payloads in the sums that `gradwire bench codec` times
 
 

@@ -119,6 +119,8 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
 
     A store of another maker (see `register`) is whatever its class is, made without arguments.
 
+    While `gradwire plan -- CMD` times the layers of a script, every store is `local`.
+
     In a process whose role is server or scheduler (DMLC_ROLE or GRADWIRE_ROLE) it serves the job to its end and
     then ends the process, as users of MXNet's scripts expect.
 
@@ -161,6 +163,8 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
         values = dataclasses.replace(values, on_failure=on_failure)
     if values.role != "worker":
         joining.serve(values)
+    if values.step_profile is not None:  # the script's layers are timed, alone
+        kind, is_local = "local", True
     chooses = values.placement == "auto" and not is_local
     found = (auto_placement if chooses else joining).open_engine(kind, values)
     store = KVStore(found.store, found.engine, values)
@@ -187,6 +191,8 @@ def join(roll_call: str, rank: int, num_workers: int) -> KVStore:
     """
     if (other := joined()) is not None:
         raise ValueError(f"kv.join: this process has joined its job already, by the store {other.type!r}")
+    if settings.read().step_profile is not None:
+        return create("local")
     here = dataclasses.replace(
         settings.read(), master=roll_call, scheduler=None, rank=rank, num_workers=num_workers, num_servers=0
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,6 +22,7 @@ _LATENCY = "50us"
 
 
 def plan(
+    context: typer.Context,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="[CMD...]", help="A training job to profile here, in place of --model."),
@@ -37,14 +38,20 @@ def plan(
     latency: Annotated[str, typer.Option(metavar="TIME", help="From host to host.")] = _LATENCY,
     codecs: Annotated[
         list[str] | None,
-        typer.Option("--codec", metavar="SPEC", help="Such as 2bit:reply=2bit; repeatable. Unset: five."),
+        typer.Option(
+            "--codec",
+            metavar="SPEC",
+            help="Any codec's name (its own parameters: topk is 1 %), or 2bit:reply=2bit; repeatable. Unset: none, "
+            "fp16, int8, 2bit, 2bit:reply=2bit.",
+        ),
     ] = None,
     placements: Annotated[
         list[str] | None,
         typer.Option(
             "--placement",
             metavar="PLACE",
-            help="servers, peers, beside (servers on workers' hosts) or ring; repeatable. Unset: servers, peers.",
+            help="servers, peers, beside (servers on workers' hosts) or ring (the store allreduce_mpi: in order and "
+            "drained, of none, fp16 and bf16); repeatable. Unset: servers, peers.",
         ),
     ] = None,
     drain: Annotated[
@@ -81,6 +88,7 @@ def plan(
     --calibrate does so here. Compute is taken to be undisturbed by codecs and sums, and all workers to be alike.
 
     With CMD, it is run on this machine until 30 steps of its optimizer are timed layer by layer (PyTorch), and ended.
+    It is alone meanwhile, whatever store it asks for, and its gradients are not encoded.
 
     [bold]Examples[/bold]
 
@@ -98,25 +106,37 @@ def plan(
     from gradwire.units import parse_duration, parse_rate
 
     if calibrate is not None:
+        _require_none_but({"--calibrate", "--codec-speeds"}, context, command)
         calibrate.write_text(calibrations.measure(say, codec_speeds).text(), encoding="utf-8")
         return
     if codec_speeds is not None:
         raise ValueError("plan: --codec-speeds goes with --calibrate")
     if svg is not None and sweep is None:
         raise ValueError("plan: --svg draws a sweep: give --sweep bandwidth or --sweep workers")
+    if profile_file is not None and model is not None:
+        raise ValueError("plan: --profile keeps the profile of a command: give one in place of --model")
+    places = tuple(simulation.placement_of(text) for text in placements or ("peers", "servers"))
+    if servers is not None and not {"servers", "beside"} & set(places):
+        raise ValueError(
+            f"plan: -s {servers} goes with --placement servers or beside: each peer is one, and a ring has none"
+        )
+    if server_threads > 1 and set(places) == {"ring"}:
+        raise ValueError(
+            f"plan: --server-threads {server_threads} goes with servers and peers: a ring has neither"
+        )
     costs = calibrations.load(calibration)
     console = Console(stderr=json_file == "-")
     question = planner.Question(
-        profile=_profile(model, command or [], profile_file),
         workers=workers,
         servers=servers,
         bandwidth=float(parse_rate(bandwidth)),
         latency=parse_duration(latency),
         codecs=tuple(codecs or planner.CODECS),
-        placements=tuple(simulation.placement_of(text) for text in placements or ("peers", "servers")),
+        placements=places,
         schedule=simulation.Schedule(
             per_layer=not drain, codec_threads=codec_threads, server_threads=server_threads
         ),
+        profile=_profile(model, command or [], profile_file),  # last: it may take minutes
     )
     found = planner.answer(question, costs)
     _show(found, question, console)
@@ -125,6 +145,22 @@ def plan(
         rows = _sweep(question, sweep, costs, svg, console)
         record["sweep"] = [row.record() for row in rows]
     write_json(record, json_file)
+
+
+def _require_none_but(
+    allowed: Collection[str], context: typer.Context, command: Sequence[str] | None
+) -> None:
+    """Raises ValueError for what --calibrate would leave aside."""
+    given = ["the command"] if command else []
+    for option in context.command.params:
+        name, source = option.opts[0], context.get_parameter_source(option.name or "")
+        is_given = source is not None and source.name == "COMMANDLINE"
+        if is_given and name.startswith("-") and name not in allowed:
+            given.append(name)
+    if given:
+        raise ValueError(
+            f"plan: --calibrate measures this machine and predicts nothing: leave {', '.join(given)} out"
+        )
 
 
 def _profile(model: str | None, command: Sequence[str], keep: Path | None) -> Profile:
@@ -153,7 +189,9 @@ def _show(found: Answer, question: Question, console: Console) -> None:
         highlight=False,
     )
     console.print(_table(found.predictions, found.best))
-    console.print(found.reason, highlight=False)
+    for text in (found.left_out, found.reason):
+        if text is not None:
+            console.print(text, highlight=False)
 
 
 def _table(rows: Sequence[Prediction], best: Prediction | None) -> object:
@@ -182,7 +220,7 @@ def _table(rows: Sequence[Prediction], best: Prediction | None) -> object:
             str(row.variant),
             row.network.placement,
             format_bytes(row.schedule.partition_bytes),
-            format_bytes(row.schedule.credit_bytes),
+            "-" if row.schedule.credit_bytes is None else format_bytes(row.schedule.credit_bytes),
             str(row.network.workers),
             str(row.network.servers or "-"),
             format_rate(row.network.bandwidth),

@@ -9,7 +9,7 @@ from typing import Any
 from gradwire import simulation
 from gradwire.calibration import Calibration
 from gradwire.layer_profile import Profile
-from gradwire.simulation import Network, Placement, Schedule, Variant
+from gradwire.simulation import SUMMED, Network, Placement, Schedule, Variant
 from gradwire.units import format_bytes, format_rate
 
 CODECS = ("none", "fp16", "int8", "2bit", "2bit:reply=2bit")
@@ -91,19 +91,26 @@ class Answer:
     predictions: tuple[Prediction, ...]  # best first
     best: Prediction
     reason: str
+    left_out: str | None  # what was asked for and not predicted, and why
 
     def record(self) -> dict[str, Any]:
         return {
             "predictions": [row.record() for row in self.predictions],
             "recommendation": self.best.record(),
             "reason": self.reason,
+            "left_out": self.left_out,
         }
 
 
 def predict(
     question: Question, network: Network, variant: Variant, schedule: Schedule, calibration: Calibration
 ) -> Prediction:
-    """Raises: ValueError: numbers that no job has, or a codec without calibration."""
+    """Predicts a setting; in a ring, as a library has it send, whatever is scheduled.
+
+    Raises: ValueError: numbers that no job has, a codec without calibration, or one that does not go with the network.
+    """
+    if network.placement == "ring":
+        schedule = schedule.where_a_library_sums()
     done = simulation.predict(question.profile, network, variant, schedule, calibration)
     least = simulation.bound(question.profile, network, variant, calibration, schedule)
     return Prediction(
@@ -127,16 +134,31 @@ def answer(question: Question, calibration: Calibration) -> Answer:
     Raises: ValueError: nothing to try, numbers that no job has, or a codec without calibration.
     """
     variants = [Variant.parse(spec) for spec in question.codecs]
+    networks = question.networks()
     predictions = [
         _best_schedule(question, network, variant, calibration)
         for variant in variants
-        for network in question.networks()
+        for network in networks
+        if variant.goes_with(network.placement)
     ]
+    left_out = _left_out(question, variants)
     if not predictions:
-        raise ValueError("plan: nothing to try: expected at least one codec and one placement")
+        raise ValueError(
+            f"plan: nothing to try: {left_out or 'expected at least one codec and one placement'}"
+        )
     predictions.sort(key=lambda row: -row.efficiency)
     best = choose(predictions)
-    return Answer(tuple(predictions), best, _reason(question, predictions, best))
+    return Answer(tuple(predictions), best, _reason(question, predictions, best), left_out)
+
+
+def _left_out(question: Question, variants: Sequence[Variant]) -> str | None:
+    codecs = [str(variant) for variant in variants if not variant.goes_with("ring")]
+    if not codecs or "ring" not in question.placements:
+        return None
+    return (
+        f"not in a ring: {', '.join(codecs)}; a library adds what {', '.join(SUMMED)} send, and what it does "
+        "with others is not simulated"
+    )
 
 
 def _best_schedule(
@@ -155,7 +177,7 @@ def _best_schedule(
             calibration,
         )
         for partition in _PARTITIONS
-        for credit in _CREDITS
+        for credit in (_CREDITS if network.placement != "ring" else (None,))
     ]
     best = max(tried, key=lambda row: row.efficiency)
     return best if best.efficiency > default.efficiency + _WORTH / 2 else default
@@ -225,9 +247,12 @@ def sweep(question: Question, over: str, calibration: Calibration) -> list[Predi
         for spec in question.codecs if networks else ():
             variant = Variant.parse(spec)
             options = [
-                predict(each, network, variant, question.schedule, calibration) for network in networks
+                predict(each, network, variant, question.schedule, calibration)
+                for network in networks
+                if variant.goes_with(network.placement)
             ]
-            rows.append(max(options, key=lambda row: row.efficiency))
+            if options:
+                rows.append(max(options, key=lambda row: row.efficiency))
     return rows
 
 

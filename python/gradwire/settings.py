@@ -225,7 +225,9 @@ class Settings:
         _text, None, "file to which rank 0 writes its record; given by `gradwire ab`"
     )
     step_profile: str | None = _setting(
-        _text, None, "file to which the layers' times are written; given by `gradwire plan -- CMD`"
+        _text,
+        None,
+        "file to which the layers' times are written, every store being `local`; given by `gradwire plan -- CMD`",
     )
     step_times: str | None = _setting(
         _text, None, "folder to which every worker writes how long its steps took; given by `gradwire tune`"

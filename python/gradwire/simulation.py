@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 from gradwire import _core
-from gradwire.calibration import Calibration
+from gradwire.calibration import PLANNED, Calibration
 from gradwire.layer_profile import Profile
 
 Placement = Literal["servers", "beside", "peers", "ring"]
 PAYLOAD_SHARE = 0.955  # of a link at MTU 1500: what headers of Ethernet, IP and TCP leave
 _HEADER_BYTES = 112  # of a frame of ours
+_SUMS_UNDER_WAY = 16  # of MPI, at most: transport/mpi_sums.cpp
+SUMMED = ("none", "fp16", "bf16")  # by a library; others' payloads it gathers: kvstore/native.cpp
 
 
 def placement_of(text: str) -> Placement:
@@ -29,7 +31,7 @@ class Network:
     """workers and servers behind links of `bandwidth` bits a second each way; latency in seconds, one way.
 
     placement: servers: on hosts of their own; beside: on workers' hosts; peers: one in each worker; ring: a library's
-    all-reduce, one tensor or bucket after the other.
+    all-reduce, as of the store allreduce_mpi.
     """
 
     placement: Placement
@@ -47,11 +49,12 @@ class Network:
 class Schedule:
     """How gradients travel. Defaults are gradwire's own; codec_threads and server_threads those of two cores.
 
-    in_order: as backward() produces them, without priorities. per_layer: overlap_step; else forward waits for all.
+    credit_bytes: None: that of a library that sums, which takes what it has room for. in_order: as backward() produces
+    them, without priorities. per_layer: overlap_step; else forward waits for all.
     """
 
     partition_bytes: int = 2**20
-    credit_bytes: int = 256 * 2**10
+    credit_bytes: int | None = 256 * 2**10
     fusion_bytes: int = 256 * 2**10
     shard_bound: int = 131_072
     in_order: bool = False
@@ -59,6 +62,10 @@ class Schedule:
     whole: bool = False  # every server's share of a tensor travels as one part
     codec_threads: int = 1
     server_threads: int = 1
+
+    def where_a_library_sums(self) -> Schedule:
+        """As those stores send, which have neither priorities nor overlap_step, and one thread to answer."""
+        return replace(self, credit_bytes=None, in_order=True, per_layer=False, server_threads=1)
 
 
 class ElementCost(NamedTuple):
@@ -80,14 +87,16 @@ class Variant:
 
     @classmethod
     def parse(cls, spec: str) -> Variant:
-        """Reads "fp16", "2bit" (replies are exact) or "2bit:reply=2bit".
+        """Reads "fp16", "2bit" (replies are exact) or "2bit:reply=2bit": PLANNED codecs, with their own parameters.
 
         Raises: ValueError: something else.
         """
         name, _, option = spec.partition(":")
-        if option not in ("", f"reply={name}", "reply=exact") or (option == "reply=exact" and name != "2bit"):
+        replies = ("", f"reply={name}", *(["reply=exact"] if name == "2bit" else []))
+        if name not in PLANNED or option not in replies:
             raise ValueError(
-                f"plan: --codec {spec} is not planned: expected a codec's name, or 2bit:reply=2bit"
+                f"plan: --codec {spec} is not planned: expected one of {', '.join(PLANNED)}, each with its own "
+                "parameters, or 2bit:reply=2bit"
             )
         return cls(name, "exact" if name == "2bit" and option != "reply=2bit" else "own")
 
@@ -98,26 +107,33 @@ class Variant:
     def lossy(self) -> bool:
         return self.codec != "none"
 
+    def goes_with(self, placement: Placement) -> bool:
+        """Whether it is known what the codec costs there."""
+        return placement != "ring" or self.codec in SUMMED
+
     def costs(self, workers: int, calibration: Calibration, placement: Placement) -> _core.CodecCosts:
         """As element_cost(), for the core."""
         return _core.CodecCosts(*self.element_cost(workers, calibration, placement))
 
     def element_cost(self, workers: int, calibration: Calibration, placement: Placement) -> ElementCost:
-        """What an element costs. A library that sums (ring) needs no server, and adds while it receives.
+        """What an element costs. A library that sums (ring) adds while it receives; of its sum each worker makes itself
+        the answer that a server would have made of all payloads.
 
-        Raises: ValueError: a ring of a codec, whose payloads no library adds.
+        Raises: ValueError: as goes_with() has it; or a codec without calibration.
         """
-        if placement == "ring" and self.lossy:
-            raise ValueError(f"plan: a ring sums uncompressed gradients only: leave out --codec {self}")
+        if not self.goes_with(placement):
+            raise ValueError(
+                f"plan: a ring adds what {', '.join(SUMMED)} send; what its library does with {self} is not simulated"
+            )
         speed = calibration.speed(self.codec)
         push = speed.bits / 8
         reply = math.ceil(math.log2(2 * workers + 1)) / 8 if self.reply == "exact" else push
         encode = speed.encode_with_residual_seconds if self.lossy else 0.0  # none: sent as it lies in memory
-        total = speed.sum_seconds + workers * speed.sum_seconds_per_worker
+        payloads = 1 if placement == "ring" else workers
+        total = speed.sum_seconds + payloads * speed.sum_seconds_per_worker
         if self.lossy:
             total += speed.encode_seconds if self.reply == "exact" else speed.encode_with_residual_seconds
-        decode = 0.0 if placement == "ring" and not self.lossy else speed.decode_seconds
-        return ElementCost(push, reply, encode, decode, total)
+        return ElementCost(push, reply, encode, speed.decode_seconds, total)
 
 
 FREE = _core.CodecCosts(4, 4, 0, 0, 0)  # float32, codecs and sums that cost nothing: what bounds are made of
@@ -144,6 +160,8 @@ def setup(
     partition = 2**62 if schedule.whole else schedule.partition_bytes // 4
     unit = 1 if schedule.whole else _core.UNIT_ELEMENTS
     shortest = _core.shortest_piece(_core.UNIT_ELEMENTS, round(_core.UNIT_ELEMENTS * costs.push_bytes))
+    part_bytes = _HEADER_BYTES + math.ceil(min(partition, profile.elements) * costs.push_bytes)
+    credit = _SUMS_UNDER_WAY * part_bytes if schedule.credit_bytes is None else schedule.credit_bytes
     return _core.SimulationSetup(
         layers=[
             _core.SimulatedLayer(x.elements, x.forward_seconds, x.backward_seconds) for x in profile.layers
@@ -166,7 +184,7 @@ def setup(
             schedule.fusion_bytes,
         ),
         message_bytes=_HEADER_BYTES,
-        credit_bytes=schedule.credit_bytes,
+        credit_bytes=credit,
         order=order,
         next_forward=forward,
         codec_threads=schedule.codec_threads,

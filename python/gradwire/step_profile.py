@@ -1,34 +1,41 @@
 """Profiles a training job on this machine, layer by layer: what `gradwire plan -- CMD` does before it plans.
 
 CMD runs with a clock that PyTorch's hooks read: before each module with parameters of its own goes forward, when each
-parameter's gradient is complete, and after each optimizer step. Steps are real and undisturbed but for the hooks (on a
-GPU, which works behind the program's back, they wait for it, so that overlap within the GPU is lost). After STEPS steps
-the profile is written, and the process ended.
+parameter's gradient is complete, and after each optimizer step. It is alone, whatever store it asks for, and its
+gradients stay as they are: what communication costs is the simulator's to add. Steps are real and undisturbed but for
+the hooks (on a GPU, which works behind the program's back, they wait for it, so that overlap within the GPU is lost).
+After STEPS steps the profile is written, and the process ended.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import select
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gradwire import step_clock
-from gradwire.child import Guard, LocalHost
+from gradwire.child import Guard, LocalHost, describe_exit
 from gradwire.layer_profile import Layer, Profile, load, text_of, validate
 from gradwire.session import signal_session
 
 STEPS = 30
 _WARM_UP = 3
 _DEADLINE = 1800.0  # seconds for all of them
+_KEPT_LINES, _LAST_LINES = 200, 5  # of a command that failed
+_LAST_WORDS_SECONDS = 1.0  # to read what an ended command has written
 
 
 @dataclass
@@ -42,33 +49,45 @@ class Step:
 def of_command(command: Sequence[str]) -> Profile:
     """Runs a training job here until its profile is written.
 
-    Raises: RuntimeError: it ended, or half an hour passed, without STEPS steps of a PyTorch optimizer.
+    Raises: RuntimeError: it ended, or half an hour passed, without STEPS steps of a PyTorch optimizer; where it failed,
+        with its last words.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "profile.json"
-        code = _run(command, {**os.environ, **clock_variables(file)})
-        if not file.exists():
-            raise RuntimeError(
-                f"plan: {command[0]} ended with code {code} before {STEPS} steps of a PyTorch optimizer: "
-                "give a command that trains for longer"
-            )
-        return load(file)
+        code, last_words = _run(command, {**os.environ, **clock_variables(file)})
+        if file.exists():
+            return load(file)
+    ended = f"plan: {command[0]} {describe_exit(code)} before {STEPS} steps of a PyTorch optimizer"
+    if code == 0:
+        raise RuntimeError(f"{ended}: give a command that trains for longer")
+    raise RuntimeError(f"{ended}: {last_words or 'it wrote no error'}")
 
 
 def clock_variables(file: Path) -> dict[str, str]:
     """Returns the variables of a process that is to be profiled. file: where the profile goes."""
-    return {"PYTHONPATH": step_clock.python_path(), "GRADWIRE_STEP_PROFILE": str(file)}
+    return {
+        "PYTHONPATH": step_clock.python_path(),
+        "GRADWIRE_STEP_PROFILE": str(file),
+        "GRADWIRE_COMPRESSION": "none",
+    }
 
 
-def _run(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Runs a command in a session of its own and returns its exit code. What it has started ends with it.
+def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
+    """Runs a command in a session of its own. What it has started ends with it.
+
+    Returns: its exit code, as Popen has it, and what it said last on stderr, which is this process's.
 
     Raises: RuntimeError: it took too long.
     """
     guard = Guard()
-    process = LocalHost().popen(command, env=env, stdout=sys.stderr, start_new_session=True)
+    process = LocalHost().popen(
+        command, env=env, stdout=sys.stderr, stderr=subprocess.PIPE, start_new_session=True
+    )
     guard.watch(process.pid)
     pidfd = os.pidfd_open(process.pid)
+    last: deque[str] = deque(maxlen=_KEPT_LINES)
+    reader = threading.Thread(target=_pass_on, args=(process.stderr, last), daemon=True)
+    reader.start()
     try:
         if not select.select([pidfd], [], [], _DEADLINE)[0]:
             raise RuntimeError(f"plan: {command[0]} took more than {_DEADLINE:.0f} s for {STEPS} steps")
@@ -78,7 +97,30 @@ def _run(command: Sequence[str], env: Mapping[str, str]) -> int:
         guard.close()
         os.close(pidfd)
         process.wait()
-    return process.returncode
+    reader.join(_LAST_WORDS_SECONDS)  # else what left the session still writes
+    return process.returncode, _last_words(list(last))
+
+
+def _pass_on(errors: Any, last: deque[str]) -> None:
+    """Copies a stream to stderr as it comes, progress bars too, and keeps its last lines."""
+    with io.TextIOWrapper(errors, encoding="utf-8", errors="replace", newline="") as lines:
+        for line in lines:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            if text := line.rstrip():
+                last.append(text)
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    """The error of a Python program, whatever its modules say after it, else the last lines; all in one."""
+    for place in reversed(range(len(lines))):
+        before, found, _ = lines[place].partition(
+            "Traceback (most recent call last):"
+        )  # torch puts the rank before
+        if found:
+            after = [line.removeprefix(before) for line in lines[place + 1 :]]
+            return next((line for line in after if not line.startswith(" ")), "")
+    return "; ".join(line.strip() for line in lines[-_LAST_LINES:])
 
 
 def profile_of(

@@ -67,6 +67,25 @@ TEST(Simulation, ARingTakesItsLatencyInEveryRound) {
   EXPECT_NEAR(simulate(setup).step_seconds, 1 + 1.5 + 6 * 0.1 + 1, 1e-9);
 }
 
+TEST(Simulation, ARingHasAsManySumsUnderWayAsItsCreditAllows) {
+  SimulationSetup setup = plain();
+  setup.network = {Topology::kRing, 4, 1, 4000, 0.1, 0};
+  setup.limits.partition_elements = 250;
+  EXPECT_NEAR(simulate(setup).step_seconds, 1 + 1.5 + 6 * 0.1 + 1, 1e-9);
+  setup.credit_bytes = 1;
+  EXPECT_NEAR(simulate(setup).step_seconds, 1 + 4 * (0.375 + 6 * 0.1) + 1, 1e-9);
+}
+
+TEST(Simulation, ARingsMessagesAndAnswersTakeOneThread) {
+  SimulationSetup setup = plain();
+  setup.network = {Topology::kRing, 4, 1, 4000, 0, 0.1};
+  setup.limits.partition_elements = 250;
+  // encode 0.1, first on the wire until 1.475; then 6 messages of each of 4 parts; decode 0.1
+  EXPECT_NEAR(simulate(setup).step_seconds, 1.475 + 4 * 0.6 + 0.1 + 1, 1e-9);
+  setup.codec.sum_seconds = 1e-3;
+  EXPECT_NEAR(simulate(setup).step_seconds, 1.475 + 4 * 0.85 + 0.1 + 1, 1e-9);
+}
+
 // The back layer is ready first. Its two parts and the front layer's one take 1 s each, up and down; the
 // front layer's gradient comes while the first of them is under way.
 SimulationSetup two_layers() {

@@ -18,6 +18,7 @@ from gradwire.autotune.launches import Job, Launch, Launcher, LaunchFailed, step
 from gradwire.autotune.search import Interrupted
 from gradwire.autotune.session import Session
 from gradwire.autotune.step_times import StepTimes
+from gradwire.compress import Compression
 
 JOB = Job(("train",), 2, 0, None)
 BOX = boxes.of_this_machine(cores=4)
@@ -158,8 +159,11 @@ def test_the_simulator_needs_to_know_the_link_the_store_and_the_codec() -> None:
     assert str(start.variant_of("2bit:threshold=auto,reply=exact")) == "2bit"
     assert str(start.variant_of("2bit:threshold=0.5,reply=2bit")) == "2bit:reply=2bit"
     assert str(start.variant_of("none")) == str(start.variant_of(None)) == "none"
-    with pytest.raises(start.NoStart, match="topk is not simulated"):
-        start.variant_of("topk:ratio=0.01,reply=topk")
+    for given in ("topk", "int8", "none"):
+        assert str(start.variant_of(str(Compression.parse(given)))) == given
+    for given in ("topk:ratio=0.1", "fp16:reply=fp32", "2bit:reply=fp32"):
+        with pytest.raises(start.NoStart, match=r"simulated as|is not planned"):
+            start.variant_of(str(Compression.parse(given)))
 
 
 def test_it_begins_at_the_best_of_the_box_in_the_simulator_or_at_the_defaults() -> None:

@@ -13,6 +13,7 @@ from gradwire.autotune.box import Box, Setting
 from gradwire.autotune.launches import Job
 from gradwire.autotune.search import Interrupted
 from gradwire.autotune.step_times import StepTimes
+from gradwire.compress import Compression
 from gradwire.launch import run_job
 from gradwire.layer_profile import Profile
 from gradwire.step_profile import clock_variables
@@ -54,13 +55,13 @@ def network_of(job: Job, store: str | None) -> simulation.Network:
 
 
 def variant_of(compression: str | None) -> simulation.Variant:
-    """Raises: NoStart: a codec that is not planned."""
-    codec, _, options = (compression or "none").partition(":")
-    reply = next((word for word in options.split(",") if word.startswith("reply=")), "")
-    if codec not in calibration.PLANNED:
-        raise NoStart(f"the codec {codec} is not simulated")
+    """Raises: NoStart: a codec whose parameters, or whose replies, are not those that are simulated."""
+    given = Compression.parse(compression)
+    codec = given.spec.partition(":")[0]
+    if codec != "2bit" and given != Compression.parse(codec):
+        raise NoStart(f"the codec {compression} is simulated as {Compression.parse(codec)} only")
     try:
-        return simulation.Variant.parse(f"{codec}:{reply}" if codec == "2bit" and reply else codec)
+        return simulation.Variant.parse(f"{codec}:reply={given.reply}")  # 2bit: whatever its threshold
     except ValueError as error:
         raise NoStart(str(error)) from None
 
@@ -85,18 +86,15 @@ def best_of(
 
 
 def profile(job: Job) -> Profile:
-    """Times the layers of the job's script, run as a job of one worker.
+    """Times the layers of the job's script, run as a job of one worker. It meets nobody and sends nothing.
 
     Raises:
         NoStart: it did not train long enough alone.
         Interrupted: a signal came.
     """
-    servers = None if job.servers is None else min(1, job.servers)
     with tempfile.TemporaryDirectory(prefix="gradwire-tune-") as folder:
         file = Path(folder) / "profile.json"
-        result = run_job(
-            job.command, 1, servers, worker_env=lambda rank: clock_variables(file), timeout=_SECONDS
-        )
+        result = run_job(job.command, 1, worker_env=lambda rank: clock_variables(file), timeout=_SECONDS)
         if result.interrupted is not None:
             raise Interrupted(result.cause)
         if not file.exists():

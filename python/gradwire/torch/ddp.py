@@ -127,6 +127,10 @@ class HookState:
 
     def take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Begins to send a bucket; with the last one waits for all."""
+        if self._store.passthrough:  # alone, where `gradwire plan` times the layers
+            future = _future_of(bucket.buffer())
+            future.set_result(bucket.buffer())
+            return future
         taken = _Bucket(bucket)
         self._waiting.append(taken)
         if all(parameter in self._index for parameter in taken.parameters):
@@ -205,9 +209,7 @@ class _Bucket:
         self.sent = False
         self._buffer = bucket.buffer()
         self._dense = self._buffer.to_dense() if self._buffer.is_sparse else self._buffer
-        devices: list[int | str | torch.device] | None
-        devices = [self._buffer.device] if self._buffer.device.type == "cuda" else None
-        self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        self.future = _future_of(self._buffer)
         self._staged = self._dense.reshape(-1).to(device="cpu", dtype=torch.float32)
         sizes = [p.numel() for p in self.parameters]
         self.runs: tuple[torch.Tensor, ...] = self._staged.split(sizes)  # type: ignore[no-untyped-call]
@@ -222,3 +224,9 @@ class _Bucket:
         else:
             result = self._buffer.copy_(self._staged)
         self.future.set_result(result)
+
+
+def _future_of(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    devices: list[int | str | torch.device] | None
+    devices = [buffer.device] if buffer.device.type == "cuda" else None
+    return torch.futures.Future(devices=devices)
