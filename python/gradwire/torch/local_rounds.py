@@ -185,6 +185,9 @@ class LocalRounds:
     def synchronize(self) -> None:
         """Ends all rounds now, so that every parameter is the shared weight, on all ranks. A collective.
 
+        A fragment that was sent after the last step is not sent again: nobody has learned anything since, and the outer
+        optimizer's momentum would move the shared weights all the same.
+
         Raises:
             ValueError: ranks have taken different numbers of steps; every rank gets the same text.
         """
@@ -197,12 +200,16 @@ class LocalRounds:
             )
         if self._step == 0:
             return
+        self._note_start()
         for fragment in list(self._under_way):
             self._merge(fragment, self._schedule.mixing)
+        just_sent = self._fragments.due(self._step)
         for fragment in range(len(self._fragments)):
-            self._send(fragment, 0)
+            if fragment not in just_sent:
+                self._send(fragment, 0)
         for fragment in list(self._under_way):
             self._merge(fragment, 0.0)
+        self._show_shared()  # where a merge has left a worker a share of its own
         self._step = 0
 
     def close(self) -> None:
@@ -261,9 +268,13 @@ class LocalRounds:
         """Has the parameters be the shared weights; returns what they were, for put_back()."""
         self._note_start()
         own = [parameter.detach().clone() for parameter in self._parameters]
+        self._show_shared()
+        return own
+
+    @torch.no_grad()
+    def _show_shared(self) -> None:
         for parameter, shared in zip(self._parameters, self._shared, strict=True):
             parameter.copy_(shared)
-        return own
 
     @torch.no_grad()
     def put_back(self, own: Sequence[torch.Tensor]) -> None:

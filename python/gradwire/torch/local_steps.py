@@ -160,7 +160,8 @@ class _LocalSteps(wrapped.Front):
     def synchronize(self) -> None:
         """Ends all rounds now: sends what the workers have done since the last ones and merges it, so that every
         parameter is the shared weight, the same on all ranks. A collective; at the end of a training, or nothing that
-        was learned since the last round is in the shared weights. No-op where no step was taken since the last time.
+        was learned since the last round is in the shared weights. Where no step was taken since a parameter was sent,
+        nothing is sent of it and the outer optimizer does not step on it.
 
         Raises:
             ValueError: ranks have taken different numbers of steps; every rank gets the same text.
