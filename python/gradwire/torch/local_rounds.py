@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gradwire import _core
     from gradwire.kv import KVStore
 
-_STATE_KEY = "local_steps"  # in an exchange's state
+ROUNDS_KEY = "local_steps"  # in an exchange's state
 _DIGEST_BYTES = 8
 
 MakeOuter = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
@@ -302,7 +302,7 @@ class LocalRounds:
             "outer": self.outer.state_dict(),
             "under_way": under_way,
         }
-        return {"rank": self._store.rank, _STATE_KEY: own} | self._exchange.state()
+        return {"rank": self._store.rank, ROUNDS_KEY: own} | self._exchange.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from what state() returned, on all ranks. From a state without rounds they begin anew, with the
@@ -311,11 +311,14 @@ class LocalRounds:
         Raises:
             ValueError: the state is of other parameters; or of the middle of a round and another schedule.
         """
-        own = state.get(_STATE_KEY)
-        if own is not None:
-            self._require_fitting(own)
+        self.require_fitting(state)
         self._await_all()  # means would be written over what is loaded
         self._exchange.load(state)
+        self.load_rounds(state)
+
+    def load_rounds(self, state: Mapping[str, Any]) -> None:
+        """As load(), but for what codecs have not sent yet; nothing is under way, and the state fits."""
+        own = state.get(ROUNDS_KEY)
         self._under_way.clear()
         self._unchecked = list(range(len(self._parameters)))
         self._fresh = [] if own is not None else list(self._unchecked)
@@ -336,7 +339,10 @@ class LocalRounds:
             if name in values:
                 target.copy_(values[name])
 
-    def _require_fitting(self, own: Mapping[str, Any]) -> None:
+    def require_fitting(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError where load() does. One without rounds fits."""
+        if (own := state.get(ROUNDS_KEY)) is None:
+            return
         weights = {name: tuple(weight.shape) for name, weight in own["weights"].items()}
         ours = {name: tuple(p.shape) for name, p in zip(self._names, self._parameters, strict=True)}
         if different := sorted(
