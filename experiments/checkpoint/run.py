@@ -1,4 +1,6 @@
-"""Trains without a stop, and from halfway with 3, 4 and 6 workers, and compares. See README.md."""
+"""Trains without a stop, and from halfway with 3, 4 and 6 workers, and compares; with the momentum of all, and with one
+of each worker's own. See README.md.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ GRADWIRE = Path(sys.executable).with_name("gradwire")
 BATCH = 48  # windows of all workers together
 WORKERS = 4
 RESUMED = (3, 4, 6)
+MOMENTUM = {"all": "off", "each worker": "on"}  # whose it is, and --momentum-correction
 LONGEST_SECONDS = 3600.0  # of one job
 
 
@@ -40,19 +43,20 @@ def train(workers: int, seed: int, steps: int, *options: str) -> dict[str, Any]:
         return record
 
 
-def one_seed(seed: int, steps: int) -> dict[str, Any]:
+def one_seed(seed: int, steps: int, correction: str) -> dict[str, Any]:
     """Returns the records of a seed, by arm."""
+    momentum = f"--momentum-correction={correction}"
     with tempfile.TemporaryDirectory() as folder:
-        arms = {"never stopped": train(WORKERS, seed, steps)}
-        train(WORKERS, seed, steps, f"--stop={folder}")
+        arms = {"never stopped": train(WORKERS, seed, steps, momentum)}
+        train(WORKERS, seed, steps, momentum, f"--stop={folder}")
         for workers in RESUMED:
-            arms[f"to {workers}"] = train(workers, seed, steps, f"--resume={folder}")
+            arms[f"to {workers}"] = train(workers, seed, steps, momentum, f"--resume={folder}")
     if arms[f"to {WORKERS}"]["sha256"] != arms["never stopped"]["sha256"]:
         raise ValueError(f"checkpoint: seed {seed}: {WORKERS} workers that went on have other weights")
     return arms
 
 
-def table(seeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def table(whose: str, seeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Compares the arms at every point after the stop."""
     rows = []
     for workers in RESUMED:
@@ -66,6 +70,7 @@ def table(seeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
             mean = statistics.fmean(difference)
             rows.append(
                 {
+                    "momentum_of": whose,
                     "arm": arm,
                     "step": int(point),
                     "never_stopped": statistics.fmean(straight),
@@ -83,8 +88,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400, help="a multiple of 20")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the results (default: here)")
     args = parser.parse_args()
-    seeds = [one_seed(seed, args.steps) for seed in range(args.seeds)]
-    rows = table(seeds)
+    seeds = {
+        whose: [one_seed(seed, args.steps, correction) for seed in range(args.seeds)]
+        for whose, correction in MOMENTUM.items()
+    }
+    rows = [row for whose, found in seeds.items() for row in table(whose, found)]
     args.out.mkdir(parents=True, exist_ok=True)
     record = {"steps": args.steps, "batch": BATCH, "seeds": seeds, "table": rows}
     (args.out / "results.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -95,7 +103,8 @@ def main() -> None:
     for row in rows:
         verdict = "within" if row["within"] else "outside"
         print(
-            f"{row['arm']:>6}  step {row['step']:4d}  never stopped {row['never_stopped']:.4f} +- {row['spread']:.4f}  "
+            f"momentum of {row['momentum_of']:11}  {row['arm']:>6}  step {row['step']:4d}  "
+            f"never stopped {row['never_stopped']:.4f} +- {row['spread']:.4f}  "
             f"difference {row['difference']:+.4f}  {verdict} the spread"
         )
 

@@ -1,8 +1,9 @@
 """Trains the character transformer, and may stop halfway or go on from there. Run by run.py, under `gradwire run`.
 
-train.py --seed 0 --steps 400 --batch 48 --result FILE [--stop FOLDER | --resume FOLDER]
+train.py --seed 0 --steps 400 --batch 48 --momentum-correction on --result FILE [--stop FOLDER | --resume FOLDER]
 
---stop trains to the middle and saves; --resume goes on from there, with any number of workers.
+--stop trains to the middle and saves; --resume goes on from there, with any number of workers. With momentum
+correction, as is recommended for this codec, each worker has a momentum of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "char_lm"))
 
+from conserved import Total, require_conserved
 from networks import NETWORKS
 from text import load
 from training.loop import weights_sha256
@@ -41,39 +43,59 @@ def windows_of(text: torch.Tensor, seed: int, step: int, batch: int) -> torch.Te
     return text[torch.randint(0, len(text), (batch,), generator=generator)]
 
 
-def owed(store: Any, optimizer: Any) -> dict[str, Any]:
-    """Sums over workers, float64 (elements,), of what they have not sent yet, by name of the parameter."""
+def owed(store: Any, optimizer: Any) -> dict[str, Total]:
+    """What workers have not sent yet, by name of the parameter."""
     own = optimizer.state_dict().get("gradwire", {}).get("residuals", {})
-    sums = {}
-    for name, parameter in optimizer.named:
-        mine = own[name].numpy() if name in own else np.zeros(parameter.numel(), np.float32)
-        sums[name] = store.collectives.all_reduce(mine.astype(np.float64))
-    return sums
+    return {
+        name: Total.of(own[name].numpy() if name in own else np.zeros(parameter.numel(), np.float32), store)
+        for name, parameter in optimizer.named
+    }
 
 
-def require_conserved(was: dict[str, torch.Tensor], now: dict[str, Any], additions: int) -> float:
-    """Returns the largest difference of an element.
+def momentum(store: Any, optimizer: Any) -> dict[str, Total]:
+    """The workers' momentum, likewise."""
+    return {
+        name: Total.of(optimizer.state[parameter]["momentum_buffer"].flatten().numpy(), store)
+        for name, parameter in optimizer.named
+    }
 
-    Raises:
-        ValueError: one is more than the roundings of so many additions.
-    """
-    largest = 0.0
-    for name, before in was.items():
-        difference = np.abs(now[name] - before.numpy())
-        # A partial sum is at most the largest residual times the additions; a rounding half an ulp of it.
-        allowed = additions * (additions + 1) * float(before.abs().max() + 1.0) * 2.0**-24
-        largest = max(largest, float(difference.max()))
-        if largest > allowed:
-            raise ValueError(
-                f"checkpoint: {name}: {largest} of an element's residual is lost, {allowed} is rounding"
-            )
-    return largest
+
+def saved(totals: dict[str, Total]) -> dict[str, list[torch.Tensor]]:
+    return {name: [torch.from_numpy(each) for each in total] for name, total in totals.items()}
+
+
+def restored(totals: dict[str, list[torch.Tensor]]) -> dict[str, Total]:
+    return {name: Total(*(each.numpy() for each in total)) for name, total in totals.items()}
+
+
+def require_all_there(extra: dict[str, Any], store: Any, optimizer: Any) -> float:
+    """Returns the largest relative difference of a residual or a momentum. Raises ValueError: one is lost."""
+    workers = extra["workers"]
+    differences = [
+        require_conserved(
+            "the residual",
+            restored(extra["owed"]),
+            owed(store, optimizer),
+            share=1.0,
+            roundings=workers,
+        ),
+        # The mean enters the update, not the sum.
+        require_conserved(
+            "the momentum",
+            restored(extra["momentum"]),
+            momentum(store, optimizer),
+            share=store.num_workers / workers,
+            roundings=workers + 1,
+        ),
+    ]
+    return max(differences)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     for flag in ("--seed", "--steps", "--batch"):
         parser.add_argument(flag, type=int, required=True)
+    parser.add_argument("--momentum-correction", choices=["on", "off"], required=True)
     for flag in ("--result", "--stop", "--resume"):
         parser.add_argument(flag)
     args = parser.parse_args()
@@ -86,7 +108,7 @@ def main() -> None:
         named_parameters=model.named_parameters(),
         compression=CODEC,
         store=store,
-        momentum_correction=False,  # a worker's momentum is its own, and goes when it does
+        momentum_correction=args.momentum_correction == "on",
     )
     optimizer.named = list(model.named_parameters())
     begin, end, lost = 0, args.steps, 0.0
@@ -95,7 +117,7 @@ def main() -> None:
     if args.resume:
         extra = gw.torch.load_checkpoint(args.resume, model, optimizer)
         begin = extra["step"]
-        lost = require_conserved(extra["owed"], owed(store, optimizer), extra["workers"])
+        lost = require_all_there(extra, store, optimizer)
     share = args.batch // store.num_workers
     losses = {}
     for step in range(begin, end):
@@ -107,8 +129,8 @@ def main() -> None:
             with torch.no_grad():
                 losses[step + 1] = float(loss_of(model, text.validation[:VALIDATION_WINDOWS]))
     if args.stop:
-        sums = {name: torch.from_numpy(mass) for name, mass in owed(store, optimizer).items()}
-        extra = {"step": end, "workers": store.num_workers, "owed": sums}
+        extra = {"step": end, "workers": store.num_workers, "owed": saved(owed(store, optimizer))}
+        extra["momentum"] = saved(momentum(store, optimizer))
         gw.torch.save_checkpoint(args.stop, model, optimizer, extra)
     if store.rank == 0 and args.result:
         record = {"losses": losses, "sha256": weights_sha256(model), "largest_difference": lost}

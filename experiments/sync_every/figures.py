@@ -12,6 +12,10 @@ from gradwire.paired import paired_ratio
 from gradwire.units import format_bytes
 
 FEWER = 100  # times fewer bytes than DDP with fp16: the goal
+NO_HIGHER = {  # what `gradwire ab` judges of a loss, in words of the question
+    "better": "its loss is lower",
+    "no difference seen": "its loss is no higher, within the interval of the seeds",
+}
 TITLES = (
     "arm",
     "final loss",
@@ -31,6 +35,7 @@ def record_of(link: str, outcome: Outcome) -> dict[str, Any]:
         known = base.bytes_per_step is not None and summary.bytes_per_step
         arm["times_fewer_bytes"] = base.bytes_per_step / summary.bytes_per_step if known else None
         arm["time_ratio"] = _time_ratio(summary.runs, base.runs, outcome.target)
+        arm["judgement"] = None if summary.difference is None else outcome.judgement(summary.difference)
     return record
 
 
@@ -55,20 +60,18 @@ def markdown(record: Mapping[str, Any]) -> str:
         "|---" * len(TITLES) + "|",
         *(f"| {' | '.join(_cells(arm))} |" for arm in record["arms"]),
         "",
-        *(f"- `{arm['arm']}`: {claims(arm)}" for arm in record["arms"] if "sync_every=" in arm["arm"]),
+        *(f"- `{arm['arm']}`: {claims(arm)}" for arm in record["arms"][1:] if "sync_every=" in arm["arm"]),
     ]
     return "\n".join(lines)
 
 
 def claims(arm: Mapping[str, Any]) -> str:
     """Says whether an arm loses nothing, and whether it sends as little as is wanted."""
-    difference, fewer = arm["difference"], arm["times_fewer_bytes"]
-    if difference["low"] is None:
-        loss = "one seed says nothing of the loss"
-    elif difference["low"] > 0:
+    low, fewer = arm["difference"]["low"], arm["times_fewer_bytes"]
+    if low is not None and low > 0:
         loss = "its loss is higher"
     else:
-        loss = "its loss is no higher, within the interval of the seeds"
+        loss = NO_HIGHER.get(arm["judgement"], f"of its loss: {arm['judgement']}")
     if fewer is None:
         return f"{loss}; bytes are not known"
     return f"{loss}; {fewer:.0f} times fewer bytes, goal {FEWER}: {'reached' if fewer >= FEWER else 'missed'}"

@@ -23,7 +23,7 @@ from gradwire.joining import applies_at_once
 
 from training.flags import compression, learning_rate
 from training.order import batches
-from training.progress import Meter, Progress, socket_bytes
+from training.progress import Meter, Progress, socket_bytes, usual_bytes
 from training.slow_worker import Slowness
 from training.store_sgd import StoreSgd
 from training.task import Task
@@ -133,7 +133,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         interface = ddp.join(store)
         network = ddp.wrap(model, args.ddp_hook, steps_per_epoch * args.num_epochs)
         optimizer, count = make_sgd(args, model), ddp.link_bytes(interface)
-    typical = statistics.median if args.sync_every is None else statistics.fmean
+    typical = usual_bytes if args.sync_every is None else statistics.fmean
     meter, seconds, step = Meter(count, typical), 0.0, 0
     slowness, start = slowness_of(args, model, store), time.perf_counter()
     scores: list[float] = []
@@ -154,6 +154,9 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
             step += 1
             progress.move(f"epoch {epoch + 1}/{args.num_epochs}  step {step}  loss {losses[-1]:.3f}")
         finish_epoch(args, optimizer, is_last=epoch + 1 == args.num_epochs)
+        if not runs_free:
+            store.barrier()  # also with local steps, which need not wait for each other here
+        meter.end_epoch()
         now = time.perf_counter()  # where nobody waits, others train on while rank 0 evaluates
         seconds = now - start if runs_free else seconds + now - began
         if store.rank == 0:
@@ -166,13 +169,18 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
                 f"training loss {record['training_loss_per_epoch'][-1]:.4f}  "
                 f"{step * args.batch_size * store.num_workers / seconds:,.0f} {task.unit}/s{meter.text()}"
             )
+        if not runs_free:
+            store.barrier()  # nobody trains on while rank 0 evaluates, which is not timed
+    final = scores[-1] if scores else None
     if runs_free:
         store.barrier()
         seconds = time.perf_counter() - start  # of the last worker
+        optimizer.refresh()
+        final = task.score(model) if store.rank == 0 else None
         record["staleness_per_worker"] = staleness_per_worker(store)
     return record | {
         f"{task.metric}_per_epoch": scores,
-        task.metric: scores[-1] if scores else None,
+        task.metric: final,
         "images_per_second": step * args.batch_size * store.num_workers / seconds,
         "bytes_per_step": meter.typical(),
         "bytes_total": meter.total(),

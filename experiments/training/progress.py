@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -37,13 +37,18 @@ def socket_bytes(store: Any) -> Callable[[], int]:
     return count
 
 
+def usual_bytes(per_step: Sequence[int]) -> float:
+    """Of steps that are alike: their median, but for the first, which agrees on scales."""
+    return statistics.median(per_step[1:] or per_step)
+
+
 class Meter:
-    """Bytes per step. count: all so far; None: nobody knows. typical: what stands for all steps' bytes: their median,
-    or their mean where most steps send nothing.
+    """Bytes per step. count: all so far; None: nobody knows. typical: what stands for all steps' bytes: that of steps
+    that are alike, or their mean where most steps send nothing.
     """
 
     def __init__(
-        self, count: Callable[[], int] | None, typical: Callable[[list[int]], float] = statistics.median
+        self, count: Callable[[], int] | None, typical: Callable[[Sequence[int]], float] = usual_bytes
     ) -> None:
         self._count = count
         self._typical = typical
@@ -58,11 +63,16 @@ class Meter:
             self.per_step.append(now - self._before)
             self._before = now
 
+    def end_epoch(self) -> None:
+        """Counts what was sent since to the last step: what that left to send."""
+        if (now := self.total()) is not None and self.per_step:
+            self.per_step[-1] += now - self._before
+            self._before = now
+
     def typical(self) -> int | None:
-        """Returns what stands for a step's bytes; the first step, which agrees on scales, is apart."""
         if self._count is None:
             return None
-        return int(self._typical(self.per_step[1:] or self.per_step or [0]))
+        return int(self._typical(self.per_step or [0]))
 
     def text(self) -> str:
         return "" if self._count is None else f"  {self.typical():,} bytes/step"

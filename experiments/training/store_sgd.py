@@ -56,5 +56,10 @@ class StoreSgd:
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
         self._store.pushpull(self._names, gradients, out=self._parameters)
 
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Takes the weights as they are now, after what others have pushed since this worker's last step."""
+        self._store.pull(self._names, out=self._parameters)
+
     def synchronize(self) -> None:
         """step() has waited."""

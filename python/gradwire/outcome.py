@@ -58,7 +58,7 @@ class Outcome:
         speed = write_interval(arm.speed_ratio, "{:.3g}")
         return (
             f"{arm.arm} runs at {speed} times the speed of {base.arm}, {self.metric} differs by "
-            f"{self.write_difference(arm.difference)}: {self._judgement(arm.difference, base)}"
+            f"{self.write_difference(arm.difference)}: {self.judgement(arm.difference)}"
         )
 
     def write_difference(self, difference: Interval) -> str:
@@ -68,10 +68,11 @@ class Outcome:
         points = Interval(100 * difference.mean, scaled[0], scaled[1], difference.count)
         return write_interval(points, "{:+.2f}") + " points"
 
-    def _judgement(self, difference: Interval, base: ArmSummary) -> str:
+    def judgement(self, difference: Interval) -> str:
+        """Says what an arm's difference to the first one tells: nothing, where its interval is wide."""
         if difference.low is None or difference.high is None:
             return "inconclusive, more seeds are needed"
-        wide = _WIDE_POINTS / 100 if self.metric == "accuracy" else _WIDE_LOSS * abs(base.final)
+        wide = _WIDE_POINTS / 100 if self.metric == "accuracy" else _WIDE_LOSS * abs(self.arms[0].final)
         if difference.width > wide:
             return "inconclusive, the interval is wide; more seeds narrow it"
         if difference.low <= 0 <= difference.high:

@@ -28,6 +28,16 @@ def outer_step(shared: nn.Module, workers: Sequence[nn.Module], names: set[str],
     optimizer.step()
 
 
+@torch.no_grad()
+def take_in(shared: nn.Module, workers: Sequence[nn.Module], names: set[str], mixing: float) -> None:
+    """Moves the workers' parameters of these names to the shared weights, but for a share that they keep."""
+    weights = dict(shared.named_parameters())
+    for worker in workers:
+        for name, own in worker.named_parameters():
+            if name in names:
+                own.copy_(torch.lerp(weights[name], own, mixing) if mixing else weights[name])
+
+
 def train(
     first: nn.Module,
     workers: int,
@@ -39,8 +49,13 @@ def train(
     sync_every: int,
     merge_after: int = 0,
     mixing: float = 0.0,
+    *,
+    synchronizes: bool = False,
 ) -> tuple[nn.Module, list[nn.Module]]:
     """Trains; returns the shared model and every worker's own.
+
+    The papers leave the end open. Where it synchronizes, what is under way is merged, then every fragment in which a
+    step was taken since it was sent has a round of its own, and none other: an outer step needs an outer gradient.
 
     Args:
         loss: of a model, a rank and a step counted from 1.
@@ -59,10 +74,13 @@ def train(
             sent.setdefault(step + merge_after, []).append((names, [copy.deepcopy(m) for m in models]))
         for names, then in sent.pop(step, []):
             outer_step(shared, then, names, outer_optimizer)
-            weights = dict(shared.named_parameters())
-            for model in models:
-                with torch.no_grad():
-                    for name, own in model.named_parameters():
-                        if name in names:
-                            own.copy_(torch.lerp(weights[name], own, mixing) if mixing else weights[name])
+            take_in(shared, models, names, mixing)
+    if synchronizes:
+        for names, then in [pair for step in sorted(sent) for pair in sent[step]]:
+            outer_step(shared, then, names, outer_optimizer)
+            take_in(shared, models, names, mixing)
+        for offset, names in offsets.items():
+            if offset != steps % sync_every:
+                outer_step(shared, models, names, outer_optimizer)
+            take_in(shared, models, names, 0.0)
     return shared, models

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from gradwire.ab import Run
 from gradwire.doctor import netlab_reason
 from gradwire.outcome import summarise
 from gradwire.result import RunResult
-from python.experiment_files import imported
+from python.experiment_files import imported, load
 from python.tiny_transformer import TRAIN, train
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "sync_every"
@@ -62,18 +63,38 @@ def test_claims_are_of_the_paired_interval_and_the_bytes(modules: dict[str, Modu
         "int4 sync_every=50": runs("int4 sync_every=50", (2.01, 2.08, 2.21), 10.0, 5e3),
         "int4 sync_every=20": runs("int4 sync_every=20", (2.0, 2.1, 2.2), 12.0, 2e4),
         "2bit sync_every=50": runs("2bit sync_every=50", (2.5, 2.61, 2.7), 9.0, 5e3),
+        "topk sync_every=50": runs("topk sync_every=50", (1.9, 2.3, 2.1), 9.0, 5e3),  # 0 +- 0.4
     }
     outcome = summarise([run for each in arms.values() for run in each], list(arms), 3.0, "10mbit")
     record = figures.record_of("10mbit", outcome)
-    fifty, twenty, two_bit = record["arms"][1:]
+    fifty, twenty, two_bit, wide = record["arms"][1:]
     assert "no higher" in figures.claims(fifty)
     assert "200 times fewer bytes, goal 100: reached" in figures.claims(fifty)
     assert "50 times fewer bytes, goal 100: missed" in figures.claims(twenty)
     assert "its loss is higher" in figures.claims(two_bit)
     assert fifty["time_ratio"]["mean"] == pytest.approx(0.1, rel=0.01)
+    assert "of its loss: inconclusive, the interval is wide" in figures.claims(wide)
     table = figures.markdown(record)
     assert "| `int4 sync_every=50` | 2.1 |" in table
     assert "- `2bit sync_every=50`: its loss is higher" in table
+
+
+def test_bytes_a_step_count_what_the_end_sends() -> None:
+    """Local arms send all fragments after the last step; a step of others is what most of them are."""
+    sent = iter([100, 150, 160, 170, 400, 400])  # at the start, after three steps, at the end, and then
+    progress = load(FOLDER.parent / "training" / "progress.py")
+    local = progress.Meter(lambda: next(sent), statistics.fmean)
+    for _ in range(3):
+        local.step()
+    local.end_epoch()
+    assert local.typical() == 100
+    assert local.total() == 400
+    sent = iter([0, 90, 100, 110, 130])
+    alike = progress.Meter(lambda: next(sent))
+    for _ in range(3):
+        alike.step()
+    alike.end_epoch()
+    assert alike.typical() == 20
 
 
 def test_local_steps_learn_in_a_job_and_send_little(tmp_path: Path) -> None:

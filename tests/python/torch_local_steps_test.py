@@ -123,6 +123,38 @@ def test_weights_are_the_papers(workers: int, options: dict[str, Any], offsets: 
     run_ranks(workers, body)
 
 
+@pytest.mark.parametrize("steps", [8, 9, 10])
+@pytest.mark.parametrize(
+    ("options", "offsets"),
+    [
+        ({"sync_every": 4}, {0: ALL}),
+        ({"sync_every": 4, "mixing": 0.25}, {0: ALL}),
+        (
+            {"sync_every": 4, "fragments": 3, "merge_after": 2, "mixing": 0.5},
+            {1: LAYERS["first"], 2: LAYERS["second"], 0: LAYERS["third"]},
+        ),
+    ],
+    ids=["diloco", "mixed", "streamed late"],
+)
+def test_synchronize_takes_no_outer_step_without_a_local_one(
+    options: dict[str, Any], offsets: dict[int, set[str]], steps: int
+) -> None:
+    """It had sent what was merged in that very step again: a gradient of about 0, and momentum moved the weights."""
+    schedule = (offsets, options["sync_every"], options.get("merge_after", 0), options.get("mixing", 0.0))
+    shared, _ = diloco.train(FRESH, 2, steps, loss_of, adamw, nesterov, *schedule, synchronizes=True)
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = wrap(model, store, **options)
+        take_steps(model, optimizer, store.rank, range(1, steps + 1))
+        optimizer.synchronize()
+        require_equal(model, shared)
+        optimizer.synchronize()
+        require_equal(model, shared)
+
+    run_ranks(2, body)
+
+
 def test_a_lossy_codec_leaves_all_ranks_with_one_shared_model_that_learns() -> None:
     blobs: dict[int, bytes] = {}
     losses: dict[int, list[float]] = {}

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
 import torch
 
 from gradwire import checkpoint, kv
-from gradwire.torch.exchange import STATE_KEY, Exchange
+from gradwire.torch.exchange import STATE_KEY
+from gradwire.torch.local_rounds import ROUNDS_KEY, LocalRounds
+from gradwire.torch.momentum import inherited_momentum
+from gradwire.torch.reducer import GradientReducer
 
 # Of an exchange's state: the store's checkpoint has these.
 _OF_THE_STORE = ("rank", "residuals")
+# Of ours, beside what an exchange has.
+_ROWS_KEY, _MOMENTUM_KEY = "rows", "momentum_correction"
 
 
 def save_checkpoint(
@@ -33,22 +39,24 @@ def save_checkpoint(
     Args:
         folder: one that all workers see, such as one on NFS; made if it is not there.
         model: the module that is trained.
-        optimizer: a DistributedOptimizer.
+        optimizer: a DistributedOptimizer or a LocalStepOptimizer.
         extra: what torch.load(weights_only=True) can read: numbers, text, tensors, lists and dicts of them.
 
     Raises:
         RuntimeError: a file cannot be written, on any rank; or a step is under way.
-        TypeError: optimizer is no DistributedOptimizer.
+        TypeError: optimizer is something else.
     """
     store = _store_of(optimizer)
     state = optimizer.state_dict()
-    if STATE_KEY in state:
-        own = {name: value for name, value in state[STATE_KEY].items() if name not in _OF_THE_STORE}
-        state = {**state, STATE_KEY: own}
+    own = {name: value for name, value in state.get(STATE_KEY, {}).items() if name not in _OF_THE_STORE}
+    reducer = _reducer_of(optimizer)
+    if reducer is not None and reducer.row_names is not None:
+        own[_ROWS_KEY] = reducer.row_names
+    own[_MOMENTUM_KEY] = _sends_momentum(optimizer)
     written = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": state, "extra": extra}, written)
-    exchange = _exchange_of(optimizer)
-    with contextlib.nullcontext() if exchange is None else exchange.owed_in_the_engine():
+    optimizer_state = {**state, STATE_KEY: own}
+    torch.save({"model": model.state_dict(), "optimizer": optimizer_state, "extra": extra}, written)
+    with contextlib.nullcontext() if reducer is None else reducer.exchange.owed_in_the_engine():
         store.save_checkpoint(folder, written.getvalue())
 
 
@@ -56,8 +64,12 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
     """Goes on from a checkpoint, in a job that has made its optimizer and has not taken a step yet. Collective.
 
     With as many workers what follows is, bit for bit, what would have followed where it was saved. With another number
-    of workers or servers, gradients that were not sent yet are kept; new ranks begin with the model and the optimizer's
-    state of one that was there, and those of ranks that are gone are left.
+    of workers or servers, gradients that were not sent yet are kept, of all ranks; new ranks begin with the model and
+    the optimizer's state of one that was there, and those of ranks that are gone are left. But momentum that each
+    worker has of its own (momentum_correction) keeps its mean, which is what enters the update: of W ranks before and
+    W' now, rank r goes on with W'/W times the sum of those of r, r + W', r + 2 W', ...; one from W on with zeros.
+    With local steps what a rank that is gone has learned since it sent a parameter is left too: call synchronize()
+    before saving, if the number is going to change.
 
     Args:
         folder: as save_checkpoint() was given it.
@@ -67,36 +79,84 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
 
     Raises:
         gradwire.DecodeError: a file is damaged, or none of a checkpoint; model and optimizer are as they were, as with
-            ValueError, but gradients may travel by the codec that a warm-up or compression="auto" had come to.
-        ValueError: it is of other keys, or this job has taken a step.
+            ValueError, but gradients may travel by the codec that a warm-up or compression="auto" had come to, or as
+            rows.
+        ValueError: it is of other keys, or of another kind of optimizer, or this job has taken a step.
         RuntimeError: a file cannot be read; or model and optimizer are not alike, which is found when the store goes on
             from the checkpoint already: begin the job anew.
-        TypeError: optimizer is no DistributedOptimizer.
+        TypeError: optimizer is neither a DistributedOptimizer nor a LocalStepOptimizer.
     """
     store = _store_of(optimizer)
-    packed = checkpoint.read_extra(folder, store.rank).extra
-    state = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
-    exchange = _exchange_of(optimizer)
-    if exchange is not None:  # first: scales are agreed for a codec
-        exchange.load_codecs(state["optimizer"].get(STATE_KEY, {}))
+    restored = checkpoint.read_extra(folder, store.rank)
+    state = _unpack(restored)
+    optimizer_state = state["optimizer"]
+    own = optimizer_state.get(STATE_KEY, {})
+    reducer, rounds = _reducer_of(optimizer), _rounds_of(optimizer)
+    _require_same_kind(own, optimizer)
+    if _sends_momentum(optimizer) and restored.num_workers != store.num_workers:
+        ranks = range(store.rank, restored.num_workers, store.num_workers)
+        theirs = [_unpack(checkpoint.read_extra(folder, rank))["optimizer"] for rank in ranks]
+        optimizer_state = inherited_momentum(
+            optimizer_state, theirs, store.num_workers / restored.num_workers
+        )
+    if rounds is not None:
+        rounds.require_fitting(own)
+    if reducer is not None:
+        # First: scales are agreed for a codec, and residuals may be those of a table's rows.
+        reducer.exchange.load_codecs(own)
+        if _ROWS_KEY in own:
+            reducer.take_over_rows(own[_ROWS_KEY])
     store.load_checkpoint(folder)  # refuses what does not fit, before model and optimizer change
-    if exchange is not None:
-        exchange.take_over_residuals()
+    if reducer is not None:
+        reducer.exchange.take_over_residuals()
+    if rounds is not None:
+        rounds.load_rounds(own)
     model.load_state_dict(state["model"])
-    optimizer.load_shared_state(state["optimizer"])
+    optimizer.load_shared_state(optimizer_state)
     return state["extra"]
 
 
-def _exchange_of(optimizer: Any) -> Exchange | None:
-    """None where a worker is alone and sends nothing."""
-    reducer = optimizer._reducer
-    return None if reducer is None else reducer.exchange
+def _unpack(restored: checkpoint.Restored) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(io.BytesIO(restored.extra), map_location="cpu", weights_only=True)
+    return state
+
+
+def _require_same_kind(own: Mapping[str, Any], optimizer: Any) -> None:
+    """Raises ValueError where what was saved would mean something else to this optimizer."""
+    here, there = _rounds_of(optimizer) is not None, ROUNDS_KEY in own
+    if here != there:
+        names = ("DistributedOptimizer", "LocalStepOptimizer")
+        raise ValueError(
+            f"gradwire.torch: the checkpoint is of a {names[there]} and optimizer is a {names[here]}, to which what "
+            "was not sent yet means something else; make the same as there"
+        )
+    if own.get(_MOMENTUM_KEY) and not _sends_momentum(optimizer):
+        raise ValueError(
+            "gradwire.torch: the checkpoint has the momentum of each worker, and optimizer is without "
+            "momentum_correction, where all have the same; give momentum_correction=True"
+        )
+
+
+def _sends_momentum(optimizer: Any) -> bool:
+    return bool(getattr(optimizer, "momentum_correction", False))
+
+
+def _reducer_of(optimizer: Any) -> GradientReducer | None:
+    """None with local steps, and where a worker is alone and sends nothing."""
+    reducer: GradientReducer | None = getattr(optimizer, "_reducer", None)
+    return reducer
+
+
+def _rounds_of(optimizer: Any) -> LocalRounds | None:
+    rounds: LocalRounds | None = getattr(optimizer, "_rounds", None)
+    return rounds
 
 
 def _store_of(optimizer: Any) -> kv.KVStore:
     store = getattr(optimizer, "_store", None)
     if not isinstance(store, kv.KVStore):
         raise TypeError(
-            f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected what DistributedOptimizer() returns"
+            f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected what DistributedOptimizer() or "
+            "LocalStepOptimizer() returns"
         )
     return store

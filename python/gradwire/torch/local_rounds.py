@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gradwire import _core
     from gradwire.kv import KVStore
 
-_STATE_KEY = "local_steps"  # in an exchange's state
+ROUNDS_KEY = "local_steps"  # in an exchange's state
 _DIGEST_BYTES = 8
 
 MakeOuter = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
@@ -186,6 +186,9 @@ class LocalRounds:
     def synchronize(self) -> None:
         """Ends all rounds now, so that every parameter is the shared weight, on all ranks. A collective.
 
+        A fragment that was sent after the last step is not sent again: nobody has learned anything since, and the outer
+        optimizer's momentum would move the shared weights all the same.
+
         Raises:
             ValueError: ranks have taken different numbers of steps; every rank gets the same text.
         """
@@ -198,12 +201,16 @@ class LocalRounds:
             )
         if self._step == 0:
             return
+        self._note_start()
         for fragment in list(self._under_way):
             self._merge(fragment, self._schedule.mixing)
+        just_sent = self._fragments.due(self._step)
         for fragment in range(len(self._fragments)):
-            self._send(fragment, 0)
+            if fragment not in just_sent:
+                self._send(fragment, 0)
         for fragment in list(self._under_way):
             self._merge(fragment, 0.0)
+        self._show_shared()  # where a merge has left a worker a share of its own
         self._step = 0
 
     def close(self) -> None:
@@ -262,9 +269,13 @@ class LocalRounds:
         """Has the parameters be the shared weights; returns what they were, for put_back()."""
         self._note_start()
         own = [parameter.detach().clone() for parameter in self._parameters]
+        self._show_shared()
+        return own
+
+    @torch.no_grad()
+    def _show_shared(self) -> None:
         for parameter, shared in zip(self._parameters, self._shared, strict=True):
             parameter.copy_(shared)
-        return own
 
     @torch.no_grad()
     def put_back(self, own: Sequence[torch.Tensor]) -> None:
@@ -292,7 +303,7 @@ class LocalRounds:
             "outer": self.outer.state_dict(),
             "under_way": under_way,
         }
-        return {"rank": self._store.rank, _STATE_KEY: own} | self._exchange.state()
+        return {"rank": self._store.rank, ROUNDS_KEY: own} | self._exchange.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from what state() returned, on all ranks. From a state without rounds they begin anew, with the
@@ -301,11 +312,14 @@ class LocalRounds:
         Raises:
             ValueError: the state is of other parameters; or of the middle of a round and another schedule.
         """
-        own = state.get(_STATE_KEY)
-        if own is not None:
-            self._require_fitting(own)
+        self.require_fitting(state)
         self._await_all()  # means would be written over what is loaded
         self._exchange.load(state)
+        self.load_rounds(state)
+
+    def load_rounds(self, state: Mapping[str, Any]) -> None:
+        """As load(), but for what codecs have not sent yet; nothing is under way, and the state fits."""
+        own = state.get(ROUNDS_KEY)
         self._under_way.clear()
         self._unchecked = list(range(len(self._parameters)))
         self._fresh = [] if own is not None else list(self._unchecked)
@@ -326,7 +340,10 @@ class LocalRounds:
             if name in values:
                 target.copy_(values[name])
 
-    def _require_fitting(self, own: Mapping[str, Any]) -> None:
+    def require_fitting(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError where load() does. One without rounds fits."""
+        if (own := state.get(ROUNDS_KEY)) is None:
+            return
         weights = {name: tuple(weight.shape) for name, weight in own["weights"].items()}
         ours = {name: tuple(p.shape) for name, p in zip(self._names, self._parameters, strict=True)}
         if different := sorted(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gradwire.kv import KVStore
 from gradwire.torch import session, wrapped
 from gradwire.torch.exchange import STATE_KEY, has_free_slots
 from gradwire.torch.exchange_options import ExchangeOptions
@@ -71,10 +72,9 @@ def LocalStepOptimizer(
 
     A frozen parameter is not sent until it requires a gradient. A GradScaler skips step() on the rank that met an
     infinity, and not on the others, so train in bfloat16. `state_dict()` holds, under "gradwire", shared weights, the
-    outer optimizer's state, means that are to be merged yet and what this rank has not sent: save it, and the model, on
-    every rank; a run that goes on from both has the bits of one that never stopped, where the codec keeps nothing else:
-    a server's own residual and agreed scales are not in it; "none", "fp16:reply=fp32" and "int4:reply=fp32" have
-    neither.
+    outer optimizer's state, means that are to be merged yet and what this rank has not sent. Servers' residuals and
+    agreed scales are not in it: `save_checkpoint()` holds all, and a run that goes on from it has the bits of one that
+    never stopped.
 
     Raises:
         ValueError: an argument is not valid; ranks that differ, all of which get the same text; a store that gives
@@ -114,6 +114,7 @@ def LocalStepOptimizer(
         store.use_compression(default)  # the engine cuts tensors by it
     options = ExchangeOptions(codecs=parameter_codecs, default=default)
     schedule = Schedule(sync_every, fragments, merge_after, float(mixing))
+    result._store = store
     result._rounds = LocalRounds(store, named, options, schedule, outer)
     return result
 
@@ -134,6 +135,7 @@ class _LocalSteps(wrapped.Front):
     """What LocalStepOptimizer adds to an optimizer's class."""
 
     prefix = "LocalStep"
+    _store: KVStore
     _rounds: LocalRounds | None
 
     @property
@@ -161,7 +163,8 @@ class _LocalSteps(wrapped.Front):
     def synchronize(self) -> None:
         """Ends all rounds now: sends what the workers have done since the last ones and merges it, so that every
         parameter is the shared weight, the same on all ranks. A collective; at the end of a training, or nothing that
-        was learned since the last round is in the shared weights. No-op where no step was taken since the last time.
+        was learned since the last round is in the shared weights. Where no step was taken since a parameter was sent,
+        nothing is sent of it and the outer optimizer does not step on it.
 
         Raises:
             ValueError: ranks have taken different numbers of steps; every rank gets the same text.

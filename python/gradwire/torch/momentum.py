@@ -12,7 +12,8 @@ Adam, 2021. Deviation: the momentum of an element that was sent is kept (no fact
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -116,3 +117,28 @@ class WorkerMomentum:
         finally:
             for group, values in zip(groups, kept, strict=True):
                 group.update(values)
+
+
+def inherited_momentum(
+    own: Mapping[str, Any], saved: Sequence[Mapping[str, Any]], share: float
+) -> dict[str, Any]:
+    """Returns an SGD's state_dict with the momentum of a worker in a job of another number of workers.
+
+    The mean over workers is what enters the update, so it stays what it was, if each worker that there was is one
+    worker's to inherit and share is workers now / workers then. A worker that inherits from none begins with zeros, and
+    not without momentum, or its first gradient would count in full in spite of dampening.
+
+    Args:
+        own: the state_dict that has all else; of the worker's own, or of another's where it is new.
+        saved: those of the workers that it inherits from, in rank order.
+    """
+    state = dict(own["state"])
+    for index, entry in own["state"].items():
+        if (buffer := entry.get("momentum_buffer")) is None:
+            continue
+        total = torch.zeros_like(buffer, dtype=torch.promote_types(buffer.dtype, torch.float32))
+        for each in saved:
+            if (theirs := each["state"].get(index, {}).get("momentum_buffer")) is not None:
+                total += theirs
+        state[index] = entry | {"momentum_buffer": (total * share).to(buffer.dtype)}
+    return {**own, "state": state}

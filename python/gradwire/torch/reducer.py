@@ -305,6 +305,31 @@ class GradientReducer:
         if chosen:
             self._bind()
 
+    @property
+    def row_names(self) -> list[str] | None:
+        """Of parameters whose gradients travel as rows; None where ranks have not agreed on them yet."""
+        known = self._sends_rows and self._agreed
+        return [self._names[index] for index in sorted(self._rows)] if known else None
+
+    def take_over_rows(self, names: Sequence[str]) -> None:
+        """Has gradients travel as rows that did in a job that was saved, in the place of what the first step would
+        tell. A collective, before that.
+
+        Raises:
+            ValueError: they cannot here; or others do. The same on all ranks.
+        """
+        here = {self._names[index] for index in self._rows}
+        if different := sorted(here.difference(names).union(() if self._sends_rows else names)):
+            raise ValueError(
+                f"gradwire.torch: gradients of {different[0]!r} travel as rows either here or in the job that was "
+                "saved; give sparse_parameters, sparse_as_dense and what else has them summed as dense ones as there"
+            )
+        chosen = [index for index, name in enumerate(self._names) if name in names and name not in here]
+        self._use_rows(chosen)
+        if chosen:
+            self._bind()
+        self._agreed = True
+
     def _thaw(self) -> bool:
         """Sends what this backward() left in parameters that were frozen until now."""
         thawed = self._take_in_thawed()
