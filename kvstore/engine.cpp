@@ -395,10 +395,8 @@ void Engine::close() {
         messenger_->loses_frames() ? 20 * options_.retry_timeout : std::chrono::milliseconds(0);
     const auto patience = std::chrono::seconds(2) + repeats;
     rounds().idle().wait_for(patience);  // pushes that nobody pulls
-    // What a server has not read may die with it, and only we could push it to the mirror.
-    const bool has_mirrors = options_.replicas != 0;
-    if (has_mirrors) thread_->handed_over().wait_for(options_.slow_abort);
-    if (sparse_) sparse_->settle(has_mirrors ? options_.slow_abort : patience);
+    if (!in_order_) hand_over();
+    if (sparse_) sparse_->settle(options_.slow_abort);
     // Whoever still needs us shall hear why its round fails, and not that we have left.
     if (const auto cause = rounds().failure(); !cause.empty())
       messenger_->fail(fmt::format("{}: {}", transport::to_string(messenger_->self()), cause));
@@ -412,6 +410,16 @@ void Engine::close() {
   if (hierarchy_) hierarchy_->stop();
   thread_.reset();
   if (!is_asked_after_close()) hosted_.reset();
+}
+
+/// A round may last as long as its slowest worker; what we pushed must be with the servers, for it goes with
+/// us: what a slow link has not taken yet, and what a server that dies had not read.
+void Engine::hand_over() {
+  for (EngineThread* thread : {&rounds(), thread_.get()}) {
+    if (thread->handed_over().wait_for(options_.slow_abort)) continue;
+    messenger_->fail(fmt::format("{}: closed, and its last pushes were not with the servers within {} s",
+                                 transport::to_string(messenger_->self()), options_.slow_abort.count() / 1000));
+  }
 }
 
 /// Rounds of keys are over for all when they are here, unless an answer can be lost; rows of a table others

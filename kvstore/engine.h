@@ -333,6 +333,7 @@ class Engine {
   void begin_rounds();
   EngineThread& rounds() const;
   void settle(const char* what);
+  void hand_over();
   bool is_asked_after_close() const;
   void require_optional_workers() const;
   void await_rounds(const char* what);

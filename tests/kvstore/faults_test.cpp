@@ -141,6 +141,22 @@ TEST_P(Stores, APushThatWasLostComesBeforeItsWorkerLeaves) {
   }
 }
 
+/// A slow link has not taken it all in the two seconds in which rounds may end.
+TEST_P(Stores, APushThatIsStillUnderWayComesBeforeItsWorkerLeaves) {
+  run("slow=worker:0@2mbit", [](Engine& engine) {
+    const KeySpec spec{"w", {300'000}};
+    const auto key = engine.declare({&spec, 1})[0];
+    const std::vector<float> grad(300'000, 1.0F);
+    if (engine.rank() == 0) {
+      engine.push(key, grad, 0);
+      return;
+    }
+    std::vector<float> sum(300'000);
+    engine.push_pull(key, grad, sum, 0).wait();
+    EXPECT_EQ(sum, std::vector<float>(300'000, 2.0F));
+  });
+}
+
 /// Who has received a letter and left cannot be asked for its receipt again.
 TEST_P(Stores, AReceiptThatIsLostAtTheEndFailsNobody) {
   for (int seed = 0; seed < 12; ++seed) {
