@@ -12,7 +12,7 @@ from gradwire.layer_profile import Profile
 
 Placement = Literal["servers", "beside", "peers", "ring"]
 PAYLOAD_SHARE = 0.955  # of a link at MTU 1500: what headers of Ethernet, IP and TCP leave
-_HEADER_BYTES = 112  # of a frame of ours
+HEADER_BYTES = 112  # of a frame of ours
 
 
 def placement_of(text: str) -> Placement:
@@ -123,6 +123,19 @@ class Variant:
 FREE = _core.CodecCosts(4, 4, 0, 0, 0)  # float32, codecs and sums that cost nothing: what bounds are made of
 
 
+def plan_limits(schedule: Schedule, push_bytes: float) -> _core.PlanLimits:
+    """Says how layers are fused, cut and placed. push_bytes: of an element, encoded."""
+    shortest = _core.shortest_piece(_core.UNIT_ELEMENTS, round(_core.UNIT_ELEMENTS * push_bytes))
+    return _core.PlanLimits(
+        2**62 if schedule.whole else schedule.partition_bytes // 4,
+        1 if schedule.whole else _core.UNIT_ELEMENTS,
+        1 if schedule.whole else _core.PlanLimits.LEAST_PIECES,
+        1 if schedule.whole else shortest,
+        schedule.shard_bound,
+        schedule.fusion_bytes,
+    )
+
+
 def setup(
     profile: Profile,
     network: Network,
@@ -141,9 +154,6 @@ def setup(
     servers = {"peers": network.workers, "ring": 1}.get(network.placement, network.servers)
     order = _core.SendOrder.FIFO if schedule.in_order else _core.SendOrder.PRIORITY
     forward = _core.NextForward.PER_LAYER if schedule.per_layer else _core.NextForward.DRAINED
-    partition = 2**62 if schedule.whole else schedule.partition_bytes // 4
-    unit = 1 if schedule.whole else _core.UNIT_ELEMENTS
-    shortest = _core.shortest_piece(_core.UNIT_ELEMENTS, round(_core.UNIT_ELEMENTS * costs.push_bytes))
     return _core.SimulationSetup(
         layers=[
             _core.SimulatedLayer(x.elements, x.forward_seconds, x.backward_seconds) for x in profile.layers
@@ -157,15 +167,8 @@ def setup(
             message_seconds,
         ),
         codec=costs,
-        limits=_core.PlanLimits(
-            partition,
-            unit,
-            1 if schedule.whole else _core.PlanLimits.LEAST_PIECES,
-            1 if schedule.whole else shortest,
-            schedule.shard_bound,
-            schedule.fusion_bytes,
-        ),
-        message_bytes=_HEADER_BYTES,
+        limits=plan_limits(schedule, costs.push_bytes),
+        message_bytes=HEADER_BYTES,
         credit_bytes=schedule.credit_bytes,
         order=order,
         next_forward=forward,
