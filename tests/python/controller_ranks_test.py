@@ -106,7 +106,16 @@ def test_all_ranks_choose_what_the_slow_link_asks_for(capfd: pytest.CaptureFixtu
 def test_it_falls_back_to_none_where_compression_would_lose() -> None:
     ranks = run(the_same, lambda _: FAST, steps=40)
     assert ranks[0].plans[-1] == Plan(("none", "none", "none"))
-    assert ranks[0].decisions[0]["reason"].endswith("compression would gain nothing")
+    assert "compression would gain nothing; outside the budget: 2bit" in ranks[0].decisions[0]["reason"]
+
+
+def test_it_says_what_the_budget_left_out() -> None:
+    """Workers send gradients here: what is known of 2bit is of momentum."""
+    reason = run(the_same, lambda _: SLOW, steps=8, budget="0.3 points")[0].decisions[0]["reason"]
+    assert reason.endswith(
+        "; outside the budget: int8 (0.45 points), int4 (0.45 points), 2bit (1.11 points; needs "
+        "momentum_correction), 2bit:reply=2bit (1.86 points; needs momentum_correction)"
+    )
 
 
 def test_a_prediction_that_was_wrong_is_taken_back(capfd: pytest.CaptureFixture[str]) -> None:

@@ -115,6 +115,52 @@ def test_points_say_nothing_of_a_tensor_that_is_more_wrong_than_those_measured()
     assert "int8" not in accuracy.admitted(Budget("points", 5), TABLE, errors, sends_momentum=True)
 
 
+@pytest.mark.parametrize(
+    ("budget", "sends_momentum", "expected"),
+    [
+        ("0.3 points", True, "int4 (its accuracy was not measured), 2bit (0.6 points)"),
+        (
+            "0.1 points",
+            False,
+            "int8 (0.2 points), int4 (its accuracy was not measured), 2bit (0.6 points; needs momentum_correction)",
+        ),
+        ("5 points", False, "int4 (its accuracy was not measured), 2bit (needs momentum_correction)"),
+        ("3% error", False, "int4 (up to 30% error), 2bit (up to 100% error)"),
+    ],
+)
+def test_what_a_budget_leaves_out_is_said_with_the_reason(
+    budget: str, sends_momentum: bool, expected: str
+) -> None:
+    errors = [ERRORS, ERRORS | {"fp16": 0.0003}]
+    assert accuracy.left_out(Budget.parse(budget), TABLE, errors, sends_momentum=sends_momentum) == expected
+
+
+def test_what_some_tensors_may_not_have_is_counted() -> None:
+    errors = [ERRORS, ERRORS | {"int8": 0.05}, ERRORS]
+    found = accuracy.left_out(
+        Budget("points", 5), TABLE | {"int4": TABLE["int8"]}, errors, sends_momentum=True
+    )
+    assert "int8 for 1 of 3 tensors (more wrong here than where its accuracy was measured)" in found
+    assert accuracy.left_out(Budget("error", 2), TABLE, errors, sends_momentum=False) == ""
+
+
+def test_the_help_says_of_the_table_what_it_holds() -> None:
+    """accuracy_cost.csv and what Budget's docstring and the READMEs say of it."""
+    table = accuracy.load()
+    assert {cost.seeds for cost in table.values()} == {5}
+    errors = {"none": 0.0} | {name: cost.relative_error for name, cost in table.items()}
+    for points, lossiest in (
+        (0.3, "fp16"),
+        (0.5, "int4"),
+        (1.0, "int4"),
+        (1.2, "2bit"),
+        (2.0, "2bit:reply=2bit"),
+    ):
+        allowed = accuracy.admitted(Budget("points", points), table, errors, sends_momentum=True)
+        assert max(allowed, key=CANDIDATES.index) == lossiest
+    assert "five seeds" in (Budget.__doc__ or "")
+
+
 def test_a_tensor_without_samples_is_not_compressed() -> None:
     assert accuracy.admitted(Budget("points", 5), TABLE, {}, sends_momentum=True) == {"none"}
 

@@ -58,7 +58,8 @@ def tune(
     3. Search: settings race, launch by launch in turns, each against the best so far; one knob after the other.
 
     4. Duel: the best fights the defaults, in 7 pairs of launches, who goes first alternating. It is kept only if it is
-    faster in each of them; else the defaults stay. By luck alone that happens once in 128 times.
+    faster in each of them; else the next best fights, up to three in all, and if none wins the defaults stay. By luck
+    alone one wins once in 128 times, and so one of three once in 43.
 
     Ctrl-C stops everything at once and keeps what was found. Settings that the environment gives already are left as
     they are. No setting changes a bit of the result: units of codecs do not depend on them.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import importlib.resources
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +86,39 @@ def _fits(budget: Budget, cost: Cost | None, error: float, sends_momentum: bool)
     if cost is None or (cost.needs_momentum and not sends_momentum):
         return False
     return cost.points_at_most <= budget.limit and error <= _BEYOND * cost.relative_error
+
+
+def left_out(
+    budget: Budget, costs: Mapping[str, Cost], errors: Sequence[Mapping[str, float]], *, sends_momentum: bool
+) -> str:
+    """Says which candidates admitted() keeps from tensors, and why: "int8 (0.45 points), 2bit (1.11 points;
+    needs momentum_correction)"; empty: none.
+
+    Args:
+        errors: as admitted() is given them, of each tensor whose codec is free.
+    """
+    parts = []
+    for candidate in CANDIDATES[1:]:
+        measured = [own[candidate] for own in errors if candidate in own]
+        out = [e for e in measured if not _fits(budget, costs.get(candidate), e, sends_momentum)]
+        if not out:
+            continue
+        for_some = f" for {len(out)} of {len(errors)} tensors" if len(out) < len(errors) else ""
+        if budget.kind == "error":
+            why = f"up to {100 * max(out):.3g}% error"
+        else:
+            why = _why_not(budget, costs.get(candidate), sends_momentum=sends_momentum)
+        parts.append(f"{candidate}{for_some} ({why})")
+    return ", ".join(parts)
+
+
+def _why_not(budget: Budget, cost: Cost | None, *, sends_momentum: bool) -> str:
+    if cost is None:
+        return "its accuracy was not measured"
+    why = [f"{cost.points_at_most:g} points"] if cost.points_at_most > budget.limit else []
+    if cost.needs_momentum and not sends_momentum:
+        why.append("needs momentum_correction")
+    return "; ".join(why) or "more wrong here than where its accuracy was measured"
 
 
 def begins_with(budget: Budget, costs: Mapping[str, Cost]) -> str:

@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -332,11 +332,12 @@ class Controller:
         """What rank 0 finds best."""
         options = self._options
         engine = self._store.engine
+        measured = list(zip(self._tensors, meter.errors(), strict=True))
         admitted = [
             accuracy.admitted(options.budget, self._costs, errors, sends_momentum=options.sends_momentum)
             if tensor.free
             else frozenset({"none"})
-            for tensor, errors in zip(self._tensors, meter.errors(), strict=True)
+            for tensor, errors in measured
         ]
         if self._calibration is None:
             self._calibration = options.instruments.codecs()
@@ -347,7 +348,12 @@ class Controller:
             options.schedule,
             self._calibration,
         )
-        return choose(self._tensors, admitted, job.step_seconds, in_force)
+        choice = choose(self._tensors, admitted, job.step_seconds, in_force)
+        free = [errors for tensor, errors in measured if tensor.free]
+        left_out = accuracy.left_out(options.budget, self._costs, free, sends_momentum=options.sends_momentum)
+        return (
+            replace(choice, reason=f"{choice.reason}; outside the budget: {left_out}") if left_out else choice
+        )
 
     def _agree(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Returns rank 0's."""
