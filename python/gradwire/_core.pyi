@@ -690,6 +690,45 @@ class Simulated:
     @property
     def events(self) -> int: ...
 
+class PlanLimits:
+    def __init__(self, partition_elements: int, unit_elements: int, least_pieces: int, shortest_piece_elements: int, shard_bound_elements: int, fusion_bytes: int) -> None: ...
+
+    LEAST_PIECES: Final[int] = ...
+    """(arg: object, /) -> int"""
+
+class PlannedKey:
+    """One or several layers that travel under one name."""
+
+    @property
+    def layers(self) -> list[int]: ...
+
+    @property
+    def turns(self) -> list[int]: ...
+
+class PlannedPart:
+    """What one server owns of a key, or a piece of that."""
+
+    @property
+    def key(self) -> int: ...
+
+    @property
+    def server(self) -> int: ...
+
+    @property
+    def elements(self) -> int: ...
+
+class StepPlan:
+    @property
+    def keys(self) -> list[PlannedKey]: ...
+
+    @property
+    def parts(self) -> list[PlannedPart]: ...
+
+def plan_step(layer_elements: Sequence[int], servers: int, first: int, limits: PlanLimits) -> StepPlan:
+    """
+    What travels in a step: layers, front layer first, become keys, keys parts with a home. first: the server whose parts are encoded first.
+    """
+
 class NetworkModel:
     def __init__(self, topology: Topology, workers: int, servers: int, bytes_per_second: float, latency_seconds: float, message_seconds: float) -> None: ...
 
@@ -698,12 +737,6 @@ class CodecCosts:
 
     @property
     def push_bytes(self) -> float: ...
-
-class PlanLimits:
-    def __init__(self, partition_elements: int, unit_elements: int, least_pieces: int, shortest_piece_elements: int, shard_bound_elements: int, fusion_bytes: int) -> None: ...
-
-    LEAST_PIECES: Final[int] = ...
-    """(arg: object, /) -> int"""
 
 class SimulationSetup:
     def __init__(self, layers: Sequence[SimulatedLayer], network: NetworkModel, codec: CodecCosts, limits: PlanLimits, message_bytes: int, credit_bytes: int, order: SendOrder, next_forward: NextForward, codec_threads: int, server_threads: int, steps: int) -> None: ...

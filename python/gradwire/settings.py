@@ -305,7 +305,7 @@ class Settings:
         parse_size, 256 * 2**10, "small tensors are sent together up to this many fp32 bytes; 0: never"
     )
     credit_bytes: int = _setting(
-        _positive(parse_size, "4KiB"),
+        _positive(parse_size, "1"),
         256 * 2**10,
         "encoded bytes handed to the connection to one server, or from it to one worker, and not yet written there; "
         "what has more waits by priority",

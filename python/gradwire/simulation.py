@@ -12,7 +12,7 @@ from gradwire.layer_profile import Profile
 
 Placement = Literal["servers", "beside", "peers", "ring"]
 PAYLOAD_SHARE = 0.955  # of a link at MTU 1500: what headers of Ethernet, IP and TCP leave
-_HEADER_BYTES = 112  # of a frame of ours
+HEADER_BYTES = 112  # of a frame of ours
 _SUMS_UNDER_WAY = 16  # of MPI, at most: transport/mpi_sums.cpp
 SUMMED = ("none", "fp16", "bf16")  # by a library; others' payloads it gathers: kvstore/native.cpp
 
@@ -62,6 +62,11 @@ class Schedule:
     whole: bool = False  # every server's share of a tensor travels as one part
     codec_threads: int = 1
     server_threads: int = 1
+
+    @property
+    def partition_elements(self) -> int:
+        """Most in a part."""
+        return 2**62 if self.whole else self.partition_bytes // 4
 
     def where_a_library_sums(self) -> Schedule:
         """As those stores send, which have neither priorities nor overlap_step, and one thread to answer."""
@@ -139,6 +144,19 @@ class Variant:
 FREE = _core.CodecCosts(4, 4, 0, 0, 0)  # float32, codecs and sums that cost nothing: what bounds are made of
 
 
+def plan_limits(schedule: Schedule, push_bytes: float) -> _core.PlanLimits:
+    """Says how layers are fused, cut and placed. push_bytes: of an element, encoded."""
+    shortest = _core.shortest_piece(_core.UNIT_ELEMENTS, round(_core.UNIT_ELEMENTS * push_bytes))
+    return _core.PlanLimits(
+        schedule.partition_elements,
+        1 if schedule.whole else _core.UNIT_ELEMENTS,
+        1 if schedule.whole else _core.PlanLimits.LEAST_PIECES,
+        1 if schedule.whole else shortest,
+        schedule.shard_bound,
+        schedule.fusion_bytes,
+    )
+
+
 def setup(
     profile: Profile,
     network: Network,
@@ -157,10 +175,9 @@ def setup(
     servers = {"peers": network.workers, "ring": 1}.get(network.placement, network.servers)
     order = _core.SendOrder.FIFO if schedule.in_order else _core.SendOrder.PRIORITY
     forward = _core.NextForward.PER_LAYER if schedule.per_layer else _core.NextForward.DRAINED
-    partition = 2**62 if schedule.whole else schedule.partition_bytes // 4
-    unit = 1 if schedule.whole else _core.UNIT_ELEMENTS
-    shortest = _core.shortest_piece(_core.UNIT_ELEMENTS, round(_core.UNIT_ELEMENTS * costs.push_bytes))
-    part_bytes = _HEADER_BYTES + math.ceil(min(partition, profile.elements) * costs.push_bytes)
+    part_bytes = HEADER_BYTES + math.ceil(
+        min(schedule.partition_elements, profile.elements) * costs.push_bytes
+    )
     credit = _SUMS_UNDER_WAY * part_bytes if schedule.credit_bytes is None else schedule.credit_bytes
     return _core.SimulationSetup(
         layers=[
@@ -175,15 +192,8 @@ def setup(
             message_seconds,
         ),
         codec=costs,
-        limits=_core.PlanLimits(
-            partition,
-            unit,
-            1 if schedule.whole else _core.PlanLimits.LEAST_PIECES,
-            1 if schedule.whole else shortest,
-            schedule.shard_bound,
-            schedule.fusion_bytes,
-        ),
-        message_bytes=_HEADER_BYTES,
+        limits=plan_limits(schedule, costs.push_bytes),
+        message_bytes=HEADER_BYTES,
         credit_bytes=credit,
         order=order,
         next_forward=forward,

@@ -1,4 +1,4 @@
-// gradwire._core: the simulator of fusion/, as plain values and two functions.
+// gradwire._core: the plan of a step and the simulator of fusion/, as plain values and functions.
 #include "fusion/simulation.h"
 
 #include <nanobind/stl/vector.h>
@@ -43,6 +43,30 @@ void bind_values(nb::module_& module) {
       .def_ro("events", &Simulated::events);
 }
 
+void bind_plan(nb::module_& module) {
+  nb::class_<PlanLimits>(module, "PlanLimits")
+      .def(nb::init<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
+                    std::uint64_t>(),
+           "partition_elements"_a, "unit_elements"_a, "least_pieces"_a, "shortest_piece_elements"_a,
+           "shard_bound_elements"_a, "fusion_bytes"_a)
+      .def_prop_ro_static("LEAST_PIECES", [](nb::handle) { return PlanLimits().least_pieces; });
+  nb::class_<PlannedKey>(module, "PlannedKey", "One or several layers that travel under one name.")
+      .def_ro("layers", &PlannedKey::layers)
+      .def_ro("turns", &PlannedKey::turns);
+  nb::class_<PlannedPart>(module, "PlannedPart", "What one server owns of a key, or a piece of that.")
+      .def_ro("key", &PlannedPart::key)
+      .def_ro("server", &PlannedPart::server)
+      .def_ro("elements", &PlannedPart::elements);
+  nb::class_<StepPlan>(module, "StepPlan").def_ro("keys", &StepPlan::keys).def_ro("parts", &StepPlan::parts);
+  module.def(
+      "plan_step",
+      [](const std::vector<std::uint64_t>& layer_elements, std::uint32_t servers, std::uint32_t first,
+         const PlanLimits& limits) { return plan_step(layer_elements, servers, first, limits); },
+      "layer_elements"_a, "servers"_a, "first"_a, "limits"_a,
+      "What travels in a step: layers, front layer first, become keys, keys parts with a home. first: the "
+      "server whose parts are encoded first.");
+}
+
 // Each field once, flat: Python's own dataclass has the structure.
 void bind_setup(nb::module_& module) {
   nb::class_<NetworkModel>(module, "NetworkModel")
@@ -52,12 +76,6 @@ void bind_setup(nb::module_& module) {
       .def(nb::init<double, double, double, double, double>(), "push_bytes"_a, "reply_bytes"_a,
            "encode_seconds"_a, "decode_seconds"_a, "sum_seconds"_a)
       .def_ro("push_bytes", &CodecCosts::push_bytes);
-  nb::class_<PlanLimits>(module, "PlanLimits")
-      .def(nb::init<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
-                    std::uint64_t>(),
-           "partition_elements"_a, "unit_elements"_a, "least_pieces"_a, "shortest_piece_elements"_a,
-           "shard_bound_elements"_a, "fusion_bytes"_a)
-      .def_prop_ro_static("LEAST_PIECES", [](nb::handle) { return PlanLimits().least_pieces; });
   nb::class_<SimulationSetup>(module, "SimulationSetup")
       .def(nb::init<std::vector<SimulatedLayer>, NetworkModel, CodecCosts, PlanLimits, std::uint64_t,
                     std::uint64_t, SendOrder, NextForward, unsigned, unsigned, unsigned>(),
@@ -69,6 +87,7 @@ void bind_setup(nb::module_& module) {
 
 void bind_simulation(nb::module_& module) {
   bind_values(module);
+  bind_plan(module);
   bind_setup(module);
   module.def("shortest_piece", &shortest_piece, "unit_elements"_a, "unit_payload_bytes"_a,
              "Least elements of a piece that is worth a frame, by the payload of a codec unit in bytes.");
