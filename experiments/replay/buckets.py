@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+DDP_BYTES = (2**20, 25 * 2**20)  # of DistributedDataParallel's buckets: the first, the others
+
 
 def buckets(sizes: Sequence[int], bounds: Sequence[int]) -> tuple[list[int], list[list[int]]]:
     """Fills buckets with layers from the last to the first; one is full once it holds its bound or more.

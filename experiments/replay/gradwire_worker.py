@@ -1,7 +1,7 @@
 """gradwire's worker in a replay: python gradwire_worker.py FOLDER, started by run.py.
 
-A piece of a layer is a key of its own: the engine cuts no tensor finer than a codec unit of 65 536 elements, which here
-would stand for a hundred times as many. Everything else is the engine's own: priority, credit, codec, residual, server.
+What is planned at full size is cut.py's business: a piece of it is a key of the store here. Everything else is the
+engine's own: priority, credit, codec, residual, server.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gradwire import kv
 
+from replay.cut import declaration
 from replay.lanes import Job, Sender
 from replay.steps import Replay, Task
 
@@ -32,35 +33,56 @@ def gradient(elements: int) -> Any:
     return np.where(signs == 0, np.float32(-_LEVEL), np.float32(_LEVEL))
 
 
-class Tensor:
-    """One run of memory whose pieces are keys of the store, and the pieces' rounds in flight."""
+class PlannedKey:
+    """Tensors that travel under one name at full size: one run of memory whose pieces are keys of the store here, and
+    the pieces' rounds in flight.
 
-    def __init__(self, store: kv.KVStore, name: str, pieces: Sequence[int]) -> None:
+    pieces: elements of each, store_keys: what the store calls them.
+    """
+
+    def __init__(
+        self, store: kv.KVStore, tensors: Sequence[int], pieces: Sequence[int], store_keys: Sequence[int]
+    ) -> None:
+        self.tensors = tensors
         self._engine = store.engine
+        self._store_keys = store_keys
         self._grad = gradient(sum(pieces))
         self._sum = np.zeros_like(self._grad)
         self._expected = self._grad * np.float32(store.num_workers)
         ends = np.cumsum(pieces)
         self._cuts = [slice(end - size, end) for end, size in zip(ends, pieces, strict=True)]
-        # Keys are numbered in the order of their names.
-        keys = [(f"{name}.{index:06d}", [size], "float32") for index, size in enumerate(pieces)]
-        self._keys = self._engine.declare(keys)
+        self._tensors_left = len(tensors)  # without a gradient in this step
+        self._is_awaited = False
         self._tickets: list[Any] = []
         self._pushed = threading.Condition()
 
+    def begin(self) -> bool:
+        """Takes one more tensor's gradient; returns whether it was the last one missing."""
+        self._tensors_left -= 1
+        if self._tensors_left:
+            return False
+        self._tensors_left = len(self.tensors)
+        self._is_awaited = True
+        return True
+
     def push(self, piece: int, priority: int) -> None:
         cut = self._cuts[piece]
-        ticket = self._engine.push_pull(self._keys[piece], self._grad[cut], self._sum[cut], priority)
+        ticket = self._engine.push_pull(self._store_keys[piece], self._grad[cut], self._sum[cut], priority)
         with self._pushed:
             self._tickets.append(ticket)
-            if len(self._tickets) == len(self._keys):
+            if len(self._tickets) == len(self._cuts):
                 self._pushed.notify()
 
     def wait(self, patience: float, sender: Sender) -> None:
-        """Waits for all pieces' sums. Raises: TimeoutError: they have not come within patience seconds."""
+        """Waits for all pieces' sums, for the first of the tensors that asks for them.
+
+        Raises: TimeoutError: they have not come within patience seconds.
+        """
+        if not self._is_awaited:
+            return
         deadline = time.monotonic() + patience
         with self._pushed:
-            while len(self._tickets) < len(self._keys):
+            while len(self._tickets) < len(self._cuts):
                 if sender.failure is not None:
                     raise sender.failure
                 self._pushed.wait(1.0)
@@ -69,6 +91,7 @@ class Tensor:
             while not ticket.wait(1.0):
                 self._expect_before(deadline, patience)
         self._tickets.clear()
+        self._is_awaited = False
 
     def _expect_before(self, deadline: float, patience: float) -> None:
         if time.monotonic() > deadline:
@@ -86,29 +109,42 @@ class GradwireExchange:
     def __init__(self, store: kv.KVStore, task: Task) -> None:
         self._store = store
         self._task = task
-        self._tensors = [
-            Tensor(store, f"tensor.{index:06d}", sizes) for index, sizes in enumerate(task.pieces)
+        store_keys = iter(declare(store, task))
+        self._keys = [
+            PlannedKey(store, tensors, pieces, [next(store_keys) for _ in pieces])
+            for tensors, pieces in zip(task.keys, task.pieces, strict=True)
         ]
+        self._key_of = {tensor: key for key, tensors in enumerate(task.keys) for tensor in tensors}
+        self._turns = task.turns[store.rank]
         self._sender = Sender(max(1, task.servers), self._push)
 
     def begin(self, tensor: int) -> None:
-        urgency = 0 if self._task.in_order else tensor
-        now, worker_seconds = time.perf_counter(), self._task.encode + self._task.decode
-        stages = zip(self._task.full_elements[tensor], self._task.owners[tensor], strict=True)
+        key = self._key_of[tensor]
+        if not self._keys[key].begin():
+            return
+        task = self._task
+        urgency = 0 if task.in_order else min(task.keys[key])
+        now, worker_seconds = time.perf_counter(), task.encode + task.decode
+        sizes, owners = task.full_elements[key], task.owners[key]
         self._sender.add(
-            Job(tensor, urgency, piece, owner, now, size * worker_seconds, size * self._task.serve)
-            for piece, (size, owner) in enumerate(stages)
+            Job(
+                *(key, urgency, piece, owners[piece], now),
+                codec_seconds=sizes[piece] * worker_seconds,
+                server_seconds=sizes[piece] * task.serve,
+            )
+            for piece in self._turns[key]
         )
 
     def _push(self, job: Job) -> None:
-        self._tensors[job.layer].push(job.piece, -job.urgency)
+        self._keys[job.key].push(job.piece, -job.urgency)
 
     def wait(self, tensor: int) -> None:
-        self._tensors[tensor].wait(self._task.patience, self._sender)
+        self._keys[self._key_of[tensor]].wait(self._task.patience, self._sender)
 
     def check(self) -> None:
-        for tensor in self._tensors[: len(self._task.forward)]:
-            tensor.check()
+        for key in self._keys:
+            if key.tensors[0] < len(self._task.forward):
+                key.check()
 
     def barrier(self) -> None:
         self._store.barrier()
@@ -119,6 +155,18 @@ class GradwireExchange:
     def close(self) -> None:
         self._sender.close()
         self._store.close()
+
+
+def declare(store: kv.KVStore, task: Task) -> list[int]:
+    """Tells the store of all pieces, so that each gets its owner; returns its keys, by piece."""
+    elements = [size for pieces in task.pieces for size in pieces]
+    owners = [owner for of_key in task.owners for owner in of_key]
+    declared = declaration(elements, owners, task.servers)
+    # Keys are numbered, and placed, in the order of their names.
+    names = [(f"{number:08d}", [one.elements], "float32") for number, one in enumerate(declared)]
+    found = zip(declared, store.engine.declare(names), strict=True)
+    key_of = {one.piece: key for one, key in found if one.piece is not None}
+    return [key_of[piece] for piece in range(len(elements))]
 
 
 def main(folder: str) -> None:

@@ -4,8 +4,8 @@ A piece passes two stages on its way, each one piece at a time: this worker's co
 answer), most urgent first, and its server (decode_sum and encode), in order of arrival. The engine has no place to
 sleep in a server, nor between an answer and its delivery, so all stages stand before the wire here. Where every stage
 takes a constant time for a piece, the order of stages in a line does not change when pieces leave it (Friedman,
-"Reduction methods for tandem queuing systems", Operations Research 13, 1965); pieces here are equal but for the last of
-each layer. All workers push a piece at about the same time, so each can keep the clock of every server by itself.
+"Reduction methods for tandem queuing systems", Operations Research 13, 1965); pieces here are equal but for short
+ones. All workers push a piece at about the same time, so each can keep the clock of every server by itself.
 
 Threading: Lanes is used by one thread at a time; a Sender has a thread of its own, which ends with close().
 """
@@ -24,9 +24,9 @@ _SLACK = 2e-4  # seconds: what is due so soon is due now, since no sleep is more
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of a layer's gradient in one step. A lower urgency goes first. The seconds are its stages'."""
+    """One piece of a key in one step. A lower urgency goes first. The seconds are its stages'."""
 
-    layer: int
+    key: int
     urgency: int
     piece: int
     server: int

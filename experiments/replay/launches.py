@@ -6,42 +6,41 @@ Threading: one thread, the caller's.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from gradwire.bench.hosts import Network
-from gradwire.bench.rounds import machine_seconds
 from gradwire.child import Line
 
 from replay import costs, records, systems
+from replay.buckets import DDP_BYTES
+from replay.cpu import Load, Watch
 from replay.plan import Plan, ReplayFailed
 from replay.rows import LOOPBACK
-from replay.scale import owners
 from replay.steps import MARKER, Task, record_file
 
-_BUCKETS = (2**20, 25 * 2**20)  # bytes of DistributedDataParallel's buckets: the first, the others
 _START_SECONDS = 120.0
 _LAST_LINES = 20
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What had been used when a mark came: seconds of the clock and of all cores, and bytes over workers' links."""
+    """When a mark came, by time.monotonic(), and the bytes that had left workers' hosts by then."""
 
     at: float
-    cpu_seconds: float
     sent_bytes: float | None
 
 
 class Marks:
     """Takes the lines of a job: its marks, and its last words."""
 
-    def __init__(self, network: Network, say: Callable[[str], None]) -> None:
+    def __init__(self, network: Network, watch: Watch, say: Callable[[str], None]) -> None:
         self._network = network
+        self._watch = watch
         self._say = say
         self._last: list[str] = []
         self.readings: dict[tuple[str, str], Reading] = {}
@@ -51,18 +50,16 @@ class Marks:
             self._last = [*self._last, f"{line.role} {line.rank}: {line.text}"][-_LAST_LINES:]
             return
         what, when = json.loads(line.text.removeprefix(MARKER))
-        self.readings[what, when] = Reading(time.monotonic(), machine_seconds(), self._network.sent_bytes())
+        self.readings[what, when] = Reading(time.monotonic(), self._network.sent_bytes())
         if when in ("open", "timed"):
             self._say(f"{what}: {'begins' if when == 'open' else 'warm, timing'}")
 
     def last_words(self) -> str:
         return "".join(f"\n  | {text}" for text in self._last)
 
-    def cpu_share(self, what: str) -> float:
-        """Returns the share of all cores that was busy while steps or rounds were timed, whoever was it."""
-        begin, end = self.readings[what, "timed"], self.readings[what, "done"]
-        cores = len(os.sched_getaffinity(0))
-        return (end.cpu_seconds - begin.cpu_seconds) / (cores * max(1e-9, end.at - begin.at))
+    def cpu(self, what: str) -> Load:
+        """Returns what was busy while steps or rounds were timed, whoever it was."""
+        return self._watch.load(self.readings[what, "timed"].at, self.readings[what, "done"].at)
 
     def link_bytes(self, what: str) -> float | None:
         """Returns the bytes that left all workers' hosts in a whole block; None where they have no links."""
@@ -85,10 +82,11 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[dict[str, Any]]:
     with (
         tempfile.TemporaryDirectory(prefix="gradwire-replay-") as folder,
         Network.open(row.workers, row.servers, bandwidth, colocated=shared) as network,
+        closing(Watch()) as watch,
     ):
         if network.lab is not None:
             _shrink_socket_buffers(plan, network)
-        marks = Marks(network, lambda text: say(f"{row.name}: {text}"))
+        marks = Marks(network, watch, lambda text: say(f"{row.name}: {text}"))
         task = make_task(plan, measured, folder)
         task.write()
         job = systems.start(
@@ -109,8 +107,8 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[dict[str, Any]]:
 
 def make_task(plan: Plan, measured: costs.Costs, folder: str) -> Task:
     """Returns what workers are told."""
-    tensors = plan.tensors()
-    owned = iter(owners([piece for pieces in tensors for piece in pieces], plan.row.owners))
+    is_ours = plan.row.system == "gradwire"
+    keys = plan.cut.all_keys() if is_ours else []
     stores = {"peers": "allreduce", "servers": "dist_sync", "shared": "dist_sync"}
     return Task(
         workers=plan.row.workers,
@@ -121,9 +119,12 @@ def make_task(plan: Plan, measured: costs.Costs, folder: str) -> Task:
         in_order=plan.in_order,
         forward=[layer.forward_seconds for layer in plan.profile.layers],
         backward=[layer.backward_seconds for layer in plan.profile.layers],
-        pieces=[[piece.elements for piece in pieces] for pieces in tensors],
-        full_elements=[[piece.full_elements for piece in pieces] for pieces in tensors],
-        owners=[[next(owned) for _ in pieces] for pieces in tensors],
+        sizes=[plan.scale.elements(size) for size in plan.tensors],
+        keys=[list(key.tensors) for key in keys],
+        pieces=[[piece.elements for piece in key.pieces] for key in keys],
+        full_elements=[[piece.full_elements for piece in key.pieces] for key in keys],
+        owners=[[piece.owner for piece in key.pieces] for key in keys],
+        turns=[plan.cut.turns(rank) for rank in range(plan.row.workers)] if is_ours else [],
         encode=measured.encode,
         decode=measured.decode,
         serve=measured.serve,
@@ -131,7 +132,7 @@ def make_task(plan: Plan, measured: costs.Costs, folder: str) -> Task:
         warm_up=plan.warm_up,
         steps=plan.steps,
         rounds=plan.rounds,
-        bucket_elements=[max(1, round(size / 4 / plan.scale.factor)) for size in _BUCKETS],
+        bucket_elements=[max(1, round(size / 4 / plan.scale.factor)) for size in DDP_BYTES],
         patience=60 + 10 * plan.slowest_step,
         folder=folder,
     )

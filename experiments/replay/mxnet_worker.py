@@ -55,8 +55,7 @@ class MxnetExchange:
         return None
 
 
-def main(folder: str, bigarray_bound: str) -> None:
-    os.environ["MXNET_KVSTORE_BIGARRAY_BOUND"] = bigarray_bound
+def main(folder: str) -> None:
     import mxnet  # a server or scheduler serves the job here and ends the process
 
     if os.environ["DMLC_ROLE"] != "worker":
@@ -67,4 +66,4 @@ def main(folder: str, bigarray_bound: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

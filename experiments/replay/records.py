@@ -10,11 +10,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from replay import bound, costs
-from replay.plan import Plan, ReplayFailed, why_refused
+from gradwire.simulation import HEADER_BYTES
+
+from replay import bound, costs, systems
+from replay.cpu import Load
+from replay.plan import Plan, ReplayFailed, why_refused, why_void
 from replay.rows import ROUND_BYTES
 
-FRAME_BYTES = 112  # gradwire's header
 _ROUND_FIELDS = (
     *("round_seconds", "round_all_seconds", "round_cpu_share"),
     *("round_bound_seconds", "published_round_seconds"),
@@ -22,9 +24,9 @@ _ROUND_FIELDS = (
 
 
 class Meter(Protocol):
-    """What was used while a job ran: of all cores, as a share; of workers' links, bytes, None where they have none."""
+    """What was used while a job ran: of cores; of workers' links, bytes, None where they have none."""
 
-    def cpu_share(self, what: str) -> float: ...
+    def cpu(self, what: str) -> Load: ...
     def link_bytes(self, what: str) -> float | None: ...
 
 
@@ -39,11 +41,8 @@ def of_row(
     overhead = None
     if alone := by_mode.pop("alone", None):
         overhead = _mean_step(alone) / plan.profile.compute_seconds - 1
-    rounds = _rounds(plan, measured, meter, ranks)
-    return [
-        _record(plan, measured, meter, mode, blocks) | {"overhead": overhead} | rounds
-        for mode, blocks in by_mode.items()
-    ]
+    shared = {"overhead": overhead} | _rounds(plan, measured, meter, ranks)
+    return [_record(plan, measured, meter, mode, blocks, shared) for mode, blocks in by_mode.items()]
 
 
 def _mean_step(blocks: Sequence[dict[str, Any]]) -> float:
@@ -57,11 +56,17 @@ def _slowest(blocks: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def _record(
-    plan: Plan, measured: costs.Costs, meter: Meter, mode: str, blocks: Sequence[dict[str, Any]]
+    plan: Plan,
+    measured: costs.Costs,
+    meter: Meter,
+    mode: str,
+    blocks: Sequence[dict[str, Any]],
+    shared: dict[str, Any],
 ) -> dict[str, Any]:
+    """shared: what all modes of a row have in common, its rounds."""
     row, compute, elements = plan.row, plan.profile.compute_seconds, plan.profile.elements
-    step, share = _mean_step(blocks), meter.cpu_share(mode)
-    refused = why_refused(share, plan.cpu_limit)
+    step, load = _mean_step(blocks), meter.cpu(mode)
+    refused = why_refused(load, plan.cpu_limit, row.polls) or why_void(plan, shared["round_seconds"])
     least = bound.coarse_step_seconds(
         row, compute, elements * measured.push_bytes, elements * measured.reply_bytes
     )
@@ -78,6 +83,8 @@ def _record(
         "partition_bytes": plan.scale.partition_bytes,
         "credit_bytes": plan.scale.credit_bytes,
         "in_order": plan.in_order,
+        "changes": list(plan.changes),
+        "environment": systems.settings_of(row, plan.scale),
         "overlap_step": mode == "overlap",
         "efficiency": None if refused else compute / step,
         "published_efficiency": row.published_efficiency,
@@ -91,9 +98,13 @@ def _record(
         "seconds": _slowest(blocks),
         "waited_seconds": _waited(plan, blocks),
         "codec_seconds": _codec_seconds(plan, measured),
-        "cpu_share": share,
+        "cpu_share": load.mean,
+        "busiest_core": load.core,
+        "busiest_process": load.process,
+        "busiest_process_name": load.process_name,
         "refused": refused,
         **_bytes(plan, meter, mode, blocks),
+        **shared,
     }
 
 
@@ -116,12 +127,14 @@ def _codec_seconds(plan: Plan, measured: costs.Costs) -> float | None:
 def expected_bytes(plan: Plan) -> int:
     """Returns what all workers' sockets send in one step: gradwire's payloads and frame headers, else the floats."""
     row = plan.row
-    sizes = [p.elements for layer in plan.profile.layers for p in plan.scale.pieces(layer.elements)]
     if row.system == "gradwire":
+        layers = len(plan.profile.layers)
+        keys = [key for key in plan.cut.all_keys() if key.tensors[0] < layers]
+        sizes = [piece.elements for key in keys for piece in key.pieces]
         payloads = costs.frame_payloads(plan.compression, row.workers, sizes)
-        pushed, replied = (sum(part) + FRAME_BYTES * len(sizes) for part in payloads)
+        pushed, replied = (sum(part) + HEADER_BYTES * len(sizes) for part in payloads)
     else:
-        pushed = replied = 4 * sum(sizes)
+        pushed = replied = 4 * sum(plan.scale.elements(layer.elements) for layer in plan.profile.layers)
     if row.placement == "peers":
         return (row.workers - 1) * (pushed + replied)
     return row.workers * pushed
@@ -158,13 +171,14 @@ def _rounds(
     """What the 400 MB came to, in every record of the row."""
     if not plan.rounds:
         return dict.fromkeys(_ROUND_FIELDS)
-    share = meter.cpu_share("rounds")
+    load = meter.cpu("rounds")
+    refused = why_refused(load, plan.cpu_limit, plan.row.polls)
     taken = [max(values) for values in zip(*(rank["rounds"] for rank in ranks), strict=True)]
     elements = ROUND_BYTES / 4
     return {
-        "round_seconds": None if why_refused(share, plan.cpu_limit) else statistics.median(taken),
+        "round_seconds": None if refused else statistics.median(taken),
         "round_all_seconds": taken,
-        "round_cpu_share": share,
+        "round_cpu_share": load.mean,
         "round_bound_seconds": bound.link_seconds(
             plan.row, elements * measured.push_bytes, elements * measured.reply_bytes
         ),

@@ -73,6 +73,11 @@ class Row:
         return {"gradwire": ("drain", "overlap"), "gloo": ("drain",)}.get(self.system, ("overlap",))
 
     @property
+    def polls(self) -> bool:
+        """Whether the system's processes are busy while they wait, and let others run: busy cores are no limit then."""
+        return self.system == "openmpi"
+
+    @property
     def owners(self) -> int:
         """How many processes hold sums."""
         return self.workers if self.placement == "peers" else self.servers
@@ -151,3 +156,4 @@ PEERS = {
         *_named("gloo", "none", "peers8", "10gbit", "resnet50"),
     ),
 }
+TABLE = (*OURS, *(row for peer in PEERS.values() for row in peer))

@@ -3,18 +3,19 @@
 python experiments/replay/run.py                                 gradwire's rows, about a quarter of an hour
 python experiments/replay/run.py --peer mxnet,openmpi,gloo       those of the peers too
 python experiments/replay/run.py --row gradwire-2bit-8w2s-5gbit  any row; --list names those of the table
-python experiments/replay/run.py --tables                        measures nothing, prints README.md's tables
+python experiments/replay/run.py --predict                       before any replay: writes predictions.json
+python experiments/replay/run.py --tables                        replays nothing, prints README.md's tables
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,13 @@ from gradwire.doctor import machine_description
 from gradwire.netlab import NetLabUnavailable
 from gradwire.units import parse_size
 
-from replay import figures, launches, profiles, rows
-from replay.plan import CPU_LIMIT, Plan, ReplayFailed
+from replay import figures, launches, predict, profiles, rows
+from replay.plan import CPU_LIMIT, Plan, ReplayFailed, default
 from replay.rows import Row
 from replay.scale import Scale
 
 FOLDER = Path(__file__).resolve().parent
-Key = tuple[str, bool, int, int]
-_LEAST_STEPS, _TIMED_SECONDS = 3, 6.0  # of each mode
+Key = tuple[str, tuple[str, ...], bool]
 
 
 def arguments() -> argparse.Namespace:
@@ -45,17 +45,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peer", default="", metavar="P,P", help="rows of mxnet, openmpi, gloo as well")
     parser.add_argument("--list", action="store_true", help="name the rows of the table and stop")
     parser.add_argument("--steps", type=int, help="timed steps of each mode; unset: 3, or 6 s of short ones")
-    parser.add_argument("--rounds", type=int, default=2, help="timed rounds of 400 MB; 0: none")
+    parser.add_argument("--rounds", type=int, default=Plan.rounds, help="timed rounds of 400 MB; 0: none")
     parser.add_argument("--scale", type=float, help="what divides bytes and rates; unset: each model's own")
     parser.add_argument("--partition", type=size, default=Scale(1).partition_bytes, metavar="SIZE")
     parser.add_argument("--credit", type=size, default=Scale(1).credit_bytes, metavar="SIZE")
     parser.add_argument("--in-order", action="store_true", help="a control: front layers get no priority")
     parser.add_argument("--profile", type=Path, help="a layer profile in place of the rows' models")
-    parser.add_argument("--cpu-limit", type=float, default=CPU_LIMIT, metavar="SHARE")
+    parser.add_argument(
+        "--cpu-limit", type=float, default=CPU_LIMIT, metavar="SHARE", help="1: refuse nothing"
+    )
     parser.add_argument("--mxnet-python", type=Path, help="a Python that has MXNet 1.9.1; unset: one is made")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are")
     parser.add_argument("--json", metavar="FILE", help="write this run's records; - is stdout")
-    parser.add_argument("--tables", action="store_true", help="measure nothing, print the tables")
+    parser.add_argument("--predict", action="store_true", help="replay nothing, write what to expect")
+    parser.add_argument("--tables", action="store_true", help="replay nothing, print the tables")
     given = parser.parse_args()
     if given.steps is not None and given.steps < 1:
         parser.error(f"--steps {given.steps}: expected 1 or more")
@@ -93,14 +96,13 @@ def plan(row: Row, given: argparse.Namespace, mxnet_python: Path | None) -> Plan
     if not path.exists():
         known = ", ".join(sorted(file.stem for file in (FOLDER / "profiles").glob("*.json")))
         raise ValueError(f"replay: no profile {path.name} for {row.name}: expected a model of {known}")
-    profile = profiles.load(path)
-    return Plan(
-        row=row,
-        profile=profile,
-        scale=Scale(given.scale or rows.SCALES.get(row.model, 100.0), given.partition, given.credit),
+    plain = default(row, profiles.load(path))
+    return replace(
+        plain,
+        scale=Scale(given.scale or plain.scale.factor, given.partition, given.credit),
         in_order=given.in_order,
-        steps=given.steps or max(_LEAST_STEPS, math.ceil(_TIMED_SECONDS / profile.compute_seconds)),
-        rounds=given.rounds if row.model == "vgg16" and row.bandwidth == "10gbit" else 0,
+        steps=given.steps or plain.steps,
+        rounds=given.rounds if plain.rounds else 0,
         cpu_limit=given.cpu_limit,
         mxnet_python=mxnet_python if row.system == "mxnet" else None,
     )
@@ -112,9 +114,7 @@ def measure(plans: Sequence[Plan], given: argparse.Namespace) -> tuple[list[dict
     Returns: the records, and how many rows failed, which it says.
     """
     file = given.folder / "results.json"
-    known: dict[Key, list[dict[str, Any]]] = {}
-    for record in json.loads(file.read_text()) if file.exists() else []:
-        known.setdefault(key_of(record), []).append(record)
+    known = {key_of(record): record for record in json.loads(file.read_text())} if file.exists() else {}
     facts = {"machine": machine_description(), "command": " ".join(sys.argv[1:])}
     taken: list[dict[str, Any]] = []
     failed = 0
@@ -132,32 +132,56 @@ def measure(plans: Sequence[Plan], given: argparse.Namespace) -> tuple[list[dict
             "wall_seconds": round(time.monotonic() - began, 1),
         }
         records = [record | wall | facts for record in records]
-        known[key_of(records[0])] = records
+        for record in records:
+            say(figures.line(record))
+            if not keep(known, record):
+                say("the record of before is kept: nothing of it was refused")
         taken += records
         given.folder.mkdir(parents=True, exist_ok=True)
         everything = sorted_records(known)
         file.write_text(json.dumps(everything, indent=1) + "\n")
         figures.write(given.folder, everything)
-        for record in records:
-            say(figures.line(record))
     return taken, failed
 
 
-def key_of(record: dict[str, Any]) -> Key:
-    """What a later run of the same replaces."""
-    return record["row"], record["in_order"], record["partition_bytes"], record["credit_bytes"]
+def key_of(record: Mapping[str, Any]) -> Key:
+    """What a later run of the same replaces: a control never replaces the row of the table."""
+    return record["row"], tuple(record["changes"]), record["overlap_step"]
 
 
-def sorted_records(known: dict[Key, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def keep(known: dict[Key, dict[str, Any]], record: dict[str, Any]) -> bool:
+    """Puts a record among those that are known; one that was refused does not replace one that was not.
+
+    Returns: whether it was.
+    """
+    before = known.get(key_of(record))
+    if before is not None and is_whole(before) and not is_whole(record):
+        return False
+    known[key_of(record)] = record
+    return True
+
+
+def is_whole(record: Mapping[str, Any]) -> bool:
+    """Says whether nothing of a record was refused, its rounds included."""
+    return not record["refused"] and not (record["round_all_seconds"] and record["round_seconds"] is None)
+
+
+def sorted_records(known: Mapping[Key, dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns records by row: those of the table in its order, then others."""
     place = {name: number for number, name in enumerate(table())}
-    keys = sorted(known, key=lambda key: (place.get(key[0], len(place)), key))
-    return [record for key in keys for record in known[key]]
+    return [known[key] for key in sorted(known, key=lambda key: (place.get(key[0], len(place)), key))]
 
 
 def table() -> list[str]:
     """Names the rows of the table."""
-    return [row.name for row in (*rows.OURS, *(row for peer in rows.PEERS.values() for row in peer))]
+    return [row.name for row in rows.TABLE]
+
+
+def foresee(folder: Path) -> None:
+    """Predicts all rows of the table, and prints and writes that. Raises: ValueError: there are replays already."""
+    found = predict.of_rows(rows.TABLE)
+    predict.write(folder, found)
+    print(figures.predicted([one.record() for one in found]))
 
 
 def main() -> int:
@@ -166,9 +190,13 @@ def main() -> int:
         print("\n".join(table()))
         return 0
     if given.tables:
-        print(figures.markdown(json.loads((given.folder / "results.json").read_text())))
+        records = json.loads((given.folder / "results.json").read_text())
+        print(figures.markdown(records, predict.read(given.folder)))
         return 0
     try:
+        if given.predict:
+            foresee(given.folder)
+            return 0
         chosen = wanted(given)
         needs_mxnet = any(row.system == "mxnet" for row in chosen)
         mxnet_python = peer_mxnet.find_python(given.mxnet_python, say) if needs_mxnet else None

@@ -27,11 +27,14 @@ _AT_ONCE = 2e-4  # seconds: a wait that took less was none, but the cost of aski
 class Task:
     """What run.py asks of every worker.
 
-    forward and backward: seconds, by layer. pieces: elements of each tensor's pieces, a tensor for each layer and,
-    where there are rounds, one more behind them; full_elements: what they stand for; owners: which server has each.
-    codec, reply and store are gradwire's words; in_order: all layers have the same priority. encode, decode and serve:
-    seconds per full-size element. bucket_elements: of gloo's buckets, the first and the others. patience: seconds
-    after which a wait has failed.
+    forward and backward: seconds, by layer. sizes: elements of each tensor, one for each layer and, where there are
+    rounds, one more behind them. bucket_elements: of gloo's buckets, the first and the others. patience: seconds after
+    which a wait has failed.
+
+    Of gradwire alone: codec, reply and store are its words; in_order: all layers have the same priority. keys: the
+    tensors that travel together; pieces: elements of what each key is cut into, full_elements: what they stand for,
+    owners: which server has each; turns: by rank and key, the order in which they are encoded. encode, decode and
+    serve: seconds per full-size element.
     """
 
     workers: int
@@ -42,9 +45,12 @@ class Task:
     in_order: bool
     forward: list[float]
     backward: list[float]
+    sizes: list[int]
+    keys: list[list[int]]
     pieces: list[list[int]]
     full_elements: list[list[int]]
     owners: list[list[int]]
+    turns: list[list[list[int]]]
     encode: float
     decode: float
     serve: float
@@ -62,11 +68,6 @@ class Task:
 
     def write(self) -> None:
         Path(self.folder, TASK_FILE).write_text(json.dumps(asdict(self)))
-
-    @property
-    def sizes(self) -> list[int]:
-        """Elements of each tensor."""
-        return [sum(pieces) for pieces in self.pieces]
 
 
 class Exchange(Protocol):

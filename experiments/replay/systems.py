@@ -1,12 +1,14 @@
-"""How each system's job is started on the hosts of a row.
+"""How each system's job is started on the hosts of a row, and what it is told there.
 
-Threading: one thread, the caller's.
+Threading: one thread, the caller's, whose environment start() changes while a job runs.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,9 @@ _FOLDER = Path(__file__).resolve().parent
 _BIGARRAY_BOUND = 1_000_000  # MXNet's own default, elements
 # The model's bytes are few, and OpenMPI chooses another algorithm for few bytes than it would at full size.
 _RING = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
+# Settings of these systems that the user's shell may hold: a row is what its name says, whoever runs it.
+_SETTINGS = ("GRADWIRE_", "BYTEPS_", "DMLC_", "PS_", "MXNET_", "OMPI_MCA_", "GLOO_", "TORCH_")
+_PROGRAM = "GRADWIRE_SERVER_PROGRAM"  # where it is, not what it does
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,33 @@ class Launch:
     mxnet_python: Path | None = None
 
 
+def settings_of(row: Row, scale: Scale) -> dict[str, str]:
+    """Returns what all processes of a row are told, beside who they are, as environment variables."""
+    if row.system == "gradwire":
+        threads = {"GRADWIRE_CODEC_THREADS": "1", "GRADWIRE_SERVER_THREADS": "1"}  # as costs are measured
+        channel = {"GRADWIRE_STREAMS": "1", "GRADWIRE_CHECKSUM": "auto", "GRADWIRE_ENCRYPT": "off"}
+        return threads | channel | scale.engine_settings()
+    if row.system == "mxnet":
+        return {"MXNET_KVSTORE_BIGARRAY_BOUND": str(max(1, round(_BIGARRAY_BOUND / scale.factor)))}
+    return dict(_RING) if row.system == "openmpi" else {}
+
+
 def start(launch: Launch) -> JobResult:
     """Runs the job to its end."""
-    return {"gradwire": _gradwire, "mxnet": _mxnet, "openmpi": _openmpi, "gloo": _gloo}[launch.row.system](
-        launch
-    )
+    starts = {"gradwire": _gradwire, "mxnet": _mxnet, "openmpi": _openmpi, "gloo": _gloo}
+    with _without_the_users():
+        return starts[launch.row.system](launch)
+
+
+@contextmanager
+def _without_the_users() -> Iterator[None]:
+    """Takes all systems' settings from this process's environment, which its jobs inherit, and gives them back."""
+    names = [name for name in os.environ if name.startswith(_SETTINGS) and name != _PROGRAM]
+    taken = {name: os.environ.pop(name) for name in names}
+    try:
+        yield
+    finally:
+        os.environ.update(taken)
 
 
 def _python(worker: str, launch: Launch) -> list[str]:
@@ -50,13 +77,11 @@ def _python(worker: str, launch: Launch) -> list[str]:
 
 
 def _gradwire(launch: Launch) -> JobResult:
-    # The row counts, not what the user's shell has set.
-    unset = {f"GRADWIRE_{name}": "" for name in ("COMPRESSION", "HIERARCHY", "PLACEMENT")}
     return run_job(
         _python("gradwire_worker.py", launch),
         launch.row.workers,
         launch.row.servers,
-        env=unset | launch.scale.engine_settings(),
+        env=settings_of(launch.row, launch.scale),
         placement=launch.network.place,
         output=launch.output,
         timeout=launch.timeout,
@@ -65,7 +90,8 @@ def _gradwire(launch: Launch) -> JobResult:
 
 def _openmpi(launch: Launch) -> JobResult:
     command = _python("openmpi_worker.py", launch)
-    return peer_openmpi.run(command, launch.row.workers, launch.network, _RING, launch.output, launch.timeout)
+    told = settings_of(launch.row, launch.scale)
+    return peer_openmpi.run(command, launch.row.workers, launch.network, told, launch.output, launch.timeout)
 
 
 def _gloo(launch: Launch) -> JobResult:
@@ -102,11 +128,11 @@ def _mxnet(launch: Launch) -> JobResult:
             process, row.workers, row.servers, root, here.address, network.interface(here)
         )
 
-    worker, bound = str(_FOLDER / "mxnet_worker.py"), max(1, round(_BIGARRAY_BOUND / launch.scale.factor))
     return run_job(  # to the launcher, MXNet's scheduler and servers are workers as well
-        [str(launch.mxnet_python), "-I", worker, launch.folder, str(bound)],
+        [str(launch.mxnet_python), "-I", str(_FOLDER / "mxnet_worker.py"), launch.folder],
         1 + row.servers + row.workers,
         0,
+        env=settings_of(row, launch.scale),
         worker_env=environment,
         placement=lambda role, process: host(process),
         output=launch.output,

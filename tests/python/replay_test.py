@@ -1,4 +1,4 @@
-"""experiments/replay: its arithmetic, its refusals, and tiny rows that are really run."""
+"""experiments/replay: its rows, what a worker does in a step, and tiny rows that are really run."""
 
 from __future__ import annotations
 
@@ -11,107 +11,23 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from gradwire import job, settings
 from gradwire.netlab import remains
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments"))
-
-from replay import bound, costs, launches, profiles, records, rows, run, steps, systems
+from python.tiny_replay import tiny_plan, tiny_profile
+from replay import bound, costs, launches, profiles, rows, run, steps, systems
 from replay.buckets import buckets
-from replay.plan import Plan, ReplayFailed, why_refused
-from replay.scale import Piece, Scale, owners
+from replay.plan import Plan, ReplayFailed
 
 FOLDER = Path(profiles.__file__).parent
 RUN = FOLDER / "run.py"
 VGG16 = profiles.load(FOLDER / "profiles" / "vgg16.json")
-TABLE = [*rows.OURS, *(row for peer in rows.PEERS.values() for row in peer)]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 
 
-def tiny_profile() -> profiles.Profile:
-    layers = (
-        profiles.Layer("front", 60, 0.01, 0.02),
-        profiles.Layer("middle", 300_000, 0.01, 0.02),
-        profiles.Layer("back", 700_001, 0.01, 0.02),
-    )
-    return profiles.Profile("tiny", "made up", 1, 1 / 0.09, layers)
-
-
-def tiny_plan(row: str, **changes: Any) -> Plan:
-    plan = Plan(rows.parse(row), tiny_profile(), Scale(10), steps=3, warm_up=0, rounds=0, cpu_limit=1.0)
-    return replace(plan, **changes)
-
-
 # ---------------------------------------------------------------- arithmetic
-
-
-@pytest.mark.parametrize("factor", [1, 3.5, 100, 1e6])
-@pytest.mark.parametrize("elements", [1, 49, 262_144, 262_145, 1_000_003, 102_764_544])
-def test_pieces_add_up_to_the_tensor_and_to_what_it_stands_for(elements: int, factor: float) -> None:
-    pieces = Scale(factor).pieces(elements)
-    assert sum(piece.elements for piece in pieces) == max(1, round(elements / factor))
-    assert sum(piece.full_elements for piece in pieces) == elements
-    assert min(piece.elements for piece in pieces) >= 1
-
-
-def test_pieces_are_partitions_divided() -> None:
-    assert Scale(1).pieces(600_000) == (
-        Piece(262_144, 262_144),
-        Piece(262_144, 262_144),
-        Piece(75_712, 75_712),
-    )
-    assert Scale(100).pieces(600_000) == (Piece(2621, 262_144), Piece(2622, 262_144), Piece(757, 75_712))
-
-
-def test_rates_and_limits_in_bytes_are_divided() -> None:
-    scale = Scale(100, credit_bytes=2**22)
-    assert scale.bandwidth("10gbit") == "100000000bit"
-    read = settings.read(scale.engine_settings())
-    assert (read.credit_bytes, read.fusion_bytes) == (41_943, 2621)
-    assert read.bigarray_bound > max(layer.elements for layer in VGG16.layers)
-    assert scale.socket_buffers() == {"tcp_wmem": "4096 16384 41943", "tcp_rmem": "4096 32768 62915"}
-    assert Scale(1e6).socket_buffers()["tcp_wmem"].endswith(" 32768")
-    assert settings.read(Scale(1e6).engine_settings()).credit_bytes == 4096
-
-
-def test_limits_in_bytes_reach_the_servers_and_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = []
-
-    def note(command: list[str], workers: int, servers: int, **options: Any) -> None:
-        jobs.append(job.make_job(command, workers, servers, options["env"]))
-
-    monkeypatch.setattr(systems, "run_job", note)
-    network: Any = SimpleNamespace(place=None)
-    row, scale = rows.parse("gradwire-none-2w2s-loopback"), Scale(100, credit_bytes=2**22)
-    systems.start(systems.Launch(row, scale, "folder", network, print, 1.0, None))
-    [made] = jobs
-    options = made._server_options(None)
-    assert options[options.index("--credit-bytes") + 1] == "41943"
-    assert options[options.index("--fusion-bytes") + 1] == "2621"
-    read = settings.read(made.environment)  # servers inside peers take theirs from the worker's
-    assert (read.credit_bytes, read.fusion_bytes) == (41_943, 2621)
-
-
-@pytest.mark.parametrize("factor", [0, 0.5, -1, float("nan"), float("inf")])
-def test_a_scale_that_would_enlarge_is_refused(factor: float) -> None:
-    with pytest.raises(ValueError, match="expected a number of at least 1"):
-        Scale(factor)
-
-
-def test_owners_differ_by_one_piece_at_most() -> None:
-    pieces = [piece for layer in VGG16.layers for piece in Scale(100).pieces(layer.elements)]
-    for servers in (1, 2, 8):
-        found = owners(pieces, servers)
-        loads = [
-            sum(piece.elements for piece, owner in zip(pieces, found, strict=True) if owner == server)
-            for server in range(servers)
-        ]
-        assert max(loads) - min(loads) <= max(piece.elements for piece in pieces)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +60,8 @@ def test_the_bound_is_the_compute_or_the_wire() -> None:
 
 
 def test_every_row_of_the_table_has_its_own_name_and_a_profile() -> None:
-    assert len({row.name for row in TABLE}) == len(TABLE)
-    for row in TABLE:
+    assert len({row.name for row in rows.TABLE}) == len(rows.TABLE)
+    for row in rows.TABLE:
         assert rows.parse(row.name) == row
         assert (FOLDER / "profiles" / f"{row.model}.json").exists()
         assert row.model in rows.SCALES
@@ -221,17 +137,6 @@ def test_a_model_without_a_profile_names_those_that_have_one(
     said = refusal(monkeypatch, capsys, "--row", "gradwire-none-8w2s-10gbit-alexnet")
     assert "no profile alexnet.json" in said
     assert "resnet50, vgg16" in said
-
-
-def test_controls_are_kept_beside_what_they_control(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [str(RUN), "--in-order", "--credit", "1GB", "--partition", "4MiB"])
-    plan = run.plan(rows.parse("gradwire-none-8w2s-10gbit"), run.arguments(), None)
-    assert (plan.in_order, plan.scale.credit_bytes, plan.scale.partition_bytes) == (True, 10**9, 2**22)
-    record = {"row": plan.row.name, "in_order": False, "partition_bytes": 2**20, "credit_bytes": 2**22}
-    control = record | {"in_order": True}
-    other = record | {"row": "gradwire-none-1w1s-10gbit"}
-    known = {run.key_of(one): [one] for one in (control, record, other)}
-    assert run.sorted_records(known) == [other, record, control]
 
 
 # ---------------------------------------------------------------- codec time
@@ -324,59 +229,6 @@ def test_buckets_are_filled_from_the_last_layer() -> None:
     assert bucket_of == [2, 2, 1, 1, 0]
 
 
-# ---------------------------------------------------------------- refusals
-
-
-def test_a_busy_machine_gives_no_figure() -> None:
-    assert why_refused(0.7, 0.7) is None
-    assert "71% busy, expected at most 70%" in str(why_refused(0.71, 0.7))
-
-
-class Meter:
-    def __init__(self, cpu: float, link: float | None = None) -> None:
-        self._cpu = cpu
-        self._link = link
-
-    def cpu_share(self, what: str) -> float:
-        return self._cpu
-
-    def link_bytes(self, what: str) -> float | None:
-        return self._link
-
-
-def of_row(row: str, meter: Meter, sent: float | None = None) -> list[dict[str, Any]]:
-    plan = tiny_plan(row, cpu_limit=0.7)
-    block = {"mode": "overlap", "steps": [9.0, 0.1, 0.3], "sent_bytes": sent, "warm_up": 1}
-    block["waited"] = [0.3, 0.0, 0.6]
-    worker = {"blocks": [block], "rounds": []}
-    return records.of_row(plan, costs.Costs(0, 0, 0, 4, 4), meter, [worker, worker])
-
-
-def test_a_record_has_a_figure_or_the_reason_for_none() -> None:
-    (good,) = of_row("gloo-none-peers2-10gbit", Meter(0.5))
-    assert good["efficiency"] == pytest.approx(0.09 / 0.2)
-    assert good["refused"] is None
-    assert good["waited_seconds"] == {"front": 0.1, "middle": 0.0, "back": 0.2}
-    (bad,) = of_row("gloo-none-peers2-10gbit", Meter(0.9))
-    assert (bad["efficiency"], bad["step_seconds"]) == (None, None)
-    assert "90% busy" in bad["refused"]
-
-
-def test_bytes_that_by_passed_the_links_are_noticed() -> None:
-    expected = 3 * records.expected_bytes(tiny_plan("gloo-none-peers2-10gbit"))
-    assert of_row("gloo-none-peers2-10gbit", Meter(0.1, link=1.05 * expected))
-    with pytest.raises(ReplayFailed, match="bytes a step left a worker's host"):
-        of_row("gloo-none-peers2-10gbit", Meter(0.1, link=0.9 * expected))
-
-
-def test_bytes_that_are_not_the_formulas_are_noticed() -> None:
-    row = "gradwire-none-2w1s-10gbit"
-    each = 3 * records.expected_bytes(tiny_plan(row)) / 2
-    assert of_row(row, Meter(0.1), sent=each)
-    with pytest.raises(ReplayFailed, match="a worker sent"):
-        of_row(row, Meter(0.1), sent=1.1 * each)
-
-
 # ---------------------------------------------------------------- really run
 
 
@@ -445,11 +297,12 @@ def test_the_command_writes_its_records(tmp_path: Path) -> None:
         assert [line["overlap_step"] for line in csv.DictReader(file)] == ["False", "True"]
     assert ElementTree.parse(tmp_path / "results.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
     tables = run_command("--tables", "--folder", str(tmp_path)).stdout
-    assert "| tiny, loopback, 2w1s | gradwire none | overlap |" in tables
+    _, controls = tables.split("Controls:")  # another profile and scale are no row of the table
+    assert "| tiny, loopback, 2w1s | gradwire none | overlap, profile tiny " in controls
 
 
 def test_list_names_rows_that_can_be_run() -> None:
-    assert run_command("--list").stdout.split() == [row.name for row in TABLE]
+    assert run_command("--list").stdout.split() == [row.name for row in rows.TABLE]
 
 
 def test_ctrl_c_stops_a_row(tmp_path: Path) -> None:
