@@ -65,10 +65,7 @@ class Schedule:
 
     @property
     def partition_elements(self) -> int:
-<<<<<<< HEAD
-=======
         """Most in a part."""
->>>>>>> replayfix
         return 2**62 if self.whole else self.partition_bytes // 4
 
     def where_a_library_sums(self) -> Schedule:
