@@ -47,6 +47,11 @@ class KVStore(Worker):
         """True when a push of one value would come back as it went: one local worker, nothing compressed."""
         return self._is_local and self._compression.spec == "none"
 
+    @property
+    def keeps_weights(self) -> bool:
+        """True where servers have an optimizer: what is pushed is then answered with a weight, and not with a sum."""
+        return self._optimizer is not None
+
     def is_capable(self, capability: str) -> bool:
         """Tells whether the store has "optimizer", "gradient_compression" or "gradient_compression:CODEC".
 

@@ -159,6 +159,22 @@ def ranks_ask_in_any_order() -> None:
 
 
 @case
+def an_urgent_sum_overtakes_one_that_is_under_way() -> None:
+    """Of 128 MB, which takes longer than the urgent one's negotiation; but the machine may be busy, so it has tries."""
+    large, small = torch.ones(32_000_000), torch.ones(1000)
+    overtaken = []
+    for _ in range(6):
+        last = bps.push_pull_async_inplace(large, True, "large", priority=-1)
+        urgent = bps.push_pull_async(small, False, "urgent", priority=1)
+        require_equal([bps.synchronize(urgent)], [torch.full((1000,), 2.0)])
+        overtaken.append(not bps.poll(last))
+        bps.synchronize(last)
+        assert large[0] == large[-1] == 1
+    assert not overtaken[0], "of a name's first sums each ends before the next begins"
+    assert sum(overtaken[1:]) >= 3, overtaken
+
+
+@case
 def a_name_is_under_way_once() -> None:
     def ask() -> int:
         return bps.push_pull_async(torch.ones(3), False, "lonely")

@@ -92,6 +92,52 @@ def fused_sums_are_the_sums_apart() -> None:
     assert all(torch.equal(a, b) for a, b in zip(hvd.grouped_allreduce(given), apart, strict=True))
 
 
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.int32)
+
+
+@case
+def sums_that_come_again_have_the_bits_of_the_first() -> None:
+    """A name's sums have keys of the store from the second one on; nameless ones never have."""
+    own = torch.Generator().manual_seed(hvd.rank())
+    tensors = [torch.randn(shape, generator=own) for shape in ((), (70_001,), (3, 5))]
+    tensors.append(
+        torch.tensor([-0.0, 1e-45, 3e-45, 1e-38, 3.4e38, float("inf"), float("-inf"), float("nan")])
+    )
+    factors = [(hvd.Sum, 1.0, 1.0), (hvd.Average, 1.0, 1.0), (hvd.Average, 0.3, 1.7), (hvd.Sum, 3.0, 0.1)]
+    for number, given in enumerate(tensors):
+        for op, before, after in factors:
+            more = {"op": op, "prescale_factor": before, "postscale_factor": after}
+            expected = hvd.allreduce(given, **more)
+            for _ in range(3):
+                name = f"again {number} {op} {before}"
+                found, in_place = hvd.allreduce(given, name=name, **more), given.clone()
+                assert torch.equal(bits(found), bits(expected)), (number, more)
+                assert hvd.allreduce_(in_place, name=f"{name} in place", **more) is in_place
+                assert torch.equal(bits(in_place), bits(expected)), (number, more)
+
+
+@case
+def a_group_that_comes_again_is_the_sums_apart() -> None:
+    given = [tensor.t() for tensor in (of_rank(hvd.rank(), 4, 6), of_rank(hvd.rank() + 7, 2, 3))]
+    apart = [hvd.allreduce(tensor) for tensor in given]
+    for _ in range(3):
+        together = hvd.grouped_allreduce(given, name="a group")
+        assert all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
+
+
+@case
+def ranks_without_data_left_stand_in_for_names_that_have_keys() -> None:
+    given = everyone(40)
+    for _ in range(3):
+        hvd.allreduce(given[hvd.rank()], op=hvd.Sum, name="ends early")
+    for step in range(3 * hvd.rank()):  # rank 0 has none left, rank 1 three, ...
+        total = hvd.allreduce(given[hvd.rank()], op=hvd.Sum, name="ends early")
+        assert torch.equal(total, sum(given[rank] for rank in range(hvd.size()) if 3 * rank > step))
+    hvd.join()
+    assert torch.equal(hvd.allreduce(given[hvd.rank()], op=hvd.Sum, name="ends early"), sum(given))
+
+
 @case
 def a_group_of_several_types_is_the_sums_apart() -> None:
     large = (1 << 40) + 1 + hvd.rank()  # float32 has no such number, and no type of all holds uint8 and int8
@@ -315,7 +361,8 @@ def a_joined_rank_owes_no_more_than_its_residual() -> None:
 def a_timeline_of_rank_0() -> None:
     path = FOLDER / "timeline.json"
     hvd.start_timeline(str(path), mark_cycles=True)
-    hvd.allreduce(torch.ones(3), name="seen")
+    for _ in range(3):  # from the second one on under a key of the store
+        hvd.allreduce(torch.ones(3), name="seen")
     hvd.barrier()
     hvd.stop_timeline()
     if hvd.rank() == 0:
@@ -323,7 +370,8 @@ def a_timeline_of_rank_0() -> None:
         lanes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
         spans = [(lanes.get(e["pid"]), e["ph"], e["name"]) for e in events]
         assert ("allreduce.seen", "B", "NEGOTIATE_ALLREDUCE") in spans
-        assert ("allreduce.seen", "E", "ALLREDUCE") in spans
+        own = [phase for lane, phase, name in spans if (lane, name) == ("allreduce.seen", "ALLREDUCE")]
+        assert own == ["B", "E"] * 3
         assert any(e["name"] == "CYCLE_START" for e in events)
 
 
@@ -339,6 +387,18 @@ def initialised_again_after_a_shutdown() -> None:
         assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_size()) == place
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
     hvd.init(comm=list(range(hvd.size())))  # no-op
+
+
+@case
+def what_all_have_begun_at_a_shutdown_is_there_after_it() -> None:
+    given, expected = torch.ones(4_000_000), torch.full((4_000_000,), float(hvd.size()))
+    for _ in range(2):
+        hvd.allreduce(given, name="begun")
+    hvd.allreduce_async_(given, name="begun", op=hvd.Sum)
+    hvd.barrier()
+    hvd.shutdown()
+    assert torch.equal(given, expected)
+    hvd.init()
 
 
 @case

@@ -6,7 +6,7 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -201,6 +201,42 @@ def test_a_rank_that_submits_nothing_is_told_of_while_the_others_wait_for_it(
     on_ranks(2, body)
     assert "worker 0: allreduce 'x' has waited" in "".join(said)
     assert "rank 0 has submitted it, and another rank submits nothing at all" in "".join(said)
+
+
+class Travels:
+    """A ticket of a sum that all ranks have begun, and that is over when told."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self.end, self.wait = self._over.set, self._over.wait
+
+    @property
+    def done(self) -> bool:
+        return self._over.is_set()
+
+
+@pytest.mark.parametrize("leave", [Coordinator.shut_down, Coordinator.leave])
+def test_who_leaves_waits_for_what_all_have_begun(leave: Callable[[Coordinator], None]) -> None:
+    class Sends(Order):
+        def execute(self, responses: Sequence[Response], handles: Mapping[Key, Handle]) -> None:
+            for handle in handles.values():
+                handle.complete(lambda: None, [ticket])  # type: ignore[list-item]
+                sent.set()
+
+    ticket, sent, left = Travels(), threading.Event(), threading.Event()
+
+    def as_rank(store: kv.KVStore) -> None:
+        coordinator = Coordinator(store, Sends(store), Timeline(), cycle_seconds=0.001)
+        coordinator.submit(Request("allreduce", "x", tensors=(TensorSpec("float32", (2,)),), op="sum"))
+        await_event(sent, "the sum to be under way")
+        leaving = threading.Thread(target=lambda: (leave(coordinator), left.set()))
+        leaving.start()
+        assert not left.wait(0.3)
+        ticket.end()
+        await_event(left, "the end")
+        leaving.join(DEADLINE)
+
+    run_ranks(1, as_rank)
 
 
 def test_no_round_is_entered_once_the_process_is_ending() -> None:

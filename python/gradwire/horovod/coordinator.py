@@ -112,17 +112,19 @@ class Coordinator:
         return handle
 
     def shut_down(self) -> None:
-        """Tells all ranks that this one leaves, which ends every rank's coordinator; waits until they have heard. What
-        is not ready by then fails on all of them.
+        """Tells all ranks that this one leaves, which ends every rank's coordinator; waits until they have heard, and
+        for what is under way, to which all have given their part. What is not ready by then fails on all of them.
         """
         with self._changed:
             self._leaves = True
             self._changed.notify()
         self._store.wait_until(self._has_ended)
+        for handle in self._under_way.values():
+            self._store.wait_until(handle.ended)
 
     def leave(self) -> None:
-        """Ends it at the end of the process, and what is under way in it, without waiting for ranks that are busy
-        elsewhere; those hear that this one has left the job.
+        """Ends it at the end of the process, without waiting for ranks that are busy elsewhere, which hear that this
+        one has left the job; but for what is under way, to which all have given their part.
         """
         self._ended.set()
         ending = HorovodInternalError("the process is ending")
@@ -136,6 +138,8 @@ class Coordinator:
             self._store.engine.close()
         self._thread.join(self._settings.slow_abort)
         self._end(ending)
+        for handle in self._under_way.values():
+            handle.ended(self._settings.slow_abort)
 
     def _has_ended(self, seconds: float) -> bool:
         self._thread.join(seconds)

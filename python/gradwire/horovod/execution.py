@@ -1,7 +1,8 @@
-"""Execution: runs what all ranks have asked for, on the arrays of one library, by the store's collectives.
+"""Execution: runs what all ranks have asked for, on the arrays of one library.
 
-Sums of a round that have the same type, operation and factors travel together (Horovod's tensor fusion), up to a
-number of bytes; they are the same bits as apart.
+Sums that have keys of the store (named_sums.py) are sent first, and are under way while all else runs: by the store's
+collectives, one after the other. Of these sums of a round that have the same type, operation and factors travel
+together (Horovod's tensor fusion), up to a number of bytes; they are the same bits as apart.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Tensors:
             may be the same memory.
         deliver: makes the operation's result of these, or of the new tensors that an operation without targets gives,
             and of the requests of all ranks. On the thread that waits.
-        priority: of compressed sums: the higher, the sooner.
+        priority: of sums that have keys: the higher, the sooner.
     """
 
     given: Sequence[Any]
@@ -63,7 +64,12 @@ class Execution:
 
     def execute(self, responses: Sequence[Response], handles: Mapping[Key, Handle]) -> None:
         """See Executor."""
-        for batch in _batches(responses, self._fusion_bytes):
+        under_keys = self._named_sums.taken(responses)
+        for response in under_keys:
+            self._send(response, handles.get(response.key))
+        sent = {response.key for response in under_keys}
+        others = [response for response in responses if response.key not in sent]
+        for batch in _batches(others, self._fusion_bytes):
             own = {response.key: handles[response.key] for response in batch if response.key in handles}
             for key in own:
                 self._timeline.execution_begins(key)
@@ -76,8 +82,6 @@ class Execution:
         request, handle = first.request, handles.get(first.key)
         if first.key.kind == "call":
             _call(handle)
-        elif first.key.kind == "allreduce" and request.codec:
-            self._compressed(first, handle)
         elif first.key.kind == "allreduce" and request.op != "adasum":
             self._all_reduce(batch, handles)
         elif request.tensors:
@@ -108,21 +112,31 @@ class Execution:
 
     # ------------------------------------------------------------------ sums
 
-    def _compressed(self, response: Response, handle: Handle | None) -> None:
+    def _send(self, response: Response, handle: Handle | None) -> None:
+        """Sends a sum under its keys. Whoever waits for it does what is left to do when it is back."""
         request = response.request
         if handle is None:
             return self._named_sums.stand_in(request)
+        self._timeline.execution_begins(response.key)
         tensors: Tensors = handle.payload
-        runs = [
-            self._library.copied(scaled(self._library, given, request.prescale), "float32")
-            for given in tensors.given
-        ]
-        scale = request.postscale / (len(response.members) if request.op == "average" else 1)
-        tickets = self._named_sums.send(request, runs, tensors.priority, scale)
+        ranks = len(response.members) if request.op == "average" else 1
+        runs = [scaled(self._library, given, request.prescale) for given in tensors.given]
+        outs = tensors.targets
+        if request.codec:
+            outs = runs = [self._library.copied(run, "float32") for run in runs]
+            scale, divisor, factor = request.postscale / ranks, 1, 1.0
+        elif ranks & (ranks - 1) == 0:  # 1 / ranks is a float32, and the product the quotient
+            scale, divisor, factor = 1 / ranks, 1, request.postscale
+        else:
+            scale, divisor, factor = 1.0, ranks, request.postscale
+        tickets = self._named_sums.send(request, runs, outs, tensors.priority, scale)
 
         def deliver() -> Any:
-            for target, run in zip(tensors.targets, runs, strict=True):
-                self._library.write(target, run)
+            for target, out in zip(tensors.targets, outs, strict=True):
+                total = out.reshape(-1)
+                total = total if divisor == 1 else total / divisor
+                self._library.write(target, scaled(self._library, total, factor))
+            self._timeline.execution_ends(response.key)
             return tensors.deliver(tensors.targets, response)
 
         return handle.complete(deliver, tickets)
@@ -278,7 +292,7 @@ def _splits(response: Response, member: int) -> list[int]:
 def _fuses_as(request: Request) -> tuple[Any, ...] | None:
     """What sums that travel together have in common; None: this one travels by itself."""
     dtypes = {spec.dtype for spec in request.tensors}
-    if request.kind != "allreduce" or request.codec or request.op == "adasum" or len(dtypes) != 1:
+    if request.kind != "allreduce" or request.op == "adasum" or len(dtypes) != 1:
         return None
     return (request.process_set, request.op, request.prescale, request.postscale, *dtypes)
 

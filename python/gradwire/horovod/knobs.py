@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Knobs:
     """
     Attributes:
-        fusion_bytes: small sums travel together up to this many bytes; 0: never.
+        fusion_bytes: sums without keys of the store (named_sums.py) travel together up to this many bytes; 0: never.
         cycle_seconds: between rounds in which a rank only listens.
         timeline: file to which rank 0 writes from init() on; None: start_timeline() says.
         marks_cycles: the timeline has rounds in it.

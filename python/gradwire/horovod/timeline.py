@@ -60,7 +60,7 @@ class Timeline:
         self._span("B", key, key.kind.upper())
 
     def execution_ends(self, key: Key) -> None:
-        """Its result is here; of one that a codec compresses, is on its way."""
+        """Its result is here; of a sum that has keys of the store, who waits for it has it."""
         self._span("E", key, key.kind.upper())
 
     def cycle_begins(self) -> None:

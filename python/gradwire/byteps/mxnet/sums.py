@@ -52,8 +52,8 @@ def byteps_push_pull(
         tensor: an NDArray, dense, of any shape, the same on all ranks; uint8, int8, int32, int64, bool or float16 to
             float64.
         version: BytePS's; the n-th sum of a name is of all ranks' n-th here.
-        priority: the higher, the sooner MXNet begins it, within +-32767, and of equal ones what was declared first; of
-            a sum that a codec compresses, the sooner it is sent, too.
+        priority: the higher, the sooner MXNet begins it, within +-32767, and of equal ones what was declared first;
+            and of a name's sums from the second on, of float32 or compressed by a codec, the sooner it is sent.
         name: by which ranks mean the same tensor. None: the next of the names that this rank has not given.
         is_average: the mean; of integers it is cut off towards zero. False: the sum.
         compression: bps.Compression.none or fp16, or a codec of gradwire's, "2bit", which needs a name. Default: what

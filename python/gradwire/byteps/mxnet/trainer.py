@@ -15,7 +15,7 @@ from gradwire.horovod.mxnet.parameters import broadcast_parameters
 
 class DistributedTrainer(horovods.DistributedTrainer):
     """gluon.Trainer without a store: its first step begins with one rank's parameters on all, and each updates by the
-    ranks' mean gradients, which leave while backward() runs.
+    ranks' mean gradients, which leave while backward() runs, front layers' first.
 
     step(batch_size) divides by the batch size of one rank, since the mean over ranks has been taken.
     """
@@ -37,8 +37,8 @@ class DistributedTrainer(horovods.DistributedTrainer):
             root_rank: whose parameters all get.
             compression_params: BytePS's, {"compressor": "onebit", "scaling": True, "momentum": "nesterov"}, or those of
                 a codec of gradwire's, "2bit" or {"type": "2bit"}. GRADWIRE_COMPRESSION overrides the codec. With one
-                parameters of one dimension travel uncompressed, and the front layers' sums first. Nesterov's momentum
-                is that of optimizer_params, and is taken from the optimizer.
+                parameters of one dimension travel uncompressed. Nesterov's momentum is that of optimizer_params, and is
+                taken from the optimizer.
 
         Raises:
             TypeError, ValueError: what was given; no init().

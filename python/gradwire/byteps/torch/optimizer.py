@@ -18,7 +18,8 @@ def DistributedOptimizer(
     compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
 ) -> Any:
-    """Makes an optimizer whose step() is on the ranks' mean gradients, which are summed while backward() runs.
+    """Makes an optimizer whose step() is on the ranks' mean gradients, which are summed while backward() runs, front
+    layers' first.
 
     An instance of the given optimizer's class that shares its parameter groups and state; use it from here on.
 
@@ -26,7 +27,7 @@ def DistributedOptimizer(
         optimizer: any torch.optim.Optimizer. One that is distributed already is taken over.
         named_parameters: model.named_parameters(). Their sums are named "Gradient.NAME". Default: by number.
         compression: bps.Compression.none or fp16, or a codec of gradwire's: "2bit", bps.Compression.codec("int8").
-            With a codec parameters of one dimension travel uncompressed, and the front layers' sums first.
+            With a codec parameters of one dimension travel uncompressed.
         backward_passes_per_step: calls of backward() whose gradients are added up before they are sent.
 
     The result has, besides: synchronize(), which waits for the sums; skip_synchronize(), a context in which step() does

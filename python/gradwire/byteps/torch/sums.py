@@ -35,7 +35,7 @@ def push_pull(
         average: the mean; of integers it is cut off towards zero. False: the sum.
         name: by which ranks mean the same tensor.
         version: BytePS's; the n-th sum of a name is of all ranks' n-th here.
-        priority: BytePS's; a sum that is waited for at once has none to overtake.
+        priority: BytePS's; a sum that is waited for at once goes before all of priority 0.
         compression: bps.Compression.none or fp16, or a codec of gradwire's: "2bit", bps.Compression.codec("int8").
             A codec keeps by the name what it has not sent yet.
 
@@ -80,8 +80,9 @@ def push_pull_async(
     Args:
         tensor, average, version, compression: as for push_pull(). The tensor must be left alone until synchronize().
         name: None: the next of the names that this rank has not given.
-        priority: of a sum that a codec compresses: the higher, the sooner, within +-32767; of equal ones what was
-            declared first. Other sums travel together as they come.
+        priority: the higher, the sooner, within +-32767; of equal ones what was declared first. Of a name's sums from
+            the second on, of float32 or compressed by a codec, which are under way at once and overtake each other.
+            Others travel together as they come, one batch after the other.
 
     Returns: a handle, for poll() and synchronize().
 

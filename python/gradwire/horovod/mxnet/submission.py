@@ -52,7 +52,7 @@ def start(
         kind: of operation.
         name: None: the next of its kind.
         in_place: results are written to the tensors.
-        priority: the higher, the sooner MXNet begins it; and of a sum that a codec compresses, the sooner it is sent.
+        priority: the higher, the sooner MXNet begins it; and as Tensors.priority, the sooner it is sent.
         agreed: attributes of the request on which ranks must agree.
 
     Returns: NDArrays of the tensors' shapes, dtypes and devices: the tensors themselves, if in place. Who reads them

@@ -112,7 +112,7 @@ def start_sum(
 
     Args:
         scales: prescale_factor and postscale_factor.
-        priority: the higher, the sooner; of a compressed sum on the wire, too.
+        priority: the higher, the sooner MXNet begins it; as Tensors.priority on the wire, too.
 
     Raises: as allreduce().
     """

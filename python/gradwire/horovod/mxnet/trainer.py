@@ -25,7 +25,8 @@ _trainers_of: weakref.WeakKeyDictionary[kv.KVStore, Iterator[int]] = weakref.Wea
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
-    """gluon.Trainer without a store: step() updates by the ranks' mean gradients, which leave while backward() runs.
+    """gluon.Trainer without a store: step() updates by the ranks' mean gradients, which leave while backward() runs,
+    front layers' first.
 
     step(batch_size) divides by the batch size of one rank, since the mean over ranks has been taken.
     """
@@ -46,8 +47,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             params: net.collect_params(), or a list of Parameters in the same order on all ranks; dense, on one device.
             optimizer, optimizer_params: as gluon.Trainer's.
             compression: hvd.Compression.none, fp16, or a codec of gradwire's, "2bit" or hvd.Compression.codec("int8").
-                GRADWIRE_COMPRESSION overrides it. With a codec parameters of one dimension travel uncompressed, and the
-                front layers' sums first.
+                GRADWIRE_COMPRESSION overrides it. With a codec parameters of one dimension travel uncompressed.
             gradient_predivide_factor: the mean is divided by it before the sum and multiplied after it.
             prefix: of the gradients' names; a second trainer needs another than the first.
             num_groups: gradients travel in so many groups; 0: each by itself. Not with a codec.

@@ -47,7 +47,8 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Makes an optimizer whose step() is on the ranks' mean gradients.
+    """Makes an optimizer whose step() is on the ranks' mean gradients. These are sent while backward() runs, front
+    layers' first: from the second step on, and where they are float32 or a codec compresses them.
 
     An instance of the given optimizer's class that shares its parameter groups and state; use it from here on.
 
@@ -55,8 +56,7 @@ def DistributedOptimizer(
         optimizer: any torch.optim.Optimizer. One that is distributed already, ours or Horovod's, is taken over.
         named_parameters: model.named_parameters(). Default: allreduce.noname.GROUP.NUMBER, in the order of the groups.
         compression: hvd.Compression.none, fp16, or a codec of gradwire's, "2bit" or hvd.Compression.codec("int8:…").
-            GRADWIRE_COMPRESSION overrides it. With a codec parameters of one dimension travel uncompressed, and the
-            front layers' sums first.
+            GRADWIRE_COMPRESSION overrides it. With a codec parameters of one dimension travel uncompressed.
         backward_passes_per_step: calls of backward() whose gradients are added up before they are sent.
         op: hvd.Average or hvd.Sum.
         gradient_predivide_factor: a mean is divided by it before the sum and multiplied after it.

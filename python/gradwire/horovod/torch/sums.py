@@ -189,7 +189,7 @@ def submit_sum(
 
     Args:
         shape: makes the result of the summed tensors.
-        priority: of a compressed sum: the higher, the sooner.
+        priority: as Tensors.priority.
 
     Raises: as allreduce().
     """

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from gradwire._core import MembershipChanged
 from gradwire.horovod import session
 from gradwire.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from gradwire.horovod.torch.elastic import membership
@@ -40,7 +41,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
                     state.sync()
                 return func(state, *args, **kwargs)
             except HorovodInternalError as failure:
-                if session.current().coordinator.job_has_failed:
+                if _ends_the_job(failure):
                     raise
                 interruption = failure
             except HostsUpdatedInterrupt as changed:
@@ -51,6 +52,13 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
                 raise
 
     return wrapper
+
+
+def _ends_the_job(failure: HorovodInternalError) -> bool:
+    """Whether no other generation can follow. Of a sum that was under way the coordinator may not have heard yet."""
+    cause = failure.__cause__
+    is_lost = isinstance(cause, ConnectionError | TimeoutError) and not isinstance(cause, MembershipChanged)
+    return is_lost or session.current().coordinator.job_has_failed
 
 
 def _begin_anew(state: TorchState, interruption: HorovodInternalError | HostsUpdatedInterrupt) -> None:
