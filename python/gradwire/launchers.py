@@ -3,6 +3,7 @@ of the command line a job that run() starts."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -22,11 +23,13 @@ from gradwire.hosts import HostSlots, is_this_machine, read_hosts
 from gradwire.job import Placement, surroundings
 from gradwire.launch import JobResult, run_job
 from gradwire.mpi_launch import run_mpi_job
+from gradwire.timeline.recording import Recording
 
 _CLUSTERS = ("sge", "yarn", "kubernetes")  # which choose machines themselves, when they have some to give
 LAUNCHERS = ("local", "ssh", "mpi", "slurm", *_CLUSTERS)
 _STARTED_AS_ONE = ("mpi", "slurm", *_CLUSTERS)  # whose workers all end with the first that dies
 _WITH_QUEUES = ("sge", "yarn")
+_WITH_SSH = ("ssh", "mpi")  # by which what processes have left on their hosts can be brought here
 _WITH_SIZES = ("yarn", "kubernetes")
 _BY_SSH = ("ssh", "mpi")
 _LEAST_MEMORY = 1 << 20  # bytes
@@ -46,6 +49,7 @@ class Request:
         queue: of a cluster that has queues, as it takes it; None: its own choice.
         cores, memory: of each worker and server, where clusters are told; memory in bytes; None: the cluster's choice.
         image, namespace: of Kubernetes; namespace None: the one that kubectl is set to.
+        recording: of a timeline; its environment is in env.
     """
 
     command: Sequence[str]
@@ -64,6 +68,7 @@ class Request:
     image: str | None = None
     namespace: str | None = None
     role_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    recording: Recording | None = None
 
     @property
     def folder(self) -> str:
@@ -100,6 +105,11 @@ class Request:
                 f"run: -H has {slots} slots for {self.workers} workers: raise the slots or lower -n"
             )
         return rows
+
+
+def record(file: Path, launcher: str, hosts: str | None) -> Recording:
+    """Makes the recording of a job's timeline. Raises: as Recording."""
+    return Recording(file, fetched=launcher in _WITH_SSH and hosts is not None)
 
 
 def run(request: Request, output: Callable[[Line], None], report: Callable[[str], None]) -> JobResult:
@@ -284,6 +294,22 @@ def _copy(request: Request, hosts: Sequence[ssh.SshHost], report: Callable[[str]
         host.copy_here(Path.cwd())
 
 
+def _bring_parts(request: Request, hosts: Sequence[ssh.SshHost], report: Callable[[str], None]) -> None:
+    """Brings what processes on other hosts have left of a timeline."""
+    if request.recording is None:
+        return
+    for host in hosts:
+        try:
+            host.move_here(str(request.recording.there), request.recording.folder)
+        except ssh.HostUnreachable as error:
+            report(str(error))
+
+
+def _seen(request: Request) -> contextlib.AbstractContextManager[list[str]]:
+    """Gives words before a command that look, on a machine that nobody knows yet, for the folder of a timeline."""
+    return contextlib.nullcontext(list[str]()) if request.recording is None else request.recording.seen()
+
+
 def placed(rows: Sequence[HostSlots], hosts: Sequence[Host], here: Host, workers: int) -> Placement:
     """Workers fill the hosts' slots in order; servers go one after the other to the hosts that are left, or, if none
     is, to all; the scheduler stays here."""
@@ -308,7 +334,7 @@ def _run_by_ssh(request: Request, output: Callable[[Line], None], report: Callab
         host = place(role, rank)
         return replace(host, variables=request.variables(role)) if isinstance(host, ssh.SshHost) else host
 
-    return run_job(
+    result = run_job(
         request.command,
         request.workers,
         request.servers,
@@ -320,6 +346,8 @@ def _run_by_ssh(request: Request, output: Callable[[Line], None], report: Callab
         restarts=request.restarts,
         joins=request.joins,
     )
+    _bring_parts(request, hosts, report)
+    return result
 
 
 def _run_by_mpi(request: Request, output: Callable[[Line], None], report: Callable[[str], None]) -> JobResult:
@@ -335,7 +363,7 @@ def _run_by_mpi(request: Request, output: Callable[[Line], None], report: Callab
     elsewhere = len(others) == len(rows) and all(host.address != here.address for host in hosts)
     first = hosts[0] if hosts and elsewhere else here  # mpirun begins with its own host wherever -H names it
     _copy(request, hosts, report)
-    return run_mpi_job(
+    result = run_mpi_job(
         request.command,
         request.workers,
         request.servers_to_start,
@@ -349,6 +377,8 @@ def _run_by_mpi(request: Request, output: Callable[[Line], None], report: Callab
         output=output,
         report=report,
     )
+    _bring_parts(request, hosts, report)
+    return result
 
 
 def _run_by_slurm(
@@ -362,18 +392,20 @@ def _run_by_slurm(
     names = [row.name for row in rows] or slurm_launch.nodes()
     others = [name for name in names if not is_this_machine(name)]
     address = ssh.own_address(slurm_launch.node_address(others[0])) if others else LocalHost().address
-    return slurm_launch.run_slurm_job(
-        request.command,
-        request.workers,
-        request.servers_to_start,
-        env=request.env,
-        role_env=request.role_env,
-        hosts=[row.name for row in rows for _ in range(row.slots)][: request.workers],
-        address=address,
-        elsewhere=bool(others),
-        output=output,
-        report=report,
-    )
+    with _seen(request) as looking:
+        return slurm_launch.run_slurm_job(
+            request.command,
+            request.workers,
+            request.servers_to_start,
+            env=request.env,
+            role_env=request.role_env,
+            hosts=[row.name for row in rows for _ in range(row.slots)][: request.workers],
+            address=address,
+            elsewhere=bool(others),
+            looking=looking,
+            output=output,
+            report=report,
+        )
 
 
 def _run_by_queue(
@@ -381,18 +413,20 @@ def _run_by_queue(
 ) -> JobResult:
     kinds: dict[str, type[ClusterJob]] = {"sge": SgeJob, "yarn": YarnJob}
     sizes = {"cores": request.cores, "memory": request.memory}
-    return run_queued_job(
-        kinds[request.launcher],
-        request.command,
-        request.workers,
-        request.servers_to_start,
-        env=request.cluster_env,
-        role_env=request.role_env,
-        queue=request.queue,
-        sizes={name: size for name, size in sizes.items() if size is not None},
-        output=output,
-        report=report,
-    )
+    with _seen(request) as looking:
+        return run_queued_job(
+            kinds[request.launcher],
+            request.command,
+            request.workers,
+            request.servers_to_start,
+            env=request.cluster_env,
+            role_env=request.role_env,
+            queue=request.queue,
+            sizes={name: size for name, size in sizes.items() if size is not None},
+            looking=looking,
+            output=output,
+            report=report,
+        )
 
 
 def _run_by_kubernetes(

@@ -84,7 +84,11 @@ def run(
     ] = None,
     timeline: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Trace every partition on every rank: for gradwire timeline FILE."),
+        typer.Option(
+            metavar="FILE",
+            help="Trace every partition on every rank: for gradwire timeline FILE. Under slurm, sge and yarn in a "
+            "folder that all machines share; not under kubernetes.",
+        ),
     ] = None,
     ssh: Annotated[
         str, typer.Option("--ssh", metavar="CMD", help="ssh with options of its own: 'ssh -F cluster.conf'.")
@@ -242,13 +246,12 @@ def run(
     from gradwire.console import Prefixer, say
     from gradwire.job import surroundings
     from gradwire.output_folder import OutputFolder
-    from gradwire.timeline.recording import Recording
     from gradwire.units import parse_size
 
     by_flag = _variables_of_flags(
         network_interface, start_timeout, fusion_threshold_mb, cycle_time_ms, verbose=verbose, p3=p3
     )
-    recording = None if timeline is None else Recording(timeline)
+    recording = None if timeline is None else launchers.record(timeline, launcher, hosts)
     if faults is not None:
         _check_faults(faults)
         say(f"runs under faults: {faults}")
@@ -298,6 +301,7 @@ def run(
         memory=None if memory is None else parse_size(memory),
         image=image,
         namespace=namespace,
+        recording=recording,
     )
     if dry_run:
         sys.stdout.write(f"{launchers.manifest(request)}\n")

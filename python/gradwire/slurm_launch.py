@@ -135,6 +135,7 @@ def run_slurm_job(
     hosts: Sequence[str],
     address: str,
     elsewhere: bool,
+    looking: Sequence[str],
     output: Callable[[Line], None],
     report: Callable[[str], None],
 ) -> JobResult:
@@ -144,6 +145,7 @@ def run_slurm_job(
         servers: started only if above 0.
         hosts: a node for each worker; none: Slurm chooses.
         address: of this machine, as the nodes reach it. elsewhere: whether others than this machine are used.
+        looking: words before what is run on a node.
 
     Raises: FileNotFoundError: there is no srun.
     """
@@ -152,4 +154,4 @@ def run_slurm_job(
     here = LocalHost(address)
     job = make_job(command, workers, servers, env, placement=lambda role, rank: here, role_env=role_env)
     given = {"hosts": hosts, "elsewhere": elsewhere, "folder": os.getcwd(), "variables": frozenset(env)}
-    return run_prepared(SlurmJob.of(job, here, **given), output, report)
+    return run_prepared(SlurmJob.of(job, here, looking=looking, **given), output, report)

@@ -110,6 +110,30 @@ class SshHost:
             said = there.stderr.strip() or f"tar ended with {tar.returncode}"
             raise HostUnreachable(f"run: {source} could not be copied to {self.name}:{self.folder}: {said}")
 
+    def move_here(self, folder: str, into: Path) -> None:
+        """Moves the files of one of the host's folders, if it is there, into one of this machine, which is made.
+
+        Raises: HostUnreachable: says what tar or ssh say.
+        """
+        files = 'if [ -d "$1" ]; then tar -C "$1" -cf - . && rm -r "$1"; else tar -cf - -T /dev/null; fi'
+        pack = _by_sh(files, folder)
+        into.mkdir(exist_ok=True)
+        with subprocess.Popen(
+            self.command(pack), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as there:
+            here = subprocess.run(
+                ["tar", "-C", str(into), "-xf", "-"],
+                stdin=there.stdout,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert there.stderr is not None
+            said = there.stderr.read().decode(errors="replace") + here.stderr
+        if there.returncode != 0 or here.returncode != 0:
+            what = said.strip() or f"ssh ended with {there.returncode}"
+            raise HostUnreachable(f"run: {self.name}:{folder} could not be brought here: {what}")
+
 
 def _python(program: str) -> str:
     """A line that runs a program by this Python's path, or by the first python3 where that is not there."""

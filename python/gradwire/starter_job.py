@@ -22,12 +22,14 @@ class StarterJob(Job, ABC):
         elsewhere: whether that may be on other machines than this one.
         folder: where workers run.
         variables: names of those that were given for all hosts.
+        looking: words before each command, which look at where it is about to run, and may refuse to.
     """
 
     hosts: Sequence[str] = ()
     elsewhere: bool = False
     folder: str = "."
     variables: frozenset[str] = frozenset()
+    looking: Sequence[str] = ()
 
     @classmethod
     def of(cls: type[_Starter], job: Job, here: LocalHost, **more: Any) -> _Starter:
@@ -61,13 +63,13 @@ class StarterJob(Job, ABC):
     def processes(self, scheduler: str) -> list[Process]:
         own = self.of_role("worker")
         environment = own.workers_environment(scheduler, beside=self.workers)
-        command = own.start(self.workers, environment, self.command)
+        command = own.start(self.workers, environment, [*self.looking, *self.command])
         processes = [Process("worker", None, self.local, command, environment, self.splitter)]
         if self.servers:
             own = self.of_role("server")
             server = own._node_command("server", scheduler) + own._options_of_all_servers()
             with_rank = ["sh", "-c", f'exec "$0" "$@" --rank "${self.rank_variable}"', *server]
-            command = own.start(self.servers, own.environment, with_rank)
+            command = own.start(self.servers, own.environment, [*self.looking, *with_rank])
             processes.insert(0, Process("server", None, self.local, command, own.environment, self.splitter))
         return processes
 

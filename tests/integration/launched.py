@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradwire.timeline.command import load
+from integration.own_tmp import own_tmp
 from integration.processes import (
     PROGRAMS,
     Ended,
@@ -117,6 +119,30 @@ def expect_the_failing_workers_code(
         wait_until(lambda: not processes_with(word), NOTICE_SECONDS, "what the cluster started to end")
     assert ended.code == 7, str(ended)
     assert said in ended.err, str(ended)
+
+
+def expect_a_timeline(bed: Bed, folder: Path, *, workers: int = 2) -> None:
+    with bed.job(folder) as job:
+        command = python("sums_worker.py", "store=dist_sync", *ARGUMENTS)
+        start(job, bed, command, "-s", "1", "--timeline", "out.json", workers=workers)
+        agreed(end(job), workers)
+    timeline = load(folder / "out.json")
+    assert (timeline.workers, timeline.servers, timeline.missing) == (workers, 1, [])
+    assert not (folder / "out.json.parts").exists()
+
+
+def expect_a_timeline_to_be_refused_that_no_machine_sees(
+    bed: Bed, folder: Path, shared: Sequence[Path], *, workers: int = 2
+) -> None:
+    """The launcher has a /tmp of its own, but for some folders; so its machines do not see what it makes there."""
+    command = [sys.executable, "-c", "print('begun')"]
+    with bed.job(folder) as job:
+        through = own_tmp([folder, *shared], "out.json", folder / "out.json")
+        start(job, bed, command, "-s", "0", "--timeline", "/tmp/out.json", workers=workers, through=through)
+        ended = end(job)
+    assert ended.code == 1, str(ended)
+    assert "does not see /tmp/out.json.parts, where parts are gathered" in ended.err, str(ended)
+    assert "begun" not in ended.out, str(ended)
 
 
 def signal_the_launcher(job: Job, number: signal.Signals, started: Sequence[int]) -> Ended:

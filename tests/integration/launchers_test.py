@@ -7,11 +7,13 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from gradwire.timeline.command import load
 from integration.mpi_jobs import mpirun
+from integration.own_tmp import own_tmp
 from integration.processes import (
     PROGRAMS,
     Ended,
@@ -46,11 +48,18 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshLab]:
 
 
 def run_by(
-    lab: SshLab, job: Job, command: list[str], *options: str, launcher: str = "ssh", servers: str = "2"
+    lab: SshLab,
+    job: Job,
+    command: list[str],
+    *options: str,
+    launcher: str = "ssh",
+    servers: str = "2",
+    through: Sequence[str] = (),
 ) -> None:
     job.start(
         ("run", 0),
         [
+            *through,
             *(str(PROGRAMS / "gradwire"), "run", "-n", str(WORKERS), "-s", servers),
             *("--launcher", launcher, "--ssh", lab.client, "-H", ",".join(f"{name}:2" for name in lab.hosts)),
             *("--env", f"TEST_FOLDER={job.folder}", *options, *command),
@@ -202,6 +211,24 @@ def test_mpirun_over_ssh_where_workers_choose_a_placement(second: str, hosts: Ss
         words += ["--ssh", hosts.client, "-H", ",".join(names), "--env", f"TEST_FOLDER={job.folder}"]
         words += ["--placement", "auto", *python("sums_worker.py", "store=dist_sync", *ARGUMENTS)]
         agreed(job.start(("run", 0), words).ended(90), 2)
+
+
+@needs_sshd
+@pytest.mark.parametrize(("launcher", "servers"), [("ssh", "2"), ("mpi", "2")])
+def test_a_timeline_of_hosts_that_share_no_disk_with_the_launcher(
+    launcher: str, servers: str, hosts: SshLab, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    subnet = f"{hosts.hosts[0].rpartition('.')[0]}.0/24"
+    links = {f"OMPI_MCA_{layer}_tcp_if_include": subnet for layer in ("oob", "btl")}
+    command = python("sums_worker.py", "store=dist_sync", *ARGUMENTS)
+    through = own_tmp([tmp_path_factory.getbasetemp()], "out.json", tmp_path / "out.json")
+    with Job(tmp_path, links) as job:
+        options = ("--timeline", "/tmp/out.json")
+        run_by(hosts, job, command, *options, launcher=launcher, servers=servers, through=through)
+        agreed(end(job), WORKERS)
+    timeline = load(tmp_path / "out.json")
+    assert (timeline.workers, timeline.servers, timeline.missing) == (WORKERS, 2, [])
+    assert not list(Path("/tmp").glob("gradwire-*.parts")), "what was brought here is left there"
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,10 @@ OPTIONS: dict[str, str] = {
     "codec": "2bit:threshold=0.5,reply=exact",
     "rate": "0.05",  # learning rate
     "delays": "",  # a seed: every rank comes late to every push, by a time of its own
+    "steps": "8",
 }
 LONGEST_DELAY = 0.03  # seconds
-STEPS = 8
+STEPS = int(OPTIONS["steps"])
 INPUTS, OUTPUTS, SAMPLES = 14_001, 5, 24  # the weight is cut into partitions, the last of them short
 
 
@@ -35,7 +36,9 @@ class Worker(Protocol):
     def barrier(self) -> None: ...
 
 
-def train(worker: Worker, rank: int, rate: float = float(OPTIONS["rate"])) -> dict[str, object]:
+def train(
+    worker: Worker, rank: int, rate: float = float(OPTIONS["rate"]), steps: int = STEPS
+) -> dict[str, object]:
     """Least squares on this rank's samples; returns hashes of all sums and of the weights."""
     random = np.random.default_rng(100 + rank)
     x = random.integers(-3, 4, (SAMPLES, INPUTS)).astype(np.float64)
@@ -44,7 +47,7 @@ def train(worker: Worker, rank: int, rate: float = float(OPTIONS["rate"])) -> di
     worker.init(weights)
     worker.barrier()
     sums = hashlib.sha256()
-    for _ in range(STEPS):
+    for _ in range(steps):
         error = x @ weights["weight"].astype(np.float64) + weights["bias"] - y
         grads = {
             "weight": (x.T @ error / SAMPLES).astype(np.float32),
@@ -83,7 +86,7 @@ class OurWorker:
 
 def train_and_tell(store: KVStore, options: dict[str, str]) -> None:
     worker = OurWorker(store, options["codec"], options["delays"])
-    record = train(worker, store.rank, float(options["rate"]))
+    record = train(worker, store.rank, float(options["rate"]), int(options["steps"]))
     # In one piece: what print() writes in two may come out of mpirun with another rank's line in between.
     sys.stdout.write(json.dumps(record) + "\n")
     store.close()

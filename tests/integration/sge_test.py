@@ -41,6 +41,15 @@ def test_sums_are_those_of_any_launcher(store: str, servers: str, bed: Bed, tmp_
     assert no_files_are_left(tmp_path)
 
 
+def test_a_timeline_is_written_and_refused_where_machines_do_not_see_its_folder(
+    cluster: Cluster, bed: Bed, tmp_path: Path
+) -> None:
+    launched.expect_a_timeline(bed, tmp_path, workers=WORKERS)
+    (tmp_path / "unseen").mkdir()
+    root = Path(cluster.environment["SGE_ROOT"])
+    launched.expect_a_timeline_to_be_refused_that_no_machine_sees(bed, tmp_path / "unseen", [root])
+
+
 def test_lines_have_their_ranks_and_words_arrive_as_they_were_given(
     cluster: Cluster, bed: Bed, tmp_path: Path
 ) -> None:

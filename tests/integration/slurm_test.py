@@ -66,6 +66,15 @@ def test_workers_go_to_the_nodes_of_the_hostfile_and_lines_have_their_ranks(
         assert f"[worker {rank}] one of {rank}\n" in ended.err
 
 
+def test_a_timeline_is_written_and_refused_where_nodes_do_not_see_its_folder(
+    cluster: Cluster, bed: Bed, tmp_path: Path
+) -> None:
+    launched.expect_a_timeline(bed, tmp_path, workers=WORKERS)
+    (tmp_path / "unseen").mkdir()
+    configuration = Path(cluster.environment["SLURM_CONF"]).parent
+    launched.expect_a_timeline_to_be_refused_that_no_machine_sees(bed, tmp_path / "unseen", [configuration])
+
+
 def test_the_failing_workers_own_code_comes_back(bed: Bed, tmp_path: Path) -> None:
     said = "task 2: Exited with exit code 7"
     launched.expect_the_failing_workers_code(

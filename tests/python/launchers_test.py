@@ -342,6 +342,25 @@ def test_a_folder_is_copied_to_one_of_any_name(tmp_path: Path) -> None:
     assert (there / "file").read_text() == "text"
 
 
+def test_a_folder_of_any_name_is_brought_here_and_one_that_is_not_there_is_not_missed(tmp_path: Path) -> None:
+    host = SshHost("n1", "10.0.0.1", (ssh_of_shell(tmp_path, "sh"),), ".")
+    there = tmp_path / "the 'job' $a"
+    there.mkdir()
+    (there / "file").write_text("text")
+    for _ in range(2):
+        host.move_here(str(there), tmp_path / "here")
+        assert (tmp_path / "here" / "file").read_text() == "text"
+        assert not there.exists()
+
+
+def test_a_folder_that_cannot_be_brought_here_is_named_with_the_reason(tmp_path: Path) -> None:
+    broken = tmp_path / "ssh"
+    broken.write_text("#!/bin/sh\necho no route >&2\nexit 255\n")
+    broken.chmod(0o755)
+    with pytest.raises(HostUnreachable, match="n1:/parts could not be brought here: no route"):
+        SshHost("n1", "10.0.0.1", (str(broken),), ".").move_here("/parts", tmp_path / "here")
+
+
 def test_a_name_is_what_sshs_configuration_says(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("Host lab\n  HostName 127.0.0.3\nHost lost\n  HostName no-such-host.invalid\n")

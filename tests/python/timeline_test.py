@@ -229,6 +229,44 @@ def test_a_recording_refuses_a_file_in_the_way(tmp_path: Path) -> None:
         Recording(tmp_path / "out.json")
 
 
+def test_parts_of_other_machines_are_written_where_all_machines_can(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "out.json", fetched=True)
+    assert recording.environment == {"GRADWIRE_TIMELINE": str(recording.there)}
+    assert recording.there.parent == Path("/tmp")
+    assert Recording(tmp_path / "out.json", fetched=True).there != recording.there
+    recording.there.mkdir()  # by a process of the job on this machine
+    (recording.there / "worker-0.jsonl").write_text(HEAD)
+    assert recording.finish(print)
+    assert not recording.there.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_command_begins_only_where_the_folder_of_the_parts_is_seen(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "out.json")
+
+    def run(words: list[str]) -> subprocess.CompletedProcess[str]:
+        command = [*words, "printf", "%s|", "a 'b'", "$c"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    with recording.seen() as words:
+        begun = run(words)
+    assert (begun.returncode, begun.stdout, begun.stderr) == (0, "a 'b'|$c|", "")
+    assert list(tmp_path.iterdir()) == []
+    recording.folder.mkdir()  # as an earlier job may have left it on a machine of its own
+    refused = run(words)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"does not see {recording.folder}, where parts are gathered" in refused.stderr
+
+
+def test_the_mark_goes_and_the_parts_stay(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "out.json")
+    with recording.seen():
+        (recording.folder / "worker-0.jsonl").write_text(HEAD)
+    assert [path.name for path in recording.folder.iterdir()] == ["worker-0.jsonl"]
+    assert recording.finish(print)
+    assert not recording.folder.exists()
+
+
 def test_a_folder_without_parts_says_who_writes_them(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no process has left a part in .*gradwire\.kv\.create"):
         merge_folder(tmp_path)

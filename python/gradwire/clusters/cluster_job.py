@@ -70,6 +70,7 @@ def run_queued_job(
     role_env: Mapping[str, Mapping[str, str]],
     queue: str | None,
     sizes: Mapping[str, int],
+    looking: Sequence[str],
     output: Callable[[Line], None],
     report: Callable[[str], None],
 ) -> JobResult:
@@ -79,6 +80,7 @@ def run_queued_job(
         servers: started only if above 0.
         queue: as the cluster takes it; None: its own choice.
         sizes: cores and memory (bytes) of a process, where kind has them; those not given are its own.
+        looking: words before what is run on a machine.
 
     Raises: FileNotFoundError: the cluster's commands are not here. RuntimeError: it is not up, or a machine has no
         address.
@@ -87,7 +89,7 @@ def run_queued_job(
     here = LocalHost(ssh.own_address(_address_of(others[0], kind))) if others else LocalHost()
     job = make_job(command, workers, servers, env, placement=lambda role, rank: here, role_env=role_env)
     given = {"elsewhere": bool(others), "folder": os.getcwd(), "variables": frozenset(env)}
-    return run_prepared(kind.of(job, here, queue=queue, **given, **sizes), output, report)
+    return run_prepared(kind.of(job, here, queue=queue, looking=looking, **given, **sizes), output, report)
 
 
 def _address_of(machine: str, kind: type[ClusterJob]) -> str:

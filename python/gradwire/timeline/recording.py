@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gradwire.timeline.command import reservations
 from gradwire.timeline.merge import merge_folder
 from gradwire.timeline.trace_event import write_trace
 
-_PARTS = (".jsonl", ".unfinished")
+_MARK = ".mark"
+_PARTS = (".jsonl", ".unfinished", _MARK)
+_ANYWHERE = Path("/tmp")  # which every host has
+# Runs a command where a file is seen, and elsewhere says what is wrong.
+_WHERE_SEEN = (
+    '[ -e "$0" ] && exec "$@"; '
+    'echo "gradwire: run: --timeline: $(uname -n) does not see ${0%/*}, where parts are gathered: expected a FILE in a '
+    'folder that all machines share" >&2; exit 1'
+)
 
 
 class Recording:
     """The timeline of one job, while it runs.
 
     Attributes:
-        environment: what the job's processes need to know.
+        folder: where the parts are merged, on this machine.
+        there: where each process writes its part, on its own.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, fetched: bool = False) -> None:
         """
         Args:
             file: to be written. The parts lie beside it until then, in a folder that the first of them makes.
+            fetched: the processes may be on other machines, from which the launcher brings their parts.
 
         Raises:
             ValueError: it cannot be written there, or the folder of its parts holds something else.
@@ -34,17 +46,36 @@ class Recording:
                 f"run: --timeline {file}: expected a file in a folder that is there, such as out.json"
             )
         self._file = file
-        self._parts = file.absolute().with_name(file.name + ".parts")
+        self.folder = file.absolute().with_name(file.name + ".parts")
+        self.there = _ANYWHERE / f"gradwire-{secrets.token_hex(8)}.parts" if fetched else self.folder
         self._remove_parts()  # of a launcher that was killed
-        self.environment = {"GRADWIRE_TIMELINE": str(self._parts)}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the job's processes need to know."""
+        return {"GRADWIRE_TIMELINE": str(self.there)}
+
+    @contextlib.contextmanager
+    def seen(self) -> Iterator[list[str]]:
+        """Gives words before a command that have it refuse to begin on a machine which does not share the folder."""
+        self.folder.mkdir(exist_ok=True)
+        mark = self.folder / f"{secrets.token_hex(8)}{_MARK}"
+        mark.touch()
+        try:
+            yield ["sh", "-c", _WHERE_SEEN, str(mark)]
+        finally:
+            mark.unlink(missing_ok=True)
+            self._remove_empty()
 
     def finish(self, report: Callable[[str], None]) -> bool:
         """Merges the parts and removes them. Returns whether there is a timeline, and reports what it is or lacks."""
         try:
-            timeline = merge_folder(self._parts)
+            self._take_from_here()
+            timeline = merge_folder(self.folder)
             write_trace(timeline, self._file)
         except (ValueError, OSError) as error:
             report(str(error))
+            self._remove_empty()
             return False
         with contextlib.suppress(ValueError, OSError):  # what else somebody has put there stays
             self._remove_parts()
@@ -56,21 +87,34 @@ class Recording:
             report(text)
         return True
 
-    def _remove_parts(self) -> None:
-        if not self._parts.exists():
+    def _take_from_here(self) -> None:
+        """Moves what processes on this machine have left where those on others have."""
+        if self.there == self.folder or not self.there.is_dir():
             return
-        if not self._parts.is_dir():
+        self.folder.mkdir(exist_ok=True)
+        for path in self.there.iterdir():
+            shutil.move(path, self.folder / path.name)
+        self.there.rmdir()
+
+    def _remove_empty(self) -> None:
+        with contextlib.suppress(OSError):  # parts are there, or nobody has made it
+            self.folder.rmdir()
+
+    def _remove_parts(self) -> None:
+        if not self.folder.exists():
+            return
+        if not self.folder.is_dir():
             raise ValueError(
-                f"run: --timeline {self._file}: {self._parts} is in the way of its parts: expected a folder of them, "
+                f"run: --timeline {self._file}: {self.folder} is in the way of its parts: expected a folder of them, "
                 "or nothing; move it away or name another file"
             )
-        found = sorted(self._parts.iterdir())
+        found = sorted(self.folder.iterdir())
         for path in found:
             if path.is_dir() or path.suffix not in _PARTS:
                 raise ValueError(
-                    f"run: --timeline {self._file}: {path} is no part of a timeline, and {self._parts} is for those: "
+                    f"run: --timeline {self._file}: {path} is no part of a timeline, and {self.folder} is for those: "
                     "move it away or name another file"
                 )
         for path in found:
             path.unlink()
-        self._parts.rmdir()
+        self.folder.rmdir()
