@@ -418,7 +418,8 @@ void Engine::hand_over() {
   for (EngineThread* thread : {&rounds(), thread_.get()}) {
     if (thread->handed_over().wait_for(options_.slow_abort)) continue;
     messenger_->fail(fmt::format("{}: closed, and its last pushes were not with the servers within {} s",
-                                 transport::to_string(messenger_->self()), options_.slow_abort.count() / 1000));
+                                 transport::to_string(messenger_->self()),
+                                 options_.slow_abort.count() / 1000));
   }
 }
 

@@ -4,7 +4,8 @@
 #include "python/src/bindings.h"
 
 NB_MODULE(_core, module) {
-  nanobind::set_leak_warnings(false);  // a traceback keeps what is open; twenty lines of it hid the error itself
+  nanobind::set_leak_warnings(
+      false);  // a traceback keeps what is open; twenty lines of it hid the error itself
   module.doc() = "gradwire's C++ core. Use the typed package around it.";
   gradwire::python::bind_errors(module);
   gradwire::python::bind_compress(module);
