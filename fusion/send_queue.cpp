@@ -17,7 +17,9 @@ SendQueue::SendQueue(std::uint32_t destinations, std::uint64_t credit_bytes)
 
 void SendQueue::push(const SendItem& item) {
   require_destination(item.destination);
-  lanes_[item.destination].waiting.emplace(item.priority, item);
+  Lane& lane = lanes_[item.destination];
+  const std::uint64_t since = clock_++;
+  lane.by_age.emplace(since, lane.waiting.emplace(item.priority, Waiting{item, since}));
   ++waiting_count_;
 }
 
@@ -25,19 +27,37 @@ std::optional<SendItem> SendQueue::pop() {
   Lane* best = nullptr;
   for (Lane& lane : lanes_) {
     if (lane.waiting.empty() || lane.in_flight_bytes >= credit_bytes_) continue;
-    const std::int32_t priority = lane.waiting.begin()->first;
-    const std::int32_t best_priority = best ? best->waiting.begin()->first : priority;
+    const std::int32_t priority = lane.next()->first;
+    const std::int32_t best_priority = best ? best->next()->first : priority;
     if (!best || priority > best_priority ||
         (priority == best_priority && lane.served_at < best->served_at)) {
       best = &lane;
     }
   }
   if (!best) return std::nullopt;
-  const SendItem item = best->waiting.begin()->second;
-  best->waiting.erase(best->waiting.begin());
+  const SendItem item = best->take_next();
   best->in_flight_bytes += item.bytes;
   best->served_at = clock_++;
   --waiting_count_;
+  return item;
+}
+
+SendQueue::ByPriority::iterator SendQueue::Lane::next() {
+  return overtaken_bytes < kPatienceBytes ? waiting.begin() : by_age.begin()->second;
+}
+
+SendItem SendQueue::Lane::take_next() {
+  const auto taken = next();
+  const auto [item, since] = taken->second;
+  const bool has_waited_longest = since == by_age.begin()->first;
+  waiting.erase(taken);
+  by_age.erase(since);
+  if (has_waited_longest) {
+    overtook.clear();
+    overtaken_bytes = 0;
+  } else if (!overtook.insert(item.piece).second) {
+    overtaken_bytes += item.bytes;
+  }
   return item;
 }
 

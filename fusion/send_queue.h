@@ -2,6 +2,10 @@
 // more than `credit` bytes on their way to any one destination, so that an urgent piece never waits behind a
 // long queue. The same class orders a worker's pushes, a server's replies and the simulator's.
 //
+// Nothing waits for ever: what has waited longest for a destination takes its turn once pieces that have
+// overtaken it before overtake it by another kPatienceBytes. In synchronous training a piece overtakes
+// another once a step, so its order is that of the priorities alone.
+//
 // Threading: none of its own; the owner's thread calls it.
 #pragma once
 
@@ -10,15 +14,19 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <unordered_set>
 #include <vector>
 
 namespace gradwire::fusion {
+
+inline constexpr std::uint64_t kPatienceBytes = 16ULL << 20;
 
 struct SendItem {
   std::uint64_t id = 0;           ///< the owner's name for the piece
   std::int32_t priority = 0;      ///< higher is sooner
   std::uint32_t destination = 0;  ///< 0 .. destinations-1
   std::uint64_t bytes = 0;        ///< what it will occupy of the credit
+  std::uint64_t piece = 0;        ///< names what is sent: equal for the same part of a key in every step
   bool operator==(const SendItem&) const = default;
 };
 
@@ -49,10 +57,21 @@ class SendQueue {
   std::uint64_t in_flight_bytes(std::uint32_t destination) const;
 
  private:
+  struct Waiting {
+    SendItem item;
+    std::uint64_t since = 0;  // clock_ of its push
+  };
+  using ByPriority = std::multimap<std::int32_t, Waiting, std::greater<>>;  // equal keys keep insertion order
   struct Lane {
-    std::multimap<std::int32_t, SendItem, std::greater<>> waiting;  // equal keys keep insertion order
+    ByPriority waiting;
+    std::map<std::uint64_t, ByPriority::iterator> by_age;
+    std::unordered_set<std::uint64_t> overtook;  // pieces that went before the one that has waited longest
+    std::uint64_t overtaken_bytes = 0;           // of those, when they did it again
     std::uint64_t in_flight_bytes = 0;
     std::uint64_t served_at = 0;  // clock_ of its last pop
+
+    ByPriority::iterator next();
+    SendItem take_next();
   };
   void require_destination(std::uint32_t destination) const;
 

@@ -236,8 +236,8 @@ void Job::end_codec_job(std::uint64_t job) {
 }
 
 void Job::push(std::size_t part) {
-  pushes_.push(
-      {part, priority_of(part), plan_.parts[part].server, message_bytes(part, setup_.codec.push_bytes)});
+  const std::uint64_t bytes = message_bytes(part, setup_.codec.push_bytes);
+  pushes_.push({part, priority_of(part), plan_.parts[part].server, bytes, part});
   send_pushes();
 }
 
@@ -279,7 +279,8 @@ void Job::end_sum(std::size_t part) {
   servers_[server].threads.end();
   begin_sums(server);
   if (is_ring()) return reach_worker(part);
-  servers_[server].replies.push({part, priority_of(part), 0, message_bytes(part, setup_.codec.reply_bytes)});
+  const std::uint64_t bytes = message_bytes(part, setup_.codec.reply_bytes);
+  servers_[server].replies.push({part, priority_of(part), 0, bytes, part});
   send_replies(server);
 }
 

@@ -27,6 +27,12 @@ std::uint64_t byte_count(const Parcel& parcel) {
   return bytes;
 }
 
+/// Makes the connection on which a stream's first message came ready for data. Returns whether it is local.
+bool prepare_connection(const ZmqMessage& first) {
+  first.bound_unsent();
+  return first.came_locally();
+}
+
 }  // namespace
 
 std::string random_routing_id() {
@@ -244,7 +250,7 @@ bool WorkerLinks::take_messages() {
 void WorkerLinks::take(Node from, std::uint32_t stream, Parcel parcel) {
   try {
     Stream& opening = peers_.at(from).streams[stream];
-    if (!opening.open) opening.local = parcel.back().came_locally();
+    if (!opening.open) opening.local = prepare_connection(parcel.back());
     std::vector<Frame> frames = unpack(std::move(parcel), 0);
     if (!opening.open && frames.front().header.kind == Kind::kReject) {
       return refused_(to_string(from) + " refused the connection: " + payload_text(frames.front()));
@@ -350,7 +356,7 @@ void ServerLinks::on_tick(Time now) {
 void ServerLinks::take_from_mirror(Parcel parcel) {
   try {
     Stream& stream = peers_.at(mirror_).streams.front();
-    if (!stream.open) stream.local = parcel.back().came_locally();
+    if (!stream.open) stream.local = prepare_connection(parcel.back());
     take_frames(mirror_, 0, unpack(std::move(parcel), 0));
   } catch (const FrameError& error) {
     report_.refusals.note(to_string(mirror_), error.what());
@@ -361,7 +367,7 @@ void ServerLinks::take(const std::string& route, Parcel parcel) {
   const auto origin = origins_.find(route);
   const bool is_known = origin != origins_.end();
   const std::string address = is_known ? to_string(origin->second.node) : parcel.back().peer_address();
-  const bool came_locally = !is_known && parcel.back().came_locally();
+  const bool came_locally = !is_known && prepare_connection(parcel.back());
   try {
     std::vector<Frame> frames = unpack(std::move(parcel), 1);
     if (frames.front().header.kind == Kind::kHello && frames.size() == 1) {

@@ -1,5 +1,7 @@
 #include "transport/zmq_socket.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -7,6 +9,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -17,11 +21,19 @@ namespace {
 
 constexpr std::size_t kCopyBelow = 512;  // bytes; below, a copy is cheaper than an owner that is counted
 constexpr std::size_t kPayloadAlignment = 8;
-constexpr int kBacklog = 1024;                  // connections that the kernel keeps until libzmq takes them
+constexpr int kBacklog = 1024;           // connections that the kernel keeps until libzmq takes them
+constexpr int kUnsentBytes = 256 << 10;  // 2 ms of a 1 Gbit wire; a 10 Gbit one needs 0.2 ms to ask for more
 constexpr int kHandshakeMilliseconds = 10'000;  // a connection that is not open by then is closed
 
 [[noreturn]] void throw_zmq(const std::string& what) {
   throw TransportError(what + ": " + zmq_strerror(zmq_errno()));
+}
+
+/// Whether a socket of this network namespace takes whatever its buffer holds: Linux's default.
+bool has_no_unsent_limit() {
+  std::ifstream file("/proc/sys/net/ipv4/tcp_notsent_lowat");
+  std::uint32_t limit = 0;
+  return file >> limit && limit == std::numeric_limits<std::uint32_t>::max();
 }
 
 void release_buffer(void*, void* hint) { delete static_cast<Buffer*>(hint); }
@@ -80,6 +92,12 @@ bool ZmqMessage::came_locally() const noexcept {
     return getsockopt(fd, SOL_SOCKET, option, &answer, &length) == 0;
   };
   return ask(SO_DOMAIN, domain) && domain == AF_UNIX && ask(SO_PEERCRED, peer) && peer.uid == geteuid();
+}
+
+void ZmqMessage::bound_unsent() const noexcept {
+  static const bool is_ours_to_bound = has_no_unsent_limit();
+  if (is_ours_to_bound)
+    setsockopt(source_fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof(kUnsentBytes));
 }
 
 std::string ZmqMessage::peer_address() const {

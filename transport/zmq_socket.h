@@ -49,6 +49,10 @@ class ZmqMessage {
   bool has_more() const noexcept { return zmq_msg_more(&message_) != 0; }
   /// The file descriptor of the connection on which the message came; -1 where that is not known.
   int source_fd() const noexcept { return zmq_msg_get(&message_, ZMQ_SRCFD); }
+  /// Keeps the kernel from taking more of what is sent on that connection than it can soon put on the wire:
+  /// what it has taken, nothing urgent overtakes. Where the system has a limit, or the connection is local,
+  /// it changes nothing.
+  void bound_unsent() const noexcept;
   /// Whether it came over a local socket from a process of this user: the kernel vouches for bytes and
   /// sender.
   bool came_locally() const noexcept;

@@ -164,6 +164,38 @@ TEST(SendQueue, UrgentTrafficToOneDoesNotStarveOneOfTheOthers) {
   EXPECT_THAT(served, testing::ElementsAre(100, 50, 50));
 }
 
+TEST(SendQueue, WhatIsOvertakenAgainAndAgainGetsItsTurn) {
+  constexpr std::uint64_t kBytes = 1ULL << 20;
+  constexpr std::uint64_t kUrgentPieces = 10;
+  constexpr std::uint64_t kPatient = 1'000;
+  SendQueue queue(1, kBytes);
+  queue.push({kPatient, 0, 0, kBytes, kPatient});
+  queue.push({kPatient + 1, 0, 0, kBytes, kPatient + 1});
+  const auto overtakings = [&] {  // an urgent piece is there whenever one may go
+    for (std::uint64_t count = 0;; ++count) {
+      queue.push({count, 1, 0, kBytes, count % kUrgentPieces});
+      const auto item = queue.pop();
+      queue.release(0, kBytes);
+      if (item->id >= kPatient) return count;
+    }
+  };
+  EXPECT_EQ(overtakings(), kUrgentPieces + kPatienceBytes / kBytes);
+  EXPECT_GT(overtakings(), kUrgentPieces) << "one turn, and urgent pieces go first again";
+  EXPECT_TRUE(queue.pop().has_value()) << "what was put off is still there";
+}
+
+// A model may be of any size: its front layers go first, all of them.
+TEST(SendQueue, APieceThatOvertakesOnceUsesUpNoPatience) {
+  SendQueue queue(1, 1);
+  constexpr std::uint64_t kPieces = 1'000;
+  queue.push({kPieces, 0, 0, kPatienceBytes, kPieces});
+  for (std::uint64_t id = 0; id < kPieces; ++id) queue.push({id, 1, 0, kPatienceBytes, id});
+  for (std::uint64_t id = 0; id <= kPieces; ++id) {
+    EXPECT_EQ(queue.pop()->id, id);
+    queue.release(0, kPatienceBytes);
+  }
+}
+
 TEST(SendQueue, RejectsMisuseByName) {
   EXPECT_THROW(SendQueue(0, 1), std::invalid_argument);
   EXPECT_THROW(SendQueue(1, 0), std::invalid_argument);

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from integration.processes import Run, agreed, assert_gone, python, run_to_the_end
@@ -27,54 +29,81 @@ def program(folder: Path, codec: str, *options: str) -> list[str]:
     return python("checkpoint_worker.py", f"folder={folder}", f"codec={codec}", f"steps={STEPS}", *options)
 
 
-def train_and_kill(folder: Path, codec: str, *options: str, store: str = "dist_sync") -> Path:
-    """Saves after SAVED steps, takes some more, and is killed, every process of it at once. Returns the checkpoint."""
+class Jobs:
+    """Trains what tests compare with once: a job that never stopped, and the checkpoint of one that was killed.
+
+    Options are the worker's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._weights: dict[tuple[str, tuple[str, ...]], object] = {}
+        self._checkpoints: dict[tuple[str, tuple[str, ...]], Path] = {}
+
+    def undisturbed(self, codec: str, *options: str) -> object:
+        """The weights of a job that never stopped."""
+        key = (codec, options)
+        if key not in self._weights:
+            folder = self._folder / f"undisturbed{len(self._weights)}"
+            ended = run_to_the_end(folder, program(folder, codec, *options), **numbers(options))
+            self._weights[key] = agreed(ended, WORKERS)
+        return self._weights[key]
+
+    def checkpoint(self, into: Path, codec: str, *options: str) -> Path:
+        """A copy of the checkpoint of a job that saved after SAVED steps, took some more, and was killed, every process
+        of it at once."""
+        key = (codec, options)
+        if key not in self._checkpoints:
+            folder = self._folder / f"killed{len(self._checkpoints)}"
+            train_and_kill(folder, codec, *options)
+            self._checkpoints[key] = folder / "ck"
+        return Path(shutil.copytree(self._checkpoints[key], into / "ck"))
+
+
+def numbers(options: tuple[str, ...]) -> dict[str, Any]:
+    return {"workers": WORKERS, "servers": None if "store=allreduce" in options else 2}
+
+
+def train_and_kill(folder: Path, codec: str, *options: str) -> None:
     folder.mkdir()
-    servers = 2 if store == "dist_sync" else None
-    with Run(folder, {}, workers=WORKERS, servers=servers) as job:
-        job.launch(
-            program(folder / "ck", codec, f"save={SAVED}", f"hang={KILLED}", f"store={store}", *options)
-        )
+    with Run(folder, {}, **numbers(options)) as job:
+        job.launch(program(folder / "ck", codec, f"save={SAVED}", f"hang={KILLED}", *options))
         job.wait_until_training(WORKERS)
         everything = job.all_pids()
         for pid in everything:
             os.kill(pid, signal.SIGKILL)
         job.end(30)
         assert_gone(everything)
-    return folder / "ck"
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    return Jobs(tmp_path_factory.mktemp("jobs"))
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_killed_job_goes_on_as_if_it_had_not_been(codec: str, tmp_path: Path) -> None:
-    undisturbed = run_to_the_end(tmp_path / "undisturbed", program(tmp_path, codec), workers=WORKERS)
-    checkpoint = train_and_kill(tmp_path / "killed", codec)
+def test_a_killed_job_goes_on_as_if_it_had_not_been(codec: str, jobs: Jobs, tmp_path: Path) -> None:
+    checkpoint = jobs.checkpoint(tmp_path, codec)
     resumed = run_to_the_end(tmp_path / "resumed", program(checkpoint, codec, "resume=1"), workers=WORKERS)
-    assert agreed(resumed, WORKERS) == agreed(undisturbed, WORKERS)
+    assert agreed(resumed, WORKERS) == jobs.undisturbed(codec)
     assert all(record["begin"] == SAVED for record in resumed.records())
 
 
 @pytest.mark.parametrize("options", [("store=allreduce",), ("warm_up=1",)])
-def test_other_stores_and_a_warm_up_do_too(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_other_stores_and_a_warm_up_do_too(options: tuple[str, ...], jobs: Jobs, tmp_path: Path) -> None:
     codec = "2bit:threshold=auto"
-    store = "allreduce" if "store=allreduce" in options else "dist_sync"
-    servers = None if store == "allreduce" else 2
-    undisturbed = run_to_the_end(
-        tmp_path / "undisturbed", program(tmp_path, codec, *options), workers=WORKERS, servers=servers
-    )
-    checkpoint = train_and_kill(tmp_path / "killed", codec, *options, store=store)
-    resumed = run_to_the_end(
-        tmp_path / "resumed",
-        program(checkpoint, codec, "resume=1", *options),
-        workers=WORKERS,
-        servers=servers,
-    )
-    assert agreed(resumed, WORKERS) == agreed(undisturbed, WORKERS)
+    checkpoint = jobs.checkpoint(tmp_path, codec, *options)
+    command = program(checkpoint, codec, "resume=1", *options)
+    resumed = run_to_the_end(tmp_path / "resumed", command, **numbers(options))
+    assert agreed(resumed, WORKERS) == jobs.undisturbed(codec, *options)
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(3, 2), (6, 3)])
-def test_a_job_goes_on_with_other_numbers_of_processes(workers: int, servers: int, tmp_path: Path) -> None:
+def test_a_job_goes_on_with_other_numbers_of_processes(
+    workers: int, servers: int, jobs: Jobs, tmp_path: Path
+) -> None:
     codec = "2bit:threshold=auto"
-    checkpoint = train_and_kill(tmp_path / "killed", codec)
+    checkpoint = jobs.checkpoint(tmp_path, codec)
     resumed = run_to_the_end(
         tmp_path / "resumed", program(checkpoint, codec, "resume=1"), workers=workers, servers=servers
     )
@@ -82,10 +111,9 @@ def test_a_job_goes_on_with_other_numbers_of_processes(workers: int, servers: in
     assert all(record["begin"] == SAVED for record in resumed.records())
 
 
-def test_a_job_that_is_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_job_that_is_killed_while_it_saves_leaves_the_checkpoint_before(jobs: Jobs, tmp_path: Path) -> None:
     codec = "2bit:threshold=auto"
-    undisturbed = run_to_the_end(tmp_path / "undisturbed", program(tmp_path, codec), workers=WORKERS)
-    checkpoint = train_and_kill(tmp_path / "killed", codec)
+    checkpoint = jobs.checkpoint(tmp_path, codec)
     before = (checkpoint / "checkpoint.manifest").read_bytes()
     (tmp_path / "again").mkdir()
     with Run(tmp_path / "again", {}, workers=WORKERS) as job:
@@ -95,4 +123,4 @@ def test_a_job_that_is_killed_while_it_saves_leaves_the_checkpoint_before(tmp_pa
     assert (checkpoint / "000002.worker-1.state.unfinished").stat().st_size == 1_000_000
     assert (checkpoint / "checkpoint.manifest").read_bytes() == before
     resumed = run_to_the_end(tmp_path / "resumed", program(checkpoint, codec, "resume=1"), workers=WORKERS)
-    assert agreed(resumed, WORKERS) == agreed(undisturbed, WORKERS)
+    assert agreed(resumed, WORKERS) == jobs.undisturbed(codec)

@@ -3,8 +3,8 @@
 Every worker writes `pid` into $TEST_FOLDER/worker<rank>.pid, with the rank that it had first, and each step into
 $TEST_FOLDER/steps.<pid>: generation, rank, number of workers and step.
 
-    store=allreduce codec=none steps=60 pause=0.02 fail=RANK:STEP (ends there with an error of its own;
-    how=exit: by sys.exit())
+    store=allreduce codec=none steps=60 pause=0.02 until=WORKERS (no pause once there are so many)
+    fail=RANK:STEP (ends there with an error of its own; how=exit: by sys.exit())
     desert=RANK (is called, and dies before it can be reached) die=RANK (once it has joined, before it has a model)
 """
 
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 given = dict(argument.split("=", 1) for argument in sys.argv[1:])
 STEPS, PAUSE = int(given.get("steps", "60")), float(given.get("pause", "0.02"))
+UNTIL = int(given.get("until", "1000"))
 FAIL = tuple(int(number) for number in given.get("fail", "-1:-1").split(":"))
 FOLDER = Path(os.environ["TEST_FOLDER"])
 BATCH = 4
@@ -87,7 +88,7 @@ def train(state: gw.elastic.TorchState) -> None:
             state.commit()
             line = [state.store.generation, state.store.rank, state.store.num_workers, state.step]
             print(json.dumps(line), file=steps, flush=True)
-            time.sleep(PAUSE)
+            time.sleep(PAUSE if state.store.num_workers < UNTIL else 0)
             if state.step >= STEPS:
                 return
         state.sampler.set_epoch(state.sampler.epoch + 1)

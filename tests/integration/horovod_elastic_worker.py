@@ -4,8 +4,9 @@ its end.
 Every worker writes its pid into $TEST_FOLDER/worker<rank>.pid, with the rank that it had first, and each step into
 $TEST_FOLDER/steps.<pid>: generation, rank, number of workers and step.
 
-    steps=60 pause=0.02 codec=none fail=RANK:STEP how=raise (ends there with an error of its own; likewise exit, and
-    shutdown: raise after hvd.shutdown()) reset=RANK (its reset callback raises)
+    steps=60 pause=0.02 until=WORKERS (no pause once there are so many) codec=none
+    fail=RANK:STEP how=raise (ends there with an error of its own; likewise exit, and shutdown: raise after
+    hvd.shutdown()) reset=RANK (its reset callback raises)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader
 
 given = dict(argument.split("=", 1) for argument in sys.argv[1:])
 STEPS, PAUSE = int(given.get("steps", "60")), float(given.get("pause", "0.02"))
+UNTIL = int(given.get("until", "1000"))
 FAIL = tuple(int(number) for number in given.get("fail", "-1:-1").split(":"))
 HOW, RESET = given.get("how", "raise"), int(given.get("reset", "-1"))
 FOLDER = Path(os.environ["TEST_FOLDER"])
@@ -87,7 +89,7 @@ def train(state: hvd.elastic.TorchState) -> None:
             state.commit()
             if state.step == STEPS:
                 return
-            time.sleep(PAUSE)
+            time.sleep(PAUSE if hvd.size() < UNTIL else 0)
         state.epoch += 1
         state.sampler.set_epoch(state.epoch)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from gradwire.timeline.command import load
 from gradwire.timeline.span import Span, Timeline
+from integration.overlap_trace_worker import FORWARD_SECONDS
 from integration.processes import PROGRAMS, ByHand, agreed, clean_environment, python, run_to_the_end
 from python.trace_event_format import expect_trace_event_format
 
@@ -89,6 +90,33 @@ def test_every_partition_has_every_stage_in_causal_order(store: str, servers: in
     expect_causal_order(timeline)
     expect_waits(timeline)
     assert not out.with_name("out.json.parts").exists()
+
+
+def front_layer_began_early(timeline: Timeline) -> bool:
+    """Whether some rank's front layer went forward once its own sum was there, while others of that step were not."""
+    of_step: dict[tuple[int, int], dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    for span in timeline.spans:
+        of_step[span.process.rank, span.step][span.stage].append(span)
+
+    def is_early(wait: Span, next_wait: Span, decodes: list[Span]) -> bool:
+        worked = next_wait.begin - wait.end >= FORWARD_SECONDS * 1e9
+        return worked and any(decode.end > wait.end for decode in decodes)
+
+    waits = {step: sorted(stages["wait"], key=lambda span: span.begin) for step, stages in of_step.items()}
+    return any(
+        is_early(one, other, of_step[step]["decode"])
+        for step, spans in waits.items()
+        for one, other in itertools.pairwise(spans)
+    )
+
+
+@pytest.mark.parametrize("mode", ["overlap", "drain"])
+def test_the_next_forward_begins_before_the_last_sum_has_come(mode: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    command = ["--timeline", str(out), *python("overlap_trace_worker.py", mode)]
+    ended = run_to_the_end(tmp_path, command)
+    assert ended.code == 0, str(ended)
+    assert front_layer_began_early(load(out)) == (mode == "overlap")
 
 
 def test_the_command_explains_it(tmp_path: Path) -> None:

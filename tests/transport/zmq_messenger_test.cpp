@@ -4,6 +4,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -287,5 +290,35 @@ TEST(ZmqLiveness, ASchedulerThatFallsSilentIsNamed) {
                                                  HasSubstr("sent no heartbeat for 0."))));
   worker->detach();
 }
+
+// --- connections ---
+
+// Sockets of this process whose unsent bytes are limited.
+int bounded_sockets() {
+  constexpr int kHighestFd = 4096;
+  int bounded = 0;
+  for (int fd = 0; fd < kHighestFd; ++fd) {
+    int limit = 0;
+    socklen_t length = sizeof(limit);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &limit, &length) == 0 && limit > 0) ++bounded;
+  }
+  return bounded;
+}
+
+// What the kernel has taken nothing overtakes, and by default it takes megabytes.
+TEST(ZmqLinks, TheKernelIsKeptFromTakingFarMoreThanItCanSend) {
+  for (const bool ipc : {false, true}) {
+    ZmqOptions options = job_of(1, 1);
+    options.ipc = ipc;
+    Scheduler scheduler(options);
+    auto joining = join_later(node_of(options, scheduler, Role::kServer, 0));
+    const auto worker = connect_zmq(node_of(options, scheduler, Role::kWorker, 0));
+    const auto server = joining.get();
+    EXPECT_EQ(bounded_sockets(), ipc ? 0 : 2) << "both ends of the one stream, if it is TCP";
+    worker->detach();
+    server->detach();
+  }
+}
+
 }  // namespace
 }  // namespace gradwire::transport
