@@ -147,15 +147,23 @@ void ZmqSocket::set_max_part_bytes(std::uint64_t bytes) {
 
 ZmqSocket::~ZmqSocket() {
   if (socket_ != nullptr) zmq_close(socket_);
+  remove_files();
 }
 
 void ZmqSocket::close() noexcept {
   const int linger = 0;
   zmq_setsockopt(socket_, ZMQ_LINGER, &linger, sizeof(linger));
   zmq_close(std::exchange(socket_, nullptr));
+  remove_files();
 }
 
-ZmqSocket::ZmqSocket(ZmqSocket&& other) noexcept : socket_(std::exchange(other.socket_, nullptr)) {}
+void ZmqSocket::remove_files() noexcept {
+  for (const std::string& file : files_) unlink(file.c_str());
+  files_.clear();
+}
+
+ZmqSocket::ZmqSocket(ZmqSocket&& other) noexcept
+    : socket_(std::exchange(other.socket_, nullptr)), files_(std::exchange(other.files_, {})) {}
 
 void ZmqSocket::set(int option, int value) {
   if (zmq_setsockopt(socket_, option, &value, sizeof(value)) != 0) throw_zmq("zmq: socket option");
@@ -171,6 +179,9 @@ std::string ZmqSocket::bind(const std::string& endpoint) {
   std::size_t length = last.size();
   if (zmq_getsockopt(socket_, ZMQ_LAST_ENDPOINT, last.data(), &length) != 0)
     throw_zmq("zmq: endpoint in use");
+  constexpr std::string_view kFile = "ipc://";  // ipc://@ has none
+  if (endpoint.starts_with(kFile) && endpoint[kFile.size()] != '@')
+    files_.push_back(endpoint.substr(kFile.size()));
   return without_mapping(last.data());
 }
 

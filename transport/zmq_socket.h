@@ -103,8 +103,10 @@ class ZmqSocket {
 
  private:
   bool send_part(ZmqMessage& part, int flags);
+  void remove_files() noexcept;
 
   void* socket_;
+  std::vector<std::string> files_;  // local sockets that are bound, which libzmq leaves behind
 };
 
 /// What became of a connection.

@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
+#include <filesystem>
 #include <future>
 #include <mutex>
 #include <thread>
@@ -318,6 +320,24 @@ TEST(ZmqLinks, TheKernelIsKeptFromTakingFarMoreThanItCanSend) {
     worker->detach();
     server->detach();
   }
+}
+
+TEST(ZmqLinks, LocalSocketsLeaveNoFileBehind) {
+  std::string folder = ::testing::TempDir() + "gradwire-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  {
+    ZmqOptions options = job_of(1, 1);
+    options.scheduler = "ipc://" + folder + "/job";
+    Scheduler scheduler(options);
+    auto joining = join_later(node_of(options, scheduler, Role::kServer, 0));
+    const auto worker = connect_zmq(node_of(options, scheduler, Role::kWorker, 0));
+    const auto server = joining.get();
+    EXPECT_FALSE(std::filesystem::is_empty(folder));
+    worker->detach();
+    server->detach();
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace
