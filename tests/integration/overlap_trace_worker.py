@@ -24,7 +24,6 @@ class Front(torch.nn.Linear):
 
 def main() -> None:
     torch.set_num_threads(1)
-    gw.kv.create("dist_sync")
     torch.manual_seed(0)
     model = torch.nn.Sequential(Front(16, 16), torch.nn.Linear(16, 300_000), torch.nn.Linear(300_000, 1))
     optimizer = gw.torch.DistributedOptimizer(
