@@ -171,7 +171,9 @@ class Engine {
   /// Stores root's value (others' are ignored) as the first value of a key; ranks then pull it.
   void init(KeyId key, std::span<const float> value, std::uint32_t root = 0);
   /// Sets the servers' optimizer ("sgd learning_rate=0.1"); replies are weights from then on, and slots that
-  /// shared a bucket go alone. Throws std::logic_error for the first one during a step.
+  /// shared a bucket go alone. A key that was pushed before begins with the sum of its last round. Throws
+  /// std::logic_error for the first one during a step, and std::invalid_argument where a key has no value,
+  /// since a checkpoint of sums has none and it was not pushed since.
   void set_optimizer(const std::string& text);
 
   // One key. Spans hold exactly the key's elements, all of a call's at one place. Where pushes are applied at
@@ -375,6 +377,8 @@ class Engine {
                          std::span<const std::string> seals);
   void require_loadable(const CheckpointSource& source) const;
   void restore(CheckpointSource& source);
+  void note_without_value(const CheckpointSource& source);
+  void require_values();
   // engine_optimizer_states.cpp
   void require_still(const char* verb);
   void require_states(const char* verb);
@@ -411,6 +415,8 @@ class Engine {
   std::unique_ptr<Collectives> collectives_;
   std::unique_ptr<SparseRows> sparse_;  ///< none where a library sums
   std::uint64_t loads_ = 0;             ///< checkpoints that were loaded
+  /// Keys and tables of which a checkpoint has brought no value: the rounds that this worker had begun then.
+  std::map<std::uint64_t, std::uint64_t> keys_without_value_, tables_without_value_;
   std::unique_ptr<Slots> slots_;
 };
 

@@ -98,6 +98,7 @@ class SparseRows {
   bool has_begun() const;
   /// What this worker keeps of a table: its residuals and how many rounds it has begun.
   RowState worker_state(TableId table);
+  std::uint64_t rounds_begun(TableId table);
   void set_worker_state(TableId table, const RowState& state);
   /// On how many servers a table lives.
   std::size_t owners(TableId table) const;
