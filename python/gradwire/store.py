@@ -114,10 +114,13 @@ class KVStore(Worker):
             name: "sgd" (learning_rate, momentum, nesterov=0 or 1), "adam" and "adamw" (learning_rate, beta1, beta2,
                 epsilon), "adagrad" (learning_rate, epsilon), all with wd, rescale_grad and clip_gradient; or "test"
                 (rescale_grad), MXNet's. The formulas are torch.optim's; rescale_grad=1/num_workers makes means of sums.
+                A number is any that float() takes, NumPy's too, and True is 1; nesterov needs a momentum.
+
+        Keys that were pushed before begin with what pull() brings, the sum of their last round, as MXNet's do.
 
         Raises:
-            ValueError: an unknown name or parameter, a value out of range, ranks that differ, or a compression with
-                threshold=auto.
+            ValueError: an unknown name or parameter, a value out of range, ranks that differ, a compression with
+                threshold=auto, or a key that has no value: one of a checkpoint of sums, which was not pushed since.
         """
         if self.goes_on:
             raise ValueError(
@@ -126,10 +129,9 @@ class KVStore(Worker):
                 "create the store with on_failure='abort'"
             )
         self._require_own_scale("set_optimizer", self._compression)
-        self.engine.set_optimizer(
-            " ".join([name, *(f"{key}={value!r}" for key, value in parameters.items())])
-        )
-        self._optimizer = (name, parameters)
+        numbers = {key: _number(name, key, value) for key, value in parameters.items()}
+        self.engine.set_optimizer(" ".join([name, *(f"{key}={value!r}" for key, value in numbers.items())]))
+        self._optimizer = (name, numbers)
 
     def _require_own_scale(self, verb: str, compression: Compression) -> None:
         """Weights, which servers with an optimizer answer with, do not tell the scale of the next round; local stores
@@ -401,6 +403,15 @@ class KVStore(Worker):
             self.wait_until(ticket.wait)
             target.deliver()
         self.print_notices()
+
+
+def _number(optimizer: str, parameter: str, value: Any) -> float:
+    """A parameter as what servers read: also NumPy's numbers and 0-dimensional arrays, and True."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise ValueError(
+            f"set_optimizer: {parameter}={value!r} of {optimizer} is a {type(value).__name__}, expected a number"
+        )
+    return float(value)
 
 
 def _zeros_like(value: Any) -> Any:

@@ -84,7 +84,8 @@ def _sgd(optimizer: Any) -> tuple[str, dict[str, float]]:
 
 
 def _nag(optimizer: Any) -> tuple[str, dict[str, float]]:
-    return "sgd", _rates(optimizer, momentum=optimizer.momentum, nesterov=1)
+    """Without a momentum, MXNet's default, its NAG is its SGD."""
+    return "sgd", _rates(optimizer, momentum=optimizer.momentum, nesterov=float(optimizer.momentum != 0))
 
 
 def _adam(optimizer: Any) -> tuple[str, dict[str, float]]:
