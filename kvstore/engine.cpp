@@ -362,7 +362,8 @@ std::map<std::uint64_t, std::uint64_t> Engine::staleness() const {
 }
 double Engine::codec_seconds() const {
   if (!thread_) return 0;
-  return thread_->codec_seconds() + (hierarchy_ ? hierarchy_->rounds().codec_seconds() : 0);
+  return thread_->codec_seconds() + (hierarchy_ ? hierarchy_->rounds().codec_seconds() : 0) +
+         (sparse_ ? sparse_->codec_seconds() : 0);
 }
 bool Engine::take_nonfinite() {
   const bool in_rows = sparse_ && sparse_->take_nonfinite();

@@ -218,12 +218,12 @@ class Engine {
 
   /// Returns a key's residual; empty where there is none yet.
   std::vector<float> residual(KeyId key);
-  /// The Euclidean norm of all of them together, in one pass over their memory; nothing while a round is in
-  /// progress, and after close().
+  /// The Euclidean norm of all of them together, and of those of rows, in one pass over their memory; nothing
+  /// while a round is in progress, and after close().
   std::optional<double> residual_norm();
   /// How much of what codecs were given they have sent (share_sent.h), over all keys that have a residual on
-  /// the host, each in the last of its rounds that was measured. Nothing where there is none, while a round
-  /// is in progress, and after close().
+  /// the host, and tables, each in the last of its rounds that was measured. Nothing where there is none,
+  /// while a round is in progress, and after close().
   std::optional<double> share_sent();
   /// Replaces it. Throws std::invalid_argument naming the first value that is not finite, unless the key's
   /// codec keeps such values (nonfinite=mxnet); nothing has changed then.
@@ -285,7 +285,7 @@ class Engine {
   std::uint64_t mirrored_bytes();
   /// Servers that have died, and who serves in their place.
   std::map<std::uint32_t, std::uint32_t> replaced_servers() const;
-  /// Of the host's threads.
+  /// Of the host's threads; of rows also those that call.
   double codec_seconds() const;
   /// True when any rank met a NaN or infinity since the last call.
   bool take_nonfinite();

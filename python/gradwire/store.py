@@ -31,7 +31,7 @@ class KVStore(Worker):
     def __init__(self, kind: str, engine: _core.Engine, values: settings.Settings) -> None:
         super().__init__(kind, engine, values)
         self._compression = Compression()
-        self._devices = DeviceSum("none")
+        self.devices = DeviceSum("none")  # what local stores encode
         self._optimizer: tuple[str, dict[str, float]] | None = None
         self.rows = SparseKeys(self)  # keys that were initialised with RowSparse
         encodes_on_devices = not self._is_local and _core.build_info()["cuda_devices"] > 0
@@ -68,6 +68,13 @@ class KVStore(Worker):
             "gradient_compression:CODEC"
         )
 
+    def stats(self, servers: bool = False) -> dict[str, Any]:
+        """As Worker.stats(). In `local` and `device` each device of a value encodes: bytes_raw, bytes_encoded, ratio,
+        residual_norm and share_sent are then of what devices gave, each by itself.
+        """
+        found = super().stats(servers)
+        return found | self.devices.stats_beside(found) if self._is_local else found
+
     # ---------------------------------------------------------------- settings, the same on all ranks
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
@@ -93,7 +100,7 @@ class KVStore(Worker):
         if not self._is_local:
             return self.use_compression(parsed)
         parsed.require_whole_weights(f"set_gradient_compression: the store {self.type!r} has no servers")
-        self._devices = DeviceSum(parsed.spec)
+        self.devices.use(parsed.spec)
         self._compression = parsed
         return None
 
@@ -347,7 +354,7 @@ class KVStore(Worker):
         Raises:
             RuntimeError: a file cannot be written, on any rank; or a step is under way.
         """
-        checkpoint.save(self.engine, folder, extra, self._devices)
+        checkpoint.save(self.engine, folder, extra, self.devices)
 
     def load_checkpoint(self, folder: str | PathLike[str]) -> Restored:
         """Goes on from a checkpoint: in a job of the same keys that has pushed nothing yet. Collective, once keys are
@@ -369,7 +376,7 @@ class KVStore(Worker):
                 `dist_async*`, or this job has pushed; nothing has changed.
             RuntimeError: a file cannot be read.
         """
-        optimizer, restored = checkpoint.load(self.engine, folder, self._devices)
+        optimizer, restored = checkpoint.load(self.engine, folder, self.devices)
         if optimizer is not None:
             self._optimizer = optimizer
         return restored
@@ -395,8 +402,8 @@ class KVStore(Worker):
     def _merged(self, key: Key, arrays: list[Any]) -> Any:
         compresses = self._is_local and not self.passthrough
         if len(arrays) > 1 and is_on_device(arrays[0]):
-            return self._devices.add_on_device(arrays)
-        return self._devices.add(key, arrays) if len(arrays) > 1 or compresses else arrays[0]
+            return self.devices.add_on_device(arrays)
+        return self.devices.summed(key, arrays) if len(arrays) > 1 or compresses else arrays[0]
 
     def _finish(self, tickets: Sequence[_core.Ticket], targets: Sequence[Target]) -> None:
         for ticket, target in zip(tickets, targets, strict=True):
