@@ -78,7 +78,8 @@ class Worker(AbstractKVStore):
             ones to broadcast.
 
         Raises:
-            ValueError: a store in which a library sums (`allreduce_mpi`, `nccl`), or hierarchy=host.
+            ValueError: a store in which a library sums (`allreduce_mpi`, `nccl`), or hierarchy=host; `dist_async*`,
+                whose workers wait for the others in barrier() instead.
             gradwire.TimeoutError: a worker has not joined within GRADWIRE_SLOW_ABORT; names it.
         """
         return self.engine.join()
