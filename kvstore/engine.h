@@ -154,8 +154,10 @@ class Engine {
   /// library sums.
   SparseRows& sparse();
   /// Sets the codec and reply for all keys from the next round on, and how servers with an optimizer send
-  /// weights back (weight_replies.h; tables of rows send them as float32). Throws std::invalid_argument (bad
-  /// spec, ranks that differ, or weights that no server sends since a library sums).
+  /// weights back (weight_replies.h; tables of rows send them as float32). Scales that were agreed go on
+  /// where it is the codec that agreed them, in the last round or in a checkpoint that was loaded. Throws
+  /// std::invalid_argument (bad spec, ranks that differ, or weights that no server sends since a library
+  /// sums).
   void set_compression(const compress::CodecSpec& spec, const std::string& reply,
                        const std::string& weights = "fp32");
   /// Sets the codec and reply of some keys apart from what holds for all. Before they are bound to slots:

@@ -195,6 +195,10 @@ class EngineThread final : private transport::Sink {
             std::uint64_t bytes) const;
   Tensor& add_tensor(KeySpec spec, const std::vector<Part>& parts);
   Ticket between_rounds(std::vector<KeyId> keys, std::function<void()> task);
+  const std::shared_ptr<const Compression>& compression_of(const Tensor& tensor) const;
+  bool is_in_force(const Tensor& tensor) const;
+  void take_restored_scales(Tensor& tensor);
+  void renew_scales(Tensor& tensor, const Compression& before);
   void start_next(Tensor& tensor);
   void start(Tensor& tensor);
   void start_push(Tensor& tensor);
