@@ -207,6 +207,7 @@ class Worker(AbstractKVStore):
         if recorder is not None:
             recorder.stop()
         self.engine.close()
+        self._print_messages()
         if recorder is not None:
             recorder.write()
         if uncaught_error.ended_the_script() and not joining.ends_as_one(self._kind):
@@ -238,6 +239,14 @@ class Worker(AbstractKVStore):
         self.waited_seconds += time.perf_counter() - began
 
     def print_notices(self) -> None:
-        """Reports on stderr what the engine has to say: a rank that is waited for, a codec that a device lacks."""
+        """Reports on stderr what the engine has to say: a rank that is waited for, a codec that a device lacks; and, to
+        who asked for level debug, each message that was sent or heard.
+        """
         for notice in self.engine.take_notices():
             self._log.say("warning", notice)
+        self._print_messages()
+
+    def _print_messages(self) -> None:
+        if self._log.reports("debug"):  # else there are none
+            for line in self.engine.take_messages():
+                self._log.say("debug", line)
