@@ -192,6 +192,7 @@ class Aggregator {
   Round open_whole(const transport::FrameHeader& header);
   void fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers);
   // aggregator_weights.cpp
+  void begin_with_sum(Partition& partition);
   void set_weight_replies(std::string_view text);
   transport::Frame whole_weight(std::span<const float> weight, const transport::FrameHeader& request);
   transport::Frame encoded_weight(Content content, transport::Buffer payload,

@@ -6,6 +6,7 @@
 
 #include "kvstore/aggregator.h"
 #include "kvstore/answer.h"
+#include "kvstore/shortened.h"
 
 namespace gradwire::kvstore {
 
@@ -13,6 +14,22 @@ using transport::Buffer;
 using transport::Frame;
 using transport::FrameHeader;
 using transport::Kind;
+
+/// Where a job has summed so far, what a pull brings is the last sum, to the bit, and so what an optimizer
+/// goes on from. Not so of several tensors in one: where servers have an optimizer, each tensor goes alone.
+void Aggregator::begin_with_sum(Partition& partition) {
+  if (!partition.value.empty() || !partition.answer || partition.answer->header.kind != Kind::kReply) return;
+  Frame sum = share(*partition.answer);
+  const FrameHeader& header = sum.header;
+  if ((header.flags & transport::kFlagSegments) != 0) return;
+  restore(sum, pool_);
+  const compress::Codec& codec = codecs_.of(header);
+  std::vector<float> value(partition.count);
+  std::vector<compress::UnitScale> unused(codec.agrees_scales() ? compress::unit_count(value.size()) : 0);
+  codec.decode_reply(std::as_const(sum.payload).bytes(), contributors_.size() - absent_of(header.flags),
+                     static_cast<compress::ReplyKind>(header.reply), value, unused);
+  partition.value = std::move(value);
+}
 
 /// The same replies again change nothing: workers keep what they have.
 void Aggregator::set_weight_replies(std::string_view text) {

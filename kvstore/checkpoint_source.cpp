@@ -139,6 +139,11 @@ bool CheckpointSource::has_value(std::uint64_t tensor) {
                                       [this](const Held& held) { return !partition(held).value.empty(); });
 }
 
+bool CheckpointSource::held_sum(std::uint64_t tensor) const {
+  const auto saved = same_tensor(manifest_.layout, here_, tensor);
+  return saved && manifest_.optimizer.empty() && rounds_begun(*saved) > 0;
+}
+
 // ------------------------------------------------------------------------------------- workers' states
 
 void CheckpointSource::add_residual_of(std::uint32_t rank, bool adds, const Range& range,
@@ -202,6 +207,10 @@ std::size_t CheckpointSource::server_pieces(std::uint64_t table) const {
 
 RowState CheckpointSource::server_piece(std::uint64_t table, std::size_t index) const {
   return rows(server_rows_[saved_table(table)][index], table);
+}
+
+bool CheckpointSource::held_sums_of_rows(std::uint64_t table) const {
+  return manifest_.optimizer.empty() && server_pieces(table) > 0 && server_piece(table, 0).next_step > 0;
 }
 
 RowState CheckpointSource::worker_rows(std::uint64_t table, const Contributor& worker) const {

@@ -52,12 +52,16 @@ class CheckpointSource {
   PartitionState partition_state(const Range& range);
   /// Whether the servers held a value of a tensor here: a first value, or a weight.
   bool has_value(std::uint64_t tensor);
+  /// Whether servers held the sum of a round of the tensor in place of a value, which no checkpoint has.
+  bool held_sum(std::uint64_t tensor) const;
 
   // Tables of rows, by their numbers here. Require that the checkpoint has them.
 
   /// What servers held of a table's rows, in as many pieces as were saved.
   std::size_t server_pieces(std::uint64_t table) const;
   RowState server_piece(std::uint64_t table, std::size_t index) const;
+  /// As held_sum().
+  bool held_sums_of_rows(std::uint64_t table) const;
   /// What a worker goes on with: all push rows, also where a host's workers sum first.
   RowState worker_rows(std::uint64_t table, const Contributor& worker) const;
 

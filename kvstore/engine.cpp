@@ -272,12 +272,15 @@ void Engine::set_optimizer(const std::string& text) {
   if (is_first) require_no_step("set_optimizer");
   if (sparse_) sparse_->settle(options_.slow_abort);
   await_rounds("set_optimizer");  // a push that is still encoded is of the optimizer before
+  if (is_first) require_values();
   require_same_settings("set_optimizer", all_gather("optimizer", text));
   optimizer_ = text;
   has_optimizer_ = true;
   if (is_first && slots_) leave_buckets();
-  if (rank() == 0 || in_order_) thread_->command("optimizer " + text).wait();
-  barrier();
+  attempt("optimizer is set", [&] {
+    if (rank() == 0 || in_order_) thread_->command("optimizer " + text).wait();
+    return std::string();
+  });
 }
 
 std::optional<DeviceOperation> Engine::device_operation(const OnDevice& place) const {
@@ -359,7 +362,8 @@ std::map<std::uint64_t, std::uint64_t> Engine::staleness() const {
 }
 double Engine::codec_seconds() const {
   if (!thread_) return 0;
-  return thread_->codec_seconds() + (hierarchy_ ? hierarchy_->rounds().codec_seconds() : 0);
+  return thread_->codec_seconds() + (hierarchy_ ? hierarchy_->rounds().codec_seconds() : 0) +
+         (sparse_ ? sparse_->codec_seconds() : 0);
 }
 bool Engine::take_nonfinite() {
   const bool in_rows = sparse_ && sparse_->take_nonfinite();

@@ -154,8 +154,10 @@ class Engine {
   /// library sums.
   SparseRows& sparse();
   /// Sets the codec and reply for all keys from the next round on, and how servers with an optimizer send
-  /// weights back (weight_replies.h; tables of rows send them as float32). Throws std::invalid_argument (bad
-  /// spec, ranks that differ, or weights that no server sends since a library sums).
+  /// weights back (weight_replies.h; tables of rows send them as float32). Scales that were agreed go on
+  /// where it is the codec that agreed them, in the last round or in a checkpoint that was loaded. Throws
+  /// std::invalid_argument (bad spec, ranks that differ, or weights that no server sends since a library
+  /// sums).
   void set_compression(const compress::CodecSpec& spec, const std::string& reply,
                        const std::string& weights = "fp32");
   /// Sets the codec and reply of some keys apart from what holds for all. Before they are bound to slots:
@@ -171,7 +173,9 @@ class Engine {
   /// Stores root's value (others' are ignored) as the first value of a key; ranks then pull it.
   void init(KeyId key, std::span<const float> value, std::uint32_t root = 0);
   /// Sets the servers' optimizer ("sgd learning_rate=0.1"); replies are weights from then on, and slots that
-  /// shared a bucket go alone. Throws std::logic_error for the first one during a step.
+  /// shared a bucket go alone. A key that was pushed before begins with the sum of its last round. Throws
+  /// std::logic_error for the first one during a step, and std::invalid_argument where a key has no value,
+  /// since a checkpoint of sums has none and it was not pushed since.
   void set_optimizer(const std::string& text);
 
   // One key. Spans hold exactly the key's elements, all of a call's at one place. Where pushes are applied at
@@ -216,12 +220,12 @@ class Engine {
 
   /// Returns a key's residual; empty where there is none yet.
   std::vector<float> residual(KeyId key);
-  /// The Euclidean norm of all of them together, in one pass over their memory; nothing while a round is in
-  /// progress, and after close().
+  /// The Euclidean norm of all of them together, and of those of rows, in one pass over their memory; nothing
+  /// while a round is in progress, and after close().
   std::optional<double> residual_norm();
   /// How much of what codecs were given they have sent (share_sent.h), over all keys that have a residual on
-  /// the host, each in the last of its rounds that was measured. Nothing where there is none, while a round
-  /// is in progress, and after close().
+  /// the host, and tables, each in the last of its rounds that was measured. Nothing where there is none,
+  /// while a round is in progress, and after close().
   std::optional<double> share_sent();
   /// Replaces it. Throws std::invalid_argument naming the first value that is not finite, unless the key's
   /// codec keeps such values (nonfinite=mxnet); nothing has changed then.
@@ -283,7 +287,7 @@ class Engine {
   std::uint64_t mirrored_bytes();
   /// Servers that have died, and who serves in their place.
   std::map<std::uint32_t, std::uint32_t> replaced_servers() const;
-  /// Of the host's threads.
+  /// Of the host's threads; of rows also those that call.
   double codec_seconds() const;
   /// True when any rank met a NaN or infinity since the last call.
   bool take_nonfinite();
@@ -375,6 +379,8 @@ class Engine {
                          std::span<const std::string> seals);
   void require_loadable(const CheckpointSource& source) const;
   void restore(CheckpointSource& source);
+  void note_without_value(const CheckpointSource& source);
+  void require_values();
   // engine_optimizer_states.cpp
   void require_still(const char* verb);
   void require_states(const char* verb);
@@ -411,6 +417,8 @@ class Engine {
   std::unique_ptr<Collectives> collectives_;
   std::unique_ptr<SparseRows> sparse_;  ///< none where a library sums
   std::uint64_t loads_ = 0;             ///< checkpoints that were loaded
+  /// Keys and tables of which a checkpoint has brought no value: the rounds that this worker had begun then.
+  std::map<std::uint64_t, std::uint64_t> keys_without_value_, tables_without_value_;
   std::unique_ptr<Slots> slots_;
 };
 

@@ -211,8 +211,44 @@ Restored Engine::load_checkpoint(const std::string& folder) {
   for (KeyId key = 0; hierarchy_ && hierarchy_->leads() && key < keys_.size(); ++key) {
     if (source->has_value(key)) hierarchy_->fetch_first_value(key);
   }
+  note_without_value(*source);
   barrier();
   return {files, optimizer_};
+}
+
+/// Where servers summed, what they held was the last sum, which no checkpoint has.
+void Engine::note_without_value(const CheckpointSource& source) {
+  std::vector<std::uint64_t> steps;
+  rounds().read_steps(steps).wait();
+  for (KeyId key = 0; key < keys_.size(); ++key) {
+    const auto is_bucket = [key](const auto& row) { return row.second.key == key; };
+    if (source.held_sum(key) && std::ranges::none_of(together_, is_bucket))
+      keys_without_value_[key] = steps[key];
+  }
+  const std::size_t count = tables().size();
+  for (std::uint64_t table = 0; table < count; ++table) {
+    if (source.held_sums_of_rows(table)) tables_without_value_[table] = sparse_->rounds_begun(table);
+  }
+}
+
+/// An optimizer that is set before those keys are pushed would have nothing to update.
+void Engine::require_values() {
+  if (keys_without_value_.empty() && tables_without_value_.empty()) return;
+  const auto refuse = [](const std::string& what) {
+    throw std::invalid_argument(fmt::format(
+        "set_optimizer: {} has no value that it could update: the checkpoint that was loaded is of sums, and "
+        "holds none of its last round; push it once before, whose sum is then the weight, or save the "
+        "checkpoint once an optimizer is set",
+        what));
+  };
+  std::vector<std::uint64_t> steps;
+  rounds().read_steps(steps).wait();
+  for (const auto& [key, step] : keys_without_value_) {
+    if (steps[key] == step) refuse(fmt::format("key '{}'", keys_[key].name));
+  }
+  for (const auto& [table, step] : tables_without_value_) {
+    if (sparse_->rounds_begun(table) == step) refuse(fmt::format("table '{}'", tables()[table].name));
+  }
 }
 
 void Engine::require_loadable(const CheckpointSource& source) const {

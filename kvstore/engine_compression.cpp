@@ -157,14 +157,17 @@ std::optional<double> Engine::residual_norm() {
   double squares = 0;
   bool known = false;
   thread_->measure_residuals(squares, known).wait();
+  if (sparse_) squares += sparse_->residual_squares();
   return known ? std::optional(std::sqrt(squares)) : std::nullopt;
 }
 
 std::optional<double> Engine::share_sent() {
   if (!thread_) return std::nullopt;
   ShareSent share;
-  thread_->measure_share(share).wait();
-  return share.is_known ? std::optional(share.value()) : std::nullopt;
+  bool known = false;
+  thread_->measure_share(share, known).wait();
+  if (sparse_) share += sparse_->share_sent();
+  return known && share.is_known ? std::optional(share.value()) : std::nullopt;
 }
 
 std::vector<float> Engine::residual(KeyId key) {

@@ -104,8 +104,9 @@ void Engine::require_optional_workers() const {
         "same number of steps, or leave the hierarchy out";
   } else if (options_.at_once) {
     why =
-        "here no round waits for another worker; one that has run out of data stops pushing and closes the "
-        "store";
+        "this store applies each push at once, and no round waits for a worker that has run out of data; "
+        "call "
+        "barrier() in its place, in which it waits for the others while they push on, or close the store";
   } else if (sparse_->has_tables()) {
     why =
         "rounds of tables of rows need every worker; push no rows instead, as often as the others push some, "

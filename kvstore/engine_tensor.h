@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -54,6 +55,7 @@ struct EngineThread::Tensor {
   bool value_on_device = false;
   std::vector<compress::UnitScale> scales;  ///< one per unit, agreed in the last round
   bool scales_known = false;
+  std::string restored_scales_of;       ///< who agreed those of a checkpoint; empty: they are no checkpoint's
   std::vector<std::uint32_t> segments;  ///< of several tensors in one: the elements of each; else empty
   std::uint64_t step = 0;               ///< rounds begun
   std::shared_ptr<const Compression> own_compression;  ///< of all rounds; null: that of all tensors

@@ -90,9 +90,9 @@ void EngineThread::add_bucket(KeySpec spec, Part part, std::vector<std::uint32_t
 
 void EngineThread::set_compression(std::shared_ptr<const Compression> compression) {
   loop_->post([this, compression = std::move(compression)] {
-    compression_ = compression;
+    const auto before = std::exchange(compression_, compression);
     for (auto& tensor : tensors_) {
-      if (!tensor->own_compression) tensor->scales_known = tensor->scales_known_before = false;
+      if (!tensor->own_compression) renew_scales(*tensor, *before);
     }
   });
 }
@@ -101,8 +101,8 @@ void EngineThread::set_compression_of(std::vector<KeyId> keys,
                                       std::shared_ptr<const Compression> compression) {
   loop_->post([this, keys = std::move(keys), compression = std::move(compression)] {
     for (const KeyId key : keys) {
-      tensors_[key]->own_compression = compression;
-      tensors_[key]->scales_known = tensors_[key]->scales_known_before = false;
+      const auto before = std::exchange(tensors_[key]->own_compression, compression);
+      renew_scales(*tensors_[key], before ? *before : *compression_);
     }
   });
 }
@@ -235,6 +235,7 @@ void EngineThread::start_push(Tensor& tensor) {
     operation.out = on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
   }
   tensor.value_current = false;
+  tensor.restored_scales_of.clear();
   ++tensor.step;
   raw_bytes_ += elements * sizeof(float);
   tensor.parts_to_take = tensor.parts.size();
@@ -430,8 +431,7 @@ void EngineThread::finish(Tensor& tensor, std::exception_ptr error) {
   const bool pushed = operation.verb == Verb::kPush || operation.verb == Verb::kPushPull;
   if (pushed && !error) {
     tensor.value_current = operation.verb == Verb::kPush && !options_.at_once;  // else others push meanwhile
-    const auto& in_force = tensor.own_compression ? tensor.own_compression : compression_;
-    tensor.scales_known = tensor.compression == in_force && tensor.compression->codec->agrees_scales();
+    tensor.scales_known = tensor.compression->codec->agrees_scales() && is_in_force(tensor);
   }
   active_.erase(&tensor);
   if (error) {

@@ -127,8 +127,8 @@ class EngineThread final : private transport::Sink {
   /// Sets squares to the sum of the squares of all residuals; known to whether no round is in progress, in
   /// which they change.
   Ticket measure_residuals(double& squares, bool& known);
-  /// Sets share to what was measured last of all tensors; to nothing while a round is in progress.
-  Ticket measure_share(ShareSent& share);
+  /// Sets share to what was measured last of all tensors; known to whether no round is in progress.
+  Ticket measure_share(ShareSent& share, bool& known);
   /// Sets keeps to whether the key's codec lets NaN stay in a residual.
   Ticket keeps_nonfinite(KeyId key, bool& keeps);
   Ticket write_residual(KeyId key, std::uint64_t offset, std::span<const float> values);
@@ -195,6 +195,10 @@ class EngineThread final : private transport::Sink {
             std::uint64_t bytes) const;
   Tensor& add_tensor(KeySpec spec, const std::vector<Part>& parts);
   Ticket between_rounds(std::vector<KeyId> keys, std::function<void()> task);
+  const std::shared_ptr<const Compression>& compression_of(const Tensor& tensor) const;
+  bool is_in_force(const Tensor& tensor) const;
+  void take_restored_scales(Tensor& tensor);
+  void renew_scales(Tensor& tensor, const Compression& before);
   void start_next(Tensor& tensor);
   void start(Tensor& tensor);
   void start_push(Tensor& tensor);

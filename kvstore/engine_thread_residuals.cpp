@@ -54,10 +54,11 @@ Ticket EngineThread::measure_residuals(double& squares, bool& known) {
   });
 }
 
-Ticket EngineThread::measure_share(ShareSent& share) {
-  return between_rounds({}, [this, &share] {
+Ticket EngineThread::measure_share(ShareSent& share, bool& known) {
+  return between_rounds({}, [this, &share, &known] {
     share = {};
-    if (!active_.empty()) return;
+    known = active_.empty();
+    if (!known) return;
     for (const auto& tensor : tensors_) {
       for (const PartState& state : tensor->parts) share += state.share;
     }

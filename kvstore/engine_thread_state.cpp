@@ -50,12 +50,36 @@ Ticket EngineThread::write_tensor(KeyId key, const TensorState& state) {
     tensor.value_current = false;
     tensor.forget_weight();
     tensor.residual = state.residual;
-    const auto& in_force = tensor.own_compression ? tensor.own_compression : compression_;
-    tensor.use(in_force);
     tensor.scales = state.scales;
-    tensor.scales_known = !state.scales.empty() && state.scales.size() == tensor.unit_count() &&
-                          state.compression == name_of(*in_force);
+    tensor.restored_scales_of = state.compression;
+    take_restored_scales(tensor);
   });
+}
+
+const std::shared_ptr<const Compression>& EngineThread::compression_of(const Tensor& tensor) const {
+  return tensor.own_compression ? tensor.own_compression : compression_;
+}
+
+/// Whether what a round was encoded by is what the next one will be. By name: the same may have been set
+/// again meanwhile, on this rank during the round and on another after it.
+bool EngineThread::is_in_force(const Tensor& tensor) const {
+  const auto& now = compression_of(tensor);
+  return tensor.compression == now || name_of(*tensor.compression) == name_of(*now);
+}
+
+/// A checkpoint's wait for the codec that agreed them, which may be set after it was loaded, until a push.
+void EngineThread::take_restored_scales(Tensor& tensor) {
+  const auto& in_force = compression_of(tensor);
+  tensor.use(in_force);
+  tensor.scales_known = !tensor.scales.empty() && tensor.scales.size() == tensor.unit_count() &&
+                        tensor.restored_scales_of == name_of(*in_force);
+}
+
+/// Scales are of the codec that agreed them. The same codec again goes on with them.
+void EngineThread::renew_scales(Tensor& tensor, const Compression& before) {
+  if (name_of(before) == name_of(*compression_of(tensor))) return;
+  tensor.scales_known = tensor.scales_known_before = false;
+  if (!tensor.restored_scales_of.empty()) take_restored_scales(tensor);
 }
 
 Ticket EngineThread::read_state(KeyId key, std::size_t part, Buffer& state) {

@@ -252,6 +252,22 @@ void RowAggregator::sum(Table& table, const Round& round) {
   table.has_sums = true;
 }
 
+/// Where a job has summed so far, what a pull brings is what an optimizer goes on from: the last round's
+/// sums, and zeros elsewhere.
+void RowAggregator::begin_with_sums(Table& table) {
+  if (table.has_values || !table.has_sums) return;
+  const Table::Sums& sums = table.sums;
+  const auto& codec = codecs_.of(sums.header);
+  for (std::size_t i = 0; i < table.last.size(); ++i) {
+    const auto row = std::span(sums.bytes).subspan(sums.begins[i], sums.begins[i + 1] - sums.begins[i]);
+    codec.decode_reply(row, sums.ways[i], static_cast<ReplyKind>(sums.header.reply),
+                       table.values.at(table.last[i]), {});
+  }
+  table.has_values = true;
+  table.kept.reset();
+  table.whole.reset();
+}
+
 void RowAggregator::update(Table& table, const Round& round) {
   const auto& codec = codecs_.of(round.first);
   if (std::exchange(table.optimizer, optimizer_) != optimizer_) {
@@ -438,6 +454,7 @@ void RowAggregator::heed(const Frame& command) {
     const OptimizerSpec spec = parse_optimizer(text.substr(kOptimizer.size()));
     updater_ = make_updater(spec);
     optimizer_ = spec.name;
+    for (auto& [key, table] : tables_) begin_with_sums(*table);
   } catch (const std::invalid_argument&) {  // NOLINT(bugprone-empty-catch): Aggregator refuses it in words
   }
 }

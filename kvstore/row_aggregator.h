@@ -79,6 +79,7 @@ class RowAggregator {
               Contribution contribution);
   void complete(Table& table);
   void sum(Table& table, const Round& round);
+  void begin_with_sums(Table& table);
   void update(Table& table, const Round& round);
   void answer_waiting(Table& table, std::vector<Answer>& answers);
   void fail_lost(Table& table, std::vector<Answer>& answers);

@@ -22,6 +22,7 @@
 #include "kvstore/server.h"
 #include "kvstore/trace_file.h"
 #include "transport/faulty_messenger.h"
+#include "transport/logged_messenger.h"
 #include "transport/zmq_messenger.h"
 
 namespace {
@@ -208,7 +209,10 @@ std::shared_ptr<Faults> faults_of(const Arguments& a) {
 
 std::unique_ptr<gradwire::transport::Messenger> connect(const Arguments& a,
                                                         const std::shared_ptr<Faults>& faults) {
-  return gradwire::transport::disturbed(gradwire::transport::connect_zmq(a.zmq), faults);
+  gradwire::transport::TakeLine take;  // none, so that it costs nothing, where nobody would read it
+  if (spdlog::should_log(spdlog::level::debug)) take = [](std::string line) { spdlog::debug("{}", line); };
+  return gradwire::transport::logged(
+      gradwire::transport::disturbed(gradwire::transport::connect_zmq(a.zmq), faults), take);
 }
 
 /// Runs the server to the job's end, however that comes, and leaves its part of the timeline.

@@ -25,6 +25,22 @@ namespace {
 /// First values travel in pieces of about so many elements.
 constexpr std::size_t kInitElements = std::size_t{1} << 20;
 
+/// Adds the nanoseconds of its life.
+class Timer {
+ public:
+  explicit Timer(std::atomic<std::uint64_t>& nanoseconds) : nanoseconds_(nanoseconds) {}
+  ~Timer() {
+    nanoseconds_ += static_cast<std::uint64_t>(
+        std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin_).count());
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+ private:
+  std::atomic<std::uint64_t>& nanoseconds_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
 }  // namespace
 
 SparseRows::SparseRows(transport::Messenger& messenger, RowClient& client, const EngineOptions& options,
@@ -152,14 +168,17 @@ RowRequest SparseRows::push_to(Table& table, std::size_t owner, const Rows& rows
   for (const std::size_t i : chosen) ids.push_back(table.homes.local(rows.ids[i]));
   Buffer payload = buffers_.take(max_row_head_bytes(ids.size()) + ids.size() * row_bytes);
   std::size_t end = write_row_head(table.homes.share(table.shape, owner), ids, payload.bytes());
+  const bool is_measured = codec.lossy() && measures_share(table.step);
   RowRequest request{table.homes.servers[owner], table.header(Kind::kRowPush, priority), {}};
   for (const std::size_t i : chosen) {
     const std::uint64_t id = rows.ids[i];
     const auto residual = codec.lossy() ? table.residual.at(id) : std::span<float>();
     if (keeps_rollback_ && codec.lossy()) table.before[id].assign(residual.begin(), residual.end());
     const auto out = payload.bytes().subspan(end, row_bytes);
+    if (is_measured) table.share.given_squares += squares_of(rows.row(i, width), residual);
     const auto encoded = codec.encode(rows.row(i, width), residual, {}, out,
                                       row_position(table.id, rank, table.step, id, width));
+    if (is_measured) table.share.kept_squares += squares_of({}, residual);
     if (encoded.nonfinite) request.header.flags |= transport::kFlagNonfinite;
     end += row_bytes;
   }
@@ -176,6 +195,8 @@ RowRequest SparseRows::push_to(Table& table, std::size_t owner, const Rows& rows
 /// One for each of the table's servers, the first of them not the same on all ranks.
 std::vector<RowRequest> SparseRows::push_requests(Table& table, const Rows& rows, std::int32_t priority) {
   const auto compression = compression_for(table);
+  const Timer timer(codec_nanoseconds_);
+  if (compression->codec->lossy() && measures_share(table.step)) table.share = {0, 0, true};
   const std::size_t owners = table.homes.servers.size();
   std::vector<std::vector<std::size_t>> chosen(owners);
   for (std::size_t i = 0; i < rows.ids.size(); ++i) chosen[table.homes.owner(rows.ids[i])].push_back(i);
@@ -298,6 +319,7 @@ class ReplyReader {
 }  // namespace
 
 Rows SparseRows::rows_of(const PulledRows& pulled) {
+  const Timer timer(codec_nanoseconds_);
   const Table& table = table_at(pulled.table);
   const auto& servers = table.homes.servers;
   std::vector<ReplyReader> readers;
@@ -333,6 +355,27 @@ Rows SparseRows::residual(TableId id) {
     rows.values.insert(rows.values.end(), values.begin(), values.end());
   }
   return rows;
+}
+
+double SparseRows::residual_squares() const {
+  const std::shared_lock tables_lock(tables_mutex_);
+  double squares = 0;
+  for (const auto& table : tables_) {
+    const std::lock_guard lock(table->mutex);
+    for (const std::uint64_t row : table->residual.ids())
+      squares += squares_of({}, table->residual.find(row));
+  }
+  return squares;
+}
+
+ShareSent SparseRows::share_sent() const {
+  const std::shared_lock tables_lock(tables_mutex_);
+  ShareSent share;
+  for (const auto& table : tables_) {
+    const std::lock_guard lock(table->mutex);
+    share += table->share;
+  }
+  return share;
 }
 
 void SparseRows::set_residual(TableId id, std::span<const std::int64_t> ids, std::span<const float> values) {

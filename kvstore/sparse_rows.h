@@ -32,6 +32,7 @@
 #include "kvstore/row_client.h"
 #include "kvstore/row_state.h"
 #include "kvstore/rows.h"
+#include "kvstore/share_sent.h"
 
 namespace gradwire::kvstore {
 
@@ -98,6 +99,7 @@ class SparseRows {
   bool has_begun() const;
   /// What this worker keeps of a table: its residuals and how many rounds it has begun.
   RowState worker_state(TableId table);
+  std::uint64_t rounds_begun(TableId table);
   void set_worker_state(TableId table, const RowState& state);
   /// On how many servers a table lives.
   std::size_t owners(TableId table) const;
@@ -110,6 +112,12 @@ class SparseRows {
 
   /// Bytes pushed: as float32, and what went on the wire with ids.
   PushedBytes pushed() const { return {raw_bytes_.load(), encoded_bytes_.load()}; }
+  /// The sum of the squares of all residuals.
+  double residual_squares() const;
+  /// How much of what codecs were given they have sent, in each table's last round that was measured.
+  ShareSent share_sent() const;
+  /// Spent on encoding and decoding, in callers' threads.
+  double codec_seconds() const { return static_cast<double>(codec_nanoseconds_.load()) * 1e-9; }
   /// True when any rank met a NaN or infinity in what rows_of() has read since the last call.
   bool take_nonfinite() { return nonfinite_.exchange(false); }
   std::vector<std::string> take_notices();
@@ -140,7 +148,7 @@ class SparseRows {
   std::shared_ptr<const Compression> plain_;        ///< of tables whose rows cannot travel by that
   std::atomic<bool> keeps_rollback_{false};
   std::atomic<bool> nonfinite_{false};
-  std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0};
+  std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0}, codec_nanoseconds_{0};
   std::mutex notices_mutex_;
   std::vector<std::string> notices_;
   transport::BufferPool buffers_;

@@ -43,12 +43,16 @@ bool SparseRows::has_begun() const {
   });
 }
 
+std::uint64_t SparseRows::rounds_begun(TableId id) {
+  Table& table = table_at(id);
+  const std::lock_guard lock(table.mutex);
+  return table.step;
+}
+
 RowState SparseRows::worker_state(TableId id) {
   RowState state;
   state.residuals = residual(id);
-  Table& table = table_at(id);
-  const std::lock_guard lock(table.mutex);
-  state.next_step = table.step;
+  state.next_step = rounds_begun(id);
   return state;
 }
 

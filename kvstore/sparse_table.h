@@ -47,6 +47,7 @@ struct SparseRows::Table {
   std::uint64_t requests = 0;
   std::shared_ptr<const Compression> own_compression;
   bool has_told_of_codec = false;
+  ShareSent share;  ///< of the last round that was measured
   std::optional<Ticket> last_push;
 };
 

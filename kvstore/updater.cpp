@@ -215,6 +215,16 @@ void require_valid(const Row& row, const std::string& name, double value) {
                   compress::nearest(name, valid), fmt::join(valid, ", ")));
 }
 
+/// As torch: without a momentum there is nothing to look ahead by.
+void require_momentum(const Row& row, const Parameters& parameters) {
+  const auto nesterov = parameters.find("nesterov");
+  if (nesterov == parameters.end() || nesterov->second == 0 || parameters.at("momentum") != 0) return;
+  throw std::invalid_argument(fmt::format(
+      "set_optimizer: nesterov={} of {} needs a momentum, and momentum=0 is given or the default; "
+      "expected one above 0, as momentum=0.9, or leave nesterov out",
+      nesterov->second, row.name));
+}
+
 }  // namespace
 
 OptimizerSpec parse_optimizer(const std::string& text) {
@@ -248,6 +258,7 @@ std::unique_ptr<Updater> make_updater(const OptimizerSpec& spec) {
     require_valid(row, name, value);
     parameters[name] = value;
   }
+  require_momentum(row, parameters);
   return row.make(parameters);
 }
 

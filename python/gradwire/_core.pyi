@@ -411,6 +411,11 @@ class Engine:
 
     def take_notices(self) -> list[str]: ...
 
+    def take_messages(self) -> list[str]:
+        """
+        Lines about messages sent and heard since the last call, where log_messages was given.
+        """
+
     def start_timeline(self) -> None:
         """Notes from now on what happens to every partition here."""
 

@@ -83,8 +83,12 @@ def parse_optimizer(text: str) -> Optimizer:
 
 
 def _pack(extra: bytes, devices: DeviceSum) -> bytes:
-    residuals, scales = devices.state()
-    names = {"residuals": [[key, device] for key, device in residuals], "scales": list(scales)}
+    residuals, scales, scales_of = devices.state()
+    names = {
+        "residuals": [[key, device] for key, device in residuals],
+        "scales": list(scales),
+        "scales_of": scales_of,
+    }
     arrays: dict[str, Any] = {
         "extra": np.frombuffer(extra, np.uint8),
         "names": np.frombuffer(json.dumps(names).encode(), np.uint8),
@@ -103,7 +107,8 @@ def _read(folder: str | PathLike[str], rank: int) -> tuple[Restored, dict[str, A
     return Restored(num_workers, given_by, arrays["extra"].tobytes()), arrays
 
 
-def _states(arrays: dict[str, Any]) -> tuple[dict[tuple[Any, int], Any], dict[Any, Any]]:
+def _states(arrays: dict[str, Any]) -> tuple[dict[tuple[Any, int], Any], dict[Any, Any], str]:
     names = json.loads(arrays["names"].tobytes())
     residuals = {(key, device): arrays[f"residual.{i}"] for i, (key, device) in enumerate(names["residuals"])}
-    return residuals, {key: arrays[f"scales.{i}"] for i, key in enumerate(names["scales"])}
+    scales = {key: arrays[f"scales.{i}"] for i, key in enumerate(names["scales"])}
+    return residuals, scales, names["scales_of"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -18,9 +20,20 @@ class DeviceSum:
     """
 
     def __init__(self, spec: str) -> None:
-        self._codec = compress.make(spec)
         self._residuals: dict[tuple[Hashable, int], Any] = {}
         self._scales: dict[Hashable, Any] = {}
+        self._scales_of = ""  # the codec that agreed them
+        self._bytes_raw = self._bytes_encoded = self._bytes_summed = 0
+        self._codec_seconds = 0.0
+        self._rounds: dict[tuple[Hashable, int], int] = {}
+        self._shares: dict[
+            tuple[Hashable, int], tuple[float, float]
+        ] = {}  # |x|^2 and |residual|^2, when measured
+        self.use(spec)
+
+    def use(self, spec: str) -> None:
+        """Encodes by this codec from now on. What was not sent is kept, and so are the codec's scales."""
+        self._spec, self._codec = spec, compress.make(spec)
 
     def add(self, key: Hashable, values: Sequence[Any]) -> Any:
         """Returns the sum: float32, the values' shape.
@@ -34,10 +47,16 @@ class DeviceSum:
             for value in values[1:]:
                 total += np.asarray(value)
             return total
+        began = time.perf_counter()
+        if self._scales_of != self._spec:
+            self._scales, self._scales_of = {}, self._spec
         payloads = [self._encode(key, device, np.asarray(value)) for device, value in enumerate(values)]
         size = int(np.size(values[0]))
         reply = self._codec.encode_reply(payloads, size, reply="fp32")
         total, self._scales[key] = self._codec.decode_reply(reply, len(payloads), size, reply="fp32")
+        self._bytes_raw += 4 * size * len(payloads)
+        self._bytes_encoded += sum(payload.nbytes for payload in payloads)
+        self._codec_seconds += time.perf_counter() - began
         return total.reshape(np.shape(values[0]))
 
     @staticmethod
@@ -52,20 +71,61 @@ class DeviceSum:
             total = total + value.to(total.device)
         return total
 
-    def state(self) -> tuple[dict[tuple[Hashable, int], Any], dict[Hashable, Any]]:
-        """Returns what the next add() depends on: residuals by (key, device), float32 (elements,); and agreed scales by
-        key, float32 (units, 2).
+    def summed(self, key: Hashable, values: Sequence[Any]) -> Any:
+        """add(), where the sum is then pushed to an engine: stats_beside() leaves out what that counts for it."""
+        total = self.add(key, values)
+        if self._codec.lossy:
+            self._bytes_summed += total.nbytes
+        return total
+
+    def stats_beside(self, engine: dict[str, Any]) -> dict[str, Any]:
+        """Returns those of a store's stats() that are other than its engine's alone, since devices encode."""
+        raw = engine["bytes_raw"] + self._bytes_raw - self._bytes_summed
+        encoded = engine["bytes_encoded"] + self._bytes_encoded - self._bytes_summed
+        kept, of_engine = sum(map(_squares, self._residuals.values())), engine["residual_norm"]
+        found = {
+            "bytes_raw": raw,
+            "bytes_encoded": encoded,
+            "ratio": raw / encoded if encoded else None,
+            "residual_norm": None if of_engine is None else math.sqrt(of_engine**2 + kept),
+            "codec_seconds": engine["codec_seconds"] + self._codec_seconds,
+        }
+        if self._shares:
+            given = sum(one for one, _ in self._shares.values())
+            left = sum(one for _, one in self._shares.values())
+            found["share_sent"] = 1 - left / given if given else 1.0
+        return found
+
+    def state(self) -> tuple[dict[tuple[Hashable, int], Any], dict[Hashable, Any], str]:
+        """Returns what the next add() depends on: residuals by (key, device), float32 (elements,); agreed scales by
+        key, float32 (units, 2); and whose they are.
         """
         agreed = {key: scales for key, scales in self._scales.items() if scales is not None}
-        return dict(self._residuals), agreed
+        return dict(self._residuals), agreed, self._scales_of
 
-    def load(self, residuals: dict[tuple[Hashable, int], Any], scales: dict[Hashable, Any]) -> None:
-        """Goes on from what state() returned."""
-        self._residuals, self._scales = dict(residuals), dict(scales)
+    def load(
+        self, residuals: dict[tuple[Hashable, int], Any], scales: dict[Hashable, Any], scales_of: str
+    ) -> None:
+        """Goes on from what state() returned; by the codec in use, or one that use() sets before the next add()."""
+        self._residuals, self._scales, self._scales_of = dict(residuals), dict(scales), scales_of
 
     def _encode(self, key: Hashable, device: int, value: Any) -> Any:
-        residual = self._residuals.setdefault((key, device), np.zeros(value.size, np.float32))
-        return self._codec.encode(value.reshape(-1), residual=residual, scales=self._scales.get(key))
+        place = (key, device)
+        residual = self._residuals.setdefault(place, np.zeros(value.size, np.float32))
+        flat, step = value.reshape(-1), self._rounds.get(place, 0)
+        self._rounds[place] = step + 1
+        measures = step < 2 or step % 16 == 0  # as the engine: it takes two more passes
+        given = _squares(flat + residual) if measures else 0.0
+        payload = self._codec.encode(flat, residual=residual, scales=self._scales.get(key))
+        if measures:
+            self._shares[place] = (given, _squares(residual))
+        return payload
+
+
+def _squares(values: Any) -> float:
+    """The sum of the squares of those that are finite; codecs leave out what is not."""
+    wide = values.astype(np.float64)
+    return float(np.sum(np.square(wide, where=np.isfinite(wide), out=np.zeros_like(wide))))
 
 
 def is_on_device(value: Any) -> bool:

@@ -190,6 +190,7 @@ def _node_options(values: settings.Settings) -> dict[str, Any]:
         "liveness_timeout": values.liveness_timeout,
         "hierarchy": values.hierarchy,
         "replicas": values.replicas,
+        "log_messages": values.log_level == "debug",
     }
     if values.on_failure == "continue":
         options |= {
@@ -314,6 +315,7 @@ def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engin
         "hierarchy": values.hierarchy,
         "streams": values.streams,
         "ipc": values.ipc == "auto",
+        "log_messages": values.log_level == "debug",
     }
     optional = {"host": values.host_id, "faults": values.faults, "rank": values.rank}
     options |= {name: value for name, value in optional.items() if value is not None}

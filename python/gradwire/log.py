@@ -4,7 +4,8 @@
     {"time":"2026-11-22T08:30:05.113Z","level":"warning","role":"worker","rank":2,"text":"key 'w' ..."}
 
 GRADWIRE_LOG_LEVEL (or ps-lite's PS_VERBOSE) says from which level on, GRADWIRE_LOG_FORMAT how. gradwire-server reports
-likewise (--log-level, --log-format). Nothing of a message's contents is reported: a timeline has every message.
+likewise (--log-level, --log-format). At debug so is each message that a worker or server sends or hears: its key,
+bytes and peer, nothing of its contents; a timeline has how long it took.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class Settings:
     log_level: LogLevel = _setting(  # noqa: RUF009 (it makes a dataclasses.field)
         _one_of("error", "warning", "info", "debug"),
         "warning",
-        "what is reported on stderr: error, warning, info or debug",
+        "what is reported on stderr: error, warning, info (who joins and leaves) or debug (each message too)",
         Alias(("PS_VERBOSE",), _ps_verbose),
     )
     log_format: Literal["text", "json"] = _setting(

@@ -31,7 +31,7 @@ class KVStore(Worker):
     def __init__(self, kind: str, engine: _core.Engine, values: settings.Settings) -> None:
         super().__init__(kind, engine, values)
         self._compression = Compression()
-        self._devices = DeviceSum("none")
+        self.devices = DeviceSum("none")  # what local stores encode
         self._optimizer: tuple[str, dict[str, float]] | None = None
         self.rows = SparseKeys(self)  # keys that were initialised with RowSparse
         encodes_on_devices = not self._is_local and _core.build_info()["cuda_devices"] > 0
@@ -68,6 +68,13 @@ class KVStore(Worker):
             "gradient_compression:CODEC"
         )
 
+    def stats(self, servers: bool = False) -> dict[str, Any]:
+        """As Worker.stats(). In `local` and `device` each device of a value encodes: bytes_raw, bytes_encoded, ratio,
+        residual_norm and share_sent are then of what devices gave, each by itself.
+        """
+        found = super().stats(servers)
+        return found | self.devices.stats_beside(found) if self._is_local else found
+
     # ---------------------------------------------------------------- settings, the same on all ranks
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
@@ -93,7 +100,7 @@ class KVStore(Worker):
         if not self._is_local:
             return self.use_compression(parsed)
         parsed.require_whole_weights(f"set_gradient_compression: the store {self.type!r} has no servers")
-        self._devices = DeviceSum(parsed.spec)
+        self.devices.use(parsed.spec)
         self._compression = parsed
         return None
 
@@ -114,10 +121,13 @@ class KVStore(Worker):
             name: "sgd" (learning_rate, momentum, nesterov=0 or 1), "adam" and "adamw" (learning_rate, beta1, beta2,
                 epsilon), "adagrad" (learning_rate, epsilon), all with wd, rescale_grad and clip_gradient; or "test"
                 (rescale_grad), MXNet's. The formulas are torch.optim's; rescale_grad=1/num_workers makes means of sums.
+                A number is any that float() takes, NumPy's too, and True is 1; nesterov needs a momentum.
+
+        Keys that were pushed before begin with what pull() brings, the sum of their last round, as MXNet's do.
 
         Raises:
-            ValueError: an unknown name or parameter, a value out of range, ranks that differ, or a compression with
-                threshold=auto.
+            ValueError: an unknown name or parameter, a value out of range, ranks that differ, a compression with
+                threshold=auto, or a key that has no value: one of a checkpoint of sums, which was not pushed since.
         """
         if self.goes_on:
             raise ValueError(
@@ -126,10 +136,9 @@ class KVStore(Worker):
                 "create the store with on_failure='abort'"
             )
         self._require_own_scale("set_optimizer", self._compression)
-        self.engine.set_optimizer(
-            " ".join([name, *(f"{key}={value!r}" for key, value in parameters.items())])
-        )
-        self._optimizer = (name, parameters)
+        numbers = {key: _number(name, key, value) for key, value in parameters.items()}
+        self.engine.set_optimizer(" ".join([name, *(f"{key}={value!r}" for key, value in numbers.items())]))
+        self._optimizer = (name, numbers)
 
     def _require_own_scale(self, verb: str, compression: Compression) -> None:
         """Weights, which servers with an optimizer answer with, do not tell the scale of the next round; local stores
@@ -345,7 +354,7 @@ class KVStore(Worker):
         Raises:
             RuntimeError: a file cannot be written, on any rank; or a step is under way.
         """
-        checkpoint.save(self.engine, folder, extra, self._devices)
+        checkpoint.save(self.engine, folder, extra, self.devices)
 
     def load_checkpoint(self, folder: str | PathLike[str]) -> Restored:
         """Goes on from a checkpoint: in a job of the same keys that has pushed nothing yet. Collective, once keys are
@@ -367,7 +376,7 @@ class KVStore(Worker):
                 `dist_async*`, or this job has pushed; nothing has changed.
             RuntimeError: a file cannot be read.
         """
-        optimizer, restored = checkpoint.load(self.engine, folder, self._devices)
+        optimizer, restored = checkpoint.load(self.engine, folder, self.devices)
         if optimizer is not None:
             self._optimizer = optimizer
         return restored
@@ -393,14 +402,23 @@ class KVStore(Worker):
     def _merged(self, key: Key, arrays: list[Any]) -> Any:
         compresses = self._is_local and not self.passthrough
         if len(arrays) > 1 and is_on_device(arrays[0]):
-            return self._devices.add_on_device(arrays)
-        return self._devices.add(key, arrays) if len(arrays) > 1 or compresses else arrays[0]
+            return self.devices.add_on_device(arrays)
+        return self.devices.summed(key, arrays) if len(arrays) > 1 or compresses else arrays[0]
 
     def _finish(self, tickets: Sequence[_core.Ticket], targets: Sequence[Target]) -> None:
         for ticket, target in zip(tickets, targets, strict=True):
             self.wait_until(ticket.wait)
             target.deliver()
         self.print_notices()
+
+
+def _number(optimizer: str, parameter: str, value: Any) -> float:
+    """A parameter as what servers read: also NumPy's numbers and 0-dimensional arrays, and True."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise ValueError(
+            f"set_optimizer: {parameter}={value!r} of {optimizer} is a {type(value).__name__}, expected a number"
+        )
+    return float(value)
 
 
 def _zeros_like(value: Any) -> Any:

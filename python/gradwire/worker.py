@@ -78,7 +78,8 @@ class Worker(AbstractKVStore):
             ones to broadcast.
 
         Raises:
-            ValueError: a store in which a library sums (`allreduce_mpi`, `nccl`), or hierarchy=host.
+            ValueError: a store in which a library sums (`allreduce_mpi`, `nccl`), or hierarchy=host; `dist_async*`,
+                whose workers wait for the others in barrier() instead.
             gradwire.TimeoutError: a worker has not joined within GRADWIRE_SLOW_ABORT; names it.
         """
         return self.engine.join()
@@ -93,14 +94,15 @@ class Worker(AbstractKVStore):
                 counted); slowest_rank: whose it was most often, None where there was no round; bytes_mirrored, with
                 GRADWIRE_REPLICAS=1, else 0: of payload that servers have passed on to their mirrors.
 
-        Returns: bytes_raw: pushed, as float32; bytes_encoded: the payloads made of them; ratio: how many times smaller
-            those are, None where there are none; residual_norm: Euclidean, of all that this worker's codecs have not
-            sent yet, in one pass over it, None while a round is in progress; share_sent: of what they were given, x =
-            gradient + residual, how much they sent, 1 - |residual|^2 / |x|^2, over all keys whose residual is on the
-            host, measured in a key's first two rounds and in every 16th, None without; bytes_sent, bytes_received: at
-            the sockets, headers and what is no gradient included; codec_seconds: of all threads that encode and decode;
-            stage_seconds: of all partitions in each stage (`gradwire timeline --help`), while they were traced
-            (GRADWIRE_TIMELINE or timeline()), else 0. Of servers those that live in this process.
+        Returns: bytes_raw: pushed, as float32; bytes_encoded: the payloads made of them, of rows with their ids; ratio:
+            how many times smaller those are, None where there are none; residual_norm: Euclidean, of all that this
+            worker's codecs have not sent yet, of keys and rows, in one pass over it, None while a round is in progress;
+            share_sent: of what they were given, x = gradient + residual, how much they sent, 1 - |residual|^2 / |x|^2,
+            over all tables, and keys whose residual is on the host, measured in a key's first two rounds and in every
+            16th, None without; bytes_sent, bytes_received: at the sockets, headers and what is no gradient included;
+            codec_seconds: of all threads that encode and decode; stage_seconds: of all partitions in each stage
+            (`gradwire timeline --help`), while they were traced (GRADWIRE_TIMELINE or timeline()), else 0. Of servers
+            those that live in this process.
             decisions: what compression="auto" has chosen, step by step, and why. staleness, of
             `dist_async*`: {staleness: parts of tensors}, how many parts this worker has pushed whose weight had
             that many pushes of other workers since this one had been given it.
@@ -205,6 +207,7 @@ class Worker(AbstractKVStore):
         if recorder is not None:
             recorder.stop()
         self.engine.close()
+        self._print_messages()
         if recorder is not None:
             recorder.write()
         if uncaught_error.ended_the_script() and not joining.ends_as_one(self._kind):
@@ -236,6 +239,14 @@ class Worker(AbstractKVStore):
         self.waited_seconds += time.perf_counter() - began
 
     def print_notices(self) -> None:
-        """Reports on stderr what the engine has to say: a rank that is waited for, a codec that a device lacks."""
+        """Reports on stderr what the engine has to say: a rank that is waited for, a codec that a device lacks; and, to
+        who asked for level debug, each message that was sent or heard.
+        """
         for notice in self.engine.take_notices():
             self._log.say("warning", notice)
+        self._print_messages()
+
+    def _print_messages(self) -> None:
+        if self._log.reports("debug"):  # else there are none
+            for line in self.engine.take_messages():
+                self._log.say("debug", line)

@@ -11,6 +11,7 @@
 #include "python/src/settings.h"
 #include "transport/faulty_messenger.h"
 #include "transport/inproc.h"
+#include "transport/logged_messenger.h"
 #include "transport/nccl_collective.h"
 #include "transport/zmq_host.h"
 
@@ -38,51 +39,64 @@ std::shared_ptr<transport::Faults> faults_of(const transport::ZmqOptions& zmq, c
   return faults;
 }
 
-transport::NodePair disturbed(transport::NodePair pair, const std::shared_ptr<transport::Faults>& faults) {
-  return {transport::disturbed(std::move(pair.worker), faults),
-          transport::disturbed(std::move(pair.server), faults)};
-}
+// What is in the line of this process's nodes: faults, and nearer to it a log of messages.
+struct Line {
+  std::shared_ptr<transport::Faults> faults;
+  std::shared_ptr<transport::MessageLines> messages{};
 
-std::unique_ptr<PyEngine> under(std::shared_ptr<transport::Faults> faults, std::unique_ptr<PyEngine> engine) {
-  engine->disturb_by(std::move(faults));
-  return engine;
-}
+  Line(const transport::ZmqOptions& zmq, const nb::kwargs& given) : faults(faults_of(zmq, given)) {
+    if (given.contains("log_messages") && nb::cast<bool>(given["log_messages"]))
+      messages = std::make_shared<transport::MessageLines>();
+  }
+  std::unique_ptr<transport::Messenger> around(std::unique_ptr<transport::Messenger> messenger) const {
+    transport::TakeLine take;
+    if (messages) take = [kept = messages](std::string line) { kept->add(std::move(line)); };
+    return transport::logged(transport::disturbed(std::move(messenger), faults), take);
+  }
+  transport::NodePair around(transport::NodePair pair) const {
+    return {around(std::move(pair.worker)), around(std::move(pair.server))};
+  }
+  std::unique_ptr<PyEngine> of(std::unique_ptr<PyEngine> engine) const {
+    engine->disturb_by(faults);
+    engine->log_messages_to(messages);
+    return engine;
+  }
+};
 
 std::unique_ptr<PyEngine> connect_engine(const nb::kwargs& given) {
   const auto zmq = zmq_options(transport::Role::kWorker, given);
   const auto options = engine_options(given);
   const auto connect_host = host_connector(given);
-  auto faults = faults_of(zmq, given);
+  const Line line(zmq, given);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
-  auto messenger = transport::disturbed(transport::connect_zmq(zmq), faults);
-  return under(std::move(faults), std::make_unique<PyEngine>(std::move(messenger), options, connect_host));
+  auto messenger = line.around(transport::connect_zmq(zmq));
+  return line.of(std::make_unique<PyEngine>(std::move(messenger), options, connect_host));
 }
 
 std::unique_ptr<PyEngine> connect_peers(bool serves_roll_call, const nb::kwargs& given) {
   auto zmq = zmq_options(transport::Role::kWorker, given);
   const auto options = engine_options(given);
   const auto connect_host = host_connector(given);
-  auto faults = faults_of(zmq, given);
+  const Line line(zmq, given);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
   zmq.servers = 0;  // each worker brings one
-  zmq.witness = transport::scheduler_witness(faults);
+  zmq.witness = transport::scheduler_witness(line.faults);
   auto scheduler = serves_roll_call ? std::make_unique<transport::Scheduler>(zmq) : nullptr;
-  auto pair = disturbed(transport::connect_zmq_pair(zmq), faults);
-  return under(std::move(faults),
-               std::make_unique<PyEngine>(std::move(pair), options, connect_host, std::move(scheduler)));
+  auto pair = line.around(transport::connect_zmq_pair(zmq));
+  return line.of(std::make_unique<PyEngine>(std::move(pair), options, connect_host, std::move(scheduler)));
 }
 
 std::unique_ptr<PyEngine> connect_mpi(const std::string& library, const nb::kwargs& given) {
   const auto mpi = mpi_options(library, given);
   const auto options = engine_options(given);
   const auto connect_host = host_connector(given);
-  auto faults = faults_of(zmq_options(transport::Role::kWorker, given), given);
+  const Line line(zmq_options(transport::Role::kWorker, given), given);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
-  auto pair = disturbed(transport::colocate(transport::connect_mpi(mpi)), faults);
-  return under(std::move(faults), std::make_unique<PyEngine>(std::move(pair), options, connect_host));
+  auto pair = line.around(transport::colocate(transport::connect_mpi(mpi)));
+  return line.of(std::make_unique<PyEngine>(std::move(pair), options, connect_host));
 }
 
 std::unique_ptr<PyEngine> connect_mpi_native(const std::string& library, const nb::kwargs& given) {
@@ -129,14 +143,22 @@ void run_server(const nb::kwargs& given) {
   const std::string timeline = given.contains("timeline") ? nb::cast<std::string>(given["timeline"]) : "";
   const kvstore::ServerOptions options = server_options(given);
   if (!timeline.empty()) options.trace->start();
-  const auto faults = faults_of(zmq, given);
+  const Line line(zmq, given);
   std::unique_ptr<kvstore::Server> server;
   {
     const InterruptEnds interrupt;
     const nb::gil_scoped_release release;
-    server =
-        std::make_unique<kvstore::Server>(transport::disturbed(transport::connect_zmq(zmq), faults), options);
+    server = std::make_unique<kvstore::Server>(line.around(transport::connect_zmq(zmq)), options);
   }
+  const auto wait_and_tell = [&](milliseconds slice) {
+    const bool done = server->wait_for(slice);
+    if (!line.messages) return done;
+    const nb::gil_scoped_acquire acquire;
+    for (const std::string& text : line.messages->take())
+      nb::print(("gradwire-server: " + text).c_str(), nb::handle(),
+                nb::module_::import_("sys").attr("stderr"));
+    return done;
+  };
   const auto write_part = [&] {
     if (timeline.empty()) return;
     kvstore::leave_trace(timeline, *options.trace, {server->self(), server->world(), false, "server"},
@@ -145,7 +167,7 @@ void run_server(const nb::kwargs& given) {
                          });
   };
   try {
-    wait_interruptibly(1e9, [&](milliseconds slice) { return server->wait_for(slice); });
+    wait_interruptibly(1e9, wait_and_tell);
   } catch (const transport::TransportError&) {
     write_part();
     throw;

@@ -99,6 +99,8 @@ void bind_metrics(nb::class_<PyEngine>& engine) {
       .def("codec_seconds", [](PyEngine& s) { return s.engine().codec_seconds(); })
       .def("take_nonfinite", [](PyEngine& s) { return s.engine().take_nonfinite(); })
       .def("take_notices", [](PyEngine& s) { return s.engine().take_notices(); })
+      .def("take_messages", &PyEngine::take_messages,
+           "Lines about messages sent and heard since the last call, where log_messages was given.")
       .def(
           "start_timeline", [](PyEngine& s) { s.engine().trace().start(); },
           "Notes from now on what happens to every partition here.")

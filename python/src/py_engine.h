@@ -25,6 +25,7 @@
 #include "python/src/bindings.h"
 #include "python/src/waiting.h"
 #include "transport/faults.h"
+#include "transport/logged_messenger.h"
 #include "transport/mpi.h"
 #include "transport/node_pair.h"
 #include "transport/zmq_messenger.h"
@@ -74,6 +75,11 @@ class PyEngine {
   /// What the job's frames met, if it runs under faults.
   void disturb_by(std::shared_ptr<transport::Faults> faults) { faults_ = std::move(faults); }
   const transport::Faults* faults() const { return faults_.get(); }
+  /// Where the lines of its messages are kept, if they are to be told.
+  void log_messages_to(std::shared_ptr<transport::MessageLines> lines) { messages_ = std::move(lines); }
+  std::vector<std::string> take_messages() {
+    return messages_ ? messages_->take() : std::vector<std::string>();
+  }
 
   /// For what never changes.
   const kvstore::Engine& identity() const { return *engine_; }
@@ -181,9 +187,10 @@ class PyEngine {
   }
 
   const pid_t owner_ = getpid();
-  std::shared_ptr<transport::Faults> faults_;        // owners: this and the engine's messengers
-  std::unique_ptr<transport::Scheduler> scheduler_;  // before engine_, which needs it to the end
-  std::deque<Kept> kept_;                            // before engine_: outlives it
+  std::shared_ptr<transport::Faults> faults_;          // owners: this and the engine's messengers
+  std::shared_ptr<transport::MessageLines> messages_;  // owners: likewise
+  std::unique_ptr<transport::Scheduler> scheduler_;    // before engine_, which needs it to the end
+  std::deque<Kept> kept_;                              // before engine_: outlives it
   std::vector<nanobind::object> failed_;
   std::shared_ptr<void> slots_;  ///< the arrays, of whichever kind; owners: this and abandoned_
   std::size_t slot_count_ = 0;

@@ -62,6 +62,38 @@ def the_servers_learning_rate_may_change(kv: Any) -> None:
 
 
 @case
+def a_rate_that_is_changed_in_the_worker_is_refused(kv: Any) -> None:
+    optimizer = mx.optimizer.SGD(learning_rate=0.5)
+    kv.init(150, filled(0))
+    kv.set_optimizer(optimizer)
+    kv.push(150, filled(1))
+    optimizer.set_learning_rate(0.25)  # as Trainer.set_learning_rate() does
+    for call in (kv.push, kv.pushpull):
+        with raises(gradwire.mxnet.KVStoreError, r"call kv.set_learning_rate\(0.25\) of the store"):
+            call(150, filled(1))
+    mx.nd.waitall()
+    kv.barrier()
+    kv.set_learning_rate(0.25)
+    kv.push(150, filled(1))
+    mx.nd.waitall()
+    kv.barrier()
+    kv.set_learning_rate(1.0)  # which the optimizer here gets too
+    assert optimizer.learning_rate == 1.0
+    kv.push(150, filled(1))
+    mx.nd.waitall()
+    kv.barrier()
+    out = filled(0)
+    kv.pull(150, out=out)
+    require_equal(out, -RANKS * (0.5 + 0.25 + 1))
+
+
+@case
+def rows_are_refused(kv: Any) -> None:
+    with raises(ValueError, "applies each push at once; use a store that sums"):
+        kv.init(170, mx.nd.sparse.zeros("row_sparse", (4, 2)))
+
+
+@case
 def a_trainer_updates_on_the_servers(kv: Any) -> None:
     weight = mx.gluon.Parameter("weight", shape=(4,))
     weight.initialize(init="ones")

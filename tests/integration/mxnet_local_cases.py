@@ -266,7 +266,8 @@ def servers_have_some_optimizers(folder: Path) -> None:
     rule = optimizers.server_rule
     sgd = mx.optimizer.SGD(momentum=0.75, clip_gradient=2.0, **common)
     assert rule(sgd) == ("sgd", {**common, "momentum": 0.75, "clip_gradient": 2.0})
-    assert rule(mx.optimizer.NAG(**common)) == ("sgd", {**common, "momentum": 0.0, "nesterov": 1.0})
+    nag = mx.optimizer.NAG(momentum=0.75, **common)
+    assert rule(nag) == ("sgd", {**common, "momentum": 0.75, "nesterov": 1.0})
     adam = {"beta1": 0.5, "beta2": 0.25, "epsilon": 0.125}
     assert rule(mx.optimizer.Adam(**adam, **common)) == ("adam", {**common, **adam})
     assert rule(mx.optimizer.create("test", rescale_grad=2.0)) == ("test", {"rescale_grad": 2.0})
@@ -274,6 +275,45 @@ def servers_have_some_optimizers(folder: Path) -> None:
         rule(mx.optimizer.AdaDelta())
     with raises(gradwire.mxnet.KVStoreError, "lr_scheduler"):
         rule(mx.optimizer.SGD(lr_scheduler=mx.lr_scheduler.FactorScheduler(2)))
+
+
+@case
+def defaults_of_servers_rules_are_mxnets(folder: Path) -> None:
+    """MXNet's NAG has no momentum by default, and is its SGD then."""
+    sgd = {"learning_rate": 0.01, "momentum": 0.0, "wd": 0.0, "rescale_grad": 1.0}
+    adam = {
+        "learning_rate": 0.001,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-8,
+        "wd": 0.0,
+        "rescale_grad": 1.0,
+    }
+    store = gradwire.kv.create("local")
+    store.init("w", np.zeros(2, np.float32))
+    for made, expected in (
+        (mx.optimizer.SGD(), ("sgd", sgd)),
+        (mx.optimizer.NAG(), ("sgd", {**sgd, "nesterov": 0.0})),
+        (mx.optimizer.Adam(), ("adam", adam)),
+        (mx.optimizer.Test(), ("test", {"rescale_grad": 1.0})),
+    ):
+        name, parameters = optimizers.server_rule(made)
+        assert (name, parameters) == expected
+        store.set_optimizer(name, **parameters)  # which the servers take
+    store.close()
+
+
+@case
+def local_stats_are_of_what_devices_encode(folder: Path) -> None:
+    """Two devices push 0.75 with a threshold of 0.5: a quarter is left of each of 6 elements, and 4 bytes go."""
+    kv = mx.kv.create("device")
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    kv.init("w", filled(0))
+    kv.push("w", [filled(0.75), filled(0.75, device=1)])
+    stats = kv.gradwire.stats()
+    assert (stats["bytes_raw"], stats["bytes_encoded"], stats["ratio"]) == (48, 8, 6)
+    np.testing.assert_allclose(stats["residual_norm"], (12 * 0.25**2) ** 0.5, rtol=1e-12)
+    kv.close()
 
 
 @case

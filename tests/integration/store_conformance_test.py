@@ -1,4 +1,4 @@
-"""What every store does, with MXNet's own acceptance numbers: a store joins by a row of STORES.
+"""What every store does, with MXNet's own acceptance numbers: a store joins by a row of STORES (stores.py).
 
 Source: MXNet 1.9.1, tests/nightly/dist_sync_kvstore.py, which runs 7 workers. Its `test` optimizer adds rescale_grad
 times the sum, here 2 times: dense pushes of rank + 1 on 1 leave (N + 1) N (i + 1) + 1 after round i; with 2bit and
@@ -8,67 +8,11 @@ All numbers are small and whole, so that stores which apply each worker's push b
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from gradwire import joining, nccl
-from integration.mpi_jobs import mpirun
-from integration.processes import Ended, Job, python, run_to_the_end
-
-
-@dataclass(frozen=True)
-class Row:
-    """A store, and a job of it.
-
-    Attributes:
-        servers: processes of their own.
-        start: by itself, by `gradwire run` or by mpirun.
-        gives: what a push without an optimizer leads to: sums, or a refusal, since there are only weights.
-        why_not: the reason for which it cannot be used here, or None.
-    """
-
-    name: str
-    workers: int = 7
-    servers: int = 0
-    start: Literal["alone", "run", "mpirun"] = "run"
-    gives: Literal["sums", "weights"] = "sums"
-    why_not: Callable[[], str | None] = lambda: None
-
-
-STORES = (
-    Row("local", workers=1, start="alone"),
-    Row("local_update_cpu", workers=1, start="alone"),
-    Row("local_allreduce_cpu", workers=1, start="alone"),
-    Row("device", workers=1, start="alone"),
-    Row("local_allreduce_device", workers=1, start="alone"),
-    Row("dist", servers=2),
-    Row("dist_sync", servers=2),
-    Row("dist_sync_device", servers=2),
-    Row("dist_device_sync", servers=2),
-    Row("dist_async", servers=2, gives="weights"),
-    Row("dist_async_device", servers=2, gives="weights"),
-    Row("dist_device_async", servers=2, gives="weights"),
-    Row("p3", servers=2),
-    Row("byteps", servers=2),
-    Row("allreduce"),
-    Row("horovod"),
-    Row("dist_sync_mpi", start="mpirun"),
-    Row("allreduce_mpi", start="mpirun"),
-    Row("nccl", workers=1, why_not=nccl.why_not),
-)
-
-
-def run(row: Row, folder: Path) -> Ended:
-    command = python("store_conformance_worker.py", row.name, row.gives)
-    if row.start == "mpirun":
-        return mpirun(folder, command, ranks=row.workers, seconds=180)
-    if row.start == "run":
-        return run_to_the_end(folder, command, workers=row.workers, servers=row.servers, seconds=180)
-    with Job(folder, {}) as job:
-        return job.start(("worker", 0), command).ended(180)
+from gradwire import joining
+from integration.stores import STORES, Row, run
 
 
 def test_every_store_is_tested() -> None:
@@ -77,9 +21,7 @@ def test_every_store_is_tested() -> None:
 
 @pytest.mark.parametrize("row", STORES, ids=lambda row: row.name)
 def test_a_store(row: Row, tmp_path: Path) -> None:
-    if (reason := row.why_not()) is not None:
-        pytest.skip(reason)
-    ended = run(row, tmp_path)
+    ended = run(row, tmp_path, "store_conformance_worker.py", row.name, row.gives)
     assert ended.code == 0, str(ended)
     records = ended.records()
     n = row.workers

@@ -97,6 +97,49 @@ class Told {
   std::map<std::uint32_t, std::size_t> bytes_;
 };
 
+Frame encoded_push(const compress::Codec& codec, compress::ReplyKind reply, std::uint32_t worker) {
+  const Floats values = random_floats(kElements, worker);
+  Floats residual(kElements);
+  Frame frame = request(Kind::kPush, 0, values, worker);
+  frame.header.codec = static_cast<std::uint8_t>(codec.wire_id());
+  frame.header.codec_parameters = codec.wire_parameters();
+  frame.header.reply = static_cast<std::uint8_t>(reply);
+  frame.payload = transport::Buffer::allocate(codec.max_encoded_size(kElements));
+  frame.payload.truncate(codec.encode(values, residual, {}, frame.payload.bytes()).bytes);
+  return frame;
+}
+
+TEST(AggregatorWeights, AnOptimizerThatComesLaterBeginsWithTheLastSum) {
+  using compress::ReplyKind;
+  for (const auto& [text, reply] :
+       std::vector<std::pair<std::string, ReplyKind>>{{"none", ReplyKind::kSame},
+                                                      {"fp16", ReplyKind::kSame},
+                                                      {"2bit:threshold=0.25", ReplyKind::kExact},
+                                                      {"2bit:threshold=0.25", ReplyKind::kSame},
+                                                      {"2bit:threshold=auto", ReplyKind::kExact},
+                                                      {"topk", ReplyKind::kFp32},
+                                                      {"int8", ReplyKind::kSame}}) {
+    const auto codec = compress::make(spec(text));
+    Aggregator aggregator(2);
+    handle(aggregator, 0, encoded_push(*codec, reply, 0));
+    const auto answers = handle(aggregator, 1, encoded_push(*codec, reply, 1));
+    Floats weight(kElements);
+    std::vector<compress::UnitScale> scales(codec->agrees_scales() ? 1 : 0);
+    codec->decode_reply(answers.at(0).frame.payload.bytes(), 2, reply, weight, scales);
+    ASSERT_EQ(handle(aggregator, 0, command("optimizer test rescale_grad=0.5")).at(0).frame.header.kind,
+              Kind::kAck);
+    Frame pull = request(Kind::kPull, kNoStep, weight);
+    pull.payload = {};
+    EXPECT_EQ(floats_of(handle(aggregator, 0, std::move(pull)).at(0).frame), weight) << text;
+    const Floats ones(kElements, 1);
+    handle(aggregator, 0, request(Kind::kPush, 1, ones));
+    const auto updated = handle(aggregator, 1, request(Kind::kPush, 1, ones, 1));
+    ASSERT_EQ(updated.at(0).frame.header.kind, Kind::kValue) << text_of(updated.at(0).frame);
+    for (float& value : weight) value += 1;
+    EXPECT_EQ(floats_of(updated.at(0).frame), weight) << text;
+  }
+}
+
 TEST(AggregatorWeights, ARoundsDeltaGoesToThoseWhoHoldTheWeightBeforeAndAWholeOneToOthers) {
   Told job(3, "delta:int8");
   job.round(3, 0, {0, 1, 2});

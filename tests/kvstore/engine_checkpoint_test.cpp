@@ -452,5 +452,36 @@ TEST(Checkpoint, OfSumsIsNotPulledBeforeTheFirstPush) {
   });
 }
 
+TEST(Checkpoint, OfSumsTakesAnOptimizerOnceItsKeysWerePushed) {
+  const Folder folder;
+  const std::vector<KeySpec> specs = {{"v", {3}}, {"w", {3}}};
+  const auto run = [&](const std::function<void(Engine&, KeyId, KeyId)>& body) {
+    run_job(job(2, 2), [&](Engine& engine) {
+      const auto keys = engine.declare(specs);
+      for (const KeyId key : keys) engine.init(key, std::vector<float>{1, 2, 3});
+      body(engine, keys[0], keys[1]);
+    });
+  };
+  const auto push = [](Engine& engine, KeyId key) {
+    std::vector<float> ones(3, 1);
+    engine.push_pull(key, ones, ones, 0).wait();
+    return ones;
+  };
+  run([&](Engine& engine, KeyId, KeyId w) {
+    push(engine, w);
+    engine.save_checkpoint(folder.path());
+  });
+  run([&](Engine& engine, KeyId v, KeyId w) {
+    engine.load_checkpoint(folder.path());
+    EXPECT_THAT([&] { engine.set_optimizer("test"); },
+                ThrowsMessage<std::invalid_argument>(
+                    AllOf(HasSubstr("key 'w' has no value"), HasSubstr("push it once before"))));
+    push(engine, w);
+    engine.set_optimizer("test");
+    EXPECT_EQ(push(engine, w), (std::vector<float>{4, 4, 4}));
+    EXPECT_EQ(push(engine, v), (std::vector<float>{3, 4, 5}));
+  });
+}
+
 }  // namespace
 }  // namespace gradwire::kvstore

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kvstore/engine.h"
+#include "tests/kvstore/folder.h"
 #include "tests/kvstore/hosts.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/sums.h"
@@ -268,6 +269,54 @@ TEST_P(Placements, ABucketBoundAgainHasTheCodecThatItsKeysHaveNow) {
     for (std::uint32_t slot : {0U, 1U}) engine.mark_ready(slot);
     ASSERT_TRUE(engine.drain_for(kLong));
     EXPECT_EQ(model.values[0], rank_order_sum(50, 0, 2));
+  });
+}
+
+// A first round in float32 in place of the scales that were agreed would show in every bit after it.
+TEST_P(Placements, AgreedScalesGoOnWhereTheirCodecIsSetAgainOrAfterTheCheckpoint) {
+  const Folder folder;
+  const auto set = [](Engine& engine) { engine.set_compression(spec("2bit:threshold=auto"), "exact"); };
+  const auto declare = [](Engine& engine) {
+    const KeySpec key{"w", {100'000}};
+    return engine.declare({&key, 1})[0];
+  };
+  const auto steps = [](Engine& engine, KeyId key, unsigned first, unsigned end) {
+    std::vector<float> all;
+    for (unsigned number = first; number < end; ++number) {
+      auto values = random_floats(100'000, 10 * number + engine.rank());
+      engine.push_pull(key, values, values, 0).wait();
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  };
+  std::vector<float> undisturbed;
+  GetParam()({2, 2}, [&](Engine& engine) {
+    set(engine);
+    const KeyId key = declare(engine);
+    steps(engine, key, 0, 3);
+    engine.save_checkpoint(folder.path());
+    const auto sums = steps(engine, key, 3, 5);
+    if (engine.rank() == 0) undisturbed = sums;
+  });
+  GetParam()({2, 2}, [&](Engine& engine) {
+    set(engine);
+    const KeyId key = declare(engine);
+    steps(engine, key, 0, 3);
+    set(engine);
+    EXPECT_EQ(steps(engine, key, 3, 5), undisturbed);
+  });
+  GetParam()({2, 2}, [&](Engine& engine) {
+    const KeyId key = declare(engine);
+    engine.load_checkpoint(folder.path());
+    engine.set_compression(spec("topk"), "fp32");  // which does not want them
+    set(engine);
+    EXPECT_EQ(steps(engine, key, 3, 5), undisturbed);
+  });
+  GetParam()({2, 2}, [&](Engine& engine) {  // those of another codec are agreed anew
+    const KeyId key = declare(engine);
+    engine.load_checkpoint(folder.path());
+    engine.set_compression(spec("2bit:threshold=auto,scale=2"), "exact");
+    EXPECT_NE(steps(engine, key, 3, 5), undisturbed);
   });
 }
 

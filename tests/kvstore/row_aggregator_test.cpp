@@ -247,6 +247,16 @@ TEST_F(TwoWorkersRows, APullAfterAPushThatIsNotHereIsHeld) {
   expect_rows(pull(0, 1, {3}), {3}, {2, 2});
 }
 
+TEST_F(TwoWorkersRows, AnOptimizerThatComesLaterBeginsWithTheLastSums) {
+  send(0, rows_frame(Kind::kRowInit, 0, {1, 2}, {8, 8, 8, 8}));
+  for (const std::uint32_t rank : {0U, 1U}) push(rank, 0, {rank, 2}, {1, 2, 3, 4});
+  expect_rows(pull(0, 1, {0, 1, 2}), {0, 1, 2}, {1, 2, 1, 2, 6, 8});
+  optimize("test rescale_grad=0.5");
+  expect_rows(pull(0, 1, {0, 1, 2}), {0, 1, 2}, {1, 2, 1, 2, 6, 8});
+  for (const std::uint32_t rank : {0U, 1U}) expect_only(push(rank, 1, {2, 5}, {1, 1, 1, 1}), Kind::kRowAck);
+  expect_rows(pull(0, 2, {0, 2, 5}), {0, 2, 5}, {1, 2, 7, 9, 1, 1});
+}
+
 TEST_F(TwoWorkersRows, PushesBeforeThereAreWeightsAreRefused) {
   optimize("sgd learning_rate=1");
   expect_refused(push(0, 0, {1}, {1, 1}), "init the table first");

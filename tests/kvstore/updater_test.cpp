@@ -54,6 +54,12 @@ TEST(Updater, ValuesOutOfRangeAreNamed) {
               ThrowsMessage<std::invalid_argument>(HasSubstr("expected at least 0")));
 }
 
+TEST(Updater, NesterovNeedsAMomentum) {
+  EXPECT_THAT([] { make_updater(parse_optimizer("sgd nesterov=1")); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("nesterov=1 of sgd needs a momentum")));
+  make_updater(parse_optimizer("sgd nesterov=1 momentum=0.9"));
+}
+
 TEST(Updater, BadOnesNameTheNearest) {
   EXPECT_THAT([] { make_updater(parse_optimizer("sdg")); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("'sgd'")));

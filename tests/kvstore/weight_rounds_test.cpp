@@ -320,5 +320,28 @@ TEST(WeightRounds, WhereALibrarySumsNoServerSendsThem) {
   });
 }
 
+// As MXNet's servers: what they hold when the optimizer comes is the sum of the last round.
+TEST(Weights, BeginWithTheLastSumWhereTheOptimizerComesLater) {
+  for (const Runner run : {run_job, run_peers, run_native, run_on_hosts}) {
+    run(job(), [](Engine& engine) {
+      const KeySpec key{"w", {kElements}};
+      const KeyId w = engine.declare({&key, 1})[0];
+      engine.init(w, Floats(kElements, 9));
+      Floats values;
+      const auto push = [&](float value) {
+        values.assign(kElements, value);
+        engine.push_pull(w, values, values, 0).wait();
+        return values;
+      };
+      push(1);
+      EXPECT_EQ(push(2), Floats(kElements, 2 * kWorkers));
+      engine.set_optimizer("test rescale_grad=0.5");
+      engine.pull(w, values, 0).wait();
+      EXPECT_EQ(values, Floats(kElements, 2 * kWorkers));
+      EXPECT_EQ(push(4), Floats(kElements, 4 * kWorkers));
+    });
+  }
+}
+
 }  // namespace
 }  // namespace gradwire::kvstore

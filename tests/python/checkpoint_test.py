@@ -55,6 +55,25 @@ def test_residuals_of_devices_go_on(codec: str, stores: list[KVStore], tmp_path:
     assert_array_equal(pushed(second, range(3, 6)), pushed(first, range(3, 6)))
 
 
+@pytest.mark.parametrize("codec", ["2bit:threshold=0.5", "2bit:threshold=auto", "topk"])
+def test_a_codec_that_is_set_after_the_checkpoint_goes_on(
+    codec: str, stores: list[KVStore], tmp_path: Path
+) -> None:
+    first = local(stores)
+    first.set_gradient_compression(codec)
+    first.init("w", np.zeros(SIZE, np.float32))
+    pushed(first, range(3))
+    first.save_checkpoint(tmp_path / "ck")
+    second = local(stores)
+    second.init("w", np.zeros(SIZE, np.float32))
+    second.load_checkpoint(tmp_path / "ck")
+    second.set_gradient_compression(codec)
+    undisturbed = pushed(first, range(3, 6))
+    assert_array_equal(pushed(second, range(3, 5)), undisturbed[:2])
+    second.set_gradient_compression(codec)  # once more changes nothing
+    assert_array_equal(pushed(second, range(5, 6)), undisturbed[2:])
+
+
 def test_weights_and_the_optimizer_go_on(stores: list[KVStore], tmp_path: Path) -> None:
     def push(store: KVStore, seed: int) -> Any:
         out = np.empty(SIZE, np.float32)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import gradwire
 import numpy as np
 import pytest
 import torch
 from gradwire.kv import KVStore
 from numpy.testing import assert_array_equal
+from python.inproc_ranks import run_ranks
 from python.small_arrays import ones, pulled
 
 pytestmark = pytest.mark.usefixtures("no_job")
@@ -124,6 +128,103 @@ def test_another_optimizer_begins_anew(kv: KVStore) -> None:
     kv.set_optimizer("adagrad", learning_rate=1)
     kv.push("w", ones(2))
     assert_array_equal(pulled(kv, "w", (2,)), ones(2, value=-2))  # the momentum of -1 is forgotten
+
+
+def test_an_optimizer_set_after_sums_begins_with_the_last(kv: KVStore) -> None:
+    """As MXNet's servers, which had been refused the next push here."""
+    kv.init("w", ones(4, value=9))
+    for value in (1, 2):
+        kv.push("w", ones(4, value=value))
+    assert_array_equal(pulled(kv, "w", (4,)), ones(4, value=2))
+    kv.set_optimizer("sgd", learning_rate=0.5)
+    assert_array_equal(pulled(kv, "w", (4,)), ones(4, value=2))
+    kv.push("w", ones(4))
+    assert_array_equal(pulled(kv, "w", (4,)), ones(4, value=1.5))
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16", "2bit:threshold=0.5"])
+def test_an_optimizer_set_after_sums_begins_with_them_on_all_ranks(codec: str) -> None:
+    """Keys and rows; 0.5 goes through all of these codecs whole."""
+
+    def body(store: KVStore) -> None:
+        store.set_gradient_compression(codec)
+        store.init("w", ones(70_000, value=9))
+        store.init("table", gradwire.RowSparse.from_dense(np.full((6, 2), 9, np.float32)))
+        store.push("w", ones(70_000, value=0.5))
+        store.push("table", gradwire.RowSparse([1, 4], np.full((2, 2), 0.5, np.float32)))
+        store.set_optimizer("test", rescale_grad=2)
+        out, rows = ones(70_000), np.empty((3, 2), np.float32)
+        store.pull("w", out)
+        assert_array_equal(out, ones(70_000, value=1))
+        store.pushpull("w", ones(70_000, value=0.5), out=out)
+        assert_array_equal(out, ones(70_000, value=3))
+        store.push("table", gradwire.RowSparse([4, 5], np.full((2, 2), 0.5, np.float32)))
+        store.row_sparse_pull("table", rows, row_ids=[1, 4, 5])
+        assert_array_equal(rows[:, 0], np.array([1, 3, 2], np.float32))
+
+    run_ranks(2, body)
+
+
+def test_a_checkpoint_of_sums_has_no_weights_for_an_optimizer(tmp_path: Path) -> None:
+    def declare(store: KVStore) -> None:
+        store.init("w", ones(4, value=9))
+        store.init("table", gradwire.RowSparse.from_dense(np.full((6, 2), 9, np.float32)))
+
+    def step(store: KVStore) -> None:
+        store.push("w", ones(4))
+        store.push("table", gradwire.RowSparse([1], np.ones((1, 2), np.float32)))
+
+    def save(store: KVStore) -> None:
+        declare(store)
+        step(store)
+        store.save_checkpoint(tmp_path / "ck")
+
+    def resume(store: KVStore) -> None:
+        declare(store)
+        store.load_checkpoint(tmp_path / "ck")
+        with pytest.raises(ValueError, match=r"set_optimizer: key 'w' has no value.*push it once before"):
+            store.set_optimizer("test")
+        store.push("w", ones(4))
+        with pytest.raises(ValueError, match="set_optimizer: table 'table' has no value"):
+            store.set_optimizer("test")
+        store.push("table", gradwire.RowSparse([1], np.ones((1, 2), np.float32)))
+        store.set_optimizer("test")
+        step(store)
+        out = ones(4)
+        store.pull("w", out)
+        assert_array_equal(out, ones(4, value=4))
+
+    run_ranks(2, save)
+    run_ranks(2, resume)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "nesterov"),
+    [(np.float64(0.5), True), (np.float32(0.5), np.bool_(True)), (np.array(0.5), np.int64(1))],
+)
+def test_numbers_may_be_numpys(momentum: Any, nesterov: Any) -> None:
+    found = []
+    for given in ({"momentum": momentum, "nesterov": nesterov}, {"momentum": 0.5, "nesterov": 1}):
+        store = gradwire.kv.create("local")
+        store.init("w", ones(4))
+        store.set_optimizer("sgd", learning_rate=np.float64(0.25), **given)
+        store.set_learning_rate(np.float32(0.125))
+        for _ in range(2):
+            store.push("w", ones(4))
+        found.append(pulled(store, "w", (4,)))
+        store.close()
+    assert_array_equal(*found)
+
+
+def test_what_is_no_number_and_nesterov_without_momentum_are_refused(kv: KVStore) -> None:
+    for given, said in (
+        ({"learning_rate": "0.1"}, "learning_rate='0.1' of sgd is a str, expected a number"),
+        ({"learning_rate": None}, "learning_rate=None of sgd is a NoneType, expected a number"),
+        ({"nesterov": 1}, r"nesterov=1 of sgd needs a momentum.*as momentum=0\.9"),
+        ({"nesterov": True, "momentum": 0}, "nesterov=1 of sgd needs a momentum"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            kv.set_optimizer("sgd", **given)  # type: ignore[arg-type]
 
 
 def test_a_learning_rate_needs_an_optimizer(kv: KVStore) -> None:

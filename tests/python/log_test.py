@@ -61,3 +61,41 @@ def test_a_job_reports_who_joined_and_what_it_cost() -> None:
     left = [one for role, one in said if role == "worker" and "leaves" in one["text"]]
     assert all(one["bytes_raw"] == 16 and one["bytes_sent"] > 16 for one in left)
     assert len(left) == 2
+
+
+def test_at_debug_each_message_is_told() -> None:
+    lines: list[tuple[str, str]] = []
+    done = run_job(
+        [sys.executable, "-c", JOIN],
+        workers=2,
+        servers=1,
+        env={"PS_VERBOSE": "2"},
+        output=lambda line: lines.append((line.role, line.text)),
+        timeout=60,
+    )
+    assert done.exit_code == 0, lines
+    for rank in (0, 1):
+        own = [text for _, text in lines if text.startswith(f"gradwire: worker {rank}: worker {rank} ")]
+        assert any("sends push of key 0 step 0 offset 0, 16 bytes, to server 0" in text for text in own)
+        assert any("hears reply of key 0 step 0 offset 0, 16 bytes, from server 0" in text for text in own)
+        told = [text for role, text in lines if role == "server"]
+        assert any(
+            f"server 0 hears push of key 0 step 0 offset 0, 16 bytes, from worker {rank}" in t for t in told
+        )
+        assert any(
+            f"server 0 sends reply of key 0 step 0 offset 0, 16 bytes, to worker {rank}" in t for t in told
+        )
+
+
+def test_below_debug_no_message_is_told() -> None:
+    lines: list[str] = []
+    done = run_job(
+        [sys.executable, "-c", JOIN],
+        workers=1,
+        servers=1,
+        env={"PS_VERBOSE": "1"},
+        output=lambda line: lines.append(line.text),
+        timeout=60,
+    )
+    assert done.exit_code == 0, lines
+    assert not [line for line in lines if " sends " in line or " hears " in line]

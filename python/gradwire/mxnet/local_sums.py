@@ -9,7 +9,6 @@ import mxnet as mx
 import numpy as np
 
 from gradwire import kv
-from gradwire.devices import DeviceSum
 from gradwire.mxnet.devices import added
 from gradwire.mxnet.memory import array_over
 from gradwire.mxnet.pairs import Key
@@ -22,12 +21,12 @@ class LocalSums:
 
     def __init__(self, store: kv.KVStore) -> None:
         self._store = store
-        self._codec: DeviceSum | None = None
+        self._compresses = False
         self._held: dict[Key, Any] = {}
 
     def use_compression(self, spec: str) -> None:
-        """Compresses from now on what each device gives."""
-        self._codec = None if spec == "none" else DeviceSum(spec)
+        """Compresses from now on what each device gives, by the store's codec, which has been told already."""
+        self._compresses = spec != "none"
 
     def init(self, values: Sequence[tuple[Key, Any]]) -> None:
         """Stores first values, of any storage type."""
@@ -68,7 +67,7 @@ class LocalSums:
         """Nothing can have failed unseen here."""
 
     def _sum(self, key: Key, values: Sequence[Any]) -> Any:
-        if self._codec is None or values[0].stype != "default":
+        if not self._compresses or values[0].stype != "default":
             return added(values)
         arrays = [np.ascontiguousarray(value.asnumpy(), np.float32) for value in values]
-        return array_over(self._codec.add(key, arrays)).astype(values[0].dtype)
+        return array_over(self._store.devices.add(key, arrays)).astype(values[0].dtype)

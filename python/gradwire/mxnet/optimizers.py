@@ -6,9 +6,10 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gradwire import kv
 from gradwire.mxnet.errors import KVStoreError
 
-__all__ = ["first_difference", "hyper_parameters", "server_rule"]
+__all__ = ["OnServers", "first_difference", "hyper_parameters", "server_rule"]
 
 _NOT_SETTINGS = ("num_update", "begin_num_update", "aggregate_num")
 
@@ -32,6 +33,59 @@ def first_difference(of_ranks: Sequence[Mapping[str, str]]) -> str | None:
             if mine != its:
                 return f"{name} is {mine} on rank 0 and {its} on rank {rank}"
     return None
+
+
+class OnServers:
+    """MXNet's optimizer where the servers update: handed over when there are keys, and watched from then on, since who
+    changes it, as Trainer.set_learning_rate() does, changes nothing there.
+    """
+
+    def __init__(self, store: kv.KVStore) -> None:
+        self._store = store
+        self._waiting: Any = None
+        self._optimizer: Any = None  # that the servers have
+        self._rate: float | None = (
+            None  # and the rate that it had when they were told last; None: theirs has none
+        )
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the servers have not got it yet."""
+        return self._waiting is not None
+
+    def give(self, optimizer: Any) -> None:
+        """Keeps it for hand_over(). Raises: as server_rule()."""
+        server_rule(optimizer)
+        self._waiting = optimizer
+
+    def hand_over(self) -> None:
+        """Gives the servers what waits. Collective, if anything does."""
+        if self._waiting is None:
+            return
+        rule, parameters = server_rule(self._waiting)
+        self._optimizer, self._waiting = self._waiting, None
+        self._rate = parameters.get("learning_rate")
+        self._store.set_optimizer(rule, **parameters)
+
+    def require_its_rate(self, verb: str) -> None:
+        """Raises KVStoreError: the rate was changed in this worker, where it counts for nothing."""
+        if self._rate is None or (rate := float(self._optimizer.learning_rate)) == self._rate:
+            return
+        raise KVStoreError(
+            f"{verb}: the optimizer's learning_rate was changed to {rate} in this worker, as "
+            f"Trainer.set_learning_rate() does, and in {self._store.type!r} the servers update, with {self._rate}; "
+            f"call kv.set_learning_rate({rate}) of the store, on all workers"
+        )
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Gives the servers another rate, and the optimizer here, which who reads it asks. Collective.
+
+        Raises: as gradwire.kv.KVStore.set_learning_rate().
+        """
+        self.hand_over()
+        self._store.set_learning_rate(learning_rate)
+        self._optimizer.set_learning_rate(learning_rate)
+        self._rate = float(learning_rate)
 
 
 def server_rule(optimizer: Any) -> tuple[str, dict[str, float]]:
@@ -84,7 +138,8 @@ def _sgd(optimizer: Any) -> tuple[str, dict[str, float]]:
 
 
 def _nag(optimizer: Any) -> tuple[str, dict[str, float]]:
-    return "sgd", _rates(optimizer, momentum=optimizer.momentum, nesterov=1)
+    """Without a momentum, MXNet's default, its NAG is its SGD."""
+    return "sgd", _rates(optimizer, momentum=optimizer.momentum, nesterov=float(optimizer.momentum != 0))
 
 
 def _adam(optimizer: Any) -> tuple[str, dict[str, float]]:

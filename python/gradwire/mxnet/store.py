@@ -63,7 +63,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self._keys: dict[Key, _Declared] = {}
         self._weights: dict[Key, Any] = {}  # where this worker updates them
         self._updater: Callable[[Key, Any, Any], None] | None = None
-        self._server_optimizer: Any = None  # asked for before there were keys
+        self._on_servers = optimizers.OnServers(self._store)
         self._keeps_float32 = False
         self._warned_of_sparse = False
 
@@ -141,13 +141,12 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             KVStoreError: the workers' optimizers differ, or the servers do not have it.
         """
         if self._updates_on_servers:
-            optimizers.server_rule(optimizer)  # raises before anything is asked of the servers
-            self._server_optimizer = optimizer
-            return
+            return self._on_servers.give(optimizer)
         if not self._is_local:
             self._require_agreement(optimizer)
         self._keeps_float32 = bool(getattr(optimizer, "multi_precision", False))
         self._set_updater(mx.optimizer.get_updater(optimizer))
+        return None
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
         """Has each push call updater(key, sum, weight), which changes weight in place, in this worker.
@@ -168,14 +167,15 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Gives the optimizer another learning rate; in `dist_async*` a collective, for there it is the servers'.
+        Trainer.set_learning_rate() sets this worker's, which suffices in stores that sum; in `dist_async*` the next
+        push after it raises KVStoreError.
 
         Raises:
             RuntimeError: no optimizer is set.
             KVStoreError: set_updater() has set a function, which has no learning rate.
         """
         if self._updates_on_servers:
-            self._tell_servers()
-            return self._store.set_learning_rate(learning_rate)
+            return self._on_servers.set_learning_rate(learning_rate)
         if self._updater is None:
             raise RuntimeError("set_learning_rate: no optimizer is set; call set_optimizer() first")
         if not isinstance(self._updater, mx.optimizer.Updater):
@@ -222,10 +222,11 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             priority: higher is sent sooner; front layers first is priority=-index.
 
         Raises:
-            KVStoreError: the key was not initialised, or value has another shape.
+            KVStoreError: the key was not initialised, value has another shape, or the learning rate of an optimizer on
+                servers was changed in this worker alone.
             gradwire.TransportError: the job has failed; names the rank at fault.
         """
-        self._tell_servers()
+        self._tell_servers("push")
         for name, values in self._given("push", key, value):
             if self._updater is None:
                 self._sums.push(name, values, priority)
@@ -261,7 +262,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             key, value, priority: as in push().
             out: as in pull().
         """
-        self._tell_servers()
+        self._tell_servers("pushpull")
         wanted = dict(self._given("pushpull", key, value if out is None else out))
         given = self._given("pushpull", key, value)
         may_reuse = len(given) == 1  # else keys may share arrays, and one's sum would be another's value
@@ -328,7 +329,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         Raises: KVStoreError: this worker has none; in `dist_async*` the servers have none before the first push.
         """
         if self._updates_on_servers:
-            if self._server_optimizer is not None:
+            if self._on_servers.is_waiting:
                 raise KVStoreError(
                     "save_optimizer_states: the servers get their optimizer with the first push, and have no states "
                     "yet; save after it"
@@ -351,7 +352,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             As gradwire.kv.KVStore.load_optimizer_states(): `dist_async*`.
         """
         if self._updates_on_servers:
-            self._tell_servers()
+            self._on_servers.hand_over()
             self._sums.finish()
             return self._store.load_optimizer_states(fname)
         self._require_states("load_optimizer_states")
@@ -448,12 +449,10 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             )
             self._warned_of_sparse = True
 
-    def _tell_servers(self) -> None:
+    def _tell_servers(self, verb: str) -> None:
         """Hands over the servers' optimizer at the first push: after the keys, before which scripts may set it."""
-        if self._server_optimizer is not None:
-            rule, parameters = optimizers.server_rule(self._server_optimizer)
-            self._server_optimizer = None
-            self._store.set_optimizer(rule, **parameters)
+        self._on_servers.hand_over()
+        self._on_servers.require_its_rate(verb)
 
     def _require_agreement(self, optimizer: Any) -> None:
         mine = json.dumps(optimizers.hyper_parameters(optimizer)).encode()
