@@ -13,10 +13,13 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kHelloEvery{250};
+constexpr milliseconds kConnectAgainEvery{2'000};
 constexpr milliseconds kGoodbyeOverdue{
     5'000};  // after the scheduler's word, a stream's own goodbye is not awaited longer
 constexpr std::size_t kMostEarly = 4096;  // messages kept for the roster to judge: hellos, so no long ones
 constexpr std::uint64_t kLongestEarly = 4096;  // bytes
+constexpr std::size_t kPartsOfEarly = 3;       // routing id, header and payload: of more, empty ones cost too
+constexpr int kTwelveDays = 1 << 30;           // milliseconds; libzmq adds up to as much again, in an int
 constexpr int kBatch = 256;                    // messages read before sends get their turn
 
 std::uint64_t byte_count(const Frame& frame) { return kHeaderBytes + frame.payload.size_bytes(); }
@@ -136,6 +139,28 @@ FrameHeader DataLinks::header_of(Kind kind) const {
   return header;
 }
 
+// A local socket's name is anybody's to take once its owner is dead, and local sockets are not encrypted. So
+// libzmq does not connect to it again by itself, and nothing but hellos goes there until this user has
+// answered.
+void DataLinks::reach(Stream& stream, ZmqSocket& socket, const std::string& endpoint,
+                      const std::optional<JobKey>& key) {
+  socket.set(ZMQ_ROUTING_ID, random_routing_id());
+  if (is_ipc(endpoint)) {
+    socket.set(ZMQ_RECONNECT_IVL, kTwelveDays);
+    stream.at = endpoint;
+    stream.connected_at = std::chrono::steady_clock::now();
+  } else if (key) {
+    show_membership(socket, *key);
+  }
+  socket.connect(endpoint);
+}
+
+void DataLinks::note_answer(Stream& stream, const ZmqMessage& answer) {
+  stream.local = answer.came_locally();
+  if (!stream.at.empty() && !stream.local)
+    throw FrameError("whoever listens on the local socket " + stream.at + " is not of this user");
+}
+
 void DataLinks::write_control(Node to, const Stream& stream, const FrameHeader& header,
                               const std::string& text) {
   report_.traffic.sent(to, kHeaderBytes + text.size(), 1);
@@ -198,10 +223,9 @@ WorkerLinks::WorkerLinks(Report report, const ZmqContext& context, const std::ve
     Peer& peer = peers_[{Role::kServer, rank}];
     for (std::uint32_t stream = 0; stream < streams_per_peer; ++stream) {
       ZmqSocket& socket = sockets_.emplace_back(context, ZMQ_DEALER, max_frame_bytes);
-      socket.set(ZMQ_ROUTING_ID, random_routing_id());
-      if (key && !is_ipc(endpoints[rank])) show_membership(socket, *key);
-      socket.connect(endpoints[rank]);
-      peer.streams.emplace_back().socket = sockets_.size() - 1;
+      Stream& reached = peer.streams.emplace_back();
+      reached.socket = sockets_.size() - 1;
+      reach(reached, socket, endpoints[rank], key);
     }
   }
   for (const ZmqSocket& socket : sockets_) handles_.push_back(socket.get());
@@ -218,8 +242,13 @@ void WorkerLinks::on_tick(Time now) {
   for (auto& [node, peer] : peers_) {
     const auto streams = static_cast<std::uint32_t>(peer.streams.size());
     for (std::uint32_t i = 0; i < streams; ++i) {
-      if (peer.gone || peer.streams[i].open) continue;
-      write_control(node, peer.streams[i], header_of(Kind::kHello), to_text(StreamHello{i, streams}));
+      Stream& stream = peer.streams[i];
+      if (peer.gone || stream.open) continue;
+      if (!stream.at.empty() && now - stream.connected_at >= kConnectAgainEvery) {
+        stream.connected_at = now;
+        sockets_[stream.socket].connect_again(stream.at);
+      }
+      write_control(node, stream, header_of(Kind::kHello), to_text(StreamHello{i, streams}));
     }
   }
 }
@@ -244,7 +273,7 @@ bool WorkerLinks::take_messages() {
 void WorkerLinks::take(Node from, std::uint32_t stream, Parcel parcel) {
   try {
     Stream& opening = peers_.at(from).streams[stream];
-    if (!opening.open) opening.local = parcel.back().came_locally();
+    if (!opening.open) note_answer(opening, parcel.back());
     std::vector<Frame> frames = unpack(std::move(parcel), 0);
     if (!opening.open && frames.front().header.kind == Kind::kReject) {
       return refused_(to_string(from) + " refused the connection: " + payload_text(frames.front()));
@@ -314,10 +343,7 @@ void ServerLinks::connect_mirror(const ZmqContext& context, Node self,
   mirror_ = {Role::kServer, mirror_of(self.rank, servers)};
   if (servers == 2 && self.rank > mirror_.rank) return;
   to_mirror_.emplace(context, ZMQ_DEALER, max_frame_bytes);
-  to_mirror_->set(ZMQ_ROUTING_ID, random_routing_id());
-  if (key && !is_ipc(endpoints[mirror_.rank])) show_membership(*to_mirror_, *key);
-  to_mirror_->connect(endpoints[mirror_.rank]);
-  peers_[mirror_].streams.emplace_back();
+  reach(peers_[mirror_].streams.emplace_back(), *to_mirror_, endpoints[mirror_.rank], key);
   handles_.push_back(to_mirror_->get());
 }
 
@@ -350,7 +376,7 @@ void ServerLinks::on_tick(Time now) {
 void ServerLinks::take_from_mirror(Parcel parcel) {
   try {
     Stream& stream = peers_.at(mirror_).streams.front();
-    if (!stream.open) stream.local = parcel.back().came_locally();
+    if (!stream.open) note_answer(stream, parcel.back());
     take_frames(mirror_, 0, unpack(std::move(parcel), 0));
   } catch (const FrameError& error) {
     report_.refusals.note(to_string(mirror_), error.what());

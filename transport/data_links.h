@@ -81,6 +81,8 @@ class DataLinks {
     bool acknowledged = false;  // the peer answered our goodbye on it
     std::string route;          // server: the routing id of the connection
     std::size_t socket = 0;     // worker: its place in the list of sockets
+    std::string at;             // the local socket to which we have connected; empty over TCP
+    Time connected_at{};        // last, where that is set
   };
   struct Peer {
     std::vector<Stream> streams;
@@ -94,6 +96,11 @@ class DataLinks {
   virtual void on_tick(Time now) = 0;
   /// Takes the frames of one message from an open stream of a known peer. Throws FrameError.
   void take_frames(Node from, std::uint32_t stream, std::vector<Frame> frames);
+  /// Connects a stream to where a peer listens.
+  static void reach(Stream& stream, ZmqSocket& socket, const std::string& endpoint,
+                    const std::optional<JobKey>& key);
+  /// Takes note of who has answered a stream's hello. Throws FrameError where it is another user.
+  static void note_answer(Stream& stream, const ZmqMessage& answer);
   void write_control(Node to, const Stream& stream, const FrameHeader& header, const std::string& text);
   FrameHeader header_of(Kind kind) const;
 

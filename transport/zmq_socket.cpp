@@ -160,6 +160,12 @@ void ZmqSocket::connect(const std::string& endpoint) {
   if (zmq_connect(socket_, endpoint.c_str()) != 0) throw_zmq("zmq: cannot connect to " + endpoint);
 }
 
+void ZmqSocket::connect_again(const std::string& endpoint) {
+  if (zmq_disconnect(socket_, endpoint.c_str()) != 0 && zmq_errno() != ENOENT)  // else it has ended by itself
+    throw_zmq("zmq: cannot disconnect from " + endpoint);
+  connect(endpoint);
+}
+
 bool ZmqSocket::send_part(ZmqMessage& part, int flags) {
   while (zmq_msg_send(part.raw(), socket_, ZMQ_DONTWAIT | flags) < 0) {
     if (zmq_errno() == EINTR) continue;

@@ -87,6 +87,8 @@ class ZmqSocket {
   /// Throws TransportError naming the endpoint. Returns the endpoint in use, its port filled in.
   std::string bind(const std::string& endpoint);
   void connect(const std::string& endpoint);
+  /// Connects anew where it was connected before; what was to be sent there is let go of.
+  void connect_again(const std::string& endpoint);
 
   void send(Parcel parcel);
   /// Of a ROUTER. Returns false when it has no such peer (any more).
