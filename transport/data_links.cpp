@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "transport/address.h"
+#include "transport/descriptor_limit.h"
 #include "transport/mirrors.h"
 
 namespace gradwire::transport {
@@ -287,6 +288,7 @@ void WorkerLinks::take(Node from, std::uint32_t stream, Parcel parcel) {
 ServerLinks::ServerLinks(Report report, const ZmqContext& context, const std::string& endpoint,
                          std::uint64_t max_frame_bytes, const std::optional<JobKey>& key)
     : DataLinks(report), router_(context, ZMQ_ROUTER, max_frame_bytes), watch_(context, router_) {
+  allow_many_connections();
   router_.set(ZMQ_ROUTER_MANDATORY, 1);
   router_.set(ZMQ_ROUTER_HANDOVER, 1);  // a connection that comes back after a break takes its old place
   const bool over_tcp = !is_ipc(endpoint);

@@ -3,6 +3,7 @@
 #include <random>
 
 #include "transport/address.h"
+#include "transport/descriptor_limit.h"
 #include "transport/nodes.h"
 #include "transport/scheduler_state.h"
 #include "transport/zmq_options.h"
@@ -39,6 +40,7 @@ Scheduler::State::State(const ZmqOptions& options_)
       exchanges(std::make_unique<ExchangeDesk>(options_.workers)),
       refusals(options_.log) {
   require_scheduler_options(options);
+  allow_many_connections();
   router.set(ZMQ_ROUTER_MANDATORY, 1);
   router.set(ZMQ_ROUTER_HANDOVER, 1);
   if (options.key && !is_ipc(options.scheduler)) {
