@@ -313,6 +313,7 @@ void ServerLinks::take_connection_events() {
   while (const auto event = watch_.next()) {
     if (const auto fault = fault_of(*event); !fault.empty())
       report_.refusals.note("a stranger", "handshake at " + endpoint_ + ": " + std::string(fault));
+    if (event->kind == ConnectionEvent::Kind::kAccepted) strangers_.accepted(event->fd);
   }
 }
 
@@ -323,7 +324,8 @@ bool ServerLinks::take_messages() {
   int i = 0;
   while (i < kBatch && router_.receive(parcel)) {
     std::string route = parcel.front().text();
-    if (world_.epoch == 0 && early_.size() < kMostEarly && byte_count(parcel) <= kLongestEarly) {
+    const bool may_be_hello = parcel.size() == kPartsOfEarly && byte_count(parcel) <= kLongestEarly;
+    if (world_.epoch == 0 && early_.size() < kMostEarly && may_be_hello) {
       early_.emplace_back(std::move(route), std::move(parcel));
     } else {
       take(route, std::move(parcel));
@@ -390,6 +392,7 @@ void ServerLinks::take(const std::string& route, Parcel parcel) {
   const bool is_known = origin != origins_.end();
   const std::string address = is_known ? to_string(origin->second.node) : parcel.back().peer_address();
   const bool came_locally = !is_known && parcel.back().came_locally();
+  const int fd = parcel.back().source_fd();
   try {
     std::vector<Frame> frames = unpack(std::move(parcel), 1);
     if (frames.front().header.kind == Kind::kHello && frames.size() == 1) {
@@ -401,7 +404,10 @@ void ServerLinks::take(const std::string& route, Parcel parcel) {
       take_frames(origin->second.node, origin->second.stream, std::move(frames));
     }
   } catch (const FrameError& error) {
-    refuse(route, address, error.what());
+    report_.refusals.note(address, error.what());
+    take_connection_events();  // it may be a new connection, with a descriptor that was another's
+    if (is_known || strangers_.may_be_answered(fd))
+      router_.send_to(route, pack(header_of(Kind::kReject), error.what()));
   }
 }
 
@@ -435,11 +441,6 @@ ServerLinks::Stream& ServerLinks::on_hello(const std::string& route, const Frame
   report_.traffic.received(node, byte_count(frame), 1);
   write_control(node, stream, header_of(Kind::kHello), "");
   return stream;
-}
-
-void ServerLinks::refuse(const std::string& route, const std::string& address, const std::string& why) {
-  report_.refusals.note(address, why);
-  router_.send_to(route, pack(header_of(Kind::kReject), why));
 }
 
 }  // namespace gradwire::transport

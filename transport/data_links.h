@@ -19,6 +19,7 @@
 #include "transport/curve.h"
 #include "transport/inbox.h"
 #include "transport/refusals.h"
+#include "transport/strangers.h"
 #include "transport/traffic.h"
 #include "transport/zmq_socket.h"
 
@@ -172,7 +173,6 @@ class ServerLinks final : public DataLinks {
   void take_from_mirror(Parcel parcel);
   void take(const std::string& route, Parcel parcel);
   Stream& on_hello(const std::string& route, const Frame& frame);
-  void refuse(const std::string& route, const std::string& address, const std::string& why);
   void take_connection_events();
 
   std::optional<Doorkeeper> doorkeeper_;  // of a job with a key
@@ -183,7 +183,8 @@ class ServerLinks final : public DataLinks {
   Time next_hello_{};
   std::string endpoint_, local_endpoint_;
   std::vector<void*> handles_;
-  std::map<std::string, Origin> origins_;              // by routing id
+  std::map<std::string, Origin> origins_;  // by routing id
+  Strangers strangers_;
   std::vector<std::pair<std::string, Parcel>> early_;  // what came before the roster, with its routing id
 };
 

@@ -216,7 +216,7 @@ std::string_view fault_of(const ConnectionEvent& event) {
 
 ConnectionWatch::ConnectionWatch(const ZmqContext& context, const ZmqSocket& watched)
     : socket_(context, ZMQ_PAIR, kNoLimit) {
-  constexpr int kEvents = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
+  constexpr int kEvents = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
                           ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
                           ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
   static std::atomic<std::uint64_t> count{
@@ -237,8 +237,10 @@ std::optional<ConnectionEvent> ConnectionWatch::next() {
   std::memcpy(&event, bytes.data(), sizeof(event));
   std::memcpy(&value, bytes.data() + sizeof(event), sizeof(value));
   switch (event) {
+    case ZMQ_EVENT_ACCEPTED:
+      return ConnectionEvent{Kind::kAccepted, value};
     case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
-      return ConnectionEvent{Kind::kOpened, value};
+      return ConnectionEvent{Kind::kOpened};
     case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
       return ConnectionEvent{Kind::kNotAMember};
     case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:

@@ -109,6 +109,7 @@ class ZmqSocket {
 struct ConnectionEvent {
   enum class Kind : std::uint8_t {
     kDisconnected,
+    kAccepted,       ///< the other side has connected, and said nothing yet
     kOpened,         ///< the handshake is done
     kClosedEarly,    ///< closed by the other side, or left idle, before the handshake was done
     kOtherSecurity,  ///< one side encrypts and the other does not
@@ -116,7 +117,7 @@ struct ConnectionEvent {
     kBadHandshake,   ///< it does not speak ZMTP as it should
   };
   Kind kind = Kind::kDisconnected;
-  int fd = -1;  ///< of kDisconnected and kOpened
+  int fd = -1;  ///< of kDisconnected and kAccepted
 };
 /// What is wrong with a handshake, for people; nothing where nothing is, or there is no telling.
 std::string_view fault_of(const ConnectionEvent& event);
