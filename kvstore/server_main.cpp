@@ -5,7 +5,6 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -294,14 +293,6 @@ void run(Arguments& a) {
   if (faults) spdlog::warn("faults: {}", to_string(faults->counts()));
 }
 
-/// Idle strangers cost a file descriptor each: this program takes as many as the system lets it.
-void allow_many_connections() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -318,7 +309,6 @@ int main(int argc, char** argv) {
     return status == 0 ? 0 : 2;
   }
   set_up_log(arguments);
-  allow_many_connections();
   try {
     run(arguments);
     return 0;

@@ -1,12 +1,12 @@
 """Runs the style checks, the C++ tests and the Python tests, and ends with one line: `N passed, N failed`.
 
-    make test        (builds and installs first)
+    make test        (builds and installs first; `make soak` adds the long forms)
 
 A check that cannot be run counts as failed; so does a group of tests of which none ran.
 
 Tests run side by side, many of them with deadlines, on machines that others use too. So those that fail run once more,
-one at a time, when the rest is done: what fails again has failed, what passes then is named under `passed at the second
-try`, and is worth a look all the same.
+one at a time, when the rest is done, in `make soak` as in `make test`: what fails again has failed, what passes then is
+counted and named as passed at the second try, and is worth a look all the same.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ CPP_FOLDERS = ["compress", "fusion", "transport", "kvstore"]
 PYTHON_FOLDERS = ["python", "tests", "experiments"]
 MOST_AT_SECOND_TRY = 10
 """Where more tests fail, something is broken: nothing is run again."""
+LONGEST_SOAK_SECONDS = 7200
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,30 @@ def cpp_files() -> list[str]:
     return sorted(str(f) for d in folders for f in (ROOT / d).rglob("*") if f.suffix in {".h", ".cpp", ".cu"})
 
 
+def suite_commands(jobs: int, soak: bool) -> list[tuple[str, list[str], list[str], str]]:
+    """Arguments of suite(). What fails gets its second try in both forms."""
+    ctest = ["ctest", "--preset", "release"]
+    pytest = [sys.executable, "-m", "pytest", "-q"]
+    beside: list[str] = []
+    if soak:  # the long forms need the machine for themselves
+        ctest += ["--timeout", str(LONGEST_SOAK_SECONDS)]
+        pytest += ["-m", ""]
+    else:  # most tests wait for jobs to start and end; a file's tests stay together, with what they share
+        pytest += ["-m", "not soak"]
+        beside = ["-n", str(jobs), "--dist", "loadfile"]
+    return [
+        ("C++ tests", [*ctest, "-j", str(jobs)], [*ctest, "--rerun-failed"], "--output-junit"),
+        ("Python tests", [*pytest, *beside], [*pytest, "--last-failed"], "--junitxml"),
+    ]
+
+
+def line_of(outcome: Outcome) -> str:
+    second = f" ({len(outcome.second_try)} at the second try)" if outcome.second_try else ""
+    skipped = f", {outcome.skipped} skipped" if outcome.skipped else ""
+    counts = f"{outcome.passed} passed{second}, {outcome.failed} failed{skipped}"
+    return f"{outcome.name:15} {outcome.seconds:6.1f} s  {counts}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -123,15 +148,6 @@ def main() -> int:
     options = parser.parse_args()
     REPORTS.mkdir(parents=True, exist_ok=True)
     python = [sys.executable, "-m"]
-    ctest = ["ctest", "--preset", "release"]
-    pytest = [*python, "pytest", "-q"]
-    beside: list[str] = []
-    if options.soak:  # the long forms need the machine for themselves
-        ctest += ["--timeout", "7200"]
-        pytest += ["-m", ""]
-    else:  # most tests wait for jobs to start and end; a file's tests stay together, with what they share
-        pytest += ["-m", "not soak"]
-        beside = ["-n", str(options.jobs), "--dist", "loadfile"]
     outcomes = [
         check(
             "clang-format",
@@ -144,13 +160,11 @@ def main() -> int:
             "hostile bytes",
             [sys.executable, "tests/fuzz.py", *(["--runs=10000000"] if options.soak else [])],
         ),
-        suite("C++ tests", [*ctest, "-j", str(options.jobs)], [*ctest, "--rerun-failed"], "--output-junit"),
-        suite("Python tests", [*pytest, *beside], [*pytest, "--last-failed"], "--junitxml"),
+        *(suite(*each) for each in suite_commands(options.jobs, options.soak)),
     ]
     print()
     for o in outcomes:
-        skipped = f", {o.skipped} skipped" if o.skipped else ""
-        print(f"{o.name:15} {o.seconds:6.1f} s  {o.passed} passed, {o.failed} failed{skipped}")
+        print(line_of(o))
     for o in outcomes:
         for test in o.second_try:
             print(f"passed at the second try, alone: {test}")

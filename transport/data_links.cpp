@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "transport/address.h"
+#include "transport/descriptor_limit.h"
 #include "transport/mirrors.h"
 
 namespace gradwire::transport {
@@ -13,10 +14,13 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kHelloEvery{250};
+constexpr milliseconds kConnectAgainEvery{2'000};
 constexpr milliseconds kGoodbyeOverdue{
     5'000};  // after the scheduler's word, a stream's own goodbye is not awaited longer
 constexpr std::size_t kMostEarly = 4096;  // messages kept for the roster to judge: hellos, so no long ones
 constexpr std::uint64_t kLongestEarly = 4096;  // bytes
+constexpr std::size_t kPartsOfEarly = 3;       // routing id, header and payload: of more, empty ones cost too
+constexpr int kTwelveDays = 1 << 30;           // milliseconds; libzmq adds up to as much again, in an int
 constexpr int kBatch = 256;                    // messages read before sends get their turn
 
 std::uint64_t byte_count(const Frame& frame) { return kHeaderBytes + frame.payload.size_bytes(); }
@@ -142,6 +146,28 @@ FrameHeader DataLinks::header_of(Kind kind) const {
   return header;
 }
 
+// A local socket's name is anybody's to take once its owner is dead, and local sockets are not encrypted. So
+// libzmq does not connect to it again by itself, and nothing but hellos goes there until this user has
+// answered.
+void DataLinks::reach(Stream& stream, ZmqSocket& socket, const std::string& endpoint,
+                      const std::optional<JobKey>& key) {
+  socket.set(ZMQ_ROUTING_ID, random_routing_id());
+  if (is_ipc(endpoint)) {
+    socket.set(ZMQ_RECONNECT_IVL, kTwelveDays);
+    stream.at = endpoint;
+    stream.connected_at = std::chrono::steady_clock::now();
+  } else if (key) {
+    show_membership(socket, *key);
+  }
+  socket.connect(endpoint);
+}
+
+void DataLinks::note_answer(Stream& stream, const ZmqMessage& answer) {
+  stream.local = prepare_connection(answer);
+  if (!stream.at.empty() && !stream.local)
+    throw FrameError("whoever listens on the local socket " + stream.at + " is not of this user");
+}
+
 void DataLinks::write_control(Node to, const Stream& stream, const FrameHeader& header,
                               const std::string& text) {
   report_.traffic.sent(to, kHeaderBytes + text.size(), 1);
@@ -204,10 +230,9 @@ WorkerLinks::WorkerLinks(Report report, const ZmqContext& context, const std::ve
     Peer& peer = peers_[{Role::kServer, rank}];
     for (std::uint32_t stream = 0; stream < streams_per_peer; ++stream) {
       ZmqSocket& socket = sockets_.emplace_back(context, ZMQ_DEALER, max_frame_bytes);
-      socket.set(ZMQ_ROUTING_ID, random_routing_id());
-      if (key && !is_ipc(endpoints[rank])) show_membership(socket, *key);
-      socket.connect(endpoints[rank]);
-      peer.streams.emplace_back().socket = sockets_.size() - 1;
+      Stream& reached = peer.streams.emplace_back();
+      reached.socket = sockets_.size() - 1;
+      reach(reached, socket, endpoints[rank], key);
     }
   }
   for (const ZmqSocket& socket : sockets_) handles_.push_back(socket.get());
@@ -224,8 +249,13 @@ void WorkerLinks::on_tick(Time now) {
   for (auto& [node, peer] : peers_) {
     const auto streams = static_cast<std::uint32_t>(peer.streams.size());
     for (std::uint32_t i = 0; i < streams; ++i) {
-      if (peer.gone || peer.streams[i].open) continue;
-      write_control(node, peer.streams[i], header_of(Kind::kHello), to_text(StreamHello{i, streams}));
+      Stream& stream = peer.streams[i];
+      if (peer.gone || stream.open) continue;
+      if (!stream.at.empty() && now - stream.connected_at >= kConnectAgainEvery) {
+        stream.connected_at = now;
+        sockets_[stream.socket].connect_again(stream.at);
+      }
+      write_control(node, stream, header_of(Kind::kHello), to_text(StreamHello{i, streams}));
     }
   }
 }
@@ -250,7 +280,7 @@ bool WorkerLinks::take_messages() {
 void WorkerLinks::take(Node from, std::uint32_t stream, Parcel parcel) {
   try {
     Stream& opening = peers_.at(from).streams[stream];
-    if (!opening.open) opening.local = prepare_connection(parcel.back());
+    if (!opening.open) note_answer(opening, parcel.back());
     std::vector<Frame> frames = unpack(std::move(parcel), 0);
     if (!opening.open && frames.front().header.kind == Kind::kReject) {
       return refused_(to_string(from) + " refused the connection: " + payload_text(frames.front()));
@@ -264,6 +294,7 @@ void WorkerLinks::take(Node from, std::uint32_t stream, Parcel parcel) {
 ServerLinks::ServerLinks(Report report, const ZmqContext& context, const std::string& endpoint,
                          std::uint64_t max_frame_bytes, const std::optional<JobKey>& key)
     : DataLinks(report), router_(context, ZMQ_ROUTER, max_frame_bytes), watch_(context, router_) {
+  allow_many_connections();
   router_.set(ZMQ_ROUTER_MANDATORY, 1);
   router_.set(ZMQ_ROUTER_HANDOVER, 1);  // a connection that comes back after a break takes its old place
   const bool over_tcp = !is_ipc(endpoint);
@@ -288,6 +319,7 @@ void ServerLinks::take_connection_events() {
   while (const auto event = watch_.next()) {
     if (const auto fault = fault_of(*event); !fault.empty())
       report_.refusals.note("a stranger", "handshake at " + endpoint_ + ": " + std::string(fault));
+    if (event->kind == ConnectionEvent::Kind::kAccepted) strangers_.accepted(event->fd);
   }
 }
 
@@ -298,7 +330,8 @@ bool ServerLinks::take_messages() {
   int i = 0;
   while (i < kBatch && router_.receive(parcel)) {
     std::string route = parcel.front().text();
-    if (world_.epoch == 0 && early_.size() < kMostEarly && byte_count(parcel) <= kLongestEarly) {
+    const bool may_be_hello = parcel.size() == kPartsOfEarly && byte_count(parcel) <= kLongestEarly;
+    if (world_.epoch == 0 && early_.size() < kMostEarly && may_be_hello) {
       early_.emplace_back(std::move(route), std::move(parcel));
     } else {
       take(route, std::move(parcel));
@@ -320,10 +353,7 @@ void ServerLinks::connect_mirror(const ZmqContext& context, Node self,
   mirror_ = {Role::kServer, mirror_of(self.rank, servers)};
   if (servers == 2 && self.rank > mirror_.rank) return;
   to_mirror_.emplace(context, ZMQ_DEALER, max_frame_bytes);
-  to_mirror_->set(ZMQ_ROUTING_ID, random_routing_id());
-  if (key && !is_ipc(endpoints[mirror_.rank])) show_membership(*to_mirror_, *key);
-  to_mirror_->connect(endpoints[mirror_.rank]);
-  peers_[mirror_].streams.emplace_back();
+  reach(peers_[mirror_].streams.emplace_back(), *to_mirror_, endpoints[mirror_.rank], key);
   handles_.push_back(to_mirror_->get());
 }
 
@@ -356,7 +386,7 @@ void ServerLinks::on_tick(Time now) {
 void ServerLinks::take_from_mirror(Parcel parcel) {
   try {
     Stream& stream = peers_.at(mirror_).streams.front();
-    if (!stream.open) stream.local = prepare_connection(parcel.back());
+    if (!stream.open) note_answer(stream, parcel.back());
     take_frames(mirror_, 0, unpack(std::move(parcel), 0));
   } catch (const FrameError& error) {
     report_.refusals.note(to_string(mirror_), error.what());
@@ -368,6 +398,7 @@ void ServerLinks::take(const std::string& route, Parcel parcel) {
   const bool is_known = origin != origins_.end();
   const std::string address = is_known ? to_string(origin->second.node) : parcel.back().peer_address();
   const bool came_locally = !is_known && prepare_connection(parcel.back());
+  const int fd = parcel.back().source_fd();
   try {
     std::vector<Frame> frames = unpack(std::move(parcel), 1);
     if (frames.front().header.kind == Kind::kHello && frames.size() == 1) {
@@ -379,7 +410,10 @@ void ServerLinks::take(const std::string& route, Parcel parcel) {
       take_frames(origin->second.node, origin->second.stream, std::move(frames));
     }
   } catch (const FrameError& error) {
-    refuse(route, address, error.what());
+    report_.refusals.note(address, error.what());
+    take_connection_events();  // it may be a new connection, with a descriptor that was another's
+    if (is_known || strangers_.may_be_answered(fd))
+      router_.send_to(route, pack(header_of(Kind::kReject), error.what()));
   }
 }
 
@@ -413,11 +447,6 @@ ServerLinks::Stream& ServerLinks::on_hello(const std::string& route, const Frame
   report_.traffic.received(node, byte_count(frame), 1);
   write_control(node, stream, header_of(Kind::kHello), "");
   return stream;
-}
-
-void ServerLinks::refuse(const std::string& route, const std::string& address, const std::string& why) {
-  report_.refusals.note(address, why);
-  router_.send_to(route, pack(header_of(Kind::kReject), why));
 }
 
 }  // namespace gradwire::transport

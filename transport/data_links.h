@@ -19,6 +19,7 @@
 #include "transport/curve.h"
 #include "transport/inbox.h"
 #include "transport/refusals.h"
+#include "transport/strangers.h"
 #include "transport/traffic.h"
 #include "transport/zmq_socket.h"
 
@@ -81,6 +82,8 @@ class DataLinks {
     bool acknowledged = false;  // the peer answered our goodbye on it
     std::string route;          // server: the routing id of the connection
     std::size_t socket = 0;     // worker: its place in the list of sockets
+    std::string at;             // the local socket to which we have connected; empty over TCP
+    Time connected_at{};        // last, where that is set
   };
   struct Peer {
     std::vector<Stream> streams;
@@ -94,6 +97,11 @@ class DataLinks {
   virtual void on_tick(Time now) = 0;
   /// Takes the frames of one message from an open stream of a known peer. Throws FrameError.
   void take_frames(Node from, std::uint32_t stream, std::vector<Frame> frames);
+  /// Connects a stream to where a peer listens.
+  static void reach(Stream& stream, ZmqSocket& socket, const std::string& endpoint,
+                    const std::optional<JobKey>& key);
+  /// Takes note of who has answered a stream's hello. Throws FrameError where it is another user.
+  static void note_answer(Stream& stream, const ZmqMessage& answer);
   void write_control(Node to, const Stream& stream, const FrameHeader& header, const std::string& text);
   FrameHeader header_of(Kind kind) const;
 
@@ -165,7 +173,6 @@ class ServerLinks final : public DataLinks {
   void take_from_mirror(Parcel parcel);
   void take(const std::string& route, Parcel parcel);
   Stream& on_hello(const std::string& route, const Frame& frame);
-  void refuse(const std::string& route, const std::string& address, const std::string& why);
   void take_connection_events();
 
   std::optional<Doorkeeper> doorkeeper_;  // of a job with a key
@@ -176,7 +183,8 @@ class ServerLinks final : public DataLinks {
   Time next_hello_{};
   std::string endpoint_, local_endpoint_;
   std::vector<void*> handles_;
-  std::map<std::string, Origin> origins_;              // by routing id
+  std::map<std::string, Origin> origins_;  // by routing id
+  Strangers strangers_;
   std::vector<std::pair<std::string, Parcel>> early_;  // what came before the roster, with its routing id
 };
 

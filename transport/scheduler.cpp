@@ -3,6 +3,7 @@
 #include <random>
 
 #include "transport/address.h"
+#include "transport/descriptor_limit.h"
 #include "transport/nodes.h"
 #include "transport/scheduler_state.h"
 #include "transport/zmq_options.h"
@@ -39,6 +40,7 @@ Scheduler::State::State(const ZmqOptions& options_)
       exchanges(std::make_unique<ExchangeDesk>(options_.workers)),
       refusals(options_.log) {
   require_scheduler_options(options);
+  allow_many_connections();
   router.set(ZMQ_ROUTER_MANDATORY, 1);
   router.set(ZMQ_ROUTER_HANDOVER, 1);
   if (options.key && !is_ipc(options.scheduler)) {
@@ -105,6 +107,7 @@ void Scheduler::State::take_connection_events(Clock::time_point now) {
   while (const auto event = watch.next()) {
     if (const auto fault = fault_of(*event); !fault.empty())
       refusals.note("a stranger", "handshake at " + endpoint + ": " + std::string(fault));
+    if (event->kind == ConnectionEvent::Kind::kAccepted) strangers.accepted(event->fd);
     if (event->kind == ConnectionEvent::Kind::kDisconnected) take_ended(event->fd, now);
   }
 }
@@ -141,12 +144,11 @@ void Scheduler::State::take_messages() {
   Parcel parcel;
   for (int i = 0; i < kBatch && router.receive(parcel); ++i) {
     const std::string peer = parcel.front().text();
-    const int fd = parcel.back().source_fd();
-    const std::string address = parcel.back().peer_address();
+    const Caller caller{parcel.back().peer_address(), parcel.back().source_fd()};
     try {
-      for (const Frame& frame : unpack(std::move(parcel), 1)) handle(peer, fd, address, frame);
+      for (const Frame& frame : unpack(std::move(parcel), 1)) handle(peer, caller, frame);
     } catch (const FrameError& error) {
-      refuse(peer, address, error.what());
+      refuse(peer, caller, error.what());
     }
   }
 }
@@ -220,26 +222,25 @@ void Scheduler::State::call(std::span<const RollCall::Member> members, std::uint
   }
 }
 
-void Scheduler::State::handle(const std::string& peer, int fd, const std::string& address,
-                              const Frame& frame) {
+void Scheduler::State::handle(const std::string& peer, const Caller& caller, const Frame& frame) {
   if (options.witness) options.witness(frame.header.kind);
-  if (frame.header.kind == Kind::kHello) on_hello(peer, address, frame);
+  if (frame.header.kind == Kind::kHello) on_hello(peer, caller, frame);
   const auto found = peers.find(peer);
   if (found == peers.end()) {
     const Kind kind = frame.header.kind;
     const bool is_harmless = kind == Kind::kHello || kind == Kind::kHeartbeat || kind == Kind::kGoodbye;
-    if (!is_harmless) refuse(peer, address, "the first frame of a connection must be a hello");
+    if (!is_harmless) refuse(peer, caller, "the first frame of a connection must be a hello");
     return;
   }
   Peer& from = found->second;
-  from.fd = fd;
+  from.fd = caller.fd;
   if (from.standing == Standing::kFormer) return on_former(peer, frame);
   if (!from.left && from.standing != Standing::kSpare) liveness.heard(peer, Clock::now());
   if (frame.header.kind == Kind::kHello || frame.header.kind == Kind::kHeartbeat) return;
-  if (from.standing == Standing::kWaiting) return on_waiting(peer, address, frame);
+  if (from.standing == Standing::kWaiting) return on_waiting(peer, caller, frame);
   const bool knows_its_rank = phase != Phase::kRollCall && frame.header.sender.rank != kNoRank;
   if (knows_its_rank && (frame.header.sender != from.node || frame.header.epoch != epoch)) {
-    refuse(peer, address,
+    refuse(peer, caller,
            "sender is " + to_string(frame.header.sender) + " in epoch " + std::to_string(frame.header.epoch) +
                ", expected " + to_string(from.node) + " in this job's epoch");
     return;
@@ -254,29 +255,25 @@ void Scheduler::State::handle(const std::string& peer, int fd, const std::string
         return on_regroup(peer, frame);
       return fail(payload_text(frame), FailureCause::kFault);
     default:
-      refuse(peer, address,
+      refuse(peer, caller,
              "kind " + std::to_string(static_cast<int>(frame.header.kind)) +
                  " is nothing that a scheduler takes");
   }
 }
 
-void Scheduler::State::on_hello(const std::string& peer, const std::string& address, const Frame& frame) {
-  if (phase == Phase::kFailed) {
-    FrameHeader header = header_of(Kind::kFailure);
-    header.key = static_cast<std::uint64_t>(failure_cause);
-    return send(peer, header, to_buffer(failure));
-  }
+void Scheduler::State::on_hello(const std::string& peer, const Caller& caller, const Frame& frame) {
+  if (phase == Phase::kFailed) return turn_away(peer, caller, failure_cause, failure);
   const Hello hello = parse_hello(payload_text(frame));
   if (phase == Phase::kRollCall) take_connection_events(Clock::now());  // who has gone makes room
-  if (next && !roll_call.is_spare(hello)) return on_later_hello(peer, address, hello);
+  if (next && !roll_call.is_spare(hello)) return on_later_hello(peer, caller, hello);
   if (phase != Phase::kRollCall) {
     if (const auto known = peers.find(peer);
         known != peers.end() && known->second.standing != Standing::kSpare)
       return send_roster(peer);
     if (!roll_call.is_spare(hello))
-      return refuse(peer, address, "roll call: the job has begun and all its nodes are here");
+      return refuse(peer, caller, "roll call: the job has begun and all its nodes are here");
   }
-  if (const auto why = roll_call.take(peer, hello)) return refuse(peer, address, *why);
+  if (const auto why = roll_call.take(peer, hello)) return refuse(peer, caller, *why);
   const Node wanted{hello.role, hello.rank.value_or(kNoRank)};
   const std::string role = hello.role == Role::kServer ? "a server" : "a worker";
   Peer& known = peers[peer];
@@ -375,9 +372,23 @@ void Scheduler::State::send_roster(const std::string& peer) {
   send(peer, header_of(Kind::kRoster), to_buffer(to_text(own)));
 }
 
-void Scheduler::State::refuse(const std::string& peer, const std::string& address, const std::string& why) {
-  refusals.note(address, why);
-  send(peer, header_of(Kind::kReject), to_buffer(why));
+void Scheduler::State::refuse(const std::string& peer, const Caller& caller, const std::string& why) {
+  refusals.note(caller.address, why);
+  const auto known = peers.find(peer);
+  const bool is_member = known != peers.end() && known->second.standing != Standing::kWaiting;
+  if (is_member || may_be_answered(caller)) send(peer, header_of(Kind::kReject), to_buffer(why));
+}
+
+bool Scheduler::State::may_be_answered(const Caller& stranger) {
+  take_connection_events(Clock::now());  // it may be a new connection, with a descriptor that was another's
+  return strangers.may_be_answered(stranger.fd);
+}
+
+void Scheduler::State::turn_away(const std::string& peer, const Caller& caller, FailureCause cause,
+                                 const std::string& why) {
+  FrameHeader header = header_of(Kind::kFailure);
+  header.key = static_cast<std::uint64_t>(cause);
+  if (may_be_answered(caller)) send(peer, header, to_buffer(why));
 }
 
 bool Scheduler::State::all_left(Role role) const {

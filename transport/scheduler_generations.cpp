@@ -10,17 +10,14 @@ void Scheduler::State::await_next() {
 }
 
 // Whoever comes after the first roll call waits for the next, which may be open already.
-void Scheduler::State::on_later_hello(const std::string& peer, const std::string& address,
-                                      const Hello& hello) {
-  if (phase == Phase::kOver) {
-    const FrameHeader header = header_of(Kind::kFailure);
-    return send(peer, header, to_buffer("roll call: the job is over"));
-  }
+void Scheduler::State::on_later_hello(const std::string& peer, const Caller& caller, const Hello& hello) {
+  if (phase == Phase::kOver)
+    return turn_away(peer, caller, FailureCause::kFault, "roll call: the job is over");
   if (const auto known = peers.find(peer); known != peers.end()) {
     if (known->second.standing == Standing::kFormer) return;
     if (known->second.standing == Standing::kMember) return send_roster(peer);
   }
-  if (const auto why = next->take(peer, hello)) return refuse(peer, address, *why);
+  if (const auto why = next->take(peer, hello)) return refuse(peer, caller, *why);
   const bool is_new = !peers.contains(peer);
   Peer& known = peers[peer];
   known.standing = Standing::kWaiting;
@@ -47,9 +44,9 @@ void Scheduler::State::on_former(const std::string& peer, const Frame& frame) {
   send(peer, acknowledgement);
 }
 
-void Scheduler::State::on_waiting(const std::string& peer, const std::string& address, const Frame& frame) {
+void Scheduler::State::on_waiting(const std::string& peer, const Caller& caller, const Frame& frame) {
   if (frame.header.kind != Kind::kGoodbye)
-    return refuse(peer, address, "roll call: who waits to be taken in says hello, and no more");
+    return refuse(peer, caller, "roll call: who waits to be taken in says hello, and no more");
   FrameHeader acknowledgement = header_of(Kind::kGoodbye);
   acknowledgement.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
   send(peer, acknowledgement);

@@ -22,6 +22,7 @@
 #include "transport/refusals.h"
 #include "transport/regroup.h"
 #include "transport/roll_call.h"
+#include "transport/strangers.h"
 #include "transport/zmq_messenger.h"
 #include "transport/zmq_socket.h"
 
@@ -71,6 +72,12 @@ struct Scheduler::State {
     bool counts() const { return standing == Standing::kMember && !left; }
   };
 
+  /// Where a message came from: the connection's address, for people, and its descriptor.
+  struct Caller {
+    std::string address;
+    int fd = -1;
+  };
+
   void run();
   void loop();
   void take_requests();
@@ -84,8 +91,8 @@ struct Scheduler::State {
   void call(std::span<const RollCall::Member> members, std::uint32_t workers, std::uint32_t servers);
   void take_ended(int fd, Clock::time_point now);
 
-  void handle(const std::string& peer, int fd, const std::string& address, const Frame& frame);
-  void on_hello(const std::string& peer, const std::string& address, const Frame& frame);
+  void handle(const std::string& peer, const Caller& caller, const Frame& frame);
+  void on_hello(const std::string& peer, const Caller& caller, const Frame& frame);
   void set_spare_aside();
   void on_exchange(const Peer& from, const Frame& frame);
   void on_goodbye(const std::string& peer, Peer& from, const Frame& frame);
@@ -95,7 +102,10 @@ struct Scheduler::State {
   void send(const std::string& peer, const FrameHeader& header, Buffer payload = {});
   void send_all(const FrameHeader& header, const std::string& text);
   void send_roster(const std::string& peer);
-  void refuse(const std::string& peer, const std::string& address, const std::string& why);
+  void refuse(const std::string& peer, const Caller& caller, const std::string& why);
+  bool may_be_answered(const Caller& stranger);
+  /// Tells whoever comes to a job that has ended.
+  void turn_away(const std::string& peer, const Caller& caller, FailureCause cause, const std::string& why);
   void log(const std::string& text) const {
     if (options.log) options.log(text);
   }
@@ -104,9 +114,9 @@ struct Scheduler::State {
 
   // scheduler_generations.cpp: where the job goes on without those that die
   void await_next();
-  void on_later_hello(const std::string& peer, const std::string& address, const Hello& hello);
+  void on_later_hello(const std::string& peer, const Caller& caller, const Hello& hello);
   void on_former(const std::string& peer, const Frame& frame);
-  void on_waiting(const std::string& peer, const std::string& address, const Frame& frame);
+  void on_waiting(const std::string& peer, const Caller& caller, const Frame& frame);
   void on_regroup(const std::string& peer, const Frame& frame);
   void tick_running(Clock::time_point now);
   void tick_regroup(Clock::time_point now);
@@ -144,6 +154,7 @@ struct Scheduler::State {
   std::optional<Regroup> next;              // from the first generation on, with OnFailure::kContinue
   std::string change;                       // why this generation ended
   Refusals refusals;
+  Strangers strangers;
   std::map<std::string, Peer> peers;  // by routing id
   Roster roster;
   std::optional<Mirrors> mirrors;

@@ -189,6 +189,12 @@ void ZmqSocket::connect(const std::string& endpoint) {
   if (zmq_connect(socket_, endpoint.c_str()) != 0) throw_zmq("zmq: cannot connect to " + endpoint);
 }
 
+void ZmqSocket::connect_again(const std::string& endpoint) {
+  if (zmq_disconnect(socket_, endpoint.c_str()) != 0 && zmq_errno() != ENOENT)  // else it has ended by itself
+    throw_zmq("zmq: cannot disconnect from " + endpoint);
+  connect(endpoint);
+}
+
 bool ZmqSocket::send_part(ZmqMessage& part, int flags) {
   while (zmq_msg_send(part.raw(), socket_, ZMQ_DONTWAIT | flags) < 0) {
     if (zmq_errno() == EINTR) continue;
@@ -239,7 +245,7 @@ std::string_view fault_of(const ConnectionEvent& event) {
 
 ConnectionWatch::ConnectionWatch(const ZmqContext& context, const ZmqSocket& watched)
     : socket_(context, ZMQ_PAIR, kNoLimit) {
-  constexpr int kEvents = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
+  constexpr int kEvents = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
                           ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
                           ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
   static std::atomic<std::uint64_t> count{
@@ -260,8 +266,10 @@ std::optional<ConnectionEvent> ConnectionWatch::next() {
   std::memcpy(&event, bytes.data(), sizeof(event));
   std::memcpy(&value, bytes.data() + sizeof(event), sizeof(value));
   switch (event) {
+    case ZMQ_EVENT_ACCEPTED:
+      return ConnectionEvent{Kind::kAccepted, value};
     case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
-      return ConnectionEvent{Kind::kOpened, value};
+      return ConnectionEvent{Kind::kOpened};
     case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
       return ConnectionEvent{Kind::kNotAMember};
     case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:

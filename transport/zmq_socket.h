@@ -91,6 +91,8 @@ class ZmqSocket {
   /// Throws TransportError naming the endpoint. Returns the endpoint in use, its port filled in.
   std::string bind(const std::string& endpoint);
   void connect(const std::string& endpoint);
+  /// Connects anew where it was connected before; what was to be sent there is let go of.
+  void connect_again(const std::string& endpoint);
 
   void send(Parcel parcel);
   /// Of a ROUTER. Returns false when it has no such peer (any more).
@@ -113,6 +115,7 @@ class ZmqSocket {
 struct ConnectionEvent {
   enum class Kind : std::uint8_t {
     kDisconnected,
+    kAccepted,       ///< the other side has connected, and said nothing yet
     kOpened,         ///< the handshake is done
     kClosedEarly,    ///< closed by the other side, or left idle, before the handshake was done
     kOtherSecurity,  ///< one side encrypts and the other does not
@@ -120,7 +123,7 @@ struct ConnectionEvent {
     kBadHandshake,   ///< it does not speak ZMTP as it should
   };
   Kind kind = Kind::kDisconnected;
-  int fd = -1;  ///< of kDisconnected and kOpened
+  int fd = -1;  ///< of kDisconnected and kAccepted
 };
 /// What is wrong with a handshake, for people; nothing where nothing is, or there is no telling.
 std::string_view fault_of(const ConnectionEvent& event);

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterable
 
 _LOOKS = 10  # for processes that others of the session start meanwhile
 
@@ -46,14 +47,14 @@ def _in_other_groups(session: int) -> set[int]:
     return found
 
 
-def main() -> None:
-    """Reads "+id" and "-id", one a line, until the launcher's end; then kills the sessions that are left."""
+def guard(lines: Iterable[str]) -> None:
+    """Reads "+id" and "-id", one a line, until they end with the launcher; then kills the sessions that are left."""
     sessions: set[int] = set()
-    for line in sys.stdin:
+    for line in lines:
         (sessions.add if line[0] == "+" else sessions.discard)(int(line[1:]))
     for session in sessions:
         signal_session(session, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main()
+    guard(sys.stdin)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradwire import ssh_keeper
+from gradwire import sent_along, ssh_keeper
 from gradwire.hosts import address_of
 
 _CONNECT_SECONDS = 10
@@ -76,7 +76,7 @@ class SshHost:
             "command": list(command),
         }
         process = subprocess.Popen(
-            self.command(_python(Path(ssh_keeper.__file__).read_text(encoding="utf-8"))),
+            self.command(_python(sent_along.program(ssh_keeper))),
             **(options | {"stdin": subprocess.PIPE}),
         )
         assert process.stdin is not None

@@ -3,44 +3,30 @@
 ssh leaves what it has started running when it is killed. So the launcher's end of stdin is held open for the life of
 the job: its first line is the order, and its end, whatever brings it about, is that of the process and all it started.
 
-Runs by itself on a host that may not have gradwire: only the standard library.
+Runs by itself on a host that may not have gradwire (sent_along.py): only the standard library and kept_process.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
-GRACE_SECONDS = 1.5  # between SIGTERM and SIGKILL; less than the launcher's own
+from gradwire.kept_process import KeptProcess
 
 
-def start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
+def start(order: dict[str, Any]) -> KeptProcess:
     """order: "folder", "environment" (over this host's own), "command"."""
     os.chdir(order["folder"])
-    environment = {**os.environ, **order["environment"]}
-    return subprocess.Popen(
-        order["command"], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-    )
+    return KeptProcess(order["command"], env={**os.environ, **order["environment"]})
 
 
-def signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, number)
-
-
-def end_with_the_connection(child: subprocess.Popen[bytes]) -> None:
+def end_with_the_connection(kept: KeptProcess) -> None:
     while os.read(0, 4096):
         pass
-    signal_group(child, signal.SIGTERM)
-    time.sleep(GRACE_SECONDS)
-    signal_group(child, signal.SIGKILL)
+    kept.end()
 
 
 def main() -> int:
@@ -48,14 +34,12 @@ def main() -> int:
     while not order.endswith(b"\n"):  # not sys.stdin: its buffer would hide the end from the thread
         order += os.read(0, 1) or b"\n"
     try:
-        child = start(json.loads(order))
+        kept = start(json.loads(order))
     except (OSError, ValueError) as error:
         sys.stderr.write(f"gradwire: {os.uname().nodename}: {error}\n")
         return 127
-    threading.Thread(target=end_with_the_connection, args=(child,), daemon=True).start()
-    code = child.wait()
-    signal_group(child, signal.SIGKILL)  # what it started and left behind
-    return code if code >= 0 else 128 - code
+    threading.Thread(target=end_with_the_connection, args=(kept,), daemon=True).start()
+    return kept.wait()
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-FRAMES_A_CONNECTION = 50
+AT_ONCE = 20  # connections, so that none waits for another's answer
 PATIENCE = 0.2  # seconds for an answer
+LONG_PATIENCE = 5.0  # for an end that must come
 Address = tuple[str, int]
 
 
@@ -72,25 +73,32 @@ class Attacker:
             self.refused += 1
             return None
 
-    def throw(self, data: bytes, listen: float = PATIENCE) -> None:
+    def throw(self, data: bytes) -> None:
         """Sends data over a connection of its own and keeps what comes back, to the end or for so long."""
         self.attempts += 1
         connection = self.connect()
         if connection is None:
             return
-        answer = b""
         with connection, contextlib.suppress(OSError):
             connection.sendall(data)
             self.sent += len(data)
-            end = time.monotonic() + listen
-            while (left := end - time.monotonic()) > 0:
+            self.listen(connection, PATIENCE)
+
+    def listen(self, connection: socket.socket, seconds: float) -> bool:
+        """Keeps what comes back for so long. Returns whether the other side has ended the connection."""
+        answer, ended = b"", False
+        end = time.monotonic() + seconds
+        try:
+            while not ended and (left := end - time.monotonic()) > 0:
                 connection.settimeout(left)
                 some = connection.recv(65536)
-                if not some:
-                    break
                 answer += some
+                ended = not some
+        except OSError as error:
+            ended = not isinstance(error, TimeoutError)
         if answer:
             self.heard.add(answer)
+        return ended
 
     def no_key(self) -> None:
         """Speaks without encryption, and asks to join."""
@@ -100,16 +108,28 @@ class Attacker:
         self.throw(greeting(b"CURVE") + hello_with_a_wrong_key(self.dice))
 
     def random_frames(self) -> None:
-        """Frames of any length up to 4 KB behind a greeting, some of them commands; some say that they are huge."""
-        data = greeting(self.dice.choice([b"CURVE", b"NULL", b"PLAIN"]))
-        for _ in range(FRAMES_A_CONNECTION):
-            body = self.dice.randbytes(self.dice.choice([0, 1, 32, 112, 200, self.dice.randrange(4096)]))
-            flags, size = self.dice.choice([0, 1, 2, 3, 4, 6]), len(body)
-            if self.dice.random() < 0.02:
-                size = self.dice.choice([1 << 31, 1 << 40, (1 << 64) - 1])
-            data += bytes([flags | 2]) + struct.pack(">Q", size) + body
-            self.frames += 1
-        self.throw(data, listen=0.01)
+        """A greeting and one frame of noise a connection: a listener reads no second one of who is no member. Counted
+        are those that it has read, which ends the connection."""
+        under_way = []
+        for _ in range(AT_ONCE):
+            self.attempts += 1
+            connection = self.connect()
+            if connection is not None:
+                data = greeting(b"CURVE") + self.noise()
+                with contextlib.suppress(OSError):
+                    connection.sendall(data)
+                self.sent += len(data)
+                under_way.append(connection)
+        for connection in under_way:
+            with connection:
+                self.frames += self.listen(connection, LONG_PATIENCE)
+
+    def noise(self) -> bytes:
+        """A frame of any length up to 4 KB, perhaps a command; or one that says that it is huge."""
+        body = self.dice.randbytes(self.dice.choice([0, 1, 32, 112, 200, self.dice.randrange(4096)]))
+        is_huge = self.dice.random() < 0.02
+        size = self.dice.choice([1 << 32, 1 << 40, (1 << 64) - 1]) if is_huge else len(body)
+        return bytes([self.dice.choice([2, 3, 6])]) + struct.pack(">Q", size) + body
 
     def idle(self, count: int, end: float) -> None:
         """Holds many connections, some after a greeting, some in the middle of one, and opens again what is closed."""
@@ -162,7 +182,8 @@ def assault(attacker: Attacker, options: argparse.Namespace, end: float) -> None
     attack: Callable[[], None] = getattr(attacker, options.attack)
     if options.attack == "replay":
         attack = functools.partial(attacker.replay, options.recording.read_bytes())
-    while max(attacker.attempts, attacker.frames) < options.count and time.monotonic() < end:
+    goal = "frames" if options.attack == "random_frames" else "attempts"
+    while getattr(attacker, goal) < options.count and time.monotonic() < end:
         attack()
 
 
@@ -171,7 +192,7 @@ def main() -> None:
     parser.add_argument("attack", choices=["no_key", "wrong_key", "random_frames", "idle", "replay"])
     parser.add_argument("ports", nargs="+", metavar="HOST:PORT")
     parser.add_argument(
-        "--count", type=int, default=20, help="frames, connections, or idle connections at once"
+        "--count", type=int, default=20, help="frames read, connections, or idle connections at once"
     )
     parser.add_argument(
         "--seconds", type=float, default=3600.0, help="at most; of idle connections at least, too"
@@ -194,6 +215,7 @@ def main() -> None:
         "bytes_sent": attacker.sent,
         "seconds": seconds,
         "connections_per_second": attacker.attempts / seconds,
+        "frames_per_second": attacker.frames / seconds,
         "heard": sorted(answer.hex() for answer in attacker.heard),
     }
     print(json.dumps(record))

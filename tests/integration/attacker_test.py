@@ -21,6 +21,7 @@ import pytest
 from integration.processes import HERE, ByHand, Run, listening, member_of, python, run_to_the_end
 
 STEPS, LONG_STEPS = 600, 3000
+LONG_PAUSE = 0.5  # seconds a step: 25 minutes, in which a million frames are read
 ATTACK_SECONDS = 120.0  # for one to come to its end
 ENCRYPTED = {"GRADWIRE_ENCRYPT": "on", "GRADWIRE_IPC": "off"}
 # What a listener says before it knows who it talks to: version 3.1 or 3.0, and CURVE.
@@ -30,15 +31,20 @@ PUBLIC = [
 ]
 # Of every roster, header, hello and goodbye.
 OURS = [b"GRW1", b"role=", b"rank=", b"epoch=", b"server=", b"stream=", b"workers=", b"worker"]
-SHORT = {"no_key": 60, "wrong_key": 60, "random_frames": 10_000, "idle": 300}
+# Connections; frames that the listeners have read; connections at once.
+SHORT = {"no_key": 60, "wrong_key": 60, "random_frames": 2_000, "idle": 300}
 LONG = {"no_key": 10_000, "wrong_key": 10_000, "random_frames": 1_000_000, "idle": 10_000}
+# Who listens besides the scheduler. Sums of 2bit may be all zeros by chance, which weights are not.
+PLACEMENTS = {
+    "servers": ["optimizer=test", "codecs=2bit:threshold=0.5"],
+    "peers": ["store=allreduce", "codecs=none"],
+}
 
 
-def training(steps: int = STEPS, pause: float = 0.05) -> list[str]:
+def training(steps: int = STEPS, pause: float = 0.05, placement: str = "servers") -> list[str]:
     """The command of a worker. By default it trains for half a minute, several times as long as an attack takes; what
     comes of it does not depend on the pause."""
-    options = ("optimizer=test", f"steps={steps}", "codecs=2bit:threshold=0.5", f"pause={pause}")
-    return python("sums_worker.py", *options)
+    return python("sums_worker.py", *PLACEMENTS[placement], f"steps={steps}", f"pause={pause}")
 
 
 def start(attack: str, ports: list[tuple[str, int]], *options: str) -> subprocess.Popen[str]:
@@ -63,15 +69,15 @@ def learned(record: dict[str, Any]) -> list[bytes]:
 
 
 def weights_under_attack(
-    folder: Path, command: list[str], counts: dict[str, int], seconds: float
-) -> list[Any]:
-    """Trains under all attacks at once; returns the records of all ranks."""
+    folder: Path, command: list[str], counts: dict[str, int], seconds: float, servers: int = 2
+) -> tuple[list[Any], dict[str, float]]:
+    """Trains under all attacks at once; returns the records of all ranks, and how many frames, or connections, each
+    attack had read a second."""
     folder.mkdir()
-    with Run(folder, ENCRYPTED) as job:
+    with Run(folder, ENCRYPTED, servers=servers) as job:
         job.launch(command)
         job.wait_until_training(2)
-        servers = [pid for pid in job.all_pids() if member_of(pid) is not None]
-        ports = [place for pid in servers for place in listening(pid)]
+        ports = [place for pid in job.all_pids() for place in listening(pid)]
         assert len(ports) == 3, ports
         assert {host for host, _ in ports} == {"127.0.0.1"}, "a job on loopback listens there alone"
         attacks = [
@@ -87,21 +93,34 @@ def weights_under_attack(
         assert record[done] >= counts[record["attack"]], record
         assert record["not_accepted"] == 0, record
         assert learned(record) == [], record["attack"]
-    return sorted(ended.records(), key=lambda row: str(row["rank"]))
+    rates = {
+        record["attack"]: record["frames_per_second"] or record["connections_per_second"]
+        for record in records
+    }
+    return sorted(ended.records(), key=lambda row: str(row["rank"])), rates
 
 
-def test_an_outsider_learns_nothing_and_changes_nothing(tmp_path: Path) -> None:
-    undisturbed = run_to_the_end(tmp_path / "undisturbed", training(pause=0), seconds=180)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_an_outsider_learns_nothing_and_changes_nothing(placement: str, tmp_path: Path) -> None:
+    servers = 2 if placement == "servers" else 0
+    calm = training(pause=0, placement=placement)
+    undisturbed = run_to_the_end(tmp_path / "undisturbed", calm, servers=servers, seconds=180)
     assert undisturbed.code == 0, str(undisturbed)
-    attacked = weights_under_attack(tmp_path / "attacked", training(), SHORT, ATTACK_SECONDS)
+    command = training(placement=placement)
+    attacked, _ = weights_under_attack(tmp_path / "attacked", command, SHORT, ATTACK_SECONDS, servers)
     assert attacked == sorted(undisturbed.records(), key=lambda row: str(row["rank"]))
     assert len(attacked) == 2
 
 
 @pytest.mark.soak
-def test_an_outsider_with_patience_changes_nothing(tmp_path: Path) -> None:
+def test_an_outsider_with_patience_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     undisturbed = run_to_the_end(tmp_path / "undisturbed", training(LONG_STEPS, pause=0), seconds=1200)
-    attacked = weights_under_attack(tmp_path / "attacked", training(LONG_STEPS, pause=0.1), LONG, 3000)
+    command = training(LONG_STEPS, LONG_PAUSE)
+    attacked, rates = weights_under_attack(tmp_path / "attacked", command, LONG, 3000)
+    with capsys.disabled():
+        print(f"\n{LONG} at a rate, a second, of {json.dumps(rates)}")
     assert attacked == sorted(undisturbed.records(), key=lambda row: str(row["rank"]))
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from gradwire import ssh_keeper
+from gradwire import kept_process, sent_along, ssh_keeper
+from integration.processes import is_alive, wait_until
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
@@ -18,7 +20,7 @@ STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEE
 
 def start(folder: Path, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
     keeper = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", Path(ssh_keeper.__file__).read_text()],
+        [sys.executable, "-I", "-S", "-c", sent_along.program(ssh_keeper)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -63,8 +65,42 @@ def test_the_end_of_the_connection_is_the_end_of_all(program: str, tmp_path: Pat
     began = time.monotonic()
     keeper.stdin.close()
     keeper.wait(10)
-    assert time.monotonic() - began < ssh_keeper.GRACE_SECONDS + 2
+    assert time.monotonic() - began < kept_process.GRACE_SECONDS + 2
     assert keeper.stdout.read() == b""  # ends when nobody is left who holds the pipe
+
+
+FAMILY = """
+import os, subprocess, sys, time
+here = subprocess.Popen(["sleep", "60"])
+own_group = subprocess.Popen(["sleep", "60"], preexec_fn=os.setpgrp)
+print(os.getpid(), here.pid, own_group.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_keeper_takes_with_it_all_that_was_started(tmp_path: Path) -> None:
+    keeper = start(tmp_path, [sys.executable, "-c", FAMILY])
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    pids = [int(word) for word in keeper.stdout.readline().split()]
+    try:
+        keeper.send_signal(signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, pids)), 5, f"{pids} to end")
+    finally:
+        for pid in filter(is_alive, pids):
+            os.kill(pid, signal.SIGKILL)
+        keeper.wait()
+        for pipe in (keeper.stdin, keeper.stdout, keeper.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def test_one_that_has_ended_leaves_no_guard(tmp_path: Path) -> None:
+    keeper = start(tmp_path, ["sh", "-c", "ps -o pid= --ppid $PPID"])
+    code, out, _ = ended(keeper)
+    assert code == 0
+    assert len(out.split()) == 2, "the process, and the guard"
+    wait_until(lambda: not any(is_alive(int(pid)) for pid in out.split()), 5, f"{out} to end")
 
 
 def test_what_cannot_be_started_is_told(tmp_path: Path) -> None:

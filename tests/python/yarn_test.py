@@ -6,15 +6,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
-import threading
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import jsonschema
 import pytest
 from gradwire.clusters import yarn, yarn_keeper
 from gradwire.clusters.keeper import Failure
 from gradwire.clusters.yarn_keeper import Tasks, yarnfile
+from integration.processes import is_alive, wait_until
 from oracle.yarnfile import SERVICE
 from python.prepared_jobs import prepared, request
 
@@ -155,21 +161,37 @@ def test_a_rank_is_taken_once() -> None:
         first.recv(1)
 
 
-def test_the_end_of_the_connection_is_the_tasks_own() -> None:
-    """As the program of a container is sent: by itself, with its order put in."""
+@contextmanager
+def task(words: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket, BinaryIO]]:
+    """The program of a container, as it is sent: by itself, with its order put in; and the connection that it makes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        order = {"variables": []}
-        words = ["sh", "-c", "echo running; sleep 60"]
-        program = yarn_keeper.program_of(order, listener.getsockname()[:2], "token", words)
-        assert program.count("\nORDER = ") == 1
-        space = {"__name__": "task"}
-        exec(compile(program, "task", "exec"), space)
-        codes: list[int] = []
-        runner = threading.Thread(target=lambda: codes.append(space["run"](space["ORDER"], "3")))  # type: ignore[operator]
-        runner.start()
-        connection, _ = listener.accept()
-        said = connection.makefile("rb")
+        program = yarn_keeper.program_of({"variables": []}, listener.getsockname()[:2], "token", words)
+        with subprocess.Popen([sys.executable, "-I", "-S", "-c", program, "3"]) as process:
+            try:
+                connection, _ = listener.accept()
+                connection.settimeout(30)
+                with connection, connection.makefile("rb") as said:
+                    yield process, connection, said
+            finally:
+                process.kill()
+
+
+def test_the_end_of_the_connection_is_the_tasks_own() -> None:
+    with task(["sh", "-c", "echo running; sleep 60"]) as (process, connection, said):
         assert [said.readline(), said.readline()] == [b"token 3\n", b"1 running\n"]
         connection.shutdown(socket.SHUT_WR)
-        runner.join(30)
-    assert codes == [143]
+        assert process.wait(30) == 143
+
+
+def test_a_killed_task_takes_with_it_all_that_it_has_started() -> None:
+    """YARN ends a container by killing its first process's group, of which what that has started is none."""
+    with task(["sh", "-c", "sleep 60 & echo $$ $!; wait"]) as (process, _, said):
+        assert said.readline() == b"token 3\n"
+        pids = [int(word) for word in said.readline().split()[1:]]
+        assert len(pids) == 2
+        try:
+            process.kill()
+            wait_until(lambda: not any(map(is_alive, pids)), 5, f"{pids} to end")
+        finally:
+            for pid in filter(is_alive, pids):
+                os.kill(pid, signal.SIGKILL)

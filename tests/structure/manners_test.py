@@ -89,3 +89,19 @@ def test_a_planted_framework_import_is_found() -> None:
     ]
     assert not frameworks_imported("x.py", "from .torch import reducer")
     assert not frameworks_imported("x.py", "def f():\n    import torch")
+
+
+def mentions(pattern: str) -> set[str]:
+    """Modules of the package in whose code something is."""
+    package = Path("python/gradwire")
+    modules = [p for p in files() if p.suffix == ".py" and p.is_relative_to(package)]
+    return {p.relative_to(package).as_posix() for p in modules if re.search(pattern, read(p), re.MULTILINE)}
+
+
+def test_only_what_a_script_sends_is_unpickled() -> None:
+    """SECURITY.md names these three, and no others: unpickling runs whatever the sender likes."""
+    assert mentions(r"\b(?:pickle|cloudpickle)\.loads?\(") == {"horovod/objects.py"}
+    calls = r"(?<!def )\b(?:broadcast_object|allgather_object)\("
+    assert mentions(calls) == {"byteps/torch/states.py", "horovod/torch/elastic/state.py"}
+    for name in ("broadcast_object", "allgather_object", "TorchState"):
+        assert name in read(Path("SECURITY.md"))

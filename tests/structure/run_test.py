@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+from structure.repository import read
 
 from tests import run
 
@@ -57,3 +59,23 @@ def test_nothing_runs_again_where_much_fails(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(run, "MOST_AT_SECOND_TRY", 1)
     got = outcome(tmp_path, monkeypatch, SOMETIMES + NEVER)
     assert (got.passed, got.failed, got.second_try) == (1, 2, [])
+
+
+@pytest.mark.parametrize("soak", [False, True])
+def test_short_and_long_forms_get_the_same_second_try(soak: bool) -> None:
+    cpp, python = run.suite_commands(jobs=2, soak=soak)
+    assert cpp[2][-1] == "--rerun-failed"
+    assert python[2][-1] == "--last-failed"
+
+
+def test_a_second_try_is_said() -> None:
+    assert "2 passed (1 at the second try), 0 failed" in run.line_of(run.Outcome("x", 2, 0, 0, 1.0, ["a"]))
+    assert "2 passed, 0 failed, 3 skipped" in run.line_of(run.Outcome("x", 2, 0, 3, 1.0))
+
+
+def test_a_long_form_has_its_time() -> None:
+    """A property TIMEOUT of a test would win over what `make soak` gives to ctest."""
+    assert "--timeout" in run.suite_commands(jobs=2, soak=True)[0][1]
+    assert "TIMEOUT" not in read(Path("tests/CMakeLists.txt")).replace("DISCOVERY_TIMEOUT", "")
+    presets = json.loads(read(Path("CMakePresets.json")))["testPresets"]
+    assert all(preset["execution"]["timeout"] >= 300 for preset in presets)

@@ -145,6 +145,11 @@ class Hostile : public ::testing::Test {
   }
   std::vector<std::string> both_endpoints() const { return {scheduler_.endpoint(), roster_.endpoints[0]}; }
 
+  static RawPeer stranger(const std::string& endpoint) {
+    RawPeer peer(endpoint);
+    peer.handshake();
+    return peer;
+  }
   static std::string expect_reject(RawPeer& peer) {
     const auto answer = peer.read_control();
     if (!answer || answer->header.kind != Kind::kReject) return "no reject";
@@ -194,9 +199,8 @@ TEST_F(Hostile, OversizedLengthsCloseTheConnection) {
 TEST_F(Hostile, RandomMessagesAreRefusedWithAReason) {
   std::mt19937 random(2);
   for (const std::string& endpoint : both_endpoints()) {
-    RawPeer peer(endpoint);
-    peer.handshake();
     for (int i = 0; i < 60; ++i) {
+      RawPeer peer = stranger(endpoint);
       std::vector<std::string> parts(1 + random() % 5);
       for (std::string& part : parts) {
         part.resize(random() % 300);
@@ -212,9 +216,8 @@ TEST_F(Hostile, RandomMessagesAreRefusedWithAReason) {
 
 TEST_F(Hostile, AStrangersFramesAreRefused) {
   for (const std::string& endpoint : both_endpoints()) {
-    RawPeer peer(endpoint);
-    peer.handshake();
     for (const Kind kind : {Kind::kPush, Kind::kFailure, Kind::kExchange, Kind::kRoster}) {
+      RawPeer peer = stranger(endpoint);
       peer.write_frame(control_header(kind, {Role::kWorker, 0}, roster_.epoch), "text");
       EXPECT_THAT(expect_reject(peer), HasSubstr("the first frame of a connection must be a hello"));
     }
@@ -222,20 +225,34 @@ TEST_F(Hostile, AStrangersFramesAreRefused) {
 }
 
 TEST_F(Hostile, AHelloOfAnotherEpochOrRankIsRefused) {
-  RawPeer peer(roster_.endpoints[0]);
-  peer.handshake();
+  const auto answer_to = [&](Node sender, std::uint64_t epoch, const std::string& text) {
+    RawPeer peer = stranger(roster_.endpoints[0]);
+    peer.write_frame(control_header(Kind::kHello, sender, epoch), text);
+    return expect_reject(peer);
+  };
   const std::string stream = to_text(StreamHello{0, 1});
-  peer.write_frame(control_header(Kind::kHello, {Role::kWorker, 0}, roster_.epoch + 1), stream);
-  EXPECT_THAT(expect_reject(peer),
+  EXPECT_THAT(answer_to({Role::kWorker, 0}, roster_.epoch + 1, stream),
               AllOf(HasSubstr("hello: from worker 0 in epoch"), HasSubstr("expected a worker of this job")));
-  peer.write_frame(control_header(Kind::kHello, {Role::kWorker, 5}, roster_.epoch), stream);
-  EXPECT_THAT(expect_reject(peer), HasSubstr("hello: from worker 5"));
-  peer.write_frame(control_header(Kind::kHello, {Role::kServer, 0}, roster_.epoch), stream);
-  EXPECT_THAT(expect_reject(peer), HasSubstr("hello: from server 0"));
-  peer.write_frame(control_header(Kind::kHello, {Role::kWorker, 0}, roster_.epoch), stream);
-  EXPECT_THAT(expect_reject(peer), HasSubstr("stream 0 of worker 0 or this connection is in use"));
-  peer.write_frame(control_header(Kind::kHello, {Role::kWorker, 0}, roster_.epoch), "stream=x\nstreams=1\n");
-  EXPECT_THAT(expect_reject(peer), HasSubstr("stream is 'x', expected a whole number"));
+  EXPECT_THAT(answer_to({Role::kWorker, 5}, roster_.epoch, stream), HasSubstr("hello: from worker 5"));
+  EXPECT_THAT(answer_to({Role::kServer, 0}, roster_.epoch, stream), HasSubstr("hello: from server 0"));
+  EXPECT_THAT(answer_to({Role::kWorker, 0}, roster_.epoch, stream),
+              HasSubstr("stream 0 of worker 0 or this connection is in use"));
+  EXPECT_THAT(answer_to({Role::kWorker, 0}, roster_.epoch, "stream=x\nstreams=1\n"),
+              HasSubstr("stream is 'x', expected a whole number"));
+}
+
+// Answers that he does not read would be kept for him, all of them.
+TEST_F(Hostile, AStrangerIsAnsweredOnceAConnection) {
+  for (const std::string& endpoint : both_endpoints()) {
+    RawPeer peer = stranger(endpoint);
+    for (int i = 0; i < 2000; ++i)
+      peer.write_frame(control_header(Kind::kPush, {Role::kWorker, 0}, roster_.epoch), "text");
+    EXPECT_THAT(expect_reject(peer), HasSubstr("the first frame of a connection must be a hello"));
+    EXPECT_TRUE(peer.is_silent_for(500ms));
+    RawPeer another = stranger(endpoint);
+    another.write_frame(control_header(Kind::kPush, {Role::kWorker, 0}, roster_.epoch), "text");
+    EXPECT_THAT(expect_reject(another), HasSubstr("the first frame")) << "who comes anew is told";
+  }
 }
 
 TEST_F(Hostile, AMembersSpoofedAndBrokenFramesAreRefusedAndItsGoodOnesGoOn) {

@@ -5,11 +5,13 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -47,6 +49,8 @@ class RawPeer {
   std::optional<Control> read_control();
   /// All that the peer says until it closes the connection, or is silent for five seconds.
   std::string read_to_the_end();
+  /// Whether the peer neither says anything nor closes the connection for so long.
+  bool is_silent_for(std::chrono::milliseconds time);
   /// Whether the peer closes the connection within five seconds.
   bool is_closed_by_peer();
 
@@ -176,6 +180,11 @@ inline std::string RawPeer::read_to_the_end() {
   for (ssize_t count = 0; (count = recv(fd_, bytes, sizeof(bytes), 0)) > 0;)
     heard.append(bytes, static_cast<std::size_t>(count));
   return heard;
+}
+
+inline bool RawPeer::is_silent_for(std::chrono::milliseconds time) {
+  pollfd watched{fd_, POLLIN, 0};
+  return poll(&watched, 1, static_cast<int>(time.count())) == 0;
 }
 
 inline bool RawPeer::is_closed_by_peer() {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hmac
-import inspect
 import json
 import os
 import secrets
@@ -22,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gradwire import sent_along
 from gradwire.clusters import keeper, yarn_task
 
 _LOOK_SECONDS = 1.0
@@ -55,7 +55,7 @@ def yarnfile(order: Mapping[str, Any], program: str) -> dict[str, Any]:
 
 
 def program_of(order: Mapping[str, Any], address: tuple[str, int], token: str, words: Sequence[str]) -> str:
-    """Returns the program of a container: yarn_task, and before its last lines its order."""
+    """Returns the program of a container."""
     task = {
         "address": list(address),
         "token": token,
@@ -63,8 +63,7 @@ def program_of(order: Mapping[str, Any], address: tuple[str, int], token: str, w
         "ranks": list(keeper.RANK_VARIABLES),
         "command": list(words),
     }
-    body, main, last = inspect.getsource(yarn_task).partition('\nif __name__ == "__main__":')
-    return f"{body}\nORDER = {task!r}\n{main}{last}"
+    return sent_along.program(yarn_task, ORDER=task)
 
 
 def cancel(name: str) -> None:

@@ -4,23 +4,23 @@ it, at whose end, however that comes about, it ends.
 YARN shows what a container writes when all is over, and its exit code to nobody. So a container holds one connection to
 the submitting machine. Lines there: "TOKEN RANK" first; then "1 TEXT" and "2 TEXT" of stdout and stderr; "x CODE" last.
 
-Runs by itself on a machine that may not have gradwire: only the standard library. run() has its order put behind it.
+Runs by itself on a machine that may not have gradwire (sent_along.py): only the standard library and kept_process.py.
+Its order comes as a global.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from typing import Any, BinaryIO
 
+from gradwire.kept_process import GRACE_SECONDS, KeptProcess
+
 CONNECT_SECONDS = 30
-GRACE_SECONDS = 1.5  # between SIGTERM and SIGKILL; less than the launcher's own
 
 
 class Connection:
@@ -42,16 +42,9 @@ class Connection:
                 pass
 
 
-def signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, number)
-
-
-def end_with_the_connection(connection: Connection, child: subprocess.Popen[bytes]) -> None:
+def end_with_the_connection(connection: Connection, kept: KeptProcess) -> None:
     connection.wait_for_its_end()
-    signal_group(child, signal.SIGTERM)
-    time.sleep(GRACE_SECONDS)
-    signal_group(child, signal.SIGKILL)
+    kept.end()
 
 
 def hand_on(connection: Connection, mark: bytes, stream: BinaryIO) -> None:
@@ -64,32 +57,24 @@ def run(order: dict[str, Any], rank: str) -> int:
     connection = Connection(order["address"], order["token"], rank)
     environment = {**os.environ, **order["environment"], **dict.fromkeys(order["ranks"], rank)}
     try:
-        child = subprocess.Popen(
-            order["command"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        kept = KeptProcess(order["command"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as error:
         connection.send(f"2 gradwire: {os.uname().nodename}: {error}".encode())
         connection.send(b"x 127")
         return 127
-    threading.Thread(target=end_with_the_connection, args=(connection, child), daemon=True).start()
-    assert child.stdout is not None
-    assert child.stderr is not None
-    streams = ((b"1 ", child.stdout), (b"2 ", child.stderr))
+    threading.Thread(target=end_with_the_connection, args=(connection, kept), daemon=True).start()
+    out, err = kept.process.stdout, kept.process.stderr
+    assert out is not None
+    assert err is not None
+    streams = ((b"1 ", out), (b"2 ", err))
     readers = [
         threading.Thread(target=hand_on, args=(connection, *stream), daemon=True) for stream in streams
     ]
     for reader in readers:
         reader.start()
-    code = child.wait()
-    signal_group(child, signal.SIGKILL)  # what it started and left behind
+    code = kept.wait()
     for reader in readers:
         reader.join(GRACE_SECONDS)
-    code = code if code >= 0 else 128 - code
     connection.send(f"x {code}".encode())
     return code
 

@@ -1,7 +1,8 @@
 """Python objects from one rank to all, or from all to all.
 
-They are pickled (by cloudpickle where it is installed, so that lambdas travel too): the ranks of a job trust each
-other. Tensors that are to arrive as they are, and no code, travel by broadcast_parameters().
+They are pickled (by cloudpickle where it is installed, so that lambdas travel too), so whoever can say something to a
+rank can run code in it: the ranks of a job trust each other, and SECURITY.md says who else is kept out. Tensors travel
+by broadcast_parameters(), as they are.
 """
 
 from __future__ import annotations
@@ -53,11 +54,15 @@ def allgather_object(
         name, process_set: as in allreduce(). Default of name: allgather_object.
     """
     name = "allgather_object" if name is None else name
-    data = _pickled(obj)
+    return [pickle.loads(data) for data in allgather_bytes(_pickled(obj), name, process_set)]
+
+
+def allgather_bytes(data: bytes, name: str, process_set: ProcessSet = global_process_set) -> list[bytes]:
+    """Gives every member the bytes of all, in rank order, as they are: for what gradwire itself says to ranks."""
     sizes = _from_all(f"{name}.sizes", len(data).to_bytes(8, "little"), process_set)
     gathered = _from_all(f"{name}.bytes", data, process_set)
     ends = np.cumsum(np.frombuffer(sizes, "<u8")).tolist()
-    return [pickle.loads(gathered[begin:end]) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    return [gathered[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _from_root(name: str, data: bytes, root: int, process_set: ProcessSet) -> bytes:

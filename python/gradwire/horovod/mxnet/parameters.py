@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from mxnet.gluon.parameter import DeferredInitializationError, Parameter, Parame
 from gradwire.horovod import session
 from gradwire.horovod.mxnet.broadcasts import broadcast_
 from gradwire.horovod.mxnet.submission import start
-from gradwire.horovod.objects import allgather_object
+from gradwire.horovod.objects import allgather_bytes
 from gradwire.horovod.process_sets import global_process_set
 from gradwire.mxnet.unrecorded import unrecorded
 
@@ -74,7 +75,9 @@ def _sorted_out(params: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any
 
 
 def _require_agreement(prefix: str, ready: Sequence[str], deferred: Sequence[str]) -> None:
-    everyone = allgather_object((list(ready), list(deferred)), f"{prefix}broadcast_parameters.names")
+    names = json.dumps([list(ready), list(deferred)]).encode()
+    told = allgather_bytes(names, f"{prefix}broadcast_parameters.names")
+    everyone = [json.loads(each) for each in told]
     for rank, other in enumerate(everyone):
         if other != everyone[0]:
             differing = sorted(set(map(str, other[0])) ^ set(map(str, everyone[0][0]))) or other[1]

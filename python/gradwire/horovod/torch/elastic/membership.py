@@ -7,7 +7,7 @@ from contextlib import suppress
 from gradwire import kv
 from gradwire._core import MembershipChanged
 from gradwire.horovod import session
-from gradwire.horovod.objects import allgather_object
+from gradwire.horovod.objects import allgather_bytes
 from gradwire.horovod.torch.lifecycle import init, shutdown
 
 
@@ -20,8 +20,8 @@ def newcomers() -> int:
     store = session.current().store
     if not store.goes_on:
         return 0
-    found: list[int] = allgather_object(store.engine.newcomers, name="elastic newcomers")
-    return max(found)
+    found = allgather_bytes(b"%d" % store.engine.newcomers, "elastic newcomers")
+    return max(map(int, found))
 
 
 def meet_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from gradwire.horovod import session
 from gradwire.horovod.errors import HostsUpdatedInterrupt
-from gradwire.horovod.objects import allgather_object
+from gradwire.horovod.objects import allgather_bytes
 from gradwire.horovod.torch.elastic import membership
 from gradwire.horovod.torch.elastic.sampler import ElasticSampler
 from gradwire.horovod.torch.objects import broadcast_object
@@ -99,7 +100,8 @@ class TorchState:
         store = session.current().store
         if not store.goes_on:
             return 0
-        found = allgather_object((self._has_met, store.since), name="elastic root")
+        told = allgather_bytes(json.dumps([self._has_met, store.since]).encode(), "elastic root")
+        found = [json.loads(each) for each in told]
         if not any(met or since == 1 for met, since in found):
             raise RuntimeError(
                 "hvd.elastic: all ranks that had the weights are dead, and those here have begun after them: start the "
