@@ -418,6 +418,7 @@ std::vector<std::string> ZmqMessenger::endpoints_for_here(const Roster& roster) 
 void ZmqMessenger::on_roster(const Roster& roster) {
   self_.rank = roster.rank;
   world_ = {roster.workers, roster.servers, roster.epoch, roster.replicas, roster.generation};
+  newcomers_ = 0;  // this node was one of them
   if (self_.role == Role::kWorker) {
     data_ = std::make_unique<WorkerLinks>(
         DataLinks::Report{inbox_, traffic_, refusals_}, context_, endpoints_for_here(roster),

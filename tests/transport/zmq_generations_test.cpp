@@ -131,6 +131,7 @@ TEST(ZmqGenerations, ANewcomerIsHeldUntilTheMembersMeetAgain) {
   EXPECT_EQ(added->self().rank, 1u);
   EXPECT_EQ(added->world().workers, 2u);
   EXPECT_EQ(w0->newcomers(), 0u);
+  EXPECT_EQ(added->newcomers(), 0u) << "it would be let in a second time";
   server.get();
 }
 
