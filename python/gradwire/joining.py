@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import secrets
 import sys
@@ -177,6 +178,16 @@ def _engine_options(values: settings.Settings) -> dict[str, Any]:
     }
 
 
+def _faults_of(values: settings.Settings) -> _core.Faults | None:
+    return _faults(values.faults, values.checksum) if values.faults else None
+
+
+@functools.cache
+def _faults(spec: str, checksum: str) -> _core.Faults:
+    """One a process: what it counts goes on when it joins its job again."""
+    return _core.Faults(spec, checksum)
+
+
 def _node_options(values: settings.Settings) -> dict[str, Any]:
     key = encryption.key_of_member(values.encrypt, values.job_key)
     options: dict[str, Any] = {
@@ -204,7 +215,7 @@ def _node_options(values: settings.Settings) -> dict[str, Any]:
         "bind_host": values.bind_host,
         "interface": values.interface,
         "key": None if key is None else key.text,
-        "faults": values.faults,
+        "faults": _faults_of(values),
     }
     return options | {name: value for name, value in optional.items() if value is not None}
 
@@ -315,7 +326,7 @@ def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engin
         "streams": values.streams,
         "ipc": values.ipc == "auto",
     }
-    optional = {"host": values.host_id, "faults": values.faults, "rank": values.rank}
+    optional = {"host": values.host_id, "faults": _faults_of(values), "rank": values.rank}
     options |= {name: value for name, value in optional.items() if value is not None}
     if (key := encryption.key_of_member(values.encrypt, values.job_key)) is not None:
         options["key"] = key.text  # of the links within a host

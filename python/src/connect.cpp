@@ -4,6 +4,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include <memory>
+#include <optional>
+#include <utility>
+
 #include "compress/cuda_devices.h"
 #include "kvstore/trace_file.h"
 #include "python/src/bindings.h"
@@ -30,22 +34,34 @@ kvstore::ConnectHost host_connector(const nb::kwargs& given) {
   return [zmq](transport::Messenger& job) { return transport::connect_zmq_host(job, zmq); };
 }
 
-// What this process is to be disturbed by. One that is to die before it joins dies here.
-std::shared_ptr<transport::Faults> faults_of(const transport::ZmqOptions& zmq, const nb::kwargs& given) {
-  const std::string text = given.contains("faults") ? nb::cast<std::string>(given["faults"]) : "";
-  auto faults = transport::Faults::of(text, zmq.checksum);
-  if (faults) faults->saw({zmq.role, zmq.rank.value_or(0)}, transport::FaultEvent::kStart);
-  return faults;
-}
+// What this process is to be disturbed by, however often it joins its job. Copies share everything.
+struct PyFaults {
+  std::shared_ptr<transport::Faults>
+      faults;  // owners: these, the process's nodes and its engine; none: nothing
+  // With which it first joined. Owners: copies of this.
+  std::shared_ptr<std::optional<std::uint32_t>> rank = std::make_shared<std::optional<std::uint32_t>>();
 
-transport::NodePair disturbed(transport::NodePair pair, const std::shared_ptr<transport::Faults>& faults) {
-  return {transport::disturbed(std::move(pair.worker), faults),
-          transport::disturbed(std::move(pair.server), faults)};
-}
+  std::unique_ptr<transport::Messenger> disturb(std::unique_ptr<transport::Messenger> messenger) {
+    if (!*rank) *rank = messenger->self().rank;
+    return transport::disturbed(std::move(messenger), faults, *rank);
+  }
+  transport::NodePair disturb(transport::NodePair pair) {
+    auto worker = disturb(std::move(pair.worker));
+    return {std::move(worker), disturb(std::move(pair.server))};
+  }
+  std::unique_ptr<PyEngine> report_by(std::unique_ptr<PyEngine> engine) const {
+    engine->disturb_by(faults);
+    return engine;
+  }
+};
 
-std::unique_ptr<PyEngine> under(std::shared_ptr<transport::Faults> faults, std::unique_ptr<PyEngine> engine) {
-  engine->disturb_by(std::move(faults));
-  return engine;
+// Who is to die before it joins dies here.
+PyFaults faults_of(const transport::ZmqOptions& zmq, const nb::kwargs& given) {
+  if (!given.contains("faults")) return {};
+  auto own = nb::cast<PyFaults>(given["faults"]);
+  const std::uint32_t rank = own.rank->value_or(zmq.rank.value_or(0));
+  if (own.faults) own.faults->saw({zmq.role, rank}, transport::FaultEvent::kStart);
+  return own;
 }
 
 std::unique_ptr<PyEngine> connect_engine(const nb::kwargs& given) {
@@ -55,8 +71,8 @@ std::unique_ptr<PyEngine> connect_engine(const nb::kwargs& given) {
   auto faults = faults_of(zmq, given);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
-  auto messenger = transport::disturbed(transport::connect_zmq(zmq), faults);
-  return under(std::move(faults), std::make_unique<PyEngine>(std::move(messenger), options, connect_host));
+  auto messenger = faults.disturb(transport::connect_zmq(zmq));
+  return faults.report_by(std::make_unique<PyEngine>(std::move(messenger), options, connect_host));
 }
 
 std::unique_ptr<PyEngine> connect_peers(bool serves_roll_call, const nb::kwargs& given) {
@@ -67,11 +83,11 @@ std::unique_ptr<PyEngine> connect_peers(bool serves_roll_call, const nb::kwargs&
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
   zmq.servers = 0;  // each worker brings one
-  zmq.witness = transport::scheduler_witness(faults);
+  zmq.witness = transport::scheduler_witness(faults.faults);
   auto scheduler = serves_roll_call ? std::make_unique<transport::Scheduler>(zmq) : nullptr;
-  auto pair = disturbed(transport::connect_zmq_pair(zmq), faults);
-  return under(std::move(faults),
-               std::make_unique<PyEngine>(std::move(pair), options, connect_host, std::move(scheduler)));
+  auto pair = faults.disturb(transport::connect_zmq_pair(zmq));
+  return faults.report_by(
+      std::make_unique<PyEngine>(std::move(pair), options, connect_host, std::move(scheduler)));
 }
 
 std::unique_ptr<PyEngine> connect_mpi(const std::string& library, const nb::kwargs& given) {
@@ -81,8 +97,8 @@ std::unique_ptr<PyEngine> connect_mpi(const std::string& library, const nb::kwar
   auto faults = faults_of(zmq_options(transport::Role::kWorker, given), given);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
-  auto pair = disturbed(transport::colocate(transport::connect_mpi(mpi)), faults);
-  return under(std::move(faults), std::make_unique<PyEngine>(std::move(pair), options, connect_host));
+  auto pair = faults.disturb(transport::colocate(transport::connect_mpi(mpi)));
+  return faults.report_by(std::make_unique<PyEngine>(std::move(pair), options, connect_host));
 }
 
 std::unique_ptr<PyEngine> connect_mpi_native(const std::string& library, const nb::kwargs& given) {
@@ -129,13 +145,12 @@ void run_server(const nb::kwargs& given) {
   const std::string timeline = given.contains("timeline") ? nb::cast<std::string>(given["timeline"]) : "";
   const kvstore::ServerOptions options = server_options(given);
   if (!timeline.empty()) options.trace->start();
-  const auto faults = faults_of(zmq, given);
+  auto faults = faults_of(zmq, given);
   std::unique_ptr<kvstore::Server> server;
   {
     const InterruptEnds interrupt;
     const nb::gil_scoped_release release;
-    server =
-        std::make_unique<kvstore::Server>(transport::disturbed(transport::connect_zmq(zmq), faults), options);
+    server = std::make_unique<kvstore::Server>(faults.disturb(transport::connect_zmq(zmq)), options);
   }
   const auto write_part = [&] {
     if (timeline.empty()) return;
@@ -157,7 +172,7 @@ void run_server(const nb::kwargs& given) {
 
 void run_scheduler(const nb::kwargs& given) {
   auto zmq = zmq_options(transport::Role::kScheduler, given);
-  zmq.witness = transport::scheduler_witness(faults_of(zmq, given));
+  zmq.witness = transport::scheduler_witness(faults_of(zmq, given).faults);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
   transport::Scheduler(zmq).wait();
@@ -166,6 +181,13 @@ void run_scheduler(const nb::kwargs& given) {
 }  // namespace
 
 void bind_connect(nb::module_& module) {
+  nb::class_<PyFaults>(module, "Faults", "What disturbs a process's frames, in all generations of its job.")
+      .def(
+          "__init__",
+          [](PyFaults* self, const std::string& spec, const std::string& checksum) {
+            new (self) PyFaults{transport::Faults::of(spec, transport::parse_payload_checksum(checksum))};
+          },
+          "spec"_a, "checksum"_a);
   module.def("connect_engine", &connect_engine,
              nb::sig("def connect_engine(**settings: typing.Any) -> Engine"),
              "Joins a job as a worker. Keywords: gradwire.settings.");
