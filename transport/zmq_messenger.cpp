@@ -282,9 +282,14 @@ void ZmqMessenger::fail(const std::string& text) {
 
 void ZmqMessenger::regroup(const std::string& text, Parting parting) {
   if (options_.on_failure == OnFailure::kAbort) return Messenger::regroup(text, parting);
-  const std::lock_guard lock(mutex_);
-  ask({Kind::kFailure, static_cast<std::uint64_t>(FailureCause::kMembership),
-       static_cast<std::uint64_t>(parting), text});
+  {
+    const std::lock_guard lock(mutex_);
+    ask({Kind::kFailure, static_cast<std::uint64_t>(FailureCause::kMembership),
+         static_cast<std::uint64_t>(parting), text});
+    // It must not look like one that has come to the end: the others would wait for it no longer, and fail.
+    if (parting == Parting::kLeaves) inbox_.post_failure(text, Inbox::Scope::kGeneration);
+  }
+  changed_.notify_all();
 }
 
 void ZmqMessenger::leave(milliseconds timeout) {
