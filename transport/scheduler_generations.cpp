@@ -38,6 +38,7 @@ void Scheduler::State::on_former(const std::string& peer, const Frame& frame) {
   const Peer& from = peers.at(peer);
   if (frame.header.kind != Kind::kGoodbye) {
     if (phase == Phase::kRegroup) next->heard(from.hello.member, Clock::now());
+    if (frame.header.kind == Kind::kHeartbeat) on_heartbeat(peer, from, frame);
     return;
   }
   const bool is_hosted = from.node.role == Role::kServer && !from.hello.pair.empty();
@@ -125,9 +126,6 @@ void Scheduler::State::regroup(const std::string& why, const std::set<std::strin
   const auto now = Clock::now();
   change = why;
   log(why + "; the job goes on (on_failure=continue)");
-  FrameHeader header = header_of(Kind::kFailure);
-  header.key = static_cast<std::uint64_t>(FailureCause::kMembership);
-  const Buffer text = to_buffer(why + "; the job goes on (on_failure=continue)");
   std::erase_if(peers, [](const auto& entry) {
     const Peer& peer = entry.second;
     return peer.left && peer.standing == Standing::kMember;
@@ -138,12 +136,29 @@ void Scheduler::State::regroup(const std::string& why, const std::set<std::strin
     if (!is_hosted && !leavers.contains(peer.hello.member)) next->expect(peer.hello.member, peer.node, now);
     peer.standing = Standing::kFormer;
     liveness.forget(id);
-    send(id, header, text.share());
+    send_change(id);
   }
   workers_left_at.reset();
   phase = Phase::kRegroup;
   next_progress = now + kProgressEvery;
   next->open(now);
+}
+
+void Scheduler::State::send_change(const std::string& peer) {
+  FrameHeader header = header_of(Kind::kFailure);
+  header.key = static_cast<std::uint64_t>(FailureCause::kMembership);
+  send(peer, header, to_buffer(change + "; the job goes on (on_failure=continue)"));
+}
+
+void Scheduler::State::dismiss(const std::set<std::string>& members, const std::string& why) {
+  std::string names;
+  for (auto& [id, peer] : peers) {
+    if (!peer.counts() || !members.contains(peer.hello.member)) continue;
+    peer.farewell = why + "; the job, which had begun before it came, goes on without " + peer.name;
+    send_farewell(id);
+    if (peer.node.role == Role::kWorker) names += (names.empty() ? "" : " and ") + peer.name;
+  }
+  go_on_without(members, names + " does not do what the others do (" + why + ")");
 }
 
 void Scheduler::State::tick_regroup(Clock::time_point now) {
