@@ -187,6 +187,7 @@ void Scheduler::State::forget_arrival(const std::string& peer, const std::string
 // Everybody is here: ranks are final.
 void Scheduler::State::begin() {
   const auto members = roll_call.members();
+  veterans = options.workers;
   call(members, options.workers, roll_call.servers());
   log("all " + std::to_string(options.workers + roll_call.servers()) + " nodes are here");
   if (options.on_failure == OnFailure::kContinue) await_next();
@@ -206,6 +207,7 @@ void Scheduler::State::call(std::span<const RollCall::Member> members, std::uint
   if (options.replicas > 0) mirrors.emplace(servers, options.replicas);
   news.clear();
   for (const RollCall::Member& member : members) {
+    if (member.node == Node{Role::kWorker, 0}) settings = member.hello.settings;
     Peer& peer = peers.at(member.peer);
     peer.node = member.node;
     peer.name = describe(member.node, member.hello);
@@ -306,9 +308,22 @@ void Scheduler::State::on_exchange(const Peer& from, const Frame& frame) {
     const auto ask = static_cast<ExchangeAsk>(frame.header.step);
     reply = exchanges->take(from.node.rank, frame.header.key, ask, payload_text(frame));
   } catch (const TransportError& mismatch) {
-    return fail(mismatch.what(), FailureCause::kFault);
+    return on_mismatch(frame.header.key, mismatch.what());
   }
   if (reply) answer(std::move(*reply));
+}
+
+// Who was let in while the job ran, and makes other calls than the others, leaves alone.
+void Scheduler::State::on_mismatch(std::uint64_t exchange, const std::string& why) {
+  std::set<std::string> newcomers;
+  for (const std::uint32_t rank : exchanges->odd(exchange)) {
+    if (rank < veterans) return fail(why, FailureCause::kFault);
+    for (const auto& [id, peer] : peers) {
+      if (peer.counts() && peer.node == Node{Role::kWorker, rank}) newcomers.insert(peer.hello.member);
+    }
+  }
+  if (newcomers.empty()) return fail(why, FailureCause::kFault);
+  dismiss(newcomers, why);
 }
 
 void Scheduler::State::answer(ExchangeReply reply) {

@@ -6,7 +6,7 @@ namespace gradwire::transport {
 
 void Scheduler::State::await_next() {
   next.emplace(Regroup::Limits{options.min_workers, options.regroup_timeout, options.regroup_patience},
-               roll_call.has_pairs(), roll_call.servers());
+               roll_call.has_pairs(), roll_call.servers(), settings);
 }
 
 // Whoever comes after the first roll call waits for the next, which may be open already.
@@ -182,6 +182,7 @@ void Scheduler::State::begin_next() {
   std::uint32_t workers = 0;
   for (const auto& member : members) workers += member.node.role == Role::kWorker ? 1 : 0;
   const std::uint32_t servers = roll_call.has_pairs() ? workers : roll_call.servers();
+  veterans = next->back();
   ++generation;
   epoch = random_epoch();
   exchanges = std::make_unique<ExchangeDesk>(workers);

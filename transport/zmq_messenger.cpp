@@ -155,7 +155,8 @@ Hello ZmqMessenger::hello() const {
               .host = host_name(options_),
               .pid = static_cast<std::uint64_t>(getpid()),
               .replicas = options_.replicas,
-              .member = options_.member};
+              .member = options_.member,
+              .settings = options_.settings};
   if (const auto* server = dynamic_cast<const ServerLinks*>(data_.get())) {
     hello.endpoint = server->endpoint();
     const std::string machine = machine_identity(hello.host);

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gradwire import _core, encryption, endpoints, mpi, nccl, settings
+from gradwire import _core, agreed_settings, encryption, endpoints, mpi, nccl, settings
 
 __all__ = [
     "Joined",
@@ -205,6 +205,7 @@ def _node_options(values: settings.Settings) -> dict[str, Any]:
     if values.on_failure == "continue":
         options |= {
             "member": _member,
+            "agreed": agreed_settings.lines(values),
             "min_workers": values.min_workers,
             "regroup_timeout": values.regroup_timeout,
             "regroup_patience": values.slow_abort,
