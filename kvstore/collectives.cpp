@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "kvstore/key.h"
+#include "kvstore/agreement.h"
 #include "kvstore/ticket.h"
 
 namespace gradwire::kvstore {
@@ -127,7 +127,8 @@ class Collectives::Letters {
 
 Collectives::Collectives(transport::Messenger& messenger, MailboxClient& mail, std::uint64_t piece_bytes,
                          Meet meet)
-    : mail_(mail),
+    : messenger_(messenger),
+      mail_(mail),
       piece_bytes_(piece_bytes),
       meet_(std::move(meet)),
       rank_(messenger.self().rank),
@@ -153,7 +154,7 @@ std::vector<std::vector<std::uint64_t>> Collectives::agree(const char* what, con
     for (std::string number; std::getline(first_line, number, ',');) row.push_back(std::stoull(number));
     row.resize(counts.size());
   }
-  require_same_settings(what, texts);
+  agree_on_settings(messenger_, what, std::move(texts));
   ++sequence_;
   return all;
 }

@@ -84,6 +84,7 @@ class Collectives {
                     std::span<std::byte> out, DataType type, ReduceOp op, const Reduced& reduced) const;
   void scatter_and_gather(Letters& letters, std::span<std::byte> values, std::uint32_t root) const;
 
+  transport::Messenger& messenger_;
   MailboxClient& mail_;
   const std::uint64_t piece_bytes_;
   const Meet meet_;

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "kvstore/agreement.h"
 #include "kvstore/collectives.h"
 #include "kvstore/engine_slots.h"
 #include "kvstore/engine_thread.h"
@@ -92,7 +93,7 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
   server_load_.assign(world.servers, 0);
   const auto settings = messenger_->exchange(
       "settings", agreed_settings(options_, in_order_, static_cast<bool>(connect_host)), options_.slow_abort);
-  require_same_settings("settings", settings);
+  agree_on_settings(*messenger_, "settings", settings);
   if (connect_host) {
     auto link = connect_host(*messenger_);
     if (link.worker) hierarchy_ = std::make_unique<Hierarchy>(std::move(link), options_);
@@ -193,7 +194,7 @@ std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
   }
   const std::string text = write_keys(keys);
   const auto texts = all_gather("declare", text);
-  require_same_keys(texts);
+  agree_on_keys(*messenger_, texts);
   const auto sorted = read_keys(text);
   const std::unique_lock lock(keys_mutex_);
   for (std::size_t i = 0; i < sorted.size(); ++i) {
@@ -273,7 +274,7 @@ void Engine::set_optimizer(const std::string& text) {
   if (sparse_) sparse_->settle(options_.slow_abort);
   await_rounds("set_optimizer");  // a push that is still encoded is of the optimizer before
   if (is_first) require_values();
-  require_same_settings("set_optimizer", all_gather("optimizer", text));
+  agree_on_settings(*messenger_, "set_optimizer", all_gather("optimizer", text));
   optimizer_ = text;
   has_optimizer_ = true;
   if (is_first && slots_) leave_buckets();

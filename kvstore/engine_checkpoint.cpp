@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "compress/codec.h"
+#include "kvstore/agreement.h"
 #include "kvstore/checkpoint_source.h"
 #include "kvstore/engine.h"
 #include "kvstore/engine_slots.h"
@@ -192,7 +193,7 @@ Restored Engine::load_checkpoint(const std::string& folder) {
     require_loadable(*source);
     return text.substr(text.rfind('\t'));
   });
-  require_same_settings("checkpoints in the folder of load_checkpoint", manifests);
+  agree_on_settings(*messenger_, "checkpoints in the folder of load_checkpoint", manifests);
   const std::uint32_t files = source->manifest().workers;
   attempt("checkpoint is verified", [&] {
     for (std::uint32_t file = rank(); file < files; file += num_workers()) source->verify(file);

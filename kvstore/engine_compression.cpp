@@ -9,6 +9,7 @@
 
 #include "compress/codecs.h"
 #include "fusion/partition.h"
+#include "kvstore/agreement.h"
 #include "kvstore/engine.h"
 #include "kvstore/engine_slots.h"
 #include "kvstore/engine_thread.h"
@@ -68,8 +69,8 @@ void Engine::set_compression(const compress::CodecSpec& spec, const std::string&
   settle("set_compression");
   const bool changes_weights = replies->text() != weight_replies_;
   if (changes_weights) await_rounds("set_compression");  // they are answered as they were asked
-  require_same_settings("set_gradient_compression",
-                        all_gather("compression", describe(*compression) + describe(*replies)));
+  agree_on_settings(*messenger_, "set_gradient_compression",
+                    all_gather("compression", describe(*compression) + describe(*replies)));
   if (changes_weights) tell_weight_replies(replies);
   if (sparse_) sparse_->set_compression(compression);
   cut_.shortest_elements =
@@ -88,7 +89,7 @@ void Engine::set_table_compression(std::span<const std::uint64_t> tables, const 
                                    const std::string& reply) {
   const auto compression = make_compression(spec, reply);
   const std::string text = fmt::format("tables={}\n{}", fmt::join(tables, ","), describe(*compression));
-  require_same_settings("set_table_compression", all_gather("table compression", text));
+  agree_on_settings(*messenger_, "set_table_compression", all_gather("table compression", text));
   for (const std::uint64_t table : tables) sparse().set_compression_of(table, compression);
 }
 
@@ -105,7 +106,7 @@ void Engine::set_key_compression(std::span<const KeyId> keys, const compress::Co
   }
   settle("set_key_compression");
   const std::string text = fmt::format("keys={}\n{}", fmt::join(keys, ","), describe(*compression));
-  require_same_settings("set_key_compression", all_gather("key compression", text));
+  agree_on_settings(*messenger_, "set_key_compression", all_gather("key compression", text));
   for (const KeyId key : keys) tell_compression(key, compression);
 }
 

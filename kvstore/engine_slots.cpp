@@ -8,6 +8,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "kvstore/agreement.h"
 #include "kvstore/engine_thread.h"
 #include "kvstore/hierarchy.h"
 
@@ -34,7 +35,7 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
     slots_->slots[i].values = values[i];
     slots_->slots[i].priority = priorities.empty() ? -static_cast<std::int32_t>(i) : priorities[i];
   }
-  require_same_settings("bind_slots", all_gather("bind_slots", describe_buckets()));
+  agree_on_settings(*messenger_, "bind_slots", all_gather("bind_slots", describe_buckets()));
   for (std::size_t bucket = 0; !has_optimizer_ && bucket < slots_->fused.size(); ++bucket) {
     if (slots_->layout.buckets[bucket].slots.size() > 1) fuse(bucket);
   }

@@ -9,6 +9,7 @@
 
 #include "compress/codecs.h"
 #include "compress/little_endian.h"
+#include "kvstore/agreement.h"
 #include "kvstore/engine_thread.h"
 #include "kvstore/sparse_table.h"
 
@@ -65,7 +66,7 @@ SparseRows::Table& SparseRows::table_at(TableId table) const {
 
 std::vector<TableId> SparseRows::declare(std::span<const KeySpec> tables) {
   const std::string text = write_keys(tables);
-  require_same_keys(messenger_.exchange("declare rows", text, options_.slow_abort));
+  agree_on_keys(messenger_, messenger_.exchange("declare rows", text, options_.slow_abort));
   const auto sorted = read_keys(text);
   std::vector<RowShape> shapes;
   for (const KeySpec& spec : sorted) shapes.push_back(row_shape(spec));

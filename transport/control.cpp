@@ -85,6 +85,8 @@ T take(std::string_view& from) {
 }  // namespace
 
 std::string to_text(const Hello& hello) {
+  std::string settings;
+  for (const std::string& setting : hello.settings) settings += line("setting", setting);
   return line("role", role_word(hello.role)) +
          line("rank", hello.rank ? std::to_string(*hello.rank) : std::string("any")) +
          line("workers", hello.workers) + line("servers", hello.servers) +
@@ -93,7 +95,7 @@ std::string to_text(const Hello& hello) {
          (hello.local.empty() ? std::string() : line("local", hello.local)) +
          (hello.pair.empty() ? std::string() : line("pair", hello.pair)) + line("version", hello.version) +
          line("host", hello.host) + line("pid", hello.pid) +
-         (hello.member.empty() ? std::string() : line("member", hello.member));
+         (hello.member.empty() ? std::string() : line("member", hello.member)) + settings;
 }
 
 Hello parse_hello(std::string_view text) {
@@ -111,6 +113,7 @@ Hello parse_hello(std::string_view text) {
   hello.host = fields.text("host");
   hello.pid = fields.number<std::uint64_t>("pid");
   if (const auto member = fields.all("member"); !member.empty()) hello.member = member.front();
+  hello.settings = fields.all("setting");
   return hello;
 }
 

@@ -34,6 +34,8 @@ struct Hello {
   /// Where the job goes on without those that die: this process's name through its generations, its own;
   /// else empty.
   std::string member;
+  /// Likewise: "NAME=VALUE", what the job's workers must have alike.
+  std::vector<std::string> settings{};
   bool operator==(const Hello&) const = default;
 };
 std::string to_text(const Hello& hello);

@@ -57,6 +57,17 @@ std::vector<std::uint32_t> Exchanges::present(std::uint64_t sequence) const {
   return ranks;
 }
 
+std::vector<std::uint32_t> Exchanges::odd(std::uint64_t sequence) const {
+  std::vector<std::uint32_t> ranks;
+  const auto found = tables_.find(sequence);
+  if (found == tables_.end()) return ranks;
+  const Table& table = found->second;
+  for (const auto& [rank, offer] : table) {
+    if (offer.name != table.begin()->second.name) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 std::string Exchanges::fault(std::uint64_t sequence) const {
   const Table& table = tables_.at(sequence);
   const auto& [first_rank, first] = *table.begin();

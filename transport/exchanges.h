@@ -36,6 +36,8 @@ class Exchanges {
   std::vector<std::uint64_t> open() const;
   /// Workers that have offered.
   std::vector<std::uint32_t> present(std::uint64_t sequence) const;
+  /// Those of them that are in an exchange of another name than the lowest.
+  std::vector<std::uint32_t> odd(std::uint64_t sequence) const;
 
  private:
   struct Offer {

@@ -72,13 +72,15 @@ bool any_matches(const std::vector<NodePattern>& patterns, Node node) {
 
 }  // namespace
 
-FaultyMessenger::FaultyMessenger(std::unique_ptr<Messenger> messenger, std::shared_ptr<Faults> faults)
+FaultyMessenger::FaultyMessenger(std::unique_ptr<Messenger> messenger, std::shared_ptr<Faults> faults,
+                                 std::optional<std::uint32_t> known_rank)
     : PassingMessenger(std::move(messenger)),
       faults_(std::move(faults)),
       self_(PassingMessenger::self()),
+      known_{self_.role, known_rank.value_or(self_.rank)},
       local_peer_(PassingMessenger::local_peer()) {
   for (const FaultSpec::Slow& slow : faults_->spec().slow) {
-    if (slow.node.matches(self_)) slow_ = &slow;
+    if (slow.node.matches(known_)) slow_ = &slow;
   }
   thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
@@ -91,7 +93,7 @@ FaultyMessenger::~FaultyMessenger() {
 /// What a server passes on to its mirror is counted at neither: it is no push to them, and may go again.
 void FaultyMessenger::saw(const Frame& frame) {
   if (frame.header.on_behalf && frame.header.on_behalf->role == Role::kWorker) return;
-  if (const auto event = event_of(frame.header.kind)) faults_->saw(self_, *event);
+  if (const auto event = event_of(frame.header.kind)) faults_->saw(known_, *event);
 }
 
 void FaultyMessenger::on_frames(Node from, std::vector<Frame> frames) {
@@ -101,7 +103,7 @@ void FaultyMessenger::on_frames(Node from, std::vector<Frame> frames) {
 
 std::vector<std::string> FaultyMessenger::exchange(std::string_view name, std::string_view blob,
                                                    std::chrono::milliseconds timeout) {
-  faults_->saw(self_, FaultEvent::kBarrier);
+  faults_->saw(known_, FaultEvent::kBarrier);
   return PassingMessenger::exchange(name, blob, timeout);
 }
 
@@ -221,7 +223,7 @@ void FaultyMessenger::run(const std::stop_token& stop) {
 }
 
 void FaultyMessenger::leave(std::chrono::milliseconds timeout) {
-  faults_->saw(self_, FaultEvent::kLeave);
+  faults_->saw(known_, FaultEvent::kLeave);
   {
     const std::lock_guard lock(mutex_);
     slow_ = nullptr;
@@ -237,9 +239,10 @@ void FaultyMessenger::leave(std::chrono::milliseconds timeout) {
 }
 
 std::unique_ptr<Messenger> disturbed(std::unique_ptr<Messenger> messenger,
-                                     const std::shared_ptr<Faults>& faults) {
+                                     const std::shared_ptr<Faults>& faults,
+                                     std::optional<std::uint32_t> known_rank) {
   if (!faults) return messenger;
-  return std::make_unique<FaultyMessenger>(std::move(messenger), faults);
+  return std::make_unique<FaultyMessenger>(std::move(messenger), faults, known_rank);
 }
 
 }  // namespace gradwire::transport

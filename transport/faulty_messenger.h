@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -22,7 +23,9 @@ namespace gradwire::transport {
 
 class FaultyMessenger final : public PassingMessenger {
  public:
-  FaultyMessenger(std::unique_ptr<Messenger> messenger, std::shared_ptr<Faults> faults);
+  /// known_rank: by which the spec knows this node, if that is another one than it has now.
+  FaultyMessenger(std::unique_ptr<Messenger> messenger, std::shared_ptr<Faults> faults,
+                  std::optional<std::uint32_t> known_rank = {});
   ~FaultyMessenger() override;
 
   void send(Node to, std::vector<Frame> frames) override;
@@ -55,6 +58,7 @@ class FaultyMessenger final : public PassingMessenger {
 
   const std::shared_ptr<Faults> faults_;  // owners: this, the process's other nodes and its report
   const Node self_;
+  const Node known_;  ///< to the spec: ranks change where a job goes on without those that die
   const std::optional<Node> local_peer_;
   const Clock::time_point joined_ = Clock::now();
   const FaultSpec::Slow* slow_ = nullptr;  ///< of this node
@@ -69,6 +73,7 @@ class FaultyMessenger final : public PassingMessenger {
 
 /// Puts a FaultyMessenger into a node's line; without faults, nothing.
 std::unique_ptr<Messenger> disturbed(std::unique_ptr<Messenger> messenger,
-                                     const std::shared_ptr<Faults>& faults);
+                                     const std::shared_ptr<Faults>& faults,
+                                     std::optional<std::uint32_t> known_rank = {});
 
 }  // namespace gradwire::transport

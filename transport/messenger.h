@@ -134,8 +134,8 @@ class Messenger {
   /// Workers that wait to be taken into the job, as last heard.
   virtual std::uint32_t newcomers() const { return 0; }
   /// Ends this generation of a job that goes on: every rank's Sink hears text as a change of membership, and
-  /// joins anew; who says kLeaves does not, and the others go on without it. Throws std::logic_error where
-  /// jobs end with the first failure.
+  /// joins anew; who says kLeaves does not: its own calls fail from then on, and the others go on without it.
+  /// Throws std::logic_error where jobs end with the first failure.
   virtual void regroup(const std::string&, Parting) {
     throw std::logic_error(
         "regroup: this job ends with its first failure; start it with on_failure=continue");

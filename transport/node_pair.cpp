@@ -59,7 +59,11 @@ class Colocated final : public Messenger {
     if (const auto other = other_messenger_.lock()) other->fail(text);
   }
   std::uint32_t newcomers() const override { return messenger_->newcomers(); }
-  void regroup(const std::string& text, Parting parting) override { messenger_->regroup(text, parting); }
+  void regroup(const std::string& text, Parting parting) override {
+    messenger_->regroup(text, parting);
+    const auto other = parting == Parting::kLeaves ? other_messenger_.lock() : nullptr;
+    if (other) other->regroup(text, parting);  // likewise
+  }
   void leave(std::chrono::milliseconds timeout) override { messenger_->leave(timeout); }
   bool outlast(std::chrono::milliseconds timeout) override { return messenger_->outlast(timeout); }
   std::vector<PeerCounters> counters() const override { return messenger_->counters(); }

@@ -56,6 +56,22 @@ std::optional<std::string> Regroup::objection(const Hello& hello) const {
            " servers, and takes in workers alone";
   }
   if (is_server && hello.endpoint.empty()) return prefix + "gave no endpoint";
+  const bool is_new = !is_server && !awaited_.contains(hello.member);
+  if (const auto words = is_new ? difference(hello) : std::nullopt) return prefix + *words;
+  return std::nullopt;
+}
+
+// Where a newcomer's settings are not the job's, which would end the job if it were let in.
+std::optional<std::string> Regroup::difference(const Hello& worker) const {
+  const std::size_t count = std::max(settings_.size(), worker.settings.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string ours = i < settings_.size() ? settings_[i] : "nothing";
+    const std::string theirs = i < worker.settings.size() ? worker.settings[i] : "nothing";
+    if (ours == theirs) continue;
+    return "says " + theirs + " where the job has " + ours +
+           "; give it the job's settings (gradwire run --join ... --env " + ours +
+           "), as the job said when it began";
+  }
   return std::nullopt;
 }
 

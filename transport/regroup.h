@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/control.h"
@@ -34,9 +35,10 @@ class Regroup {
     kFailed,    ///< there will be none: fault() says why
   };
 
-  /// Of a job whose workers host servers of their own (pairs), or have these.
-  Regroup(Limits limits, bool pairs, std::uint32_t servers)
-      : limits_(limits), pairs_(pairs), servers_(servers) {}
+  /// Of a job whose workers host servers of their own (pairs), or have these; settings: what its workers have
+  /// alike (Hello::settings).
+  Regroup(Limits limits, bool pairs, std::uint32_t servers, std::vector<std::string> settings = {})
+      : limits_(limits), pairs_(pairs), servers_(servers), settings_(std::move(settings)) {}
 
   /// Awaits a member of the last generation, that was this node there, from now on.
   void expect(const std::string& member, Node former, Time now);
@@ -55,6 +57,9 @@ class Regroup {
 
   /// Workers that are no members, each with the server that it hosts, if workers do.
   std::uint32_t newcomers() const;
+
+  /// Workers of the last generation that are back.
+  std::uint32_t back() const { return static_cast<std::uint32_t>(workers_back().size()); }
 
   Verdict judge(Time now);
   /// "worker 1 (1 of 3 workers are back)"
@@ -81,11 +86,13 @@ class Regroup {
   std::vector<const Arrival*> workers_new() const;
   std::vector<std::pair<std::string, Awaited>> absent() const;
   std::optional<std::string> objection(const Hello& hello) const;
+  std::optional<std::string> difference(const Hello& worker) const;
   Verdict fail(std::string why);
 
   const Limits limits_;
   const bool pairs_;
   const std::uint32_t servers_;
+  const std::vector<std::string> settings_;
   std::map<std::string, Awaited> awaited_;  // by member's name
   std::vector<Arrival> arrivals_;
   Time opened_;

@@ -189,6 +189,7 @@ void Scheduler::State::forget_arrival(const std::string& peer, const std::string
 // Everybody is here: ranks are final.
 void Scheduler::State::begin() {
   const auto members = roll_call.members();
+  veterans = options.workers;
   call(members, options.workers, roll_call.servers());
   log("all " + std::to_string(options.workers + roll_call.servers()) + " nodes are here");
   if (options.on_failure == OnFailure::kContinue) await_next();
@@ -206,7 +207,9 @@ void Scheduler::State::call(std::span<const RollCall::Member> members, std::uint
             options.replicas,
             generation};
   if (options.replicas > 0) mirrors.emplace(servers, options.replicas);
+  news.clear();
   for (const RollCall::Member& member : members) {
+    if (member.node == Node{Role::kWorker, 0}) settings = member.hello.settings;
     Peer& peer = peers.at(member.peer);
     peer.node = member.node;
     peer.name = describe(member.node, member.hello);
@@ -228,6 +231,9 @@ void Scheduler::State::handle(const std::string& peer, const Caller& caller, con
   const auto found = peers.find(peer);
   if (found == peers.end()) {
     const Kind kind = frame.header.kind;
+    // Of an earlier generation, of whose end it could not hear.
+    const bool is_former = kind == Kind::kHeartbeat && frame.header.epoch != 0 && !change.empty();
+    if (is_former && may_be_answered(caller)) return send_change(peer);
     const bool is_harmless = kind == Kind::kHello || kind == Kind::kHeartbeat || kind == Kind::kGoodbye;
     if (!is_harmless) refuse(peer, caller, "the first frame of a connection must be a hello");
     return;
@@ -236,7 +242,8 @@ void Scheduler::State::handle(const std::string& peer, const Caller& caller, con
   from.fd = caller.fd;
   if (from.standing == Standing::kFormer) return on_former(peer, frame);
   if (!from.left && from.standing != Standing::kSpare) liveness.heard(peer, Clock::now());
-  if (frame.header.kind == Kind::kHello || frame.header.kind == Kind::kHeartbeat) return;
+  if (frame.header.kind == Kind::kHello) return;
+  if (frame.header.kind == Kind::kHeartbeat) return on_heartbeat(peer, from, frame);
   if (from.standing == Standing::kWaiting) return on_waiting(peer, caller, frame);
   const bool knows_its_rank = phase != Phase::kRollCall && frame.header.sender.rank != kNoRank;
   if (knows_its_rank && (frame.header.sender != from.node || frame.header.epoch != epoch)) {
@@ -302,9 +309,22 @@ void Scheduler::State::on_exchange(const Peer& from, const Frame& frame) {
     const auto ask = static_cast<ExchangeAsk>(frame.header.step);
     reply = exchanges->take(from.node.rank, frame.header.key, ask, payload_text(frame));
   } catch (const TransportError& mismatch) {
-    return fail(mismatch.what(), FailureCause::kFault);
+    return on_mismatch(frame.header.key, mismatch.what());
   }
   if (reply) answer(std::move(*reply));
+}
+
+// Who was let in while the job ran, and makes other calls than the others, leaves alone.
+void Scheduler::State::on_mismatch(std::uint64_t exchange, const std::string& why) {
+  std::set<std::string> newcomers;
+  for (const std::uint32_t rank : exchanges->odd(exchange)) {
+    if (rank < veterans) return fail(why, FailureCause::kFault);
+    for (const auto& [id, peer] : peers) {
+      if (peer.counts() && peer.node == Node{Role::kWorker, rank}) newcomers.insert(peer.hello.member);
+    }
+  }
+  if (newcomers.empty()) return fail(why, FailureCause::kFault);
+  dismiss(newcomers, why);
 }
 
 void Scheduler::State::answer(ExchangeReply reply) {
@@ -333,16 +353,49 @@ void Scheduler::State::take_leave(const std::string& peer, Peer& from) {
   liveness.forget(peer);
   from.left = true;
   if (phase != Phase::kRunning) return;
-  for (const auto& [id, other] : peers) {
-    // Servers that nobody used hear it too: from the last one on, they need no scheduler.
-    const bool hears = other.counts() || other.standing == Standing::kSpare;
-    if (hears) send(id, header_of(Kind::kGoodbye), to_buffer(goodbye_text(from.node)));
-  }
+  // Servers that nobody used hear it too: from the last one on, they need no scheduler.
+  tell(Kind::kGoodbye, static_cast<std::uint64_t>(GoodbyeStage::kLeaving), goodbye_text(from.node));
   if (from.node.role == Role::kWorker) {
     for (ExchangeReply& reply : exchanges->leave(from.node.rank)) answer(std::move(reply));
   }
   if (!workers_left_at && all_left(Role::kWorker)) workers_left_at = Clock::now();
   if (workers_left_at && all_left(Role::kServer)) finish(Phase::kOver, nullptr);
+}
+
+void Scheduler::State::tell(Kind kind, std::uint64_t key, std::string text) {
+  news.push_back({kind, key, to_buffer(std::move(text))});
+  for (const auto& [id, peer] : peers) {
+    if (peer.hears_news()) send_news(id, news.size() - 1);
+  }
+}
+
+void Scheduler::State::send_news(const std::string& peer, std::size_t heard) {
+  for (std::size_t i = heard; i < news.size(); ++i) {
+    FrameHeader header = header_of(news[i].kind);
+    header.key = news[i].key;
+    header.step = i + 1;
+    send(peer, header, news[i].text.share());
+  }
+}
+
+// Says again what was said while its connection was down, and is lost.
+void Scheduler::State::on_heartbeat(const std::string& peer, const Peer& from, const Frame& frame) {
+  if (!from.farewell.empty()) return send_farewell(peer);
+  if (phase == Phase::kFailed) return send_failure(peer);
+  if (from.standing == Standing::kFormer) return send_change(peer);
+  if (from.hears_news()) send_news(peer, frame.header.key);
+}
+
+void Scheduler::State::send_failure(const std::string& peer) {
+  FrameHeader header = header_of(Kind::kFailure);
+  header.key = static_cast<std::uint64_t>(failure_cause);
+  send(peer, header, to_buffer(failure));
+}
+
+void Scheduler::State::send_farewell(const std::string& peer) {
+  FrameHeader header = header_of(Kind::kFailure);
+  header.key = static_cast<std::uint64_t>(FailureCause::kFault);
+  send(peer, header, to_buffer(peers.at(peer).farewell));
 }
 
 FrameHeader Scheduler::State::header_of(Kind kind) const {
@@ -357,13 +410,6 @@ void Scheduler::State::send(const std::string& peer, const FrameHeader& header, 
   std::vector<Frame> frames;
   frames.push_back({header, std::move(payload)});
   router.send_to(peer, pack(std::move(frames)));  // a peer that has gone is liveness's to name
-}
-
-void Scheduler::State::send_all(const FrameHeader& header, const std::string& text) {
-  const Buffer payload = to_buffer(text);
-  for (const auto& [id, peer] : peers) {
-    if (!peer.left) send(id, header, payload.share());
-  }
 }
 
 void Scheduler::State::send_roster(const std::string& peer) {
@@ -402,9 +448,9 @@ void Scheduler::State::fail(const std::string& text, FailureCause cause) {
   if (phase == Phase::kFailed || phase == Phase::kOver) return;
   failure = text;
   failure_cause = cause;
-  FrameHeader header = header_of(Kind::kFailure);
-  header.key = static_cast<std::uint64_t>(cause);
-  send_all(header, text);
+  for (const auto& [id, peer] : peers) {
+    if (!peer.left) send_failure(id);
+  }
   finish(Phase::kFailed, cause == FailureCause::kDeadline ? std::make_exception_ptr(TimeoutError(text))
                                                           : std::make_exception_ptr(TransportError(text)));
 }

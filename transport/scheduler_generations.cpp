@@ -6,7 +6,7 @@ namespace gradwire::transport {
 
 void Scheduler::State::await_next() {
   next.emplace(Regroup::Limits{options.min_workers, options.regroup_timeout, options.regroup_patience},
-               roll_call.has_pairs(), roll_call.servers());
+               roll_call.has_pairs(), roll_call.servers(), settings);
 }
 
 // Whoever comes after the first roll call waits for the next, which may be open already.
@@ -35,6 +35,7 @@ void Scheduler::State::on_former(const std::string& peer, const Frame& frame) {
   const Peer& from = peers.at(peer);
   if (frame.header.kind != Kind::kGoodbye) {
     if (phase == Phase::kRegroup) next->heard(from.hello.member, Clock::now());
+    if (frame.header.kind == Kind::kHeartbeat) on_heartbeat(peer, from, frame);
     return;
   }
   const bool is_hosted = from.node.role == Role::kServer && !from.hello.pair.empty();
@@ -122,9 +123,6 @@ void Scheduler::State::regroup(const std::string& why, const std::set<std::strin
   const auto now = Clock::now();
   change = why;
   log(why + "; the job goes on (on_failure=continue)");
-  FrameHeader header = header_of(Kind::kFailure);
-  header.key = static_cast<std::uint64_t>(FailureCause::kMembership);
-  const Buffer text = to_buffer(why + "; the job goes on (on_failure=continue)");
   std::erase_if(peers, [](const auto& entry) {
     const Peer& peer = entry.second;
     return peer.left && peer.standing == Standing::kMember;
@@ -135,12 +133,29 @@ void Scheduler::State::regroup(const std::string& why, const std::set<std::strin
     if (!is_hosted && !leavers.contains(peer.hello.member)) next->expect(peer.hello.member, peer.node, now);
     peer.standing = Standing::kFormer;
     liveness.forget(id);
-    send(id, header, text.share());
+    send_change(id);
   }
   workers_left_at.reset();
   phase = Phase::kRegroup;
   next_progress = now + kProgressEvery;
   next->open(now);
+}
+
+void Scheduler::State::send_change(const std::string& peer) {
+  FrameHeader header = header_of(Kind::kFailure);
+  header.key = static_cast<std::uint64_t>(FailureCause::kMembership);
+  send(peer, header, to_buffer(change + "; the job goes on (on_failure=continue)"));
+}
+
+void Scheduler::State::dismiss(const std::set<std::string>& members, const std::string& why) {
+  std::string names;
+  for (auto& [id, peer] : peers) {
+    if (!peer.counts() || !members.contains(peer.hello.member)) continue;
+    peer.farewell = why + "; the job, which had begun before it came, goes on without " + peer.name;
+    send_farewell(id);
+    if (peer.node.role == Role::kWorker) names += (names.empty() ? "" : " and ") + peer.name;
+  }
+  go_on_without(members, names + " does not do what the others do (" + why + ")");
 }
 
 void Scheduler::State::tick_regroup(Clock::time_point now) {
@@ -164,6 +179,7 @@ void Scheduler::State::begin_next() {
   std::uint32_t workers = 0;
   for (const auto& member : members) workers += member.node.role == Role::kWorker ? 1 : 0;
   const std::uint32_t servers = roll_call.has_pairs() ? workers : roll_call.servers();
+  veterans = next->back();
   ++generation;
   epoch = random_epoch();
   exchanges = std::make_unique<ExchangeDesk>(workers);

@@ -114,8 +114,10 @@ void SchedulerLink::handle(const Frame& frame) {
         acknowledged_ = true;
         return;
       }
-      return events_.on_goodbye(parse_goodbye(payload_text(frame)));
+      if (is_news(frame)) events_.on_goodbye(parse_goodbye(payload_text(frame)));
+      return;
     case Kind::kDeparture: {
+      if (!is_news(frame)) return;
       const Departure departure = parse_departure(payload_text(frame));
       return events_.on_departure({Role::kServer, departure.server}, {Role::kServer, departure.mirror});
     }
@@ -130,11 +132,18 @@ void SchedulerLink::handle(const Frame& frame) {
   }
 }
 
+// The scheduler repeats news, in their order, until a heartbeat says that they were heard.
+bool SchedulerLink::is_news(const Frame& frame) {
+  if (frame.header.step != news_heard_ + 1) return false;
+  ++news_heard_;
+  return true;
+}
+
 void SchedulerLink::tick(Time now) {
   if (now < next_beat_) return;
   next_beat_ = now + liveness_.beat();
   if (epoch_ == 0) check_rendezvous(now);
-  if (heard_) send(Kind::kHeartbeat, 0, 0, "");
+  if (heard_) send(Kind::kHeartbeat, news_heard_, 0, "");
   if (released_) return;
   if (const auto lost = liveness_.check(now)) {
     events_.on_failure(options_.scheduler_name + " at " + options_.scheduler + " " + lost->why,

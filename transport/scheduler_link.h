@@ -51,6 +51,7 @@ class SchedulerLink {
 
  private:
   void handle(const Frame& frame);
+  bool is_news(const Frame& frame);
   void on_connection(const ConnectionEvent& event, Time now);
   /// Why the scheduler will not let this node in, if that is certain by now.
   std::string shut_out(const ConnectionEvent& event, Time now);
@@ -70,7 +71,8 @@ class SchedulerLink {
   Time deadline_;                       // of the roll call
   std::optional<Time> shut_out_since_;  // the first of the handshakes that the scheduler ended
   Node self_;
-  std::uint64_t epoch_ = 0;  // 0 before the roster
+  std::uint64_t epoch_ = 0;       // 0 before the roster
+  std::uint64_t news_heard_ = 0;  // of this job
   bool heard_ = false;
   bool held_ = false;  // and has said so
   bool acknowledged_ = false;

@@ -11,14 +11,11 @@ bool Scheduler::State::replace(const std::string& id, const std::string& why) {
   if (!mirrors || lost.node.role != Role::kServer) return false;
   const auto mirror = mirrors->lose(lost.node.rank);
   if (!mirror) return false;
-  FrameHeader farewell = header_of(Kind::kFailure);
-  farewell.key = static_cast<std::uint64_t>(FailureCause::kFault);
-  send(id, farewell, to_buffer(lost.name + " " + why + "; the job goes on with its mirror in its place"));
+  lost.farewell = lost.name + " " + why + "; the job goes on with its mirror in its place";
+  send_farewell(id);
   liveness.forget(id);
   lost.left = true;
-  FrameHeader header = header_of(Kind::kDeparture);
-  header.key = mirrors->deaths();
-  send_all(header, to_text(Departure{lost.node.rank, *mirror}));
+  tell(Kind::kDeparture, mirrors->deaths(), to_text(Departure{lost.node.rank, *mirror}));
   log(lost.name + " " + why + "; its mirror, " + to_string(Node{Role::kServer, *mirror}) +
       ", serves in its place, and the job goes on");
   return true;

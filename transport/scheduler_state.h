@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "transport/control.h"
 #include "transport/curve.h"
@@ -66,10 +67,19 @@ struct Scheduler::State {
     int fd = -1;
     bool left = false;
     bool dedicated = false;  // a server of its own, hosted by no worker
+    std::string farewell;    // why it is to end while the job goes on; else empty
     Standing standing = Standing::kMember;
     Hello hello;
 
     bool counts() const { return standing == Standing::kMember && !left; }
+    bool hears_news() const { return counts() || standing == Standing::kSpare; }
+  };
+
+  /// What every node is to hear once.
+  struct News {
+    Kind kind;
+    std::uint64_t key = 0;
+    Buffer text;
   };
 
   /// Where a message came from: the connection's address, for people, and its descriptor.
@@ -97,11 +107,18 @@ struct Scheduler::State {
   void on_exchange(const Peer& from, const Frame& frame);
   void on_goodbye(const std::string& peer, Peer& from, const Frame& frame);
   void take_leave(const std::string& peer, Peer& from);
+  void on_heartbeat(const std::string& peer, const Peer& from, const Frame& frame);
+  void on_mismatch(std::uint64_t exchange, const std::string& why);
   void answer(ExchangeReply reply);
 
   void send(const std::string& peer, const FrameHeader& header, Buffer payload = {});
-  void send_all(const FrameHeader& header, const std::string& text);
   void send_roster(const std::string& peer);
+  void send_failure(const std::string& peer);
+  void send_farewell(const std::string& peer);
+  /// Has all nodes hear of something, also one whose connection is down for a moment.
+  void tell(Kind kind, std::uint64_t key, std::string text);
+  /// All news but the first `heard`.
+  void send_news(const std::string& peer, std::size_t heard);
   void refuse(const std::string& peer, const Caller& caller, const std::string& why);
   bool may_be_answered(const Caller& stranger);
   /// Tells whoever comes to a job that has ended.
@@ -127,6 +144,9 @@ struct Scheduler::State {
   bool have_all_come_to_the_end_but(const std::set<std::string>& members) const;
   /// leavers: members that are not awaited.
   void regroup(const std::string& why, const std::set<std::string>& leavers = {});
+  /// Ends newcomers' part in a job that they do not fit, which goes on without them.
+  void dismiss(const std::set<std::string>& members, const std::string& why);
+  void send_change(const std::string& peer);
   void begin_next();
   void dismiss_waiting();
   void beat();
@@ -152,11 +172,15 @@ struct Scheduler::State {
   Liveness liveness;
   std::unique_ptr<ExchangeDesk> exchanges;  // this generation's
   std::optional<Regroup> next;              // from the first generation on, with OnFailure::kContinue
-  std::string change;                       // why this generation ended
+  std::string change;                       // why the last generation ended
+  std::vector<std::string> settings;        // what its workers have alike
   Refusals refusals;
   Strangers strangers;
   std::map<std::string, Peer> peers;  // by routing id
   Roster roster;
+  std::vector<News> news;  // of this generation
+  std::uint32_t veterans =
+      0;  // this generation's workers below this rank were there before, or began the job
   std::optional<Mirrors> mirrors;
   std::string failure;
   FailureCause failure_cause = FailureCause::kFault;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <thread>
@@ -101,11 +102,12 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   Node self_;                   // written by the I/O thread before joined_, constant after
   World world_;                 // likewise
   std::set<Node> local_peers_;  // likewise
+  bool seals_some_ = false;     // likewise
   std::atomic<std::uint32_t> newcomers_{0};
-  bool seals_some_ = false;  // likewise
 
-  // The I/O thread's own. Order: sockets are closed before the context ends.
-  ZmqContext context_;
+  // The I/O thread's own. Order: sockets are closed before the context ends, which is with the thread:
+  // whoever has left keeps no threads and descriptors, however long it lives.
+  std::optional<ZmqContext> context_{std::in_place};
   std::unique_ptr<DataLinks> data_;  // a worker's exists from the roster on
   std::unique_ptr<SchedulerLink> scheduler_;
   std::uint32_t workers_left_ = 0;
@@ -131,10 +133,10 @@ ZmqMessenger::ZmqMessenger(const ZmqOptions& options)
     : options_(options), refusals_(options.log), self_{options.role, options.rank.value_or(kNoRank)} {
   require_node_options(options_);
   if (options_.role == Role::kServer) {
-    data_ = std::make_unique<ServerLinks>(DataLinks::Report{inbox_, traffic_, refusals_}, context_,
+    data_ = std::make_unique<ServerLinks>(DataLinks::Report{inbox_, traffic_, refusals_}, *context_,
                                           server_endpoint(options_), options_.max_frame_bytes, options_.key);
   }
-  scheduler_ = std::make_unique<SchedulerLink>(context_, options_, hello(), traffic_, refusals_, *this);
+  scheduler_ = std::make_unique<SchedulerLink>(*context_, options_, hello(), traffic_, refusals_, *this);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -155,7 +157,8 @@ Hello ZmqMessenger::hello() const {
               .host = host_name(options_),
               .pid = static_cast<std::uint64_t>(getpid()),
               .replicas = options_.replicas,
-              .member = options_.member};
+              .member = options_.member,
+              .settings = options_.settings};
   if (const auto* server = dynamic_cast<const ServerLinks*>(data_.get())) {
     hello.endpoint = server->endpoint();
     const std::string machine = machine_identity(hello.host);
@@ -282,9 +285,14 @@ void ZmqMessenger::fail(const std::string& text) {
 
 void ZmqMessenger::regroup(const std::string& text, Parting parting) {
   if (options_.on_failure == OnFailure::kAbort) return Messenger::regroup(text, parting);
-  const std::lock_guard lock(mutex_);
-  ask({Kind::kFailure, static_cast<std::uint64_t>(FailureCause::kMembership),
-       static_cast<std::uint64_t>(parting), text});
+  {
+    const std::lock_guard lock(mutex_);
+    ask({Kind::kFailure, static_cast<std::uint64_t>(FailureCause::kMembership),
+         static_cast<std::uint64_t>(parting), text});
+    // It must not look like one that has come to the end: the others would wait for it no longer, and fail.
+    if (parting == Parting::kLeaves) inbox_.post_failure(text, Inbox::Scope::kGeneration);
+  }
+  changed_.notify_all();
 }
 
 void ZmqMessenger::leave(milliseconds timeout) {
@@ -311,6 +319,7 @@ void ZmqMessenger::run() {
     closed_ = true;
   }
   changed_.notify_all();
+  context_.reset();
 }
 
 void ZmqMessenger::give_up(const std::string& text) {
@@ -418,14 +427,15 @@ std::vector<std::string> ZmqMessenger::endpoints_for_here(const Roster& roster) 
 void ZmqMessenger::on_roster(const Roster& roster) {
   self_.rank = roster.rank;
   world_ = {roster.workers, roster.servers, roster.epoch, roster.replicas, roster.generation};
+  newcomers_ = 0;  // this node was one of them
   if (self_.role == Role::kWorker) {
     data_ = std::make_unique<WorkerLinks>(
-        DataLinks::Report{inbox_, traffic_, refusals_}, context_, endpoints_for_here(roster),
+        DataLinks::Report{inbox_, traffic_, refusals_}, *context_, endpoints_for_here(roster),
         options_.streams_per_peer, options_.max_frame_bytes, options_.key,
         [this](const std::string& why) { on_failure(why, FailureCause::kFault); });
   }
   if (auto* server = dynamic_cast<ServerLinks*>(data_.get()); server != nullptr && roster.replicas > 0)
-    server->connect_mirror(context_, self_, endpoints_for_here(roster), options_.max_frame_bytes,
+    server->connect_mirror(*context_, self_, endpoints_for_here(roster), options_.max_frame_bytes,
                            options_.key);
   join_deadline_ = Clock::now() + options_.rendezvous_timeout;
   data_->begin(world_, self_, Clock::now());

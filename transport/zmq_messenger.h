@@ -8,6 +8,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "transport/checksum.h"
 #include "transport/job_key.h"
@@ -46,6 +48,9 @@ struct ZmqOptions {
   /// With OnFailure::kContinue: this process's name in the job, which no other has and which it keeps when it
   /// joins again.
   std::string member;
+  /// Likewise, of a worker: "NAME=VALUE", what all of the job's workers must have alike. One that comes later
+  /// and differs is refused.
+  std::vector<std::string> settings;
   // Scheduler, with OnFailure::kContinue:
   std::uint32_t min_workers = 1;  ///< a job with fewer fails
   /// How long a member that gives no sign of life is awaited when the job meets again.

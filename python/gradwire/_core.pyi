@@ -553,6 +553,11 @@ class PulledRows:
     @property
     def ticket(self) -> Ticket: ...
 
+class Faults:
+    """What disturbs a process's frames, in all generations of its job."""
+
+    def __init__(self, spec: str, checksum: str) -> None: ...
+
 def connect_engine(**settings: Any) -> Engine:
     """Joins a job as a worker. Keywords: gradwire.settings."""
 

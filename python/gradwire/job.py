@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import shutil
 import socket
 import sys
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from gradwire import encryption, endpoints
+from gradwire import agreed_settings, encryption, endpoints
 from gradwire import settings as settings_module
 from gradwire.child import Host, LocalHost, MakeSplitter, OwnLines
 from gradwire.settings import Settings
@@ -155,9 +156,11 @@ class Job:
                 f"{encryption.VARIABLE} to what `gradwire key` prints before you start it"
             )
         same = f" and the same {encryption.VARIABLE}" if encrypted else ""
+        own = agreed_settings.to_be_given(self.of_role("worker").settings)
+        given = "".join(f"--env {shlex.quote(setting)} " for setting in own)
         return (
             f"{goes_on}; once all are here, add others with: gradwire run --join {scheduler} -n 1 -s {self.servers} "
-            f"CMD{same}"
+            f"{given}CMD{same}"
         )
 
     def worker(self, rank: int, scheduler: str) -> Process:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import secrets
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gradwire import _core, encryption, endpoints, mpi, nccl, settings
+from gradwire import _core, agreed_settings, encryption, endpoints, mpi, nccl, settings
 
 __all__ = [
     "Joined",
@@ -177,6 +178,16 @@ def _engine_options(values: settings.Settings) -> dict[str, Any]:
     }
 
 
+def _faults_of(values: settings.Settings) -> _core.Faults | None:
+    return _faults(values.faults, values.checksum) if values.faults else None
+
+
+@functools.cache
+def _faults(spec: str, checksum: str) -> _core.Faults:
+    """One a process: what it counts goes on when it joins its job again."""
+    return _core.Faults(spec, checksum)
+
+
 def _node_options(values: settings.Settings) -> dict[str, Any]:
     key = encryption.key_of_member(values.encrypt, values.job_key)
     options: dict[str, Any] = {
@@ -195,6 +206,7 @@ def _node_options(values: settings.Settings) -> dict[str, Any]:
     if values.on_failure == "continue":
         options |= {
             "member": _member,
+            "agreed": agreed_settings.lines(values),
             "min_workers": values.min_workers,
             "regroup_timeout": values.regroup_timeout,
             "regroup_patience": values.slow_abort,
@@ -205,7 +217,7 @@ def _node_options(values: settings.Settings) -> dict[str, Any]:
         "bind_host": values.bind_host,
         "interface": values.interface,
         "key": None if key is None else key.text,
-        "faults": values.faults,
+        "faults": _faults_of(values),
     }
     return options | {name: value for name, value in optional.items() if value is not None}
 
@@ -317,7 +329,7 @@ def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engin
         "ipc": values.ipc == "auto",
         "log_messages": values.log_level == "debug",
     }
-    optional = {"host": values.host_id, "faults": values.faults, "rank": values.rank}
+    optional = {"host": values.host_id, "faults": _faults_of(values), "rank": values.rank}
     options |= {name: value for name, value in optional.items() if value is not None}
     if (key := encryption.key_of_member(values.encrypt, values.job_key)) is not None:
         options["key"] = key.text  # of the links within a host

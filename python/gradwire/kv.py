@@ -21,6 +21,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import gc
 import weakref
 from typing import Any, Literal, overload
 
@@ -210,6 +211,7 @@ def rejoin(store: KVStore) -> KVStore:
     generation = store.generation
     with contextlib.suppress(_core.TransportError, _core.TimeoutError):  # of what was under way
         store.close()
+    gc.collect()  # stores of earlier generations are in cycles, and each holds memory and a descriptor
     found = joining.open_engine(store.type, store._settings)
     again = KVStore(store.type, found.engine, store._settings)
     was_missed = found.since > generation + 1  # the others went on meanwhile: it comes as a new one does

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -167,7 +168,7 @@ class Worker(AbstractKVStore):
 
         Where others need this process to the end (it serves the roll call; or over MPI, which ends for all ranks at
         once), waits until they have left too. Not so where an uncaught error has ended the script: then the job ends
-        with this process, but over MPI.
+        with this process, but over MPI; or goes on without it, if it goes on without workers that die.
         """
         if self.is_open and not self._is_local:
             self._report_left()
@@ -178,6 +179,16 @@ class Worker(AbstractKVStore):
             if not uncaught_error.ended_the_script():  # others may never send what it waits for
                 for finish in list(self.unfinished):
                     leaving.callback(finish)
+
+    def give_up(self, error: BaseException | None) -> None:
+        """Tells the others, where the job goes on, that this worker ends with an error, so that they go on without it
+        at once; None: one of which Python tells no more.
+        """
+        if not self.goes_on:
+            return
+        words = "an error" if error is None else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(_core.TransportError, RuntimeError):  # nobody is there to tell
+            self.engine.regroup(f"ended with {words}", False)
 
     def report_joined(self) -> None:
         """Reports, to who asked for it, what job this is."""
@@ -206,6 +217,8 @@ class Worker(AbstractKVStore):
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.stop()
+        if uncaught_error.ended_the_script():
+            self.give_up(getattr(sys, "last_value", None))
         self.engine.close()
         self._print_messages()
         if recorder is not None:

@@ -4,6 +4,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include <memory>
+#include <optional>
+#include <utility>
+
 #include "compress/cuda_devices.h"
 #include "kvstore/trace_file.h"
 #include "python/src/bindings.h"
@@ -31,17 +35,31 @@ kvstore::ConnectHost host_connector(const nb::kwargs& given) {
   return [zmq](transport::Messenger& job) { return transport::connect_zmq_host(job, zmq); };
 }
 
-// What this process is to be disturbed by. One that is to die before it joins dies here.
-std::shared_ptr<transport::Faults> faults_of(const transport::ZmqOptions& zmq, const nb::kwargs& given) {
-  const std::string text = given.contains("faults") ? nb::cast<std::string>(given["faults"]) : "";
-  auto faults = transport::Faults::of(text, zmq.checksum);
-  if (faults) faults->saw({zmq.role, zmq.rank.value_or(0)}, transport::FaultEvent::kStart);
-  return faults;
+// What this process is to be disturbed by, however often it joins its job. Copies share everything.
+struct PyFaults {
+  std::shared_ptr<transport::Faults>
+      faults;  // owners: these, the process's nodes and its engine; none: nothing
+  // With which it first joined. Owners: copies of this.
+  std::shared_ptr<std::optional<std::uint32_t>> rank = std::make_shared<std::optional<std::uint32_t>>();
+
+  std::unique_ptr<transport::Messenger> disturb(std::unique_ptr<transport::Messenger> messenger) const {
+    if (!*rank) *rank = messenger->self().rank;
+    return transport::disturbed(std::move(messenger), faults, *rank);
+  }
+};
+
+// Who is to die before it joins dies here.
+PyFaults faults_of(const transport::ZmqOptions& zmq, const nb::kwargs& given) {
+  if (!given.contains("faults")) return {};
+  auto own = nb::cast<PyFaults>(given["faults"]);
+  const std::uint32_t rank = own.rank->value_or(zmq.rank.value_or(0));
+  if (own.faults) own.faults->saw({zmq.role, rank}, transport::FaultEvent::kStart);
+  return own;
 }
 
 // What is in the line of this process's nodes: faults, and nearer to it a log of messages.
 struct Line {
-  std::shared_ptr<transport::Faults> faults;
+  PyFaults faults;
   std::shared_ptr<transport::MessageLines> messages{};
 
   Line(const transport::ZmqOptions& zmq, const nb::kwargs& given) : faults(faults_of(zmq, given)) {
@@ -51,13 +69,14 @@ struct Line {
   std::unique_ptr<transport::Messenger> around(std::unique_ptr<transport::Messenger> messenger) const {
     transport::TakeLine take;
     if (messages) take = [kept = messages](std::string line) { kept->add(std::move(line)); };
-    return transport::logged(transport::disturbed(std::move(messenger), faults), take);
+    return transport::logged(faults.disturb(std::move(messenger)), take);
   }
   transport::NodePair around(transport::NodePair pair) const {
-    return {around(std::move(pair.worker)), around(std::move(pair.server))};
+    auto worker = around(std::move(pair.worker));  // first: by its rank the process is known
+    return {std::move(worker), around(std::move(pair.server))};
   }
   std::unique_ptr<PyEngine> of(std::unique_ptr<PyEngine> engine) const {
-    engine->disturb_by(faults);
+    engine->disturb_by(faults.faults);
     engine->log_messages_to(messages);
     return engine;
   }
@@ -82,7 +101,7 @@ std::unique_ptr<PyEngine> connect_peers(bool serves_roll_call, const nb::kwargs&
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
   zmq.servers = 0;  // each worker brings one
-  zmq.witness = transport::scheduler_witness(line.faults);
+  zmq.witness = transport::scheduler_witness(line.faults.faults);
   auto scheduler = serves_roll_call ? std::make_unique<transport::Scheduler>(zmq) : nullptr;
   auto pair = line.around(transport::connect_zmq_pair(zmq));
   return line.of(std::make_unique<PyEngine>(std::move(pair), options, connect_host, std::move(scheduler)));
@@ -179,7 +198,7 @@ void run_server(const nb::kwargs& given) {
 
 void run_scheduler(const nb::kwargs& given) {
   auto zmq = zmq_options(transport::Role::kScheduler, given);
-  zmq.witness = transport::scheduler_witness(faults_of(zmq, given));
+  zmq.witness = transport::scheduler_witness(faults_of(zmq, given).faults);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
   transport::Scheduler(zmq).wait();
@@ -188,6 +207,13 @@ void run_scheduler(const nb::kwargs& given) {
 }  // namespace
 
 void bind_connect(nb::module_& module) {
+  nb::class_<PyFaults>(module, "Faults", "What disturbs a process's frames, in all generations of its job.")
+      .def(
+          "__init__",
+          [](PyFaults* self, const std::string& spec, const std::string& checksum) {
+            new (self) PyFaults{transport::Faults::of(spec, transport::parse_payload_checksum(checksum))};
+          },
+          "spec"_a, "checksum"_a);
   module.def("connect_engine", &connect_engine,
              nb::sig("def connect_engine(**settings: typing.Any) -> Engine"),
              "Joins a job as a worker. Keywords: gradwire.settings.");

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "python/src/waiting.h"
 
@@ -85,6 +86,7 @@ transport::ZmqOptions zmq_options(transport::Role role, const nb::kwargs& all) {
   given.take_seconds("rendezvous_timeout", options.rendezvous_timeout);
   given.take_seconds("liveness_timeout", options.liveness_timeout);
   given.take("member", options.member);
+  given.take("agreed", options.settings);
   if (!options.member.empty()) options.on_failure = transport::OnFailure::kContinue;
   given.take("min_workers", options.min_workers);
   given.take_seconds("regroup_timeout", options.regroup_timeout);

@@ -35,12 +35,12 @@ class ElasticRun(Run):
         self.servers = servers
         self.launch(["--on-failure", "continue", *flags, *command])
 
-    def add(self, command: Sequence[str]) -> Started:
-        """Starts another worker for the job that runs."""
+    def add(self, command: Sequence[str], **variables: str) -> Started:
+        """Starts another worker for the job that runs, with further variables."""
         found = re.search(r"--join (tcp://\S+)", self.launcher.err.read_text())
         assert found, self.launcher.err.read_text()
         flags = ["--join", found[1], "-n", "1", "-s", str(self.servers)]
-        return self.start(("run", 1), [str(PROGRAMS / "gradwire"), "run", *flags, *command])
+        return self.start(("run", 1), [str(PROGRAMS / "gradwire"), "run", *flags, *command], variables)
 
     def lines(self, pid: int) -> list[list[int]]:
         """What a worker has noted: generation, rank, number of workers and step."""
@@ -64,6 +64,11 @@ class ElasticRun(Run):
         assert self.launcher.process.poll() is None, str(self.launcher.ended(0))
         generation, _, count, _ = self.lines(pid)[-1]
         return generation > 1 and count == workers
+
+    def let_end(self, pid: int) -> None:
+        """Names the step at which member_worker.py is to end on all ranks, a little later than the one they are at."""
+        (self.folder / "end.unfinished").write_text(str(self.lines(pid)[-1][3] + 100))
+        (self.folder / "end.unfinished").rename(self.folder / "end")
 
     def kill(self, rank: int) -> int:
         pid = self.worker_pid(rank)

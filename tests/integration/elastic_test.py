@@ -26,6 +26,7 @@ STORES = {
     "servers": ("dist_sync", 2, "2bit:threshold=0.5"),
 }
 each_store = pytest.mark.parametrize("kind", STORES)
+KEY = "0123456789abcdef" * 8
 
 
 def launch(job: ElasticRun, kind: str, *flags: str, **arguments: object) -> None:
@@ -120,6 +121,7 @@ def test_below_the_fewest_workers_the_job_ends_and_says_so(tmp_path: Path) -> No
     [
         ("raise", "ended with OSError: no such file of examples"),
         ("exit", "ended with SystemExit: 3"),
+        ("connection", "ended with ConnectionResetError: the data set's host has gone"),
     ],
 )
 def test_a_worker_with_an_error_of_its_own_is_named_to_the_others(
@@ -131,6 +133,59 @@ def test_a_worker_with_an_error_of_its_own_is_named_to_the_others(
     assert ended.code == 0, str(ended)
     assert_same_weights(records(ended), workers=2, steps=60)
     assert told in ended.err, str(ended)
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize(
+    ("variables", "arguments", "words"),
+    [
+        (
+            {"GRADWIRE_PARTITION_BYTES": "4MiB"},
+            {},
+            ["GRADWIRE_PARTITION_BYTES=4194304 where the job has GRADWIRE_PARTITION_BYTES=1048576", "--env"],
+        ),
+        (
+            {"GRADWIRE_JOB_KEY": KEY, "GRADWIRE_ENCRYPT": "on"},
+            {},
+            ["give the same one to every node"],
+        ),
+        ({}, {"elements": 5}, ["keys differ: worker 0 has", "worker 2 has", "declare the same keys"]),
+        ({}, {"fail": "extra"}, ["is in 'barrier'", "make the same calls in the same order"]),
+        ({}, {"fail": "setup"}, ["ConnectionError: no such data set"]),
+    ],
+    ids=["settings", "job key", "keys", "calls", "set-up"],
+)
+def test_a_newcomer_that_does_not_fit_or_fails_ends_alone(
+    variables: dict[str, str], arguments: dict[str, str], words: list[str], servers: int, tmp_path: Path
+) -> None:
+    store = "dist_sync" if servers else "allreduce"
+    with ElasticRun(tmp_path, QUICK, workers=2) as job:
+        job.go(servers, [], worker("member_worker.py", store=store, steps=0))
+        pid = job.worker_pid(0)
+        job.await_steps(pid, 10)
+        newcomer = worker("member_worker.py", store=store, steps=0, **arguments)
+        ended = job.add(newcomer, **variables).ended(PATIENCE)
+        assert ended.code == 1, str(ended)
+        assert all(each in ended.err for each in words), str(ended)
+        is_let_in = bool(arguments)
+        wait_until(lambda: is_let_in <= job.is_again(pid, workers=2), PATIENCE, "the others to go on")
+        job.let_end(pid)
+        job_ended = job.end(PATIENCE)
+    assert job_ended.code == 0, str(job_ended)
+    found = records(job_ended)
+    assert [record["workers"] for record in found] == [2, 2]
+    assert len({record["step"] for record in found}) == 1
+    assert is_let_in or {record["generation"] for record in found} == {1}, "it disturbs nobody"
+
+
+def test_a_worker_is_killed_by_a_fault_once_and_nobody_is_in_its_place(tmp_path: Path) -> None:
+    """Ranks move up: who was worker 2 is worker 1 after it, and no other process is to be killed."""
+    with ElasticRun(tmp_path, QUICK, workers=3) as job:
+        command = worker("member_worker.py", steps=300, pause=0.002)
+        job.go(0, ["--faults", "kill=worker:1@push:40"], command)
+        ended = job.end(PATIENCE)
+    assert ended.code == 0, str(ended)
+    assert [(record["first_rank"], record["step"]) for record in records(ended)] == [(0, 300), (2, 300)]
 
 
 def test_a_death_before_the_first_step_ends_nobody_else(tmp_path: Path) -> None:

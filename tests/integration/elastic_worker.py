@@ -4,7 +4,8 @@ Every worker writes `pid` into $TEST_FOLDER/worker<rank>.pid, with the rank that
 $TEST_FOLDER/steps.<pid>: generation, rank, number of workers and step.
 
     store=allreduce codec=none steps=60 pause=0.02 until=WORKERS (no pause once there are so many)
-    fail=RANK:STEP (ends there with an error of its own; how=exit: by sys.exit())
+    fail=RANK:STEP (ends there with an error of its own; how=exit: by sys.exit(), how=connection: with one of a
+    connection that is none of gradwire's)
     desert=RANK (is called, and dies before it can be reached) die=RANK (once it has joined, before it has a model)
 """
 
@@ -77,6 +78,8 @@ def train(state: gw.elastic.TorchState) -> None:
             if (first_rank, state.step) == FAIL and first_generation == 1:
                 if given.get("how") == "exit":
                     sys.exit(3)
+                if given.get("how") == "connection":
+                    raise ConnectionResetError("the data set's host has gone")
                 raise OSError("no such file of examples")
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(features[pick]), targets[pick])

@@ -85,6 +85,9 @@ def test_who_can_be_added_to_a_job_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     command = "add others with: gradwire run --join tcp://h:1 -n 1 -s 1 CMD"
     assert job_on().advice("tcp://h:1") == ""
     assert job_on(**lasting).advice("tcp://h:1").endswith(f"once all are here, {command}")
+    changed = job_on(**lasting, GRADWIRE_COMPRESSION="2bit:threshold=0.5 ", GRADWIRE_PARTITION_BYTES="4MiB")
+    settings = "--env 'GRADWIRE_COMPRESSION=2bit:threshold=0.5 ' --env GRADWIRE_PARTITION_BYTES=4194304 CMD"
+    assert changed.advice("tcp://h:1").endswith(command.replace("CMD", settings))
     own = job_on(**lasting, GRADWIRE_ENCRYPT="on").advice("tcp://h:1")
     assert "no others can be added: to add some, set GRADWIRE_JOB_KEY to what `gradwire key` prints" in own
     monkeypatch.setenv("GRADWIRE_JOB_KEY", KEY)

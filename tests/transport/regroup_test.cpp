@@ -180,5 +180,21 @@ TEST(Regroup, RefusesWhoDoesNotFit) {
   EXPECT_THAT(regroup.take("x", old), Optional(HasSubstr("install the same gradwire everywhere")));
 }
 
+TEST(Regroup, RefusesANewcomerWhoseSettingsAreNotTheJobs) {
+  Regroup regroup({1, 10s, 60s}, false, 0, {"GRADWIRE_PARTITION_BYTES=1048576", "GRADWIRE_COMPRESSION=2bit"});
+  Hello newcomer = hello_of("new");
+  newcomer.settings = {"GRADWIRE_PARTITION_BYTES=1048576", "GRADWIRE_COMPRESSION="};
+  EXPECT_THAT(
+      regroup.take("x", newcomer),
+      Optional(AllOf(HasSubstr("a worker (host-a, pid 7) says GRADWIRE_COMPRESSION= where the job has "
+                               "GRADWIRE_COMPRESSION=2bit"),
+                     HasSubstr("--env GRADWIRE_COMPRESSION=2bit"))));
+  EXPECT_EQ(regroup.newcomers(), 0u);
+  newcomer.settings[1] = "GRADWIRE_COMPRESSION=2bit";
+  EXPECT_EQ(parse_hello(to_text(newcomer)), newcomer);
+  EXPECT_EQ(regroup.take("x", newcomer), std::nullopt);
+  EXPECT_EQ(regroup.newcomers(), 1u);
+}
+
 }  // namespace
 }  // namespace gradwire::transport

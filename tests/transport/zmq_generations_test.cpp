@@ -131,7 +131,42 @@ TEST(ZmqGenerations, ANewcomerIsHeldUntilTheMembersMeetAgain) {
   EXPECT_EQ(added->self().rank, 1u);
   EXPECT_EQ(added->world().workers, 2u);
   EXPECT_EQ(w0->newcomers(), 0u);
+  EXPECT_EQ(added->newcomers(), 0u) << "it would be let in a second time";
   server.get();
+}
+
+TEST(ZmqGenerations, ANewcomerThatMakesOtherCallsThanTheOthersLeavesAlone) {
+  const ZmqOptions job = lasting(1, 0);
+  Scheduler scheduler(job);
+  Joined w0 = member_later(job, scheduler, Role::kWorker, "w0").get();
+  auto newcomer = member_later(job, scheduler, Role::kWorker, "new");
+  EXPECT_TRUE(eventually([&] { return w0->newcomers() == 1; }));
+  w0->regroup("1 worker waits", Parting::kStays);
+  await_change(*w0);
+  w0.reset();
+  auto again = member_later(job, scheduler, Role::kWorker, "w0");
+  Joined added = newcomer.get();
+  w0 = again.get();
+  auto other = std::async(std::launch::async, [&] {
+    bool is_change = true;
+    std::string text;
+    try {
+      added->exchange("declare", "", kPatience);
+    } catch (const TransportError& error) {
+      is_change = dynamic_cast<const MembershipChanged*>(&error) != nullptr;
+      text = error.what();
+    }
+    EXPECT_FALSE(is_change) << "it would come again, and again";
+    return text;
+  });
+  const std::string words = "worker 0 is in 'barrier' while worker 1 is in 'declare'";
+  EXPECT_THAT(error_of([&] { w0->exchange("barrier", "", kPatience); }),
+              AllOf(HasSubstr(words), HasSubstr("the job goes on")));
+  EXPECT_THAT(other.get(), HasSubstr(words));
+  added.reset();
+  w0.reset();
+  w0 = member_later(job, scheduler, Role::kWorker, "w0").get();
+  EXPECT_EQ(w0->world().workers, 1u);
 }
 
 TEST(ZmqGenerations, ANewcomerThatDiesWhileItWaitsHoldsNobody) {

@@ -6,10 +6,10 @@ import copy
 import json
 import struct
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 from gradwire import kv
+from gradwire._core import TransportError
 from gradwire.elastic.sampler import Sampler
 from gradwire.log import Log
 from gradwire.store import KVStore
@@ -153,10 +153,11 @@ class State:
         )
 
     def leave(self, error: BaseException) -> None:
-        """Tells the others that this worker has failed, so that they go on without it at once."""
-        if self.store.goes_on and self.store.is_open and not isinstance(error, ConnectionError):
-            with suppress(ConnectionError, RuntimeError):
-                self.store.engine.regroup(f"ended with {type(error).__name__}: {error}", False)
+        """Tells the others that this worker has failed, so that they go on without it at once. Not where the job itself
+        has: of that all have heard.
+        """
+        if self.store.is_open and not isinstance(error, TransportError):
+            self.store.give_up(error)
 
     def tell(self, text: str) -> None:
         """Reports on stderr, as GRADWIRE_LOG_LEVEL has it."""

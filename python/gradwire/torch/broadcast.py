@@ -39,7 +39,7 @@ def broadcast_parameters(
     Raises:
         TypeError: parameters are not named.
         ValueError: root_rank is no rank; or ranks differ, and the text, the same on all, names the first
-            difference.
+            difference. Where a job goes on with other members, on those alone that differ from the root.
     """
     pairs = _pairs(parameters)
     store = session.own_store(store)
@@ -49,7 +49,8 @@ def broadcast_parameters(
     blobs = store.engine.all_gather("broadcast_parameters", json.dumps(layout).encode())
     layouts = [json.loads(blob) for blob in blobs]
     for rank, found in enumerate(layouts):
-        _require_same(layouts[root_rank], found, root_rank, rank)
+        if store.generation == 1 or rank == store.rank:  # later, who differs has come later, and fails alone
+            _require_same(layouts[root_rank], found, root_rank, rank)
     _broadcast(store, [value for _, value in named], root_rank)
 
 

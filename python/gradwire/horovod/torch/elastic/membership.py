@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from gradwire import kv
 from gradwire._core import MembershipChanged
 from gradwire.horovod import session
@@ -60,6 +58,5 @@ def _let_in(store: kv.KVStore) -> None:
 
 def leave(error: BaseException) -> None:
     """Tells the others that this rank ends with an error, so that they go on without it at once, if the job does."""
-    if (store := kv.joined()) is not None and store.goes_on:
-        with suppress(ConnectionError, RuntimeError):
-            store.engine.regroup(f"ended with {type(error).__name__}: {error}", False)
+    if (store := kv.joined()) is not None:
+        store.give_up(error)

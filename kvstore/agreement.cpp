@@ -1,0 +1,44 @@
+#include "kvstore/agreement.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <span>
+#include <stdexcept>
+#include <utility>
+
+#include "kvstore/key.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using Comparison = std::function<void(std::span<const std::string>)>;
+
+void agree(transport::Messenger& messenger, std::vector<std::string> texts, const Comparison& compare) {
+  if (messenger.world().generation == 1) return compare(texts);
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    if (rank != messenger.self().rank) texts[rank] = texts[0];
+  }
+  try {
+    compare(texts);
+  } catch (const std::invalid_argument& difference) {
+    messenger.regroup(fmt::format("came later and does not fit: {}", difference.what()),
+                      transport::Parting::kLeaves);
+    throw;
+  }
+}
+
+}  // namespace
+
+void agree_on_keys(transport::Messenger& messenger, std::vector<std::string> texts) {
+  agree(messenger, std::move(texts),
+        [](std::span<const std::string> by_rank) { require_same_keys(by_rank); });
+}
+
+void agree_on_settings(transport::Messenger& messenger, const std::string& what,
+                       std::vector<std::string> texts) {
+  agree(messenger, std::move(texts),
+        [&](std::span<const std::string> by_rank) { require_same_settings(what, by_rank); });
+}
+
+}  // namespace gradwire::kvstore
