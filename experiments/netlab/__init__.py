@@ -6,6 +6,15 @@ with NetLab(hosts=4, bandwidth="1gbit") as lab:
 """
 
 from .command import app
-from .lab import MAX_HOSTS, Counters, NetHost, NetLab, NetLabUnavailable, available
+from .lab import MAX_HOSTS, QUEUE_SECONDS, Counters, NetHost, NetLab, NetLabUnavailable, available
 
-__all__ = ["MAX_HOSTS", "Counters", "NetHost", "NetLab", "NetLabUnavailable", "app", "available"]
+__all__ = [
+    "MAX_HOSTS",
+    "QUEUE_SECONDS",
+    "Counters",
+    "NetHost",
+    "NetLab",
+    "NetLabUnavailable",
+    "app",
+    "available",
+]

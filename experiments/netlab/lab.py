@@ -24,6 +24,8 @@ from gradwire.units import parse_rate
 from . import remains
 
 MAX_HOSTS = 250
+QUEUE_SECONDS = 0.02
+"""How long a packet may wait before a link, unless something else is asked for."""
 _NEEDED = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 _SUBNETS = ("10.77", "172.29", "192.168")
 # Linux's default. BBR, which some machines have instead, shares a link unevenly among a job's flows.
@@ -119,6 +121,7 @@ class NetLab:
         hosts: how many, 1 to 250.
         bandwidth: of each host's link, each way, as "100mbit"; None: unshaped.
         loss: share of packets that each host drops on arrival, in [0, 1); one number, or one per host.
+        queue_seconds: how long a packet may wait before a shaped link, above 0; what would wait longer is dropped.
         keep: True: it has no owner and stays until `netlab down`.
 
     Raises: NetLabUnavailable: namespaces cannot be made here. ValueError: an argument is out of its range.
@@ -130,6 +133,7 @@ class NetLab:
         bandwidth: str | None = None,
         *,
         loss: float | Sequence[float] = 0.0,
+        queue_seconds: float = QUEUE_SECONDS,
         keep: bool = False,
     ) -> None:
         if not 1 <= hosts <= MAX_HOSTS:
@@ -139,6 +143,8 @@ class NetLab:
             raise ValueError(
                 f"netlab: loss={loss} is not a number in [0, 1), nor {hosts} of them, one per host"
             )
+        if not 0 < queue_seconds <= 10:
+            raise ValueError(f"netlab: queue_seconds={queue_seconds} is not above 0, and at most 10")
         try:
             self._bits_per_second = None if bandwidth is None else parse_rate(bandwidth)
         except ValueError as error:
@@ -146,6 +152,7 @@ class NetLab:
         if reason := available():
             raise NetLabUnavailable(f"netlab: no hosts can be made here: {reason}")
         self._losses = losses
+        self._queue_seconds = queue_seconds
         self._keep = keep
         self._owner = os.getpid()
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -232,7 +239,7 @@ class NetLab:
             namespace=host.namespace,
         )
         if self._bits_per_second is not None:
-            shape = shaping(self._bits_per_second)
+            shape = shaping(self._bits_per_second, self._queue_seconds)
             _demand([_program("tc"), "-n", host.namespace, "qdisc", "add", "dev", "eth0", "root", *shape])
             _demand([_program("tc"), "qdisc", "add", "dev", link, "root", *shape])
         if share := self._losses[host.index]:
@@ -252,11 +259,12 @@ def congestion_control() -> str:
     return f"congctl {_CONGESTION_CONTROL}" if _CONGESTION_CONTROL in known else ""
 
 
-def shaping(bits_per_second: int) -> list[str]:
+def shaping(bits_per_second: int, queue_seconds: float = QUEUE_SECONDS) -> list[str]:
     """Returns tc's words for a link: a token bucket of 1 ms of the link, at least 16 KB. A larger one is free
     bandwidth at low rates; a smaller one than a few packets cannot keep the rate up."""
     burst_bytes = max(16_000, bits_per_second // 8 // 1000)
-    return ["tbf", "rate", f"{bits_per_second}bit", "burst", f"{burst_bytes}b", "latency", "20ms"]
+    queue = f"{max(1, round(queue_seconds * 1e6))}us"
+    return ["tbf", "rate", f"{bits_per_second}bit", "burst", f"{burst_bytes}b", "latency", queue]
 
 
 def _program(name: str) -> str:

@@ -81,7 +81,9 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[dict[str, Any]]:
     shared = row.placement != "servers"
     with (
         tempfile.TemporaryDirectory(prefix="gradwire-replay-") as folder,
-        Network.open(row.workers, row.servers, bandwidth, colocated=shared) as network,
+        Network.open(
+            row.workers, row.servers, bandwidth, colocated=shared, queue_seconds=plan.queue_seconds
+        ) as network,
         closing(Watch()) as watch,
     ):
         if network.lab is not None:

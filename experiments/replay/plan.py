@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradwire import calibration, layer_profile
+from gradwire import calibration, layer_profile, netlab
 from gradwire.compress import Compression
 from gradwire.layer_profile import Profile
 from gradwire.simulation import Schedule, Variant
@@ -38,6 +38,7 @@ class ReplayFailed(RuntimeError):
 class Plan:
     """What is asked of one row. steps: timed ones of each mode, after warm_up others, and one more with overlap;
     rounds: of 400 MB, timed. in_order: gradwire sends first what is ready first, and front layers get no priority.
+    queue_seconds: how long a packet may wait before a link.
     """
 
     row: Row
@@ -47,6 +48,7 @@ class Plan:
     warm_up: int = 1
     rounds: int = 2
     in_order: bool = False
+    queue_seconds: float = netlab.QUEUE_SECONDS
     cpu_limit: float = CPU_LIMIT
     mxnet_python: Path | None = None
 
@@ -98,6 +100,8 @@ class Plan:
         ):
             if given != usual:
                 said.append(f"{name} {given} B")
+        if self.queue_seconds != plain.queue_seconds:
+            said.append(f"queues of {1000 * self.queue_seconds:g} ms")
         for name, given, usual in (("steps", self.steps, plain.steps), ("rounds", self.rounds, plain.rounds)):
             if given != usual:
                 said.append(f"{given} {name}")

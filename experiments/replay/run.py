@@ -49,6 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, help="what divides bytes and rates; unset: each model's own")
     parser.add_argument("--partition", type=size, default=Scale(1).partition_bytes, metavar="SIZE")
     parser.add_argument("--credit", type=size, default=Scale(1).credit_bytes, metavar="SIZE")
+    parser.add_argument("--queue", type=milliseconds, default=Plan.queue_seconds, metavar="MS")
     parser.add_argument("--in-order", action="store_true", help="a control: front layers get no priority")
     parser.add_argument("--profile", type=Path, help="a layer profile in place of the rows' models")
     parser.add_argument(
@@ -80,6 +81,17 @@ def size(text: str) -> int:
     return value
 
 
+def milliseconds(text: str) -> float:
+    """Returns seconds. Raises: argparse.ArgumentTypeError: not a time that a queue may be long."""
+    try:
+        value = float(text) / 1000
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 10:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected milliseconds, above 0 to 10000")
+    return value
+
+
 def wanted(given: argparse.Namespace) -> list[Row]:
     """Raises: ValueError: a row or peer that there is not."""
     peers = [name for name in given.peer.split(",") if name]
@@ -101,6 +113,7 @@ def plan(row: Row, given: argparse.Namespace, mxnet_python: Path | None) -> Plan
         plain,
         scale=Scale(given.scale or plain.scale.factor, given.partition, given.credit),
         in_order=given.in_order,
+        queue_seconds=given.queue,
         steps=given.steps or plain.steps,
         rounds=given.rounds if plain.rounds else 0,
         cpu_limit=given.cpu_limit,

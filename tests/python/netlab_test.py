@@ -308,3 +308,14 @@ def test_down_spares_labs_whose_owner_lives(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_bucket_is_a_millisecond_of_the_link() -> None:
     assert lab.shaping(100_000_000)[3:5] == ["burst", "16000b"]
     assert lab.shaping(10_000_000_000)[1:5] == ["rate", "10000000000bit", "burst", "1250000b"]
+
+
+def test_a_queue_is_as_long_as_it_is_asked_for() -> None:
+    assert lab.shaping(100_000_000)[5:] == ["latency", "20000us"]
+    assert lab.shaping(100_000_000, 0.1)[5:] == ["latency", "100000us"]
+
+
+@pytest.mark.parametrize("queue_seconds", [0.0, -0.1, 11.0, float("nan")])
+def test_a_queue_of_no_length_is_refused(queue_seconds: float) -> None:
+    with pytest.raises(ValueError, match="queue_seconds"):
+        lab.NetLab(1, "100mbit", queue_seconds=queue_seconds)

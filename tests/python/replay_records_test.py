@@ -74,6 +74,7 @@ def test_what_the_table_is_of_has_nothing_changed(monkeypatch: pytest.MonkeyPatc
     [
         (("--scale", "20"), "scale 20"),
         (("--in-order",), "in order"),
+        (("--queue", "100"), "queues of 100 ms"),
         (("--credit", "1GB"), "credit 1000000000 B"),
         (("--partition", "4MiB"), "partition 4194304 B"),
         (("--steps", "1"), "1 steps"),

@@ -52,10 +52,13 @@ class Network:
 
     @classmethod
     @contextmanager
-    def open(cls, ranks: int, servers: int, bandwidth: str | None, colocated: bool) -> Iterator[Network]:
+    def open(
+        cls, ranks: int, servers: int, bandwidth: str | None, colocated: bool, **links: float
+    ) -> Iterator[Network]:
         """Makes the hosts, and removes them at the end.
 
         bandwidth: of each link; UNSHAPED: hosts of their own behind links as fast as they are; None: all here.
+        links: what else NetLab shall know of them, by its own names.
 
         Raises: NetLabUnavailable: a bandwidth was given, and namespaces cannot be made here.
         """
@@ -66,7 +69,7 @@ class Network:
         from gradwire.netlab import NetLab
 
         rate = None if bandwidth == UNSHAPED else bandwidth
-        with NetLab(hosts=ranks if colocated else ranks + servers, bandwidth=rate) as lab:
+        with NetLab(hosts=ranks if colocated else ranks + servers, bandwidth=rate, **links) as lab:
             workers = lab.hosts[:ranks]
             yield cls(
                 workers, workers if colocated else lab.hosts[ranks:], LocalHost(lab.bridge_address), lab
