@@ -68,10 +68,14 @@ def errors(records: Records, predictions: Predictions) -> list[tuple[float, Mapp
 
 
 def accuracy(records: Records, predictions: Predictions) -> str:
-    """Says how far the simulator was off, for gradwire's rows and for the peers': in the mean, and at worst where."""
+    """Says how far the simulator was off, for each model's rows of gradwire and of the peers: in the mean, and at worst
+    where."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        whose = "gradwire's" if record["system"] == "gradwire" else "the peers'"
+        groups.setdefault(f"{whose} rows of {rows.parse(record['row']).model}", []).append(record)
     lines = []
-    for whose, ours in (("gradwire's rows", True), ("the peers' rows", False)):
-        of = [record for record in records if (record["system"] == "gradwire") == ours]
+    for whose, of in groups.items():
         if found := errors(of, predictions):
             worst, where = found[0]
             mean = statistics.fmean(abs(off) for off, _ in found)

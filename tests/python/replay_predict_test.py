@@ -103,10 +103,10 @@ PREDICTIONS = {
 def test_the_worst_error_is_named_and_controls_are_none() -> None:
     first, second = verdict.accuracy(RECORDS, PREDICTIONS).splitlines()
     assert first == (
-        "Simulator against 2 replayed points of gradwire's rows: mean error 6.5 %, worst -10.0 % "
+        "Simulator against 2 replayed points of gradwire's rows of vgg16: mean error 6.5 %, worst -10.0 % "
         "(gradwire-none-8w2s-10gbit, drain)."
     )
-    assert "1 replayed points of the peers' rows: mean error 0.0 %" in second
+    assert "1 replayed points of the peers' rows of vgg16: mean error 0.0 %" in second
     assert verdict.accuracy([], PREDICTIONS) == "No replayed point has a prediction beside it."
 
 
