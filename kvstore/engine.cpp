@@ -99,11 +99,13 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
     if (link.worker) hierarchy_ = std::make_unique<Hierarchy>(std::move(link), options_);
   }
   begin_rounds();
-  collectives_ = std::make_unique<Collectives>(
-      *messenger_, thread_->mail(), options_.partition_elements * sizeof(float),
-      [this](std::string_view name, std::string_view blob) { return all_gather(name, blob); });
-  if (!in_order_)
-    sparse_ = std::make_unique<SparseRows>(*messenger_, thread_->row_client(), options_, server_load_);
+  const auto meet = [this](std::string_view name, std::string_view blob) { return all_gather(name, blob); };
+  collectives_ = std::make_unique<Collectives>(*messenger_, thread_->mail(),
+                                               options_.partition_elements * sizeof(float), meet);
+  if (!in_order_) {
+    sparse_ = std::make_unique<SparseRows>(*messenger_, thread_->row_client(), options_, server_load_, meet,
+                                           [this](const char* verb) { require_optimizer(verb); });
+  }
 }
 
 Engine::~Engine() { close(); }
@@ -177,11 +179,6 @@ SparseRows& Engine::sparse() {
         "sparse rows: they need servers, and where a library sums there is none; use a store such as "
         "'allreduce' "
         "or 'dist_sync'");
-  }
-  if (options_.at_once) {
-    throw std::invalid_argument(
-        "sparse rows: rounds of tables need every worker's push, and this store applies each push at once; "
-        "use a store that sums, as 'dist_sync' or 'allreduce'");
   }
   return *sparse_;
 }

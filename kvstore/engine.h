@@ -275,7 +275,7 @@ class Engine {
   DeviceTraffic device_traffic() const;
   PushedBytes pushed() const;
   /// Where pushes are applied at once: by staleness (PushClocks::staleness_of), how many parts this worker
-  /// has pushed.
+  /// has pushed; of a table of rows, a part is what of it lies at one server.
   std::map<std::uint64_t, std::uint64_t> staleness() const;
   /// How often each worker's push was the last that a round of a partition needed; 0 where a library sums.
   /// Asks the servers that are still here, and waits for them at most slow_abort. Where workers host them a

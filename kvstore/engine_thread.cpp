@@ -39,8 +39,10 @@ EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions&
               {options.credit_bytes, options.fusion_bytes}, tracer_),
       mail_(messenger, loop_, outbox_, options.retry_timeout,
             [this](const std::exception_ptr& error) { fail_all(error); }),
-      rows_(loop_, outbox_, rounds.servers_in_workers ? Role::kWorker : Role::kServer, options.retry_timeout,
-            [this](const std::exception_ptr& error) { fail_all(error); }),
+      rows_(
+          loop_, outbox_, rounds.servers_in_workers ? Role::kWorker : Role::kServer, options.retry_timeout,
+          [this](const std::exception_ptr& error) { fail_all(error); },
+          options.at_once ? &staleness_ : nullptr),
       pool_(options.codec_threads),
       thread_([this] { run(); }) {
   messenger_.attach(*this);

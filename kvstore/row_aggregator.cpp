@@ -38,7 +38,8 @@ std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t ke
 
 }  // namespace
 
-RowAggregator::RowAggregator(std::uint32_t workers, Sealing sealing) : workers_(workers), sealing_(sealing) {}
+RowAggregator::RowAggregator(std::uint32_t workers, Sealing sealing)
+    : workers_(workers), sealing_(sealing), meeting_(workers) {}
 RowAggregator::~RowAggregator() = default;
 
 bool RowAggregator::takes(Kind kind) {
@@ -144,6 +145,7 @@ void RowAggregator::on_push(std::uint32_t worker, const Frame& frame, std::vecto
         Refusal::kRows,
         fmt::format("push of table {}: the optimizer has no weights yet; init the table first", header.key)};
   }
+  if (at_once_) return push_at_once(worker, table, header, std::move(contribution), answers);
   if (header.step >= table.next_step + kMaxStepsAhead) {
     return hold(worker, table, header, answers);  // and keeps nothing of it: the worker will ask again
   }
@@ -189,15 +191,20 @@ void RowAggregator::complete(Table& table) {
     const Round round = std::move(next->second);
     table.rounds.erase(next);
     ++table.next_step;
-    table.has_gone_on = true;
-    table.kept.reset();
-    table.whole.reset();
-    table.last.clear();
-    try {
-      updater_ ? update(table, round) : sum(table, round);
-    } catch (const std::exception& error) {  // rows fine one by one, but not together
-      table.failure = fmt::format("table {} step {}: {}", table.key, round.first.step, error.what());
-    }
+    carry_out(table, round);
+  }
+}
+
+/// Updates the rows of a round, or sums them.
+void RowAggregator::carry_out(Table& table, const Round& round) {
+  table.has_gone_on = true;
+  table.kept.reset();
+  table.whole.reset();
+  table.last.clear();
+  try {
+    updater_ ? update(table, round) : sum(table, round);
+  } catch (const std::exception& error) {  // rows fine one by one, but not together
+    table.failure = fmt::format("table {} step {}: {}", table.key, round.first.step, error.what());
   }
 }
 
@@ -306,6 +313,7 @@ void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vecto
     require_shape(*table, opened.shape);
     pull.asked = std::move(opened.ids);
   }
+  if (at_once_) return pull_at_once(worker, *table, std::move(pull), answers);
   if (header.step < table->next_step) return;  // repeated: its answer is on its way
   if (header.step == table->next_step) {
     return answers.push_back({worker, answer(*table, pull)});
@@ -446,22 +454,26 @@ Frame RowAggregator::sums(const Table& table, const Pull& pull) {
 
 // ------------------------------------------------------------------------------------- what else it hears
 
-void RowAggregator::heed(const Frame& command) {
+void RowAggregator::heed(std::uint32_t worker, const Frame& command, std::vector<Answer>& answers) {
   const std::string text = transport::payload_text(command);
   constexpr std::string_view kOptimizer = "optimizer ";
-  if (!text.starts_with(kOptimizer)) return;
-  try {
+  constexpr std::string_view kRounds = "rounds ";
+  if (text.starts_with(kOptimizer)) {
     const OptimizerSpec spec = parse_optimizer(text.substr(kOptimizer.size()));
     updater_ = make_updater(spec);
     optimizer_ = spec.name;
     for (auto& [key, table] : tables_) begin_with_sums(*table);
-  } catch (const std::invalid_argument&) {  // NOLINT(bugprone-empty-catch): Aggregator refuses it in words
+  } else if (text.starts_with(kRounds)) {
+    at_once_ = parse_at_once(std::string_view(text).substr(kRounds.size()));
+  } else if (text == "meet") {
+    on_meet(worker, answers);
   }
 }
 
 void RowAggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) {
   gone_.insert(worker);
-  for (auto& [key, table] : tables_) fail_lost(*table, answers);
+  for (auto& [key, table] : tables_)
+    at_once_ ? forget_at_once(worker, *table, answers) : fail_lost(*table, answers);
 }
 
 /// Fails those who wait for a round that will never be complete.

@@ -10,7 +10,8 @@
 // zero.
 //
 // Every request may be repeated. Workers ask for what a round made; who asks before it is complete waits
-// here.
+// here. Where pushes are applied at once (at_once.h), each is a round of its own, and a pull is answered with
+// the rows as they are then (row_aggregator_at_once.cpp).
 //
 // Threading: one owner. Lifetime: payload Buffers are held until their round is complete.
 #pragma once
@@ -48,11 +49,12 @@ class RowAggregator {
   /// sent: bad requests are answered with kError and change nothing.
   void handle(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
 
-  /// Heeds a command that Aggregator answers: "optimizer NAME name=number ...". Others, and bad ones, change
-  /// nothing.
-  void heed(const transport::Frame& command);
+  /// Heeds a command of worker's that Aggregator has carried out: "optimizer ...", "rounds at_once ..." or
+  /// "meet". Others change nothing.
+  void heed(std::uint32_t worker, const transport::Frame& command, std::vector<Answer>& answers);
 
-  /// Notes that a worker will push no more: who waits for rounds that need it fails, now and later.
+  /// Notes that a worker will push no more: who waits for rounds that need it fails, now and later; at once
+  /// nobody waits for it.
   void forget_worker(std::uint32_t worker, std::vector<Answer>& answers);
 
  private:
@@ -78,6 +80,7 @@ class RowAggregator {
   void accept(std::uint32_t worker, Table& table, const transport::FrameHeader& header,
               Contribution contribution);
   void complete(Table& table);
+  void carry_out(Table& table, const Round& round);
   void sum(Table& table, const Round& round);
   void begin_with_sums(Table& table);
   void update(Table& table, const Round& round);
@@ -92,6 +95,15 @@ class RowAggregator {
   void require_missing_workers(const Table& table) const;
   void hold(std::uint32_t worker, const Table& table, const transport::FrameHeader& request,
             std::vector<Answer>& answers) const;
+  // row_aggregator_at_once.cpp
+  PushClocks& clocks_of(Table& table) const;
+  std::vector<std::uint32_t> awaited_at_once(std::uint32_t worker, Table& table) const;
+  void push_at_once(std::uint32_t worker, Table& table, const transport::FrameHeader& header,
+                    Contribution contribution, std::vector<Answer>& answers);
+  void pull_at_once(std::uint32_t worker, Table& table, Pull pull, std::vector<Answer>& answers);
+  void answer_the_early(Table& table, std::vector<Answer>& answers);
+  void on_meet(std::uint32_t worker, std::vector<Answer>& answers);
+  void forget_at_once(std::uint32_t worker, Table& table, std::vector<Answer>& answers);
 
   const std::uint32_t workers_;
   const Sealing sealing_;
@@ -99,7 +111,9 @@ class RowAggregator {
   std::map<std::uint64_t, std::unique_ptr<Table>> tables_;  ///< by key
   CodecTable codecs_;
   std::unique_ptr<Updater> updater_;
-  std::string optimizer_;  ///< its name
+  std::string optimizer_;          ///< its name
+  std::optional<AtOnce> at_once_;  ///< none: a round is all workers' pushes
+  Attendance meeting_;             ///< at once: who is in a collective
   transport::BufferPool pool_;
 };
 

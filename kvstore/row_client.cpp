@@ -30,12 +30,13 @@ bool is_answer_to(const RowRequest& request, const FrameHeader& answer, std::uin
 }  // namespace
 
 RowClient::RowClient(std::shared_ptr<Loop> loop, Outbox& outbox, transport::Role server_role,
-                     std::chrono::milliseconds retry_timeout, Fail fail)
+                     std::chrono::milliseconds retry_timeout, Fail fail, StalenessCounts* staleness)
     : loop_(std::move(loop)),
       outbox_(outbox),
       server_role_(server_role),
       retry_timeout_(retry_timeout),
-      fail_(std::move(fail)) {}
+      fail_(std::move(fail)),
+      staleness_(staleness) {}
 
 void RowClient::submit(RowOperation operation) {
   loop_->post([this, operation = std::move(operation)]() mutable {
@@ -82,6 +83,8 @@ bool RowClient::handle(transport::Node from, Frame& frame) {
       answered(table->first, found);
       break;
     case Kind::kRowAck:
+      if (staleness_ != nullptr && found->header.kind == Kind::kRowPush)
+        staleness_->add(staleness_of(header));
       answered(table->first, found);
       break;
     case Kind::kRowHeld:

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "kvstore/at_once.h"
 #include "kvstore/loop.h"
 #include "kvstore/outbox.h"
 #include "kvstore/ticket.h"
@@ -51,9 +52,10 @@ class RowClient {
   using Clock = std::chrono::steady_clock;
   using Fail = std::function<void(std::exception_ptr)>;
 
-  /// server_role: what servers are to people: kWorker where every worker has one.
+  /// server_role: what servers are to people: kWorker where every worker has one. staleness: where pushes
+  /// are applied at once, counts that of each push at each of its servers; else null.
   RowClient(std::shared_ptr<Loop> loop, Outbox& outbox, transport::Role server_role,
-            std::chrono::milliseconds retry_timeout, Fail fail);
+            std::chrono::milliseconds retry_timeout, Fail fail, StalenessCounts* staleness);
 
   /// Does the operation, once those on its table have ended that were submitted before. All its requests are
   /// of one table.
@@ -102,6 +104,7 @@ class RowClient {
   const transport::Role server_role_;
   const std::chrono::milliseconds retry_timeout_;
   Fail fail_;
+  StalenessCounts* const staleness_;
   std::map<std::uint64_t, Table> tables_;  ///< with an operation, by key
   std::exception_ptr failure_;
 };

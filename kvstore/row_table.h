@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "kvstore/at_once.h"
 #include "kvstore/row_aggregator.h"
 #include "kvstore/stored_rows.h"
 #include "transport/frame.h"
@@ -59,9 +60,10 @@ struct RowAggregator::Table {
   std::string optimizer;              ///< whose states those are
   std::uint64_t optimizer_steps = 0;  ///< rounds, whatever rows they had
   std::map<std::uint64_t, Round> rounds;
-  std::uint64_t next_step = 0;      ///< first step not yet complete
-  std::string failure;              ///< of a round, which nobody gets over
-  std::vector<std::uint64_t> last;  ///< the rows of the last round
+  std::uint64_t next_step = 0;       ///< first step not yet complete; at once: of the worker that is furthest
+  std::optional<PushClocks> clocks;  ///< at once: of pushes to what of the table is here
+  std::string failure;               ///< of a round, which nobody gets over
+  std::vector<std::uint64_t> last;   ///< the rows of the last round
   Sums sums;
   std::optional<transport::Frame> whole;  ///< the answer with all of those, made once for all workers
   std::map<std::uint32_t, Pull> waiting;

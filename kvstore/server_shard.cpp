@@ -218,8 +218,8 @@ void ServerShard::carry_out(std::uint32_t worker, Frame command) {
   if (!command.payload.is_intact() || !commands_.admits(worker, command.header, answers_)) return;
   const std::size_t own = answers_.size();
   if (!tell_mirrored_bytes(worker, command)) {
-    rows_.heed(command);
-    aggregator_.handle(worker, std::move(command), answers_);
+    aggregator_.handle(worker, share(command), answers_);
+    if (answers_.at(own).frame.header.kind == Kind::kAck) rows_.heed(worker, command, answers_);
   }
   Frame& answer = answers_.at(own).frame;
   set_thread(answer.header, {place_.log, place_.logs});

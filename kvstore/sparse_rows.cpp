@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
@@ -45,11 +46,14 @@ class Timer {
 }  // namespace
 
 SparseRows::SparseRows(transport::Messenger& messenger, RowClient& client, const EngineOptions& options,
-                       std::vector<std::uint64_t>& load)
+                       std::vector<std::uint64_t>& load, Collectives::Meet meet,
+                       RequireOptimizer require_optimizer)
     : messenger_(messenger),
       client_(client),
       options_(options),
       load_(load),
+      meet_(std::move(meet)),
+      require_optimizer_(std::move(require_optimizer)),
       plain_(std::make_shared<Compression>(Compression{compress::make({}), ReplyKind::kSame})) {
   compression_ = plain_;
 }
@@ -66,7 +70,7 @@ SparseRows::Table& SparseRows::table_at(TableId table) const {
 
 std::vector<TableId> SparseRows::declare(std::span<const KeySpec> tables) {
   const std::string text = write_keys(tables);
-  agree_on_keys(messenger_, messenger_.exchange("declare rows", text, options_.slow_abort));
+  agree_on_keys(messenger_, meet_("declare rows", text));
   const auto sorted = read_keys(text);
   std::vector<RowShape> shapes;
   for (const KeySpec& spec : sorted) shapes.push_back(row_shape(spec));
@@ -123,7 +127,7 @@ void SparseRows::init(TableId id, std::span<const std::int64_t> ids, std::span<c
     const std::lock_guard lock(table.mutex);
     submit(table, init_requests(table, rows)).done.wait();
   }
-  messenger_.exchange("init rows", "", options_.slow_abort);
+  meet_("init rows", "");
 }
 
 void SparseRows::set_compression(std::shared_ptr<const Compression> compression) {
@@ -207,6 +211,8 @@ std::vector<RowRequest> SparseRows::push_requests(Table& table, const Rows& rows
     const std::size_t owner = (messenger_.self().rank + 1 + turn) % owners;
     requests.push_back(push_to(table, owner, rows, chosen[owner], *compression, priority));
     encoded_bytes_ += requests.back().payload.size_bytes();
+    // No other rank has a part in this round, or hears of it.
+    if (options_.at_once && requests.back().header.flags != 0) nonfinite_ = true;
   }
   raw_bytes_ += rows.values.size() * sizeof(float);
   ++table.step;
@@ -224,6 +230,7 @@ PulledRows SparseRows::submit(Table& table, std::vector<RowRequest> requests) {
 
 Ticket SparseRows::push(TableId id, std::span<const std::int64_t> ids, std::span<const float> values,
                         std::int32_t priority) {
+  require_optimizer_("push");
   Table& table = table_at(id);
   const Rows rows = sum_duplicates(ids, values, table.shape);
   const std::lock_guard lock(table.mutex);
@@ -233,12 +240,17 @@ Ticket SparseRows::push(TableId id, std::span<const std::int64_t> ids, std::span
 
 PulledRows SparseRows::push_pull(TableId id, std::span<const std::int64_t> ids, std::span<const float> values,
                                  std::int32_t priority) {
+  require_optimizer_("push_pull");
   Table& table = table_at(id);
   const Rows rows = sum_duplicates(ids, values, table.shape);
   const std::lock_guard lock(table.mutex);
   auto requests = push_requests(table, rows, priority);
-  for (const std::uint32_t server : table.homes.servers)
-    requests.push_back({server, table.header(Kind::kRowPull, priority), {}});
+  if (options_.at_once) {
+    std::ranges::move(pull_requests(table, rows.ids, priority), std::back_inserter(requests));
+  } else {
+    for (const std::uint32_t server : table.homes.servers)
+      requests.push_back({server, table.header(Kind::kRowPull, priority), {}});
+  }
   PulledRows pulled = submit(table, std::move(requests));
   table.last_push = pulled.done;
   return pulled;
@@ -246,10 +258,16 @@ PulledRows SparseRows::push_pull(TableId id, std::span<const std::int64_t> ids, 
 
 PulledRows SparseRows::pull(TableId id, std::span<const std::int64_t> ids, std::int32_t priority) {
   Table& table = table_at(id);
-  std::vector<std::vector<std::uint64_t>> chosen(table.homes.servers.size());
-  for (const std::uint64_t row : distinct_ids(ids, table.shape))
-    chosen[table.homes.owner(row)].push_back(table.homes.local(row));
+  const auto rows = distinct_ids(ids, table.shape);
   const std::lock_guard lock(table.mutex);
+  return submit(table, pull_requests(table, rows, priority));
+}
+
+/// Asks each of the table's servers for those of the rows that it has; ids ascend.
+std::vector<RowRequest> SparseRows::pull_requests(Table& table, std::span<const std::uint64_t> ids,
+                                                  std::int32_t priority) {
+  std::vector<std::vector<std::uint64_t>> chosen(table.homes.servers.size());
+  for (const std::uint64_t row : ids) chosen[table.homes.owner(row)].push_back(table.homes.local(row));
   std::vector<RowRequest> requests;
   for (std::size_t owner = 0; owner < chosen.size(); ++owner) {
     Buffer payload = Buffer::allocate(max_row_head_bytes(chosen[owner].size()));
@@ -260,7 +278,7 @@ PulledRows SparseRows::pull(TableId id, std::span<const std::int64_t> ids, std::
     request.header.count = chosen[owner].size();
     requests.push_back(std::move(request));
   }
-  return submit(table, std::move(requests));
+  return requests;
 }
 
 // ------------------------------------------------------------------------------------- answers

@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "kvstore/collectives.h"
 #include "kvstore/engine.h"
 #include "kvstore/key.h"
 #include "kvstore/row_client.h"
@@ -48,9 +49,12 @@ struct PulledRows {
 
 class SparseRows {
  public:
+  /// Throws std::invalid_argument where a push could not be applied; verb is the caller's.
+  using RequireOptimizer = std::function<void(const char* verb)>;
+
   /// load carries the bytes placed on each server so far, and is updated: it is the Engine's.
   SparseRows(transport::Messenger& messenger, RowClient& client, const EngineOptions& options,
-             std::vector<std::uint64_t>& load);
+             std::vector<std::uint64_t>& load, Collectives::Meet meet, RequireOptimizer require_optimizer);
   ~SparseRows();
 
   /// Agrees on new tables: the first dimension is rows. Throws std::invalid_argument naming the first
@@ -65,15 +69,16 @@ class SparseRows {
   void set_compression_of(TableId table, std::shared_ptr<const Compression> compression);
 
   // Ids in any order; rows of one id are summed in the order given. Every worker takes part in every round of
-  // a table, be it with no row.
+  // a table, be it with no row. Where pushes are applied at once (at_once.h), each is a round of its own.
 
   /// Adds rows to this round's sum. Done when the servers have them.
   Ticket push(TableId table, std::span<const std::int64_t> ids, std::span<const float> values,
               std::int32_t priority);
-  /// Asks for rows as this worker's last round left them: those of its sum, the weights, or the first values.
-  /// Rows that are zero may be left out.
+  /// Asks for rows as this worker's last round left them: those of its sum, the weights, or the first values;
+  /// at once as they are when the servers answer, which a staleness bound may put off. Rows that are zero may
+  /// be left out.
   PulledRows pull(TableId table, std::span<const std::int64_t> ids, std::int32_t priority);
-  /// Both in one: what the round made of all rows that any worker sent.
+  /// Both in one: what the round made of all rows that any worker sent; at once, of those given.
   PulledRows push_pull(TableId table, std::span<const std::int64_t> ids, std::span<const float> values,
                        std::int32_t priority);
 
@@ -118,7 +123,8 @@ class SparseRows {
   ShareSent share_sent() const;
   /// Spent on encoding and decoding, in callers' threads.
   double codec_seconds() const { return static_cast<double>(codec_nanoseconds_.load()) * 1e-9; }
-  /// True when any rank met a NaN or infinity in what rows_of() has read since the last call.
+  /// True when any rank met a NaN or infinity in what rows_of() has read since the last call; at once, when
+  /// this rank did in what it has pushed.
   bool take_nonfinite() { return nonfinite_.exchange(false); }
   std::vector<std::string> take_notices();
   bool has_tables() const;
@@ -133,6 +139,8 @@ class SparseRows {
   RowRequest push_to(Table& table, std::size_t owner, const Rows& rows, std::span<const std::size_t> chosen,
                      const Compression& compression, std::int32_t priority);
   std::vector<RowRequest> push_requests(Table& table, const Rows& rows, std::int32_t priority);
+  std::vector<RowRequest> pull_requests(Table& table, std::span<const std::uint64_t> ids,
+                                        std::int32_t priority);
   std::vector<RowRequest> init_requests(Table& table, const Rows& rows);
   PulledRows submit(Table& table, std::vector<RowRequest> requests);
   void notify(std::string text);
@@ -141,6 +149,8 @@ class SparseRows {
   RowClient& client_;
   const EngineOptions options_;
   std::vector<std::uint64_t>& load_;
+  const Collectives::Meet meet_;
+  const RequireOptimizer require_optimizer_;
   mutable std::shared_mutex tables_mutex_;
   std::vector<std::unique_ptr<Table>> tables_;
   std::mutex compression_mutex_;

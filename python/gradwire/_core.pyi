@@ -299,10 +299,14 @@ class Engine:
         """
 
     def push_pull_rows(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> PulledRows:
-        """Likewise, and asks for all rows of the round."""
+        """
+        Likewise, and asks for all rows of the round; where pushes are applied at once, for those given.
+        """
 
     def pull_rows(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], priority: int = 0) -> PulledRows:
-        """Asks for some rows as this worker's last round left them."""
+        """
+        Asks for some rows as this worker's last round left them, or at once as they are now.
+        """
 
     def rows_of(self, pulled: PulledRows) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.float32], dict(shape=(None,))]]:
         """

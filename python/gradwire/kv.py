@@ -95,7 +95,8 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
     In `dist_async`, `dist_async_device` and `dist_device_async` servers apply each push when it arrives, whatever the
     other workers do, each part of a tensor (GRADWIRE_PARTITION_BYTES) as one: set_optimizer() first. pull() brings the
     weight as it is then, pushpull() the weight with this push in it. With a staleness bound a worker that is ahead by
-    more steps waits for the slowest; stats() counts how stale pushes were.
+    more steps waits for the slowest; stats() counts how stale pushes were. Of tables (gradwire.sparse) each row is as
+    one, and what waits is row_sparse_pull() and pushpull().
 
     `allreduce` and `horovod` sum without: every worker owns a share of each
     gradient, and sums that for all. They join by MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE (as torchrun sets

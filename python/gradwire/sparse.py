@@ -10,6 +10,10 @@ the table. Every worker takes part in every round of a table, be it with no row.
 sums of its last round, and its other rows are zero. With one (set_optimizer()), only rows that somebody pushed are
 updated (MXNet's lazy update): weight decay and momentum of the others stand still.
 
+In `dist_async*` each worker's rows are applied when they come, by the servers' optimizer; a row is never seen half
+written. row_sparse_pull() brings rows as they are then, behind this worker's own pushes. With a staleness bound it
+waits for workers that are too far behind with their pushes of this table: push as often as the others, be it no row.
+
 Rows travel by the store's codec, each by itself; what that has not sent of a row is kept until the row is pushed again.
 `2bit:threshold=auto` has no form for rows; they then travel as float32, which is said once on stderr.
 """
@@ -156,7 +160,9 @@ class SparseKeys:
     def push_pull(
         self, keys: Sequence[Key], values: Sequence[Any], outs: Sequence[Any], priority: int
     ) -> None:
-        """Adds rows to this round of each key, and sets outs to all its rows: sums, or weights with an optimizer."""
+        """Adds rows to this round of each key, and sets outs to all its rows: sums, or weights with an optimizer; where
+        pushes are applied at once, to the rows that were given, as they are now.
+        """
         given = [self._given("pushpull", key, value) for key, value in zip(keys, values, strict=True)]
         for key, out in zip(keys, outs, strict=True):
             if not holds_rows(out):

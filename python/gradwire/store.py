@@ -263,7 +263,8 @@ class KVStore(Worker):
 
         Args:
             key, value, priority: as in push().
-            out: as in pull(). Of a table a RowSparse, which is set to all rows of the round.
+            out: as in pull(). Of a table a RowSparse, which is set to all rows of the round; in `dist_async*` to those
+                of value, as they are then.
         """
         check_priority("pushpull", priority)
         keys, values = pairs("pushpull", key, value)
@@ -284,7 +285,8 @@ class KVStore(Worker):
         self, key: Key | Sequence[Key], out: Any, priority: int = 0, row_ids: Any = None
     ) -> None:
         """Writes to out the rows row_ids of a table as this worker's last push left them: those of the round's sum,
-        the weights when an optimizer is set, or the first values. Waits for the other workers' pushes.
+        the weights when an optimizer is set, or the first values. Waits for the other workers' pushes; in `dist_async*`
+        only where this worker is too far ahead of them, and brings the rows as they are then.
 
         Args:
             key: as init() was given it, with a RowSparse.

@@ -106,7 +106,8 @@ class Worker(AbstractKVStore):
             those that live in this process.
             decisions: what compression="auto" has chosen, step by step, and why. staleness, of
             `dist_async*`: {staleness: parts of tensors}, how many parts this worker has pushed whose weight had
-            that many pushes of other workers since this one had been given it.
+            that many pushes of other workers since this one had been given it; of a table of rows, what of it lies at
+            one server is a part, whichever rows were pushed.
             replaced_servers: {rank: rank}, servers that have died, and who serves in their place (GRADWIRE_REPLICAS).
             faults: under GRADWIRE_FAULTS, {what was done to frames that this worker sent: how many}, else empty.
 

@@ -102,9 +102,10 @@ void bind_sparse(nb::module_& module, nb::class_<PyEngine>& engine) {
       .def("push_rows", &push, "table"_a, "ids"_a.noconvert(), "rows"_a.noconvert(), "priority"_a = 0,
            "Adds rows, in any order, to this round's sum; has taken them when it returns.")
       .def("push_pull_rows", &push_pull, "table"_a, "ids"_a.noconvert(), "rows"_a.noconvert(),
-           "priority"_a = 0, "Likewise, and asks for all rows of the round.")
+           "priority"_a = 0,
+           "Likewise, and asks for all rows of the round; where pushes are applied at once, for those given.")
       .def("pull_rows", &pull, "table"_a, "ids"_a.noconvert(), "priority"_a = 0,
-           "Asks for some rows as this worker's last round left them.")
+           "Asks for some rows as this worker's last round left them, or at once as they are now.")
       .def("rows_of", &rows_of, "pulled"_a,
            "Ids, int64 (n,) ascending, and rows, float32 (n * elements,), once pulled.ticket is done. Rows "
            "that are zero may be left out.")

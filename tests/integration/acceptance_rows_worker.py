@@ -22,6 +22,14 @@ def rows_of(store: gw.kv.KVStore, key: str, ids: Any, shape: tuple[int, ...]) ->
     return out
 
 
+def settled(store: gw.kv.KVStore, key: str, ids: Any, shape: tuple[int, ...]) -> Any:
+    """The rows once every worker's push is in. A collective, of stores of every kind."""
+    for _ in range(2):  # behind this worker's own pushes, then behind the others'
+        rows = rows_of(store, key, ids, shape)
+        store.barrier()
+    return rows
+
+
 def main() -> None:
     name, codec = sys.argv[1:]
     store = gw.kv.create(name)
@@ -44,12 +52,12 @@ def main() -> None:
 
     for _ in range(REPEATS):  # every worker pushes rank + 1 to every row
         store.push("all", gw.RowSparse([0, 1], np.full(SHAPE, rank + 1, np.float32)))
-        record["all"].append(float(np.unique(rows_of(store, "all", [0, 1], SHAPE)).item()))
+        record["all"].append(float(np.unique(settled(store, "all", [0, 1], SHAPE)).item()))
 
     for step in range(REPEATS):  # nobody pushes a row, and then the last worker alone
         mine = [1] if step == REPEATS - 1 and rank == workers - 1 else []
         store.push("zeros", gw.RowSparse(mine, np.ones((len(mine), 3), np.float32)))
-        record["zeros"] = rows_of(store, "zeros", [0, 1], SHAPE).tolist()
+        record["zeros"] = settled(store, "zeros", [0, 1], SHAPE).tolist()
 
     expected = np.ones(BIG, np.float32)
     record["big_steps_equal"] = 0
@@ -61,7 +69,7 @@ def main() -> None:
             if worker == rank:
                 store.push("big", gw.RowSparse(ids, rows))
         asked = np.random.default_rng([step, 100 + rank]).integers(0, BIG[0], 200)
-        record["big_steps_equal"] += np.array_equal(rows_of(store, "big", asked, BIG), expected[asked])
+        record["big_steps_equal"] += np.array_equal(settled(store, "big", asked, BIG), expected[asked])
     # In one piece: what print() writes in two may come out of mpirun with another rank's line in between.
     sys.stdout.write(json.dumps(record) + "\n")
     return store.close()

@@ -11,6 +11,7 @@ from typing import Any
 
 import gradwire.mxnet
 import mxnet as mx
+import numpy as np
 from mxnet_programs import case, filled, raises, require_equal, run_cases
 
 RANKS = 2
@@ -88,12 +89,6 @@ def a_rate_that_is_changed_in_the_worker_is_refused(kv: Any) -> None:
 
 
 @case
-def rows_are_refused(kv: Any) -> None:
-    with raises(ValueError, "applies each push at once; use a store that sums"):
-        kv.init(170, mx.nd.sparse.zeros("row_sparse", (4, 2)))
-
-
-@case
 def a_trainer_updates_on_the_servers(kv: Any) -> None:
     weight = mx.gluon.Parameter("weight", shape=(4,))
     weight.initialize(init="ones")
@@ -149,6 +144,70 @@ def the_servers_states_are_saved_and_loaded(kv: Any) -> None:
     kv.load_optimizer_states(str(path))
     step(outs[2])
     require_equal(outs[2] - outs[1], -0.75)
+
+
+# ---- rows, last: a store that has some saves no states --------------------------------------------------------
+
+
+def some_rows(ids: list[int], value: float) -> Any:
+    data = mx.nd.full((len(ids), 2), value)
+    return mx.nd.sparse.row_sparse_array((data, mx.nd.array(ids, dtype="int64")), shape=(6, 2))
+
+
+def settled(kv: Any, key: int) -> Any:
+    """All rows once both workers' pushes are in: a pull waits for its own worker's."""
+    out = mx.nd.sparse.zeros("row_sparse", (6, 2))
+    for _ in range(2):
+        kv.row_sparse_pull(key, out=out, row_ids=mx.nd.arange(6))
+        kv.barrier()
+    return out
+
+
+@case
+def servers_apply_each_push_of_rows(kv: Any) -> None:
+    """wd touches the rows that were pushed and no others: MXNet's lazy update, once for each push."""
+    kv.init(170, mx.nd.ones((6, 2)).tostype("row_sparse"))
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0, wd=0.5))
+    kv.push(170, some_rows([3 + kv.rank], kv.rank + 1))
+    expected = np.ones((6, 2))
+    expected[3], expected[4] = 0.5 - 1, 0.5 - 2
+    require_equal(settled(kv, 170), expected)
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+    kv.push(170, [some_rows([1, 5], 1), some_rows([1], 2)])  # of two devices
+    expected[1], expected[5] = 1 - 3 * RANKS, 1 - RANKS
+    require_equal(settled(kv, 170), expected)
+
+
+@case
+def a_pushpull_of_rows_brings_the_whole_weight(kv: Any) -> None:
+    kv.init(171, mx.nd.ones((6, 2)).tostype("row_sparse"))
+    dense, sparse = mx.nd.zeros((6, 2)), mx.nd.sparse.zeros("row_sparse", (6, 2))
+    kv.pushpull(171, some_rows([kv.rank], 1), out=[dense, sparse])
+    assert dense.asnumpy()[kv.rank][0] == sparse.asnumpy()[kv.rank][0] == 0  # its own push is in
+    require_equal(dense[2:], 1)
+    require_equal(settled(kv, 171).asnumpy()[:2], 0)
+
+
+@case
+def a_dense_weight_takes_gradients_of_rows(kv: Any) -> None:
+    kv.init(172, mx.nd.ones((6, 2)))
+    out = mx.nd.zeros((6, 2))
+    kv.push(172, some_rows([2], 1))
+    kv.pushpull(172, some_rows([3], 1), out=out)
+    assert out.asnumpy()[3][0] < 1
+    mx.nd.waitall()
+    kv.barrier()
+    kv.pull(172, out=out)
+    expected = np.ones((6, 2))
+    expected[[2, 3]] = 1 - RANKS
+    require_equal(out, expected)
+    kv.barrier()
+
+
+@case
+def states_of_a_store_with_rows_are_a_checkpoints(kv: Any) -> None:
+    with raises(ValueError, "tables of rows.*save_checkpoint"):
+        kv.save_optimizer_states(str(FOLDER / "none"))
 
 
 if __name__ == "__main__":

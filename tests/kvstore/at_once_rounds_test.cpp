@@ -317,13 +317,6 @@ TEST(AtOnceRounds, WithoutAnOptimizerAPushIsRefusedOnEveryWorkerAndTheStoreLives
   EXPECT_EQ(refused, 3);
 }
 
-TEST(AtOnceRounds, TablesOfRowsAreRefused) {
-  run_job(at_once(2), [](Engine& engine) {
-    EXPECT_THAT([&] { engine.sparse(); },
-                testing::ThrowsMessage<std::invalid_argument>(HasSubstr("a store that sums")));
-  });
-}
-
 TEST(AtOnceRounds, ACodecWhoseScaleRoundsAgreeOnIsRefused) {
   run_job(at_once(2), [](Engine& engine) {
     const auto is_refusal =

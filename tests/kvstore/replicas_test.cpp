@@ -357,6 +357,33 @@ TEST(Replicas, RowsOfTablesAreKept) {
   }
 }
 
+TEST(Replicas, RowsThatAreAppliedAtOnceAreKept) {
+  for (const Moment& moment :
+       {Moment{"pushed", false, Kind::kRowPush, 4}, Moment{"passed on", true, Kind::kRowPush, 4},
+        Moment{"acknowledged", true, Kind::kRowAck, 5}, Moment{"answered", true, Kind::kRowReply, 3}}) {
+    JobSize size = mirrored_size(2, 2);
+    size.engine.at_once = AtOnce{1};
+    run_doomed(size, 1, moment, [&](Engine& engine) {
+      const auto table = engine.sparse().declare(std::vector<KeySpec>{{"t", {50, 40}}})[0];
+      engine.sparse().init(table, {}, {}, 0);
+      engine.set_optimizer("test rescale_grad=1");
+      const std::vector<std::int64_t> ids{3, 4, 21 + engine.rank()};
+      const Values rows(3 * 40, 0.25F);
+      for (int step = 0; step < 5; ++step) {
+        const PulledRows pulled = engine.sparse().push_pull(table, ids, rows, 0);
+        ASSERT_TRUE(pulled.done.wait_for(120s)) << moment.name;
+      }
+      engine.barrier();
+      const PulledRows pulled = engine.sparse().pull(table, std::vector<std::int64_t>{3, 4, 21, 22}, 0);
+      ASSERT_TRUE(pulled.done.wait_for(120s)) << moment.name;
+      const Rows now = engine.sparse().rows_of(pulled);
+      for (std::size_t i = 0; i < 4; ++i)
+        EXPECT_EQ(now.row(i, 40)[0], (i < 2 ? 2 : 1) * 5 * 0.25F) << moment.name;
+      engine.barrier();
+    });
+  }
+}
+
 TEST(Replicas, ACheckpointIsWrittenAndReadByWhoServes) {
   const Folder folder;
   const auto trained = [&](bool resumes, std::uint32_t victim) {

@@ -11,6 +11,7 @@
 #include "kvstore/protocol.h"
 #include "kvstore/row_aggregator.h"
 #include "kvstore/row_state.h"
+#include "tests/kvstore/requests.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -20,7 +21,6 @@ using testing::SizeIs;
 using transport::Buffer;
 using transport::Frame;
 using transport::Kind;
-using Answers = std::vector<RowAggregator::Answer>;
 using Ids = std::vector<std::uint64_t>;
 using Values = std::vector<float>;
 
@@ -31,8 +31,8 @@ class RowServer {
  public:
   explicit RowServer(const std::string& optimizer = "") {
     if (optimizer.empty()) return;
-    const std::string command = "optimizer " + optimizer;
-    rows_.heed({{}, Buffer::borrow(std::as_bytes(std::span(command)))});
+    Answers none;
+    rows_.heed(0, command("optimizer " + optimizer), none);
   }
 
   Frame ask(Kind kind, std::uint64_t step, Buffer payload, std::uint64_t count = 0) {

@@ -10,47 +10,16 @@
 #include <string>
 
 #include "compress/codecs.h"
-#include "kvstore/protocol.h"
+#include "tests/kvstore/row_requests.h"
 
 namespace gradwire::kvstore {
 namespace {
 
 using testing::ElementsAre;
-using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
-using transport::Buffer;
 using transport::Frame;
-using transport::FrameHeader;
 using transport::Kind;
-using Answers = std::vector<RowAggregator::Answer>;
-using Ids = std::vector<std::uint64_t>;
-using Values = std::vector<float>;
-
-constexpr RowShape kTable{20, 2};
-constexpr std::uint64_t kKey = 4;
-
-Frame rows_frame(Kind kind, std::uint64_t step, const Ids& ids, const Values& values,
-                 const RowShape& shape = kTable) {
-  Buffer payload = Buffer::allocate(max_row_head_bytes(ids.size()) + values.size() * sizeof(float));
-  const std::size_t head = write_row_head(shape, ids, payload.bytes());
-  if (!values.empty())
-    std::memcpy(payload.bytes().data() + head, values.data(), values.size() * sizeof(float));
-  payload.truncate(head + values.size() * sizeof(float));
-  FrameHeader header;
-  header.kind = kind;
-  header.key = kKey;
-  header.step = step;
-  header.count = ids.size();
-  header.offset = 100 * step + static_cast<std::uint64_t>(kind);
-  return {header, std::move(payload)};
-}
-
-Frame everything(std::uint64_t step) {
-  Frame frame = rows_frame(Kind::kRowPull, step, {}, {});
-  frame.payload = {};
-  return frame;
-}
 
 class TwoWorkersRows : public testing::Test {
  protected:
@@ -65,38 +34,10 @@ class TwoWorkersRows : public testing::Test {
   Answers pull(std::uint32_t worker, std::uint64_t step, const Ids& ids) {
     return send(worker, rows_frame(Kind::kRowPull, step, ids, {}));
   }
-  void optimize(const std::string& text) {
-    const std::string command = "optimizer " + text;
-    rows_.heed({FrameHeader(), Buffer::borrow(std::as_bytes(std::span(command)))});
-  }
+  void optimize(const std::string& text) { heed(rows_, "optimizer " + text); }
 
   RowAggregator rows_{2};
 };
-
-std::pair<Ids, Values> rows_in(const Frame& frame) {
-  EXPECT_EQ(frame.header.kind, Kind::kRowReply);
-  const OpenedRows opened = open_rows(frame.payload.bytes(), frame.header.count);
-  Values values(opened.body.size() / sizeof(float));
-  if (!values.empty()) std::memcpy(values.data(), opened.body.data(), opened.body.size());
-  return {opened.ids, values};
-}
-
-void expect_rows(const Answers& answers, const Ids& ids, const Values& values) {
-  ASSERT_THAT(answers, SizeIs(1));
-  EXPECT_EQ(rows_in(answers[0].frame), std::pair(ids, values));
-}
-
-void expect_refused(const Answers& answers, const std::string& why) {
-  ASSERT_THAT(answers, SizeIs(1));
-  ASSERT_EQ(answers[0].frame.header.kind, Kind::kError);
-  EXPECT_EQ(answers[0].frame.header.content, static_cast<std::uint8_t>(Refusal::kRows));
-  EXPECT_THAT(payload_text(answers[0].frame), HasSubstr(why));
-}
-
-void expect_only(const Answers& answers, Kind kind) {
-  ASSERT_THAT(answers, SizeIs(1));
-  EXPECT_EQ(answers[0].frame.header.kind, kind);
-}
 
 TEST_F(TwoWorkersRows, TheSumIsOfTheUnionOfTheRows) {
   expect_only(push(1, 0, {3, 5}, {10, 20, 30, 40}), Kind::kRowAck);

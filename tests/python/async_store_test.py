@@ -139,6 +139,70 @@ def test_with_a_bound_the_fast_worker_waits() -> None:
     assert order == ["pushes", "two ahead"]
 
 
+def rows_of(store: KVStore, *ids: int) -> Any:
+    out = np.full((len(ids), 2), np.nan, np.float32)
+    store.row_sparse_pull("table", out, row_ids=ids)
+    return out
+
+
+def ones(*ids: int) -> gradwire.RowSparse:
+    return gradwire.RowSparse(ids, np.ones((len(ids), 2), np.float32))
+
+
+def table(store: KVStore) -> None:
+    store.init("table", gradwire.RowSparse([7], np.full((1, 2), 5, np.float32), (10, 2)))
+    with pytest.raises(ValueError, match=r"no optimizer.*call set_optimizer on every worker first"):
+        store.push("table", ones(7))
+    store.set_optimizer("test", rescale_grad=1)
+
+
+def test_rows_are_applied_when_they_come() -> None:
+    first_is_done, stats = threading.Event(), {}
+
+    def body(store: KVStore) -> None:
+        table(store)
+        if store.rank == 0:
+            for step in range(3):
+                store.push("table", ones(7, 2, 2))
+                assert_array_equal(rows_of(store, 2, 7, 9)[:, 0], [2 * (step + 1), 5 + step + 1, 0])
+            first_is_done.set()
+        else:
+            await_event(first_is_done, "three pushes of rank 0")
+            pushed = ones(9, 7)
+            store.pushpull("table", pushed)
+            assert_array_equal(pushed.row_ids, [7, 9])  # those that were given, as they are now
+            assert_array_equal(pushed.rows[:, 0], [9, 1])
+        stats[store.rank] = store.stats()["staleness"]
+        store.barrier()
+        assert_array_equal(rows_of(store, 2, 7, 9)[:, 0], [6, 9, 1])
+        store.barrier()  # who leaves takes its server along
+
+    run_ranks(2, body, "dist_async", staleness_bound=None)
+    assert stats == {0: {0: 3}, 1: {3: 1}}
+
+
+def test_with_a_bound_the_fast_worker_waits_for_its_rows() -> None:
+    began, order = threading.Event(), []
+
+    def body(store: KVStore) -> None:
+        table(store)
+        if store.rank == 0:
+            store.push("table", ones(1))
+            rows_of(store, 1)
+            store.push("table", ones(1))  # the second: two ahead
+            began.set()
+            rows_of(store, 1)
+            order.append("two ahead")
+        else:
+            await_event(began, "two pushes of rank 0")
+            order.append("pushes")
+            store.push("table", ones())
+        store.barrier()
+
+    run_ranks(2, body, "dist_async", staleness_bound=1)
+    assert order == ["pushes", "two ahead"]
+
+
 def test_a_store_that_sums_has_no_stale_pushes() -> None:
     store = gradwire.kv.create("local")
     store.init("w", np.zeros(4, np.float32))

@@ -48,6 +48,7 @@ class JobSums:
     def __init__(self, store: kv.KVStore) -> None:
         self._store = store
         self._operations = Operations(store, in_order=joining.sums_in_one_order(store.type))
+        self._applies_at_once = joining.applies_at_once(store.type)
         self._dense: dict[Key, _Dense] = {}
         self._tables: dict[Key, _Table] = {}
 
@@ -98,14 +99,16 @@ class JobSums:
         return dense.received
 
     def push_pull(self, key: Key, values: Sequence[Any], priority: int, into: Any = None) -> Any:
-        """Returns the sum of this round: dense float32 or, where rows were pushed, a RowSparseNDArray of float32.
+        """Returns the sum of this round: dense float32 or, where rows were pushed, a RowSparseNDArray of float32. Where
+        servers apply each push at once: the weight, of a table all rows of it.
 
         Args:
             key, values, priority: as push().
             into: an array that is to be written in place of the key's own: one of values where it is the only one.
         """
         self._operations.raise_failure()
-        if key in self._tables or all(value.stype == "row_sparse" for value in values):
+        has_rows = not self._applies_at_once and all(value.stype == "row_sparse" for value in values)
+        if key in self._tables or has_rows:
             return self._push_pull_rows(key, values, priority)
         dense, value = self._dense[key], as_floats(values)
         if into is value and is_plain(value):
@@ -163,7 +166,12 @@ class JobSums:
         return _Table(name, first.shape)
 
     def _push_pull_rows(self, key: Key, values: Sequence[Any], priority: int) -> Any:
-        """Of a dense key whose gradients are rows, a table beside it carries them: declared by the first such push."""
+        """Of a dense key whose gradients are rows, a table beside it carries them: declared by the first such push. Not
+        at once, where it would be the table that servers update, and not the weight.
+        """
+        if self._applies_at_once:
+            self.push(key, values, priority)
+            return self.pull_rows(key, np.arange(self._tables[key].shape[0]), priority)
         given = [rows.to_rows(value) for value in values]
         if (table := self._tables.get(key)) is None:
             name = f"rows of {key}"
