@@ -22,6 +22,9 @@ import atexit
 import contextlib
 import dataclasses
 import gc
+import os
+import sys
+import traceback
 import weakref
 from typing import Any, Literal, overload
 
@@ -264,10 +267,21 @@ def _enlist(store: KVStore) -> None:
 
 
 def _close_all() -> None:
-    with contextlib.ExitStack() as closing:  # all of them, also where one fails
-        for store in list(_open):
-            if store.is_open:
-                closing.callback(store.close)
+    """Closes what a script has left open. What then fails, as a last step that close() ends, fails the process: the
+    script has not heard of it.
+    """
+    try:
+        with contextlib.ExitStack() as closing:  # all of them, also where one fails
+            for store in list(_open):
+                if store.is_open:
+                    closing.callback(store.close)
+    except BaseException:
+        traceback.print_exc()
+        if uncaught_error.ended_the_script():  # with an exit code of its own
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # the code of an exit that has begun cannot be changed otherwise
 
 
 atexit.register(_close_all)

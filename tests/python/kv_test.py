@@ -125,6 +125,21 @@ def test_a_store_that_nobody_keeps_stays_the_one_of_its_process() -> None:
     store.close()
 
 
+FAILS_AT_EXIT = """
+import gradwire
+def fail():
+    raise gradwire.TransportError("worker 0 has left")
+store = gradwire.kv.create("local")
+store.unfinished.add(fail)
+"""
+
+
+def test_a_step_that_fails_when_the_script_has_ended_fails_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", FAILS_AT_EXIT], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "TransportError: worker 0 has left" in done.stderr
+
+
 def test_nccl_without_a_gpu_says_why_and_what_else(monkeypatch: pytest.MonkeyPatch) -> None:
     if nccl.why_not() is None:
         monkeypatch.setattr(nccl, "why_not", lambda: "NCCL 2.32.3 is here, but no GPU is: none is listed")
