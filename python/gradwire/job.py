@@ -331,6 +331,11 @@ def make_job(
         expected = "expected a file that can be run, or a program on PATH"
         raise FileNotFoundError(f"run: {command[0]} is not a program: {expected}")
     settings = settings_module.read(base)
+    if settings.step_profile is not None:
+        raise ValueError(
+            "run: `gradwire plan -- CMD` times the steps of one worker alone, and CMD starts a job: give it the "
+            f"workers' command, as in: gradwire plan -n {workers} -- {shlex.join(command)}"
+        )
     chosen = settings.placement == "auto"
     count = workers if servers is None else servers
     role_variables = _role_variables(role_env or {}, 0 if joins is not None else count)
