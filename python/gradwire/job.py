@@ -164,9 +164,16 @@ class Job:
         )
 
     def worker(self, rank: int, scheduler: str) -> Process:
-        """The worker of a rank; who takes the place of a dead one is the same to the outside."""
+        """The worker of a rank."""
         environment = self.of_role("worker").worker_env(rank, scheduler)
         return Process("worker", rank, self.host("worker", rank), self.command, environment)
+
+    def replacement(self, rank: int, scheduler: str) -> Process:
+        """The worker in the place of one that died: to the outside the same, but for no fault to kill it again."""
+        worker = self.worker(rank, scheduler)
+        faults = worker.environment.get("GRADWIRE_FAULTS", "").split(",")
+        left = ",".join(fault for fault in faults if not fault.startswith("kill="))
+        return replace(worker, environment={**worker.environment, "GRADWIRE_FAULTS": left})
 
     def scheduler(self, announce_fd: int) -> Process:
         """The first to be started: it writes where it listens to announce_fd."""
