@@ -146,6 +146,9 @@ class Engine {
   std::uint32_t join();
   /// Gives blob to all and returns every worker's in rank order.
   std::vector<std::string> all_gather(std::string_view name, std::string_view blob);
+  /// Has all workers give the same text, of lines. Throws std::invalid_argument that names the first line in
+  /// which one differs from worker 0, on all of them (agreement.h).
+  void agree(const std::string& what, const std::string& text);
   /// Exact collectives on arrays of many types. Lives until close(); throws std::logic_error after it.
   Collectives& collectives();
   /// Whether there are tables of rows: wherever there are servers.
