@@ -48,6 +48,11 @@ class KVStore(Worker):
         return self._is_local and self._compression.spec == "none"
 
     @property
+    def optimizer(self) -> tuple[str, dict[str, float]] | None:
+        """The servers', by name and parameters, as set_optimizer() or a file gave them; None: there is none."""
+        return self._optimizer
+
+    @property
     def keeps_weights(self) -> bool:
         """True where servers have an optimizer: what is pushed is then answered with a weight, and not with a sum."""
         return self._optimizer is not None
