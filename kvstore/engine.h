@@ -226,9 +226,9 @@ class Engine {
   /// The Euclidean norm of all of them together, and of those of rows, in one pass over their memory; nothing
   /// while a round is in progress, and after close().
   std::optional<double> residual_norm();
-  /// How much of what codecs were given they have sent (share_sent.h), over all keys that have a residual on
-  /// the host, and tables, each in the last of its rounds that was measured. Nothing where there is none,
-  /// while a round is in progress, and after close().
+  /// How much of what codecs were given they have sent (share_sent.h), over all keys that are
+  /// compressed now, with a residual on the host, and tables, each in the last of its rounds that was
+  /// measured. Nothing where there is none, while a round is in progress, and after close().
   std::optional<double> share_sent();
   /// Replaces it. Throws std::invalid_argument naming the first value that is not finite, unless the key's
   /// codec keeps such values (nonfinite=mxnet); nothing has changed then.
