@@ -267,8 +267,8 @@ class Engine {
   /// its workers and servers; weights stay as they are. A collective between steps; rank 0 reads the file
   /// (all ranks, where a library sums). Returns the optimizer that is set now, as in set_optimizer(), or
   /// nothing where it is the one before. Throws compress::DecodeError for what is damaged or another file,
-  /// std::invalid_argument for other keys or another optimizer, both before anything has changed, and
-  /// std::runtime_error where the file cannot be read; the same on all ranks.
+  /// std::invalid_argument for other keys, another optimizer or ranks that read different files, all before
+  /// anything has changed, and std::runtime_error where the file cannot be read; the same on all ranks.
   std::string load_optimizer_states(const std::string& path);
 
   // Numbers.

@@ -198,7 +198,8 @@ class KVStore(Worker):
 
         Raises:
             gradwire.DecodeError: the file is damaged or another one; names it. Nothing has changed.
-            ValueError: it is of other keys or of another optimizer; nothing has changed. Or a key is a RowSparse's.
+            ValueError: it is of other keys or of another optimizer, or not the same file on all ranks that read one;
+                nothing has changed. Or a key is a RowSparse's.
             RuntimeError: no optimizer is set, or the file cannot be read.
         """
         optimizer = self.engine.load_optimizer_states(os.fspath(fname))
