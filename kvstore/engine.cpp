@@ -162,6 +162,10 @@ std::vector<std::string> Engine::all_gather(std::string_view name, std::string_v
   return messenger_->exchange(name, blob, options_.slow_abort);
 }
 
+void Engine::agree(const std::string& what, const std::string& text) {
+  agree_on_settings(*messenger_, what, all_gather(what, text));
+}
+
 Collectives& Engine::collectives() {
   if (!collectives_) throw std::logic_error("collectives: the store is closed");
   if (in_order_) {

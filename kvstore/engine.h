@@ -146,6 +146,9 @@ class Engine {
   std::uint32_t join();
   /// Gives blob to all and returns every worker's in rank order.
   std::vector<std::string> all_gather(std::string_view name, std::string_view blob);
+  /// Has all workers give the same text, of lines. Throws std::invalid_argument that names the first line in
+  /// which one differs from worker 0, on all of them (agreement.h).
+  void agree(const std::string& what, const std::string& text);
   /// Exact collectives on arrays of many types. Lives until close(); throws std::logic_error after it.
   Collectives& collectives();
   /// Whether there are tables of rows: wherever there are servers.
@@ -223,9 +226,9 @@ class Engine {
   /// The Euclidean norm of all of them together, and of those of rows, in one pass over their memory; nothing
   /// while a round is in progress, and after close().
   std::optional<double> residual_norm();
-  /// How much of what codecs were given they have sent (share_sent.h), over all keys that have a residual on
-  /// the host, and tables, each in the last of its rounds that was measured. Nothing where there is none,
-  /// while a round is in progress, and after close().
+  /// How much of what codecs were given they have sent (share_sent.h), over all keys that are
+  /// compressed now, with a residual on the host, and tables, each in the last of its rounds that was
+  /// measured. Nothing where there is none, while a round is in progress, and after close().
   std::optional<double> share_sent();
   /// Replaces it. Throws std::invalid_argument naming the first value that is not finite, unless the key's
   /// codec keeps such values (nonfinite=mxnet); nothing has changed then.
@@ -264,8 +267,8 @@ class Engine {
   /// its workers and servers; weights stay as they are. A collective between steps; rank 0 reads the file
   /// (all ranks, where a library sums). Returns the optimizer that is set now, as in set_optimizer(), or
   /// nothing where it is the one before. Throws compress::DecodeError for what is damaged or another file,
-  /// std::invalid_argument for other keys or another optimizer, both before anything has changed, and
-  /// std::runtime_error where the file cannot be read; the same on all ranks.
+  /// std::invalid_argument for other keys, another optimizer or ranks that read different files, all before
+  /// anything has changed, and std::runtime_error where the file cannot be read; the same on all ranks.
   std::string load_optimizer_states(const std::string& path);
 
   // Numbers.

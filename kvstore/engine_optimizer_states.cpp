@@ -4,6 +4,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "kvstore/agreement.h"
 #include "kvstore/checkpoint_file.h"
 #include "kvstore/engine.h"
 #include "kvstore/engine_thread.h"
@@ -69,6 +70,11 @@ std::string Engine::load_optimizer_states(const std::string& path) {
     require_own(*file, path);
     return file->head().dump == Dump::kStates ? std::string() : file->head().optimizer;
   });
+  if (in_order_) {
+    const FileSeal seal = file->seal();
+    const auto own = fmt::format("{} bytes with the checksum {:08x}", seal.bytes, seal.digest);
+    agree_on_settings(*messenger_, "files of load_optimizer_states", all_gather("optimizer states", own));
+  }
   const std::string& optimizer = opened.front();
   if (!optimizer.empty()) set_optimizer(optimizer);
   attempt("optimizer states are restored", [&] {

@@ -127,7 +127,8 @@ class EngineThread final : private transport::Sink {
   /// Sets squares to the sum of the squares of all residuals; known to whether no round is in progress, in
   /// which they change.
   Ticket measure_residuals(double& squares, bool& known);
-  /// Sets share to what was measured last of all tensors; known to whether no round is in progress.
+  /// Sets share to what was measured last of all tensors that are compressed now; known to whether no round
+  /// is in progress.
   Ticket measure_share(ShareSent& share, bool& known);
   /// Sets keeps to whether the key's codec lets NaN stay in a residual.
   Ticket keeps_nonfinite(KeyId key, bool& keeps);

@@ -60,6 +60,7 @@ Ticket EngineThread::measure_share(ShareSent& share, bool& known) {
     known = active_.empty();
     if (!known) return;
     for (const auto& tensor : tensors_) {
+      if (!compression_of(*tensor)->codec->lossy()) continue;  // no longer compressed
       for (const PartState& state : tensor->parts) share += state.share;
     }
   });

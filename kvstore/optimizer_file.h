@@ -42,6 +42,7 @@ class OptimizerFile {
   explicit OptimizerFile(std::filesystem::path path);
 
   const OptimizerHead& head() const { return head_; }
+  FileSeal seal() const { return file_.seal(); }
   /// The state of a run of a key's elements, a key by its number in the head.
   OptimizerState state(std::uint64_t key, std::uint64_t offset, std::uint64_t count) const;
 

@@ -143,13 +143,15 @@ void SparseRows::set_compression_of(TableId id, std::shared_ptr<const Compressio
 
 // ------------------------------------------------------------------------------------- rounds
 
+std::shared_ptr<const Compression> SparseRows::compression_of(const Table& table) const {
+  if (table.own_compression) return table.own_compression;
+  const std::lock_guard lock(compression_mutex_);
+  return compression_;
+}
+
 /// Where the codec cannot send rows, they travel as they are.
 std::shared_ptr<const Compression> SparseRows::compression_for(Table& table) {
-  std::shared_ptr<const Compression> chosen = table.own_compression;
-  if (!chosen) {
-    const std::lock_guard lock(compression_mutex_);
-    chosen = compression_;
-  }
+  auto chosen = compression_of(table);
   if (can_send_rows(*chosen->codec)) return chosen;
   if (!std::exchange(table.has_told_of_codec, true)) {
     notify(
@@ -392,7 +394,8 @@ ShareSent SparseRows::share_sent() const {
   ShareSent share;
   for (const auto& table : tables_) {
     const std::lock_guard lock(table->mutex);
-    share += table->share;
+    const auto compression = compression_of(*table);
+    if (compression->codec->lossy() && can_send_rows(*compression->codec)) share += table->share;
   }
   return share;
 }

@@ -119,7 +119,8 @@ class SparseRows {
   PushedBytes pushed() const { return {raw_bytes_.load(), encoded_bytes_.load()}; }
   /// The sum of the squares of all residuals.
   double residual_squares() const;
-  /// How much of what codecs were given they have sent, in each table's last round that was measured.
+  /// How much of what codecs were given they have sent, in the last round that was measured of each
+  /// table that is compressed now.
   ShareSent share_sent() const;
   /// Spent on encoding and decoding, in callers' threads.
   double codec_seconds() const { return static_cast<double>(codec_nanoseconds_.load()) * 1e-9; }
@@ -135,6 +136,7 @@ class SparseRows {
   struct Table;
 
   Table& table_at(TableId table) const;
+  std::shared_ptr<const Compression> compression_of(const Table& table) const;
   std::shared_ptr<const Compression> compression_for(Table& table);
   RowRequest push_to(Table& table, std::size_t owner, const Rows& rows, std::span<const std::size_t> chosen,
                      const Compression& compression, std::int32_t priority);
@@ -153,7 +155,7 @@ class SparseRows {
   const RequireOptimizer require_optimizer_;
   mutable std::shared_mutex tables_mutex_;
   std::vector<std::unique_ptr<Table>> tables_;
-  std::mutex compression_mutex_;
+  mutable std::mutex compression_mutex_;
   std::shared_ptr<const Compression> compression_;  // owners: this, EngineThread and calls in progress
   std::shared_ptr<const Compression> plain_;        ///< of tables whose rows cannot travel by that
   std::atomic<bool> keeps_rollback_{false};

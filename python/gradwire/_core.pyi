@@ -472,6 +472,11 @@ class Engine:
     def all_gather(self, name: str, blob: bytes) -> list:
         """Every worker's blob in rank order. Collective."""
 
+    def agree(self, what: str, text: str) -> None:
+        """
+        Raises ValueError where a worker gives other lines, the same on all. Collective.
+        """
+
     def set_compression(self, spec: str, reply: str, weights: str = 'fp32') -> None:
         """Collective. Raises ValueError when ranks differ."""
 

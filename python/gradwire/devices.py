@@ -90,7 +90,7 @@ class DeviceSum:
             "residual_norm": None if of_engine is None else math.sqrt(of_engine**2 + kept),
             "codec_seconds": engine["codec_seconds"] + self._codec_seconds,
         }
-        if self._shares:
+        if self._shares and self._codec.lossy:
             given = sum(one for one, _ in self._shares.values())
             left = sum(one for _, one in self._shares.values())
             found["share_sent"] = 1 - left / given if given else 1.0

@@ -164,9 +164,16 @@ class Job:
         )
 
     def worker(self, rank: int, scheduler: str) -> Process:
-        """The worker of a rank; who takes the place of a dead one is the same to the outside."""
+        """The worker of a rank."""
         environment = self.of_role("worker").worker_env(rank, scheduler)
         return Process("worker", rank, self.host("worker", rank), self.command, environment)
+
+    def replacement(self, rank: int, scheduler: str) -> Process:
+        """The worker in the place of one that died: to the outside the same, but for no fault to kill it again."""
+        worker = self.worker(rank, scheduler)
+        faults = worker.environment.get("GRADWIRE_FAULTS", "").split(",")
+        left = ",".join(fault for fault in faults if not fault.startswith("kill="))
+        return replace(worker, environment={**worker.environment, "GRADWIRE_FAULTS": left})
 
     def scheduler(self, announce_fd: int) -> Process:
         """The first to be started: it writes where it listens to announce_fd."""
@@ -331,6 +338,11 @@ def make_job(
         expected = "expected a file that can be run, or a program on PATH"
         raise FileNotFoundError(f"run: {command[0]} is not a program: {expected}")
     settings = settings_module.read(base)
+    if settings.step_profile is not None:
+        raise ValueError(
+            "run: `gradwire plan -- CMD` times the steps of one worker alone, and CMD starts a job: give it the "
+            f"workers' command, as in: gradwire plan -n {workers} -- {shlex.join(command)}"
+        )
     chosen = settings.placement == "auto"
     count = workers if servers is None else servers
     role_variables = _role_variables(role_env or {}, 0 if joins is not None else count)

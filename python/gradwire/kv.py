@@ -22,6 +22,9 @@ import atexit
 import contextlib
 import dataclasses
 import gc
+import os
+import sys
+import traceback
 import weakref
 from typing import Any, Literal, overload
 
@@ -69,6 +72,7 @@ OwnName = Literal[
 OnFailure = Literal["abort", "continue"]
 
 _open: weakref.WeakSet[KVStore] = weakref.WeakSet()  # those that create() and join() have made
+_joined: KVStore | None = None  # the one by which this process is in its job, whoever drops it
 
 
 def stores() -> list[str]:
@@ -133,7 +137,8 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
         on_failure: what the job does when a worker dies: "abort" ends it on all ranks, "continue" as above. The same as
             the scheduler's, which `gradwire run --on-failure` starts. Default: the setting GRADWIRE_ON_FAILURE: abort.
 
-    Returns: a KVStore, or the AbstractKVStore of another maker.
+    Returns: a KVStore, or the AbstractKVStore of another maker. One that has joined a job stays open until close() or
+        the end of the process, also where nobody keeps it.
 
     Raises:
         TypeError: name is not a string.
@@ -250,21 +255,34 @@ def _foreign(name: str) -> type[AbstractKVStore]:
 
 def joined() -> KVStore | None:
     """Returns the open store by which this process has joined a job; None where there is none but local ones."""
-    return next((store for store in _open if store.is_open and not store._is_local), None)
+    return _joined if _joined is not None and _joined.is_open else None
 
 
 def _enlist(store: KVStore) -> None:
+    global _joined
     store.is_open = True
     _open.add(store)
     if not store._is_local:
+        _joined = store
         uncaught_error.watch_exits()  # close() asks, at exit
 
 
 def _close_all() -> None:
-    with contextlib.ExitStack() as closing:  # all of them, also where one fails
-        for store in list(_open):
-            if store.is_open:
-                closing.callback(store.close)
+    """Closes what a script has left open. What then fails, as a last step that close() ends, fails the process: the
+    script has not heard of it.
+    """
+    try:
+        with contextlib.ExitStack() as closing:  # all of them, also where one fails
+            for store in list(_open):
+                if store.is_open:
+                    closing.callback(store.close)
+    except BaseException:
+        traceback.print_exc()
+        if uncaught_error.ended_the_script():  # with an exit code of its own
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # the code of an exit that has begun cannot be changed otherwise
 
 
 atexit.register(_close_all)

@@ -345,7 +345,7 @@ class _Run:
             self.restarted += 1
             count = f"restart {self.restarted} of {self.job.restarts}"
             self.report(f"{words}; starting another in its place ({count})")
-            self._spawn(self.job.worker(child.rank or 0, self.endpoint))
+            self._spawn(self.job.replacement(child.rank or 0, self.endpoint))
             return True
         self.report(f"{words}; the job goes on without it")
         return True

@@ -88,7 +88,8 @@ def plan(
     --calibrate does so here. Compute is taken to be undisturbed by codecs and sums, and all workers to be alike.
 
     With CMD, it is run on this machine until 30 steps of its optimizer are timed layer by layer (PyTorch), and ended.
-    It is alone meanwhile, whatever store it asks for, and its gradients are not encoded.
+    It is alone meanwhile, whatever store it asks for, and its gradients are not encoded: CMD is the command of a
+    worker, without `gradwire run`.
 
     [bold]Examples[/bold]
 

@@ -215,9 +215,10 @@ def run(
     duplicate=1%, reorder=1%, corrupt=1% (a bit is flipped), delay=5ms@10%. slow=worker:2@10mbit+5ms: that node sends
     no faster, and that much later. partition=worker:1+worker:2|server:0@10s+2s: those two groups do not hear each
     other, from 10 s after they have joined, for 2 s. kill=worker:1@push:100: it kills itself at the 100th push that it
-    sends or hears; events are start, init, push, reply, pull, checkpoint, letter, barrier and leave, of the scheduler
-    start, barrier, heartbeat and leave. worker:* is all workers. seed=7 chooses which frames. Results stay what they
-    are without faults, bit for bit; each process says at its end what it has done to how many frames.
+    sends or hears, and who is started in its place does not; events are start, init, push, reply, pull, checkpoint,
+    letter, barrier and leave, of the scheduler start, barrier, heartbeat and leave. worker:* is all workers.
+    seed=7 chooses which frames. Results stay what they are without faults, bit for bit; each process says at its end
+    what it has done to how many frames.
 
     Flags of MXNet's launch.py and of horovodrun are taken too, where they mean something here: MIGRATING_FROM_MXNET.md
     and MIGRATING_FROM_HOROVOD.md name each of them.

@@ -48,6 +48,11 @@ class KVStore(Worker):
         return self._is_local and self._compression.spec == "none"
 
     @property
+    def optimizer(self) -> tuple[str, dict[str, float]] | None:
+        """The servers', by name and parameters, as set_optimizer() or a file gave them; None: there is none."""
+        return self._optimizer
+
+    @property
     def keeps_weights(self) -> bool:
         """True where servers have an optimizer: what is pushed is then answered with a weight, and not with a sum."""
         return self._optimizer is not None
@@ -193,7 +198,8 @@ class KVStore(Worker):
 
         Raises:
             gradwire.DecodeError: the file is damaged or another one; names it. Nothing has changed.
-            ValueError: it is of other keys or of another optimizer; nothing has changed. Or a key is a RowSparse's.
+            ValueError: it is of other keys or of another optimizer, or not the same file on all ranks that read one;
+                nothing has changed. Or a key is a RowSparse's.
             RuntimeError: no optimizer is set, or the file cannot be read.
         """
         optimizer = self.engine.load_optimizer_states(os.fspath(fname))

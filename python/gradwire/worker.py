@@ -99,11 +99,11 @@ class Worker(AbstractKVStore):
             how many times smaller those are, None where there are none; residual_norm: Euclidean, of all that this
             worker's codecs have not sent yet, of keys and rows, in one pass over it, None while a round is in progress;
             share_sent: of what they were given, x = gradient + residual, how much they sent, 1 - |residual|^2 / |x|^2,
-            over all tables, and keys whose residual is on the host, measured in a key's first two rounds and in every
-            16th, None without; bytes_sent, bytes_received: at the sockets, headers and what is no gradient included;
-            codec_seconds: of all threads that encode and decode; stage_seconds: of all partitions in each stage
-            (`gradwire timeline --help`), while they were traced (GRADWIRE_TIMELINE or timeline()), else 0. Of servers
-            those that live in this process.
+            over all tables, and keys whose residual is on the host, that are compressed now, measured in a key's first
+            two rounds and in every 16th, None without; bytes_sent, bytes_received: at the sockets, headers and what is
+            no gradient included; codec_seconds: of all threads that encode and decode; stage_seconds: of all partitions
+            in each stage (`gradwire timeline --help`), while they were traced (GRADWIRE_TIMELINE or timeline()), else
+            0. Of servers those that live in this process.
             decisions: what compression="auto" has chosen, step by step, and why. staleness, of
             `dist_async*`: {staleness: parts of tensors}, how many parts this worker has pushed whose weight had
             that many pushes of other workers since this one had been given it; of a table of rows, what of it lies at

@@ -87,6 +87,11 @@ void bind_engine(nb::module_& module) {
           },
           "name"_a, "blob"_a, "Every worker's blob in rank order. Collective.")
       .def(
+          "agree",
+          [](PyEngine& s, const std::string& what, const std::string& text) { s.engine().agree(what, text); },
+          "what"_a, "text"_a, Collective(),
+          "Raises ValueError where a worker gives other lines, the same on all. Collective.")
+      .def(
           "set_compression",
           [](PyEngine& s, const std::string& spec, const std::string& reply, const std::string& weights) {
             s.engine().set_compression(compress::parse_spec(spec), reply, weights);

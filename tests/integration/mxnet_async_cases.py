@@ -93,10 +93,14 @@ def a_trainer_updates_on_the_servers(kv: Any) -> None:
     weight = mx.gluon.Parameter("weight", shape=(4,))
     weight.initialize(init="ones")
     trainer = mx.gluon.Trainer([weight], "sgd", {"learning_rate": 1.0}, kvstore=kv)
-    with mx.autograd.record():
-        loss = weight.data().sum()
-    loss.backward()
-    trainer.step(1)
+
+    def step() -> None:
+        with mx.autograd.record():
+            loss = weight.data().sum()
+        loss.backward()
+        trainer.step(1)
+
+    step()
     assert trainer._update_on_kvstore
     assert weight.data().asnumpy()[0] in (0, -1)  # with this worker's push, with or without the other's
     mx.nd.waitall()
@@ -104,6 +108,16 @@ def a_trainer_updates_on_the_servers(kv: Any) -> None:
     out = mx.nd.zeros((4,))
     kv.pull(0, out=out)
     require_equal(out, 1 - RANKS)
+    if kv.rank == 0:
+        trainer.save_states(str(FOLDER / "trainer"))
+    kv.set_learning_rate(0.25)
+    trainer.load_states(str(FOLDER / "trainer"))
+    assert trainer.learning_rate == 1.0  # the file's, which the servers have again
+    step()
+    mx.nd.waitall()
+    kv.barrier()
+    kv.pull(0, out=out)
+    require_equal(out, 1 - 2 * RANKS)
     refused = mx.gluon.Trainer([weight], "sgd", {}, kvstore=kv, update_on_kvstore=False)
     with raises(ValueError, "async"):
         refused._init_kvstore()

@@ -248,6 +248,21 @@ TEST(OptimizerStates, OfAnotherThanTheFilesOptimizerAreRefusedBeforeThatIsSet) {
                                         HasSubstr("has 1 moments an element of key 'b', and adam keeps 2"));
 }
 
+TEST(OptimizerStates, OfDifferentFilesAreRefusedWhereEachRankReadsItsOwn) {
+  const Folder folder;
+  const Saved saved = save(folder / "0");
+  save(folder / "1", run_job, job(3, 2));  // other gradients, other moments
+  run_native(job(2, 0), [&](Engine& engine) {
+    Worker worker(engine, saved.at, kAdam);
+    const std::string own = folder / std::to_string(engine.rank());
+    EXPECT_THAT([&] { engine.load_optimizer_states(own); },
+                ThrowsMessage<std::invalid_argument>(
+                    AllOf(HasSubstr("files of load_optimizer_states differ: worker 0 has "),
+                          HasSubstr(" with the checksum "), HasSubstr("; give every rank the same"))));
+    EXPECT_EQ(engine.load_optimizer_states(folder / "0"), "");
+  });
+}
+
 TEST(OptimizerStates, BelongToAnOptimizerAndToKeys) {
   const Folder folder;
   save(folder / "a", run_job, job(2, 2));

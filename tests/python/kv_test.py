@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import re
 import socket
 import subprocess
@@ -110,6 +111,33 @@ def test_a_process_joins_its_job_once() -> None:
     store.close()
     assert gradwire.kv.joined() is None
     local.close()
+
+
+@pytest.mark.usefixtures("job_of_one")
+def test_a_store_that_nobody_keeps_stays_the_one_of_its_process() -> None:
+    gradwire.kv.create("allreduce").init("a", ones())
+    gc.collect()  # a store is in cycles
+    store = gradwire.kv.joined()
+    assert store is not None
+    store.push("a", ones())
+    with pytest.raises(ValueError, match="has joined its job already, by the store 'allreduce'"):
+        gradwire.kv.create("allreduce")
+    store.close()
+
+
+FAILS_AT_EXIT = """
+import gradwire
+def fail():
+    raise gradwire.TransportError("worker 0 has left")
+store = gradwire.kv.create("local")
+store.unfinished.add(fail)
+"""
+
+
+def test_a_step_that_fails_when_the_script_has_ended_fails_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", FAILS_AT_EXIT], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "TransportError: worker 0 has left" in done.stderr
 
 
 def test_nccl_without_a_gpu_says_why_and_what_else(monkeypatch: pytest.MonkeyPatch) -> None:

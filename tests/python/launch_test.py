@@ -312,6 +312,21 @@ def test_another_worker_is_started_in_its_place_so_often(folder: Path) -> None:
     assert (result.exit_code, result.restarted, len(result.lost)) == (0, 2, 3)
 
 
+def test_who_is_started_in_the_place_of_another_is_not_killed_as_that_was(folder: Path) -> None:
+    program = (
+        "print(os.environ['GRADWIRE_FAULTS'])\n"
+        "if rank == 1: (folder / f\"try.{len(list(folder.glob('try.*')))}\").touch()\n"
+        "if rank == 1 and not (folder / 'try.1').exists(): sys.exit(4)\n"
+        "while not (folder / 'try.1').exists(): time.sleep(0.01)\n"
+    )
+    said = Recorder()
+    variables = LASTING | {"GRADWIRE_FAULTS": "seed=7,kill=worker:1@push:40,kill=worker:*@pull,drop=1%"}
+    result = said.run(python(program + _END), 2, env=variables, restarts=1, timeout=SECONDS)
+    assert (result.exit_code, result.restarted) == (0, 1)
+    assert said.texts("worker", 0) == [variables["GRADWIRE_FAULTS"]]
+    assert said.texts("worker", 1) == [variables["GRADWIRE_FAULTS"], "seed=7,drop=1%"]
+
+
 @pytest.mark.parametrize("workers", [2, 3])
 def test_who_fails_when_others_have_come_to_the_end_is_not_replaced(folder: Path, workers: int) -> None:
     """A worker that waits to be taken in hears that the job is over, or one dies as it leaves; others linger."""

@@ -87,3 +87,36 @@ def test_rows_and_keys_are_counted_together() -> None:
     assert (stats[0]["bytes_raw"], stats[0]["bytes_encoded"]) == (64 + 256, 17 + 4 + 16)
     assert stats[0]["residual_norm"] == pytest.approx((80 * 0.25**2) ** 0.5, rel=1e-12)
     assert stats[0]["share_sent"] == 0
+
+
+def test_what_is_no_longer_compressed_has_no_share_that_was_sent() -> None:
+    shares: list[Any] = []
+
+    def body(store: KVStore) -> None:
+        compressed = {"type": "2bit", "threshold": 0.5}
+        store.set_gradient_compression(compressed)
+        store.init("table", gw.RowSparse([], [], shape=(8, 16)))
+        store.init(["a", "b"], values(0, 0))
+        store.push("table", gw.RowSparse([5], np.full((1, 16), 0.75, np.float32)))
+        store.pushpull(["a", "b"], values(0.75, 0.25))
+        shares.append(store.stats()["share_sent"])
+        store.engine.set_key_compression([store.dense.ids["a"]], "none", "none")
+        shares.append(store.stats()["share_sent"])
+        store.set_gradient_compression({"type": "none"})
+        shares.append(store.stats()["share_sent"])
+
+    run_ranks(1, body)
+    given, left = np.array([16 * 0.75**2, ELEMENTS * 0.75**2, ELEMENTS * 0.25**2]), 0.25**2
+    assert shares[0] == pytest.approx(1 - (16 + 2 * ELEMENTS) * left / given.sum(), rel=1e-12)
+    assert shares[1] == pytest.approx(1 - (16 + ELEMENTS) * left / (given[0] + given[2]), rel=1e-12)
+    assert shares[2] is None
+
+
+def test_a_local_store_that_no_longer_compresses_has_no_share(stores: list[KVStore]) -> None:
+    stores.append(store := gw.kv.create("local"))
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    store.init("w", np.zeros(ELEMENTS, np.float32))
+    store.push("w", values(0.75)[0])
+    assert store.stats()["share_sent"] == pytest.approx(1 - 0.25**2 / 0.75**2, rel=1e-12)
+    store.set_gradient_compression({"type": "none"})
+    assert store.stats()["share_sent"] is None

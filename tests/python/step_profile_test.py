@@ -158,6 +158,13 @@ def test_a_command_that_fails_is_quoted_and_only_one_that_ends_well_was_too_shor
     assert ("longer" in str(raised.value)) == (code == "pass")
 
 
+def test_a_command_that_starts_a_job_is_refused_and_its_workers_asked_for() -> None:
+    workers = [sys.executable, "train.py"]
+    with pytest.raises(RuntimeError) as raised:
+        step_profile.of_command([sys.executable, "-m", "gradwire.cli", "run", "-n", "2", *workers])
+    assert str(raised.value).endswith(f"as in: gradwire plan -n 2 -- {' '.join(workers)}"), raised.value
+
+
 def test_the_example_of_the_readme_is_profiled(tmp_path: Path) -> None:
     script = script_of_readme()[1].replace("range(5)", "range(50)")
     (tmp_path / "train.py").write_text(script)

@@ -11,6 +11,7 @@ import gradwire.torch
 import pytest
 import torch
 from gradwire import joining, settings
+from python.inproc_ranks import run_ranks
 from python.overlapping_net import batch, compressing_store, loss_of, make, wrap
 from torch import nn
 
@@ -197,3 +198,26 @@ def test_blocks_that_are_compiled_in_place_in_containers_are_waited_for(store: g
             each.step()
     torch.testing.assert_close(list(model.parameters()), list(plain.parameters()))
     optimizer.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "of_rank_0", "of_rank_1"),
+    [("overlap_step", True, False), ("max_grad_norm", 1.0, None), ("momentum_correction", False, True)],
+)
+def test_ranks_that_differ_in_what_all_do_alike_hear_the_same(
+    option: str, of_rank_0: Any, of_rank_1: Any
+) -> None:
+    """They had trained one step, and then waited half an hour for each other."""
+    heard = {}
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = make()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        given = {option: of_rank_1 if store.rank else of_rank_0}
+        with pytest.raises(ValueError, match="options of DistributedOptimizer differ") as raised:
+            gw.torch.DistributedOptimizer(inner, model.named_parameters(), store=store, **given)
+        heard[store.rank] = str(raised.value)
+
+    run_ranks(2, body)
+    assert heard[0] == heard[1]
+    assert f"worker 0 has {option}={of_rank_0}, worker 1 has {option}={of_rank_1}; give" in heard[0]

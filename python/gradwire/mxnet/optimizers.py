@@ -53,6 +53,11 @@ class OnServers:
         """Whether the servers have not got it yet."""
         return self._waiting is not None
 
+    @property
+    def optimizer(self) -> Any:
+        """MXNet's, by which the servers' was made; None: they have none yet."""
+        return self._optimizer
+
     def give(self, optimizer: Any) -> None:
         """Keeps it for hand_over(). Raises: as server_rule()."""
         server_rule(optimizer)
@@ -66,6 +71,16 @@ class OnServers:
         self._optimizer, self._waiting = self._waiting, None
         self._rate = parameters.get("learning_rate")
         self._store.set_optimizer(rule, **parameters)
+
+    def take_over(self) -> None:
+        """Gives the optimizer here what the servers' has got from a file, as far as a Trainer asks for it."""
+        if self._optimizer is None or self._store.optimizer is None:
+            return  # the servers' was set beneath, by gradwire.kv
+        _, parameters = self._store.optimizer
+        self._optimizer.rescale_grad = parameters.get("rescale_grad", 1.0)
+        self._rate = parameters.get("learning_rate")
+        if self._rate is not None:
+            self._optimizer.set_learning_rate(self._rate)
 
     def require_its_rate(self, verb: str) -> None:
         """Raises KVStoreError: the rate was changed in this worker, where it counts for nothing."""

@@ -62,7 +62,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self._sums = LocalSums(self._store) if self._is_local else JobSums(self._store)
         self._keys: dict[Key, _Declared] = {}
         self._weights: dict[Key, Any] = {}  # where this worker updates them
-        self._updater: Callable[[Key, Any, Any], None] | None = None
+        self._own_updater: Callable[[Key, Any, Any], None] | None = None
         self._on_servers = optimizers.OnServers(self._store)
         self._keeps_float32 = False
         self._warned_of_sparse = False
@@ -91,6 +91,15 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
     def is_open(self) -> bool:
         """False once the store was closed."""
         return self._sums.is_of(self._store)
+
+    @property
+    def _updater(self) -> Any:
+        """What updates, by MXNet's name for it: Trainer.load_states() asks it for its optimizer."""
+        return self._on_servers if self._updates_on_servers else self._own_updater
+
+    @_updater.setter
+    def _updater(self, updater: Any) -> None:
+        self._own_updater = updater
 
     @property
     def gradwire(self) -> kv.KVStore:
@@ -161,7 +170,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 f"set_updater: in {self.type!r} the servers update, and run no function of the script's; use "
                 "set_optimizer(), or a store that sums, such as dist_sync"
             )
-        self._updater = updater
+        self._own_updater = updater
 
     _set_updater = set_updater  # MXNet's name
 
@@ -176,14 +185,14 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """
         if self._updates_on_servers:
             return self._on_servers.set_learning_rate(learning_rate)
-        if self._updater is None:
+        if self._own_updater is None:
             raise RuntimeError("set_learning_rate: no optimizer is set; call set_optimizer() first")
-        if not isinstance(self._updater, mx.optimizer.Updater):
+        if not isinstance(self._own_updater, mx.optimizer.Updater):
             raise KVStoreError(
                 "set_learning_rate: what updates is a function of the script's, given to set_updater(), and no "
                 "optimizer; change the rate where the function has it, or call set_optimizer()"
             )
-        self._updater.optimizer.set_learning_rate(learning_rate)
+        self._own_updater.optimizer.set_learning_rate(learning_rate)
         return None
 
     # ---------------------------------------------------------------- keys
@@ -228,7 +237,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """
         self._tell_servers("push")
         for name, values in self._given("push", key, value):
-            if self._updater is None:
+            if self._own_updater is None:
                 self._sums.push(name, values, priority)
             else:
                 self._update(name, values, priority)
@@ -342,7 +351,8 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     def load_optimizer_states(self, fname: str) -> None:
         """Goes on from a file that save_optimizer_states() wrote; on all workers, from the same bytes. In `dist_async*`
-        a collective, from rank 0's file, after init() and set_optimizer().
+        a collective, from rank 0's file, after init() and set_optimizer(); a rate that the file has is then the
+        optimizer's here, too.
 
         Args:
             fname: path of the file.
@@ -354,10 +364,13 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         if self._updates_on_servers:
             self._on_servers.hand_over()
             self._sums.finish()
-            return self._store.load_optimizer_states(fname)
+            before = self._store.optimizer
+            self._store.load_optimizer_states(fname)
+            if self._store.optimizer is not before:  # the file has brought its own
+                self._on_servers.take_over()
+            return
         self._require_states("load_optimizer_states")
         super().load_optimizer_states(fname)
-        return None
 
     def close(self, *, finish: bool = True) -> None:
         """Leaves the job; at the end of the script by itself.
@@ -392,14 +405,14 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         return pairs
 
     def _update(self, name: Key, values: Sequence[Any], priority: int) -> None:
-        assert self._updater is not None
+        assert self._own_updater is not None
         weight = self._weight(name)
         total = self._sums.push_pull(name, values, priority)
-        self._updater(name, total if total.dtype == weight.dtype else total.astype(weight.dtype), weight)
+        self._own_updater(name, total if total.dtype == weight.dtype else total.astype(weight.dtype), weight)
 
     def _exchanged(self, name: Key, values: Sequence[Any], outs: Sequence[Any], priority: int) -> Any:
         """What a pushpull brings. Where a value is the only one of outs too, it may be written at once."""
-        if self._updater is not None:
+        if self._own_updater is not None:
             self._update(name, values, priority)
             return self._weights[name]
         in_place = len(values) == 1 == len(outs) and _are_same(values[0], outs[0])
@@ -415,7 +428,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         return self._weights[name]
 
     def _held(self, name: Key, priority: int) -> Any:
-        return self._sums.pull(name, priority) if self._updater is None else self._weight(name)
+        return self._sums.pull(name, priority) if self._own_updater is None else self._weight(name)
 
     def _deliver(self, held: Any, outs: Sequence[Any]) -> None:
         for one in outs:
@@ -431,7 +444,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             )
         if len(row_ids) == 0:
             found = mx.nd.sparse.zeros("row_sparse", out.shape, dtype=out.dtype)
-        elif self._updater is None:
+        elif self._own_updater is None:
             found = self._sums.pull_rows(name, row_ids, priority)
         else:
             found = mx.nd.sparse.retain(self._weight(name), mx.nd.array(row_ids, dtype="int64"))
@@ -464,7 +477,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             )
 
     def _require_states(self, verb: str) -> None:
-        if not isinstance(self._updater, mx.optimizer.Updater):
+        if not isinstance(self._own_updater, mx.optimizer.Updater):
             raise KVStoreError(
                 f"{verb}: there is no optimizer in this worker; call set_optimizer() on a store that sums"
             )

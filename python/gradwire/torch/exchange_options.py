@@ -12,6 +12,7 @@ from gradwire.torch.warm_up import WarmUp
 if TYPE_CHECKING:
     from gradwire.compress import Compression
     from gradwire.controller import Controller
+    from gradwire.kv import KVStore
 
 OnNonfinite = Literal["warn", "skip_step", "ignore"]
 SparseGradients = Literal["rows", "dense", "warn"]
@@ -46,6 +47,31 @@ class ExchangeOptions:
     def vetoes(self) -> bool:
         """True where a step with a NaN is not taken, so that what was sent in it has to be taken back."""
         return self.on_nonfinite == "skip_step" or self.grad_scaler is not None
+
+
+def agree_on_options(
+    store: KVStore,
+    options: ExchangeOptions,
+    overlap_step: bool,
+    max_grad_norm: float | None,
+    momentum_correction: bool,
+) -> None:
+    """Compares what all ranks must do alike: else they would wait for each other in vain, or their weights would part.
+    A collective.
+
+    Raises:
+        ValueError: ranks differ; names the first option in which they do, the same on all.
+    """
+    alike = {
+        "overlap_step": overlap_step,
+        "max_grad_norm": max_grad_norm,
+        "momentum_correction": momentum_correction,
+        "skips steps with a NaN": options.vetoes,
+        "sends sparse gradients as rows": options.sparse_gradients == "rows",
+        "sparse_parameters": sorted(options.sparse_parameters),
+    }
+    lines = "".join(f"{name}={value!r}\n" for name, value in alike.items())
+    store.engine.agree("options of DistributedOptimizer", lines)
 
 
 def enabled_scaler(given: Any) -> Any:

@@ -21,6 +21,7 @@ from gradwire.torch.exchange_options import (
     ExchangeOptions,
     OnNonfinite,
     SparseGradients,
+    agree_on_options,
     enabled_scaler,
     warn_of_nonfinite,
 )
@@ -263,6 +264,8 @@ class _Distributed(wrapped.Front):
         if joining.is_local(store.type) and is_dense and options.warm_up is None:  # nothing to exchange
             self._skips_nonfinite = options.on_nonfinite == "skip_step"
             return
+        own = (self.overlap_step, self._max_norm, self._given_momentum is not None)
+        agree_on_options(store, options, *own)
         self._momentum = self._given_momentum
         reducer = overlap.OverlappingReducer if self.overlap_step else GradientReducer
         self._reducer = reducer(
