@@ -3,8 +3,14 @@ unequal ones cost what they must."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from gradwire import layer_profile
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments"))
+
 from replay import predict, rows, unequal_flows
 
 VGG16 = layer_profile.find("vgg16")
