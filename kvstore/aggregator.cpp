@@ -43,7 +43,7 @@ Aggregator::Aggregator(std::uint32_t workers, Sealing sealing)
       sealing_(sealing),
       contributors_(workers),
       attendance_(workers),
-      meeting_(workers),
+      at_once_(workers),
       last_pushes_(std::make_shared<LastPushes>(workers)) {
   std::iota(contributors_.begin(), contributors_.end(), 0U);
 }
@@ -138,7 +138,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
     throw Refused{Refusal::kSendAgain,
                   fmt::format("push of key {} offset {}: {}", header.key, header.offset, error.what())};
   }
-  if (at_once_ && !updater_) {
+  if (at_once_.has_policy() && !updater_) {
     throw Refused{
         Refusal::kFinal,
         fmt::format("push of key {}: pushes are applied at once, and there is no optimizer that could; "
@@ -152,7 +152,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   }
   auto& partition = partitions_[{header.key, header.offset}];
   partition.count = header.count;
-  if (at_once_) return apply_at_once(worker, partition, std::move(frame), answers);
+  if (at_once_.has_policy()) return apply_at_once(worker, partition, std::move(frame), answers);
   // Repeated: the answer was lost, or is on its way.
   if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
   if (attendance_.is_away(worker)) {
@@ -373,8 +373,9 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
                               "your own, or init it",
                               header.key)};
   }
-  answers.push_back({worker, at_once_ ? weight_at_once(worker, partition, header, Telling::kFirst)
-                                      : weight(partition, header)});
+  answers.push_back({worker, at_once_.has_policy()
+                                 ? weight_at_once(worker, partition, header, Telling::kFirst)
+                                 : weight(partition, header)});
 }
 
 void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
@@ -384,7 +385,7 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
     return;
   }
   Partition& partition = found->second;
-  if (at_once_) return probe_at_once(worker, partition, header, answers);
+  if (at_once_.has_policy()) return probe_at_once(worker, partition, header, answers);
   if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
   const auto round = partition.rounds.find(header.step);
   if (round == partition.rounds.end() || !round->second.payloads[worker]) {
@@ -407,9 +408,9 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
 void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) {
   if (!std::ranges::binary_search(contributors_, worker)) return;
   gone_.insert(worker);
+  at_once_.forget(worker);
   for (auto& [id, partition] : partitions_) {
     if (partition.clocks) {
-      partition.clocks->forget(worker);
       partition.early.erase(worker);
       partition.told_each.erase(worker);
       answer_the_early(partition, answers);

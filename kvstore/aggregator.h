@@ -204,9 +204,8 @@ class Aggregator {
   transport::Frame weight_at_once(std::uint32_t worker, Partition& partition,
                                   const transport::FrameHeader& request, Telling telling);
   transport::Frame last_answer(const Partition& partition, Content held);
-  // aggregator_at_once.cpp. Require at_once_
+  // aggregator_at_once.cpp. Require at_once_.has_policy()
   PushClocks& clocks_of(Partition& partition) const;
-  std::vector<std::uint32_t> awaited_at_once(std::uint32_t worker, Partition& partition) const;
   void on_meet(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void apply_at_once(std::uint32_t worker, Partition& partition, transport::Frame frame,
                      std::vector<Answer>& answers);
@@ -219,9 +218,8 @@ class Aggregator {
   std::uint32_t workers_;
   Sealing sealing_;
   std::vector<std::uint32_t> contributors_;  ///< ascending
-  std::optional<AtOnce> at_once_;            ///< none: a round is all contributors' pushes
   Attendance attendance_;
-  Attendance meeting_;  ///< where pushes are applied at once: who is in a collective, and cannot push
+  AtOnceWorkers at_once_;
   std::shared_ptr<LastPushes> last_pushes_;  // owners: the aggregators of one server
   Upstream upstream_;
   Watch watch_;

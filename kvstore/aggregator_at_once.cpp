@@ -15,22 +15,11 @@ using transport::FrameHeader;
 using transport::Kind;
 
 PushClocks& Aggregator::clocks_of(Partition& partition) const {
-  if (!partition.clocks) {
-    partition.clocks.emplace(workers_, *at_once_, partition.next_step);
-    for (const std::uint32_t worker : gone_) partition.clocks->forget(worker);
-  }
-  return *partition.clocks;
-}
-
-/// Who is in a collective cannot push before all others are there too, this worker among them.
-std::vector<std::uint32_t> Aggregator::awaited_at_once(std::uint32_t worker, Partition& partition) const {
-  auto ranks = clocks_of(partition).awaited_by(worker);
-  std::erase_if(ranks, [this](std::uint32_t rank) { return meeting_.is_away(rank); });
-  return ranks;
+  return at_once_.clocks_of(partition.clocks, partition.next_step);
 }
 
 void Aggregator::on_meet(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
-  meeting_.join(worker);
+  at_once_.meet(worker);
   answers.push_back({worker, answer_to(header, Kind::kAck)});
   for (auto& [id, partition] : partitions_) {
     if (!partition.early.empty()) answer_the_early(partition, answers);
@@ -69,7 +58,7 @@ void Aggregator::apply_at_once(std::uint32_t worker, Partition& partition, Frame
 void Aggregator::answer_the_early(Partition& partition, std::vector<Answer>& answers) {
   std::erase_if(partition.early, [&](const auto& row) {
     const auto& [worker, push] = row;
-    if (!awaited_at_once(worker, partition).empty()) return false;
+    if (!at_once_.awaited_by(worker, clocks_of(partition)).empty()) return false;
     answers.push_back({worker, answer_at_once(worker, partition, push, Telling::kFirst)});
     tell(Moment::kAnswerReady, push);
     return true;
@@ -94,7 +83,7 @@ void Aggregator::probe_at_once(std::uint32_t worker, Partition& partition, const
   if (header.step >= next_step) {
     answers.push_back({worker, answer_to(header, Kind::kMissing)});
   } else if (partition.early.contains(worker)) {
-    answers.push_back({worker, held(header, awaited_at_once(worker, partition))});
+    answers.push_back({worker, held(header, at_once_.awaited_by(worker, clocks_of(partition)))});
   } else if (header.step + 1 == next_step) {
     answers.push_back({worker, answer_at_once(worker, partition, header, Telling::kAgain)});
   }

@@ -50,7 +50,7 @@ void Aggregator::set_at_once(const AtOnce& policy) {
   if (upstream_)
     throw std::invalid_argument("rounds: pushes whose sums go upstream cannot be applied here at once");
   require_no_round("rounds");
-  at_once_ = policy;
+  at_once_.set_policy(policy);
 }
 
 void Aggregator::require_no_round(const char* what) const {

@@ -77,7 +77,7 @@ void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::v
   partition.value = std::move(state.value);
   partition.residual = std::move(state.residual);
   // Where pushes are applied at once each worker is told apart, and first of all a whole weight.
-  partition.told = at_once_ ? std::vector<float>() : std::move(state.told);
+  partition.told = at_once_.has_policy() ? std::vector<float>() : std::move(state.told);
   partition.optimizer_state = std::move(state.optimizer);
   partition.next_step = state.next_step;
   partition.clocks.reset();  // all workers' go on from there

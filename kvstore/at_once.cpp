@@ -50,9 +50,20 @@ std::vector<std::uint32_t> PushClocks::awaited_by(std::uint32_t worker) const {
   if (!policy_.staleness_bound || clock <= *policy_.staleness_bound) return behind;
   const std::uint64_t least = clock - *policy_.staleness_bound;
   for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) {
-    if (!workers_[rank].is_gone && workers_[rank].next_step < least) behind.push_back(rank);
+    if (workers_[rank].next_step < least) behind.push_back(rank);
   }
   return behind;
+}
+
+PushClocks& AtOnceWorkers::clocks_of(std::optional<PushClocks>& weights_own, std::uint64_t first_step) const {
+  if (!weights_own) weights_own.emplace(static_cast<std::uint32_t>(is_gone_.size()), *policy_, first_step);
+  return *weights_own;
+}
+
+std::vector<std::uint32_t> AtOnceWorkers::awaited_by(std::uint32_t worker, const PushClocks& clocks) const {
+  auto ranks = clocks.awaited_by(worker);
+  std::erase_if(ranks, [this](std::uint32_t rank) { return is_gone_[rank] || meeting_.is_away(rank); });
+  return ranks;
 }
 
 void StalenessCounts::add(std::uint64_t staleness) {

@@ -7,7 +7,8 @@
 // Parallel Parameter Server", NIPS 2013, section 2). Deviation: there is a clock for every weight, since
 // workers push each by itself; and a weight is a partition, since that is what a server changes as one.
 //
-// Threading: PushClocks has one owner, StalenessCounts are safe by themselves. Pure: no frame, no time.
+// Threading: PushClocks and AtOnceWorkers have one owner, StalenessCounts are safe by themselves. Pure: no
+// frame, no time.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "kvstore/attendance.h"
 
 namespace gradwire::kvstore {
 
@@ -52,8 +55,6 @@ class PushClocks {
   std::uint64_t staleness_of(std::uint32_t worker) const { return workers_[worker].staleness; }
   /// The workers that are more than the bound behind this one, which waits for them; none: it goes on.
   std::vector<std::uint32_t> awaited_by(std::uint32_t worker) const;
-  /// Notes that worker will push no more: nobody waits for it.
-  void forget(std::uint32_t worker) { workers_[worker].is_gone = true; }
 
  private:
   struct Worker {
@@ -61,13 +62,36 @@ class PushClocks {
     std::uint64_t pushes = 0;        ///< that went in
     std::uint64_t others_shown = 0;  ///< pushes of others in the weight that it was given last
     std::uint64_t staleness = 0;
-    bool is_gone = false;
   };
   std::uint64_t others_than(const Worker& worker) const { return total_ - worker.pushes; }
 
   AtOnce policy_;
   std::vector<Worker> workers_;  ///< by rank
   std::uint64_t total_ = 0;      ///< pushes of all
+};
+
+/// A server's workers, as the clocks of all its weights need to know them. Ranks are those of the job.
+class AtOnceWorkers {
+ public:
+  explicit AtOnceWorkers(std::uint32_t workers) : is_gone_(workers), meeting_(workers) {}
+
+  void set_policy(const AtOnce& policy) { policy_ = policy; }
+  /// Whether pushes are applied at once; else a round is all workers' pushes.
+  bool has_policy() const { return policy_.has_value(); }
+  /// A weight's clocks, which begin at first_step if it has none yet. Requires has_policy().
+  PushClocks& clocks_of(std::optional<PushClocks>& weights_own, std::uint64_t first_step) const;
+  /// The workers that hold this one back: not who is gone, and not who is in a collective, since it cannot
+  /// push before all others are there too, this worker among them.
+  std::vector<std::uint32_t> awaited_by(std::uint32_t worker, const PushClocks& clocks) const;
+  /// Notes that worker is in a collective; when all are, all are back. Throws as Attendance::join().
+  void meet(std::uint32_t worker) { meeting_.join(worker); }
+  /// Notes that worker will push no more.
+  void forget(std::uint32_t worker) { is_gone_[worker] = true; }
+
+ private:
+  std::optional<AtOnce> policy_;
+  std::vector<bool> is_gone_;  ///< by rank
+  Attendance meeting_;
 };
 
 /// How often each staleness was met.

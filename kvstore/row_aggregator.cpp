@@ -39,7 +39,7 @@ std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t ke
 }  // namespace
 
 RowAggregator::RowAggregator(std::uint32_t workers, Sealing sealing)
-    : workers_(workers), sealing_(sealing), meeting_(workers) {}
+    : workers_(workers), sealing_(sealing), at_once_(workers) {}
 RowAggregator::~RowAggregator() = default;
 
 bool RowAggregator::takes(Kind kind) {
@@ -145,7 +145,7 @@ void RowAggregator::on_push(std::uint32_t worker, const Frame& frame, std::vecto
         Refusal::kRows,
         fmt::format("push of table {}: the optimizer has no weights yet; init the table first", header.key)};
   }
-  if (at_once_) return push_at_once(worker, table, header, std::move(contribution), answers);
+  if (at_once_.has_policy()) return push_at_once(worker, table, header, std::move(contribution), answers);
   if (header.step >= table.next_step + kMaxStepsAhead) {
     return hold(worker, table, header, answers);  // and keeps nothing of it: the worker will ask again
   }
@@ -313,7 +313,7 @@ void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vecto
     require_shape(*table, opened.shape);
     pull.asked = std::move(opened.ids);
   }
-  if (at_once_) return pull_at_once(worker, *table, std::move(pull), answers);
+  if (at_once_.has_policy()) return pull_at_once(worker, *table, std::move(pull), answers);
   if (header.step < table->next_step) return;  // repeated: its answer is on its way
   if (header.step == table->next_step) {
     return answers.push_back({worker, answer(*table, pull)});
@@ -464,7 +464,7 @@ void RowAggregator::heed(std::uint32_t worker, const Frame& command, std::vector
     optimizer_ = spec.name;
     for (auto& [key, table] : tables_) begin_with_sums(*table);
   } else if (text.starts_with(kRounds)) {
-    at_once_ = parse_at_once(std::string_view(text).substr(kRounds.size()));
+    at_once_.set_policy(parse_at_once(std::string_view(text).substr(kRounds.size())));
   } else if (text == "meet") {
     on_meet(worker, answers);
   }
@@ -472,8 +472,9 @@ void RowAggregator::heed(std::uint32_t worker, const Frame& command, std::vector
 
 void RowAggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) {
   gone_.insert(worker);
+  at_once_.forget(worker);
   for (auto& [key, table] : tables_)
-    at_once_ ? forget_at_once(worker, *table, answers) : fail_lost(*table, answers);
+    at_once_.has_policy() ? forget_at_once(worker, *table, answers) : fail_lost(*table, answers);
 }
 
 /// Fails those who wait for a round that will never be complete.

@@ -97,7 +97,6 @@ class RowAggregator {
             std::vector<Answer>& answers) const;
   // row_aggregator_at_once.cpp
   PushClocks& clocks_of(Table& table) const;
-  std::vector<std::uint32_t> awaited_at_once(std::uint32_t worker, Table& table) const;
   void push_at_once(std::uint32_t worker, Table& table, const transport::FrameHeader& header,
                     Contribution contribution, std::vector<Answer>& answers);
   void pull_at_once(std::uint32_t worker, Table& table, Pull pull, std::vector<Answer>& answers);
@@ -111,9 +110,8 @@ class RowAggregator {
   std::map<std::uint64_t, std::unique_ptr<Table>> tables_;  ///< by key
   CodecTable codecs_;
   std::unique_ptr<Updater> updater_;
-  std::string optimizer_;          ///< its name
-  std::optional<AtOnce> at_once_;  ///< none: a round is all workers' pushes
-  Attendance meeting_;             ///< at once: who is in a collective
+  std::string optimizer_;  ///< its name
+  AtOnceWorkers at_once_;
   transport::BufferPool pool_;
 };
 

@@ -19,18 +19,7 @@ using transport::FrameHeader;
 using transport::Kind;
 
 PushClocks& RowAggregator::clocks_of(Table& table) const {
-  if (!table.clocks) {
-    table.clocks.emplace(workers_, *at_once_, table.next_step);
-    for (const std::uint32_t worker : gone_) table.clocks->forget(worker);
-  }
-  return *table.clocks;
-}
-
-/// Who is in a collective cannot push before all others are there too, this worker among them.
-std::vector<std::uint32_t> RowAggregator::awaited_at_once(std::uint32_t worker, Table& table) const {
-  auto ranks = clocks_of(table).awaited_by(worker);
-  std::erase_if(ranks, [this](std::uint32_t rank) { return meeting_.is_away(rank); });
-  return ranks;
+  return at_once_.clocks_of(table.clocks, table.next_step);
 }
 
 void RowAggregator::push_at_once(std::uint32_t worker, Table& table, const FrameHeader& header,
@@ -76,7 +65,7 @@ void RowAggregator::pull_at_once(std::uint32_t worker, Table& table, Pull pull,
   const bool is_repeated = !table.waiting.insert_or_assign(worker, std::move(pull)).second;
   answer_the_early(table, answers);
   if (is_repeated && table.waiting.contains(worker))  // it would like to know
-    answers.push_back({worker, held(header, awaited_at_once(worker, table), Kind::kRowHeld)});
+    answers.push_back({worker, held(header, at_once_.awaited_by(worker, clocks_of(table)), Kind::kRowHeld)});
 }
 
 /// Answers those whose own pushes are in, and who need not wait for others, with the rows as they are now.
@@ -84,7 +73,7 @@ void RowAggregator::answer_the_early(Table& table, std::vector<Answer>& answers)
   std::erase_if(table.waiting, [&](const auto& entry) {
     const auto& [worker, pull] = entry;
     PushClocks& clocks = clocks_of(table);
-    if (pull.header.step > clocks.next_step_of(worker) || !awaited_at_once(worker, table).empty())
+    if (pull.header.step > clocks.next_step_of(worker) || !at_once_.awaited_by(worker, clocks).empty())
       return false;
     clocks.show(worker);
     answers.push_back({worker, answer(table, pull)});
@@ -93,12 +82,11 @@ void RowAggregator::answer_the_early(Table& table, std::vector<Answer>& answers)
 }
 
 void RowAggregator::on_meet(std::uint32_t worker, std::vector<Answer>& answers) {
-  meeting_.join(worker);
+  at_once_.meet(worker);
   for (auto& [key, table] : tables_) answer_the_early(*table, answers);
 }
 
 void RowAggregator::forget_at_once(std::uint32_t worker, Table& table, std::vector<Answer>& answers) {
-  clocks_of(table).forget(worker);
   table.waiting.erase(worker);
   answer_the_early(table, answers);
 }

@@ -87,10 +87,7 @@ def launch(row: Row, hook: str, steps: int, network: Network) -> list[dict[str, 
             output=remember,
             timeout=_SECONDS,
         )
-        if job.interrupted is not None:
-            raise KeyboardInterrupt
-        if job.exit_code != 0:
-            raise RuntimeError(f"{hook}: {job.cause}\n  | " + "\n  | ".join(said[-20:]))
+        job.require_success(hook, said[-20:])
         records = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(row.ranks)]
     if len({record["digest"] for record in records}) != 1:
         raise RuntimeError(f"{hook}: the ranks ended with different gradients")

@@ -100,12 +100,11 @@ def train(arm: Arm, seed: int, network: Network, python: Path, flags: list[str])
     script = [str(SCRIPT), "--network", "lenet", "--kv-store", "dist_sync", "--gc-type", arm.gc_type]
     network.forget_processes()
     job = start(arm, network, python, [*script, "--seed", str(seed), *flags], lambda line: _note(lines, line))
-    if job.interrupted is not None:
-        raise KeyboardInterrupt
+    last_lines = lines[-_LAST_LINES:]
+    job.require_success(f"mxnet_lenet: {arm.name}", last_lines)
     records = [json.loads(text) for text in lines if text.startswith('{"store"')]
-    if job.exit_code != 0 or len(records) != 1:
-        last = "".join(f"\n  | {text}" for text in lines[-_LAST_LINES:])
-        raise RuntimeError(f"mxnet_lenet: {arm.name}: {job.cause or 'no record of rank 0'}{last}")
+    if len(records) != 1:
+        raise RuntimeError("\n  | ".join([f"mxnet_lenet: {arm.name}: no record of rank 0", *last_lines]))
     record: dict[str, Any] = records[0]
     if record.pop("store").startswith("gradwire") is not (arm.system == "gradwire"):
         raise RuntimeError(f"mxnet_lenet: {arm.name}: trained on another store than its own")

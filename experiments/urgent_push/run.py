@@ -62,10 +62,7 @@ def launch(bandwidth: str, arm: str, bulk_bytes: int, rounds: int) -> dict[str, 
             output=remember,
             timeout=_SECONDS,
         )
-        if job.interrupted is not None:
-            raise KeyboardInterrupt
-        if job.exit_code != 0:
-            raise RuntimeError(f"urgent_push: {job.cause}\n  | " + "\n  | ".join(said[-20:]))
+        job.require_success("urgent_push", said[-20:])
         taken: dict[str, list[float]] = json.loads(file.read_text())
     return taken
 

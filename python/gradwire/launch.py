@@ -66,6 +66,16 @@ class JobResult:
     lost: tuple[str, ...] = ()  # how workers ended without which the job has gone on
     restarted: int = 0
 
+    def require_success(self, who: str, last_lines: Sequence[str] = ()) -> None:
+        """Returns where no process failed. who begins the message of one that did, which ends with last_lines.
+
+        Raises: KeyboardInterrupt: the job was stopped by a signal. RuntimeError: it failed.
+        """
+        if self.interrupted is not None:
+            raise KeyboardInterrupt
+        if self.exit_code != 0:
+            raise RuntimeError("\n  | ".join([f"{who}: {self.cause}", *last_lines]))
+
 
 def run_job(
     command: Sequence[str],

@@ -117,13 +117,39 @@ TEST(PushClocks, MayAllBeginLater) {
   EXPECT_EQ(clocks.staleness_of(0), 0U);
 }
 
-TEST(PushClocks, NobodyWaitsForWhoIsGone) {
+TEST(AtOnceWorkers, NobodyWaitsForWhoIsGone) {
+  AtOnceWorkers workers(3);
   PushClocks clocks = bounded(3, 0);
   push(clocks, 0);
-  clocks.forget(1);
-  EXPECT_THAT(clocks.awaited_by(0), ElementsAre(2));
-  clocks.forget(2);
-  EXPECT_THAT(clocks.awaited_by(0), IsEmpty());
+  workers.forget(1);
+  EXPECT_THAT(workers.awaited_by(0, clocks), ElementsAre(2));
+  workers.forget(2);
+  EXPECT_THAT(workers.awaited_by(0, clocks), IsEmpty());
+}
+
+TEST(AtOnceWorkers, NobodyWaitsForWhoIsInACollectiveUntilAllAre) {
+  AtOnceWorkers workers(3);
+  PushClocks clocks = bounded(3, 0);
+  push(clocks, 0);
+  workers.meet(1);
+  EXPECT_THAT(workers.awaited_by(0, clocks), ElementsAre(2));
+  workers.meet(2);
+  EXPECT_THAT(workers.awaited_by(0, clocks), IsEmpty());
+  workers.meet(0);
+  EXPECT_THAT(workers.awaited_by(0, clocks), ElementsAre(1, 2));
+}
+
+TEST(AtOnceWorkers, AWeightsClocksAreMadeOnceByThePolicyThatHolds) {
+  AtOnceWorkers workers(2);
+  EXPECT_FALSE(workers.has_policy());
+  workers.set_policy(AtOnce{1});
+  ASSERT_TRUE(workers.has_policy());
+  std::optional<PushClocks> clocks;
+  push(workers.clocks_of(clocks, 40), 0);
+  push(workers.clocks_of(clocks, 50), 0);
+  EXPECT_EQ(clocks->next_step_of(0), 42U);
+  EXPECT_EQ(clocks->next_step_of(1), 40U);
+  EXPECT_THAT(workers.awaited_by(0, *clocks), ElementsAre(1));
 }
 
 TEST(StalenessCounts, CountsEach) {

@@ -26,11 +26,7 @@ class AtOnceRows {
   }
 
   void optimize(const std::string& optimizer) { heed(rows_, "optimizer " + optimizer); }
-  Answers send(std::uint32_t worker, Frame frame) {
-    Answers answers;
-    rows_.handle(worker, std::move(frame), answers);
-    return answers;
-  }
+  Answers send(std::uint32_t worker, Frame frame) { return kvstore::send(rows_, worker, std::move(frame)); }
   Answers push(std::uint32_t worker, std::uint64_t step, const Ids& ids, const Values& values) {
     return send(worker, rows_frame(Kind::kRowPush, step, ids, values));
   }

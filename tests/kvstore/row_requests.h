@@ -46,6 +46,12 @@ inline transport::Frame everything(std::uint64_t step) {
   return frame;
 }
 
+inline Answers send(RowAggregator& rows, std::uint32_t worker, transport::Frame frame) {
+  Answers answers;
+  rows.handle(worker, std::move(frame), answers);
+  return answers;
+}
+
 /// A command that its server's Aggregator has carried out.
 inline Answers heed(RowAggregator& rows, std::string_view text, std::uint32_t worker = 0) {
   Answers answers;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -134,6 +135,14 @@ def test_signal_is_named_and_is_128_plus_n(folder: Path, recorder: Recorder) -> 
     result = recorder.run(python("if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\nawait_end('worker0')"))
     assert (result.exit_code, result.failed_rank) == (128 + 9, 0)
     assert recorder.said[0].endswith("was killed by SIGKILL")
+
+
+def test_the_result_says_whether_who_asks_can_go_on() -> None:
+    JobResult(0, None, None, 1.0).require_success("bench")
+    with pytest.raises(RuntimeError, match=r"^bench: it ended\n  \| so\n  \| it went$"):
+        JobResult(7, "worker", 1, 1.0, "it ended").require_success("bench", ["so", "it went"])
+    with pytest.raises(KeyboardInterrupt):
+        JobResult(130, None, None, 1.0, "stopped", signal.SIGINT).require_success("bench")
 
 
 def test_a_worker_may_end_well_before_the_others(folder: Path, recorder: Recorder) -> None:
