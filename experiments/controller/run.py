@@ -34,17 +34,17 @@ QUICK_ROWS = ("lenet-50mbit", "lenet-10gbit")
 TASKS = {
     "lenet": Workload(
         "fashion_mnist/train.py",
-        "--network lenet --batch-size 16 --limit 25600 --num-epochs 4",
-        "--network lenet --batch-size 16 --limit 6400 --num-epochs 1",
+        "--network lenet --batch-size 16 --limit 5120 --num-epochs 5",
+        "--network lenet --batch-size 16 --limit 5120 --num-epochs 1",
     ),
     "resnet8": Workload(
         "fashion_mnist/train.py",
-        "--network resnet8 --batch-size 16 --limit 12800 --num-epochs 5",
-        "--network resnet8 --batch-size 16 --limit 3200 --num-epochs 1",
+        "--network resnet8 --batch-size 16 --limit 5120 --num-epochs 5",
+        "--network resnet8 --batch-size 16 --limit 2560 --num-epochs 1",
     ),
     "char_lm": Workload(
         "char_lm/train.py",
-        "--network small --batch-size 8 --limit 4800 --num-epochs 5",
+        "--network small --batch-size 8 --limit 2560 --num-epochs 5",
         "--network small --batch-size 8 --limit 1600 --num-epochs 1",
     ),
 }

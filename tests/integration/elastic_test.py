@@ -83,16 +83,16 @@ def test_another_is_started_in_the_place_of_a_killed_worker(tmp_path: Path) -> N
 
 def test_a_worker_is_added_to_a_running_job(tmp_path: Path) -> None:
     with ElasticRun(tmp_path, QUICK, workers=2) as job:
-        launch(job, "servers", steps=1500, pause=0.03, until=3)
+        launch(job, "servers", steps=400, pause=0.1, until=3)
         pid = job.worker_pid(0)
         job.await_steps(pid, 10)
-        added = job.add(worker_of("servers", steps=1500, pause=0.03, until=3))
+        added = job.add(worker_of("servers", steps=400, pause=0.1, until=3))
         job.await_steps(pid, 20, workers=3)
         ended, ended_too = job.end(PATIENCE), added.ended(PATIENCE)
     assert ended.code == 0, str(ended)
     assert ended_too.code == 0, str(ended_too)
     both = records(ended, ended_too)
-    assert_same_weights(both, workers=3, steps=1500)
+    assert_same_weights(both, workers=3, steps=400)
     assert both[2]["first_generation"] == 2  # newcomers are behind
 
 

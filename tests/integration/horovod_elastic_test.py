@@ -58,14 +58,14 @@ def test_another_takes_the_place_of_a_killed_rank_and_the_state_is_the_survivors
 def test_a_rank_is_added_to_a_running_job(workers: int, tmp_path: Path) -> None:
     """One rank alone sums nothing until the other comes."""
     with ElasticRun(tmp_path, QUICK, workers=workers) as job:
-        launch(job, 0, steps=1000, pause=0.03, until=workers + 1)
+        launch(job, 0, steps=400, pause=0.1, until=workers + 1)
         pid = job.worker_pid(0)
         job.await_steps(pid, 10)
-        added = job.add(worker(PROGRAM, steps=1000, pause=0.03, until=workers + 1))
+        added = job.add(worker(PROGRAM, steps=400, pause=0.1, until=workers + 1))
         wait_until(lambda: job.is_again(pid, workers=workers + 1), PATIENCE, "the newcomer to train")
         more, ended = added.ended(PATIENCE), job.end(PATIENCE)
     assert (more.code, ended.code) == (0, 0), f"{more}\n{ended}"
-    assert_one_model(records(ended, more), workers=workers + 1, steps=1000)
+    assert_one_model(records(ended, more), workers=workers + 1, steps=400)
 
 
 @pytest.mark.parametrize(
