@@ -22,6 +22,8 @@ CODECS = ("none", "fp16", "2bit")
 MOST_WITH_MXNET = 8  # a worker of MXNet takes some 400 MB
 # Of all workers' gradients together, a round: as many bytes to sum whoever they come from.
 ROUND_BYTES = 400_000_000
+# MXNet has TCP alone, so gradwire, which would take local sockets between processes of one host, has it too.
+TCP = {"GRADWIRE_IPC": "off"}
 _SECONDS = 3600
 
 
@@ -39,6 +41,7 @@ def measure(codec: str, workers: int, given: argparse.Namespace) -> dict[str, An
         text=True,
         check=True,
         timeout=_SECONDS,
+        env=os.environ | TCP,
     )
     records = json.loads(done.stdout)
     if not all(record["checksum"] for record in records):
@@ -47,7 +50,7 @@ def measure(codec: str, workers: int, given: argparse.Namespace) -> dict[str, An
     return {
         "codec": codec,
         "workers": workers,
-        "command": f"gradwire {' '.join(words)}",
+        "command": " ".join([*(f"{name}={value}" for name, value in TCP.items()), "gradwire", *words]),
         "load_before": round(before, 1),
         "records": [{field: record[field] for field in fields} for record in records],
     }
