@@ -51,11 +51,13 @@ reference:  ## report/reference/index.html: the API, from the docstrings
 
 sanitize: packages  ## the C++ tests under ASan + UBSan, then under ThreadSanitizer
 	@export TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$(CURDIR)/tests/transport/tsan.supp"; \
+	failed=0; \
 	for preset in dev tsan; do \
 	  [ -f build/$$preset/build.ninja ] || cmake --preset $$preset; \
 	  cmake --build --preset $$preset -j $(JOBS); \
-	  ctest --preset $$preset -j $(JOBS); \
-	done
+	  ctest --preset $$preset -j $(JOBS) || failed=1; \
+	done; \
+	exit $$failed
 
 lint:  ## formatting, ruff and mypy, without changing a file
 	@clang-format --dry-run -Werror $(CPP_FILES)

@@ -1,5 +1,6 @@
 #include "kvstore/answer.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -36,6 +37,14 @@ Frame held(const FrameHeader& request, std::span<const std::uint32_t> awaited, K
   Buffer ranks = Buffer::allocate(awaited.size_bytes());
   if (!awaited.empty()) std::memcpy(ranks.bytes().data(), awaited.data(), awaited.size_bytes());
   return answer_to(request, kind, std::move(ranks));
+}
+
+std::vector<std::uint32_t> awaited_in(const Frame& held) {
+  const std::span<const std::byte> bytes = held.payload.bytes();
+  std::vector<std::uint32_t> ranks(bytes.size() / sizeof(std::uint32_t));
+  std::ranges::copy(bytes.first(ranks.size() * sizeof(std::uint32_t)),
+                    std::as_writable_bytes(std::span(ranks)).begin());
+  return ranks;
 }
 
 }  // namespace gradwire::kvstore

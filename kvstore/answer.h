@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kvstore/protocol.h"
 #include "transport/frame.h"
@@ -33,5 +34,8 @@ transport::Frame share(const transport::Frame& frame);
 /// The push is here, and its answer waits for these workers; none: for somebody upstream.
 transport::Frame held(const transport::FrameHeader& request, std::span<const std::uint32_t> awaited,
                       transport::Kind kind = transport::Kind::kHeld);
+
+/// The workers that an answer of held() names.
+std::vector<std::uint32_t> awaited_in(const transport::Frame& held);
 
 }  // namespace gradwire::kvstore

@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "kvstore/answer.h"
 #include "kvstore/engine_tensor.h"
 #include "kvstore/protocol.h"
 #include "kvstore/shortened.h"
@@ -71,10 +72,7 @@ void EngineThread::handle(Node from, Frame frame) {
       return part_done(tensor, nullptr);
     case Kind::kHeld:
       found->is_held = true;
-      found->awaited.resize(frame.payload.size_bytes() / sizeof(std::uint32_t));
-      std::ranges::copy(
-          std::as_const(frame.payload).bytes().first(found->awaited.size() * sizeof(std::uint32_t)),
-          std::as_writable_bytes(std::span(found->awaited)).begin());
+      found->awaited = awaited_in(frame);
       if (found->awaited.empty()) tensor.started = Clock::now();  // upstream of it, who waits knows for whom
       return;
     case Kind::kMissing:

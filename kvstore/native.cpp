@@ -13,6 +13,7 @@
 #include "compress/codecs.h"
 #include "compress/integer_sums.h"
 #include "kvstore/aggregator.h"
+#include "kvstore/answer.h"
 #include "kvstore/loop.h"
 #include "kvstore/sum_tail.h"
 
@@ -315,11 +316,8 @@ class Native final : public transport::Messenger {
     for (std::uint32_t worker = 0; worker < workers_; ++worker) {
       if (worker != rank_) awaited.push_back(worker);
     }
-    Frame held{probe, Buffer::allocate(awaited.size() * sizeof(std::uint32_t))};
-    held.header.kind = Kind::kHeld;
-    std::memcpy(held.payload.bytes().data(), awaited.data(), held.payload.size_bytes());
     std::vector<Frame> frames;
-    frames.push_back(std::move(held));
+    frames.push_back(held(probe, awaited));
     deliver(std::move(frames));
   }
 

@@ -4,11 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <stdexcept>
 #include <utility>
 
+#include "kvstore/answer.h"
 #include "kvstore/protocol.h"
 
 namespace gradwire::kvstore {
@@ -88,9 +88,7 @@ bool RowClient::handle(transport::Node from, Frame& frame) {
       answered(table->first, found);
       break;
     case Kind::kRowHeld:
-      found->awaited.resize(frame.payload.size_bytes() / sizeof(std::uint32_t));
-      std::memcpy(found->awaited.data(), frame.payload.bytes().data(),
-                  found->awaited.size() * sizeof(std::uint32_t));
+      found->awaited = awaited_in(frame);
       break;
     case Kind::kRowMissing:
       send_again(active, *found);

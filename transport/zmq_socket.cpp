@@ -244,7 +244,7 @@ std::string_view fault_of(const ConnectionEvent& event) {
 }
 
 ConnectionWatch::ConnectionWatch(const ZmqContext& context, const ZmqSocket& watched)
-    : socket_(context, ZMQ_PAIR, kNoLimit) {
+    : watched_(watched), socket_(context, ZMQ_PAIR, kNoLimit) {
   constexpr int kEvents = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
                           ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
                           ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
@@ -254,6 +254,9 @@ ConnectionWatch::ConnectionWatch(const ZmqContext& context, const ZmqSocket& wat
   if (zmq_socket_monitor(watched.get(), endpoint.c_str(), kEvents) != 0) throw_zmq("zmq: monitor");
   socket_.connect(endpoint);
 }
+
+// libzmq would go on sending events, and frees none that it cannot send.
+ConnectionWatch::~ConnectionWatch() { zmq_socket_monitor(watched_.get(), nullptr, 0); }
 
 std::optional<ConnectionEvent> ConnectionWatch::next() {
   using Kind = ConnectionEvent::Kind;

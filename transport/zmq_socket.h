@@ -128,14 +128,18 @@ struct ConnectionEvent {
 /// What is wrong with a handshake, for people; nothing where nothing is, or there is no telling.
 std::string_view fault_of(const ConnectionEvent& event);
 
-/// Watches a socket's connections.
+/// Watches a socket's connections. Requires that the socket is there for as long.
 class ConnectionWatch {
  public:
   ConnectionWatch(const ZmqContext& context, const ZmqSocket& watched);
+  ~ConnectionWatch();
+  ConnectionWatch(const ConnectionWatch&) = delete;
+  ConnectionWatch& operator=(const ConnectionWatch&) = delete;
   std::optional<ConnectionEvent> next();
   void* get() const noexcept { return socket_.get(); }
 
  private:
+  const ZmqSocket& watched_;
   ZmqSocket socket_;
 };
 

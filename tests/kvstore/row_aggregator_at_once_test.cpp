@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kvstore/answer.h"
 #include "kvstore/row_state.h"
 #include "tests/kvstore/row_requests.h"
 
@@ -53,10 +54,7 @@ std::uint64_t staleness_in(const Answers& answers) {
 
 std::vector<std::uint32_t> ranks_in(const Answers& answers) {
   expect_only(answers, Kind::kRowHeld);
-  const auto& payload = answers.at(0).frame.payload;
-  std::vector<std::uint32_t> ranks(payload.size_bytes() / sizeof(std::uint32_t));
-  std::memcpy(ranks.data(), payload.bytes().data(), payload.size_bytes());
-  return ranks;
+  return awaited_in(answers.at(0).frame);
 }
 
 TEST(RowAggregatorAtOnce, APushGoesInWhenItComesAndAPullBringsTheRowsAsTheyAre) {

@@ -379,7 +379,10 @@ TEST(MpiRanks, ASinkThatThrowsFailsTheJobNamingItsNode) {
   Rank rank;
   rank.worker().attach(rank.worker_ear);
   rank.server().attach(sink);
-  rank.worker().send(server(0), one(make_frame(Kind::kPush, 1)));
+  try {
+    rank.worker().send(server(0), one(make_frame(Kind::kPush, 1)));
+  } catch (const TransportError&) {  // another rank was quicker
+  }
   EXPECT_THAT(rank.worker_ear.failures(1), ElementsAre("server 0: a bug in the sink"));
 }
 
