@@ -19,7 +19,8 @@ CPP_FILES = $(shell find $(CPP_FOLDERS) python/src $(addprefix tests/,$(CPP_FOLD
   -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 PY_FOLDERS := python tests experiments
 
-# One compiler cache for the tests and for the extension: both compile with the same flags.
+# One compiler cache for the tests and for the extension, which compile with the same flags, and for all clones.
+export CCACHE_BASEDIR := $(CURDIR)
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 
