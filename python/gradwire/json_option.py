@@ -25,20 +25,49 @@ def _check_file(file: str | None) -> str | None:
     return file
 
 
+def _check_new_file(file: str | None) -> str | None:
+    """As _check_file, and there is none yet: others may have one open, or may read it."""
+    if file not in (None, "-") and os.path.lexists(file):
+        raise typer.BadParameter(
+            f"{file} is there already: name a new file, which you alone will be able to read"
+        )
+    return _check_file(file)
+
+
 JsonOption = Annotated[
     str | None,
     typer.Option(
         "--json", metavar="FILE", help="Write a JSON record to FILE; - is stdout.", callback=_check_file
     ),
 ]
+# Of a command whose record is a secret.
+SecretJsonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write a JSON record to FILE, a new one, which only you can read; - is stdout.",
+        callback=_check_new_file,
+    ),
+]
 
 
 def write_json(record: Any, file: str | None) -> None:
     """Writes a command's record where --json says."""
-    if file is None:
-        return
-    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
     if file == "-":
-        sys.stdout.write(text)
-    else:
-        Path(file).write_text(text, encoding="utf-8")
+        sys.stdout.write(_text_of(record))
+    elif file is not None:
+        Path(file).write_text(_text_of(record), encoding="utf-8")
+
+
+def write_secret_json(record: Any, file: str | None) -> None:
+    """As write_json, for a SecretJsonOption: the file is made here, and nobody but its owner may ever read it."""
+    if file in (None, "-"):
+        return write_json(record, file)
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as made:
+        made.write(_text_of(record))
+    return None
+
+
+def _text_of(record: Any) -> str:
+    return json.dumps(record, indent=2, allow_nan=False) + "\n"
