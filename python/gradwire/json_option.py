@@ -1,4 +1,5 @@
-"""The option --json of every command that leaves a record: where it goes, and how it is written there."""
+"""The option --json of every command that leaves a record: where it goes, and how it is written there. Other files that
+commands write are looked at alike."""
 
 from __future__ import annotations
 
@@ -11,23 +12,30 @@ from typing import Annotated, Any
 import typer
 
 
-def _check_file(file: str | None) -> str | None:
+def check_output(file: Path | None) -> Path | None:
     """Looks whether the file can be written, before hours of work end in a record that has no place."""
-    if file is None or file == "-":
-        return file
-    path = Path(file)
-    if path.is_dir():
-        raise typer.BadParameter(f"{file} is a folder: expected a file, or - for stdout")
-    if not path.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {path.parent}: make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if file is None:
+        return None
+    if file.is_dir():
+        raise typer.BadParameter(f"{file} is a folder: expected a file")
+    if not file.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {file.parent}: make it first")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise typer.BadParameter(f"{file} cannot be written here")
     return file
 
 
+def _check_file(file: str | None) -> str | None:
+    if file is not None and file != "-":
+        if Path(file).is_dir():
+            raise typer.BadParameter(f"{file} is a folder: expected a file, or - for stdout")
+        check_output(Path(file))
+    return file
+
+
 def _check_new_file(file: str | None) -> str | None:
-    """As _check_file, and there is none yet: others may have one open, or may read it."""
-    if file not in (None, "-") and os.path.lexists(file):
+    """As check_output(), and there is none yet: others may have one open, or may read it."""
+    if file is not None and file != "-" and os.path.lexists(file):
         raise typer.BadParameter(
             f"{file} is there already: name a new file, which you alone will be able to read"
         )
@@ -62,7 +70,7 @@ def write_json(record: Any, file: str | None) -> None:
 
 def write_secret_json(record: Any, file: str | None) -> None:
     """As write_json, for a SecretJsonOption: the file is made here, and nobody but its owner may ever read it."""
-    if file in (None, "-"):
+    if file is None or file == "-":
         return write_json(record, file)
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as made:
         made.write(_text_of(record))
