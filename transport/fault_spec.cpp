@@ -16,20 +16,24 @@ using std::chrono::milliseconds;
 struct EventName {
   FaultEvent event;
   std::string_view name;
-  bool of_scheduler;
+  bool of_scheduler, of_server, of_worker;
+
+  bool is_of(Role role) const {
+    return role == Role::kScheduler ? of_scheduler : role == Role::kServer ? of_server : of_worker;
+  }
 };
 
 constexpr std::array kEvents{
-    EventName{FaultEvent::kStart, "start", true},
-    EventName{FaultEvent::kInit, "init", false},
-    EventName{FaultEvent::kPush, "push", false},
-    EventName{FaultEvent::kReply, "reply", false},
-    EventName{FaultEvent::kPull, "pull", false},
-    EventName{FaultEvent::kCheckpoint, "checkpoint", false},
-    EventName{FaultEvent::kLetter, "letter", false},
-    EventName{FaultEvent::kBarrier, "barrier", true},
-    EventName{FaultEvent::kHeartbeat, "heartbeat", true},
-    EventName{FaultEvent::kLeave, "leave", true},
+    EventName{FaultEvent::kStart, "start", true, true, true},
+    EventName{FaultEvent::kInit, "init", false, true, true},
+    EventName{FaultEvent::kPush, "push", false, true, true},
+    EventName{FaultEvent::kReply, "reply", false, true, true},
+    EventName{FaultEvent::kPull, "pull", false, true, true},
+    EventName{FaultEvent::kCheckpoint, "checkpoint", false, true, true},
+    EventName{FaultEvent::kLetter, "letter", false, true, true},
+    EventName{FaultEvent::kBarrier, "barrier", true, false, true},
+    EventName{FaultEvent::kHeartbeat, "heartbeat", true, false, false},
+    EventName{FaultEvent::kLeave, "leave", true, true, true},
 };
 
 constexpr std::array<std::pair<std::string_view, double>, 4> kTimes{
@@ -103,6 +107,10 @@ microseconds time_of(const Item& item, std::string_view text, const char* exampl
   return microseconds(static_cast<std::int64_t>(*seconds * 1e6));
 }
 
+std::string name_of(Role role) {
+  return role == Role::kScheduler ? "scheduler" : role == Role::kServer ? "server" : "worker";
+}
+
 NodePattern node_of(const Item& item, std::string_view text) {
   constexpr const char* kExpected = "nodes such as worker:1, server:*, or scheduler";
   const auto [role, rank] = cut(text, ':');
@@ -161,18 +169,15 @@ FaultSpec::Kill kill_of(const Item& item) {
   if (!at) item.refuse(kExample);
   const auto [name, count] = cut(*at, ':');
   FaultSpec::Kill kill{node_of(item, node)};
-  const bool is_scheduler = kill.node.role == Role::kScheduler;
   const auto found = std::ranges::find(kEvents, name, &EventName::name);
-  const bool is_seen =
-      found != kEvents.end() && (is_scheduler ? found->of_scheduler : found->event != FaultEvent::kHeartbeat);
-  if (!is_seen) {
+  if (found == kEvents.end() || !found->is_of(kill.node.role)) {
     std::string names;
     for (const EventName& event : kEvents) {
-      if (is_scheduler ? !event.of_scheduler : event.event == FaultEvent::kHeartbeat) continue;
-      names += (names.empty() ? "" : ", ") + std::string(event.name);
+      if (event.is_of(kill.node.role)) names += (names.empty() ? "" : ", ") + std::string(event.name);
     }
-    item.refuse("an event of " + std::string(is_scheduler ? "the scheduler" : "workers and servers") + ": " +
-                names + "; as in " + kExample);
+    const bool is_scheduler = kill.node.role == Role::kScheduler;
+    item.refuse("an event of " + std::string(is_scheduler ? "the scheduler" : name_of(kill.node.role) + "s") +
+                ": " + names + "; as in " + kExample);
   }
   kill.event = found->event;
   if (!count) return kill;
@@ -217,6 +222,34 @@ void take(const Item& item, FaultSpec& spec) {
 
 std::string to_string(FaultEvent event) {
   return std::string(std::ranges::find(kEvents, event, &EventName::event)->name);
+}
+
+std::string to_string(const NodePattern& pattern) {
+  if (pattern.role == Role::kScheduler) return name_of(pattern.role);
+  return name_of(pattern.role) + ":" + (pattern.rank ? std::to_string(*pattern.rank) : "*");
+}
+
+std::string to_string(const FaultSpec::Kill& kill) {
+  return "kill=" + to_string(kill.node) + "@" + to_string(kill.event) + ":" + std::to_string(kill.count);
+}
+
+void require_members(const FaultSpec& spec, std::uint32_t workers, std::uint32_t servers) {
+  const auto require = [&](const NodePattern& node) {
+    const std::uint32_t count = node.role == Role::kWorker ? workers : servers;
+    if (!node.rank || *node.rank < count) return;
+    const std::string role = name_of(node.role);
+    std::string there = "no " + role + "s";
+    if (count > 0) there = role + ":0";
+    if (count > 1) there += " to " + role + ":" + std::to_string(count - 1);
+    throw std::invalid_argument("faults: there is no " + to_string(node) + " in this job, which has " +
+                                there);
+  };
+  for (const FaultSpec::Kill& kill : spec.kills) require(kill.node);
+  for (const FaultSpec::Slow& slow : spec.slow) require(slow.node);
+  for (const FaultSpec::Partition& cut : spec.partitions) {
+    std::ranges::for_each(cut.one, require);
+    std::ranges::for_each(cut.other, require);
+  }
 }
 
 FaultSpec parse_faults(std::string_view text) {

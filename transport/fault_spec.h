@@ -76,6 +76,15 @@ struct FaultSpec {
   bool loses_frames() const { return drop > 0 || corrupt > 0 || !partitions.empty(); }
 };
 
+/// "worker:1", "server:*", "scheduler"
+std::string to_string(const NodePattern& pattern);
+/// "kill=worker:1@push:100"
+std::string to_string(const FaultSpec::Kill& kill);
+
+/// Throws std::invalid_argument, which names the first, where the spec has nodes that a job of that size has
+/// not.
+void require_members(const FaultSpec& spec, std::uint32_t workers, std::uint32_t servers);
+
 /// Reads a spec. Throws std::invalid_argument that names the item, what was expected, and an example.
 FaultSpec parse_faults(std::string_view text);
 

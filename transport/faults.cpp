@@ -21,6 +21,7 @@ std::string to_string(const FaultCounts& counts) {
     text += join + std::to_string(counts.met[i]) + " " + std::string(name_of(static_cast<Fault>(i)));
     join = ", ";
   }
+  for (const std::string& kill : counts.unmet_kills) text += "; " + kill;
   return text;
 }
 
@@ -38,6 +39,7 @@ std::shared_ptr<Faults> Faults::of(std::string_view text, PayloadChecksum checks
 
 std::function<void(Kind)> scheduler_witness(std::shared_ptr<Faults> faults) {
   if (!faults) return {};
+  faults->host({Role::kScheduler, 0});
   return [faults = std::move(faults)](Kind kind) {
     const Node scheduler{Role::kScheduler, 0};
     if (kind == Kind::kExchange) faults->saw(scheduler, FaultEvent::kBarrier);
@@ -48,7 +50,23 @@ std::function<void(Kind)> scheduler_witness(std::shared_ptr<Faults> faults) {
 
 FaultCounts Faults::counts() const {
   const std::lock_guard lock(mutex_);
-  return counts_;
+  FaultCounts counts = counts_;
+  for (const FaultSpec::Kill& kill : spec_.kills) {
+    for (const Node node : hosted_) {
+      if (!kill.node.matches(node)) continue;
+      const auto found = events_.find({node, kill.event});
+      const std::uint64_t came_to = found == events_.end() ? 0 : found->second;
+      if (came_to < kill.count)
+        counts.unmet_kills.push_back(to_string(kill) + " did not happen: " + to_string(node) + " came to " +
+                                     std::to_string(came_to));
+    }
+  }
+  return counts;
+}
+
+void Faults::host(Node node) {
+  const std::lock_guard lock(mutex_);
+  hosted_.insert(node);
 }
 
 void Faults::count(Fault fault) {

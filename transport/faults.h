@@ -11,9 +11,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "transport/checksum.h"
 #include "transport/fault_spec.h"
@@ -37,10 +39,12 @@ std::string_view name_of(Fault fault);
 struct FaultCounts {
   std::uint64_t frames = 0;
   std::array<std::uint64_t, kFaultKinds> met{};
+  /// Of kills that are to come to nodes of this process and have not: which, and how far each came.
+  std::vector<std::string> unmet_kills{};
   std::uint64_t of(Fault fault) const { return met[static_cast<std::size_t>(fault)]; }
 };
 
-/// "1200 frames: 12 dropped, 11 corrupted"
+/// "1200 frames: 12 dropped, 11 corrupted; kill=worker:1@push:100 did not happen: worker 1 came to 37"
 std::string to_string(const FaultCounts& counts);
 
 class Faults {
@@ -57,6 +61,8 @@ class Faults {
   const FaultSpec& spec() const { return spec_; }
   FaultCounts counts() const;
 
+  /// Notes that a node lives in this process.
+  void host(Node node);
   void count(Fault fault);
   void count_frame();
   /// Notes that a node of this process is at an event, and does not return where the spec kills it there
@@ -69,6 +75,7 @@ class Faults {
   mutable std::mutex mutex_;
   FaultCounts counts_;
   std::map<std::pair<Node, FaultEvent>, std::uint64_t> events_;
+  std::set<Node> hosted_;
 };
 
 /// What tells faults of the frames that a scheduler hears (ZmqOptions::witness).

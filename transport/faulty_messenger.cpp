@@ -79,6 +79,7 @@ FaultyMessenger::FaultyMessenger(std::unique_ptr<Messenger> messenger, std::shar
       self_(PassingMessenger::self()),
       known_{self_.role, known_rank.value_or(self_.rank)},
       local_peer_(PassingMessenger::local_peer()) {
+  faults_->host(known_);
   for (const FaultSpec::Slow& slow : faults_->spec().slow) {
     if (slow.node.matches(known_)) slow_ = &slow;
   }

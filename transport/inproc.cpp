@@ -104,7 +104,11 @@ class InprocHub {
       case Exchanges::State::kWaiting:
         break;
     }
-    throw TimeoutError(exchange_timeout_text(sequence, name, exchanges_.missing(sequence), timeout));
+    const std::string late =
+        exchange_timeout_text(sequence, name, list_workers(exchanges_.missing(sequence)), timeout);
+    lock.unlock();
+    fail(to_string(self) + " gave up: " + late);  // who comes later must not go past it
+    throw TimeoutError(late);
   }
 
  private:

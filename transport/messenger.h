@@ -125,7 +125,7 @@ class Messenger {
 
   /// Gives blob to all workers and returns every worker's blob in rank order. A collective of the workers:
   /// the n-th call of each meets. Throws TimeoutError naming the ranks that did not come, TransportError when
-  /// one of them has left the job or is in an exchange of another name (which fails the whole job).
+  /// one has left the job or is in one of another name. The job fails with it, but where one has left.
   virtual std::vector<std::string> exchange(std::string_view name, std::string_view blob,
                                             std::chrono::milliseconds timeout) = 0;
 

@@ -18,6 +18,7 @@
 
 #include "transport/checksum.h"
 #include "transport/collective.h"
+#include "transport/exchange_wait.h"
 #include "transport/node_pair.h"
 
 namespace gradwire::transport {
@@ -31,6 +32,7 @@ struct MpiOptions {
   std::size_t largest_message_bytes = std::size_t{1} << 30;
   std::string host;  ///< this host's name, for people and to tell hosts apart; empty: what the system says
   PayloadChecksum checksum = PayloadChecksum::kAuto;  ///< ranks of one machine count as local sockets
+  SlowExchange slow_exchange;                         ///< what is said of others that are awaited
   std::function<void(const std::string&)> log;  ///< progress for people, from the I/O thread; may be empty
 };
 

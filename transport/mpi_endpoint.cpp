@@ -14,8 +14,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kMissingAnswer{1'000};  // how long a late worker waits to hear whom it waited for
-
 void check_options(const MpiOptions& options) {
   const auto refuse = [](const std::string& given, const std::string& expected) {
     throw std::invalid_argument("connect_mpi: " + given + ", expected " + expected);
@@ -233,15 +231,17 @@ std::vector<std::string> MpiEndpoint::await_exchange(Lock& lock, std::uint64_t s
                                                      std::string_view name, milliseconds timeout) {
   AwaitedExchange& waiting = exchanges_[sequence];
   const auto is_settled = [&] { return failed_ || worker_.is_leaving || waiting.blobs || waiting.deserted; };
-  if (!changed_.wait_for(lock, timeout, is_settled)) {
-    ask(sequence, ExchangeAsk::kStatus, "");
-    changed_.wait_for(lock, kMissingAnswer, [&] { return is_settled() || waiting.missing; });
-  }
+  const auto ask_who_is_missing = [&] { ask(sequence, ExchangeAsk::kStatus, ""); };
+  ExchangeWait wait({worker_.node, sequence, name, "worker 0"}, waiting,
+                    {lock, changed_, is_settled, ask_who_is_missing});
+  const std::string late = wait.within(timeout, options_.slow_exchange);
   if (waiting.blobs) return std::move(*waiting.blobs);
   check_member(worker_);
   if (waiting.deserted) throw TransportError(*waiting.deserted);
-  const std::vector<std::uint32_t> coordinator{0};
-  throw TimeoutError(exchange_timeout_text(sequence, name, waiting.missing.value_or(coordinator), timeout));
+  lock.unlock();
+  fail(to_string(worker_.node) + " gave up: " + late);  // who comes later must not go past it
+  lock.lock();
+  throw TimeoutError(late);
 }
 
 bool MpiEndpoint::note_failure(const std::string& text) {

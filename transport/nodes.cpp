@@ -62,10 +62,14 @@ void check_exchange(Node self, std::string_view name) {
   }
 }
 
-std::string exchange_timeout_text(std::uint64_t sequence, std::string_view name,
-                                  const std::vector<std::uint32_t>& missing,
+std::string exchange_wait_text(std::uint64_t sequence, std::string_view name,
+                               const std::vector<std::uint32_t>& missing, std::chrono::milliseconds waited) {
+  return "exchange " + std::to_string(sequence) + " ('" + std::string(name) + "') has waited " +
+         in_seconds(std::chrono::round<std::chrono::seconds>(waited)) + " for " + list_workers(missing);
+}
+
+std::string exchange_timeout_text(std::uint64_t sequence, std::string_view name, const std::string& who,
                                   std::chrono::milliseconds timeout) {
-  const std::string who = missing.empty() ? "the scheduler" : list_workers(missing);
   return "exchange " + std::to_string(sequence) + " ('" + std::string(name) + "'): " + who +
          " did not come within " + std::to_string(timeout.count()) + " ms";
 }

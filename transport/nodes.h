@@ -25,8 +25,11 @@ void check_route(Node self, const World& world, Node to, std::span<const Frame> 
 /// Throws std::invalid_argument unless self is a worker and name has no NUL (which ends it on the wire).
 void check_exchange(Node self, std::string_view name);
 
-std::string exchange_timeout_text(std::uint64_t sequence, std::string_view name,
-                                  const std::vector<std::uint32_t>& missing,
+/// "exchange 3 ('barrier') has waited 60 s for worker 1"
+std::string exchange_wait_text(std::uint64_t sequence, std::string_view name,
+                               const std::vector<std::uint32_t>& missing, std::chrono::milliseconds waited);
+/// "exchange 3 ('barrier'): worker 1 did not come within 1800000 ms"
+std::string exchange_timeout_text(std::uint64_t sequence, std::string_view name, const std::string& who,
                                   std::chrono::milliseconds timeout);
 
 }  // namespace gradwire::transport

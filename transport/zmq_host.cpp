@@ -47,6 +47,7 @@ HostLink connect_zmq_host(Messenger& job, const ZmqOptions& options) {
   own.interface.clear();
   own.pair.clear();
   own.servers_optional = false;
+  own.slow_exchange.notify = nullptr;  // it would name workers by their ranks here
   own.scheduler = "tcp://" + std::string(kLoopback) + ":0";
   own.scheduler_name = to_string(Node{Role::kWorker, members.front()}) + ", which serves its host,";
   std::shared_ptr<Scheduler> scheduler;  // owner: the link

@@ -25,10 +25,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLeaveTimeout{2'000};   // of the destructor
-constexpr milliseconds kLastWords{500};        // for a failing node to tell the scheduler why
-constexpr milliseconds kExchangeCheck{1'000};  // how often a waiting worker asks after its exchange
-constexpr milliseconds kMissingAnswer{1'000};  // how long a late worker waits to hear whom it waited for
+constexpr milliseconds kLeaveTimeout{2'000};  // of the destructor
+constexpr milliseconds kLastWords{500};       // for a failing node to tell the scheduler why
 
 // Frames of one partition go one way, so that they keep their order.
 std::uint64_t spread_of(const FrameHeader& header) {
@@ -248,30 +246,25 @@ std::vector<std::string> ZmqMessenger::exchange(std::string_view name, std::stri
 std::vector<std::string> ZmqMessenger::await_exchange(std::unique_lock<std::mutex>& lock,
                                                       std::uint64_t sequence, std::string_view name,
                                                       const std::string& payload, milliseconds timeout) {
-  const auto ask_status = [&] {
-    ask({Kind::kExchange, sequence, static_cast<std::uint64_t>(ExchangeAsk::kStatus), {}});
-  };
   AwaitedExchange& waiting = exchanges_[sequence];
   const auto settled = [&] { return inbox_.failed() || leaving_ || waiting.blobs || waiting.deserted; };
-  const Clock::time_point deadline = Clock::now() + timeout;
-  while (!settled() && Clock::now() < deadline) {
-    if (changed_.wait_until(lock, std::min(deadline, Clock::now() + kExchangeCheck), settled)) break;
+  const auto ask_who_is_missing = [&] {
     const bool ours_was_lost =
         waiting.missing && std::ranges::find(*waiting.missing, self_.rank) != waiting.missing->end();
     if (ours_was_lost)
       ask({Kind::kExchange, sequence, static_cast<std::uint64_t>(ExchangeAsk::kOffer), payload});
-    ask_status();
-  }
-  if (!settled()) {
-    waiting.missing.reset();
-    ask_status();
-    changed_.wait_for(lock, kMissingAnswer, [&] { return settled() || waiting.missing; });
-  }
+    ask({Kind::kExchange, sequence, static_cast<std::uint64_t>(ExchangeAsk::kStatus), {}});
+  };
+  ExchangeWait wait({self_, sequence, name, "the scheduler"}, waiting,
+                    {lock, changed_, settled, ask_who_is_missing});
+  const std::string late = wait.within(timeout, options_.slow_exchange);
   if (waiting.blobs) return std::move(*waiting.blobs);
   check_member_locked();
   if (waiting.deserted) throw TransportError(*waiting.deserted);
-  throw TimeoutError(
-      exchange_timeout_text(sequence, name, waiting.missing.value_or(std::vector<std::uint32_t>{}), timeout));
+  lock.unlock();
+  fail(to_string(self_) + " gave up: " + late);  // who comes later must not go past it
+  lock.lock();
+  throw TimeoutError(late);
 }
 
 void ZmqMessenger::fail(const std::string& text) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "transport/checksum.h"
+#include "transport/exchange_wait.h"
 #include "transport/job_key.h"
 #include "transport/messenger.h"
 #include "transport/node_pair.h"
@@ -45,6 +46,7 @@ struct ZmqOptions {
   std::optional<JobKey> key;
   std::string pair;                          ///< set by connect_zmq_pair()
   OnFailure on_failure = OnFailure::kAbort;  ///< the same on all nodes
+  SlowExchange slow_exchange;                ///< worker: what is said of others that are awaited
   /// With OnFailure::kContinue: this process's name in the job, which no other has and which it keeps when it
   /// joins again.
   std::string member;

@@ -378,6 +378,11 @@ class Engine:
     def faults(self) -> dict:
         """Frames by what GRADWIRE_FAULTS has done to them; empty without it."""
 
+    def unmet_kills(self) -> list[str]:
+        """
+        Kills of GRADWIRE_FAULTS that were to come to this process and have not, in words.
+        """
+
     def counters(self) -> dict:
         """
         Bytes and frames at the socket since the start, all peers together; and bytes that have crossed between the host and its devices.
@@ -635,9 +640,9 @@ def canonical_weights(text: str) -> str:
     How servers send weights, 'fp16' or 'delta:int8', with every parameter written out. Raises ValueError.
     """
 
-def check_faults(text: str) -> None:
+def check_faults(text: str, workers: int | None, servers: int) -> None:
     """
-    Raises ValueError unless text says what a job is to be disturbed by (GRADWIRE_FAULTS).
+    Raises ValueError unless text says what a job is to be disturbed by (GRADWIRE_FAULTS), and nodes that it has; workers: None where others may come.
     """
 
 class Topology(enum.Enum):

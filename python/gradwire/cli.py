@@ -14,7 +14,7 @@ from typing import Annotated, TextIO
 import typer
 
 from gradwire.autotune.command import tune
-from gradwire.json_option import JsonOption, write_json
+from gradwire.json_option import JsonOption, SecretJsonOption, write_json, write_secret_json
 from gradwire.plan_command import plan
 from gradwire.run_command import ALIASES, run
 
@@ -54,7 +54,7 @@ app.command(context_settings=_TAKES_COMMAND | ALIASES)(run)
 
 
 @app.command()
-def key(json_file: JsonOption = None) -> None:
+def key(json_file: SecretJsonOption = None) -> None:
     """Print a new job key, for jobs that gradwire run does not start: all their processes must hold the same one.
 
     A secret: hand it over in the environment and by a way that nobody reads. gradwire run makes one by itself.
@@ -68,7 +68,7 @@ def key(json_file: JsonOption = None) -> None:
     made = encryption.new_key()
     if json_file is None:
         sys.stdout.write(f"{made.text}\n")
-    write_json({"key": made.text}, json_file)
+    write_secret_json({"key": made.text}, json_file)
 
 
 @app.command(context_settings=_TAKES_COMMAND)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gradwire import _core, agreed_settings, encryption, endpoints, mpi, nccl, settings
+from gradwire.log import Log
 
 __all__ = [
     "Joined",
@@ -175,6 +176,9 @@ def _engine_options(values: settings.Settings) -> dict[str, Any]:
         "slow_warning": values.slow_warning,
         "slow_abort": values.slow_abort,
         "retry_timeout": values.retry_timeout,
+        "notify": lambda rank, text: Log.of(values, rank).say(
+            "warning", text
+        ),  # of exchanges; else take_notices()
     }
 
 

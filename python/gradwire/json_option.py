@@ -1,4 +1,5 @@
-"""The option --json of every command that leaves a record: where it goes, and how it is written there."""
+"""The option --json of every command that leaves a record: where it goes, and how it is written there. Other files that
+commands write are looked at alike."""
 
 from __future__ import annotations
 
@@ -11,18 +12,34 @@ from typing import Annotated, Any
 import typer
 
 
-def _check_file(file: str | None) -> str | None:
+def check_output(file: Path | None) -> Path | None:
     """Looks whether the file can be written, before hours of work end in a record that has no place."""
-    if file is None or file == "-":
-        return file
-    path = Path(file)
-    if path.is_dir():
-        raise typer.BadParameter(f"{file} is a folder: expected a file, or - for stdout")
-    if not path.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {path.parent}: make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if file is None:
+        return None
+    if file.is_dir():
+        raise typer.BadParameter(f"{file} is a folder: expected a file")
+    if not file.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {file.parent}: make it first")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise typer.BadParameter(f"{file} cannot be written here")
     return file
+
+
+def _check_file(file: str | None) -> str | None:
+    if file is not None and file != "-":
+        if Path(file).is_dir():
+            raise typer.BadParameter(f"{file} is a folder: expected a file, or - for stdout")
+        check_output(Path(file))
+    return file
+
+
+def _check_new_file(file: str | None) -> str | None:
+    """As check_output(), and there is none yet: others may have one open, or may read it."""
+    if file is not None and file != "-" and os.path.lexists(file):
+        raise typer.BadParameter(
+            f"{file} is there already: name a new file, which you alone will be able to read"
+        )
+    return _check_file(file)
 
 
 JsonOption = Annotated[
@@ -31,14 +48,34 @@ JsonOption = Annotated[
         "--json", metavar="FILE", help="Write a JSON record to FILE; - is stdout.", callback=_check_file
     ),
 ]
+# Of a command whose record is a secret.
+SecretJsonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write a JSON record to FILE, a new one, which only you can read; - is stdout.",
+        callback=_check_new_file,
+    ),
+]
 
 
 def write_json(record: Any, file: str | None) -> None:
     """Writes a command's record where --json says."""
-    if file is None:
-        return
-    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
     if file == "-":
-        sys.stdout.write(text)
-    else:
-        Path(file).write_text(text, encoding="utf-8")
+        sys.stdout.write(_text_of(record))
+    elif file is not None:
+        Path(file).write_text(_text_of(record), encoding="utf-8")
+
+
+def write_secret_json(record: Any, file: str | None) -> None:
+    """As write_json, for a SecretJsonOption: the file is made here, and nobody but its owner may ever read it."""
+    if file is None or file == "-":
+        return write_json(record, file)
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as made:
+        made.write(_text_of(record))
+    return None
+
+
+def _text_of(record: Any) -> str:
+    return json.dumps(record, indent=2, allow_nan=False) + "\n"

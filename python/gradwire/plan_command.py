@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gradwire.json_option import JsonOption, write_json
+from gradwire.json_option import JsonOption, check_output, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gradwire.planner import Answer, Prediction, Question
 
 _LATENCY = "50us"
+_MOST_NODES = 65_536  # minutes of simulating
+_MOST_THREADS = 1_024
 
 
 def plan(
@@ -30,9 +32,10 @@ def plan(
     model: Annotated[
         str | None, typer.Option(help="vgg16, resnet50, bert_large, or a profile's JSON file.")
     ] = None,
-    workers: Annotated[int, typer.Option("-n", "--num-workers", min=1, help="Workers.")] = 8,
+    workers: Annotated[int, typer.Option("-n", "--num-workers", min=1, max=_MOST_NODES, help="Workers.")] = 8,
     servers: Annotated[
-        int | None, typer.Option("-s", "--num-servers", min=1, help="Servers. Unset: several numbers.")
+        int | None,
+        typer.Option("-s", "--num-servers", min=1, max=_MOST_NODES, help="Servers. Unset: several numbers."),
     ] = None,
     bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Of each host's link.")] = "10gbit",
     latency: Annotated[str, typer.Option(metavar="TIME", help="From host to host.")] = _LATENCY,
@@ -57,19 +60,24 @@ def plan(
     drain: Annotated[
         bool, typer.Option("--drain", help="Forward waits for all sums (no overlap_step).")
     ] = False,
-    codec_threads: Annotated[int, typer.Option(min=1, help="Of a worker.")] = 1,
-    server_threads: Annotated[int, typer.Option(min=1, help="Of a server.")] = 1,
+    codec_threads: Annotated[int, typer.Option(min=1, max=_MOST_THREADS, help="Of a worker.")] = 1,
+    server_threads: Annotated[int, typer.Option(min=1, max=_MOST_THREADS, help="Of a server.")] = 1,
     sweep: Annotated[
         Literal["bandwidth", "workers"] | None,
         typer.Option(help="Predict over 50mbit to 100gbit, or over 2 to 4096 workers."),
     ] = None,
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="A chart of --sweep.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A chart of --sweep.", callback=check_output)
+    ] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Costs of codecs. Unset: those that come with gradwire."),
     ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measure this machine (minutes), write FILE, and end.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Measure this machine (minutes), write FILE, and end.", callback=check_output
+        ),
     ] = None,
     codec_speeds: Annotated[
         Path | None,
@@ -78,7 +86,10 @@ def plan(
         ),
     ] = None,
     profile_file: Annotated[
-        Path | None, typer.Option("--profile", metavar="FILE", help="Keep the profile of CMD there.")
+        Path | None,
+        typer.Option(
+            "--profile", metavar="FILE", help="Keep the profile of CMD there.", callback=check_output
+        ),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:

@@ -216,7 +216,8 @@ def run(
     no faster, and that much later. partition=worker:1+worker:2|server:0@10s+2s: those two groups do not hear each
     other, from 10 s after they have joined, for 2 s. kill=worker:1@push:100: it kills itself at the 100th push that it
     sends or hears, and who is started in its place does not; events are start, init, push, reply, pull, checkpoint,
-    letter, barrier and leave, of the scheduler start, barrier, heartbeat and leave. worker:* is all workers.
+    letter and leave, of workers also barrier, of the scheduler start, barrier, heartbeat and leave. Who is to be killed
+    and is not says so at its end. worker:* is all workers.
     seed=7 chooses which frames. Results stay what they are without faults, bit for bit; each process says at its end
     what it has done to how many frames.
 
@@ -253,9 +254,6 @@ def run(
         network_interface, start_timeout, fusion_threshold_mb, cycle_time_ms, verbose=verbose, p3=p3
     )
     recording = None if timeline is None else launchers.record(timeline, launcher, hosts)
-    if faults is not None:
-        _check_faults(faults)
-        say(f"runs under faults: {faults}")
     options = {
         "GRADWIRE_HIERARCHY": hierarchy,
         "GRADWIRE_PLACEMENT": placement,
@@ -279,7 +277,12 @@ def run(
         | ({} if recording is None else recording.environment),
         settings_file,
     )
-    goes_on = {**surroundings(), **variables}.get("GRADWIRE_ON_FAILURE", "").lower() == "continue"
+    around = {**surroundings(), **variables}
+    goes_on = around.get("GRADWIRE_ON_FAILURE", "").lower() == "continue"
+    if spec := around.get("GRADWIRE_FAULTS", "").strip():
+        most_servers = workers if around.get("GRADWIRE_PLACEMENT", "").lower() == "auto" else 0
+        _check_faults(spec, None if goes_on else workers, max(servers or workers, most_servers))
+        say(f"runs under faults: {spec}")
     if min_workers is not None and not goes_on:
         raise ValueError(
             f"run: --min-workers {min_workers} counts where the job goes on without workers that die: give "
@@ -401,11 +404,12 @@ def _variables_of_flags(
     return {name: text for name, text in given.items() if text is not None} | (_OF_P3 if p3 else {})
 
 
-def _check_faults(spec: str) -> None:
+def _check_faults(spec: str, workers: int | None, servers: int) -> None:
+    """workers: None where more may come. servers: as many as there can be, of workers' own too."""
     from gradwire import _core
 
     try:
-        _core.check_faults(spec)
+        _core.check_faults(spec, workers, servers)
     except ValueError as error:
         raise ValueError(f"run: --{error}") from None
 

@@ -205,6 +205,7 @@ class Worker(AbstractKVStore):
             return
         met = ", ".join(f"{count} {fault}" for fault, count in counts.items() if count and fault != "frames")
         text = f"faults: {counts['frames']} frames" + (f": {met}" if met else "")
+        text = "; ".join([text, *self.engine.unmet_kills()])
         self._log.say("warning", text, faults=counts)
 
     def _report_left(self) -> None:

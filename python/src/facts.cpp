@@ -1,5 +1,6 @@
 // gradwire._core: what is asked without a job: of this build, of libraries, of texts and files.
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
@@ -77,8 +78,15 @@ void bind_facts(nb::module_& module) {
       "How servers send weights, 'fp16' or 'delta:int8', with every parameter written out. Raises "
       "ValueError.");
   module.def(
-      "check_faults", [](const std::string& text) { transport::parse_faults(text); }, "text"_a,
-      "Raises ValueError unless text says what a job is to be disturbed by (GRADWIRE_FAULTS).");
+      "check_faults",
+      [](const std::string& text, std::optional<std::uint32_t> workers, std::uint32_t servers) {
+        const transport::FaultSpec spec = transport::parse_faults(text);
+        if (workers) transport::require_members(spec, *workers, servers);
+      },
+      "text"_a, "workers"_a.none(), "servers"_a,
+      "Raises ValueError unless text says what a job is to be disturbed by (GRADWIRE_FAULTS), and nodes that "
+      "it has; "
+      "workers: None where others may come.");
 }
 
 }  // namespace gradwire::python

@@ -60,6 +60,12 @@ void bind_metrics(nb::class_<PyEngine>& engine) {
           "Of |gradient + residual|^2, in the keys' last measured rounds; None without, or while a round is "
           "in progress.")
       .def("faults", &faults, "Frames by what GRADWIRE_FAULTS has done to them; empty without it.")
+      .def(
+          "unmet_kills",
+          [](PyEngine& s) {
+            return s.faults() == nullptr ? std::vector<std::string>() : s.faults()->counts().unmet_kills;
+          },
+          "Kills of GRADWIRE_FAULTS that were to come to this process and have not, in words.")
       .def("counters", &counters,
            "Bytes and frames at the socket since the start, all peers together; and bytes that have crossed "
            "between the host and its devices.")

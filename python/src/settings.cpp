@@ -4,6 +4,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <functional>
+#include <memory>
+#include <utility>
+
 #include "python/src/waiting.h"
 
 namespace gradwire::python {
@@ -41,6 +45,20 @@ std::shared_ptr<kvstore::Trace> trace_of(const Given& given) {
   kvstore::TraceOptions options;
   if (given.contains("clock_offset")) options.clock_offset = from_seconds(given.at<double>("clock_offset"));
   return std::make_shared<kvstore::Trace>(options);
+}
+
+// Calls notify(rank, text) of Python's. That is not held by a thread of ours.
+std::function<void(transport::Node, const std::string&)> teller(nb::object notify) {
+  const auto let_go = [](nb::object* held) {
+    const nb::gil_scoped_acquire acquire;
+    delete held;
+  };
+  const std::shared_ptr<nb::object> held(new nb::object(std::move(notify)),
+                                         let_go);  // owners: copies of this
+  return [held](transport::Node self, const std::string& text) {
+    const nb::gil_scoped_acquire acquire;
+    (*held)(self.rank, text);
+  };
 }
 
 }  // namespace
@@ -91,6 +109,8 @@ transport::ZmqOptions zmq_options(transport::Role role, const nb::kwargs& all) {
   given.take("min_workers", options.min_workers);
   given.take_seconds("regroup_timeout", options.regroup_timeout);
   given.take_seconds("regroup_patience", options.regroup_patience);
+  given.take_seconds("slow_warning", options.slow_exchange.warning);
+  if (given.contains("notify")) options.slow_exchange.notify = teller(given.at<nb::object>("notify"));
   return options;
 }
 
@@ -112,6 +132,7 @@ transport::MpiOptions mpi_options(const std::string& library, const nb::kwargs& 
   options.liveness_timeout = node.liveness_timeout;
   options.host = node.host;
   options.checksum = node.checksum;
+  options.slow_exchange = node.slow_exchange;
   return options;
 }
 

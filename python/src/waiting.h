@@ -1,7 +1,10 @@
 // Waits of Python's calls, which Ctrl-C ends.
+//
+// Threading: each on the thread that waits, which holds the GIL when it begins.
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,16 +13,29 @@
 
 namespace gradwire::python {
 
-/// While it lives, Ctrl-C ends the process at once: for waits that cannot look at Python's signals.
+/// While one lives on the main thread, Ctrl-C ends the process at once: for waits there that cannot look at
+/// Python's signals. On any other thread it does nothing, for Python acts on signals on its main thread,
+/// which is free. Where Ctrl-C is ignored (nohup) it stays so.
 class InterruptEnds {
  public:
-  InterruptEnds() : before_(std::signal(SIGINT, SIG_DFL)) {}
-  ~InterruptEnds() { std::signal(SIGINT, before_); }
+  InterruptEnds() : is_main_(::gettid() == ::getpid()) {
+    if (!is_main_) return;
+    ::sigaction(SIGINT, nullptr, &before_);
+    if (before_.sa_handler == SIG_IGN) return;
+    struct sigaction ends {};
+    ends.sa_handler = SIG_DFL;
+    ::sigaction(SIGINT, &ends, nullptr);
+  }
+  /// With its flags: Python's handler is without SA_RESTART, so that calls of the user's own are interrupted.
+  ~InterruptEnds() {
+    if (is_main_) ::sigaction(SIGINT, &before_, nullptr);
+  }
   InterruptEnds(const InterruptEnds&) = delete;
   InterruptEnds& operator=(const InterruptEnds&) = delete;
 
  private:
-  void (*before_)(int);
+  const bool is_main_;
+  struct sigaction before_ {};
 };
 
 inline constexpr auto kSignalCheck = std::chrono::milliseconds(100);

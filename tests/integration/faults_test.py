@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,47 @@ def test_a_spec_that_is_not_valid_is_refused_before_anything_is_started(tmp_path
         ended = job.start(("run", 0), words).ended(30)
     assert ended.code == 2, str(ended)
     assert "--faults: 'drop=2x' is not valid: expected a share of the frames" in ended.err, str(ended)
+
+
+@pytest.mark.parametrize(
+    ("spec", "servers", "text"),
+    [
+        ("kill=worker:7@push", "1", "there is no worker:7 in this job, which has worker:0 to worker:1"),
+        ("slow=worker:9@1mbit", "1", "there is no worker:9 in this job, which has worker:0 to worker:1"),
+        ("kill=server:1@push", "1", "there is no server:1 in this job, which has server:0"),
+        ("kill=server:2@push", "0", "there is no server:2 in this job, which has server:0 to server:1"),
+        ("kill=server:0@barrier", "1", "expected an event of servers: start, init, "),
+    ],
+)
+def test_a_fault_that_can_never_happen_is_refused(spec: str, servers: str, text: str, tmp_path: Path) -> None:
+    """The job had gone through, undisturbed, with exit code 0 and no word of it."""
+    with Run(tmp_path, {}) as job:
+        words = [str(PROGRAMS / "gradwire"), "run", "-n", "2", "-s", servers, "--faults", spec, "true"]
+        ended = job.start(("run", 0), words).ended(30)
+    assert ended.code == 2, str(ended)
+    assert text in ended.err, str(ended)
+
+
+def test_where_more_workers_may_come_their_ranks_are_not_known(tmp_path: Path) -> None:
+    with Run(tmp_path, {}) as job:
+        words = [str(PROGRAMS / "gradwire"), "run", "-n", "1", "-s", "1", "--on-failure", "continue"]
+        ended = job.start(("run", 0), [*words, "--faults", "kill=worker:7@push", "true"]).ended(30)
+    assert "there is no worker:7" not in ended.err, str(ended)
+
+
+@pytest.mark.parametrize("store", ["dist_sync", "allreduce"])
+def test_a_kill_that_does_not_come_is_told_at_the_end(store: str, tmp_path: Path) -> None:
+    script = (
+        f"import numpy, gradwire; kv = gradwire.kv.create({store!r}); kv.init('k', numpy.zeros(4, numpy.float32)); "
+        "kv.push('k', numpy.ones(4, numpy.float32)); out = numpy.zeros(4, numpy.float32); kv.pull('k', out)"
+    )
+    with Run(tmp_path, {}) as job:
+        words = [str(PROGRAMS / "gradwire"), "run", "-n", "2", "-s", "1" if store == "dist_sync" else "0"]
+        words += ["--faults", "kill=worker:1@push:100,kill=server:0@checkpoint", sys.executable, "-c", script]
+        ended = job.start(("run", 0), words).ended(60)
+    assert ended.code == 0, str(ended)
+    assert re.search(
+        r"worker 1: faults: .*; kill=worker:1@push:100 did not happen: worker 1 came to [1-9]", ended.err
+    ), str(ended)
+    assert "kill=server:0@checkpoint:1 did not happen: server 0 came to 0" in ended.err, str(ended)
+    assert "kill=worker:1@push:100 did not happen: worker 0" not in ended.err, str(ended)

@@ -411,11 +411,13 @@ TEST(UnevenRefusals, WhoDoesNotJoinIsNamed) {
   JobSize size{2, 1};
   size.engine.slow_abort = 500ms;
   std::latch told(1);
-  run_job(size, [&](Engine& engine) {
+  const auto join_alone = [&](Engine& engine) {
     if (engine.rank() == 1) return told.wait();
-    EXPECT_THAT([&] { engine.join(); }, ThrowsMessage<std::runtime_error>(HasSubstr("worker 1")));
+    EXPECT_THAT([&] { engine.join(); }, ThrowsMessage<transport::TimeoutError>(HasSubstr("worker 1")));
     told.count_down();
-  });
+  };
+  EXPECT_THAT([&] { run_job(size, join_alone); },
+              ThrowsMessage<transport::TransportError>(HasSubstr("worker 0 gave up: exchange")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Placements, UnevenJob,

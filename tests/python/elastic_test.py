@@ -137,6 +137,19 @@ def test_what_no_other_rank_could_take_is_refused(store: Any) -> None:
         TorchState(model, optimizer, store)
 
 
+def test_local_steps_are_refused_before_a_worker_dies(store: Any) -> None:
+    """The first death had ended the job: no rounds can be put back where there are other workers."""
+    model = torch.nn.Linear(3, 2)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = gw.torch.LocalStepOptimizer(inner, model.named_parameters(), "none", store, sync_every=2)
+    with pytest.raises(
+        ValueError, match=r"not take optimizer, a LocalStepOptimizer: .*use DistributedOptimizer"
+    ):
+        TorchState(model, optimizer, store)
+    with pytest.raises(ValueError, match="does not take inner, a LocalStepOptimizer"):
+        TorchState(model, store=store, inner=optimizer)
+
+
 @pytest.mark.parametrize(("came_back_in", "since"), [(2, 1), (3, 3)])
 def test_who_misses_a_generation_of_its_job_comes_as_a_new_one(
     came_back_in: int, since: int, monkeypatch: pytest.MonkeyPatch

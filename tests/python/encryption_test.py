@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -231,6 +232,29 @@ def test_the_command_prints_a_key() -> None:
     assert re.fullmatch("[0-9a-f]{128}\n", done.stdout)
     record = subprocess.run([*words, "--json", "-"], capture_output=True, text=True, check=True, timeout=60)
     assert re.fullmatch("[0-9a-f]{128}", json.loads(record.stdout)["key"])
+
+
+def test_a_key_in_a_file_is_its_owners_alone(tmp_path: Path) -> None:
+    file = tmp_path / "key.json"
+    words = [
+        "sh",
+        "-c",
+        'umask 0 && exec "$@"',
+        "sh",
+        sys.executable,
+        "-m",
+        "gradwire.cli",
+        "key",
+        "--json",
+        file,
+    ]
+    subprocess.run(words, check=True, timeout=60)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    made = file.read_text()
+    again = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert again.returncode == 2
+    assert "is there already: name a new file" in " ".join(again.stderr.split())
+    assert file.read_text() == made
 
 
 @pytest.mark.parametrize("store", ["dist_sync_mpi", "allreduce_mpi", "nccl"])

@@ -271,6 +271,31 @@ def test_the_command_predicts_recommends_and_draws(tmp_path: Path) -> None:
         (["--calibrate", "x.json", "true"], "predicts nothing: leave the command out"),
         (["--model", "vgg16", "--placement", "beside", "-s", "9"], "9 servers beside 8 workers"),
         (["--model", "vgg16", "true"], "expected either --model"),
+        (
+            ["--model", "vgg16", "-n", "4294967296"],
+            "'--num-workers': Input should be less than or equal to 65536",
+        ),
+        (
+            ["--model", "vgg16", "-s", "4294967296"],
+            "'--num-servers': Input should be less than or equal to 65536",
+        ),
+        (
+            ["--model", "vgg16", "--codec-threads", "5000000000"],
+            "'--codec-threads': Input should be less than or equal to 1024",
+        ),
+        (
+            ["--model", "vgg16", "--server-threads", "5000000000"],
+            "'--server-threads': Input should be less than or equal to 1024",
+        ),
+        (["--calibrate", "/nowhere/x.json"], "'--calibrate': there is no folder /nowhere: make it first"),
+        (
+            ["--profile", "/nowhere/x.json", "false"],
+            "'--profile': there is no folder /nowhere: make it first",
+        ),
+        (
+            ["--model", "vgg16", "--sweep", "workers", "--svg", "/nowhere/x.svg"],
+            "'--svg': there is no folder /nowhere: make it first",
+        ),
         (["false"], "false ended with exit code 1 before 30 steps of a PyTorch optimizer: it wrote no error"),
     ],
 )

@@ -123,6 +123,28 @@ def require_refused(fresh: nn.Module, make: Make, folder: Path, text: str) -> No
     assert sorted(refused) == [0, 1]
 
 
+def test_a_file_that_one_rank_cannot_read_stops_all_alike(tmp_path: Path) -> None:
+    """Who could read their own had waited for the others, who had gone on, until GRADWIRE_SLOW_ABORT."""
+    save_after(NET, plain, tmp_path, 1)
+    (file,) = tmp_path.glob("*.worker-1.state")
+    damaged = bytearray(file.read_bytes())
+    damaged[-200] ^= 0xFF
+    file.write_bytes(damaged)
+    texts: dict[int, str] = {}
+
+    def body(store: KVStore) -> None:
+        model = copy.deepcopy(NET)
+        optimizer = plain(model, store)
+        with pytest.raises(gw.DecodeError, match=r"worker 1: .*worker-1\.state") as caught:
+            gw.torch.load_checkpoint(tmp_path, model, optimizer)
+        texts[store.rank] = str(caught.value)
+        assert torch.equal(weights(model), weights(NET))
+        take_steps(model, optimizer, store.rank, range(1, 2))  # as the documentation allows
+
+    run_ranks(2, body)
+    assert texts[0] == texts[1]
+
+
 # ---- local steps ---------------------------------------------------------------------------------------------
 
 

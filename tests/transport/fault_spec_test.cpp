@@ -65,7 +65,28 @@ TEST(FaultSpec, WhatIsWrongIsSaidWithWhatWouldBeRight) {
 TEST(FaultSpec, AnEventThatANodeNeverSeesIsRefused) {
   EXPECT_THAT(refusal("kill=scheduler@push"),
               HasSubstr("of the scheduler: start, barrier, heartbeat, leave"));
-  EXPECT_THAT(refusal("kill=server:0@heartbeat"), HasSubstr("of workers and servers"));
+  EXPECT_THAT(refusal("kill=server:0@heartbeat"), HasSubstr("of servers: start, init, push, "));
+  EXPECT_THAT(refusal("kill=server:0@barrier"),
+              HasSubstr("of servers: start, init, push, reply, pull, checkpoint, letter, leave; as in"));
+  EXPECT_EQ(refusal("kill=worker:0@barrier"), "taken");
+}
+
+TEST(FaultSpec, NodesThatAJobHasNotAreRefused) {
+  const auto refusal_of_two = [](const char* text) -> std::string {
+    try {
+      require_members(parse_faults(text), 2, 1);
+      return "";
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+  };
+  const char* kWorkers = "faults: there is no worker:2 in this job, which has worker:0 to worker:1";
+  EXPECT_EQ(refusal_of_two("kill=worker:2@push"), kWorkers);
+  EXPECT_EQ(refusal_of_two("drop=1%,slow=worker:2@1mbit"), kWorkers);
+  EXPECT_EQ(refusal_of_two("partition=worker:2|server:0@1s+1s"), kWorkers);
+  EXPECT_THAT(refusal_of_two("partition=worker:1|server:0+server:1@1s+1s"),
+              HasSubstr("there is no server:1 in this job, which has server:0"));
+  EXPECT_EQ(refusal_of_two("kill=worker:1@push,slow=server:*@1mbit,kill=scheduler@leave"), "");
 }
 
 }  // namespace

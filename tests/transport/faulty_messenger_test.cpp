@@ -73,6 +73,7 @@ class Pair {
     }
     return keys;
   }
+  std::vector<std::string> unmet_kills() const { return faults_->counts().unmet_kills; }
   std::uint64_t count(Fault fault) const { return faults_->counts().of(fault); }
 
  private:
@@ -263,6 +264,19 @@ TEST(FaultyMessenger, CountsNoPushThatIsPassedOnToAMirror) {
   EXPECT_EQ(signal_of([&] { send_three(std::nullopt); }), SIGKILL);
   EXPECT_EQ(signal_of([&] { send_three(Node{Role::kServer, 1}); }), SIGKILL) << "to who serves in its place";
   EXPECT_EQ(signal_of([&] { send_three(kWorker); }), 0);
+}
+
+TEST(Faults, SayWhichKillsDidNotHappen) {
+  Pair pair("kill=worker:0@push:3,kill=worker:*@pull,kill=worker:1@push,kill=server:0@push");
+  for (std::uint64_t n = 0; n < 2; ++n) {
+    std::vector<Frame> frames;
+    frames.push_back(numbered(n));
+    pair.worker().send(kServer, std::move(frames));
+  }
+  EXPECT_THAT(pair.unmet_kills(), ElementsAre("kill=worker:0@push:3 did not happen: worker 0 came to 2",
+                                              "kill=worker:*@pull:1 did not happen: worker 0 came to 0"));
+  const Faults idle(parse_faults("kill=worker:0@push:3"));
+  EXPECT_EQ(to_string(idle.counts()), "0 frames") << "worker 0 is another process's";
 }
 
 TEST(Faults, SayWhatTheyHaveDone) {

@@ -47,11 +47,10 @@ std::string await_change(Messenger& messenger) {
   std::string text;
   const bool changed = eventually([&] {
     try {
-      messenger.exchange("probe", "", 100ms);
+      messenger.exchange("probe", "", kPatience);
     } catch (const MembershipChanged& change) {
       text = change.what();
       return true;
-    } catch (const TimeoutError&) {
     }
     return false;
   });

@@ -246,8 +246,7 @@ TEST(ZmqLiveness, AWorkerThatFallsSilentIsNamedEverywhere) {
     raw.beat();
     std::this_thread::sleep_for(60ms);
   }
-  EXPECT_THAT(error_of([&] { worker0->exchange("still here", "", 10ms); }), HasSubstr("TimeoutError"))
-      << "beats keep the job alive for longer than the timeout";
+  EXPECT_THAT(ear.failures(0), testing::IsEmpty()) << "beats keep the job alive for longer than the timeout";
   const auto names_it = AllOf(HasSubstr("worker 1 (raw-host, pid 4711) sent no heartbeat for 0."));
   EXPECT_THAT(ear.failures(1), ElementsAre(names_it));
   EXPECT_THAT(error_of([&] { scheduler.wait(); }), names_it);

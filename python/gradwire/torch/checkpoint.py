@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from gradwire import checkpoint, kv
+from gradwire import _core, checkpoint, kv
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.local_rounds import ROUNDS_KEY, LocalRounds
 from gradwire.torch.momentum import inherited_momentum
@@ -26,6 +27,11 @@ from gradwire.torch.reducer import GradientReducer
 _OF_THE_STORE = ("rank", "residuals")
 # Of ours, beside what an exchange has.
 _ROWS_KEY, _MOMENTUM_KEY = "rows", "momentum_correction"
+
+# What a rank's error is for all, the first that it is an instance of; others are RuntimeErrors.
+_KINDS: tuple[type[Exception], ...] = (_core.DecodeError, ValueError)
+
+Result = TypeVar("Result")
 
 
 def save_checkpoint(
@@ -78,29 +84,18 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
     Returns: this rank's extra; of a rank that is new, that of one that was there.
 
     Raises:
-        gradwire.DecodeError: a file is damaged, or none of a checkpoint; model and optimizer are as they were, as with
-            ValueError, but gradients may travel by the codec that a warm-up or compression="auto" had come to, or as
-            rows.
+        gradwire.DecodeError: a rank's file is damaged, or none of a checkpoint, on all ranks; model and optimizer are
+            as they were, as with ValueError, but gradients may travel by the codec that a warm-up or
+            compression="auto" had come to, or as rows.
         ValueError: it is of other keys, or of another kind of optimizer, or this job has taken a step.
         RuntimeError: a file cannot be read; or model and optimizer are not alike, which is found when the store goes on
             from the checkpoint already: begin the job anew.
         TypeError: optimizer is neither a DistributedOptimizer nor a LocalStepOptimizer.
     """
     store = _store_of(optimizer)
-    restored = checkpoint.read_extra(folder, store.rank)
-    state = _unpack(restored)
-    optimizer_state = state["optimizer"]
-    own = optimizer_state.get(STATE_KEY, {})
     reducer, rounds = _reducer_of(optimizer), _rounds_of(optimizer)
-    _require_same_kind(own, optimizer)
-    if _sends_momentum(optimizer) and restored.num_workers != store.num_workers:
-        ranks = range(store.rank, restored.num_workers, store.num_workers)
-        theirs = [_unpack(checkpoint.read_extra(folder, rank))["optimizer"] for rank in ranks]
-        optimizer_state = inherited_momentum(
-            optimizer_state, theirs, store.num_workers / restored.num_workers
-        )
-    if rounds is not None:
-        rounds.require_fitting(own)
+    state = _attempt(store, lambda: _read_fitting(folder, optimizer, store))
+    own = state["optimizer"].get(STATE_KEY, {})
     if reducer is not None:
         # First: scales are agreed for a codec, and residuals may be those of a table's rows.
         reducer.exchange.load_codecs(own)
@@ -112,8 +107,46 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
     if rounds is not None:
         rounds.load_rounds(own)
     model.load_state_dict(state["model"])
-    optimizer.load_shared_state(optimizer_state)
+    optimizer.load_shared_state(state["optimizer"])
     return state["extra"]
+
+
+def _read_fitting(folder: str | PathLike[str], optimizer: Any, store: kv.KVStore) -> dict[str, Any]:
+    """Reads what save_checkpoint() wrote for this rank, with the momentum that it inherits. Changes nothing.
+
+    Raises:
+        As load_checkpoint().
+    """
+    restored = checkpoint.read_extra(folder, store.rank)
+    state = _unpack(restored)
+    own = state["optimizer"].get(STATE_KEY, {})
+    _require_same_kind(own, optimizer)
+    if _sends_momentum(optimizer) and restored.num_workers != store.num_workers:
+        ranks = range(store.rank, restored.num_workers, store.num_workers)
+        theirs = [_unpack(checkpoint.read_extra(folder, rank))["optimizer"] for rank in ranks]
+        share = store.num_workers / restored.num_workers
+        state["optimizer"] = inherited_momentum(state["optimizer"], theirs, share)
+    if (rounds := _rounds_of(optimizer)) is not None:
+        rounds.require_fitting(own)
+    return state
+
+
+def _attempt(store: kv.KVStore, work: Callable[[], Result]) -> Result:
+    """Does work, which is no collective, on all ranks; where it fails on any, all raise what the first of those did, or
+    the others would wait for it in the next collective.
+    """
+    result, failure, told = None, None, b""
+    try:
+        result = work()
+    except Exception as error:  # any: whatever it is, the others have to hear of it
+        failure = error
+        kind = next((i for i, kind in enumerate(_KINDS) if isinstance(error, kind)), len(_KINDS))
+        told = json.dumps([kind, str(error)]).encode()
+    for rank, blob in enumerate(store.engine.all_gather("checkpoint is read", told)):
+        if blob:
+            kind, text = json.loads(blob)
+            raise (*_KINDS, RuntimeError)[kind](f"worker {rank}: {text}") from failure
+    return result  # type: ignore[return-value]
 
 
 def _unpack(restored: checkpoint.Restored) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from gradwire.elastic.state import State, Stateful
 from gradwire.store import KVStore
 from gradwire.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from gradwire.torch.exchange import STATE_KEY
+from gradwire.torch.local_steps import steps_apart
 from gradwire.torch.optimizer import _Distributed
 from gradwire.torch.session import own_store
 
@@ -39,9 +40,12 @@ class TorchState(State):
             values: as for State.
 
         Raises:
-            ValueError: an optimizer with warm_up or compression="auto", whose codecs change step by step.
+            ValueError: an optimizer with warm_up or compression="auto", whose codecs change step by step; or a
+                LocalStepOptimizer, whose workers have each their own model between rounds.
         """
         given = {"model": model, "optimizer": optimizer}
+        for name, value in (given | values).items():
+            _require_that_it_steps_together(name, value)
         present = {name: value for name, value in given.items() if value is not None}
         if store is None:
             store = getattr(optimizer, "_store", None) or own_store(None)
@@ -79,3 +83,12 @@ class TorchState(State):
         for name, kept in self._kept.items():
             if isinstance(value := getattr(self, name), torch.optim.Optimizer):
                 self._load(name, value, copy.deepcopy(kept))
+
+
+def _require_that_it_steps_together(name: str, value: object) -> None:
+    if steps_apart(value):
+        raise ValueError(
+            f"gradwire.elastic: TorchState does not take {name}, a LocalStepOptimizer: workers that go on without one "
+            "that died would have to agree on a round of which each has done another part; use DistributedOptimizer, "
+            "or go on in a new job from gradwire.torch.save_checkpoint()"
+        )
