@@ -158,8 +158,23 @@ void Engine::barrier() { all_gather("barrier", ""); }
 /// Servers hear of it first, so that nobody is held back for a worker that cannot push meanwhile: who is held
 /// back could not come here, and all would wait.
 std::vector<std::string> Engine::all_gather(std::string_view name, std::string_view blob) {
-  if (thread_ && options_.at_once && options_.at_once->staleness_bound) thread_->command("meet").wait();
-  return messenger_->exchange(name, blob, options_.slow_abort);
+  if (!thread_ || !options_.at_once || !options_.at_once->staleness_bound)
+    return messenger_->exchange(name, blob, options_.slow_abort);
+  thread_->command("meet").wait();
+  try {
+    return messenger_->exchange(name, blob, options_.slow_abort);
+  } catch (...) {
+    come_back();
+    throw;
+  }
+}
+
+/// Servers hear that this worker pushes again, though others never came: else nobody would ever wait for it.
+void Engine::come_back() {
+  try {
+    thread_->command("back").wait();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the job has failed, as the caller hears
+  }
 }
 
 void Engine::agree(const std::string& what, const std::string& text) {

@@ -342,6 +342,7 @@ class Engine {
   void settle(const char* what);
   void hand_over();
   bool is_asked_after_close() const;
+  void come_back();
   void require_optional_workers() const;
   void await_rounds(const char* what);
   std::uint64_t elements_of(KeyId key) const;
