@@ -94,6 +94,12 @@ std::size_t OpenFile::read(std::uint64_t position, std::span<std::byte> bytes) c
   return all;
 }
 
+std::uint64_t OpenFile::bytes() const {
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0) fail("cannot be read");
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
 void OpenFile::sync() {
   if (::fsync(descriptor_) != 0) fail("cannot be written to the disk");
 }
@@ -114,11 +120,10 @@ void write_text_file(const std::filesystem::path& path, std::string_view text) {
 
 std::string read_text_file(const std::filesystem::path& path, std::size_t most) {
   const OpenFile file(path, O_RDONLY);
-  std::string text(most + 1, '\0');
-  text.resize(file.read(0, std::as_writable_bytes(std::span(text))));
-  if (text.size() > most) {
-    throw compress::DecodeError(
-        fmt::format("checkpoint: {} has more than {} bytes; it is none of ours", path.string(), most));
+  const std::uint64_t bytes = file.bytes();
+  if (bytes > most) {
+    throw compress::DecodeError(fmt::format(
+        "checkpoint: {} has {} bytes, expected at most {}; it is none of ours", path.string(), bytes, most));
   }
   return text;
 }

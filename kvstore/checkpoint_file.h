@@ -56,6 +56,8 @@ class OpenFile {
   OpenFile& operator=(const OpenFile&) = delete;
 
   void write(std::span<const std::byte> bytes);
+  /// As the system says; what is read may be more or less, where somebody is writing.
+  std::uint64_t bytes() const;
   /// Returns how many bytes were there; fewer than asked for at the end only.
   std::size_t read(std::uint64_t position, std::span<std::byte> bytes) const;
   /// Returns once the disk has what was written.
