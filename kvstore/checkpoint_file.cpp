@@ -108,14 +108,21 @@ void sync_folder(const std::filesystem::path& folder) {
   OpenFile(folder.empty() ? "." : folder, O_RDONLY | O_DIRECTORY).sync();
 }
 
-void write_text_file(const std::filesystem::path& path, std::string_view text) {
+void write_unfinished(const std::filesystem::path& path, std::string_view text) {
   const auto temporary = std::filesystem::path(path) += kUnfinished;
-  {
+  try {
     OpenFile file(temporary, O_WRONLY | O_CREAT | O_TRUNC);
     file.write(std::as_bytes(std::span(text)));
     file.sync();
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(temporary, ignored);
+    throw;
   }
-  rename_into_place(temporary, path);
+}
+
+void give_name(const std::filesystem::path& path) {
+  rename_into_place(std::filesystem::path(path) += kUnfinished, path);
 }
 
 std::string read_text_file(const std::filesystem::path& path, std::size_t most) {
@@ -125,6 +132,8 @@ std::string read_text_file(const std::filesystem::path& path, std::size_t most) 
     throw compress::DecodeError(fmt::format(
         "checkpoint: {} has {} bytes, expected at most {}; it is none of ours", path.string(), bytes, most));
   }
+  std::string text(bytes, '\0');
+  text.resize(file.read(0, std::as_writable_bytes(std::span(text))));
   return text;
 }
 

@@ -124,8 +124,11 @@ class CheckpointReader {
   FileSeal seal_;
 };
 
-/// Gives a text file its name whole or not at all, and returns once the disk has both.
-void write_text_file(const std::filesystem::path& path, std::string_view text);
+/// Writes a text file that is called path + kUnfinished, and returns once the disk has it. Where it throws,
+/// there is none.
+void write_unfinished(const std::filesystem::path& path, std::string_view text);
+/// Gives it the name of path, and returns once the disk has that.
+void give_name(const std::filesystem::path& path);
 /// Reads a text file of at most `most` bytes.
 std::string read_text_file(const std::filesystem::path& path, std::size_t most);
 /// Returns once the disk has the folder's names.
