@@ -141,12 +141,6 @@ void Engine::regroup(const std::string& why, transport::Parting parting) {
   messenger_->regroup(why, parting);
 }
 
-/// Where a host's workers sum first, a round that was begun goes upstream later: it must not meet what comes
-/// after it.
-void Engine::settle(const char* what) {
-  if (hierarchy_) await_rounds(what);
-}
-
 void Engine::await_rounds(const char* what) {
   if (rounds().idle().wait_for(options_.slow_abort)) return;
   throw transport::TimeoutError(fmt::format("{}: rounds begun before it have not ended within {} s", what,

@@ -339,7 +339,6 @@ class Engine {
   Home home_of(KeyId key) const;
   void begin_rounds();
   EngineThread& rounds() const;
-  void settle(const char* what);
   void hand_over();
   bool is_asked_after_close() const;
   void come_back();

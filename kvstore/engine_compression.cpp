@@ -66,12 +66,10 @@ void Engine::set_compression(const compress::CodecSpec& spec, const std::string&
         "out, or use a store such as 'dist_sync'",
         replies->text()));
   }
-  settle("set_compression");
-  const bool changes_weights = replies->text() != weight_replies_;
-  if (changes_weights) await_rounds("set_compression");  // they are answered as they were asked
+  await_rounds("set_gradient_compression");  // a push that has not begun yet is of the codec before
   agree_on_settings(*messenger_, "set_gradient_compression",
                     all_gather("compression", describe(*compression) + describe(*replies)));
-  if (changes_weights) tell_weight_replies(replies);
+  if (replies->text() != weight_replies_) tell_weight_replies(replies);
   if (sparse_) sparse_->set_compression(compression);
   cut_.shortest_elements =
       fusion::shortest_piece(compress::kUnitElements, unit_payload_bytes(*compression->codec));
@@ -104,7 +102,7 @@ void Engine::set_key_compression(std::span<const KeyId> keys, const compress::Co
           "set_key_compression: key {} travels in a bucket already; set it before bind_slots", key));
     }
   }
-  settle("set_key_compression");
+  await_rounds("set_key_compression");
   const std::string text = fmt::format("keys={}\n{}", fmt::join(keys, ","), describe(*compression));
   agree_on_settings(*messenger_, "set_key_compression", all_gather("key compression", text));
   for (const KeyId key : keys) tell_compression(key, compression);

@@ -83,7 +83,7 @@ class KVStore(Worker):
     # ---------------------------------------------------------------- settings, the same on all ranks
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
-        """Compresses every push from now on. Collective.
+        """Compresses every push from now on. Collective; waits for this worker's pushes before it.
 
         Args:
             compression_params: {"type": "2bit", "threshold": 0.5}, plus "reply": "exact" (default where the codec
