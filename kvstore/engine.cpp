@@ -279,6 +279,7 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
 
 void Engine::set_optimizer(const std::string& text) {
   make_updater(parse_optimizer(text));  // a bad one fails here, on every rank
+  require_weights("set_optimizer");
   const bool is_first = !has_optimizer_;
   if (is_first) require_no_step("set_optimizer");
   if (sparse_) sparse_->settle(options_.slow_abort);

@@ -283,6 +283,7 @@ void Engine::require_loadable(const CheckpointSource& source) const {
         "load_checkpoint: the checkpoint is of no optimizer, so its servers held sums and no weights, and "
         "this store applies each push to a weight; load it into a store that sums, as dist_sync");
   }
+  if (!saved.empty()) require_weights("load_checkpoint");
   const bool is_same =
       saved.empty() ? optimizer_.empty()
                     : optimizer_.empty() || parse_optimizer(saved).name == parse_optimizer(optimizer_).name;

@@ -348,7 +348,7 @@ TEST(AtOnceRounds, WithoutAnOptimizerAPushIsRefusedOnEveryWorkerAndTheStoreLives
 TEST(AtOnceRounds, ACodecWhoseScaleRoundsAgreeOnIsRefused) {
   run_job(at_once(2), [](Engine& engine) {
     const auto is_refusal =
-        testing::ThrowsMessage<std::invalid_argument>(HasSubstr("give a scale, as 2bit:threshold=0.5"));
+        testing::ThrowsMessage<std::invalid_argument>(HasSubstr("give a threshold, as 2bit:threshold=0.5"));
     EXPECT_THAT([&] { engine.set_compression(spec("2bit:threshold=auto"), "exact"); }, is_refusal);
     const KeySpec key{"w", {5}};
     const auto keys = engine.declare({&key, 1});

@@ -302,6 +302,26 @@ TEST_P(Placements, PushesThatAreUnderWayAreOfTheCodecThatWasSetBeforeThem) {
   });
 }
 
+/// Weights do not tell the scale of the next round.
+TEST_P(Placements, ACodecThatAgreesItsScaleDoesNotGoWithAnOptimizer) {
+  GetParam()({2, 2}, [](Engine& engine) {
+    const auto is_refusal = testing::ThrowsMessage<std::invalid_argument>(
+        testing::AllOf(HasSubstr("2bit:threshold=auto"), HasSubstr("answer with weights; give a threshold")));
+    const auto keys = engine.declare(std::vector<KeySpec>{{"a", {5}}, {"b", {5}}});
+    for (const KeyId key : keys) engine.init(key, std::vector<float>(5, 1.0F));
+    engine.set_key_compression(std::vector{keys[1]}, spec("2bit:threshold=auto"), "exact");
+    EXPECT_THAT([&] { engine.set_optimizer("sgd"); }, is_refusal);
+    engine.set_key_compression(std::vector{keys[1]}, spec("none"), "none");
+    engine.set_compression(spec("2bit:threshold=auto"), "exact");
+    EXPECT_THAT([&] { engine.set_optimizer("sgd"); }, is_refusal);
+    engine.set_compression(spec("none"), "none");
+    engine.set_optimizer("sgd");
+    EXPECT_THAT([&] { engine.set_compression(spec("2bit:threshold=auto"), "exact"); }, is_refusal);
+    EXPECT_THAT([&] { engine.set_key_compression(keys, spec("2bit:threshold=auto"), "exact"); }, is_refusal);
+    engine.set_optimizer("sgd learning_rate=0.5");
+  });
+}
+
 // A first round in float32 in place of the scales that were agreed would show in every bit after it.
 TEST_P(Placements, AgreedScalesGoOnWhereTheirCodecIsSetAgainOrAfterTheCheckpoint) {
   const Folder folder;

@@ -213,7 +213,7 @@ def test_a_store_that_sums_has_no_stale_pushes() -> None:
 
 def test_an_agreed_threshold_is_refused() -> None:
     def body(store: KVStore) -> None:
-        with pytest.raises(ValueError, match=r"there is none; give a scale, as 2bit:threshold=0\.5"):
+        with pytest.raises(ValueError, match=r"there are none; give a threshold, as 2bit:threshold=0\.5"):
             store.set_gradient_compression("2bit:threshold=auto")
         store.set_gradient_compression("2bit:threshold=0.5")
 
