@@ -379,6 +379,8 @@ class KVStore(Worker):
 
     def _declare(self, verb: str, key: Key | Sequence[Key], value: Any, root: int) -> None:
         keys, values = pairs(verb, key, value)
+        if not 0 <= root < self.num_workers:
+            raise ValueError(f"{verb}: root_rank={root} is no worker's; expected 0 to {self.num_workers - 1}")
         known = [*self.dense.ids, *self.rows.names]
         if len({type(name) for name in [*known, *keys]}) > 1:
             raise ValueError(

@@ -45,6 +45,11 @@ def test_a_staleness_that_is_no_number_of_steps(given: Any) -> None:
         gradwire.kv.create("dist_async", staleness=given)
 
 
+def test_a_staleness_that_nobody_counts_to() -> None:
+    with pytest.raises(ValueError, match=f"staleness={2**64}, expected at most {2**63 - 1}"):
+        gradwire.kv.create("dist_async", staleness=2**64)
+
+
 @pytest.mark.parametrize("name", ["local", "dist_sync", "allreduce", "torch"])
 def test_a_staleness_for_a_store_that_sums(name: str) -> None:
     with pytest.raises(
