@@ -42,7 +42,7 @@ Aggregator::Aggregator(std::uint32_t workers, Sealing sealing)
     : workers_(workers),
       sealing_(sealing),
       contributors_(workers),
-      attendance_(workers),
+      attendance_(workers, "join"),
       at_once_(workers),
       last_pushes_(std::make_shared<LastPushes>(workers)) {
   std::iota(contributors_.begin(), contributors_.end(), 0U);

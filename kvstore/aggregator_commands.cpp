@@ -88,18 +88,19 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
     return on_join(worker, frame.header, answers);
   } else if (text == "meet") {
     return on_meet(worker, frame.header, answers);
+  } else if (text == "back") {
+    at_once_.come_back(worker);
   } else if (text == "waited for") {
     Frame counts = answer_to(frame.header, Kind::kAck);
     counts.payload = text_payload(fmt::format("{}", fmt::join(last_pushes_->counts(), ",")));
     answers.push_back({worker, std::move(counts)});
     return;
   } else {
-    throw Refused{
-        Refusal::kFinal,
-        fmt::format(
-            "command '{}' is not known; expected 'optimizer NAME ...', 'contributors "
-            "RANK,RANK,...', 'rounds at_once ...', 'weights ...', 'join', 'meet', 'mirrored' or 'waited for'",
-            text.substr(0, 80))};
+    throw Refused{Refusal::kFinal,
+                  fmt::format("command '{}' is not known; expected 'optimizer NAME ...', 'contributors "
+                              "RANK,RANK,...', 'rounds at_once ...', 'weights ...', 'join', 'meet', 'back', "
+                              "'mirrored' or 'waited for'",
+                              text.substr(0, 80))};
   }
   answers.push_back({worker, answer_to(frame.header, Kind::kAck)});
 }
@@ -107,7 +108,7 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
 /// A worker joins once it has the answers to all its pushes, so what it lacks in is what it will not push.
 void Aggregator::on_join(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
   Frame acknowledgement = answer_to(header, Kind::kAck);
-  acknowledgement.header.step = attendance_.join(worker);
+  acknowledgement.header.step = attendance_.come(worker);
   answers.push_back({worker, std::move(acknowledgement)});
   for (auto& [id, partition] : partitions_) complete_next(partition, answers);
 }

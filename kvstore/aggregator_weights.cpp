@@ -65,6 +65,7 @@ Frame Aggregator::weight(const Partition& partition, const FrameHeader& request)
   if (weight_replies_.form() == WeightReplies::Form::kRounded) {
     if (auto rounded = round_weight(weight_replies_.codec(), partition.value, pool_))
       return encoded_weight(Content::kWeightRounded, std::move(*rounded), request);
+    return whole_weight(round_what_fits(weight_replies_.codec(), partition.value), request);
   }
   const bool is_told = weight_replies_.are_deltas() && !partition.told.empty();
   return whole_weight(is_told ? partition.told : partition.value, request);
@@ -78,8 +79,9 @@ Frame Aggregator::tell_weight(const Partition& partition, std::vector<float>& to
   if (!told.empty()) {
     if (auto delta = encode_delta(weight_replies_.codec(), partition.value, position, told, pool_))
       return encoded_weight(Content::kWeightDelta, std::move(*delta), request);
+  } else {
+    told = partition.value;
   }
-  told = partition.value;
   return whole_weight(told, request);
 }
 

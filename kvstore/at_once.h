@@ -73,7 +73,7 @@ class PushClocks {
 /// A server's workers, as the clocks of all its weights need to know them. Ranks are those of the job.
 class AtOnceWorkers {
  public:
-  explicit AtOnceWorkers(std::uint32_t workers) : is_gone_(workers), meeting_(workers) {}
+  explicit AtOnceWorkers(std::uint32_t workers) : is_gone_(workers), meeting_(workers, "meet") {}
 
   void set_policy(const AtOnce& policy) { policy_ = policy; }
   /// Whether pushes are applied at once; else a round is all workers' pushes.
@@ -83,8 +83,10 @@ class AtOnceWorkers {
   /// The workers that hold this one back: not who is gone, and not who is in a collective, since it cannot
   /// push before all others are there too, this worker among them.
   std::vector<std::uint32_t> awaited_by(std::uint32_t worker, const PushClocks& clocks) const;
-  /// Notes that worker is in a collective; when all are, all are back. Throws as Attendance::join().
-  void meet(std::uint32_t worker) { meeting_.join(worker); }
+  /// Notes that worker is in a collective; when all are, all are back. Throws as Attendance::come().
+  void meet(std::uint32_t worker) { meeting_.come(worker); }
+  /// Notes that the collective has failed for worker, which pushes again: others wait for it as before.
+  void come_back(std::uint32_t worker) { meeting_.go_back(worker); }
   /// Notes that worker will push no more.
   void forget(std::uint32_t worker) { is_gone_[worker] = true; }
 

@@ -6,10 +6,10 @@
 
 namespace gradwire::kvstore {
 
-std::uint32_t Attendance::join(std::uint32_t worker) {
+std::uint32_t Attendance::come(std::uint32_t worker) {
   if (is_away(worker)) {
     throw std::invalid_argument(
-        fmt::format("join: worker {} has joined already and waits for the others", worker));
+        fmt::format("{}: worker {} has come already and waits for the others", verb_, worker));
   }
   const std::uint32_t place = away_++;
   is_away_[worker] = true;
@@ -18,6 +18,12 @@ std::uint32_t Attendance::join(std::uint32_t worker) {
     is_away_.assign(is_away_.size(), false);
   }
   return place;
+}
+
+void Attendance::go_back(std::uint32_t worker) {
+  if (!is_away(worker)) return;
+  is_away_[worker] = false;
+  --away_;
 }
 
 }  // namespace gradwire::kvstore

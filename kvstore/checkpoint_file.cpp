@@ -94,6 +94,12 @@ std::size_t OpenFile::read(std::uint64_t position, std::span<std::byte> bytes) c
   return all;
 }
 
+std::uint64_t OpenFile::bytes() const {
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0) fail("cannot be read");
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
 void OpenFile::sync() {
   if (::fsync(descriptor_) != 0) fail("cannot be written to the disk");
 }
@@ -102,24 +108,32 @@ void sync_folder(const std::filesystem::path& folder) {
   OpenFile(folder.empty() ? "." : folder, O_RDONLY | O_DIRECTORY).sync();
 }
 
-void write_text_file(const std::filesystem::path& path, std::string_view text) {
+void write_unfinished(const std::filesystem::path& path, std::string_view text) {
   const auto temporary = std::filesystem::path(path) += kUnfinished;
-  {
+  try {
     OpenFile file(temporary, O_WRONLY | O_CREAT | O_TRUNC);
     file.write(std::as_bytes(std::span(text)));
     file.sync();
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(temporary, ignored);
+    throw;
   }
-  rename_into_place(temporary, path);
+}
+
+void give_name(const std::filesystem::path& path) {
+  rename_into_place(std::filesystem::path(path) += kUnfinished, path);
 }
 
 std::string read_text_file(const std::filesystem::path& path, std::size_t most) {
   const OpenFile file(path, O_RDONLY);
-  std::string text(most + 1, '\0');
-  text.resize(file.read(0, std::as_writable_bytes(std::span(text))));
-  if (text.size() > most) {
-    throw compress::DecodeError(
-        fmt::format("checkpoint: {} has more than {} bytes; it is none of ours", path.string(), most));
+  const std::uint64_t bytes = file.bytes();
+  if (bytes > most) {
+    throw compress::DecodeError(fmt::format(
+        "checkpoint: {} has {} bytes, expected at most {}; it is none of ours", path.string(), bytes, most));
   }
+  std::string text(bytes, '\0');
+  text.resize(file.read(0, std::as_writable_bytes(std::span(text))));
   return text;
 }
 

@@ -56,6 +56,8 @@ class OpenFile {
   OpenFile& operator=(const OpenFile&) = delete;
 
   void write(std::span<const std::byte> bytes);
+  /// As the system says; what is read may be more or less, where somebody is writing.
+  std::uint64_t bytes() const;
   /// Returns how many bytes were there; fewer than asked for at the end only.
   std::size_t read(std::uint64_t position, std::span<std::byte> bytes) const;
   /// Returns once the disk has what was written.
@@ -122,8 +124,11 @@ class CheckpointReader {
   FileSeal seal_;
 };
 
-/// Gives a text file its name whole or not at all, and returns once the disk has both.
-void write_text_file(const std::filesystem::path& path, std::string_view text);
+/// Writes a text file that is called path + kUnfinished, and returns once the disk has it. Where it throws,
+/// there is none.
+void write_unfinished(const std::filesystem::path& path, std::string_view text);
+/// Gives it the name of path, and returns once the disk has that.
+void give_name(const std::filesystem::path& path);
 /// Reads a text file of at most `most` bytes.
 std::string read_text_file(const std::filesystem::path& path, std::size_t most);
 /// Returns once the disk has the folder's names.

@@ -141,12 +141,6 @@ void Engine::regroup(const std::string& why, transport::Parting parting) {
   messenger_->regroup(why, parting);
 }
 
-/// Where a host's workers sum first, a round that was begun goes upstream later: it must not meet what comes
-/// after it.
-void Engine::settle(const char* what) {
-  if (hierarchy_) await_rounds(what);
-}
-
 void Engine::await_rounds(const char* what) {
   if (rounds().idle().wait_for(options_.slow_abort)) return;
   throw transport::TimeoutError(fmt::format("{}: rounds begun before it have not ended within {} s", what,
@@ -158,8 +152,23 @@ void Engine::barrier() { all_gather("barrier", ""); }
 /// Servers hear of it first, so that nobody is held back for a worker that cannot push meanwhile: who is held
 /// back could not come here, and all would wait.
 std::vector<std::string> Engine::all_gather(std::string_view name, std::string_view blob) {
-  if (thread_ && options_.at_once && options_.at_once->staleness_bound) thread_->command("meet").wait();
-  return messenger_->exchange(name, blob, options_.slow_abort);
+  if (!thread_ || !options_.at_once || !options_.at_once->staleness_bound)
+    return messenger_->exchange(name, blob, options_.slow_abort);
+  thread_->command("meet").wait();
+  try {
+    return messenger_->exchange(name, blob, options_.slow_abort);
+  } catch (...) {
+    come_back();
+    throw;
+  }
+}
+
+/// Servers hear that this worker pushes again, though others never came: else nobody would ever wait for it.
+void Engine::come_back() {
+  try {
+    thread_->command("back").wait();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the job has failed, as the caller hears
+  }
 }
 
 void Engine::agree(const std::string& what, const std::string& text) {
@@ -270,6 +279,7 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
 
 void Engine::set_optimizer(const std::string& text) {
   make_updater(parse_optimizer(text));  // a bad one fails here, on every rank
+  require_weights("set_optimizer");
   const bool is_first = !has_optimizer_;
   if (is_first) require_no_step("set_optimizer");
   if (sparse_) sparse_->settle(options_.slow_abort);

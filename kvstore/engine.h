@@ -51,6 +51,7 @@ struct EngineOptions {
       1'800'000};              ///< then the job fails; bounds every wait, collectives too
   std::uint32_t replicas = 0;  ///< 1: dedicated servers are mirrored, and one may die (mirror.h)
   std::chrono::milliseconds retry_timeout{10'000};  ///< then a server is asked whether it has our push
+  bool goes_on = false;  ///< without workers that die; servers then begin anew in each generation
   std::optional<AtOnce>
       at_once{};  ///< servers apply each push when it arrives; none: rounds are of all workers
   std::shared_ptr<Trace> trace{};  ///< where spans are noted; none: nowhere. Owners: Trace's (trace.h)
@@ -156,11 +157,11 @@ class Engine {
   /// Tables of rows. Lives until close(); throws std::logic_error after it, and std::invalid_argument where a
   /// library sums.
   SparseRows& sparse();
-  /// Sets the codec and reply for all keys from the next round on, and how servers with an optimizer send
-  /// weights back (weight_replies.h; tables of rows send them as float32). Scales that were agreed go on
-  /// where it is the codec that agreed them, in the last round or in a checkpoint that was loaded. Throws
-  /// std::invalid_argument (bad spec, ranks that differ, or weights that no server sends since a library
-  /// sums).
+  /// Sets the codec and reply for all keys from the next push on, and how servers with an optimizer send
+  /// weights back (weight_replies.h; tables of rows send them as float32). Waits first for this worker's own
+  /// rounds. Scales that were agreed go on where it is the codec that agreed them, in the last round or in a
+  /// checkpoint that was loaded. Throws std::invalid_argument (bad spec, ranks that differ, a codec that
+  /// agrees scales where servers have an optimizer, or weights that no server sends since a library sums).
   void set_compression(const compress::CodecSpec& spec, const std::string& reply,
                        const std::string& weights = "fp32");
   /// Sets the codec and reply of some keys apart from what holds for all. Before they are bound to slots:
@@ -177,8 +178,9 @@ class Engine {
   void init(KeyId key, std::span<const float> value, std::uint32_t root = 0);
   /// Sets the servers' optimizer ("sgd learning_rate=0.1"); replies are weights from then on, and slots that
   /// shared a bucket go alone. A key that was pushed before begins with the sum of its last round. Throws
-  /// std::logic_error for the first one during a step, and std::invalid_argument where a key has no value,
-  /// since a checkpoint of sums has none and it was not pushed since.
+  /// std::logic_error for the first one during a step, and std::invalid_argument for a bad one, in a job that
+  /// goes on, with a codec that agrees scales, and where a key has no value, since a checkpoint of sums has
+  /// none and it was not pushed since.
   void set_optimizer(const std::string& text);
 
   // One key. Spans hold exactly the key's elements, all of a call's at one place. Where pushes are applied at
@@ -251,8 +253,8 @@ class Engine {
   /// Goes on from one, in a job that has declared the same keys, bound its slots and pushed nothing yet. It
   /// may have other numbers of workers and servers (README.md, "Checkpoints"). Throws compress::DecodeError
   /// for what is damaged or no checkpoint, std::invalid_argument for one of other keys or another optimizer,
-  /// both before anything has changed, and std::runtime_error where a file cannot be read; the same on all
-  /// ranks.
+  /// or of one that set_optimizer() would not take, all before anything has changed, and std::runtime_error
+  /// where a file cannot be read; the same on all ranks.
   Restored load_checkpoint(const std::string& folder);
 
   // The optimizer's states: what servers remember of each weight beside it (momentum, moments, steps), in one
@@ -339,8 +341,8 @@ class Engine {
   Home home_of(KeyId key) const;
   void begin_rounds();
   EngineThread& rounds() const;
-  void settle(const char* what);
   void hand_over();
+  void come_back();
   bool is_asked_after_close() const;
   void require_optional_workers() const;
   void await_rounds(const char* what);
@@ -348,6 +350,8 @@ class Engine {
   void agree_on_at_once();
   void require_open(const char* verb) const;
   void require_optimizer(const char* verb) const;
+  void require_own_scale(const char* verb, const Compression& compression) const;
+  void require_weights(const char* verb) const;
   void require_size(const char* verb, KeyId key, std::size_t given) const;
   /// What root gives as own; for those who answer themselves.
   std::vector<float> value_of(std::uint32_t root, std::span<const float> own);
@@ -407,8 +411,9 @@ class Engine {
   fusion::OwnedCut cut_;  ///< of keys that are declared next: it goes by the codec of all keys
   mutable std::shared_mutex keys_mutex_;
   std::vector<KeySpec> keys_;
+  std::shared_ptr<const Compression> compression_;  ///< of all others, once set; owners: this and the thread
   std::map<KeyId, std::shared_ptr<const Compression>>
-      own_compression_;          ///< of keys that have one; owners: this and the thread
+      own_compression_;          ///< of keys that have one; owners: likewise
   std::map<KeyId, Home> homes_;  ///< of keys in buckets
   std::vector<std::uint64_t> server_load_;
   std::atomic<bool> has_optimizer_{false};  ///< pushes may come from other threads than set_optimizer()

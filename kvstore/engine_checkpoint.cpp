@@ -108,13 +108,30 @@ void Engine::save_checkpoint(const std::string& folder, std::string_view front_e
     return std::to_string(next_generation(folder));
   });
   const std::uint64_t generation = std::stoull(begun.front());
-  const auto seals = attempt("checkpoint's files", [&] {
-    const FileSeal seal =
-        write_states((std::filesystem::path(folder) / file_name(generation, rank())).string(), front_end);
-    return fmt::format("{} {}", seal.bytes, seal.digest);
-  });
-  attempt("checkpoint's manifest", [&] {
-    if (rank() == 0) write_manifest_of(folder, generation, seals);
+  const auto own_file = std::filesystem::path(folder) / file_name(generation, rank());
+  try {
+    const auto seals = attempt("checkpoint's files", [&] {
+      const FileSeal seal = write_states(own_file.string(), front_end);
+      return fmt::format("{} {}", seal.bytes, seal.digest);
+    });
+    attempt("checkpoint's manifest", [&] {
+      if (rank() == 0) write_manifest_of(folder, generation, seals);
+      return std::string();
+    });
+  } catch (const transport::TransportError&) {
+    throw;
+  } catch (const transport::TimeoutError&) {
+    throw;
+  } catch (const std::exception&) {  // on all ranks, so that none makes a checkpoint of it
+    std::error_code ignored;
+    std::filesystem::remove(own_file, ignored);
+    throw;
+  }
+  attempt("checkpoint is made", [&] {
+    if (rank() == 0) {
+      give_name(manifest_path(folder));
+      remove_other_generations(folder, generation);
+    }
     return std::string();
   });
 }
@@ -160,7 +177,8 @@ void Engine::write_rows(CheckpointWriter& file) {
   }
 }
 
-/// Makes a checkpoint of the ranks' files. Until then the one before is what the folder holds.
+/// Writes what makes a checkpoint of the ranks' files once it has its name. Until then the one before is what
+/// the folder holds.
 void Engine::write_manifest_of(const std::string& folder, std::uint64_t generation,
                                std::span<const std::string> seals) {
   Manifest manifest{generation, num_workers(), contributors(), optimizer_, layout(), tables(), {}};
@@ -177,8 +195,7 @@ void Engine::write_manifest_of(const std::string& folder, std::uint64_t generati
           path.string(), rank));
     }
   }
-  write_text_file(manifest_path(folder), write_manifest(manifest));
-  remove_other_generations(folder, generation);
+  write_unfinished(manifest_path(folder), write_manifest(manifest));
 }
 
 // ------------------------------------------------------------------------------------- loading
@@ -266,6 +283,7 @@ void Engine::require_loadable(const CheckpointSource& source) const {
         "load_checkpoint: the checkpoint is of no optimizer, so its servers held sums and no weights, and "
         "this store applies each push to a weight; load it into a store that sums, as dist_sync");
   }
+  if (!saved.empty()) require_weights("load_checkpoint");
   const bool is_same =
       saved.empty() ? optimizer_.empty()
                     : optimizer_.empty() || parse_optimizer(saved).name == parse_optimizer(optimizer_).name;

@@ -27,14 +27,14 @@ std::shared_ptr<const Compression> make_compression(const compress::CodecSpec& s
   return std::make_shared<const Compression>(std::move(compression));
 }
 
-/// Where pushes are applied at once, no round tells all workers what their next scale is.
-void require_own_scales(const Compression& compression, const EngineOptions& options) {
-  if (!options.at_once || !compression.codec->agrees_scales()) return;
+constexpr const char* kAnswersAreWeights = "servers with an optimizer answer with weights";
+
+void refuse_agreed_scales(const char* verb, const Compression& compression, const char* why) {
+  if (!compression.codec->agrees_scales()) return;
   throw std::invalid_argument(
-      fmt::format("set_compression: {} agrees its scale over the workers of each round, and this store "
-                  "applies every push at once, "
-                  "so that there is none; give a scale, as 2bit:threshold=0.5, or take another codec",
-                  compress::canonical_spec(compression.codec->spec())));
+      fmt::format("{}: {} takes its scale from the sums of rounds, and {}; give a threshold, as "
+                  "2bit:threshold=0.5, or take another codec",
+                  verb, compress::canonical_spec(compression.codec->spec()), why));
 }
 
 /// At most, but for the floats of a first round, in which scales are yet to be agreed.
@@ -55,26 +55,47 @@ std::string describe(const WeightReplies& replies) {
 
 }  // namespace
 
+/// Where pushes are applied at once, and where weights are what comes back, no round tells workers what their
+/// next scale is.
+void Engine::require_own_scale(const char* verb, const Compression& compression) const {
+  if (options_.at_once)
+    refuse_agreed_scales(verb, compression, "this store applies every push at once, so that there are none");
+  if (has_optimizer_) refuse_agreed_scales(verb, compression, kAnswersAreWeights);
+}
+
+/// Throws where servers cannot keep weights.
+void Engine::require_weights(const char* verb) const {
+  if (options_.goes_on) {
+    throw std::invalid_argument(fmt::format(
+        "{}: this job goes on without workers that die (on_failure='continue'), and servers keep weights for "
+        "one generation of it; let the workers' optimizer step (gradwire.torch, gradwire.elastic), or create "
+        "the store with on_failure='abort'",
+        verb));
+  }
+  if (compression_) refuse_agreed_scales(verb, *compression_, kAnswersAreWeights);
+  for (const auto& [key, compression] : own_compression_)
+    refuse_agreed_scales(verb, *compression, kAnswersAreWeights);
+}
+
 void Engine::set_compression(const compress::CodecSpec& spec, const std::string& reply,
                              const std::string& weights) {
   auto compression = make_compression(spec, reply);
-  require_own_scales(*compression, options_);
+  require_own_scale("set_gradient_compression", *compression);
   const auto replies = std::make_shared<const WeightReplies>(weights);
   if (in_order_ && replies->form() != WeightReplies::Form::kFloats) {
-    throw std::invalid_argument(fmt::format(
-        "set_compression: weights={} was given, and where a library sums no server sends weights; leave it "
-        "out, or use a store such as 'dist_sync'",
-        replies->text()));
+    throw std::invalid_argument(
+        fmt::format("set_gradient_compression: weights={} was given, and where a library sums no server "
+                    "sends weights; leave it out, or use a store such as 'dist_sync'",
+                    replies->text()));
   }
-  settle("set_compression");
-  const bool changes_weights = replies->text() != weight_replies_;
-  if (changes_weights) await_rounds("set_compression");  // they are answered as they were asked
+  await_rounds("set_gradient_compression");  // a push that has not begun yet is of the codec before
   agree_on_settings(*messenger_, "set_gradient_compression",
                     all_gather("compression", describe(*compression) + describe(*replies)));
-  if (changes_weights) tell_weight_replies(replies);
+  if (replies->text() != weight_replies_) tell_weight_replies(replies);
   if (sparse_) sparse_->set_compression(compression);
   cut_.shortest_elements =
       fusion::shortest_piece(compress::kUnitElements, unit_payload_bytes(*compression->codec));
+  compression_ = compression;
   thread_->set_compression(std::move(compression));
 }
 
@@ -96,7 +117,7 @@ void Engine::set_table_compression(std::span<const std::uint64_t> tables, const 
 void Engine::set_key_compression(std::span<const KeyId> keys, const compress::CodecSpec& spec,
                                  const std::string& reply) {
   const auto compression = make_compression(spec, reply);
-  require_own_scales(*compression, options_);
+  require_own_scale("set_key_compression", *compression);
   for (const KeyId key : keys) {
     elements_of(key);
     if (home_of(key).key != key) {
@@ -104,7 +125,7 @@ void Engine::set_key_compression(std::span<const KeyId> keys, const compress::Co
           "set_key_compression: key {} travels in a bucket already; set it before bind_slots", key));
     }
   }
-  settle("set_key_compression");
+  await_rounds("set_key_compression");
   const std::string text = fmt::format("keys={}\n{}", fmt::join(keys, ","), describe(*compression));
   agree_on_settings(*messenger_, "set_key_compression", all_gather("key compression", text));
   for (const KeyId key : keys) tell_compression(key, compression);

@@ -60,8 +60,8 @@ const std::shared_ptr<const Compression>& EngineThread::compression_of(const Ten
   return tensor.own_compression ? tensor.own_compression : compression_;
 }
 
-/// Whether what a round was encoded by is what the next one will be. By name: the same may have been set
-/// again meanwhile, on this rank during the round and on another after it.
+/// Whether what a round was encoded by is what the next one will be: another thread may have pushed while
+/// this was set. By name: it may be the same.
 bool EngineThread::is_in_force(const Tensor& tensor) const {
   const auto& now = compression_of(tensor);
   return tensor.compression == now || name_of(*tensor.compression) == name_of(*now);

@@ -4,9 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -41,7 +39,18 @@ std::optional<std::size_t> first_odd_rank(std::span<const std::string> texts) {
 }  // namespace
 
 std::uint64_t KeySpec::elements() const {
-  return std::accumulate(shape.begin(), shape.end(), std::uint64_t{1}, std::multiplies<>());
+  constexpr std::uint64_t kMost = (std::uint64_t{1} << 63) / sizeof(float);
+  if (std::ranges::find(shape, 0U) != shape.end()) return 0;
+  std::uint64_t elements = 1;
+  for (const std::uint64_t size : shape) {
+    if (size > kMost / elements)
+      throw std::invalid_argument(
+          fmt::format("declare: {} has more than 2^61 elements; expected an array that fits in 2^63 bytes of "
+                      "float32",
+                      describe(*this)));
+    elements *= size;
+  }
+  return elements;
 }
 
 std::string write_keys(std::span<const KeySpec> keys) {

@@ -22,6 +22,7 @@ struct KeySpec {
   std::string dtype = "float32";
   bool operator==(const KeySpec&) const = default;
 
+  /// Throws std::invalid_argument naming the key where they are more than fit in 2^63 bytes of float32.
   std::uint64_t elements() const;
 };
 

@@ -467,6 +467,8 @@ void RowAggregator::heed(std::uint32_t worker, const Frame& command, std::vector
     at_once_.set_policy(parse_at_once(std::string_view(text).substr(kRounds.size())));
   } else if (text == "meet") {
     on_meet(worker, answers);
+  } else if (text == "back") {
+    at_once_.come_back(worker);
   }
 }
 

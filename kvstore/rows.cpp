@@ -20,6 +20,11 @@ void require_in_table(std::span<const std::int64_t> ids, const RowShape& table) 
                   outside - ids.begin(), *outside, table.rows, table.rows - 1));
 }
 
+/// Where several tables are as large as can be said, their sum need not be.
+void add_load(std::uint64_t& load, std::uint64_t bytes) {
+  load += std::min(bytes, std::numeric_limits<std::uint64_t>::max() - load);
+}
+
 bool ascend(std::span<const std::int64_t> ids) {
   return std::ranges::adjacent_find(ids, std::greater_equal()) == ids.end();
 }
@@ -83,7 +88,7 @@ RowHomes place_rows(const RowShape& table, std::uint64_t shard_bound_elements,
   std::ranges::stable_sort(lightest, {}, [&](std::uint32_t server) { return load[server]; });
   homes.servers.assign(lightest.begin(), lightest.begin() + static_cast<std::ptrdiff_t>(shares));
   for (std::size_t owner = 0; owner < shares; ++owner)
-    load[homes.servers[owner]] += homes.share(table, owner).rows * table.row_bytes();
+    add_load(load[homes.servers[owner]], homes.share(table, owner).rows * table.row_bytes());
   return homes;
 }
 

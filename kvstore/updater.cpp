@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -204,6 +205,11 @@ void require_valid(const Row& row, const std::string& name, double value) {
   for (const Parameter& parameter : row.parameters) {
     valid.push_back(parameter.name);
     if (parameter.name != name) continue;
+    if (!std::isfinite(static_cast<float>(value))) {
+      throw std::invalid_argument(
+          fmt::format("set_optimizer: {}={} of {} is larger than float32 can say; expected at most {}", name,
+                      value, row.name, std::numeric_limits<float>::max()));
+    }
     if (value >= parameter.least && value < parameter.below) return;
     const bool is_bounded = std::isfinite(parameter.below);
     throw std::invalid_argument(fmt::format(
@@ -233,15 +239,11 @@ OptimizerSpec parse_optimizer(const std::string& text) {
   words >> spec.name;
   for (std::string word; words >> word;) {
     const auto equals = word.find('=');
-    std::size_t used = 0;
+    const char* const end = word.data() + word.size();
+    const char* const digits = equals == std::string::npos ? end : word.data() + equals + 1;
     double value = 0;
-    try {
-      value = std::stod(word.substr(equals + 1), &used);
-    } catch (const std::exception&) {
-      used = 0;
-    }
-    if (equals == std::string::npos || used == 0 || equals + 1 + used != word.size() ||
-        !std::isfinite(value)) {
+    const auto [stopped, error] = std::from_chars(digits, end, value);  // in any locale
+    if (error != std::errc() || stopped != end || !std::isfinite(value)) {
       throw std::invalid_argument(
           fmt::format("set_optimizer: '{}' is not name=number, as in 'sgd learning_rate=0.1'", word));
     }

@@ -57,6 +57,22 @@ float largest_of(const compress::Codec& codec) {
              : compress::dense::float_from_bf16(static_cast<std::uint16_t>(compress::dense::kBf16Largest));
 }
 
+/// No NaN does.
+bool fits(float value, float largest) { return std::fabs(value) <= largest; }
+
+/// Encodes weight - told to payload. Returns its bytes; nothing, and told as it was, where a difference is
+/// not finite.
+std::optional<std::size_t> encode_finite(const compress::Codec& codec, std::span<const float> weight,
+                                         const compress::Position& position, std::span<float> told,
+                                         std::span<std::byte> payload) {
+  const std::span<float> difference = scratch(weight.size());
+  std::ranges::transform(weight, told, difference.begin(), std::minus());
+  const compress::Encoded encoded = codec.encode(difference, {}, {}, payload, position);
+  if (encoded.nonfinite) return std::nullopt;
+  add_delta(codec, payload.first(encoded.bytes), told);
+  return encoded.bytes;
+}
+
 }  // namespace
 
 WeightReplies::WeightReplies(std::string_view text) : text_(text) {
@@ -82,24 +98,45 @@ WeightReplies::WeightReplies(std::string_view text) : text_(text) {
 std::optional<Buffer> round_weight(const compress::Codec& codec, std::span<const float> weight,
                                    BufferPool& pool) {
   const float largest = largest_of(codec);
-  const auto fits = [largest](float value) { return std::fabs(value) <= largest; };  // no NaN does
-  if (!std::ranges::all_of(weight, fits)) return std::nullopt;
+  if (!std::ranges::all_of(weight, [largest](float value) { return fits(value, largest); }))
+    return std::nullopt;
   Buffer out = pool.take(codec.max_encoded_size(weight.size()));
   out.truncate(codec.encode(weight, {}, {}, out.bytes()).bytes);
   return out;
+}
+
+std::vector<float> round_what_fits(const compress::Codec& codec, std::span<const float> weight) {
+  const float largest = largest_of(codec);
+  std::vector<float> rounded(weight.begin(), weight.end());
+  std::ranges::replace_if(
+      rounded, [largest](float value) { return !fits(value, largest); }, 0.0F);
+  std::vector<std::byte> payload(codec.max_encoded_size(weight.size()));
+  payload.resize(codec.encode(rounded, {}, {}, payload).bytes);
+  codec.decode(payload, rounded);
+  for (std::size_t i = 0; i < weight.size(); ++i) {
+    if (!fits(weight[i], largest)) rounded[i] = weight[i];
+  }
+  return rounded;
 }
 
 std::optional<Buffer> encode_delta(const compress::Codec& codec, std::span<const float> weight,
                                    const compress::Position& position, std::span<float> told,
                                    BufferPool& pool) {
   Buffer out = pool.take(codec.max_encoded_size(weight.size()));
-  const std::span<float> difference = scratch(weight.size());
-  std::ranges::transform(weight, told, difference.begin(), std::minus());
-  const compress::Encoded encoded = codec.encode(difference, {}, {}, out.bytes(), position);
-  if (encoded.nonfinite) return std::nullopt;
-  out.truncate(encoded.bytes);
-  add_delta(codec, out.bytes(), told);
-  return out;
+  if (const auto bytes = encode_finite(codec, weight, position, told, out.bytes())) {
+    out.truncate(*bytes);
+    return out;
+  }
+  for (std::size_t begin = 0; begin < weight.size(); begin += compress::kUnitElements) {
+    const std::size_t count = std::min<std::size_t>(compress::kUnitElements, weight.size() - begin);
+    compress::Position of_unit = position;
+    of_unit.offset += begin;
+    const auto unit = weight.subspan(begin, count);
+    const auto told_unit = told.subspan(begin, count);
+    if (!encode_finite(codec, unit, of_unit, told_unit, out.bytes()))
+      std::ranges::copy(unit, told_unit.begin());
+  }
+  return std::nullopt;
 }
 
 void add_delta(const compress::Codec& codec, compress::Payload delta, std::span<float> weight) {

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "compress/codec.h"
 #include "transport/buffer.h"
@@ -43,13 +44,22 @@ class WeightReplies {
   std::string text_;
 };
 
-/// Rounds a weight to the codec's 16 bits, to nearest even. Nothing where an element is not finite, or larger
-/// than they can say.
+// What a worker is told of an element must not depend on what it travels with: partitions are cut as people
+// tune them. So where an element has no encoded form, what is sent are floats, and those of the others are as
+// if they had been encoded.
+
+/// Rounds a weight to the codec's 16 bits, to nearest even. Nothing where an element does not fit: it is not
+/// finite, or larger than they can say.
 std::optional<transport::Buffer> round_weight(const compress::Codec& codec, std::span<const float> weight,
                                               transport::BufferPool& pool);
 
-/// Encodes weight - told, and adds to told what that decodes to, as its receiver will. Nothing, and told as
-/// it was, where a difference is not finite. Requires equal sizes.
+/// The weight with all elements that fit as round_weight() rounds them, and the others as they are.
+std::vector<float> round_what_fits(const compress::Codec& codec, std::span<const float> weight);
+
+/// Encodes weight - told, and adds to told what that decodes to, as its receiver will. Nothing where a
+/// difference is not finite, and a receiver needs told itself: it is then the weight in that element's codec
+/// unit, and what its difference makes of it in all others. Requires equal sizes, and whole codec units but
+/// for the last.
 std::optional<transport::Buffer> encode_delta(const compress::Codec& codec, std::span<const float> weight,
                                               const compress::Position& position, std::span<float> told,
                                               transport::BufferPool& pool);

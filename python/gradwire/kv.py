@@ -235,6 +235,8 @@ def _check_on_failure(name: str, on_failure: Any) -> None:
 def _check_staleness(name: str, staleness: Any) -> None:
     if not isinstance(staleness, int | np.integer) or isinstance(staleness, bool) or staleness < 0:
         raise ValueError(f"kv.create({name!r}): staleness={staleness!r}, expected a whole number, 0 or more")
+    if staleness > settings.LARGEST:
+        raise ValueError(f"kv.create({name!r}): staleness={staleness}, expected at most {settings.LARGEST}")
     kind = name.lower()
     if not joining.applies_at_once(kind):
         at_once = ", ".join(store for store in joining.names() if joining.applies_at_once(store))

@@ -27,6 +27,8 @@ Role = Literal["worker", "server", "scheduler"]
 LogLevel = Literal["error", "warning", "info", "debug"]
 
 PREFIX = "GRADWIRE_"
+LARGEST = 2**63 - 1  # of whole numbers: what the C++ core counts with
+_MOST_RANKS = 2**31 - 1  # it numbers ranks in 32 bits
 
 
 @dataclass(frozen=True)
@@ -86,16 +88,15 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-def _integer(least: int, unit: str = "", most: int | None = None) -> Callable[[str], int]:
-    expected = f"a whole number{unit}, " + (f"{least} or more" if most is None else f"{least} to {most}")
+def _integer(least: int, unit: str = "", most: int = LARGEST) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if value < least or (most is not None and value > most):
-            raise ValueError(f"{text!r} is not valid: expected {expected}")
+        if not least <= value <= most:
+            raise ValueError(f"{text!r} is not valid: expected a whole number{unit}, {least} to {most}")
         return value
 
     return parse
@@ -136,7 +137,7 @@ class Settings:
         _one_of("worker", "server", "scheduler"), "worker", "what this process is in the job", "DMLC_ROLE"
     )
     rank: int | None = _setting(
-        _integer(0),
+        _integer(0, most=_MOST_RANKS),
         None,
         "number of this process among those of its role, from 0; unset: by order of arrival",
         "DMLC_RANK",
@@ -148,7 +149,7 @@ class Settings:
         Alias(("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"), _first, roles=("worker",)),
     )
     num_workers: int = _setting(
-        _integer(1),
+        _integer(1, most=_MOST_RANKS),
         1,
         "workers in the job",
         "DMLC_NUM_WORKER",
@@ -156,7 +157,7 @@ class Settings:
         Alias(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), _first, roles=("worker",)),
         Alias(("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID"), _first, roles=("worker",)),
     )
-    num_servers: int = _setting(_integer(0), 0, "servers in the job", "DMLC_NUM_SERVER")
+    num_servers: int = _setting(_integer(0, most=_MOST_RANKS), 0, "servers in the job", "DMLC_NUM_SERVER")
     scheduler: str | None = _setting(
         endpoints.parse,
         None,
@@ -277,15 +278,19 @@ class Settings:
         "new ones (gradwire.elastic)",
     )
     min_workers: int = _setting(
-        _integer(1), 1, "with GRADWIRE_ON_FAILURE=continue: a job that is left with fewer workers ends"
+        _integer(1, most=_MOST_RANKS),
+        1,
+        "with GRADWIRE_ON_FAILURE=continue: a job that is left with fewer workers ends",
     )
     regroup_timeout: float = _setting(
         _positive(parse_duration, "1ms"),
         30.0,
         "likewise: how long a worker that gives no sign of life is awaited when the others meet again",
     )
-    slow_warning: float = _setting(parse_duration, 60.0, "warn when one round takes longer")
-    slow_abort: float = _setting(parse_duration, 1800.0, "give up when one round takes longer")
+    slow_warning: float = _setting(_positive(parse_duration, "1ms"), 60.0, "warn when one round takes longer")
+    slow_abort: float = _setting(
+        _positive(parse_duration, "1ms"), 1800.0, "give up when one round takes longer"
+    )
     retry_timeout: float = _setting(
         _positive(parse_duration, "1ms"), 10.0, "send a request again when unanswered for this long"
     )

@@ -145,6 +145,12 @@ class SparseKeys:
                     f"{verb}: the RowSparse of key {key!r} does not say what shape the whole array has; give it "
                     "shape=(rows, ...)"
                 )
+            if not value.shape or not all(0 < size < 2**63 for size in value.shape):
+                raise ValueError(
+                    f"{verb}: the RowSparse of key {key!r} has shape {value.shape}, expected at least one row of at "
+                    "least one element, and sizes below 2^63"
+                )
+            _expect_in_table(verb, key, value.row_ids, value.shape[0])
         engine = self._store.engine
         numbers = engine.declare_rows([(str(k), list(v.shape)) for k, v in zip(keys, firsts, strict=True)])
         for key, value, number in zip(keys, firsts, numbers, strict=True):

@@ -83,7 +83,7 @@ class KVStore(Worker):
     # ---------------------------------------------------------------- settings, the same on all ranks
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
-        """Compresses every push from now on. Collective.
+        """Compresses every push from now on. Collective; waits for this worker's pushes before it.
 
         Args:
             compression_params: {"type": "2bit", "threshold": 0.5}, plus "reply": "exact" (default where the codec
@@ -111,8 +111,6 @@ class KVStore(Worker):
 
     def use_compression(self, compression: Compression) -> None:
         """Compresses what the engine sends, as given: for front ends that read settings themselves. Collective."""
-        if self._optimizer is not None:
-            self._require_own_scale("set_gradient_compression", compression)
         self.engine.set_compression(compression.spec, compression.reply, compression.weights)
         self._compression = compression
 
@@ -132,28 +130,12 @@ class KVStore(Worker):
 
         Raises:
             ValueError: an unknown name or parameter, a value out of range, ranks that differ, a compression with
-                threshold=auto, or a key that has no value: one of a checkpoint of sums, which was not pushed since.
+                threshold=auto, a store of on_failure="continue", or a key that has no value: one of a checkpoint of
+                sums, which was not pushed since.
         """
-        if self.goes_on:
-            raise ValueError(
-                f"set_optimizer: {self.type!r} was created with on_failure='continue', and servers keep weights for "
-                "one generation of such a job; let the workers' optimizer step (gradwire.torch, gradwire.elastic), or "
-                "create the store with on_failure='abort'"
-            )
-        self._require_own_scale("set_optimizer", self._compression)
         numbers = {key: _number(name, key, value) for key, value in parameters.items()}
         self.engine.set_optimizer(" ".join([name, *(f"{key}={value!r}" for key, value in numbers.items())]))
         self._optimizer = (name, numbers)
-
-    def _require_own_scale(self, verb: str, compression: Compression) -> None:
-        """Weights, which servers with an optimizer answer with, do not tell the scale of the next round; local stores
-        encode before the engine does.
-        """
-        if not self._is_local and "threshold=auto" in compression.spec:
-            raise ValueError(
-                f"{verb}: {compression.spec} takes its scale from the sums of rounds, and servers with an optimizer "
-                "answer with weights; give a threshold, as 2bit:threshold=0.5, or take another codec"
-            )
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Gives the servers' optimizer another learning rate, from the next round on. Collective.
@@ -380,8 +362,9 @@ class KVStore(Worker):
 
         Raises:
             gradwire.DecodeError: a file is damaged, or none of a checkpoint; nothing has changed.
-            ValueError: it is of other keys or tables or of another optimizer, or of none and this store is a
-                `dist_async*`, or this job has pushed; nothing has changed.
+            ValueError: it is of other keys or tables or of another optimizer, of none and this store is a
+                `dist_async*`, or of one that set_optimizer() would refuse here; or this job has pushed; nothing has
+                changed.
             RuntimeError: a file cannot be read.
         """
         optimizer, restored = checkpoint.load(self.engine, folder, self.devices)
@@ -396,6 +379,8 @@ class KVStore(Worker):
 
     def _declare(self, verb: str, key: Key | Sequence[Key], value: Any, root: int) -> None:
         keys, values = pairs(verb, key, value)
+        if not 0 <= root < self.num_workers:
+            raise ValueError(f"{verb}: root_rank={root} is no worker's; expected 0 to {self.num_workers - 1}")
         known = [*self.dense.ids, *self.rows.names]
         if len({type(name) for name in [*known, *keys]}) > 1:
             raise ValueError(

@@ -24,6 +24,7 @@ _DURATIONS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0
 _LONGEST = (
     10 * 365 * 24 * 3600
 )  # seconds; clocks of the C++ core and of the system take more, but not without end
+_LARGEST = 2**60  # bytes; more fits in no machine, and in no 64 bits once it is multiplied
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _QUANTITY = re.compile(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
@@ -41,12 +42,14 @@ def _quantity(text: str, units: dict[str, float] | dict[str, int], expected: str
 def parse_size(text: str) -> int:
     """Returns bytes. A plain number is bytes.
 
-    Raises: ValueError: not a size, or not a whole number of bytes.
+    Raises: ValueError: not a size, not a whole number of bytes, or above 2^60.
     """
     expected = "a size: expected a number of bytes, or one with KB, MB, GB, KiB, MiB or GiB, such as 64KiB"
     value = _quantity(text, _SIZES, expected)
     if value != math.floor(value):
         raise ValueError(f"{text!r} is not {expected}")
+    if value > _LARGEST:
+        raise ValueError(f"{text!r} is too large: expected 1048576TiB (2^60 bytes) or less")
     return int(value)
 
 

@@ -85,7 +85,9 @@ class PyEngine {
   const kvstore::Engine& identity() const { return *engine_; }
 
   kvstore::Ticket keep(kvstore::Ticket ticket, nanobind::object in, nanobind::object out) {
-    while (!kept_.empty() && kept_.front().ticket.done() && !kept_.front().ticket.failed()) kept_.pop_front();
+    for (; !kept_.empty() && kept_.front().ticket.done(); kept_.pop_front()) {
+      if (kept_.front().ticket.failed()) failed_.push_back(std::move(kept_.front()));
+    }
     kept_.push_back({ticket, std::move(in), std::move(out)});
     return ticket;
   }
@@ -114,7 +116,7 @@ class PyEngine {
   }
 
   /// Of an operation that failed: threads that end with close() may still read its arrays.
-  void keep_until_close(nanobind::object arrays) { failed_.push_back(std::move(arrays)); }
+  void keep_until_close(nanobind::object arrays) { failed_.push_back({{}, std::move(arrays), {}}); }
 
   /// From any thread; who comes second waits for the first.
   void close() {
@@ -191,7 +193,7 @@ class PyEngine {
   std::shared_ptr<transport::MessageLines> messages_;  // owners: likewise
   std::unique_ptr<transport::Scheduler> scheduler_;    // before engine_, which needs it to the end
   std::deque<Kept> kept_;                              // before engine_: outlives it
-  std::vector<nanobind::object> failed_;
+  std::vector<Kept> failed_;                           // likewise
   std::shared_ptr<void> slots_;  ///< the arrays, of whichever kind; owners: this and abandoned_
   std::size_t slot_count_ = 0;
   std::vector<std::shared_ptr<void>> abandoned_;

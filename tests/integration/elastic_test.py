@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gradwire
+import numpy as np
 import pytest
 from integration.elastic_jobs import (
     PATIENCE,
@@ -229,15 +232,25 @@ def test_a_death_while_the_others_make_their_optimizers_ends_nobody_else(tmp_pat
 
 
 def test_a_store_whose_job_cannot_go_on_says_why(tmp_path: Path) -> None:
+    with contextlib.closing(gradwire.kv.create("local")) as store:
+        store.init("w", np.zeros(3, np.float32))
+        store.set_optimizer("sgd")
+        store.save_checkpoint(tmp_path / "weights")
     with Run(tmp_path, {"GRADWIRE_ON_FAILURE": "continue"}, workers=1, servers=1) as job:
         program = (
-            "import gradwire as gw\n"
+            "import gradwire as gw, numpy as np\n"
             "for name in ('dist_async', 'allreduce_mpi'):\n"
             "    try: gw.kv.create(name)\n"
             "    except ValueError as error: print(error)\n"
             "kv = gw.kv.create('dist_sync')\n"
             "try: kv.set_optimizer('sgd', learning_rate=0.1)\n"
             "except ValueError as error: print(error)\n"
+            "kv.init('w', np.zeros(3, np.float32))\n"
+            f"try: kv.load_checkpoint({str(tmp_path / 'weights')!r})\n"
+            "except ValueError as error: print(error)\n"
+            "w = np.ones(3, np.float32)\n"
+            "kv.pushpull('w', w)\n"
+            "print('sums are', w, kv.optimizer)\n"
         )
         job.launch([sys.executable, "-c", program])
         ended = job.end(PATIENCE)
@@ -245,6 +258,8 @@ def test_a_store_whose_job_cannot_go_on_says_why(tmp_path: Path) -> None:
     for words in (
         "'dist_async'): on_failure=continue",
         "'allreduce_mpi'): on_failure=continue",
-        "set_optimizer",
+        "set_optimizer: this job goes on without workers that die",
+        "load_checkpoint: this job goes on without workers that die",
+        "sums are [1. 1. 1.] None",
     ):
         assert words in ended.out, str(ended)

@@ -230,6 +230,34 @@ void hurry_to(const std::function<void(Engine&)>& collective) {
   });
 }
 
+// Who was in a collective that failed, since another had left, pushes again, and is waited for again.
+TEST(AtOnceRounds, TheBoundHoldsAgainWhereACollectiveHasFailed) {
+  std::atomic<int> pushed_by_0{0};
+  std::atomic<int> failed{0};
+  run_job(at_once(3, 1), [&](Engine& engine) {
+    const KeyId key = zero_weight(engine);
+    if (engine.rank() == 2) return;
+    const std::vector<float> ones(kElements, 1.0F);
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THAT([&] { engine.barrier(); },
+                  testing::ThrowsMessage<transport::TransportError>(HasSubstr("worker 2")));
+    }
+    ++failed;
+    while (failed < 2) std::this_thread::yield();
+    std::vector<float> weight(kElements);
+    if (engine.rank() == 0) {
+      for (int step = 0; step < 4; ++step) {
+        engine.push_pull(key, ones, weight, 0).wait();
+        ++pushed_by_0;
+      }
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    EXPECT_EQ(pushed_by_0, 1) << "one ahead, and no further";
+    for (int step = 0; step < 4; ++step) engine.push_pull(key, ones, weight, 0).wait();
+  });
+}
+
 TEST(AtOnceRounds, WhoWaitsInACollectiveHoldsNobodyBack) {
   hurry_to([](Engine& engine) { engine.barrier(); });
   hurry_to([](Engine& engine) {
@@ -320,7 +348,7 @@ TEST(AtOnceRounds, WithoutAnOptimizerAPushIsRefusedOnEveryWorkerAndTheStoreLives
 TEST(AtOnceRounds, ACodecWhoseScaleRoundsAgreeOnIsRefused) {
   run_job(at_once(2), [](Engine& engine) {
     const auto is_refusal =
-        testing::ThrowsMessage<std::invalid_argument>(HasSubstr("give a scale, as 2bit:threshold=0.5"));
+        testing::ThrowsMessage<std::invalid_argument>(HasSubstr("give a threshold, as 2bit:threshold=0.5"));
     EXPECT_THAT([&] { engine.set_compression(spec("2bit:threshold=auto"), "exact"); }, is_refusal);
     const KeySpec key{"w", {5}};
     const auto keys = engine.declare({&key, 1});

@@ -139,6 +139,22 @@ TEST(AtOnceWorkers, NobodyWaitsForWhoIsInACollectiveUntilAllAre) {
   EXPECT_THAT(workers.awaited_by(0, clocks), ElementsAre(1, 2));
 }
 
+TEST(AtOnceWorkers, WhoseCollectiveHasFailedIsWaitedForAgainAndMayMeetAgain) {
+  AtOnceWorkers workers(3);
+  PushClocks clocks = bounded(3, 0);
+  push(clocks, 0);
+  workers.meet(1);
+  workers.come_back(1);
+  EXPECT_THAT(workers.awaited_by(0, clocks), ElementsAre(1, 2));
+  workers.meet(1);
+  EXPECT_THAT([&] { workers.meet(1); }, testing::ThrowsMessage<std::invalid_argument>(
+                                            testing::HasSubstr("meet: worker 1 has come already")));
+  workers.come_back(1);
+  workers.come_back(1);  // no-op
+  for (const std::uint32_t worker : {0U, 2U}) workers.meet(worker);
+  EXPECT_THAT(workers.awaited_by(0, clocks), ElementsAre(1)) << "2 is away yet: 1 has not met";
+}
+
 TEST(AtOnceWorkers, AWeightsClocksAreMadeOnceByThePolicyThatHolds) {
   AtOnceWorkers workers(2);
   EXPECT_FALSE(workers.has_policy());

@@ -92,6 +92,19 @@ TEST(CheckpointFile, ForeignFilesAndOtherVersionsAreNamed) {
               ThrowsMessage<compress::DecodeError>(HasSubstr("version 2 of the format")));
 }
 
+// The most that a text may have is not what reading it takes.
+TEST(TextFile, TakesTheMemoryThatItHas) {
+  const Folder folder;
+  write_unfinished(folder / "a", "text");
+  EXPECT_FALSE(std::filesystem::exists(folder / "a"));
+  give_name(folder / "a");
+  EXPECT_FALSE(std::filesystem::exists(folder / "a.unfinished"));
+  EXPECT_EQ(read_text_file(folder / "a", std::size_t{1} << 50), "text");
+  EXPECT_EQ(read_text_file(folder / "a", 4), "text");
+  EXPECT_THAT([&] { read_text_file(folder / "a", 3); },
+              ThrowsMessage<compress::DecodeError>(HasSubstr("has 4 bytes, expected at most 3")));
+}
+
 TEST(CheckpointFile, WhatTheSystemRefusesIsNamed) {
   const Folder folder;
   EXPECT_THAT(

@@ -375,6 +375,13 @@ TEST(Checkpoint, WhatWasBegunAfterItDoesNotMatter) {
   EXPECT_TRUE(std::filesystem::exists(folder / file_name(3, 0)));
 }
 
+std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
+  return names;
+}
+
 TEST(Checkpoint, WhatCannotBeWrittenIsToldOnAllRanksAndTheOneBeforeStays) {
   const Folder folder, elsewhere;
   save_one(folder.path());
@@ -388,9 +395,19 @@ TEST(Checkpoint, WhatCannotBeWrittenIsToldOnAllRanksAndTheOneBeforeStays) {
                 ThrowsMessage<std::runtime_error>(AllOf(HasSubstr("worker 1: "), HasSubstr("/proc/none"))));
     EXPECT_THAT([&] { save(elsewhere.path()); },
                 ThrowsMessage<std::runtime_error>(HasSubstr("give a folder that all workers see")));
+    std::filesystem::create_directories(folder / "checkpoint.manifest.unfinished/in the way");
+    engine.barrier();
+    EXPECT_THAT([&] { engine.save_checkpoint(folder.path()); },
+                ThrowsMessage<std::runtime_error>(HasSubstr("checkpoint.manifest.unfinished")));
+    engine.barrier();
+    std::filesystem::remove_all(folder / "checkpoint.manifest.unfinished");
+    engine.barrier();
     worker.step(0);
   });
   EXPECT_EQ(contents(folder / "checkpoint.manifest"), manifest);
+  EXPECT_THAT(names_in(folder.path()),
+              testing::UnorderedElementsAre("checkpoint.manifest", file_name(1, 0), file_name(1, 1)));
+  EXPECT_THAT(names_in(elsewhere.path()), testing::IsEmpty());
   run_job(job(2, 1), [&](Engine& engine) {
     Worker worker(engine, "2bit:threshold=0.25", "exact");
     engine.load_checkpoint(folder.path());

@@ -272,6 +272,56 @@ TEST_P(Placements, ABucketBoundAgainHasTheCodecThatItsKeysHaveNow) {
   });
 }
 
+// The second push of a key waits for the round of the first. What waits for another key's codec is of the one
+// before, too, and of the same bits on every rank in every run.
+TEST_P(Placements, PushesThatAreUnderWayAreOfTheCodecThatWasSetBeforeThem) {
+  GetParam()({2, 2}, [](Engine& engine) {
+    const std::uint64_t elements = 300'000;
+    const auto keys = engine.declare(std::vector<KeySpec>{{"a", {elements}}, {"b", {elements}}});
+    const std::vector<float> grad(elements, 0.7F);
+    std::vector<float> out(elements);
+    for (int round = 0; round < 10; ++round) {
+      engine.set_compression(spec("none"), "none");
+      engine.set_key_compression(std::vector{keys[1]}, spec("none"), "none");
+      for (const KeyId key : {keys[0], keys[0], keys[1], keys[1]}) engine.push(key, grad, 0);
+      if (round % 2 == 0) {
+        engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+        engine.set_key_compression(std::vector{keys[1]}, spec("int8"), "fp32");
+      } else {
+        engine.set_key_compression(std::vector{keys[1]}, spec("int8"), "fp32");
+        engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+      }
+      for (const KeyId key : keys) {
+        engine.pull(key, out, 0).wait();
+        ASSERT_THAT(out, Each(1.4F)) << "key " << key << ", round " << round;
+      }
+    }
+    engine.push(keys[0], grad, 0);
+    engine.pull(keys[0], out, 0).wait();
+    EXPECT_THAT(out, Each(1.0F));
+  });
+}
+
+/// Weights do not tell the scale of the next round.
+TEST_P(Placements, ACodecThatAgreesItsScaleDoesNotGoWithAnOptimizer) {
+  GetParam()({2, 2}, [](Engine& engine) {
+    const auto is_refusal = testing::ThrowsMessage<std::invalid_argument>(
+        testing::AllOf(HasSubstr("2bit:threshold=auto"), HasSubstr("answer with weights; give a threshold")));
+    const auto keys = engine.declare(std::vector<KeySpec>{{"a", {5}}, {"b", {5}}});
+    for (const KeyId key : keys) engine.init(key, std::vector<float>(5, 1.0F));
+    engine.set_key_compression(std::vector{keys[1]}, spec("2bit:threshold=auto"), "exact");
+    EXPECT_THAT([&] { engine.set_optimizer("sgd"); }, is_refusal);
+    engine.set_key_compression(std::vector{keys[1]}, spec("none"), "none");
+    engine.set_compression(spec("2bit:threshold=auto"), "exact");
+    EXPECT_THAT([&] { engine.set_optimizer("sgd"); }, is_refusal);
+    engine.set_compression(spec("none"), "none");
+    engine.set_optimizer("sgd");
+    EXPECT_THAT([&] { engine.set_compression(spec("2bit:threshold=auto"), "exact"); }, is_refusal);
+    EXPECT_THAT([&] { engine.set_key_compression(keys, spec("2bit:threshold=auto"), "exact"); }, is_refusal);
+    engine.set_optimizer("sgd learning_rate=0.5");
+  });
+}
+
 // A first round in float32 in place of the scales that were agreed would show in every bit after it.
 TEST_P(Placements, AgreedScalesGoOnWhereTheirCodecIsSetAgainOrAfterTheCheckpoint) {
   const Folder folder;

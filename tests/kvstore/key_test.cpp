@@ -219,6 +219,21 @@ TEST(Placement, TheBoundIsHonoured) {
   }
 }
 
+TEST(Keys, ShapesOfMoreElementsThanCanBeCountedAreNamed) {
+  constexpr std::uint64_t kHalf = std::uint64_t{1} << 32;
+  EXPECT_EQ((KeySpec{"w", {std::uint64_t{1} << 61}}.elements()), std::uint64_t{1} << 61);
+  EXPECT_EQ((KeySpec{"w", {kHalf, kHalf, 0}}.elements()), 0U);
+  for (const std::vector<std::uint64_t>& shape :
+       {std::vector<std::uint64_t>{kHalf, kHalf}, {kHalf, kHalf, 3}, {2, std::uint64_t{1} << 61}}) {
+    EXPECT_THAT(
+        [&] {
+          (KeySpec{"w", shape}.elements());
+        },
+        testing::ThrowsMessage<std::invalid_argument>(
+            testing::AllOf(testing::HasSubstr("'w' float32"), testing::HasSubstr("2^61 elements"))));
+  }
+}
+
 // Numbers of elements are 64 bits wide from the key to the part.
 TEST(Placement, AKeyMayHaveMoreThanTwoToThe31Elements) {
   const KeySpec key{"w", {2'200'000'000}};

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -72,6 +73,26 @@ TEST(PlaceRows, ASmallTableGoesWholeToTheLightestServer) {
 TEST(PlaceRows, NoServerIsGivenATableWithoutRows) {
   std::vector<std::uint64_t> load(5);
   EXPECT_THAT(place_rows({2, 1'000'000}, 1000, load).servers, ElementsAre(0, 1));
+}
+
+// Their elements wrapped to few, or to none, by which was divided.
+TEST(RowShape, OfMoreElementsThanCanBeCountedIsRefused) {
+  constexpr std::uint64_t kHalf = std::uint64_t{1} << 32;
+  EXPECT_EQ(row_shape({"t", {std::uint64_t{1} << 60, 2}}), (RowShape{std::uint64_t{1} << 60, 2}));
+  for (const std::uint64_t width : {kHalf, kHalf + 1}) {
+    EXPECT_THAT(
+        [width] {
+          row_shape({"t", {kHalf, width}});
+        },
+        testing::ThrowsMessage<std::invalid_argument>(HasSubstr("'t'")));
+  }
+}
+
+TEST(PlaceRows, TablesOfManyRowsAreSpreadAndTheirLoadsDoNotWrap) {
+  std::vector<std::uint64_t> load{5, 0};
+  const RowShape table{std::uint64_t{1} << 60, 2};
+  for (int i = 0; i < 5; ++i) EXPECT_THAT(place_rows(table, 1, load).servers, testing::SizeIs(2));
+  EXPECT_THAT(load, testing::Each(std::numeric_limits<std::uint64_t>::max()));
 }
 
 // Words are numbered by how often they are used: the first rows are in nearly every push.

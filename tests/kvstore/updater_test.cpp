@@ -54,6 +54,23 @@ TEST(Updater, ValuesOutOfRangeAreNamed) {
               ThrowsMessage<std::invalid_argument>(HasSubstr("expected at least 0")));
 }
 
+TEST(Updater, ValuesThatFloat32CannotSayAreNamed) {
+  for (const char* text : {"sgd learning_rate=1e39", "adam learning_rate=1e39"}) {
+    EXPECT_THAT([text] { make_updater(parse_optimizer(text)); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr("=1e+39 of ")))
+        << text;
+  }
+}
+
+TEST(Updater, SmallValuesCountAsFarAsFloat32SaysThem) {
+  std::vector<float> weight = {0};
+  OptimizerState state;
+  make_updater(parse_optimizer("sgd learning_rate=1e-40"))->update(weight, std::vector<float>{-1}, state);
+  EXPECT_EQ(weight[0], 1e-40F);
+  make_updater(parse_optimizer("sgd learning_rate=1e-320"))->update(weight, std::vector<float>{-1}, state);
+  EXPECT_EQ(weight[0], 1e-40F);
+}
+
 TEST(Updater, NesterovNeedsAMomentum) {
   EXPECT_THAT([] { make_updater(parse_optimizer("sgd nesterov=1")); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("nesterov=1 of sgd needs a momentum")));

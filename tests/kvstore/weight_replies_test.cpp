@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -106,15 +107,30 @@ TEST(WeightReplies, OfDeltasBothEndsHoldTheSameAndStayNearTheWeight) {
   }
 }
 
-TEST(WeightReplies, ADeltaThatIsNotFiniteIsNoneAndChangesNothing) {
+TEST(WeightReplies, WhereADifferenceIsNotFiniteItsCodecUnitIsToldWholeAndAllOthersByTheirDeltas) {
+  constexpr std::size_t kUnit = compress::kUnitElements;
   transport::BufferPool pool;
+  const Floats before = random_floats(3 * kUnit - 5, 1);
+  Floats after = random_floats(before.size(), 2);
   for (const char* const replies : kDeltas) {
     const WeightReplies deltas(replies);
-    for (const float wrong : {kNan, kInfinity, -kInfinity}) {
-      Floats told = {1, 2, 3};
-      EXPECT_FALSE(encode_delta(deltas.codec(), Floats{1, wrong, 2}, {}, told, pool)) << replies;
-      EXPECT_EQ(told, (Floats{1, 2, 3})) << replies;
+    Floats expected = before;
+    for (const std::size_t begin : {std::size_t{0}, 2 * kUnit}) {
+      const std::size_t count = std::min(kUnit, before.size() - begin);
+      ASSERT_TRUE(encode_delta(deltas.codec(), std::span(after).subspan(begin, count), {3, 0, 7, begin},
+                               std::span(expected).subspan(begin, count), pool));
     }
+    for (const float wrong : {kInfinity, -kInfinity}) {
+      after[kUnit + 9] = wrong;
+      std::copy_n(after.begin() + kUnit, kUnit, expected.begin() + kUnit);
+      Floats told = before;
+      EXPECT_FALSE(encode_delta(deltas.codec(), after, {3, 0, 7, 0}, told, pool)) << replies;
+      EXPECT_EQ(told, expected) << replies;
+      after[kUnit + 9] = 0;
+    }
+    Floats told = {1, 2, 3};
+    EXPECT_FALSE(encode_delta(deltas.codec(), Floats{1, kNan, 2}, {}, told, pool)) << replies;
+    EXPECT_THAT(told, testing::ElementsAre(1, testing::IsNan(), 2)) << replies;
   }
 }
 
@@ -135,6 +151,14 @@ TEST(WeightReplies, AWeightThatIsTooLargeForItsBitsIsNotRounded) {
     EXPECT_FALSE(round_weight(replies->codec(), Floats{kNan}, pool));
     EXPECT_FALSE(round_weight(replies->codec(), Floats{-kInfinity}, pool));
   }
+}
+
+TEST(WeightReplies, WhatFitsIsRoundedBesideWhatDoesNot) {
+  const WeightReplies fp16("fp16"), bf16("bf16");
+  const Floats weight = {65504, 1.0001F, 65505, -kInfinity, 0.1F};
+  EXPECT_EQ(round_what_fits(fp16.codec(), weight), (Floats{65504, 1, 65505, -kInfinity, 0.0999755859375F}));
+  EXPECT_THAT(round_what_fits(bf16.codec(), Floats{1.0001F, kNan}),
+              testing::ElementsAre(1, testing::IsNan()));
 }
 
 TEST(WeightReplies, AreRoundedToNearestEven) {

@@ -304,6 +304,37 @@ TEST(WeightRounds, WeightsThatAreNotFiniteArriveAsTheyAre) {
   }
 }
 
+// A whole partition went as floats where one of its elements had no other form, so that tuning changed bits.
+TEST(WeightRounds, WhatDoesNotFitChangesNoOtherBitHoweverPartitionsAreCut) {
+  constexpr std::uint64_t kUnits = 3;
+  const std::uint64_t elements = kUnits * compress::kUnitElements + 100;
+  for (const std::string weights : {"fp16", "bf16", "delta:int8", "delta:topk:ratio=0.1", "delta:randomk"}) {
+    std::vector<Floats> by_cut;
+    for (const std::uint64_t units : {std::uint64_t{1}, kUnits + 1}) {
+      JobSize size{2, 1};
+      size.engine.partition_elements = units * compress::kUnitElements;
+      size.engine.shard_bound_elements = 1;
+      Floats seen;
+      run_job(size, [&](Engine& engine) {
+        engine.set_compression(spec("none"), "none", weights);
+        const KeySpec spec{"w", {elements}};
+        const KeyId key = engine.declare({&spec, 1})[0];
+        engine.init(key, random_floats(elements, 7));
+        engine.set_optimizer("test rescale_grad=1");
+        for (unsigned step = 0; step < 4; ++step) {
+          Floats weight = random_floats(elements, 10 * step + engine.rank());
+          if (step == 1) weight[70'000] = std::numeric_limits<float>::infinity();
+          engine.push_pull(key, weight, weight, 0).wait();
+          if (engine.rank() == 0) seen.insert(seen.end(), weight.begin(), weight.end());
+        }
+      });
+      by_cut.push_back(seen);
+    }
+    EXPECT_EQ(by_cut[0], by_cut[1]) << weights;
+    EXPECT_EQ(by_cut[0][2 * elements + 70'000], std::numeric_limits<float>::infinity());
+  }
+}
+
 TEST(WeightRounds, RanksThatDifferAreToldSo) {
   run_job(job(), [](Engine& engine) {
     const std::string weights = engine.rank() == 1 ? "fp16" : "delta:int8";

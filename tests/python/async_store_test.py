@@ -45,6 +45,11 @@ def test_a_staleness_that_is_no_number_of_steps(given: Any) -> None:
         gradwire.kv.create("dist_async", staleness=given)
 
 
+def test_a_staleness_that_nobody_counts_to() -> None:
+    with pytest.raises(ValueError, match=f"staleness={2**64}, expected at most {2**63 - 1}"):
+        gradwire.kv.create("dist_async", staleness=2**64)
+
+
 @pytest.mark.parametrize("name", ["local", "dist_sync", "allreduce", "torch"])
 def test_a_staleness_for_a_store_that_sums(name: str) -> None:
     with pytest.raises(
@@ -213,7 +218,7 @@ def test_a_store_that_sums_has_no_stale_pushes() -> None:
 
 def test_an_agreed_threshold_is_refused() -> None:
     def body(store: KVStore) -> None:
-        with pytest.raises(ValueError, match=r"there is none; give a scale, as 2bit:threshold=0\.5"):
+        with pytest.raises(ValueError, match=r"there are none; give a threshold, as 2bit:threshold=0\.5"):
             store.set_gradient_compression("2bit:threshold=auto")
         store.set_gradient_compression("2bit:threshold=0.5")
 

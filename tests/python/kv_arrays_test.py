@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from pathlib import Path
 from typing import Any
 
+import gradwire
 import numpy as np
 import pytest
 import torch
@@ -13,6 +17,29 @@ from gradwire.kv import KVStore
 from numpy.testing import assert_array_equal
 from python.dlpack_array import CUDA, DlpackArray
 from python.small_arrays import SHAPE, ones, pulled
+
+# ------------------------------------------------------------------------------------- how long they are kept
+
+
+def test_a_call_that_failed_keeps_no_array_of_later_ones(kv: KVStore, tmp_path: Path) -> None:
+    """Its own stay until close(), since threads may still read them."""
+    kv.init("w", ones())
+    kv.pushpull("w", ones())
+    kv.save_checkpoint(tmp_path)
+    store = gradwire.kv.create("local")
+    store.init("w", ones())
+    store.load_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match="w"):
+        store.pull("w", ones())  # a checkpoint of sums has none
+    values = [ones() for _ in range(3)]
+    watched = [weakref.ref(value) for value in values]
+    for _ in range(len(values)):
+        store.pushpull("w", values.pop())
+    store.pushpull("w", ones())
+    gc.collect()
+    assert [reference() for reference in watched] == [None] * 3
+    store.close()
+
 
 # ------------------------------------------------------------------------------------- devices
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +229,28 @@ def test_what_is_no_number_and_nesterov_without_momentum_are_refused(kv: KVStore
     ):
         with pytest.raises(ValueError, match=said):
             kv.set_optimizer("sgd", **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(shutil.which("localedef") is None, reason="localedef is missing")
+def test_numbers_are_read_alike_in_every_locale(tmp_path: Path) -> None:
+    made = subprocess.run(
+        ["localedef", "-i", "de_DE", "-f", "UTF-8", tmp_path / "de_DE.UTF-8"], capture_output=True, text=True
+    )
+    if not (tmp_path / "de_DE.UTF-8").exists():
+        pytest.skip(f"localedef: {made.stderr}")
+    script = (
+        "import locale, numpy as np, gradwire\n"
+        "assert locale.setlocale(locale.LC_ALL, 'de_DE.UTF-8')\n"
+        "kv = gradwire.kv.create('local')\n"
+        "kv.init('w', np.zeros(1, np.float32))\n"
+        "kv.set_optimizer('sgd', learning_rate=0.25)\n"
+        "w = np.ones(1, np.float32)\n"
+        "kv.pushpull('w', w)\n"
+        "print(w[0])\n"
+    )
+    environment = {**os.environ, "LOCPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("-0.25\n", 0), done.stderr
 
 
 def test_a_learning_rate_needs_an_optimizer(kv: KVStore) -> None:

@@ -254,6 +254,14 @@ def test_broadcast(kv: KVStore) -> None:
         kv.broadcast("w", ones(value=6), out=outs)
 
 
+@pytest.mark.parametrize("root", [1, -1, 2**40])
+def test_a_broadcast_from_nobody_declares_nothing(kv: KVStore, root: int) -> None:
+    with pytest.raises(ValueError, match=f"broadcast: root_rank={root} is no worker's; expected 0 to 0"):
+        kv.broadcast("w", ones(), root_rank=root)
+    kv.broadcast("w", ones(value=5))
+    assert_array_equal(pulled(kv, "w"), ones(value=5))
+
+
 def test_barrier_under_both_names(kv: KVStore) -> None:
     kv.barrier()
     kv._barrier()

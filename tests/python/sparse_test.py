@@ -271,6 +271,37 @@ def test_ranks_that_declare_other_tables_are_told() -> None:
 # ------------------------------------------------------------------------------------- misuse
 
 
+@pytest.mark.parametrize(
+    ("ids", "shape", "text"),
+    [
+        ([20], SHAPE, r"init: row_ids\[0\] of key 't' is 20, outside a table of 20 rows"),
+        ([], (0, 3), r"init: the RowSparse of key 't' has shape \(0, 3\), expected at least one row"),
+        ([], (-4, 3), r"has shape \(-4, 3\), expected at least one row"),
+        ([], (), r"has shape \(\), expected at least one row"),
+        ([], (2**32, 2**32), r"'t' float32 \(4294967296, 4294967296\) has more than 2\^61 elements"),
+        ([], (2**62, 8), "has more than 2\\^61 elements"),
+        ([], (2**70, 1), "has shape"),
+    ],
+)
+def test_first_values_that_cannot_be_declare_nothing(
+    kv: KVStore, ids: list[int], shape: tuple[int, ...], text: str
+) -> None:
+    rows = np.ones((len(ids), *shape[1:]), np.float32) if ids else []
+    with pytest.raises(ValueError, match=text):
+        kv.init("t", gw.RowSparse(ids, rows, shape))
+    kv.init("t", gw.RowSparse([3], np.ones((1, 3)), SHAPE))
+    assert_array_equal(pulled(kv, "t", [3]), np.ones((1, 3)))
+
+
+def test_a_table_may_have_rows_beyond_any_that_are_used(kv: KVStore) -> None:
+    last = 2**60 - 1
+    kv.init("t", gw.RowSparse([], [], (last + 1, 2)))
+    kv.push("t", gw.RowSparse([5, last], np.asarray([[1, 2], [3, 4]], np.float32)))
+    out = np.zeros((2, 2), np.float32)
+    kv.row_sparse_pull("t", out, row_ids=[last, 5])
+    assert_array_equal(out, [[3, 4], [1, 2]])
+
+
 def test_row_ids_outside_the_table_are_named_and_nothing_is_sent(kv: KVStore) -> None:
     kv.init(["a", "b"], [gw.RowSparse([], [], SHAPE)] * 2)
     good, bad = some_rows(1), gw.RowSparse([3, 20], np.ones((2, 3)))
