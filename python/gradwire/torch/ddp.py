@@ -168,7 +168,7 @@ class HookState:
         small = [torch.zeros(p.numel()) if p.numel() * 4 < _TOGETHER_BYTES else None for p in parameters]
         self._small += small
         self._exchange.add(named, small, [self._index[p] for p in parameters])
-        self._exchange.bind()
+        self._exchange.bind(range(len(self._index)))
         if self._restored is not None:
             self._exchange.load(self._restored)
             self._restored = None

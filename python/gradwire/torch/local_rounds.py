@@ -25,7 +25,7 @@ from gradwire.torch import session
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.fragments import Fragments
-from gradwire.torch.reducer import home_of, runs_of
+from gradwire.torch.slots import home_of, runs_of
 
 if TYPE_CHECKING:
     from gradwire import _core
@@ -192,8 +192,8 @@ class LocalRounds:
     def synchronize(self) -> None:
         """Ends all rounds now, so that every parameter is the shared weight, on all ranks. A collective.
 
-        What was sent after the last step is not sent again: nobody has learned anything since, and the outer optimizer's
-        momentum would move the shared weights all the same.
+        What was sent after the last step is not sent again: nobody has learned anything since, and the momentum of the
+        outer optimizer would move the shared weights all the same.
 
         Raises:
             ValueError: ranks have taken different numbers of steps; every rank gets the same text.

@@ -119,8 +119,9 @@ def DistributedOptimizer(
             for it.
 
     A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
-    `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local. Frozen
-    parameters are not sent until they require a gradient. LBFGS gets the workers' mean loss. `state_dict()` holds,
+    `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local. What is frozen is
+    not sent, its `p.grad` is left alone, and what its codec has not sent yet is kept until it thaws; parameters are
+    frozen and thawed alike on all ranks, between steps. LBFGS gets the workers' mean loss. `state_dict()` holds,
     under "gradwire", what this rank has not sent yet: save it on every rank. Copies and pickles are of the optimizer
     inside, which exchanges nothing.
 

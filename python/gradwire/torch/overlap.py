@@ -52,7 +52,7 @@ class _Sum:
 
     ticket: _core.Ticket
     together: Sequence[int]
-    gradient: torch.Tensor | None
+    gradient: torch.Tensor
     converts: bool
     cleared: bool | None = None
 
@@ -176,11 +176,11 @@ class OverlappingReducer(GradientReducer):
         """Takes the gradient away from its parameter, lest the next backward() adds to what the network writes."""
         parameter = self._parameters[index]
         gradient, parameter.grad = parameter.grad, None
-        if gradient is None and parameter.requires_grad:
+        if gradient is None:
             gradient = torch.empty_like(parameter)
         if is_guardable(parameter):
             guard(parameter, self)
-        return _Sum(ticket, together, gradient, not self._in_place[index] and parameter.requires_grad)
+        return _Sum(ticket, together, gradient, not self._in_place[index])
 
     # -- while sums arrive -----------------------------------------------------------------------------
 
@@ -318,7 +318,6 @@ class OverlappingReducer(GradientReducer):
         parameter = self._parameters[index]
         later = parameter.grad
         if one.converts:
-            assert one.gradient is not None
             one.gradient.copy_(self._slots[index])
         parameter.grad = one.gradient
         return later
@@ -375,7 +374,7 @@ class OverlappingReducer(GradientReducer):
 
 def _go_on(parameter: torch.Tensor, one: _Sum, later: torch.Tensor | None) -> None:
     """Does to p.grad what zero_grad(), and a backward() that began before the step, have done since."""
-    if one.cleared is True or one.gradient is None:
+    if one.cleared is True:
         parameter.grad = later
         return
     if one.cleared is False:
