@@ -80,8 +80,9 @@ def DistributedOptimizer(
         momentum_correction: True: each worker sends its own momentum in place of its gradient, and SGD
             applies the mean; p.grad is then the mean momentum, gradients are clipped before they enter it
             only if you clip them in a hook of your own, and GradScaler cannot be used (the momentum would
-            hold gradients of several scales). Recommended with SGD, momentum and 2bit: in
-            experiments/auto_threshold it removes most of the loss of accuracy. "auto": on for SGD with
+            hold gradients of several scales). A second backward() before step() or zero_grad() is an error: put all of
+            a step's but the last in no_sync(), or use backward_passes_per_step. Recommended with SGD, momentum and
+            2bit: in experiments/auto_threshold it removes most of the loss of accuracy. "auto": on for SGD with
             momentum when the compression is 2bit with threshold auto, and neither of these is given. Momentum
             is kept in state_dict() under SGD's own name, each worker its own. A NaN does not stay in it: a step that
             is vetoed leaves it as it was, and in one that is not, elements that are not finite begin anew at zero.
@@ -268,6 +269,8 @@ class _Distributed(wrapped.Front):
         own = (self.overlap_step, self._max_norm, self._given_momentum is not None)
         agree_on_options(store, options, *own)
         self._momentum = self._given_momentum
+        if self._momentum is not None:
+            self._momentum.catch_up()  # of a step that ended with the store before
         reducer = overlap.OverlappingReducer if self.overlap_step else GradientReducer
         self._reducer = reducer(
             store, self._named, passes=self._passes, options=options, momentum=self._momentum
@@ -296,6 +299,8 @@ class _Distributed(wrapped.Front):
         if self._reducer is not None:
             self._reducer.settle()
             self._reducer.flush()
+            if self._momentum is not None:
+                self._momentum.catch_up()
             if self._reducer.take_veto():
                 return loss
         if self._skips_nonfinite and self._has_nonfinite():
@@ -350,6 +355,8 @@ class _Distributed(wrapped.Front):
         """As torch's; ends what a backward() that failed had begun to send."""
         if self._reducer is not None:
             self._reducer.settle()
+        if self._momentum is not None:
+            self._momentum.catch_up()
         if not isinstance(self._reducer, overlap.OverlappingReducer):
             super().zero_grad(set_to_none)
             return

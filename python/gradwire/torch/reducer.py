@@ -157,8 +157,14 @@ class GradientReducer:
             self._submit(index)
 
     def on_backward_begin(self) -> None:
-        """Runs before the first gradient of a backward() is taken."""
+        """Runs before the first gradient of a backward() is taken.
+
+        Raises:
+            RuntimeError: workers send momentum, and have for the step that is not taken yet; on all ranks.
+        """
         self.settle()
+        if self._momentum is not None:
+            self._momentum.require_level()
         self._choose_live()
 
     def _choose_live(self) -> None:

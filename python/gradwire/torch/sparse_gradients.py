@@ -105,7 +105,7 @@ class RowExchange:
         self._engine.keep_row_rollback(True)
 
     def roll_back(self, indices: Collection[int]) -> None:
-        """Puts residuals of these, as far as they are tables, back to what they were before the last step; all ranks."""
+        """Puts residuals of these, as far as they are tables, back to what they were before the last step, on all."""
         if tables := [table for index, table in self._tables.items() if index in indices]:
             self._engine.roll_back_rows(tables)
 
