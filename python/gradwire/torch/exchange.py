@@ -317,10 +317,13 @@ class Exchange:
         return nonfinite
 
     def advance(self) -> None:
-        """Ends a step: the next may have another codec. A collective where there is a warm-up or a controller."""
+        """Follows finish(): what is sent next may travel by another codec. A collective where there is a controller."""
         self._sent.clear()
         if self._auto is not None:
             self._auto.advance()
+
+    def count_step(self) -> None:
+        """Says that a step is taken: the next may have another codec. A collective where there is a warm-up."""
         warm_up = self._options.warm_up
         if warm_up is None:
             return

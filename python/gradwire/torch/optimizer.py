@@ -76,7 +76,8 @@ def DistributedOptimizer(
             {"embedding.*": "int8", "*.bias": "fp16"}. Parameters of one dimension (biases, norms) that no
             pattern matches are not compressed; {"*": "2bit"} compresses them too.
         warm_up: codecs for the first steps: [("none", 100), ("fp16", 400)] are 500 steps, `compression`
-            follows. It holds for parameters that have no codec of their own.
+            follows. It holds for parameters that have no codec of their own. A step is a call of step() that is not
+            vetoed, however many calls of backward(), or of a closure, it takes.
         momentum_correction: True: each worker sends its own momentum in place of its gradient, and SGD
             applies the mean; p.grad is then the mean momentum, gradients are clipped before they enter it
             only if you clip them in a hook of your own, and GradScaler cannot be used (the momentum would
@@ -308,10 +309,14 @@ class _Distributed(wrapped.Front):
             return loss
         if self._max_norm is not None and closure is None:
             self._clip(self._max_norm)
+        result: Any = None
         with contextlib.nullcontext() if self._momentum is None else self._momentum.applied():
             if isinstance(self._reducer, overlap.OverlappingReducer) and not self._reducer.is_due():
-                return self._begin_step(self._reducer)
-            result = super().step() if closure is None else super().step(closure)
+                self._begin_step(self._reducer)
+            else:
+                result = super().step() if closure is None else super().step(closure)
+        if self._reducer is not None:
+            self._reducer.exchange.count_step()
         return result if loss is None else loss
 
     # Torch wraps step() of classes that do not say so, to call the hooks of the user; super().step() calls them.
