@@ -293,6 +293,34 @@ def momentum_of_a_vetoed_step(store: gw.kv.KVStore) -> None:
 
 
 @case
+def momentum_takes_one_backward_a_step(store: gw.kv.KVStore) -> None:
+    """A second one would be added to the mean of momentum, and advance it again; in no_sync() the sum is SGD's."""
+    for overlap_step in (False, True):
+        model, plain = layers(), layers()
+        optimizer = wrap_momentum(model, store, overlap_step=overlap_step)
+        oracle = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+        alike = torch.ones(2, 6)  # on all ranks, so that means are what one has
+        for _ in range(3):
+            for each, weights in ((optimizer, model), (oracle, plain)):
+                each.zero_grad()
+                with optimizer.no_sync():
+                    weights(alike).square().mean().backward()
+                weights(alike).sum().backward()
+                each.step()
+        torch.testing.assert_close(list(model.parameters()), list(plain.parameters()))
+        for starts_anew in (optimizer.step, optimizer.zero_grad):
+            model(alike).sum().backward()
+            with pytest.raises(RuntimeError, match=r"backward\(\) was called again.*no_sync\(\)"):
+                model(alike).sum().backward()
+            starts_anew()
+        model(alike).sum().backward()
+        optimizer.step()
+        optimizer.synchronize()
+        require_one(store, weights_of(model))
+        optimizer.close()
+
+
+@case
 def a_nan_does_not_stay_in_momentum(store: gw.kv.KVStore) -> None:
     for overlap_step in (False, True):
         model = layers()

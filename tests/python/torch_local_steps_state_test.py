@@ -18,7 +18,10 @@ from torch import nn
 
 @pytest.mark.parametrize("compression", ["none", "int4:reply=fp32"])
 @pytest.mark.parametrize("stop", [5, 7], ids=["under way", "between"])
-def test_a_restored_run_has_the_bits_of_one_that_never_stopped(compression: str, stop: int) -> None:
+@pytest.mark.parametrize("frozen_after", [2, 4, 99], ids=["frozen", "frozen under way", "live"])
+def test_a_restored_run_has_the_bits_of_one_that_never_stopped(
+    compression: str, stop: int, frozen_after: int
+) -> None:
     options: dict[str, Any] = {"compression": compression, "codecs": {"*": compression}}
     options |= {"sync_every": 4, "fragments": 2, "merge_after": 2}
     saved: dict[int, bytes] = {}
@@ -27,7 +30,9 @@ def test_a_restored_run_has_the_bits_of_one_that_never_stopped(compression: str,
     def never_stopped(store: gw.kv.KVStore) -> None:
         model = copy.deepcopy(FRESH)
         optimizer = wrap(model, store, **options)
-        take_steps(model, optimizer, store.rank, range(1, stop + 1))
+        take_steps(model, optimizer, store.rank, range(1, min(stop, frozen_after) + 1))
+        model.second.requires_grad_(stop < frozen_after)
+        take_steps(model, optimizer, store.rank, range(frozen_after + 1, stop + 1))
         file = io.BytesIO()
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
         saved[store.rank] = file.getvalue()
@@ -38,6 +43,7 @@ def test_a_restored_run_has_the_bits_of_one_that_never_stopped(compression: str,
     def restored(store: gw.kv.KVStore) -> None:
         model = Net()
         optimizer = wrap(model, store, **options)
+        model.second.requires_grad_(stop < frozen_after)
         state = torch.load(io.BytesIO(saved[store.rank]), weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])

@@ -255,6 +255,31 @@ def test_frozen_parameters_are_sent_from_when_they_thaw() -> None:
     run_ranks(2, body)
 
 
+def test_what_is_frozen_later_stays_once_it_is_merged() -> None:
+    """Its outer gradient is 0 then, but the outer optimizer's momentum would move it on; when it thaws it goes on."""
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = copy.deepcopy(FRESH)
+        optimizer = wrap(model, store, sync_every=2)
+        take_steps(model, optimizer, store.rank, range(1, 4))  # the last has not been merged
+        model.first.requires_grad_(False)
+        take_steps(model, optimizer, store.rank, range(4, 5))
+        merged = model.first.weight.detach().clone()
+        assert len(set(store.engine.all_gather("merged", merged.numpy().tobytes()))) == 1
+        momentum = optimizer.outer.state_dict()["state"][0]["momentum_buffer"].clone()
+        take_steps(model, optimizer, store.rank, range(5, 8))
+        optimizer.synchronize()
+        assert torch.equal(model.first.weight, merged)
+        assert torch.equal(optimizer.outer.state_dict()["state"][0]["momentum_buffer"], momentum)
+        model.first.requires_grad_(True)
+        take_steps(model, optimizer, store.rank, range(8, 10))
+        assert not torch.equal(model.first.weight, merged)
+        blob = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        assert len(set(store.engine.all_gather("weights", blob))) == 1
+
+    run_ranks(2, body)
+
+
 def test_groups_that_are_added_take_part() -> None:
     def body(store: gw.kv.KVStore) -> None:
         model = copy.deepcopy(FRESH)

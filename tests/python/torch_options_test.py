@@ -11,10 +11,9 @@ from typing import Any
 
 import gradwire as gw
 import gradwire.torch
-import numpy as np
 import pytest
 import torch
-from gradwire.torch.warm_up import sparsity_ramp
+from python.compressed_net import changed_by_the_codec, exact_gradients, loss_of, make, wrap
 from torch import nn
 
 
@@ -25,53 +24,10 @@ def store() -> Iterator[gw.kv.KVStore]:
     store.close()
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(30, 8)
-        self.first = nn.Linear(8, 16)
-        self.norm = nn.LayerNorm(16)
-        self.last = nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.relu(self.norm(self.first(self.words(x).mean(1)))))
-
-
-def make(seed: int = 0) -> Net:
-    torch.manual_seed(seed)
-    return Net()
-
-
-def loss_of(model: nn.Module, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    x, target = torch.randint(30, (6, 5), generator=generator), torch.randint(4, (6,), generator=generator)
-    return nn.functional.cross_entropy(model(x), target)
-
-
-def wrap(model: nn.Module, store: gw.kv.KVStore, compression: str, **options: Any) -> Any:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return gw.torch.DistributedOptimizer(optimizer, model.named_parameters(), compression, store, **options)
-
-
 def step(model: nn.Module, optimizer: Any, seed: int) -> None:
     optimizer.zero_grad()
     loss_of(model, seed).backward()
     optimizer.step()
-
-
-def exact_gradients(model: nn.Module, seed: int) -> dict[str, torch.Tensor]:
-    alone = copy.deepcopy(model)
-    alone.zero_grad()
-    loss_of(alone, seed).backward()
-    return {name: p.grad for name, p in alone.named_parameters()}
-
-
-def changed_by_the_codec(model: nn.Module, seed: int) -> set[str]:
-    """Names of parameters whose gradient is not what autograd computed, after one more backward()."""
-    exact = exact_gradients(model, seed)
-    model.zero_grad()
-    loss_of(model, seed).backward()
-    return {name for name, p in model.named_parameters() if not torch.equal(p.grad, exact[name])}
 
 
 # ---- which codec -------------------------------------------------------------------------------------------------
@@ -101,56 +57,6 @@ def test_every_parameter_is_compressed_on_demand(store: gw.kv.KVStore) -> None:
     optimizer = wrap(model, store, "2bit:threshold=0.01", codecs={"*": "2bit:threshold=0.01"})
     assert changed_by_the_codec(model, 1) == {name for name, _ in model.named_parameters()}
     optimizer.close()
-
-
-def test_a_warm_up_goes_from_codec_to_codec(store: gw.kv.KVStore) -> None:
-    model = make()
-    optimizer = wrap(model, store, "2bit:threshold=0.01", warm_up=[("none", 2), ("fp16", 1)])
-    seen = []
-    for seed in range(5):
-        seen.append((store.compression.spec.partition(":")[0], len(changed_by_the_codec(model, seed))))
-    assert [name for name, _ in seen] == ["none", "none", "fp16", "2bit", "2bit"]
-    assert [changed for _, changed in seen[:2]] == [0, 0]
-    assert all(changed == 3 for _, changed in seen[2:])
-    optimizer.close()
-
-
-def test_a_sparsity_ramp_sends_a_quarter_of_the_share_before_in_each_stage(store: gw.kv.KVStore) -> None:
-    compression = "topk:ratio=0.001,values=fp16,reply=fp32"
-    stages = sparsity_ramp(2, compression)
-    assert [steps for _, steps in stages] == [2] * 4
-    shares = [float(spec.partition("ratio=")[2].partition(",")[0]) for spec, _ in stages]
-    assert shares == [
-        0.25,
-        0.0625,
-        0.015625,
-        0.00390625,
-    ]  # the paper's sparsity: 75, 93.75, 98.44, 99.6 %, then 99.9
-    assert all("values=fp16" in spec and spec.endswith("reply=fp32") for spec, _ in stages)
-    model = make()
-    optimizer = wrap(model, store, compression, warm_up=stages)
-    sent = []
-    for seed in range(10):
-        changed_by_the_codec(model, seed)
-        gradient = model.first.weight.grad
-        sent.append(int(gradient.count_nonzero()) / gradient.numel())
-    assert store.compression.spec.startswith("topk:ratio=0.001,")
-    expected = np.repeat([*shares, 0.001], 2)
-    elements = model.first.weight.numel()
-    assert sent == [np.ceil(share * elements) / elements for share in expected]
-    optimizer.close()
-
-
-def test_a_sparsity_ramp_ends_where_its_codec_begins_and_needs_a_share() -> None:
-    assert sparsity_ramp(5, "topk:ratio=0.25") == []
-    assert [spec.partition(",")[0] for spec, _ in sparsity_ramp(5, "randomk:ratio=0.05,seed=3")] == [
-        "randomk:ratio=0.25",
-        "randomk:ratio=0.0625",
-    ]
-    with pytest.raises(ValueError, match="expected topk or randomk"):
-        sparsity_ramp(5, "2bit")
-    with pytest.raises(ValueError, match="steps=0"):
-        sparsity_ramp(0, "topk")
 
 
 def test_an_arm_sets_aside_all_that_the_script_says_of_codecs(

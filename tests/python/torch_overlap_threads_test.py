@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import signal
@@ -224,20 +223,47 @@ class Fails(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_that_raises_leaves_nothing_for_the_next_step(store: gw.kv.KVStore) -> None:
+def test_an_update_that_raises_is_told_until_close_and_leaves_nothing_for_the_next_step(
+    store: gw.kv.KVStore,
+) -> None:
+    """Weights with the step and without are not to be trained on unawares."""
     hooks = dict(nn.modules.module._global_forward_pre_hooks)
     model, plain = make(), make()
-    inner = Fails(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = gw.torch.DistributedOptimizer(
-        inner, model.named_parameters(), store=store, overlap_step=True, codecs={"*": "none"}
-    )
-    oracle = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+
+    def wrapped() -> Any:
+        inner = Fails(model.parameters(), lr=0.1, momentum=0.9)
+        return gw.torch.DistributedOptimizer(
+            inner, model.named_parameters(), store=store, overlap_step=True, codecs={"*": "none"}
+        )
+
+    optimizer = wrapped()
     loss_of(model, 0).backward()
-    for go_on in (optimizer.step, *[optimizer.synchronize] * 4):  # once for every sum, at most
-        with contextlib.suppress(ArithmeticError):
-            go_on()
+
+    def step_to_its_end() -> None:
+        optimizer.step()
+        optimizer.synchronize()
+
+    with pytest.raises(ArithmeticError, match="as told"):
+        step_to_its_end()
+    optimizer.is_told_to = False
+    for read in (
+        lambda: loss_of(model, 1),
+        lambda: model.first.weight.sum(),
+        model.state_dict,
+        optimizer.synchronize,
+        optimizer.step,
+        optimizer.state_dict,
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"without the last step.*: as told .*optimizer\.close\(\) to read"
+        ):
+            read()
+    with pytest.warns(RuntimeWarning, match=r"4 of 4 parameters .* without the last step"):
+        optimizer.close()
     assert not under_way(model)
     assert nn.modules.module._global_forward_pre_hooks == hooks
+    assert torch.equal(model.first.weight, plain.first.weight)
+    optimizer, oracle = wrapped(), torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     optimizer.is_told_to = False
     for each, weights in ((optimizer, model), (oracle, plain)):
         each.zero_grad()

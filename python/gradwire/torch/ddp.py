@@ -54,9 +54,10 @@ class HookState:
             named_parameters: `model.named_parameters()`: names for `codecs`, error texts and state_dict(), and the
                 order of the forward pass, in which sums are urgent. Needed where `codecs` are given. Without them
                 the order is that of DDP's first buckets.
-            codecs, warm_up, grad_scaler, on_nonfinite: as for DistributedOptimizer. With "skip_step" a NaN is left
-                in the first gradient of each bucket, so a GradScaler skips the step; who uses none looks for
-                himself.
+            codecs, warm_up, grad_scaler, on_nonfinite: as for DistributedOptimizer. DDP does not tell of steps, so a
+                warm-up counts the calls of backward() that it sums, which are those outside no_sync(). With "skip_step"
+                a NaN is left in the first gradient of each bucket, so a GradScaler skips the step; who uses none looks
+                for himself.
             budget: as for DistributedOptimizer, with codec="auto". Gradients are DDP's own here, not momentum: what is
                 known of 2bit's accuracy is of momentum, so a budget in points leaves 2bit out.
 
@@ -154,6 +155,7 @@ class HookState:
                     run.copy_(own)
             bucket.deliver(vetoed=nonfinite and self._options.vetoes)
         self._exchange.advance()
+        self._exchange.count_step()
         if nonfinite and self._options.grad_scaler is None and self._options.on_nonfinite != "ignore":
             warn_of_nonfinite(self._options.on_nonfinite)
 
@@ -168,7 +170,7 @@ class HookState:
         small = [torch.zeros(p.numel()) if p.numel() * 4 < _TOGETHER_BYTES else None for p in parameters]
         self._small += small
         self._exchange.add(named, small, [self._index[p] for p in parameters])
-        self._exchange.bind()
+        self._exchange.bind(range(len(self._index)))
         if self._restored is not None:
             self._exchange.load(self._restored)
             self._restored = None

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -77,6 +77,7 @@ class Exchange:
             tuple[_core.Ticket, int]
         ] = []  # what was sent without a slot, and of which parameter
         self._dense: list[torch.Tensor] = []  # of this step: what no codec looks at
+        self._sent: set[int] = set()  # in the step in progress
         self._rows = RowExchange(store)
         self.row_means: dict[int, Rows] = {}  # of the last step, by index
         self._prefix = f"gradient.{next(_calls.setdefault(store, itertools.count()))}."
@@ -110,8 +111,8 @@ class Exchange:
         runs: Sequence[torch.Tensor | None],
         places: Sequence[int],
     ) -> None:
-        """Declares parameters; those with memory of their own take part in steps from bind() on. A collective, between
-        steps.
+        """Declares parameters; those with memory of their own take part in steps from a bind() with them on. A
+        collective, between steps.
 
         Args:
             named: names and parameters.
@@ -179,9 +180,13 @@ class Exchange:
         """Every rank's blob, in rank order. A collective."""
         return self._engine.all_gather(name, blob)
 
-    def bind(self) -> None:
-        """Has small parameters travel together, with what they have not sent yet. A collective, between steps."""
-        indices = [i for i, parameter in enumerate(self._parameters) if parameter.run is not None]
+    def bind(self, taking_part: Iterable[int]) -> None:
+        """Has small parameters travel together, with what they have not sent yet. A collective, between steps.
+
+        Args:
+            taking_part: indices of all that are sent in the steps that follow; others keep what they have not sent.
+        """
+        indices = [index for index in taking_part if self._parameters[index].run is not None]
         indices.sort(key=lambda index: self._parameters[index].place)  # neighbours travel together
         self._slots = [-1] * len(self._parameters)
         for slot, index in enumerate(indices):
@@ -229,6 +234,7 @@ class Exchange:
         """Sends a gradient's rows, of the scaled loss if there is a scale; the mean will be in row_means."""
         if not self._begun:
             self._begin()
+        self._sent.add(index)
         ids, rows = rows_of(gradient, parameter)
         if self._scale != 1.0:
             rows = rows * np.float32(1.0 / self._scale)  # a copy: these are the gradient's own
@@ -265,6 +271,7 @@ class Exchange:
     def _prepare(self, index: int, run: torch.Tensor) -> None:
         if not self._begun:
             self._begin()
+        self._sent.add(index)
         if self._scale != 1.0:
             run.mul_(1.0 / self._scale)  # a power of two, as torch's are: exact
         if self._auto is not None:
@@ -274,7 +281,7 @@ class Exchange:
             self._dense.append(run)
 
     def wait(self) -> None:
-        """Waits for the means of what was sent: all that have memory of their own, or none of those. bind() may follow.
+        """Waits for the means of what was sent: all that bind() was given, or none of those. bind() may follow.
 
         Raises:
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
@@ -302,17 +309,21 @@ class Exchange:
             nonfinite = nonfinite or not all(bool(torch.isfinite(run).all()) for run in self._dense)
             nonfinite = nonfinite or not all(np.isfinite(rows).all() for _, rows in self.row_means.values())
             if nonfinite:
-                self._engine.roll_back([parameter.key for parameter in self._parameters])
-                self._rows.roll_back()
+                self._engine.roll_back([self._parameters[index].key for index in sorted(self._sent)])
+                self._rows.roll_back(self._sent)
         if self._auto is not None:
             self._auto.after_sums(vetoed=self._options.vetoes and nonfinite)
         self._dense.clear()
         return nonfinite
 
     def advance(self) -> None:
-        """Ends a step: the next may have another codec. A collective where there is a warm-up or a controller."""
+        """Follows finish(): what is sent next may travel by another codec. A collective where there is a controller."""
+        self._sent.clear()
         if self._auto is not None:
             self._auto.advance()
+
+    def count_step(self) -> None:
+        """Says that a step is taken: the next may have another codec. A collective where there is a warm-up."""
         warm_up = self._options.warm_up
         if warm_up is None:
             return

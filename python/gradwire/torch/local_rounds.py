@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from gradwire.torch import session
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.fragments import Fragments
-from gradwire.torch.reducer import home_of, runs_of
+from gradwire.torch.slots import home_of, runs_of
 
 if TYPE_CHECKING:
     from gradwire import _core
@@ -60,14 +60,18 @@ class Schedule:
 
 @dataclass
 class _UnderWay:
-    """A fragment that was sent: after which step it is to be merged, and what says that its mean is here."""
+    """What was sent of a fragment: after which step it is to be merged, which parameters those are, and what says that
+    their means are here.
+    """
 
     merge_at: int
+    members: Sequence[int]
     tickets: list[_core.Ticket] = field(default_factory=list)
 
 
 class LocalRounds:
-    """The rounds of one model's parameters. Those that are frozen are taken in when they thaw.
+    """The rounds of one model's parameters. Those that are frozen are taken in when they thaw; what is frozen later is
+    sent once more, if it was trained since the last time, and then left alone by the outer optimizer, too.
 
     Attributes:
         outer: the outer optimizer; its parameters are the shared weights.
@@ -103,6 +107,7 @@ class LocalRounds:
         self._runs: list[torch.Tensor] = []  # outer gradients on their way, then their means
         self._unchecked: list[int] = []  # whose shared weights nobody has compared between ranks yet
         self._fresh: list[int] = []  # of these, whose are those that the model begins its next step with
+        self._trained: set[int] = set()  # since they were last sent
         self._under_way: dict[int, _UnderWay] = {}  # by fragment
         self._step = 0  # local ones since all weights were the same
         self._device = home_of([parameter for _, parameter in named])
@@ -176,18 +181,19 @@ class LocalRounds:
     def end_step(self) -> None:
         """After a local step: merges the fragments whose time has come, and sends those that are due."""
         self._step += 1
+        self._trained.update(index for index, p in enumerate(self._parameters) if p.requires_grad)
         for fragment in [f for f, sent in self._under_way.items() if sent.merge_at <= self._step]:
             self._merge(fragment, self._schedule.mixing)
         for fragment in self._fragments.due(self._step):
             self._send(fragment, self._schedule.merge_after)
-            if self._schedule.merge_after == 0:
+            if self._schedule.merge_after == 0 and fragment in self._under_way:
                 self._merge(fragment, self._schedule.mixing)
 
     def synchronize(self) -> None:
         """Ends all rounds now, so that every parameter is the shared weight, on all ranks. A collective.
 
-        A fragment that was sent after the last step is not sent again: nobody has learned anything since, and the outer
-        optimizer's momentum would move the shared weights all the same.
+        What was sent after the last step is not sent again: nobody has learned anything since, and the momentum of the
+        outer optimizer would move the shared weights all the same.
 
         Raises:
             ValueError: ranks have taken different numbers of steps; every rank gets the same text.
@@ -204,10 +210,8 @@ class LocalRounds:
         self._note_start()
         for fragment in list(self._under_way):
             self._merge(fragment, self._schedule.mixing)
-        just_sent = self._fragments.due(self._step)
         for fragment in range(len(self._fragments)):
-            if fragment not in just_sent:
-                self._send(fragment, 0)
+            self._send(fragment, 0)
         for fragment in list(self._under_way):
             self._merge(fragment, 0.0)
         self._show_shared()  # where a merge has left a worker a share of its own
@@ -228,23 +232,27 @@ class LocalRounds:
 
     @torch.no_grad()
     def _send(self, fragment: int, merge_after: int) -> None:
-        members = self._fragments.members(fragment)
+        """Sends what was trained of a fragment, if anything was."""
+        members = [index for index in self._fragments.members(fragment) if index in self._trained]
+        if not members:
+            return
+        self._trained.difference_update(members)
         for index in members:
             parameter, shared = self._parameters[index], self._shared[index]
             outer_gradient = shared.to(parameter.dtype).to(shared.dtype) - parameter.to(shared.dtype)
             self._runs[index].view(parameter.shape).copy_(outer_gradient)
         tickets = [self._exchange.submit(index) for index in members]
-        self._under_way[fragment] = _UnderWay(self._step + merge_after, tickets)
+        self._under_way[fragment] = _UnderWay(self._step + merge_after, members, tickets)
 
     @torch.no_grad()
     def _merge(self, fragment: int, mixing: float) -> None:
-        self._await(self._under_way.pop(fragment))
-        members = self._fragments.members(fragment)
-        for index in members:
+        sent = self._under_way.pop(fragment)
+        self._await(sent)
+        for index in sent.members:
             shared = self._shared[index]
             shared.grad = self._runs[index].view(shared.shape).to(shared, copy=True)
         self.outer.step()
-        for index in members:
+        for index in sent.members:
             parameter, shared = self._parameters[index], self._shared[index]
             shared.grad = None
             mixed = shared if mixing == 0 else torch.lerp(shared, parameter.to(shared.dtype), mixing)
@@ -292,13 +300,14 @@ class LocalRounds:
         under_way = {
             fragment: {
                 "merge_at": sent.merge_at,
-                "means": {self._names[i]: self._runs[i].clone() for i in self._fragments.members(fragment)},
+                "means": {self._names[index]: self._runs[index].clone() for index in sent.members},
             }
             for fragment, sent in self._under_way.items()
         }
         own = {
             "schedule": self._schedule.described(),
             "step": self._step,
+            "trained": [self._names[index] for index in sorted(self._trained)],
             "weights": dict(zip(self._names, self._shared, strict=True)),
             "outer": self.outer.state_dict(),
             "under_way": under_way,
@@ -321,6 +330,7 @@ class LocalRounds:
         """As load(), but for what codecs have not sent yet; nothing is under way, and the state fits."""
         own = state.get(ROUNDS_KEY)
         self._under_way.clear()
+        self._trained.clear()
         self._unchecked = list(range(len(self._parameters)))
         self._fresh = [] if own is not None else list(self._unchecked)
         if own is None:
@@ -328,11 +338,15 @@ class LocalRounds:
             self.outer.state.clear()
             return
         self._step = int(own["step"])
+        self._trained.update(self._indices(own["trained"]))
         self.outer.load_state_dict(own["outer"])
         self._fill(self._shared, own["weights"])
         for fragment, sent in own["under_way"].items():
             self._fill(self._runs, sent["means"])
-            self._under_way[int(fragment)] = _UnderWay(int(sent["merge_at"]))
+            self._under_way[int(fragment)] = _UnderWay(int(sent["merge_at"]), self._indices(sent["means"]))
+
+    def _indices(self, names: Collection[str]) -> list[int]:
+        return [index for index, name in enumerate(self._names) if name in names]
 
     @torch.no_grad()
     def _fill(self, targets: Sequence[torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:

@@ -70,11 +70,12 @@ def LocalStepOptimizer(
 
     Memory: three times the parameters as float32: shared weights, their momentum, outer gradients.
 
-    A frozen parameter is not sent until it requires a gradient. A GradScaler skips step() on the rank that met an
-    infinity, and not on the others, so train in bfloat16. `state_dict()` holds, under "gradwire", shared weights, the
-    outer optimizer's state, means that are to be merged yet and what this rank has not sent. Servers' residuals and
-    agreed scales are not in it: `save_checkpoint()` holds all, and a run that goes on from it has the bits of one that
-    never stopped.
+    A frozen parameter is not sent until it requires a gradient. One that is frozen later, on all ranks before the same
+    step, is sent once more if it was trained since the last time; then it stays. A GradScaler skips step() on the rank
+    that met an infinity, and not on the others, so train in bfloat16. `state_dict()` holds, under "gradwire", shared
+    weights, the outer optimizer's state, means that are to be merged yet and what this rank has not sent. Servers'
+    residuals and agreed scales are not in it: `save_checkpoint()` holds all, and a run that goes on from it has the
+    bits of one that never stopped.
 
     Raises:
         ValueError: an argument is not valid; ranks that differ, all of which get the same text; a store that gives

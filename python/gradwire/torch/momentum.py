@@ -48,6 +48,7 @@ class WorkerMomentum:
         self._optimizer = optimizer
         self._vetoes = vetoes
         self._before: dict[torch.Tensor, torch.Tensor | None] = {}  # buffers as this step found them
+        self._is_ahead = False  # has advanced since the last step
         self._group_of: dict[torch.Tensor, int] = {}
         self.find_groups()
 
@@ -68,6 +69,7 @@ class WorkerMomentum:
                 out.
             out: float32, of the parameter's shape, on the CPU.
         """
+        self._is_ahead = True
         group = self._optimizer.param_groups[self._group_of[parameter]]
         step = torch.zeros_like(parameter) if gradient is None else gradient
         if group["maximize"]:
@@ -85,6 +87,22 @@ class WorkerMomentum:
                 buffer = state["momentum_buffer"] = buffer.clone()
             buffer.mul_(group["momentum"]).add_(step, alpha=1 - group["dampening"])
         out.copy_(step.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer)
+
+    def require_level(self) -> None:
+        """Raises RuntimeError where momentum has advanced since catch_up(): p.grad is a mean of momentum, to which
+        gradients would be added, and the sum would advance it once more.
+        """
+        if self._is_ahead:
+            raise RuntimeError(
+                "gradwire.torch: backward() was called again before step() or optimizer.zero_grad(), with "
+                "momentum_correction: p.grad is the mean of the workers' momentum, to which gradients cannot be added; "
+                "put all of a step's backward() calls but the last in optimizer.no_sync(), or use "
+                "backward_passes_per_step, or leave momentum_correction out"
+            )
+
+    def catch_up(self) -> None:
+        """Says that the step is taken for which momentum has advanced, or that its gradients are cleared."""
+        self._is_ahead = False
 
     @torch.no_grad()
     def end_step(self, *, nonfinite: bool) -> None:

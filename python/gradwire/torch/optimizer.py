@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import numbers
-import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from gradwire import joining, kv, settings
 from gradwire._core import MembershipChanged
-from gradwire.torch import overlap, session, wrapped
+from gradwire.torch import closures, overlap, session, wrapped
 from gradwire.torch.auto_codecs import controller_of
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.exchange_options import (
@@ -76,12 +75,14 @@ def DistributedOptimizer(
             {"embedding.*": "int8", "*.bias": "fp16"}. Parameters of one dimension (biases, norms) that no
             pattern matches are not compressed; {"*": "2bit"} compresses them too.
         warm_up: codecs for the first steps: [("none", 100), ("fp16", 400)] are 500 steps, `compression`
-            follows. It holds for parameters that have no codec of their own.
+            follows. It holds for parameters that have no codec of their own. A step is a call of step() that is not
+            vetoed, however many calls of backward(), or of a closure, it takes.
         momentum_correction: True: each worker sends its own momentum in place of its gradient, and SGD
             applies the mean; p.grad is then the mean momentum, gradients are clipped before they enter it
             only if you clip them in a hook of your own, and GradScaler cannot be used (the momentum would
-            hold gradients of several scales). Recommended with SGD, momentum and 2bit: in
-            experiments/auto_threshold it removes most of the loss of accuracy. "auto": on for SGD with
+            hold gradients of several scales). A second backward() before step() or zero_grad() is an error: put all of
+            a step's but the last in no_sync(), or use backward_passes_per_step. Recommended with SGD, momentum and
+            2bit: in experiments/auto_threshold it removes most of the loss of accuracy. "auto": on for SGD with
             momentum when the compression is 2bit with threshold auto, and neither of these is given. Momentum
             is kept in state_dict() under SGD's own name, each worker its own. A NaN does not stay in it: a step that
             is vetoed leaves it as it was, and in one that is not, elements that are not finite begin anew at zero.
@@ -90,14 +91,14 @@ def DistributedOptimizer(
             this rank's own, also to what clips it or looks at it; a GradScaler would find other infinities on each
             rank, so with grad_scaler such a step() is an error.
         max_grad_norm: step() scales all gradients, the workers' means, so that their total norm is at most
-            this. The same on all ranks, as the means are. For LBFGS those of every call of the closure.
+            this. The same on all ranks, as the means are. Where the optimizer calls a closure itself, after every call.
         grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so
             that residuals do not change their meaning with it; where any rank met an infinity, all ranks' scalers
             find one, no rank takes the step, and residuals are as if it had not been.
         on_nonfinite: a rank met a NaN or an infinity: "warn"; "ignore"; or "skip_step": step() does nothing
             on any rank, residuals are as before, and a NaN is left in the first gradient. Alone and without
-            compression gradients are looked at for "skip_step" only. LBFGS, whose step is many, cannot be vetoed,
-            neither so nor by grad_scaler.
+            compression gradients are looked at for "skip_step" only. LBFGS, and step(closure) of classes that are not
+            torch's, which call it themselves, cannot be vetoed, neither so nor by grad_scaler.
         overlap_step: True: backward() and step() do not wait for sums. Each parameter is updated when its own arrives,
             with the options of its groups as they were when step() was called, and whoever reads one before waits
             for it: the next forward pass layer by layer, state_dict() and an evaluation for all. p.grad is no mean
@@ -119,10 +120,10 @@ def DistributedOptimizer(
             for it.
 
     A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
-    `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local. Frozen
-    parameters are not sent until they require a gradient. LBFGS gets the workers' mean loss. `state_dict()` holds,
-    under "gradwire", what this rank has not sent yet: save it on every rank. Copies and pickles are of the optimizer
-    inside, which exchanges nothing.
+    `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local. What is frozen is
+    not sent, its `p.grad` is left alone, and what its codec has not sent yet is kept until it thaws; parameters are
+    frozen and thawed alike on all ranks, between steps. `state_dict()` holds, under "gradwire", what this rank has not
+    sent yet: save it on every rank. Copies and pickles are of the optimizer inside, which exchanges nothing.
 
     p.grad is the same memory in every step, a part of one buffer for all parameters: clone() what you keep or save.
 
@@ -163,12 +164,8 @@ def DistributedOptimizer(
             "gradwire.torch: warm_up was given with compression='auto', which begins with a mild codec by itself; "
             "leave warm_up out"
         )
-    if isinstance(optimizer, torch.optim.LBFGS) and (on_nonfinite == "skip_step" or scaler is not None):
-        what = "grad_scaler" if scaler is not None else "on_nonfinite='skip_step'"
-        raise ValueError(
-            f"gradwire.torch: {what} cannot veto a step of LBFGS, which is many steps that depend on each other; use "
-            "on_nonfinite='warn', and keep a copy of weights and state to go back to"
-        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        closures.require_possible(torch.optim.LBFGS, on_nonfinite, scaler, sends_momentum=False)
     named = name_parameters(optimizer, named_parameters)
     store = session.own_store(store)
     session.require_sums(store)
@@ -223,7 +220,7 @@ def DistributedOptimizer(
     result._max_norm, result.overlap_step = max_grad_norm, overlap_step
     result._warm_up_steps = sum(steps for _, steps in warm_up) if warm_up else 0
     result._named, result._passes, result._given_momentum = named, backward_passes_per_step, momentum
-    result._options = options
+    result._options, result._has_handed_closures = options, False
     try:
         result._attach(store)
     except MembershipChanged as change:  # for gradwire.elastic.run(), which moves it to the next generation
@@ -250,6 +247,7 @@ class _Distributed(wrapped.Front):
     _given_momentum: WorkerMomentum | None  # also after close()
     _ended: MembershipChanged | None  # what every step is from here on, until it is moved
     _skips_nonfinite: bool  # where no reducer looks
+    _has_handed_closures: bool
     overlap_step: bool
 
     def _attach(self, store: kv.KVStore) -> None:
@@ -267,6 +265,8 @@ class _Distributed(wrapped.Front):
         own = (self.overlap_step, self._max_norm, self._given_momentum is not None)
         agree_on_options(store, options, *own)
         self._momentum = self._given_momentum
+        if self._momentum is not None:
+            self._momentum.catch_up()  # of a step that ended with the store before
         reducer = overlap.OverlappingReducer if self.overlap_step else GradientReducer
         self._reducer = reducer(
             store, self._named, passes=self._passes, options=options, momentum=self._momentum
@@ -276,9 +276,15 @@ class _Distributed(wrapped.Front):
         """Takes the wrapped optimizer's step on the means, unless on_nonfinite="skip_step" vetoes it; with overlap_step
         begins it. After fewer than backward_passes_per_step calls of backward() it sends what those have left first.
 
+        Args:
+            closure: computes gradients and returns the loss. LBFGS, and classes that are not torch's, call it
+                themselves, as often on each rank, and get the workers' mean loss; for others it is called once.
+
         Raises:
             RuntimeError: there were fewer, and there is a grad_scaler; on all ranks that step.
-            ValueError: a closure, or a GradScaler, with overlap_step.
+            ValueError: a closure, or a GradScaler, with overlap_step; a closure that the optimizer calls itself with
+                momentum_correction or what vetoes a step.
+            TypeError: such a closure returns something else than a loss.
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
         if self._ended is not None:
@@ -286,8 +292,8 @@ class _Distributed(wrapped.Front):
         if self.overlap_step:
             require_no_gradient_is_needed(self, closure)
         loss = None
-        if closure is not None and isinstance(self, torch.optim.LBFGS):
-            closure = self._mean_loss_of(closure)
+        if closure is not None and closures.are_handed_to(self._base):
+            closure = self._handed(closure)
         elif closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -295,17 +301,23 @@ class _Distributed(wrapped.Front):
         if self._reducer is not None:
             self._reducer.settle()
             self._reducer.flush()
+            if self._momentum is not None:
+                self._momentum.catch_up()
             if self._reducer.take_veto():
                 return loss
         if self._skips_nonfinite and self._has_nonfinite():
             warn_of_nonfinite("skip_step")
             return loss
-        if self._max_norm is not None and closure is None:
-            self._clip(self._max_norm)
+        if closure is None:
+            self._clip()
+        result: Any = None
         with contextlib.nullcontext() if self._momentum is None else self._momentum.applied():
             if isinstance(self._reducer, overlap.OverlappingReducer) and not self._reducer.is_due():
-                return self._begin_step(self._reducer)
-            result = super().step() if closure is None else super().step(closure)
+                self._begin_step(self._reducer)
+            else:
+                result = super().step() if closure is None else super().step(closure)
+        if self._reducer is not None:
+            self._reducer.exchange.count_step()
         return result if loss is None else loss
 
     # Torch wraps step() of classes that do not say so, to call the hooks of the user; super().step() calls them.
@@ -318,25 +330,16 @@ class _Distributed(wrapped.Front):
         for after in (*self._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
             after(self, (), {})
 
-    def _mean_loss_of(self, closure: Callable[[], Any]) -> Callable[[], float]:
-        """LBFGS decides by the loss whether to go on, and all ranks must decide the same. It looks at gradients as
-        soon as the closure returns, so they are clipped there.
-        """
+    def _handed(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """What the optimizer is handed in place of a closure, to call it itself."""
+        given = self._options.on_nonfinite, self._options.grad_scaler
+        closures.require_possible(self._base, *given, sends_momentum=self._momentum is not None)
+        self._has_handed_closures = True
+        return closures.on_means(closure, self._reducer, self._store.engine.all_gather, self._clip)
 
-        def mean_loss() -> float:
-            loss = closure()
-            if self._reducer is not None:
-                self._reducer.flush()
-            if self._max_norm is not None:
-                self._clip(self._max_norm)
-            own = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-            losses = self._store.engine.all_gather("loss", struct.pack("<d", own))
-            mean: float = sum(struct.unpack("<d", each)[0] for each in losses) / len(losses)
-            return mean
-
-        return mean_loss
-
-    def _clip(self, most: float) -> None:
+    def _clip(self) -> None:
+        if (most := self._max_norm) is None:
+            return
         # Optimizers that unscale for themselves are handed GradScaler's scale, and gradients that still have it.
         scale = getattr(self, "grad_scale", None)
         gradients = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -349,6 +352,8 @@ class _Distributed(wrapped.Front):
         """As torch's; ends what a backward() that failed had begun to send."""
         if self._reducer is not None:
             self._reducer.settle()
+        if self._momentum is not None:
+            self._momentum.catch_up()
         if not isinstance(self._reducer, overlap.OverlappingReducer):
             super().zero_grad(set_to_none)
             return
@@ -381,8 +386,8 @@ class _Distributed(wrapped.Front):
         this rank's codec has not sent yet is kept, for its next step or state_dict().
 
         Raises:
-            ValueError: every step is a collective: compression="auto", a warm_up that has not ended on this rank, or
-                LBFGS; leave those out, or give all ranks as many batches.
+            ValueError: every step is a collective: compression="auto", a warm_up that has not ended on this rank, LBFGS
+                or another optimizer that calls its closure itself; leave those out, or give all ranks as many batches.
             Others: as KVStore.join().
         """
         if self._reducer is None:
@@ -398,8 +403,11 @@ class _Distributed(wrapped.Front):
         """Raises ValueError where the other ranks' steps need this one, beyond its gradients."""
         options = self._options
         given = instead = ""
-        if isinstance(self, torch.optim.LBFGS):
-            given, instead = "LBFGS, whose closures agree on the loss", "take another optimizer"
+        if self._has_handed_closures or isinstance(self, torch.optim.LBFGS):
+            given, instead = (
+                f"{self._base.__name__}, whose closures agree on the loss",
+                "take another optimizer",
+            )
         elif options.controller is not None:
             given, instead = "compression='auto', which agrees on codecs", "name a codec"
         elif options.warm_up is not None and options.warm_up.step < self._warm_up_steps:

@@ -29,6 +29,7 @@ from gradwire import _core
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.parameter_guard import Access, guard, is_guardable, keeper_of, release
 from gradwire.torch.reducer import GradientReducer
+from gradwire.torch.transforms import hear_of_transforms, outside_transforms
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
@@ -52,7 +53,7 @@ class _Sum:
 
     ticket: _core.Ticket
     together: Sequence[int]
-    gradient: torch.Tensor | None
+    gradient: torch.Tensor
     converts: bool
     cleared: bool | None = None
 
@@ -76,10 +77,12 @@ class OverlappingReducer(GradientReducer):
         self._sums: dict[int, _Sum] = {}  # by index, from the end of a backward() on
         self._stepping: SubsetStep | None = None  # from step() until the last sum is here
         self._has_failed = False  # and the caller has heard of it
+        self._broken_by: BaseException | None = None  # what an update has raised, so that the step is in part
         self._hook_handle: Any = None
         self._index: dict[torch.Tensor, int] = {}
         # Of the hook that is to run once more than usual for a compiled module: before what is compiled.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global")
+        hear_of_transforms()
         super().__init__(store, named, passes=passes, options=options, momentum=momentum)
 
     # -- what the optimizer asks for -------------------------------------------------------------------
@@ -107,10 +110,12 @@ class OverlappingReducer(GradientReducer):
         """
         with self._alone():
             self._require_own_process(self._sums)
+            self._require_whole(self._sums)
             guarded = {self._parameters[index] for index in self._sums}
             self._stepping = stepping if guarded else None
             with self._noting_failure():
-                stepping.step([p for p in stepping.parameters if p not in guarded])
+                with self._updating():
+                    stepping.step([p for p in stepping.parameters if p not in guarded])
                 self._take_arrived()
 
     def zero_grad(self, *, set_to_none: bool) -> set[torch.Tensor]:
@@ -176,11 +181,11 @@ class OverlappingReducer(GradientReducer):
         """Takes the gradient away from its parameter, lest the next backward() adds to what the network writes."""
         parameter = self._parameters[index]
         gradient, parameter.grad = parameter.grad, None
-        if gradient is None and parameter.requires_grad:
+        if gradient is None:
             gradient = torch.empty_like(parameter)
         if is_guardable(parameter):
             guard(parameter, self)
-        return _Sum(ticket, together, gradient, not self._in_place[index] and parameter.requires_grad)
+        return _Sum(ticket, together, gradient, not self._in_place[index])
 
     # -- while sums arrive -----------------------------------------------------------------------------
 
@@ -242,6 +247,7 @@ class OverlappingReducer(GradientReducer):
         """
         awaited = [index for index in indices if index in self._sums]
         self._require_own_process(awaited)
+        self._require_whole(awaited)
         with self._noting_failure():
             for index in awaited:
                 if index in self._sums:  # not worked off while another was awaited
@@ -262,6 +268,22 @@ class OverlappingReducer(GradientReducer):
                 "sum was on its way (overlap_step); call optimizer.synchronize() before processes are forked that use "
                 "the model"
             )
+
+    def _require_whole(self, awaited: Collection[int]) -> None:
+        if awaited and self._broken_by is not None:
+            raise RuntimeError(
+                f"gradwire.torch: {self._names[next(iter(awaited))]!r} is without the last step: an update raised "
+                f"{type(self._broken_by).__name__}: {self._broken_by} (overlap_step); call optimizer.close() to read "
+                "weights as they are, some with that step and some without, and load a checkpoint to go on"
+            ) from self._broken_by
+
+    @contextlib.contextmanager
+    def _updating(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._broken_by = error
+            raise
 
     @contextlib.contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -296,29 +318,29 @@ class OverlappingReducer(GradientReducer):
             return
         sums = {index: self._sums.pop(index) for index in indices}
         try:
-            self._take_in(sums)
-        finally:  # also of a step that raised: nothing of it is to be left for the next one
-            if not self._sums:
-                self._finish()
+            with self._updating():
+                self._take_in(sums)
+        except BaseException:
+            self._sums |= sums  # and guarded: whoever reads them is told
+            raise
+        for index in sums:
+            release(self._parameters[index])
+        if not self._sums:
+            self._finish()
 
     def _take_in(self, sums: Mapping[int, _Sum]) -> None:
         with _as_outside(self._parameters[next(iter(sums))].device.type):
             later = {index: self._restore(index, one) for index, one in sums.items()}
-            try:
-                if self._stepping is not None:
-                    self._stepping.step([self._parameters[index] for index in sums])
-                for index, one in sums.items():
-                    _go_on(self._parameters[index], one, later[index])
-            finally:  # not before: other threads may read them
-                for index in sums:
-                    release(self._parameters[index])
+            if self._stepping is not None:
+                self._stepping.step([self._parameters[index] for index in sums])
+            for index, one in sums.items():
+                _go_on(self._parameters[index], one, later[index])
 
     def _restore(self, index: int, one: _Sum) -> torch.Tensor | None:
         """Has p.grad be the mean; returns what autograd has put there since."""
         parameter = self._parameters[index]
         later = parameter.grad
         if one.converts:
-            assert one.gradient is not None
             one.gradient.copy_(self._slots[index])
         parameter.grad = one.gradient
         return later
@@ -351,7 +373,9 @@ class OverlappingReducer(GradientReducer):
         if os.getpid() != self._process:
             return
         try:
-            if not self._has_failed:
+            if self._broken_by is not None:
+                self.exchange.finish()  # what the others have sent leaves the store
+            elif not self._has_failed:
                 self.synchronize()
         finally:
             self._abandon()
@@ -363,11 +387,12 @@ class OverlappingReducer(GradientReducer):
             for index in self._sums:
                 release(self._parameters[index])
             self._sums.clear()
+            self._broken_by = None
             self._leave()
         if behind:
             warnings.warn(
                 f"gradwire.torch: {behind} of {len(self._parameters)} parameters are left without the last step, which "
-                "failed before their sums were taken in (overlap_step); load a checkpoint to go on from one step",
+                "failed before they had it (overlap_step); load a checkpoint to go on from one step",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -375,7 +400,7 @@ class OverlappingReducer(GradientReducer):
 
 def _go_on(parameter: torch.Tensor, one: _Sum, later: torch.Tensor | None) -> None:
     """Does to p.grad what zero_grad(), and a backward() that began before the step, have done since."""
-    if one.cleared is True or one.gradient is None:
+    if one.cleared is True:
         parameter.grad = later
         return
     if one.cleared is False:
@@ -404,6 +429,7 @@ def _called(module: nn.Module) -> Iterator[nn.Module]:
 def _as_outside(device_type: str) -> Iterator[None]:
     """Has an update be what it is between two forward passes, wherever in one it happens."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(outside_transforms())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(

@@ -3,7 +3,8 @@
 The class of a tensor can be exchanged while it lives, as torch does itself when a lazy parameter learns its shape
 (UninitializedTensorMixin.materialize in torch/nn/parameter.py). A class with __torch_function__ then hears of every
 call of torch's that the tensor takes part in, whoever calls: a layer, its parent, an average of weights, a checkpoint.
-A parameter that is not guarded has torch's own class, and costs what it always did.
+A parameter that is not guarded has torch's own class, and costs what it always did. What transforms of torch.func wrap
+is heard of by transforms.py.
 
 Not heard are those who do not go through torch's functions: memory taken earlier (`p.data`, a state_dict), and C++
 extensions that are handed the parameter itself.
@@ -79,15 +80,9 @@ class GuardedParameter(torch.nn.Parameter):
         arguments: tuple[Any, ...] = (),
         keywords: dict[str, Any] | None = None,
     ) -> Any:
-        if torch.compiler.is_compiling():  # nobody can be asked to wait while code is traced
-            raise RuntimeError(
-                "gradwire.torch: a compiled function reads a parameter whose sum is on its way (overlap_step); call "
-                "optimizer.synchronize() before it, or compile the module by torch.compile(model), which waits"
-            )
         keywords = keywords or {}
         guarded = list(_guarded((arguments, keywords)))
-        for keeper, parameters in _by_keeper(guarded):
-            keeper.before(parameters, _access(function))
+        tell_keepers(guarded, _access(function))
         if not any(type(parameter) is cls for parameter in guarded):
             return function(*arguments, **keywords)
         with torch._C.DisableTorchFunctionSubclass():
@@ -111,6 +106,20 @@ class GuardedParameter(torch.nn.Parameter):
 
 # An optimizer steps parameters while they are guarded; on CUDA all of one call by one kernel, if it knows their class.
 _foreach_supported_types.append(GuardedParameter)
+
+
+def tell_keepers(guarded: Iterable[torch.Tensor], access: Access) -> None:
+    """Tells the keepers of guarded parameters that a call on these begins.
+
+    Raises: what they do; RuntimeError: in what torch.compile traces.
+    """
+    if torch.compiler.is_compiling():  # nobody can be asked to wait while code is traced
+        raise RuntimeError(
+            "gradwire.torch: a compiled function reads a parameter whose sum is on its way (overlap_step); call "
+            "optimizer.synchronize() before it, or compile the module by torch.compile(model), which waits"
+        )
+    for keeper, parameters in _by_keeper(guarded):
+        keeper.before(parameters, access)
 
 
 def _by_keeper(guarded: Iterable[torch.Tensor]) -> list[tuple[Keeper, list[torch.Tensor]]]:

@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradwire import _core
 from gradwire.torch.backward_pass import BackwardPass
-from gradwire.torch.exchange import Exchange, is_channels_last
+from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
+from gradwire.torch.slots import NO_SLOT, as_slot, home_of, is_slot, runs_of
 from gradwire.torch.sparse_gradients import all_finite, gradient_of
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
     from gradwire.torch.momentum import WorkerMomentum
 
-_ALIGNMENT = 16  # float32 elements: slots begin on cache lines
 _NO_GRADIENT, _SPARSE, _STRIDED = range(3)  # what a parameter has got, as ranks tell each other
 
 
@@ -57,7 +56,7 @@ class GradientReducer:
         Args:
             store: whose engine sums; its slots are taken.
             named: parameters in order of the forward pass; the first is the most urgent. Frozen ones are not sent
-                until they require a gradient.
+                while they require no gradient, and keep what they have not sent yet.
             passes: calls of backward() that are accumulated before gradients are sent.
             options: codecs, and what to do in a step in which any rank met a NaN or an infinity.
             momentum: what to send in place of the gradient, or None.
@@ -76,6 +75,7 @@ class GradientReducer:
         self._names: list[str] = []
         self._slots: list[torch.Tensor] = []
         self._in_place: list[bool] = []
+        self._live: list[int] = []  # indices of those that take part in steps
         self._ready = bytearray()
         self._handles: list[Any] = []
         self._backward = BackwardPass(self)
@@ -86,7 +86,7 @@ class GradientReducer:
         self._layouts = bytearray()  # of this step's gradients, until ranks have agreed which travel so
         self._agreed = True
         self._agreed_since_join = self._stood_in = False
-        self._frozen: list[tuple[str, torch.Tensor]] = []
+        self._frozen: list[tuple[str, torch.Tensor]] = []  # since the beginning: not declared yet
         self._places: dict[torch.Tensor, int] = {}  # in the order of the forward pass
         self._device = home_of([parameter for _, parameter in named])
         self.add(named)
@@ -100,7 +100,7 @@ class GradientReducer:
         self._bind()
 
     def _bind(self) -> None:
-        self.exchange.bind()
+        self.exchange.bind(self._live)
 
     def _add_live(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         if not named:
@@ -115,9 +115,10 @@ class GradientReducer:
         for (name, p), run in zip(named, runs, strict=True):
             self._names.append(name)
             self._parameters.append(p)
-            self._slots.append(_NO_SLOT if run is None else _as_slot(run, p))
+            self._slots.append(NO_SLOT if run is None else as_slot(run, p))
             self._in_place.append(p.dtype == torch.float32 and p.device == self._device)
             self._hook(len(self._parameters) - 1)
+        self._live += range(first, len(self._parameters))
         self._use_rows([first + i for i, rows in enumerate(known) if rows])
         self._agreed = not self._sends_rows
         self._ready = bytearray(len(self._parameters))
@@ -129,7 +130,7 @@ class GradientReducer:
         self.exchange.use_rows(indices)
         self._rows |= set(indices)
         for index in indices:
-            self._slots[index], self._in_place[index] = _NO_SLOT, False
+            self._slots[index], self._in_place[index] = NO_SLOT, False
 
     def _hook(self, index: int) -> None:
         # Hooks live as long as the model; they must not keep the engine, or it would outlive the interpreter.
@@ -156,8 +157,25 @@ class GradientReducer:
             self._submit(index)
 
     def on_backward_begin(self) -> None:
-        """Runs before the first gradient of a backward() is taken."""
+        """Runs before the first gradient of a backward() is taken.
+
+        Raises:
+            RuntimeError: workers send momentum, and have for the step that is not taken yet; on all ranks.
+        """
         self.settle()
+        if self._momentum is not None:
+            self._momentum.require_level()
+        self._choose_live()
+
+    def _choose_live(self) -> None:
+        """Leaves out of steps what was frozen before this one, and takes in again what no longer is. A collective where
+        there is any: every rank runs the same program.
+        """
+        begun = self._live if self._passes_done > 0 else ()
+        live = [i for i, parameter in enumerate(self._parameters) if parameter.requires_grad or i in begun]
+        if live != self._live:
+            self._live = live
+            self._bind()
 
     @torch.no_grad()
     def _submit(self, index: int) -> None:
@@ -178,20 +196,19 @@ class GradientReducer:
         self.exchange.send(index)
 
     def _send_rows(self, index: int) -> None:
-        parameter = self._parameters[index]
-        self.exchange.send_rows(index, parameter.grad if parameter.requires_grad else None, parameter)
+        self.exchange.send_rows(index, self._parameters[index].grad, self._parameters[index])
 
     def _fill(self, index: int) -> None:
         """Has the slot hold what is to be sent, and p.grad be the slot where it can."""
         parameter, slot = self._parameters[index], self._slots[index]
-        gradient = self._dense_gradient(index) if parameter.requires_grad else None
-        if self._momentum is not None and parameter.requires_grad:
+        gradient = self._dense_gradient(index)
+        if self._momentum is not None:
             self._momentum.advance(parameter, gradient, out=slot)
         elif gradient is None:
             slot.zero_()
         elif gradient.data_ptr() != slot.data_ptr() or gradient.stride() != slot.stride():
             slot.copy_(gradient)
-        if self._in_place[index] and parameter.requires_grad:
+        if self._in_place[index]:
             parameter.grad = slot  # zero_grad(set_to_none=True), the default, took it away
 
     def _dense_gradient(self, index: int) -> torch.Tensor | None:
@@ -241,8 +258,8 @@ class GradientReducer:
         """Ends a step's last pass."""
         self._passes_done = 0
         # Unused in this pass: what earlier passes left, or zeros, so that the sum is complete.
-        for index, ready in enumerate(self._ready):
-            if not ready:
+        for index in self._live:
+            if not self._ready[index]:
                 self._submit(index)
         self._end_step()
 
@@ -272,16 +289,14 @@ class GradientReducer:
     @torch.no_grad()
     def _copy_back(self) -> None:
         for index, rows in self.exchange.row_means.items():
-            if self._parameters[index].requires_grad:
-                self._parameters[index].grad = gradient_of(self._parameters[index], rows)
-        for index, (parameter, slot, in_place) in enumerate(
-            zip(self._parameters, self._slots, self._in_place, strict=True)
-        ):
-            if in_place or index in self._rows or not parameter.requires_grad:
+            self._parameters[index].grad = gradient_of(self._parameters[index], rows)
+        for index in self._live:
+            if self._in_place[index] or index in self._rows:
                 continue
+            parameter = self._parameters[index]
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(slot)
+            parameter.grad.copy_(self._slots[index])
 
     @torch.no_grad()
     def _agree_on_rows(self) -> None:
@@ -299,7 +314,7 @@ class GradientReducer:
         ]
         for index in chosen:
             parameter = self._parameters[index]
-            if parameter.requires_grad and parameter.grad is not None:
+            if parameter.grad is not None:
                 parameter.grad = parameter.grad.to_sparse(1)
         self._use_rows(chosen)
         if chosen:
@@ -369,8 +384,8 @@ class GradientReducer:
         if self._options.grad_scaler is None:  # to a GradScaler it is its daily work
             warn_of_nonfinite("skip_step")
         # GradScaler looks for one, to skip the step and lower its scale on every rank.
-        gradients = [p.grad for p in self._parameters if p.requires_grad and p.grad is not None]
-        values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
+        gradients = [self._parameters[index].grad for index in self._live]
+        values = [g._values() if g.is_sparse else g for g in gradients if g is not None]
         first = next((each for each in values if each.numel() > 0), None)
         if first is not None:
             with torch.no_grad():
@@ -394,14 +409,12 @@ class GradientReducer:
         if self._passes_done < self._passes:
             return
         self._passes_done = 0
-        for index, ready in enumerate(self._ready):
-            if not ready:
+        for index in self._live:
+            if not self._ready[index]:
                 self._send_instead(index, float("nan"))
-        for index, parameter in enumerate(self._parameters):
-            if parameter.requires_grad:
-                parameter.grad = self._slots[index] if self._in_place[index] else None
+            self._parameters[index].grad = self._slots[index] if self._in_place[index] else None
         self._finish_step()
-        live = [parameter for parameter in self._parameters if parameter.requires_grad]
+        live = [self._parameters[index] for index in self._live]
         if self._veto or not all_finite(parameter.grad for parameter in live):
             for parameter in live:
                 parameter.grad = None
@@ -419,15 +432,18 @@ class GradientReducer:
 
     @torch.no_grad()
     def stand_in(self) -> None:
-        """Takes part, with zeros, in the step in which ranks agree what travels as rows, if that is still to come: it
-        needs all of them, also those that join before their first batch. A collective then.
+        """Takes part in what needs all ranks, also those that join before their next batch. A collective where there is
+        any: leaving out what was frozen since the last one; and, with zeros, the step in which ranks agree what travels
+        as rows, if that is still to come.
         """
         self._passes_done = 0  # what was not sent is this rank's alone
+        self._choose_live()
         if self._agreed:
             return
         self._stood_in = True
-        for index, parameter in enumerate(self._parameters):
-            if self._in_place[index] and _is_slot(parameter.grad, self._slots[index]):
+        for index in self._live:
+            parameter = self._parameters[index]
+            if self._in_place[index] and is_slot(parameter.grad, self._slots[index]):
                 parameter.grad = None
             self._send_instead(index, 0.0)
         self._await_sums()
@@ -453,38 +469,6 @@ class GradientReducer:
         """Says whether this step is to be skipped, and forgets it."""
         veto, self._veto = self._veto, False
         return veto
-
-
-def home_of(parameters: Sequence[torch.Tensor]) -> torch.device:
-    """Returns the one CUDA device that holds all parameters, if the engine can encode there; else the CPU."""
-    devices = {parameter.device for parameter in parameters}
-    usable = _core.build_info()["cuda_devices"] > 0
-    if usable and len(devices) == 1 and (device := devices.pop()).type == "cuda":
-        return device
-    return torch.device("cpu")
-
-
-_NO_SLOT = torch.empty(0)
-
-
-def _as_slot(run: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    if is_channels_last(parameter):
-        return run.as_strided(parameter.shape, parameter.stride())
-    return run.view(parameter.shape)
-
-
-def _is_slot(gradient: torch.Tensor | None, slot: torch.Tensor) -> bool:
-    return gradient is not None and gradient.data_ptr() == slot.data_ptr()
-
-
-def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Returns one run of float32 zeros (elements,) for each, out of one buffer."""
-    offsets, total = [], 0
-    for parameter in parameters:
-        offsets.append(total)
-        total += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
-    flat = torch.zeros(total, dtype=torch.float32, device=device)
-    return [flat[o : o + p.numel()] for o, p in zip(offsets, parameters, strict=True)]
 
 
 def _on_gradient(reducer: weakref.ref[GradientReducer], index: int, parameter: torch.Tensor) -> None:

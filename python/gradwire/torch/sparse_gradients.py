@@ -5,7 +5,7 @@ Each such parameter is a table of the store (gradwire.sparse). A rank whose step
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,10 +104,10 @@ class RowExchange:
         """Keeps from now on what roll_back() needs."""
         self._engine.keep_row_rollback(True)
 
-    def roll_back(self) -> None:
-        """Puts residuals back to what they were before the last step, on all ranks."""
-        if self._tables:
-            self._engine.roll_back_rows(list(self._tables.values()))
+    def roll_back(self, indices: Collection[int]) -> None:
+        """Puts residuals of these, as far as they are tables, back to what they were before the last step, on all."""
+        if tables := [table for index, table in self._tables.items() if index in indices]:
+            self._engine.roll_back_rows(tables)
 
     def residual(self, index: int) -> Rows:
         """What the codec has not sent yet of the rows that were ever sent."""

@@ -17,7 +17,7 @@ class WarmUp:
     """Counts steps, and says which compression each begins with.
 
     Attributes:
-        step: exchanges so far.
+        step: steps so far.
     """
 
     def __init__(self, stages: Stages, final: Compression) -> None:
