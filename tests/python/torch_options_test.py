@@ -310,6 +310,32 @@ def test_wrapping_again_takes_over(store: gw.kv.KVStore) -> None:
     second.close()
 
 
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"warm_up": [("fp16", 0)]}, ValueError),
+        ({"warm_up": 5}, TypeError),
+        ({"momentum_correction": True}, ValueError),  # of AdamW
+        ({"codecs": {"*.wieght": "fp16"}}, ValueError),
+        ({"on_nonfinite": "skip"}, ValueError),
+    ],
+    ids=lambda each: "-".join(each) if isinstance(each, dict) else None,
+)
+def test_a_refused_wrapping_leaves_the_first_one_as_it_was(
+    options: dict[str, Any], error: type[Exception], store: gw.kv.KVStore
+) -> None:
+    """It had ended the first one's exchange, and the ranks' weights parted."""
+    model = make()
+    first = gw.torch.DistributedOptimizer(
+        torch.optim.AdamW(model.parameters()), model.named_parameters(), "2bit:threshold=0.01", store
+    )
+    with pytest.raises(error):
+        gw.torch.DistributedOptimizer(first, model.named_parameters(), "fp16", store, **options)
+    assert changed_by_the_codec(model, 0) == {"words.weight", "first.weight", "last.weight"}
+    assert store.compression.spec.startswith("2bit")
+    first.close()
+
+
 class HorovodLike(torch.optim.Optimizer):
     """Horovod's way of wrapping, whose own package cannot be built against a current torch: hooks on autograd's
     accumulators that count down and then exchange, in a class made for the one instance (horovod/torch/optimizer.py).

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import numbers
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -15,24 +15,22 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from gradwire import joining, kv, settings
 from gradwire._core import MembershipChanged
 from gradwire.torch import overlap, session, wrapped
-from gradwire.torch.auto_codecs import controller_of
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.exchange_options import (
     ExchangeOptions,
+    GivenOptions,
     OnNonfinite,
-    SparseGradients,
     agree_on_options,
-    enabled_scaler,
     warn_of_nonfinite,
 )
 from gradwire.torch.momentum import WorkerMomentum
+from gradwire.torch.optimizer_options import has_momentum, known_sparse, require_valid, sparse_gradients
 from gradwire.torch.overlap_refused import require_no_gradient_is_needed, require_possible
-from gradwire.torch.parameter_codecs import DENSE, ParameterCodecs
 from gradwire.torch.parameter_names import name_group, name_parameters, require_real
 from gradwire.torch.reducer import GradientReducer
 from gradwire.torch.sparse_gradients import all_finite
 from gradwire.torch.subset_step import SubsetStep
-from gradwire.torch.warm_up import Stages, WarmUp
+from gradwire.torch.warm_up import Stages
 
 _bound: weakref.WeakKeyDictionary[Any, weakref.ref[_Distributed]] = weakref.WeakKeyDictionary()  # by store
 
@@ -134,105 +132,78 @@ def DistributedOptimizer(
             of which get the same text, naming the first difference.
         TypeError: an argument is of another kind.
     """
-    if on_nonfinite not in ("warn", "skip_step", "ignore"):
-        raise ValueError(f"gradwire.torch: on_nonfinite={on_nonfinite!r}: expected warn, skip_step or ignore")
-    if momentum_correction not in (True, False, "auto"):
-        raise ValueError(
-            f"gradwire.torch: momentum_correction={momentum_correction!r}: expected True, False or 'auto'"
-        )
-    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
-        raise ValueError(
-            f"gradwire.torch: backward_passes_per_step={backward_passes_per_step!r}: expected 1 or more"
-        )
-    if max_grad_norm is not None and not (isinstance(max_grad_norm, numbers.Real) and max_grad_norm > 0):
-        raise ValueError(f"gradwire.torch: max_grad_norm={max_grad_norm!r}: expected a number above 0")
-    for name, given in (("max_grad_norm", max_grad_norm), ("grad_scaler", grad_scaler)):
-        if given is not None and momentum_correction is True:
-            raise ValueError(
-                f"gradwire.torch: momentum_correction=True was given with {name}, which acts on gradients where "
-                "p.grad is then the momentum; leave one of the two out"
-            )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"
         )
-    scaler = enabled_scaler(grad_scaler)
-    auto = session.auto_budget(compression, budget)
-    if auto is not None and warm_up is not None and not session.is_overridden():
-        raise ValueError(
-            "gradwire.torch: warm_up was given with compression='auto', which begins with a mild codec by itself; "
-            "leave warm_up out"
-        )
-    if isinstance(optimizer, torch.optim.LBFGS) and (on_nonfinite == "skip_step" or scaler is not None):
-        what = "grad_scaler" if scaler is not None else "on_nonfinite='skip_step'"
-        raise ValueError(
-            f"gradwire.torch: {what} cannot veto a step of LBFGS, which is many steps that depend on each other; use "
-            "on_nonfinite='warn', and keep a copy of weights and state to go back to"
-        )
+    given = GivenOptions(
+        "DistributedOptimizer",
+        compression,
+        codecs=codecs,
+        warm_up=warm_up,
+        grad_scaler=grad_scaler,
+        on_nonfinite=on_nonfinite,
+        budget=budget,
+    )
+    require_valid(optimizer, given, momentum_correction, backward_passes_per_step, max_grad_norm)
     named = name_parameters(optimizer, named_parameters)
+    names = [name for name, _ in named]
     store = session.own_store(store)
-    session.require_sums(store)
     if overlap_step is None:
         overlap_step = settings.read().overlap_step == "on"
     if overlap_step:
-        given = {
+        excluding = {
             "max_grad_norm": max_grad_norm is not None,
-            "grad_scaler": scaler is not None,
+            "grad_scaler": given.grad_scaler is not None,
             "on_nonfinite='skip_step'": on_nonfinite == "skip_step",
         }
-        require_possible(optimizer, store, given)
+        require_possible(optimizer, store, excluding)
+    _require_free(store, optimizer)
+    if momentum_correction == "auto":
+        plain = max_grad_norm is None and grad_scaler is None
+        may_be_2bit = given.auto is not None or "threshold=auto" in given.compression_at(store).spec
+        momentum_correction = plain and may_be_2bit and has_momentum(optimizer)
+    options = given.at(store, names, overlaps=overlap_step, sends_momentum=momentum_correction)
+    reads_dense = overlap_step or max_grad_norm is not None or momentum_correction
+    options = replace(
+        options,
+        sparse_gradients=sparse_gradients(store, options, as_dense=sparse_as_dense, reads_dense=reads_dense),
+        sparse_parameters=known_sparse(sparse_parameters, names),
+    )
+    momentum = WorkerMomentum(optimizer, vetoes=options.vetoes) if momentum_correction else None
+    require_real(named)
+    alike = {
+        "overlap_step": overlap_step,
+        "max_grad_norm": max_grad_norm,
+        "momentum_correction": momentum_correction,
+        **options.alike,
+    }
+    ended: MembershipChanged | None = None
+    try:
+        agree_on_options(store, "DistributedOptimizer", alike)
+    except MembershipChanged as change:
+        ended = change
+    # What is wrong has been said: from here on another that is taken over has ended.
+    result = wrapped.take_over(optimizer, _Distributed)
+    result._max_norm, result.overlap_step = max_grad_norm, overlap_step
+    result._warm_up_steps = 0 if options.warm_up is None else options.warm_up.steps
+    result._named, result._passes, result._given_momentum = named, backward_passes_per_step, momentum
+    result._options, result._alike = options, alike
+    try:
+        result._begin(store, ended)
+    except MembershipChanged as change:
+        result._ended = change
+    return result
+
+
+def _require_free(store: kv.KVStore, optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError where another than this optimizer, which is to be taken over, has the store."""
     other = _bound.get(store, lambda: None)()
     if other is not None and other is not optimizer and other._reducer is not None:
         raise ValueError(
             "gradwire.torch: this store serves a DistributedOptimizer already, and it can serve one; give it "
             "all parameters in groups, or close() the other first"
         )
-    if session.is_overridden():
-        codecs = warm_up = None
-    # What is wrong is said before anything is changed.
-    wanted = session.parse_chosen(compression) if auto is None else DENSE
-    ParameterCodecs(store.compression, codecs).require_matches(name for name, _ in named)
-    sparse_parameters = frozenset(sparse_parameters)
-    if unknown := sorted(sparse_parameters.difference(name for name, _ in named)):
-        raise ValueError(
-            f"gradwire.torch: sparse_parameters has {unknown[0]!r}, which is no name in named_parameters"
-        )
-    chosen = store.compression if wanted is None else wanted
-    if momentum_correction == "auto":
-        plain = max_grad_norm is None and grad_scaler is None
-        may_be_2bit = auto is not None or "threshold=auto" in chosen.spec
-        momentum_correction = plain and may_be_2bit and _has_momentum(optimizer)
-    controller = controller_of(store, auto, overlaps=overlap_step, sends_momentum=momentum_correction)
-    result = wrapped.take_over(optimizer, _Distributed)
-    parameter_codecs = ParameterCodecs(chosen, codecs, may_compress=controller is not None)
-    reads_dense = overlap_step or max_grad_norm is not None or momentum_correction or controller is not None
-    sparse_gradients: SparseGradients = (
-        "dense" if sparse_as_dense else "warn" if reads_dense or not store.engine.has_rows else "rows"
-    )
-    options = ExchangeOptions(
-        codecs=parameter_codecs,
-        default=wanted,
-        warm_up=WarmUp(warm_up, chosen) if warm_up else None,
-        grad_scaler=scaler,
-        on_nonfinite=on_nonfinite,
-        controller=controller,
-        sparse_gradients=sparse_gradients,
-        sparse_parameters=sparse_parameters,
-    )
-    momentum = WorkerMomentum(result, vetoes=options.vetoes) if momentum_correction else None
-    result._max_norm, result.overlap_step = max_grad_norm, overlap_step
-    result._warm_up_steps = sum(steps for _, steps in warm_up) if warm_up else 0
-    result._named, result._passes, result._given_momentum = named, backward_passes_per_step, momentum
-    result._options = options
-    try:
-        result._attach(store)
-    except MembershipChanged as change:  # for gradwire.elastic.run(), which moves it to the next generation
-        result._ended = change
-    return result
-
-
-def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
-    return isinstance(optimizer, torch.optim.SGD) and all(g["momentum"] > 0 for g in optimizer.param_groups)
 
 
 class _Distributed(wrapped.Front):
@@ -243,6 +214,7 @@ class _Distributed(wrapped.Front):
     _reducer: GradientReducer | None
     _momentum: WorkerMomentum | None
     _options: ExchangeOptions
+    _alike: dict[str, Any]  # what the other ranks' must have too
     _max_norm: float | None
     _warm_up_steps: int  # of all its stages
     _named: list[tuple[str, torch.Tensor]]
@@ -252,20 +224,23 @@ class _Distributed(wrapped.Front):
     _skips_nonfinite: bool  # where no reducer looks
     overlap_step: bool
 
-    def _attach(self, store: kv.KVStore) -> None:
-        """Exchanges gradients by a store from here on. A collective."""
+    def _begin(self, store: kv.KVStore, ended: MembershipChanged | None = None) -> None:
+        """Exchanges gradients by a store from here on, whose ranks have agreed on options. A collective.
+
+        Args:
+            ended: what they heard instead, for gradwire.elastic.run(), which moves it to the next generation.
+        """
         self._store, options = store, self._options
-        self._reducer = self._momentum = self._ended = None
-        self._skips_nonfinite = False
+        self._reducer = self._momentum = None
+        self._ended, self._skips_nonfinite = ended, False
+        if ended is not None:
+            return
         _bound[store] = weakref.ref(self)
-        require_real(self._named)
         default = options.default or store.compression
         is_dense = default.spec == "none" and not options.codecs.compress_any(self._named)
         if joining.is_local(store.type) and is_dense and options.warm_up is None:  # nothing to exchange
             self._skips_nonfinite = options.on_nonfinite == "skip_step"
             return
-        own = (self.overlap_step, self._max_norm, self._given_momentum is not None)
-        agree_on_options(store, options, *own)
         self._momentum = self._given_momentum
         reducer = overlap.OverlappingReducer if self.overlap_step else GradientReducer
         self._reducer = reducer(
@@ -486,7 +461,8 @@ class _Distributed(wrapped.Front):
             self.close()
         for _, parameter in self._named:
             parameter.grad = None
-        self._attach(store)
+        agree_on_options(store, "DistributedOptimizer", self._alike)
+        self._begin(store)
 
     def close(self) -> None:
         """Takes the hooks off the parameters: gradients stay local, and the store is free for another. Ends a step that
