@@ -5,6 +5,7 @@ several ranks.
 from __future__ import annotations
 
 import copy
+import gc
 import subprocess
 import sys
 import warnings
@@ -146,6 +147,29 @@ def test_a_second_optimizer_needs_the_first_one_closed(store: gw.kv.KVStore) -> 
     second = wrap(model, store)
     backward(model, 0)
     second.step()
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("options", [{}, {"momentum_correction": True}, {"overlap_step": True}], ids=str)
+def test_to_drop_an_optimizer_is_not_to_close_it(
+    collects: bool, options: dict[str, Any], store: gw.kv.KVStore
+) -> None:
+    """Whether a second one was refused had depended on what the garbage collector had done on each rank."""
+
+    def fold() -> Any:
+        model = Net()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = gw.torch.DistributedOptimizer(inner, model.named_parameters(), "2bit", store, **options)
+        backward(model, 0)
+        optimizer.step()
+        return optimizer
+
+    fold().close()
+    fold()
+    if collects:
+        gc.collect()
+    with pytest.raises(ValueError, match=r"close\(\) the other first: it is not enough to drop it"):
+        fold()
 
 
 def test_a_layer_used_twice_in_a_reentrant_checkpoint_is_refused(store: gw.kv.KVStore) -> None:

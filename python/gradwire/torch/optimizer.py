@@ -32,7 +32,9 @@ from gradwire.torch.sparse_gradients import all_finite
 from gradwire.torch.subset_step import SubsetStep
 from gradwire.torch.warm_up import Stages
 
-_bound: weakref.WeakKeyDictionary[Any, weakref.ref[_Distributed]] = weakref.WeakKeyDictionary()  # by store
+# By store, the place of the optimizer that it serves. Ranks must agree in it, so it is not left to the garbage
+# collector.
+_served: weakref.WeakKeyDictionary[kv.KVStore, object] = weakref.WeakKeyDictionary()
 
 
 def DistributedOptimizer(
@@ -198,11 +200,10 @@ def DistributedOptimizer(
 
 def _require_free(store: kv.KVStore, optimizer: torch.optim.Optimizer) -> None:
     """Raises ValueError where another than this optimizer, which is to be taken over, has the store."""
-    other = _bound.get(store, lambda: None)()
-    if other is not None and other is not optimizer and other._reducer is not None:
+    if _served.get(store) not in (None, getattr(optimizer, "_place", None)):
         raise ValueError(
-            "gradwire.torch: this store serves a DistributedOptimizer already, and it can serve one; give it "
-            "all parameters in groups, or close() the other first"
+            "gradwire.torch: this store serves a DistributedOptimizer already, and it can serve one; give it all "
+            "parameters in groups, or close() the other first: it is not enough to drop it"
         )
 
 
@@ -215,6 +216,7 @@ class _Distributed(wrapped.Front):
     _momentum: WorkerMomentum | None
     _options: ExchangeOptions
     _alike: dict[str, Any]  # what the other ranks' must have too
+    _place: object | None  # at the store, until close()
     _max_norm: float | None
     _warm_up_steps: int  # of all its stages
     _named: list[tuple[str, torch.Tensor]]
@@ -231,11 +233,10 @@ class _Distributed(wrapped.Front):
             ended: what they heard instead, for gradwire.elastic.run(), which moves it to the next generation.
         """
         self._store, options = store, self._options
-        self._reducer = self._momentum = None
+        self._reducer = self._momentum = self._place = None
         self._ended, self._skips_nonfinite = ended, False
         if ended is not None:
             return
-        _bound[store] = weakref.ref(self)
         default = options.default or store.compression
         is_dense = default.spec == "none" and not options.codecs.compress_any(self._named)
         if joining.is_local(store.type) and is_dense and options.warm_up is None:  # nothing to exchange
@@ -246,6 +247,7 @@ class _Distributed(wrapped.Front):
         self._reducer = reducer(
             store, self._named, passes=self._passes, options=options, momentum=self._momentum
         )
+        _served[store] = self._place = object()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the wrapped optimizer's step on the means, unless on_nonfinite="skip_step" vetoes it; with overlap_step
@@ -471,3 +473,5 @@ class _Distributed(wrapped.Front):
         if self._reducer is not None:
             self._reducer.close()
             self._reducer = self._momentum = None
+        if self._place is not None and _served.get(self._store) is self._place:
+            del _served[self._store]
