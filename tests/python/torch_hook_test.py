@@ -152,6 +152,18 @@ def test_a_state_that_was_loaded_is_not_lost_before_the_first_step(group: None) 
     state.close()
 
 
+def test_a_second_model_needs_a_hook_state_of_its_own(group: None) -> None:
+    """It had ended in "drain: 2 of 4 slots are not marked"."""
+    state = gw.torch.HookState(codec="none")
+    models = [DistributedDataParallel(nn.Linear(4, 4)) for _ in range(2)]
+    for model in models:
+        model.register_comm_hook(state, gw.torch.ddp_hook)
+    models[0](torch.ones(2, 4)).sum().backward()
+    with pytest.raises(ValueError, match="make a HookState for each model"):
+        models[1](torch.ones(2, 4)).sum().backward()
+    models[0](torch.ones(2, 4)).sum().backward()  # the first one goes on
+
+
 def test_an_arm_sets_aside_codecs_and_warm_up(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_COMPRESSION", "2bit:threshold=0.01")
     model = nn.Linear(300, 2)

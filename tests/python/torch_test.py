@@ -16,6 +16,7 @@ import gradwire.torch
 import pytest
 import torch
 from integration.torch_programs import Net, images
+from python.inproc_ranks import run_ranks
 from torch import nn
 
 
@@ -147,6 +148,30 @@ def test_a_second_optimizer_needs_the_first_one_closed(store: gw.kv.KVStore) -> 
     second = wrap(model, store)
     backward(model, 0)
     second.step()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_store_whose_servers_have_an_optimizer_is_refused(when: str) -> None:
+    """The job had died at the first backward(), by a message of the engine's."""
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = nn.Linear(4, 2)
+        if when == "before":
+            store.set_optimizer("sgd", learning_rate=0.1)
+            with pytest.raises(ValueError, match=r"set_optimizer\(\) was called on the store 'dist_sync'"):
+                wrap(model, store)
+            with pytest.raises(ValueError, match=r"set_optimizer\(\) was called on the store 'dist_sync'"):
+                gw.torch.LocalStepOptimizer(
+                    torch.optim.SGD(model.parameters(), lr=0.1), store=store, sync_every=2
+                )
+            return
+        optimizer = wrap(model, store)
+        store.set_optimizer("sgd", learning_rate=0.1)
+        with pytest.raises(ValueError, match=r"set_optimizer\(\) was called on the store 'dist_sync'"):
+            model(torch.ones(3, 4)).sum().backward()
+        optimizer.close()
+
+    run_ranks(2, body, "dist_sync")
 
 
 @pytest.mark.parametrize("collects", [True, False])

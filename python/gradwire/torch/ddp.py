@@ -130,6 +130,7 @@ class HookState:
         waiting, self._waiting = self._waiting, []
         unknown = [bucket for bucket in waiting if not bucket.sent]
         if unknown:
+            self._require_one_model(waiting)
             # DDP's first buckets go from the last layers to the first; within one, layers go forward.
             self._add([p for bucket in waiting[::-1] for p in bucket.parameters if p not in self._index])
             for bucket in unknown:
@@ -143,6 +144,14 @@ class HookState:
         self._exchange.advance()
         if nonfinite and self._options.grad_scaler is None and self._options.on_nonfinite != "ignore":
             warn_of_nonfinite(self._options.on_nonfinite)
+
+    def _require_one_model(self, waiting: "list[_Bucket]") -> None:
+        """Raises ValueError for a step of a model that shares no parameter with what was in the steps before."""
+        if self._index and not any(p in self._index for bucket in waiting for p in bucket.parameters):
+            raise ValueError(
+                "gradwire.torch: HookState: it has taken the buckets of one DDP model, and here are those of another; "
+                "make a HookState for each model, on all ranks in one order"
+            )
 
     def _add(self, parameters: list[torch.Tensor]) -> None:
         """Declares parameters, front layers first."""
@@ -178,6 +187,7 @@ def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch
         A future of the bucket's mean, done by the time that the hook of the step's last bucket returns.
 
     Raises:
+        ValueError: the state is that of another model.
         gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
     """
     with torch.no_grad():
