@@ -60,9 +60,9 @@ def require_sums(store: kv.KVStore) -> None:
     """Raises ValueError for a store that gives weights where an optimizer here needs the workers' gradients."""
     if store.keeps_weights:
         raise ValueError(
-            f"gradwire.torch: set_optimizer() was called on the store {store.type!r}, which answers with weights since, "
-            "so that there is no mean gradient for an optimizer here; leave it out, or push gradients and pull weights "
-            "with the store itself"
+            f"gradwire.torch: set_optimizer() was called on the store {store.type!r}, which gives weights since and no "
+            "mean gradient for an optimizer here; leave it out, or push gradients and pull weights with the store's "
+            "own calls"
         )
     if joining.applies_at_once(store.type):
         raise ValueError(
