@@ -294,6 +294,29 @@ def test_copies_exchange_nothing(copied: Any, store: gw.kv.KVStore) -> None:
     optimizer.close()
 
 
+# ---- groups that are added ---------------------------------------------------------------------------------------
+
+
+def test_names_of_an_added_group_are_those_given_where_torch_takes_them(store: gw.kv.KVStore) -> None:
+    model = make()
+    pairs = list(model.named_parameters())
+    for given in (pairs[:2], [p for _, p in pairs[:2]]):
+        optimizer = gw.torch.DistributedOptimizer(
+            torch.optim.SGD(given, lr=0.1), pairs[:2], "2bit:threshold=0.01", store
+        )
+        if given == pairs[:2]:
+            optimizer.add_param_group({"params": pairs[2:]})
+        else:
+            with pytest.raises(ValueError, match="with/without names"):  # torch's own
+                optimizer.add_param_group({"params": pairs[2:]})
+            optimizer.add_param_group({"params": [p for _, p in pairs[2:]]})
+        step(model, optimizer, 0)
+        residuals = optimizer.state_dict()["gradwire"]["residuals"]
+        assert ("last.weight" in residuals) == (given == pairs[:2]), residuals.keys()
+        assert len(residuals) == 3
+        optimizer.close()
+
+
 # ---- wrapped already ---------------------------------------------------------------------------------------------
 
 

@@ -43,7 +43,7 @@ def test_alone_and_uncompressed_nothing_is_hooked() -> None:
     model = Net()
     optimizer = wrap(model, store, momentum_correction=True)
     backward(model, 0)
-    assert all(p.grad is None for p in model.unused.parameters())
+    assert all(p.grad is None for p in model.unused.parameters())  # as the docstring says
     optimizer.step()
     stepped = [p for name, p in model.named_parameters() if "unused" not in name]
     assert all("momentum_buffer" in optimizer.state[p] for p in stepped)

@@ -119,8 +119,9 @@ def DistributedOptimizer(
             for it.
 
     A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
-    `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local. Frozen
-    parameters are not sent until they require a gradient. LBFGS gets the workers' mean loss. `state_dict()` holds,
+    `p.grad` is then never None after backward(). Not so alone and without compression (the store `local`), where
+    p.grad is torch's. `with optimizer.no_sync():` keeps gradients local. Frozen parameters are not sent until they
+    require a gradient. LBFGS gets the workers' mean loss. `state_dict()` holds,
     under "gradwire", what this rank has not sent yet: save it on every rank. Copies and pickles are of the optimizer
     inside, which exchanges nothing.
 
@@ -401,8 +402,8 @@ class _Distributed(wrapped.Front):
             self._reducer.sync = before
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. A collective: every rank adds the same parameters, between steps. Their names are those given
-        as (name, parameter) pairs, else numbers.
+        """As torch's. A collective: every rank adds the same parameters, between steps. Their names are numbers, or
+        those given as (name, parameter) pairs, which torch takes where the optimizer was made of such pairs.
         """
         self.synchronize()
         before = sum(len(group["params"]) for group in self.param_groups)
