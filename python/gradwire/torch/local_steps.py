@@ -16,7 +16,7 @@ from gradwire.torch.exchange import STATE_KEY, has_free_slots
 from gradwire.torch.exchange_options import GivenOptions, agree_on_options
 from gradwire.torch.fragments import require_layers
 from gradwire.torch.local_rounds import LocalRounds, MakeOuter, Schedule
-from gradwire.torch.parameter_names import name_group, name_parameters, require_real
+from gradwire.torch.parameter_names import name_group, name_parameters, require_real, warn_of_ddp
 
 _MIXING_WITH_OVERLAP = 0.5  # Streaming DiLoCo's
 
@@ -103,6 +103,7 @@ def LocalStepOptimizer(
             "outer gradients, such as 'int4'"
         )
     named = name_parameters(optimizer, named_parameters)
+    warn_of_ddp(named)
     require_real(named)
     require_layers(named, fragments)
     store = session.own_store(store)

@@ -26,7 +26,7 @@ from gradwire.torch.exchange_options import (
 from gradwire.torch.momentum import WorkerMomentum
 from gradwire.torch.optimizer_options import has_momentum, known_sparse, require_valid, sparse_gradients
 from gradwire.torch.overlap_refused import require_no_gradient_is_needed, require_possible
-from gradwire.torch.parameter_names import name_group, name_parameters, require_real
+from gradwire.torch.parameter_names import name_group, name_parameters, require_real, warn_of_ddp
 from gradwire.torch.reducer import GradientReducer
 from gradwire.torch.sparse_gradients import all_finite
 from gradwire.torch.subset_step import SubsetStep
@@ -125,6 +125,9 @@ def DistributedOptimizer(
     under "gradwire", what this rank has not sent yet: save it on every rank. Copies and pickles are of the optimizer
     inside, which exchanges nothing.
 
+    Not for a model in DistributedDataParallel, which writes the same p.grad (a warning says so where names tell):
+    HookState is for that.
+
     p.grad is the same memory in every step, a part of one buffer for all parameters: clone() what you keep or save.
 
     A backward() that raises an error counts as one. Where it was a step's last, the other ranks get NaNs in place of
@@ -150,6 +153,7 @@ def DistributedOptimizer(
     )
     require_valid(optimizer, given, momentum_correction, backward_passes_per_step, max_grad_norm)
     named = name_parameters(optimizer, named_parameters)
+    warn_of_ddp(named)
     names = [name for name, _ in named]
     store = session.own_store(store)
     if overlap_step is None:
