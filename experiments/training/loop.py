@@ -19,6 +19,7 @@ import gradwire as gw
 import gradwire.result
 import gradwire.torch
 import torch
+from gradwire import backend, joining
 from gradwire.joining import applies_at_once
 
 from training.flags import compression, learning_rate
@@ -226,6 +227,11 @@ def run(args: argparse.Namespace, make_task: Callable[[argparse.Namespace, Progr
         raise ValueError(
             f"train: GRADWIRE_OVERLAP_STEP=on is set with --ddp-hook {args.ddp_hook}, which waits for all sums: unset "
             "one of the two, or give --no-overlap-step"
+        )
+    if args.kv_store.lower() in backend.names():
+        raise ValueError(
+            f"train: --kv-store {args.kv_store} is a store of another maker, which has no engine whose bytes are "
+            f"counted; expected one of {', '.join(joining.names())}"
         )
     store = gw.kv.create(args.kv_store, on_failure=args.on_failure)
     torch.set_num_threads(

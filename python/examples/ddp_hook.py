@@ -1,6 +1,7 @@
 """DistributedDataParallel as it is, its buckets compressed to two bits an element.
 
 Start: torchrun --nproc-per-node 2 ddp_hook.py
+Or: gradwire run -n 2 python ddp_hook.py
 """
 
 import gradwire.torch

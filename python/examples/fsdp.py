@@ -1,6 +1,7 @@
 """FSDP2 with its reduce-scatter compressed to eight bits an element.
 
 Start: torchrun --nproc-per-node 2 fsdp.py
+Or: gradwire run -n 2 python fsdp.py
 """
 
 import gradwire.torch

@@ -1,6 +1,7 @@
 """A loss scale, clipped gradients, a warm-up, and codecs of their own for some parameters.
 
 Start: gradwire run -n 2 python mixed_precision.py
+Or: torchrun --nproc-per-node 2 mixed_precision.py
 """
 
 import gradwire as gw

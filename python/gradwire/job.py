@@ -33,9 +33,12 @@ _IDENTITY = (
     *("GRADWIRE_ROLE", "GRADWIRE_RANK", "GRADWIRE_NUM_WORKERS", "GRADWIRE_NUM_SERVERS", "GRADWIRE_SCHEDULER"),
     *("DMLC_ROLE", "DMLC_RANK", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"),
     *("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_TASK_ID"),
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
     encryption.VARIABLE,
 )
+# Where the ranks of torch's process group meet: given by who starts a job, or by the launcher that this process is of.
+_MASTER = ("MASTER_ADDR", "MASTER_PORT")
 
 # What says whether a job goes on without those that die: of the one that this process is of, and not of one inside it.
 _MEMBERSHIP = ("GRADWIRE_ON_FAILURE", "GRADWIRE_MIN_WORKERS")
@@ -48,9 +51,11 @@ _OF_ALL_ROLES = (
 
 def surroundings() -> dict[str, str]:
     """Returns what a job that is started here has of this process's environment; inside another job, not whether that
-    one goes on."""
-    is_nested = "GRADWIRE_ROLE" in os.environ
-    return {name: text for name, text in os.environ.items() if not (is_nested and name in _MEMBERSHIP)}
+    one goes on, nor where its ranks meet."""
+    of_another: tuple[str, ...] = _MEMBERSHIP if "GRADWIRE_ROLE" in os.environ else ()
+    if of_another or "TORCHELASTIC_RUN_ID" in os.environ:
+        of_another += _MASTER
+    return {name: text for name, text in os.environ.items() if name not in of_another}
 
 
 def find_server_program(settings: Settings) -> str:
@@ -109,6 +114,7 @@ class Job:
     meeting: Mapping[str, str] = field(
         default_factory=dict
     )  # where workers meet who choose a placement themselves, and what they go by
+    master: Mapping[str, str] = field(default_factory=dict)  # where the ranks of torch's process group meet
     # Variables that only the workers have, or only the servers, over those of all.
     role_variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
@@ -255,13 +261,19 @@ class Job:
         ]
 
     def worker_env(self, rank: int, scheduler: str) -> dict[str, str]:
-        """The environment of a worker: who it is, in GRADWIRE_* and in DMLC_*, over the job's variables."""
+        """The environment of a worker: who it is, in GRADWIRE_*, in DMLC_* and as torch.distributed reads it, over the
+        job's variables.
+        """
         own = {"GRADWIRE_RANK": str(rank), "DMLC_RANK": str(rank), "DMLC_WORKER_ID": str(rank)}
         if self.joins is not None:  # its rank is the scheduler's to give
             own = {}
         if host_id := self._host_identity(self.host("worker", rank)):
             own["GRADWIRE_HOST_ID"] = host_id
-        of_all = self.workers_environment(scheduler, self._workers_beside(rank))
+        beside = self._workers_beside(rank)
+        if self.master:
+            own |= {"RANK": str(rank), "WORLD_SIZE": str(self.workers), **self.master}
+            own |= {"LOCAL_RANK": str(beside.index(rank)), "LOCAL_WORLD_SIZE": str(len(beside))}
+        of_all = self.workers_environment(scheduler, len(beside))
         return of_all | own | dict(self.worker_environment(rank))
 
     def workers_environment(self, scheduler: str, beside: int) -> dict[str, str]:
@@ -287,11 +299,11 @@ class Job:
         }
         return defaults | dict(self.environment) | identity | dict(self.meeting)
 
-    def _workers_beside(self, rank: int) -> int:
-        """Workers on the host of this one; a namespace has all cores of the machine, as the others have."""
+    def _workers_beside(self, rank: int) -> list[int]:
+        """Workers on the machine of this one, itself included; a namespace has all its cores, as the others have."""
         hosts = [self.host("worker", other) for other in range(self.workers)]
         machines = [None if host is self.local or host.namespace else host.address for host in hosts]
-        return machines.count(machines[rank])
+        return [other for other in range(self.workers) if machines[other] == machines[rank]]
 
     def _host_identity(self, host: Host) -> str | None:
         """A namespace is a host of its own: sharing this machine is not sharing a host. The name that this machine has
@@ -373,6 +385,7 @@ def make_job(
         joins=joins,
         key_is_given=own_key is not None,
         meeting=_meeting(placed, workers, count, local) if chosen else {},
+        master=_master(base, settings, placed, local) if joins is None else {},
         role_variables=role_variables,
     )
 
@@ -446,14 +459,32 @@ def _check_membership(settings: Settings, workers: int, restarts: int, joins: st
         )
 
 
+def _at_rank_0(placement: Placement, local: LocalHost) -> tuple[str, int]:
+    """Address and port, on the host of rank 0, of a place for workers to meet."""
+    host = placement("worker", 0) or local
+    return host.address, free_port(local.address) if host is local else random.randrange(*_MEETING_PORTS)
+
+
+def _master(
+    environment: Mapping[str, str], settings: Settings, placement: Placement, local: LocalHost
+) -> dict[str, str]:
+    """Variables by which torch.distributed.init_process_group() finds the other workers, those that were given
+    first. None where workers may go and come, which torch's groups do not take.
+    """
+    if settings.on_failure == "continue":
+        return {}
+    if all(environment.get(name) for name in _MASTER):
+        return {name: environment[name] for name in _MASTER}
+    address, port = _at_rank_0(placement, local)
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+
+
 def _meeting(placement: Placement, workers: int, servers: int, local: LocalHost) -> dict[str, str]:
     """Variables of workers that choose a placement: they measure their link first, at a place of their own."""
-    host = placement("worker", 0) or local
-    port = free_port(local.address) if host is local else random.randrange(*_MEETING_PORTS)
     beside = {(placement("worker", rank) or local).address for rank in range(workers)}
     apart = beside.isdisjoint((placement("server", rank) or local).address for rank in range(servers))
     return {
-        "GRADWIRE_MASTER": endpoints.written(host.address, port),
+        "GRADWIRE_MASTER": endpoints.written(*_at_rank_0(placement, local)),
         "GRADWIRE_SERVER_HOSTS": "apart" if apart and servers else "beside",
     }
 

@@ -232,10 +232,18 @@ def _open_local(values: settings.Settings, name: str) -> _core.Engine:
 
 def _join_servers(values: settings.Settings, name: str, **options: Any) -> _core.Engine:
     if values.scheduler is None:
-        raise ValueError(
-            f"kv.create({name!r}): GRADWIRE_SCHEDULER is not set, so there is no job to join; start the script "
-            "with `gradwire run -n 2 -s 2 python script.py`, or use the store 'local'"
-        )
+        workers = values.num_workers
+        if workers > 1:
+            why = f"and the {workers} workers of this job have no servers"
+            servers = f"`gradwire run -n {workers} -s {workers} python script.py`"
+            sums = "" if applies_at_once(name) else "use the store 'allreduce', which needs none, or "
+            instead = f"{sums}start the script with {servers}"
+        else:
+            why = "so there is no job to join"
+            instead = (
+                "start the script with `gradwire run -n 2 -s 2 python script.py`, or use the store 'local'"
+            )
+        raise ValueError(f"kv.create({name!r}): GRADWIRE_SCHEDULER is not set, {why}; {instead}")
     return _core.connect_engine(**_node_options(values), **_engine_options(values), **options)
 
 

@@ -143,7 +143,8 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
     Raises:
         TypeError: name is not a string.
         ValueError: an unknown name (the nearest valid ones are named), settings that are missing or bad, a staleness
-            that is negative or for a store that sums, or a job that this process has joined already.
+            that is negative or for a store that sums, on_failure="continue" for a store of another maker, or a job that
+            this process has joined already.
         gradwire.TimeoutError: not every rank appeared in time; names those missing.
         gradwire.TransportError: MPI or NCCL cannot be used here; says why, and what else can.
     """
@@ -153,6 +154,13 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
     foreign = None if kind in joining.names() else _foreign(name)
     if staleness is not None:
         _check_staleness(name, staleness)
+    if on_failure is not None:
+        _check_on_failure(name, on_failure)
+    if foreign is not None and on_failure == "continue":
+        raise ValueError(
+            f"kv.create({name!r}): on_failure='continue' was given, which a store of another maker knows nothing of; "
+            "leave it out, or use 'allreduce' or 'dist_sync'"
+        )
     if foreign is not None:
         return foreign()
     is_local = joining.is_local(kind)
@@ -166,7 +174,6 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
     if staleness is not None:
         values = dataclasses.replace(values, staleness_bound=int(staleness))
     if on_failure is not None:
-        _check_on_failure(name, on_failure)
         values = dataclasses.replace(values, on_failure=on_failure)
     if values.role != "worker":
         joining.serve(values)

@@ -25,7 +25,10 @@ _OPTIONS = (
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
 # What a process on another host must know of the environment here; the rest is that host's own business.
-_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "MASTER_ADDR", "MASTER_PORT")
+_FORWARDED = (
+    *("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+)
 _FORWARDED_PREFIXES = (
     *("GRADWIRE_", "DMLC_", "MXNET_", "BYTEPS_", "PS_", "NCCL_", "PYTHON"),
     *("OMP_", "OPENBLAS_", "MKL_"),

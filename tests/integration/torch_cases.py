@@ -14,6 +14,7 @@ from typing import Any
 
 import gradwire as gw
 import gradwire.torch
+import pytest
 import torch
 import torch.distributed as dist
 import torch_step_cases  # noqa: F401 (its cases are in the table)
@@ -384,6 +385,18 @@ def the_hook_in_a_job_of_gradwires_own(store: gw.kv.KVStore) -> None:
     require_equal_gradients(model, theirs)
     assert gw.kv.joined() is store
     state.close()
+
+
+@case
+def a_model_in_ddp_is_told(store: gw.kv.KVStore) -> None:
+    """Both wrote p.grad, and which of them last was chance: gradients were off by a fifth in some steps."""
+    wrapped = DistributedDataParallel(nn.Linear(6, 2))
+    with pytest.warns(RuntimeWarning, match=r"names as 'module\.weight'.*register gradwire\.torch\.ddp_hook"):
+        optimizer = wrap(wrapped, store)
+    optimizer.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrap(wrapped.module, store).close()
 
 
 @case

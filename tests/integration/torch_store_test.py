@@ -12,9 +12,11 @@ WORKERS = 2  # dense sums of two do not depend on their order
 
 
 def by_torchrun(folder: Path, codec: str) -> Ended:
+    """Integers are summed as they are; compressed, they had come back as 0 and 1."""
     folder.mkdir()
     with Job(folder, {}) as job:
-        command = torchrun("torch_store_worker.py", "store=torch", f"codec={codec}", workers=WORKERS)
+        words = ("store=torch", f"codec={codec}", "integers=yes")
+        command = torchrun("torch_store_worker.py", *words, workers=WORKERS)
         return job.start(("run", 0), command).ended(90)
 
 

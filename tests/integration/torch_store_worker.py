@@ -1,6 +1,6 @@
 """A worker of any store by the verbs of MXNet's RFC 16795 alone; keeps a hash of all that comes back.
 
-torch_store_worker.py store=torch codec=2bit:threshold=auto
+torch_store_worker.py store=torch codec=2bit:threshold=auto [integers=yes]
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ def main() -> None:
             total = torch.full(shape, float("nan"))
             store.push_pull(name, grad, total)
             digest.update(total.numpy().tobytes())
+    if "integers" in options:  # which no codec is for
+        counts = torch.arange(4) * 1_000_003 + store.rank
+        store.push_pull("counts", counts)
+        assert counts.tolist() == [1, 2_000_007, 4_000_013, 6_000_019], counts
     sys.stdout.write(json.dumps({"rank": store.rank, "hashes": digest.hexdigest()}) + "\n")
     store.close()
 

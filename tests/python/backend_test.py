@@ -145,3 +145,11 @@ def test_gathered_sums_are_those_of_a_store(spec: str) -> None:
         store.engine.push_pull(key, grad, out).wait()
         np.testing.assert_array_equal(gathered.add("w", grad), out)
     store.close()
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_store_of_another_maker_does_not_go_on_without_a_worker() -> None:
+    """on_failure="continue" had been taken, and ignored."""
+    assert isinstance(gradwire.kv.create("echo", on_failure="abort"), Echo)
+    with pytest.raises(ValueError, match="on_failure='continue' was given, which a store of another maker"):
+        gradwire.kv.create("echo", on_failure="continue")

@@ -68,6 +68,16 @@ def train_job(folder: Path, *flags: str, workers: int = 2, servers: int = 2) -> 
     return record
 
 
+def test_a_store_of_another_maker_is_refused() -> None:
+    """--kv-store torch had ended in an AttributeError."""
+    done = subprocess.run(
+        [sys.executable, str(TRAIN), "--kv-store", "torch"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert "train: --kv-store torch is a store of another maker" in done.stderr
+    assert "AttributeError" not in done.stderr
+
+
 def test_images_are_standardised() -> None:
     data = dataset.load()
     assert data.train_images.shape[1:] == (1, 28, 28)

@@ -100,6 +100,30 @@ def job_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "dist_sync",
+            r"the 4 workers of this job have no servers; use the store 'allreduce', .* -n 4 -s 4 python",
+        ),
+        (
+            "dist_async",
+            r"the 4 workers of this job have no servers; start the script with `gradwire run -n 4 -s 4",
+        ),
+    ],
+)
+def test_a_job_without_servers_is_told_what_has_none(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun's workers had been sent to 'local', where each would train alone."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match=text) as raised:
+        gradwire.kv.create(name)
+    assert "'local'" not in str(raised.value)
+
+
 @pytest.mark.usefixtures("job_of_one")
 def test_a_process_joins_its_job_once() -> None:
     local = gradwire.kv.create("local")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from gradwire.child import Line
+from gradwire.job import make_job
 from gradwire.launch import JobResult, LocalHost, run_job
+from gradwire.ssh import SshHost, forwarded
 from integration.processes import is_alive
 from python.small_jobs import (
     LONGER_AND_LONGER,
@@ -106,11 +108,61 @@ def test_job_variables_of_an_outer_job_are_not_inherited(
     monkeypatch.setenv("GRADWIRE_SCHEDULER", "tcp://outer:1")
     monkeypatch.setenv("GRADWIRE_RANK", "7")
     monkeypatch.setenv("DMLC_SERVER_ID", "7")
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.setenv(name, "7")
-    others = "'DMLC_SERVER_ID', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK'"
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # or rank 0 would serve no store
+    others = "'DMLC_SERVER_ID', 'TORCHELASTIC_USE_AGENT_STORE'"
     recorder.run(python(f"print(*(os.environ.get(n) for n in ('GRADWIRE_SCHEDULER', {others})))"))
-    assert recorder.texts("worker", 1) == ["tcp://127.0.0.1:4242 None None None None"]
+    assert recorder.texts("worker", 1) == ["tcp://127.0.0.1:4242 None None"]
+
+
+PRINT_TORCHS = python(
+    "names = 'RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT'\n"
+    "print(*(os.environ.get(n) for n in names.split()))"
+)
+
+
+@pytest.mark.parametrize("outer", [None, "GRADWIRE_ROLE", "TORCHELASTIC_RUN_ID"])
+def test_a_worker_learns_who_it_is_as_torch_distributed_asks(
+    outer: str | None, folder: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts with DDP or FSDP had not started under `gradwire run`."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "GRADWIRE_ROLE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    if outer is not None:
+        monkeypatch.setenv(outer, "worker")
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+            monkeypatch.setenv(name, "7")
+        monkeypatch.setenv("MASTER_ADDR", "outer")
+    recorder.run(PRINT_TORCHS)
+    told = [recorder.texts("worker", rank)[0].split() for rank in (0, 1)]
+    assert [each[:5] for each in told] == [[str(rank), "2", str(rank), "2", "127.0.0.1"] for rank in (0, 1)]
+    assert told[0][5] == told[1][5] != "7"
+    assert int(told[0][5]) > 0
+
+
+def test_a_place_for_torchs_ranks_that_was_given_counts(folder: Path, recorder: Recorder) -> None:
+    recorder.run(PRINT_TORCHS, env={"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "7"})
+    assert recorder.texts("worker", 1) == ["1 2 1 2 10.0.0.9 7"]
+
+
+def test_torchs_ranks_meet_on_the_host_of_rank_0() -> None:
+    hosts = [
+        SshHost(name, address, ("ssh",), "/tmp") for name, address in (("a", "10.0.0.1"), ("b", "10.0.0.2"))
+    ]
+    job = make_job(
+        ["true"], 4, 0, {}, placement=lambda role, rank: hosts[rank // 2] if role == "worker" else None
+    )
+    found = [forwarded(job.worker(rank, "tcp://10.0.0.9:1").environment, ()) for rank in range(4)]
+    assert [each["RANK"] for each in found] == ["0", "1", "2", "3"]
+    assert [each["LOCAL_RANK"] for each in found] == ["0", "1", "0", "1"]
+    assert {(each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"], each["MASTER_ADDR"]) for each in found} == {
+        ("4", "2", "10.0.0.1")
+    }
+    assert len({each["MASTER_PORT"] for each in found}) == 1
+
+
+def test_torchs_ranks_are_not_told_where_workers_come_and_go() -> None:
+    job = make_job(["true"], 2, 0, {"GRADWIRE_ON_FAILURE": "continue"})
+    assert "RANK" not in job.worker(1, "tcp://10.0.0.9:1").environment
 
 
 def test_failing_worker_gives_its_own_exit_code(folder: Path, recorder: Recorder) -> None:

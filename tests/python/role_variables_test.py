@@ -107,7 +107,7 @@ def test_who_a_process_is_and_a_place_of_its_own_count_more() -> None:
     job = make_job(["true"], 2, 1, worker_env=lambda rank: {"BOTH": f"rank {rank}"}, role_env=own)
     worker = job.processes("tcp://10.0.0.9:1")[-1]
     assert (worker.environment["DMLC_ROLE"], worker.environment["BOTH"]) == ("worker", "rank 1")
-    assert "RANK" not in worker.environment
+    assert worker.environment["RANK"] == "1"
 
 
 def test_servers_that_listen_beyond_this_machine_are_encrypted() -> None:

@@ -5,6 +5,7 @@ the hook's gradients are.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,87 @@ def test_a_store_that_gives_weights_is_refused(group: None, monkeypatch: pytest.
             gw.torch.HookState(codec="2bit")
 
     run_ranks(1, body, "dist_async")
+
+
+def test_bad_values_are_named(group: None) -> None:
+    """on_nonfinite="skip" had passed for "warn"."""
+    with pytest.raises(
+        ValueError, match="HookState: on_nonfinite='skip': expected warn, skip_step or ignore"
+    ):
+        gw.torch.HookState(codec="2bit", on_nonfinite="skip")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="HookState: warm_up was given with the codec 'auto'"):
+        gw.torch.HookState(codec="auto", warm_up=[("fp16", 5)])
+
+
+@pytest.mark.parametrize(
+    ("of_rank_0", "of_rank_1", "text"),
+    [
+        (
+            {"on_nonfinite": "skip_step"},
+            {"on_nonfinite": "ignore"},
+            "worker 0 has skips steps with a NaN=True, worker 1 has skips steps with a NaN=False",
+        ),
+        (
+            {"warm_up": [("none", 5)]},
+            {"warm_up": [("none", 6)]},
+            r"worker 0 has warm_up=\[\(5, 'none.*\(6, 'none",
+        ),
+        ({}, {"warm_up": [("fp16", 6)]}, r"worker 0 has warm_up=\[\], worker 1"),
+    ],
+)
+def test_ranks_that_differ_hear_the_same(
+    of_rank_0: dict[str, Any], of_rank_1: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = {}
+    here = threading.local()
+    monkeypatch.setattr(ddp, "store_of", lambda _: here.store)
+
+    def body(store: gw.kv.KVStore) -> None:
+        here.store = store
+        with pytest.raises(ValueError, match=text) as raised:
+            gw.torch.HookState("2bit", **(of_rank_1 if store.rank else of_rank_0))
+        heard[store.rank] = str(raised.value)
+
+    run_ranks(2, body)
+    assert heard[0] == heard[1]
+
+
+def test_a_state_that_was_loaded_is_not_lost_before_the_first_step(group: None) -> None:
+    """A job that is stopped before its first step saves again."""
+
+    def make() -> tuple[nn.Module, gw.torch.HookState]:
+        model = nn.Linear(300, 2)
+        wrapped = DistributedDataParallel(model)
+        state = gw.torch.HookState(
+            "2bit:threshold=0.01", named_parameters=model.named_parameters(), warm_up=[("fp16", 2)]
+        )
+        wrapped.register_comm_hook(state, gw.torch.ddp_hook)
+        return wrapped, state
+
+    model, state = make()
+    for _ in range(3):
+        model(torch.ones(3, 300)).mean().backward()
+    saved = state.state_dict()
+    state.close()
+    assert saved["residuals"]["weight"].any()
+    model, state = make()
+    state.load_state_dict(saved)
+    again = state.state_dict()
+    assert (again["step"], again["rank"]) == (3, 0)
+    assert torch.equal(again["residuals"]["weight"], saved["residuals"]["weight"])
+    state.close()
+
+
+def test_a_second_model_needs_a_hook_state_of_its_own(group: None) -> None:
+    """It had ended in "drain: 2 of 4 slots are not marked"."""
+    state = gw.torch.HookState(codec="none")
+    models = [DistributedDataParallel(nn.Linear(4, 4)) for _ in range(2)]
+    for model in models:
+        model.register_comm_hook(state, gw.torch.ddp_hook)
+    models[0](torch.ones(2, 4)).sum().backward()
+    with pytest.raises(ValueError, match="make a HookState for each model"):
+        models[1](torch.ones(2, 4)).sum().backward()
+    models[0](torch.ones(2, 4)).sum().backward()  # the first one goes on
 
 
 def test_an_arm_sets_aside_codecs_and_warm_up(group: None, monkeypatch: pytest.MonkeyPatch) -> None:

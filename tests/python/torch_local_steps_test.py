@@ -459,3 +459,40 @@ def test_fragments_of_equal_layers_are_strided_and_due_at_even_distances() -> No
         [0] if step % 12 == 4 else [1] if step % 12 == 8 else [2] if step % 12 == 0 else []
         for step in range(1, 14)
     ]
+
+
+# ---- ranks that differ -------------------------------------------------------------------------------------------
+
+
+def halving(weights: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, lr=0.5)
+
+
+@pytest.mark.parametrize(
+    ("of_rank_0", "of_rank_1", "text"),
+    [
+        ({}, {"sync_every": 8}, "worker 0 has sync_every=4, worker 1 has sync_every=8"),
+        ({}, {"fragments": 2}, "worker 0 has fragments=1, worker 1 has fragments=2"),
+        ({}, {"mixing": 0.5}, r"worker 0 has mixing=0\.0, worker 1 has mixing=0\.5"),
+        ({}, {"merge_after": 1}, "worker 0 has merge_after=0, worker 1 has merge_after=1"),
+        ({}, {"outer": averaging}, r"worker 0 has lr of group 0=0\.7, worker 1 has lr of group 0=1\.0"),
+        ({"outer": averaging}, {"outer": halving}, r"worker 1 has lr of group 0=0\.5"),
+        ({}, {"outer": adamw}, r"worker 0 has class=.*SGD'?, worker 1 has class=.*AdamW"),
+    ],
+    ids=lambda each: None if isinstance(each, str) else "-".join(each),
+)
+def test_ranks_that_differ_in_options_hear_the_same(
+    of_rank_0: dict[str, Any], of_rank_1: dict[str, Any], text: str
+) -> None:
+    """Their weights had parted without a word, or they had waited half an hour for each other."""
+    heard = {}
+
+    def body(store: gw.kv.KVStore) -> None:
+        options = {"sync_every": 4} | (of_rank_1 if store.rank else of_rank_0)
+        with pytest.raises(ValueError, match=text) as raised:
+            wrap(copy.deepcopy(FRESH), store, **options)
+        heard[store.rank] = str(raised.value)
+
+    run_ranks(2, body)
+    assert heard[0] == heard[1]
+    assert "LocalStepOptimizer" in heard[0]

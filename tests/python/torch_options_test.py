@@ -200,6 +200,29 @@ def test_copies_exchange_nothing(copied: Any, store: gw.kv.KVStore) -> None:
     optimizer.close()
 
 
+# ---- groups that are added ---------------------------------------------------------------------------------------
+
+
+def test_names_of_an_added_group_are_those_given_where_torch_takes_them(store: gw.kv.KVStore) -> None:
+    model = make()
+    pairs = list(model.named_parameters())
+    for given in (pairs[:2], [p for _, p in pairs[:2]]):
+        optimizer = gw.torch.DistributedOptimizer(
+            torch.optim.SGD(given, lr=0.1), pairs[:2], "2bit:threshold=0.01", store
+        )
+        if given == pairs[:2]:
+            optimizer.add_param_group({"params": pairs[2:]})
+        else:
+            with pytest.raises(ValueError, match="with/without names"):  # torch's own
+                optimizer.add_param_group({"params": pairs[2:]})
+            optimizer.add_param_group({"params": [p for _, p in pairs[2:]]})
+        step(model, optimizer, 0)
+        residuals = optimizer.state_dict()["gradwire"]["residuals"]
+        assert ("last.weight" in residuals) == (given == pairs[:2]), residuals.keys()
+        assert len(residuals) == 3
+        optimizer.close()
+
+
 # ---- wrapped already ---------------------------------------------------------------------------------------------
 
 
@@ -214,6 +237,32 @@ def test_wrapping_again_takes_over(store: gw.kv.KVStore) -> None:
     assert second.param_groups is first.param_groups
     step(model, second, 1)
     second.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"warm_up": [("fp16", 0)]}, ValueError),
+        ({"warm_up": 5}, TypeError),
+        ({"momentum_correction": True}, ValueError),  # of AdamW
+        ({"codecs": {"*.wieght": "fp16"}}, ValueError),
+        ({"on_nonfinite": "skip"}, ValueError),
+    ],
+    ids=lambda each: "-".join(each) if isinstance(each, dict) else None,
+)
+def test_a_refused_wrapping_leaves_the_first_one_as_it_was(
+    options: dict[str, Any], error: type[Exception], store: gw.kv.KVStore
+) -> None:
+    """It had ended the first one's exchange, and the ranks' weights parted."""
+    model = make()
+    first = gw.torch.DistributedOptimizer(
+        torch.optim.AdamW(model.parameters()), model.named_parameters(), "2bit:threshold=0.01", store
+    )
+    with pytest.raises(error):
+        gw.torch.DistributedOptimizer(first, model.named_parameters(), "fp16", store, **options)
+    assert changed_by_the_codec(model, 0) == {"words.weight", "first.weight", "last.weight"}
+    assert store.compression.spec.startswith("2bit")
+    first.close()
 
 
 class HorovodLike(torch.optim.Optimizer):

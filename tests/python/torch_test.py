@@ -5,6 +5,7 @@ several ranks.
 from __future__ import annotations
 
 import copy
+import gc
 import subprocess
 import sys
 import warnings
@@ -15,6 +16,7 @@ import gradwire.torch
 import pytest
 import torch
 from integration.torch_programs import Net, images
+from python.inproc_ranks import run_ranks
 from torch import nn
 
 
@@ -41,7 +43,7 @@ def test_alone_and_uncompressed_nothing_is_hooked() -> None:
     model = Net()
     optimizer = wrap(model, store, momentum_correction=True)
     backward(model, 0)
-    assert all(p.grad is None for p in model.unused.parameters())
+    assert all(p.grad is None for p in model.unused.parameters())  # as the docstring says
     optimizer.step()
     stepped = [p for name, p in model.named_parameters() if "unused" not in name]
     assert all("momentum_buffer" in optimizer.state[p] for p in stepped)
@@ -146,6 +148,53 @@ def test_a_second_optimizer_needs_the_first_one_closed(store: gw.kv.KVStore) -> 
     second = wrap(model, store)
     backward(model, 0)
     second.step()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_store_whose_servers_have_an_optimizer_is_refused(when: str) -> None:
+    """The job had died at the first backward(), by a message of the engine's."""
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = nn.Linear(4, 2)
+        if when == "before":
+            store.set_optimizer("sgd", learning_rate=0.1)
+            with pytest.raises(ValueError, match=r"set_optimizer\(\) was called on the store 'dist_sync'"):
+                wrap(model, store)
+            with pytest.raises(ValueError, match=r"set_optimizer\(\) was called on the store 'dist_sync'"):
+                gw.torch.LocalStepOptimizer(
+                    torch.optim.SGD(model.parameters(), lr=0.1), store=store, sync_every=2
+                )
+            return
+        optimizer = wrap(model, store)
+        store.set_optimizer("sgd", learning_rate=0.1)
+        with pytest.raises(ValueError, match=r"set_optimizer\(\) was called on the store 'dist_sync'"):
+            model(torch.ones(3, 4)).sum().backward()
+        optimizer.close()
+
+    run_ranks(2, body, "dist_sync")
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("options", [{}, {"momentum_correction": True}, {"overlap_step": True}], ids=str)
+def test_to_drop_an_optimizer_is_not_to_close_it(
+    collects: bool, options: dict[str, Any], store: gw.kv.KVStore
+) -> None:
+    """Whether a second one was refused had depended on what the garbage collector had done on each rank."""
+
+    def fold() -> Any:
+        model = Net()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = gw.torch.DistributedOptimizer(inner, model.named_parameters(), "2bit", store, **options)
+        backward(model, 0)
+        optimizer.step()
+        return optimizer
+
+    fold().close()
+    fold()
+    if collects:
+        gc.collect()
+    with pytest.raises(ValueError, match=r"close\(\) the other first: it is not enough to drop it"):
+        fold()
 
 
 def test_a_layer_used_twice_in_a_reentrant_checkpoint_is_refused(store: gw.kv.KVStore) -> None:

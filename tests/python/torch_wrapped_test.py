@@ -94,6 +94,52 @@ def test_ranks_keep_one_learning_rate_after_a_broadcast(wrap: Wrap) -> None:
     run_ranks(2, body)
 
 
+class FloatMomentum(torch.optim.Optimizer):
+    """Keeps float32 for bfloat16 parameters, some of it deeper down; load_state_dict() is torch's, which casts that."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state |= {
+                    "step": 0,
+                    "deep": {"two": (torch.zeros(parameter.shape), torch.zeros(parameter.shape))},
+                }
+            state["step"] += 1
+            momentum = state["deep"]["two"][0]
+            momentum.mul_(0.9).add_(parameter.grad.float())
+            parameter.copy_(parameter.float() - 0.1 * momentum)
+
+
+def test_a_broadcast_state_keeps_the_roots_dtypes() -> None:
+    """Ranks had bfloat16 where the root had float32, and their weights parted."""
+    found: dict[int, torch.Tensor] = {}
+
+    def body(store: gw.kv.KVStore) -> None:
+        model, _ = make()
+        model.bfloat16()
+        optimizer = distributed(FloatMomentum(model.parameters()), store)
+        for _ in range(1 + 2 * (store.rank == 1)):  # which is the root: its state is not what the other's is
+            optimizer.zero_grad()
+            with optimizer.no_sync():
+                (0.3 * model(torch.ones(1, 3, dtype=torch.bfloat16))).sum().backward()
+            FloatMomentum.step(optimizer)  # alone
+        gw.torch.broadcast_optimizer_state(optimizer, root_rank=1, store=store)
+        state = optimizer.state[model[0].weight]
+        assert state["step"] == 3
+        assert [each.dtype for each in state["deep"]["two"]] == [torch.float32, torch.float32]
+        found[store.rank] = state["deep"]["two"][0]
+        optimizer.close()
+
+    run_ranks(2, body)
+    assert found[0].any()
+    assert torch.equal(found[0], found[1])
+
+
 @either
 def test_a_state_of_other_groups_changes_nothing(wrap: Wrap, store: gw.kv.KVStore) -> None:
     model, inner = make()

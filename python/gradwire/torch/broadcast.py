@@ -59,8 +59,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Overwrites an optimizer's state and hyperparameters with one rank's. A collective.
 
-    Other ranks' optimizers may be fresh: what the root has and they lack is made. With momentum_correction
-    each worker has a momentum of its own, which this replaces by the root's.
+    Other ranks' optimizers may be fresh: what the root has and they lack is made. Tensors keep the root's dtypes. With
+    momentum_correction each worker has a momentum of its own, which this replaces by the root's.
 
     Args:
         optimizer: the same class with the same parameter groups on every rank; a DistributedOptimizer is
@@ -88,6 +88,30 @@ def broadcast_optimizer_state(
         # What this rank has not sent yet stays.
         load = getattr(optimizer, "load_shared_state", optimizer.load_state_dict)
         load(state)
+        _take_dtypes(optimizer, state["state"])
+
+
+def _take_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any]) -> None:
+    """Puts tensors of a state that load_state_dict() has cast to their parameter's dtype, as torch's does, back as they
+    came: an optimizer may keep float32 for bfloat16 parameters, and steps of the ranks must not differ.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, given in state.items():
+        owner = parameters[index] if isinstance(index, int) and index < len(parameters) else index
+        if owner in optimizer.state:
+            optimizer.state[owner] = _as_given(optimizer.state[owner], given)
+
+
+def _as_given(loaded: Any, given: Any) -> Any:
+    """Returns what was loaded, with given's tensors where dtypes differ."""
+    if isinstance(loaded, torch.Tensor) and isinstance(given, torch.Tensor):
+        return loaded if loaded.dtype == given.dtype else given.to(loaded.device)
+    if isinstance(loaded, dict) and isinstance(given, Mapping):
+        loaded.update({name: _as_given(value, given.get(name)) for name, value in loaded.items()})
+        return loaded
+    if isinstance(loaded, list | tuple) and isinstance(given, list | tuple) and len(loaded) == len(given):
+        return type(loaded)(_as_given(a, b) for a, b in zip(loaded, given, strict=True))
+    return loaded
 
 
 def _pairs(parameters: Any) -> list[tuple[str, Any]]:

@@ -19,13 +19,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from gradwire.torch import session
-from gradwire.torch.auto_codecs import controller_of
 from gradwire.torch.exchange import Exchange
-from gradwire.torch.exchange_options import ExchangeOptions, OnNonfinite, enabled_scaler, warn_of_nonfinite
-from gradwire.torch.parameter_codecs import DENSE, ParameterCodecs
+from gradwire.torch.exchange_options import GivenOptions, OnNonfinite, agree_on_options, warn_of_nonfinite
 from gradwire.torch.parameter_names import require_pairs
 from gradwire.torch.process_group import store_of
-from gradwire.torch.warm_up import Stages, WarmUp
+from gradwire.torch.warm_up import Stages
 
 _TOGETHER_BYTES = 256 * 2**10  # as fp32; what is smaller is copied, so that it can travel with others
 
@@ -62,8 +60,8 @@ class HookState:
                 known of 2bit's accuracy is of momentum, so a budget in points leaves 2bit out.
 
         Raises:
-            ValueError: torch.distributed is not initialised; a bad codec; codecs without names; ranks that differ; a
-                store that gives weights in the place of sums.
+            ValueError: torch.distributed is not initialised; an argument is not valid; codecs without names; ranks that
+                differ, all of which get the same text; a store that gives weights in the place of sums.
             TypeError: an argument is of another kind.
         """
         if codecs is not None and named_parameters is None:
@@ -72,32 +70,19 @@ class HookState:
                 "named_parameters=model.named_parameters()"
             )
         named = [] if named_parameters is None else require_pairs(named_parameters)
-        scaler = enabled_scaler(grad_scaler)
-        auto = session.auto_budget(codec, budget)
-        if session.is_overridden():
-            codecs = warm_up = None
-        if auto is not None and warm_up is not None:
-            raise ValueError(
-                "gradwire.torch: HookState: warm_up was given with codec='auto', which begins with a mild codec by "
-                "itself; leave warm_up out"
-            )
-        self._store = store_of(process_group)
-        session.require_sums(self._store)
-        controller = controller_of(self._store, auto)
-        default = session.parse_chosen(codec) if auto is None else DENSE
-        held = default or self._store.compression
-        self._names = {p: name for name, p in named}
-        parameter_codecs = ParameterCodecs(held, codecs, may_compress=controller is not None)
-        if self._names:
-            parameter_codecs.require_matches(self._names.values())
-        self._options = ExchangeOptions(
-            codecs=parameter_codecs,
-            default=default,
-            warm_up=WarmUp(warm_up, held) if warm_up else None,
-            grad_scaler=scaler,
+        given = GivenOptions(
+            "HookState",
+            codec,
+            codecs=codecs,
+            warm_up=warm_up,
+            grad_scaler=grad_scaler,
             on_nonfinite=on_nonfinite,
-            controller=controller,
+            budget=budget,
         )
+        self._store = store_of(process_group)
+        self._names = {p: name for name, p in named}
+        self._options = given.at(self._store, self._names.values())
+        agree_on_options(self._store, "HookState", self._options.alike)
         self._exchange = Exchange(self._store, self._options, "hook")
         self._index: dict[torch.Tensor, int] = {}
         self._small: list[torch.Tensor | None] = []  # by index: memory of its own, or none
@@ -112,8 +97,10 @@ class HookState:
         self._exchange.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what this rank has not sent yet: tensors by name. Save it on every rank, beside the model."""
-        return self._exchange.state()
+        """Returns what this rank has not sent yet: tensors by name. Save it on every rank, beside the model. Before
+        the first step it is what load_state_dict() was given.
+        """
+        return self._exchange.state() | dict(self._restored or {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from it, with the first step; what it lacks begins anew. Residuals of another rank are left, with
@@ -144,6 +131,7 @@ class HookState:
         waiting, self._waiting = self._waiting, []
         unknown = [bucket for bucket in waiting if not bucket.sent]
         if unknown:
+            self._require_one_model(waiting)
             # DDP's first buckets go from the last layers to the first; within one, layers go forward.
             self._add([p for bucket in waiting[::-1] for p in bucket.parameters if p not in self._index])
             for bucket in unknown:
@@ -158,6 +146,14 @@ class HookState:
         self._exchange.count_step()
         if nonfinite and self._options.grad_scaler is None and self._options.on_nonfinite != "ignore":
             warn_of_nonfinite(self._options.on_nonfinite)
+
+    def _require_one_model(self, waiting: "list[_Bucket]") -> None:
+        """Raises ValueError for a step of a model that shares no parameter with what was in the steps before."""
+        if self._index and not any(p in self._index for bucket in waiting for p in bucket.parameters):
+            raise ValueError(
+                "gradwire.torch: HookState: it has taken the buckets of one DDP model, and here are those of another; "
+                "make a HookState for each model, on all ranks in one order"
+            )
 
     def _add(self, parameters: list[torch.Tensor]) -> None:
         """Declares parameters, front layers first."""
@@ -193,6 +189,7 @@ def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch
         A future of the bucket's mean, done by the time that the hook of the step's last bucket returns.
 
     Raises:
+        ValueError: the state is that of another model.
         gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
     """
     with torch.no_grad():

@@ -20,7 +20,7 @@ class Torch(AbstractKVStore):
 
     Tensors are PyTorch's or NumPy's, contiguous, on devices that the group's backend takes. Uncompressed sums are in
     the group's own order. Compressed ones are of float32 on the CPU, in rank order; one to which any rank gave a NaN or
-    an infinity is NaN, with a warning, and residuals are as before.
+    an infinity is NaN, with a warning, and residuals are as before. Integers are summed uncompressed.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Torch(AbstractKVStore):
 
     def push_pull(self, name: Any, tensor: Any, output: Any = None) -> None:
         given, target = _in_place(tensor), _in_place(tensor if output is None else output)
-        if self._compressed is None:
+        if self._compressed is None or not given.is_floating_point():
             if target.data_ptr() != given.data_ptr():
                 target.copy_(given)
             dist.all_reduce(target)

@@ -199,6 +199,7 @@ class Exchange:
     # -- a step ----------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        session.require_sums(self._store)  # set_optimizer() may have been called since
         self._begun = True
         scaler = self._options.grad_scaler
         self._scale = float(scaler.get_scale()) if scaler is not None else 1.0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from gradwire.torch.parameter_codecs import ParameterCodecs
-from gradwire.torch.warm_up import WarmUp
+from gradwire.torch import session
+from gradwire.torch.auto_codecs import controller_of
+from gradwire.torch.parameter_codecs import DENSE, ParameterCodecs
+from gradwire.torch.warm_up import Stages, WarmUp
 
 if TYPE_CHECKING:
     from gradwire.compress import Compression
@@ -20,7 +23,7 @@ SparseGradients = Literal["rows", "dense", "warn"]
 
 @dataclass(frozen=True)
 class ExchangeOptions:
-    """What both front ends take.
+    """What all front ends take, as GivenOptions has checked it.
 
     Attributes:
         codecs: which codec each parameter has.
@@ -48,30 +51,111 @@ class ExchangeOptions:
         """True where a step with a NaN is not taken, so that what was sent in it has to be taken back."""
         return self.on_nonfinite == "skip_step" or self.grad_scaler is not None
 
+    @property
+    def alike(self) -> dict[str, Any]:
+        """What all ranks must have alike, and the exchange itself does not compare."""
+        return {
+            "skips steps with a NaN": self.vetoes,
+            "sends sparse gradients as rows": self.sparse_gradients == "rows",
+            "sparse_parameters": sorted(self.sparse_parameters),
+            "warm_up": [] if self.warm_up is None else self.warm_up.described(),
+        }
 
-def agree_on_options(
-    store: KVStore,
-    options: ExchangeOptions,
-    overlap_step: bool,
-    max_grad_norm: float | None,
-    momentum_correction: bool,
-) -> None:
+
+class GivenOptions:
+    """What a script gives of codecs, loss scales and vetoes; checked, as far as that needs no store.
+
+    Attributes:
+        auto: the budget where codecs are chosen, else None.
+        default: the codec of parameters that have none of their own; None: that of the store.
+        grad_scaler: one that is in use, or None.
+        on_nonfinite: as given.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        compression: session.Wanted | None,
+        *,
+        codecs: Mapping[str, session.Wanted] | None = None,
+        warm_up: Stages | None = None,
+        grad_scaler: Any = None,
+        on_nonfinite: OnNonfinite = "warn",
+        budget: str | None = None,
+    ) -> None:
+        """
+        Args:
+            who: takes them, for error texts, as "HookState".
+            compression, codecs, warm_up, grad_scaler, on_nonfinite, budget: as of DistributedOptimizer.
+                GRADWIRE_COMPRESSION sets the first three aside.
+
+        Raises:
+            ValueError: a bad value, or two that do not go together.
+            TypeError: one is of another kind.
+        """
+        if on_nonfinite not in get_args(OnNonfinite):
+            raise ValueError(
+                f"gradwire.torch: {who}: on_nonfinite={on_nonfinite!r}: expected warn, skip_step or ignore"
+            )
+        self.grad_scaler = enabled_scaler(grad_scaler)
+        self.on_nonfinite = on_nonfinite
+        self.auto = session.auto_budget(compression, budget)
+        if session.is_overridden():
+            codecs = warm_up = None
+        if self.auto is not None and warm_up is not None:
+            raise ValueError(
+                f"gradwire.torch: {who}: warm_up was given with the codec 'auto', which begins with a mild codec by "
+                "itself; leave warm_up out"
+            )
+        self.default = session.parse_chosen(compression) if self.auto is None else DENSE
+        self._codecs, self._warm_up = codecs, warm_up
+
+    def compression_at(self, store: KVStore) -> Compression:
+        """What parameters that have no codec of their own travel by, after a warm-up."""
+        return store.compression if self.default is None else self.default
+
+    def at(
+        self, store: KVStore, names: Iterable[str], *, overlaps: bool = False, sends_momentum: bool = False
+    ) -> ExchangeOptions:
+        """Returns what an exchange of these parameters takes. Changes nothing.
+
+        Args:
+            names: of all parameters, which the patterns of `codecs` are to match.
+            overlaps, sends_momentum: with overlap_step, with momentum_correction.
+
+        Raises:
+            ValueError: a store that gives weights in the place of sums, or whose sums cannot be predicted where codecs
+                are chosen; a bad codec or stage; a pattern that matches nothing.
+            TypeError: codecs are no mapping, or stages no list.
+        """
+        session.require_sums(store)
+        chosen = self.compression_at(store)
+        controller = controller_of(store, self.auto, overlaps=overlaps, sends_momentum=sends_momentum)
+        codecs = ParameterCodecs(chosen, self._codecs, may_compress=controller is not None)
+        codecs.require_matches(names)
+        return ExchangeOptions(
+            codecs=codecs,
+            default=self.default,
+            warm_up=WarmUp(self._warm_up, chosen) if self._warm_up else None,
+            grad_scaler=self.grad_scaler,
+            on_nonfinite=self.on_nonfinite,
+            controller=controller,
+        )
+
+
+def agree_on_options(store: KVStore, who: str, alike: Mapping[str, Any]) -> None:
     """Compares what all ranks must do alike: else they would wait for each other in vain, or their weights would part.
     A collective.
+
+    Args:
+        who: has these options, as "HookState".
+        alike: the options, by name; their repr() is compared.
 
     Raises:
         ValueError: ranks differ; names the first option in which they do, the same on all.
     """
-    alike = {
-        "overlap_step": overlap_step,
-        "max_grad_norm": max_grad_norm,
-        "momentum_correction": momentum_correction,
-        "skips steps with a NaN": options.vetoes,
-        "sends sparse gradients as rows": options.sparse_gradients == "rows",
-        "sparse_parameters": sorted(options.sparse_parameters),
-    }
     lines = "".join(f"{name}={value!r}\n" for name, value in alike.items())
-    store.engine.agree("options of DistributedOptimizer", lines)
+    store.engine.agree(f"options of {who}", lines)
 
 
 def enabled_scaler(given: Any) -> Any:

@@ -30,11 +30,6 @@ class Fragments:
     def __len__(self) -> int:
         return len(self._members)
 
-    @property
-    def layers(self) -> int:
-        """How many layers there are: what shares a name up to its last dot."""
-        return len(self._of_layer)
-
     def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Takes parameters in, in order of the forward pass; those of one layer stay together."""
         sizes: dict[str, int] = {}
@@ -61,6 +56,16 @@ class Fragments:
 
     def _offset(self, fragment: int) -> int:
         return (fragment + 1) * self._sync_every // len(self) % self._sync_every
+
+
+def require_layers(named: Sequence[tuple[str, torch.Tensor]], fragments: int) -> None:
+    """Raises ValueError for fewer layers to train than fragments. A layer is what shares a name up to its last dot."""
+    layers = {_layer(name) for name, p in named if p.requires_grad and p.numel() > 0}
+    if len(layers) < fragments:
+        raise ValueError(
+            f"gradwire.torch: fragments={fragments}, but the model has {len(layers)} layers to put there, by the names "
+            "in named_parameters; expected at most as many"
+        )
 
 
 def _layer(name: str) -> str:

@@ -95,7 +95,7 @@ class LocalRounds:
             make_outer: makes the outer optimizer of the shared weights.
 
         Raises:
-            ValueError: more fragments than layers; or ranks differ in names, shapes or order.
+            ValueError: ranks differ in names, shapes or order.
         """
         self._store = store
         self._schedule = schedule
@@ -114,11 +114,6 @@ class LocalRounds:
         live = [(name, p) for name, p in named if p.requires_grad and p.numel() > 0]
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
         self._take_in(live)
-        if self._fragments.layers < len(self._fragments):
-            raise ValueError(
-                f"gradwire.torch: fragments={len(self._fragments)}, but the model has {self._fragments.layers} layers "
-                "to put there, by the names in named_parameters; expected at most as many"
-            )
         self.outer = make_outer(list(self._shared))
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:

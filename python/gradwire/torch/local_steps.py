@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -12,10 +13,10 @@ import torch
 from gradwire.kv import KVStore
 from gradwire.torch import session, wrapped
 from gradwire.torch.exchange import STATE_KEY, has_free_slots
-from gradwire.torch.exchange_options import ExchangeOptions
+from gradwire.torch.exchange_options import GivenOptions, agree_on_options
+from gradwire.torch.fragments import require_layers
 from gradwire.torch.local_rounds import LocalRounds, MakeOuter, Schedule
-from gradwire.torch.parameter_codecs import ParameterCodecs
-from gradwire.torch.parameter_names import name_group, name_parameters, require_real
+from gradwire.torch.parameter_names import name_group, name_parameters, require_real, warn_of_ddp
 
 _MIXING_WITH_OVERLAP = 0.5  # Streaming DiLoCo's
 
@@ -78,8 +79,9 @@ def LocalStepOptimizer(
     bits of one that never stopped.
 
     Raises:
-        ValueError: an argument is not valid; ranks that differ, all of which get the same text; a store that gives
-            weights in the place of sums.
+        ValueError: an argument is not valid; ranks that differ, in these options too (of the outer optimizer in its
+            class and in what is a number in its groups), all of which get the same text; a store that gives weights in
+            the place of sums.
         TypeError: an argument is of another kind.
 
     Source: Douillard et al., DiLoCo, 2023 (arXiv 2311.08105); Streaming DiLoCo, 2025 (arXiv 2501.18512).
@@ -95,29 +97,39 @@ def LocalStepOptimizer(
         mixing = _MIXING_WITH_OVERLAP if merge_after else 0.0
     if not (isinstance(mixing, numbers.Real) and 0 <= mixing <= 1):
         raise ValueError(f"gradwire.torch: mixing={mixing!r}: expected a number from 0 to 1")
-    named = name_parameters(optimizer, named_parameters)
-    require_real(named)
-    store = session.own_store(store)
-    session.require_sums(store)
-    if session.is_overridden():
-        codecs = None
-    if session.auto_budget(compression, None) is not None:
+    given = GivenOptions("LocalStepOptimizer", compression, codecs=codecs)
+    if given.auto is not None:
         raise ValueError(
             "gradwire.torch: compression='auto' chooses codecs for gradients that are sent every step; name one for "
             "outer gradients, such as 'int4'"
         )
-    # What is wrong is said before anything is changed.
-    default = session.parse_chosen(compression)
-    parameter_codecs = ParameterCodecs(default or store.compression, codecs)
-    parameter_codecs.require_matches(name for name, _ in named)
-    result = wrapped.take_over(optimizer, _LocalSteps)
-    if default is not None and has_free_slots(store):
-        store.use_compression(default)  # the engine cuts tensors by it
-    options = ExchangeOptions(codecs=parameter_codecs, default=default)
+    named = name_parameters(optimizer, named_parameters)
+    warn_of_ddp(named)
+    require_real(named)
+    require_layers(named, fragments)
+    store = session.own_store(store)
+    options = given.at(store, [name for name, _ in named])
     schedule = Schedule(sync_every, fragments, merge_after, float(mixing))
+    agree_on_options(store, "LocalStepOptimizer", dataclasses.asdict(schedule))
+    # What is wrong has been said, but of what is made only now: from here on another that is taken over has ended.
+    result = wrapped.take_over(optimizer, _LocalSteps)
+    if given.default is not None and has_free_slots(store):
+        store.use_compression(given.default)  # the engine cuts tensors by it
     result._store = store
     result._rounds = LocalRounds(store, named, options, schedule, outer)
+    agree_on_options(store, "LocalStepOptimizer's outer optimizer", _described(result._rounds.outer))
     return result
+
+
+def _described(outer: torch.optim.Optimizer) -> dict[str, object]:
+    """Its class, and what is a number, or numbers, in its groups: by name."""
+    found: dict[str, object] = {"class": f"{type(outer).__module__}.{type(outer).__qualname__}"}
+    for index, group in enumerate(outer.param_groups):
+        for name, value in sorted(group.items()):
+            values = value if isinstance(value, tuple) else (value,)
+            if name != "params" and all(isinstance(each, numbers.Real) for each in values):
+                found[f"{name} of group {index}"] = value
+    return found
 
 
 def steps_apart(optimizer: object) -> bool:

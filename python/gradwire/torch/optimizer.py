@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import numbers
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -14,26 +14,26 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from gradwire import joining, kv, settings
 from gradwire._core import MembershipChanged
 from gradwire.torch import closures, overlap, session, wrapped
-from gradwire.torch.auto_codecs import controller_of
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.exchange_options import (
     ExchangeOptions,
+    GivenOptions,
     OnNonfinite,
-    SparseGradients,
     agree_on_options,
-    enabled_scaler,
     warn_of_nonfinite,
 )
 from gradwire.torch.momentum import WorkerMomentum
+from gradwire.torch.optimizer_options import has_momentum, known_sparse, require_valid, sparse_gradients
 from gradwire.torch.overlap_refused import require_no_gradient_is_needed, require_possible
-from gradwire.torch.parameter_codecs import DENSE, ParameterCodecs
-from gradwire.torch.parameter_names import name_group, name_parameters, require_real
+from gradwire.torch.parameter_names import name_group, name_parameters, require_real, warn_of_ddp
 from gradwire.torch.reducer import GradientReducer
 from gradwire.torch.sparse_gradients import all_finite
 from gradwire.torch.subset_step import SubsetStep
-from gradwire.torch.warm_up import Stages, WarmUp
+from gradwire.torch.warm_up import Stages
 
-_bound: weakref.WeakKeyDictionary[Any, weakref.ref[_Distributed]] = weakref.WeakKeyDictionary()  # by store
+# By store, the place of the optimizer that it serves. Ranks must agree in it, so it is not left to the garbage
+# collector.
+_served: weakref.WeakKeyDictionary[kv.KVStore, object] = weakref.WeakKeyDictionary()
 
 
 def DistributedOptimizer(
@@ -120,10 +120,14 @@ def DistributedOptimizer(
             for it.
 
     A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
-    `p.grad` is then never None after backward(). `with optimizer.no_sync():` keeps gradients local. What is frozen is
-    not sent, its `p.grad` is left alone, and what its codec has not sent yet is kept until it thaws; parameters are
-    frozen and thawed alike on all ranks, between steps. `state_dict()` holds, under "gradwire", what this rank has not
-    sent yet: save it on every rank. Copies and pickles are of the optimizer inside, which exchanges nothing.
+    `p.grad` is then never None after backward(). Not so alone and without compression (the store `local`), where
+    p.grad is torch's. `with optimizer.no_sync():` keeps gradients local. What is frozen is not sent, its `p.grad` is
+    left alone, and what its codec has not sent yet is kept until it thaws; parameters are frozen and thawed alike on
+    all ranks, between steps. `state_dict()` holds, under "gradwire", what this rank has not sent yet: save it on every
+    rank. Copies and pickles are of the optimizer inside, which exchanges nothing.
+
+    Not for a model in DistributedDataParallel, which writes the same p.grad (a warning says so where names tell):
+    HookState is for that.
 
     p.grad is the same memory in every step, a part of one buffer for all parameters: clone() what you keep or save.
 
@@ -135,101 +139,78 @@ def DistributedOptimizer(
             of which get the same text, naming the first difference.
         TypeError: an argument is of another kind.
     """
-    if on_nonfinite not in ("warn", "skip_step", "ignore"):
-        raise ValueError(f"gradwire.torch: on_nonfinite={on_nonfinite!r}: expected warn, skip_step or ignore")
-    if momentum_correction not in (True, False, "auto"):
-        raise ValueError(
-            f"gradwire.torch: momentum_correction={momentum_correction!r}: expected True, False or 'auto'"
-        )
-    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
-        raise ValueError(
-            f"gradwire.torch: backward_passes_per_step={backward_passes_per_step!r}: expected 1 or more"
-        )
-    if max_grad_norm is not None and not (isinstance(max_grad_norm, numbers.Real) and max_grad_norm > 0):
-        raise ValueError(f"gradwire.torch: max_grad_norm={max_grad_norm!r}: expected a number above 0")
-    for name, given in (("max_grad_norm", max_grad_norm), ("grad_scaler", grad_scaler)):
-        if given is not None and momentum_correction is True:
-            raise ValueError(
-                f"gradwire.torch: momentum_correction=True was given with {name}, which acts on gradients where "
-                "p.grad is then the momentum; leave one of the two out"
-            )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"
         )
-    scaler = enabled_scaler(grad_scaler)
-    auto = session.auto_budget(compression, budget)
-    if auto is not None and warm_up is not None and not session.is_overridden():
-        raise ValueError(
-            "gradwire.torch: warm_up was given with compression='auto', which begins with a mild codec by itself; "
-            "leave warm_up out"
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        closures.require_possible(torch.optim.LBFGS, on_nonfinite, scaler, sends_momentum=False)
+    given = GivenOptions(
+        "DistributedOptimizer",
+        compression,
+        codecs=codecs,
+        warm_up=warm_up,
+        grad_scaler=grad_scaler,
+        on_nonfinite=on_nonfinite,
+        budget=budget,
+    )
+    require_valid(optimizer, given, momentum_correction, backward_passes_per_step, max_grad_norm)
     named = name_parameters(optimizer, named_parameters)
+    warn_of_ddp(named)
+    names = [name for name, _ in named]
     store = session.own_store(store)
-    session.require_sums(store)
     if overlap_step is None:
         overlap_step = settings.read().overlap_step == "on"
     if overlap_step:
-        given = {
+        excluding = {
             "max_grad_norm": max_grad_norm is not None,
-            "grad_scaler": scaler is not None,
+            "grad_scaler": given.grad_scaler is not None,
             "on_nonfinite='skip_step'": on_nonfinite == "skip_step",
         }
-        require_possible(optimizer, store, given)
-    other = _bound.get(store, lambda: None)()
-    if other is not None and other is not optimizer and other._reducer is not None:
-        raise ValueError(
-            "gradwire.torch: this store serves a DistributedOptimizer already, and it can serve one; give it "
-            "all parameters in groups, or close() the other first"
-        )
-    if session.is_overridden():
-        codecs = warm_up = None
-    # What is wrong is said before anything is changed.
-    wanted = session.parse_chosen(compression) if auto is None else DENSE
-    ParameterCodecs(store.compression, codecs).require_matches(name for name, _ in named)
-    sparse_parameters = frozenset(sparse_parameters)
-    if unknown := sorted(sparse_parameters.difference(name for name, _ in named)):
-        raise ValueError(
-            f"gradwire.torch: sparse_parameters has {unknown[0]!r}, which is no name in named_parameters"
-        )
-    chosen = store.compression if wanted is None else wanted
+        require_possible(optimizer, store, excluding)
+    _require_free(store, optimizer)
     if momentum_correction == "auto":
         plain = max_grad_norm is None and grad_scaler is None
-        may_be_2bit = auto is not None or "threshold=auto" in chosen.spec
-        momentum_correction = plain and may_be_2bit and _has_momentum(optimizer)
-    controller = controller_of(store, auto, overlaps=overlap_step, sends_momentum=momentum_correction)
-    result = wrapped.take_over(optimizer, _Distributed)
-    parameter_codecs = ParameterCodecs(chosen, codecs, may_compress=controller is not None)
-    reads_dense = overlap_step or max_grad_norm is not None or momentum_correction or controller is not None
-    sparse_gradients: SparseGradients = (
-        "dense" if sparse_as_dense else "warn" if reads_dense or not store.engine.has_rows else "rows"
+        may_be_2bit = given.auto is not None or "threshold=auto" in given.compression_at(store).spec
+        momentum_correction = plain and may_be_2bit and has_momentum(optimizer)
+    options = given.at(store, names, overlaps=overlap_step, sends_momentum=momentum_correction)
+    reads_dense = overlap_step or max_grad_norm is not None or momentum_correction
+    options = replace(
+        options,
+        sparse_gradients=sparse_gradients(store, options, as_dense=sparse_as_dense, reads_dense=reads_dense),
+        sparse_parameters=known_sparse(sparse_parameters, names),
     )
-    options = ExchangeOptions(
-        codecs=parameter_codecs,
-        default=wanted,
-        warm_up=WarmUp(warm_up, chosen) if warm_up else None,
-        grad_scaler=scaler,
-        on_nonfinite=on_nonfinite,
-        controller=controller,
-        sparse_gradients=sparse_gradients,
-        sparse_parameters=sparse_parameters,
-    )
-    momentum = WorkerMomentum(result, vetoes=options.vetoes) if momentum_correction else None
-    result._max_norm, result.overlap_step = max_grad_norm, overlap_step
-    result._warm_up_steps = sum(steps for _, steps in warm_up) if warm_up else 0
-    result._named, result._passes, result._given_momentum = named, backward_passes_per_step, momentum
-    result._options, result._has_handed_closures = options, False
+    momentum = WorkerMomentum(optimizer, vetoes=options.vetoes) if momentum_correction else None
+    require_real(named)
+    alike = {
+        "overlap_step": overlap_step,
+        "max_grad_norm": max_grad_norm,
+        "momentum_correction": momentum_correction,
+        **options.alike,
+    }
+    ended: MembershipChanged | None = None
     try:
-        result._attach(store)
-    except MembershipChanged as change:  # for gradwire.elastic.run(), which moves it to the next generation
+        agree_on_options(store, "DistributedOptimizer", alike)
+    except MembershipChanged as change:
+        ended = change
+    # What is wrong has been said: from here on another that is taken over has ended.
+    result = wrapped.take_over(optimizer, _Distributed)
+    result._max_norm, result.overlap_step = max_grad_norm, overlap_step
+    result._warm_up_steps = 0 if options.warm_up is None else options.warm_up.steps
+    result._named, result._passes, result._given_momentum = named, backward_passes_per_step, momentum
+    result._options, result._alike, result._has_handed_closures = options, alike, False
+    try:
+        result._begin(store, ended)
+    except MembershipChanged as change:
         result._ended = change
     return result
 
 
-def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
-    return isinstance(optimizer, torch.optim.SGD) and all(g["momentum"] > 0 for g in optimizer.param_groups)
+def _require_free(store: kv.KVStore, optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError where another than this optimizer, which is to be taken over, has the store."""
+    if _served.get(store) not in (None, getattr(optimizer, "_place", None)):
+        raise ValueError(
+            "gradwire.torch: this store serves a DistributedOptimizer already, and it can serve one; give it all "
+            "parameters in groups, or close() the other first: it is not enough to drop it"
+        )
 
 
 class _Distributed(wrapped.Front):
@@ -240,6 +221,8 @@ class _Distributed(wrapped.Front):
     _reducer: GradientReducer | None
     _momentum: WorkerMomentum | None
     _options: ExchangeOptions
+    _alike: dict[str, Any]  # what the other ranks' must have too
+    _place: object | None  # at the store, until close()
     _max_norm: float | None
     _warm_up_steps: int  # of all its stages
     _named: list[tuple[str, torch.Tensor]]
@@ -250,20 +233,22 @@ class _Distributed(wrapped.Front):
     _has_handed_closures: bool
     overlap_step: bool
 
-    def _attach(self, store: kv.KVStore) -> None:
-        """Exchanges gradients by a store from here on. A collective."""
+    def _begin(self, store: kv.KVStore, ended: MembershipChanged | None = None) -> None:
+        """Exchanges gradients by a store from here on, whose ranks have agreed on options. A collective.
+
+        Args:
+            ended: what they heard instead, for gradwire.elastic.run(), which moves it to the next generation.
+        """
         self._store, options = store, self._options
-        self._reducer = self._momentum = self._ended = None
-        self._skips_nonfinite = False
-        _bound[store] = weakref.ref(self)
-        require_real(self._named)
+        self._reducer = self._momentum = self._place = None
+        self._ended, self._skips_nonfinite = ended, False
+        if ended is not None:
+            return
         default = options.default or store.compression
         is_dense = default.spec == "none" and not options.codecs.compress_any(self._named)
         if joining.is_local(store.type) and is_dense and options.warm_up is None:  # nothing to exchange
             self._skips_nonfinite = options.on_nonfinite == "skip_step"
             return
-        own = (self.overlap_step, self._max_norm, self._given_momentum is not None)
-        agree_on_options(store, options, *own)
         self._momentum = self._given_momentum
         if self._momentum is not None:
             self._momentum.catch_up()  # of a step that ended with the store before
@@ -271,6 +256,7 @@ class _Distributed(wrapped.Front):
         self._reducer = reducer(
             store, self._named, passes=self._passes, options=options, momentum=self._momentum
         )
+        _served[store] = self._place = object()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the wrapped optimizer's step on the means, unless on_nonfinite="skip_step" vetoes it; with overlap_step
@@ -432,8 +418,8 @@ class _Distributed(wrapped.Front):
             self._reducer.sync = before
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. A collective: every rank adds the same parameters, between steps. Their names are those given
-        as (name, parameter) pairs, else numbers.
+        """As torch's. A collective: every rank adds the same parameters, between steps. Their names are numbers, or
+        those given as (name, parameter) pairs, which torch takes where the optimizer was made of such pairs.
         """
         self.synchronize()
         before = sum(len(group["params"]) for group in self.param_groups)
@@ -494,7 +480,8 @@ class _Distributed(wrapped.Front):
             self.close()
         for _, parameter in self._named:
             parameter.grad = None
-        self._attach(store)
+        agree_on_options(store, "DistributedOptimizer", self._alike)
+        self._begin(store)
 
     def close(self) -> None:
         """Takes the hooks off the parameters: gradients stay local, and the store is free for another. Ends a step that
@@ -503,3 +490,5 @@ class _Distributed(wrapped.Front):
         if self._reducer is not None:
             self._reducer.close()
             self._reducer = self._momentum = None
+        if self._place is not None and _served.get(self._store) is self._place:
+            del _served[self._store]

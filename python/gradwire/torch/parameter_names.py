@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 def require_pairs(named_parameters: Any) -> list[tuple[str, torch.Tensor]]:
@@ -56,6 +58,23 @@ def name_parameters(
             f"named_parameters, one has shape {shape}; pass model.named_parameters() of the whole model"
         )
     return [(name, parameter) for parameter, name in first_name.items() if parameter in wanted]
+
+
+def warn_of_ddp(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Warns where all names are as DistributedDataParallel gives them, which exchanges the same gradients. A parameter
+    does not tell whether it is in one, so another wrapper that calls what it wraps `module` is warned of too.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return
+    names = [name for name, _ in named]
+    if names and all(name.startswith("module.") for name in names):
+        warnings.warn(
+            f"gradwire.torch: parameters have names as {names[0]!r}, so their model seems to be in a "
+            "DistributedDataParallel, which writes the same p.grad: gradients would be wrong now and then; make the "
+            "optimizer of the model itself and call that, or keep DDP and register gradwire.torch.ddp_hook with it",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def name_group(param_group: dict[str, object], first: int) -> list[tuple[str, torch.Tensor]]:

@@ -58,6 +58,12 @@ def own_store(store: Any) -> kv.KVStore:
 
 def require_sums(store: kv.KVStore) -> None:
     """Raises ValueError for a store that gives weights where an optimizer here needs the workers' gradients."""
+    if store.keeps_weights:
+        raise ValueError(
+            f"gradwire.torch: set_optimizer() was called on the store {store.type!r}, which gives weights since and no "
+            "mean gradient for an optimizer here; leave it out, or push gradients and pull weights with the store's "
+            "own calls"
+        )
     if joining.applies_at_once(store.type):
         raise ValueError(
             f"gradwire.torch: the servers of the store {store.type!r} apply each gradient to the weights, so that "

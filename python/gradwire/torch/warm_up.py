@@ -51,6 +51,15 @@ class WarmUp:
         """What follows the last stage."""
         return self._final
 
+    def described(self) -> list[tuple[int, str]]:
+        """After how many steps each stage ends, and its codec."""
+        return [(end, str(stage)) for end, stage in self._ends]
+
+    @property
+    def steps(self) -> int:
+        """Of all stages."""
+        return self._ends[-1][0] if self._ends else 0
+
     def compression(self) -> Compression:
         """What the step that comes next is to have."""
         return next((stage for end, stage in self._ends if self.step < end), self._final)

@@ -1,0 +1,78 @@
+"""What DistributedOptimizer takes beside an exchange's options: refused, or read, before anything is changed."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradwire.torch import closures
+from gradwire.torch.exchange_options import ExchangeOptions, GivenOptions, SparseGradients
+
+if TYPE_CHECKING:
+    from gradwire.kv import KVStore
+
+
+def require_valid(
+    optimizer: torch.optim.Optimizer,
+    given: GivenOptions,
+    momentum_correction: object,
+    backward_passes_per_step: object,
+    max_grad_norm: float | None,
+) -> None:
+    """Raises ValueError for what DistributedOptimizer alone takes, and for what does not go with it."""
+    if momentum_correction not in (True, False, "auto"):
+        raise ValueError(
+            f"gradwire.torch: momentum_correction={momentum_correction!r}: expected True, False or 'auto'"
+        )
+    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
+        raise ValueError(
+            f"gradwire.torch: backward_passes_per_step={backward_passes_per_step!r}: expected 1 or more"
+        )
+    if max_grad_norm is not None and not (isinstance(max_grad_norm, numbers.Real) and max_grad_norm > 0):
+        raise ValueError(f"gradwire.torch: max_grad_norm={max_grad_norm!r}: expected a number above 0")
+    for name, other in (("max_grad_norm", max_grad_norm), ("grad_scaler", given.grad_scaler)):
+        if other is not None and momentum_correction is True:
+            raise ValueError(
+                f"gradwire.torch: momentum_correction=True was given with {name}, which acts on gradients where "
+                "p.grad is then the momentum; leave one of the two out"
+            )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        closures.require_possible(
+            torch.optim.LBFGS, given.on_nonfinite, given.grad_scaler, sends_momentum=False
+        )
+
+
+def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """True for SGD with momentum in all groups, which momentum_correction needs."""
+    return isinstance(optimizer, torch.optim.SGD) and all(g["momentum"] > 0 for g in optimizer.param_groups)
+
+
+def sparse_gradients(
+    store: KVStore, options: ExchangeOptions, *, as_dense: bool, reads_dense: bool
+) -> SparseGradients:
+    """Returns how sparse gradients travel.
+
+    Args:
+        as_dense: sparse_as_dense was given.
+        reads_dense: something in the optimizer looks at gradients that are dense.
+    """
+    if as_dense:
+        return "dense"
+    return "warn" if reads_dense or options.controller is not None or not store.engine.has_rows else "rows"
+
+
+def known_sparse(sparse_parameters: Iterable[str], names: Iterable[str]) -> frozenset[str]:
+    """Returns the names of sparse_parameters.
+
+    Raises:
+        ValueError: one is no parameter's.
+    """
+    given = frozenset(sparse_parameters)
+    if unknown := sorted(given.difference(names)):
+        raise ValueError(
+            f"gradwire.torch: sparse_parameters has {unknown[0]!r}, which is no name in named_parameters"
+        )
+    return given
