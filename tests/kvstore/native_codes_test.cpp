@@ -166,7 +166,7 @@ TEST(NativeCodesOptimizer, UpdatesFromSumsOfIntegers) {
     size.engine.code_sums = code_sums;
     std::vector<float> weight(kCodeKeys[1].elements());
     run(size, [&](Engine& engine) {
-      engine.set_compression(spec("2bit:threshold=auto"), "exact");
+      engine.set_compression(spec("2bit:threshold=0.5"), "exact");
       const auto keys = engine.declare(std::vector<KeySpec>{kCodeKeys[1]});
       std::vector<float> out(kCodeKeys[1].elements());
       engine.init(keys[0], out);
