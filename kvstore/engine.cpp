@@ -147,7 +147,13 @@ void Engine::await_rounds(const char* what) {
                                             options_.slow_abort.count() / 1000));
 }
 
-void Engine::barrier() { all_gather("barrier", ""); }
+void Engine::barrier() {
+  if (options_.at_once) {  // what others read behind it has what was pushed before it
+    await_rounds("barrier");
+    if (sparse_) sparse_->settle(options_.slow_abort);
+  }
+  all_gather("barrier", "");
+}
 
 /// Servers hear of it first, so that nobody is held back for a worker that cannot push meanwhile: who is held
 /// back could not come here, and all would wait.

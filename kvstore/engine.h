@@ -138,6 +138,7 @@ class Engine {
 
   // Collectives of the workers. They block, at most slow_abort.
 
+  /// Where pushes are applied at once, what all workers pushed before it is in the weights behind it.
   void barrier();
   /// Says that this worker has run out of data: the others' rounds go on without it, as sums of what they
   /// push. Returns when all have joined, with the rank that joined last; then all push again, from the same

@@ -63,7 +63,7 @@ class Worker(AbstractKVStore):
         return joining.is_local(self._kind)
 
     def barrier(self) -> None:
-        """Waits until every worker is here."""
+        """Waits for every worker. In `dist_async*` what all have pushed before it is in the weights behind it."""
         self.engine.barrier()
 
     _barrier = barrier  # MXNet's name

@@ -41,7 +41,6 @@ KeyId zero_weight(Engine& engine, std::uint64_t elements = kElements) {
 /// The weight once all pushes of all workers are in it.
 std::vector<float> settled(Engine& engine, KeyId key, std::uint64_t elements = kElements) {
   std::vector<float> weight(elements);
-  engine.pull(key, weight, 0).wait();  // behind this worker's own pushes
   engine.barrier();
   engine.pull(key, weight, 0).wait();
   engine.barrier();  // a peer that leaves takes its server along
@@ -287,6 +286,26 @@ class ForgetfulLine final : public transport::PassingMessenger {
   std::atomic<int>& lost_;
   std::atomic<unsigned> sent_{0};
 };
+
+TEST(AtOnceRounds, WhatWasPushedBeforeABarrierIsInTheWeightBehindIt) {
+  JobSize size = at_once(2, 1);
+  size.engine.retry_timeout = std::chrono::milliseconds(50);
+  std::atomic<int> lost = 0;
+  const auto body = [](Engine& engine) {
+    const KeyId key = zero_weight(engine);
+    const std::vector<float> ones(kElements, 1.0F);
+    std::vector<float> weight(kElements);
+    for (int step = 1; step <= 3; ++step) {
+      engine.push(key, ones, 0).wait();
+      engine.barrier();
+      engine.pull(key, weight, 0).wait();
+      EXPECT_EQ(weight, std::vector<float>(kElements, 2.0F * static_cast<float>(step)));
+      engine.barrier();
+    }
+  };
+  run_wired(size, body, [&](Line line) { return std::make_unique<ForgetfulLine>(std::move(line), lost); });
+  EXPECT_GT(lost, 0);
+}
 
 TEST(AtOnceRounds, WhatIsLostIsAskedForAgainAndGoesInOnce) {
   JobSize size = at_once(2, 1);

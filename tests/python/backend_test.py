@@ -120,7 +120,7 @@ def test_the_rfcs_verbs_on_a_store_of_ours() -> None:
     other = np.zeros(5, np.float32)
     store.broadcast("v", value=weight, out=other)  # as in MXNet's KVStoreBase
     assert other.tolist() == [3] * 5
-    with pytest.raises(ValueError, match="root=7 is not a worker rank"):
+    with pytest.raises(ValueError, match="root_rank=7 is no worker"):
         store.broadcast("x", ones(1), 7)
     store.close()
 

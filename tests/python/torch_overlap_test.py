@@ -128,7 +128,8 @@ def test_small_parameters_travel_and_are_updated_together(monkeypatch: pytest.Mo
 
     run_ranks(2, train)
     assert frames[True] == frames[False]
-    assert Records.updates == [80, 80, 80]
+    assert sum(Records.updates) == 3 * 80
+    assert len(Records.updates) <= 2 * 3  # a bucket's update may begin while another's sum is on its way
 
 
 def save_and_load(model: nn.Module) -> nn.Module:

@@ -321,7 +321,9 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 self._pull_rows(name, one, rows.distinct(next(of_outs)), priority)
 
     def barrier(self) -> None:
-        """Waits until every worker is here."""
+        """Waits for every worker. In `dist_async*` what all have pushed before it, and waited for by waitall(),
+        is in the weights behind it.
+        """
         self._sums.raise_failure()
         self._store.barrier()
 
