@@ -395,12 +395,13 @@ TEST(Checkpoint, WhatCannotBeWrittenIsToldOnAllRanksAndTheOneBeforeStays) {
                 ThrowsMessage<std::runtime_error>(AllOf(HasSubstr("worker 1: "), HasSubstr("/proc/none"))));
     EXPECT_THAT([&] { save(elsewhere.path()); },
                 ThrowsMessage<std::runtime_error>(HasSubstr("give a folder that all workers see")));
-    std::filesystem::create_directories(folder / "checkpoint.manifest.unfinished/in the way");
+    const std::filesystem::path unfinished = folder / "checkpoint.manifest.unfinished";
+    if (engine.rank() == 0) std::filesystem::create_directories(unfinished / "in the way");
     engine.barrier();
     EXPECT_THAT([&] { engine.save_checkpoint(folder.path()); },
                 ThrowsMessage<std::runtime_error>(HasSubstr("checkpoint.manifest.unfinished")));
     engine.barrier();
-    std::filesystem::remove_all(folder / "checkpoint.manifest.unfinished");
+    if (engine.rank() == 0) std::filesystem::remove_all(unfinished);
     engine.barrier();
     worker.step(0);
   });
