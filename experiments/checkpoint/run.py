@@ -82,31 +82,52 @@ def table(whose: str, seeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def markdown(record: dict[str, Any]) -> str:
+    """The table of README.md: differences from the job that never stopped, at each point after the stop."""
+    rows = record["table"]
+    points = list(dict.fromkeys(row["step"] for row in rows))
+    lines = [f"| momentum of | row | {' | '.join(f'step {point}' for point in points)} |"]
+    lines.append("|---" * (2 + len(points)) + "|")
+    for whose in dict.fromkeys(row["momentum_of"] for row in rows):
+        own = [row for row in rows if row["momentum_of"] == whose]
+        straight = [f"{row['never_stopped']:.3f} ± {row['spread']:.3f}" for row in own[: len(points)]]
+        lines.append(f"| {whose} | never stopped | {' | '.join(straight)} |")
+        for arm in dict.fromkeys(row["arm"] for row in own):
+            cells = [
+                f"{row['difference']:+.4f}{'' if row['within'] else ' **outside**'}"
+                for row in own
+                if row["arm"] == arm
+            ]
+            lines.append(f"| {whose} | {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def measure(seeds: int, steps: int) -> dict[str, Any]:
+    records = {
+        whose: [one_seed(seed, steps, correction) for seed in range(seeds)]
+        for whose, correction in MOMENTUM.items()
+    }
+    rows = [row for whose, found in records.items() for row in table(whose, found)]
+    return {"steps": steps, "batch": BATCH, "seeds": records, "table": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=400, help="a multiple of 20")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the results (default: here)")
+    parser.add_argument("--tables", action="store_true", help="measure nothing, print what there is")
     args = parser.parse_args()
-    seeds = {
-        whose: [one_seed(seed, args.steps, correction) for seed in range(args.seeds)]
-        for whose, correction in MOMENTUM.items()
-    }
-    rows = [row for whose, found in seeds.items() for row in table(whose, found)]
-    args.out.mkdir(parents=True, exist_ok=True)
-    record = {"steps": args.steps, "batch": BATCH, "seeds": seeds, "table": rows}
-    (args.out / "results.json").write_text(json.dumps(record, indent=1) + "\n")
-    with (args.out / "results.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    for row in rows:
-        verdict = "within" if row["within"] else "outside"
-        print(
-            f"momentum of {row['momentum_of']:11}  {row['arm']:>6}  step {row['step']:4d}  "
-            f"never stopped {row['never_stopped']:.4f} +- {row['spread']:.4f}  "
-            f"difference {row['difference']:+.4f}  {verdict} the spread"
-        )
+    file = args.out / "results.json"
+    if not args.tables:
+        args.out.mkdir(parents=True, exist_ok=True)
+        record = measure(args.seeds, args.steps)
+        file.write_text(json.dumps(record, indent=1) + "\n")
+        with (args.out / "results.csv").open("w", newline="") as rows:
+            writer = csv.DictWriter(rows, list(record["table"][0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(record["table"])
+    print(markdown(json.loads(file.read_text())))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,12 @@ HERE = Path(__file__).resolve().parent
 SCRIPT = HERE.parent / "fashion_mnist" / "train.py"
 REPORT = HERE.parent.parent / "report" / "elastic"
 FIELDS = ("arm", "seed", "accuracy", "steps", "generations", "lost")
-ARMS = ("undisturbed", "disturbed")
+# What is different in each: whether a worker is killed and one added, and flags.
+ARMS = {
+    "undisturbed": (False, ""),
+    "disturbed": (True, ""),
+    "disturbed, rate kept": (True, "--no-scale-lr"),
+}
 WORKERS, TIMEOUT = 4, 3600.0
 KILL_AT, ADD_AT = 30, 60  # per cent
 WHOLE = "--limit 12800 --num-epochs 8 --batch-size 64"
@@ -98,10 +103,12 @@ def train(arm: str, seed: int, flags: str) -> dict[str, object]:
 
     Raises: Failed.
     """
+    is_disturbed, own = ARMS[arm]
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
-        command = [sys.executable, str(SCRIPT), *SHARED.split(), *flags.split(), "--seed", str(seed)]
-        disturbance = Disturbance(command, arm == "disturbed")
+        command = [sys.executable, str(SCRIPT), *SHARED.split(), *flags.split(), *own.split()]
+        command += ["--seed", str(seed)]
+        disturbance = Disturbance(command, is_disturbed)
         ended = run_job(
             [*command, "--json", str(record)],
             WORKERS,
@@ -138,19 +145,24 @@ def append(file: Path, row: dict[str, object]) -> None:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Says what was measured, and whether the disturbed runs are within the spread of the others."""
-    found = {arm: [float(row["accuracy"]) for row in rows if row["arm"] == arm] for arm in ARMS}
+    """The table of README.md: what was measured, and whether it is within the spread of the undisturbed runs."""
     lines = [
-        f"{arm:12s} {len(values)} seeds  mean {statistics.fmean(values):.4f}  {min(values):.4f} to {max(values):.4f}"
-        for arm, values in found.items()
-        if values
+        "| arm | seeds | steps | final accuracy, mean (min-max) | mean within the spread of undisturbed |"
     ]
-    if all(len(values) > 1 for values in found.values()):  # one seed has no spread
-        low, high = min(found["undisturbed"]), max(found["undisturbed"])
-        within = low <= statistics.fmean(found["disturbed"]) <= high
-        lines.append(
-            f"the mean of the disturbed runs is {'within' if within else 'outside'} the others' spread"
-        )
+    lines.append("|---" * 5 + "|")
+    calm = [float(row["accuracy"]) for row in rows if row["arm"] == "undisturbed"]
+    for arm, (is_disturbed, _) in ARMS.items():
+        own = [row for row in rows if row["arm"] == arm]
+        if not own:
+            continue
+        found = [float(row["accuracy"]) for row in own]
+        steps = statistics.median(int(row["steps"]) for row in own)
+        mean = statistics.fmean(found)
+        within = ""
+        if is_disturbed and len(calm) > 1:  # one seed has no spread
+            within = "yes" if min(calm) <= mean <= max(calm) else "**no**"
+        spread = f"{mean:.4f} ({min(found):.4f}-{max(found):.4f})"
+        lines.append(f"| {arm} | {len(own)} | {steps:.0f} | {spread} | {within} |")
     return "\n".join(lines)
 
 

@@ -39,6 +39,14 @@ def _score(task: Task, model: torch.nn.Module, store: Any) -> float:
     return float(json.loads(store.engine.all_gather("score", json.dumps(own).encode())[0]))
 
 
+def rate(args: argparse.Namespace, epochs: float, workers: float) -> float:
+    """Returns the learning rate after so many epochs, whole or in part, with so many times the workers that began.
+
+    Source: linear scaling, Goyal et al., Accurate, Large Minibatch SGD, 2017, 2.1.
+    """
+    return learning_rate(args, epochs, 1) * (workers if args.scale_lr else 1)
+
+
 def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) -> tuple[dict[str, Any], Any]:
     """Trains as the flags say. An epoch is every example once, whoever takes it; the learning rate goes by examples.
 
@@ -65,8 +73,9 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
     def epoch() -> None:
         told = done()
         for pick in torch.tensor(list(state.sampler)).split(args.batch_size):
+            workers = state.store.num_workers / state.generations[0][0]
             for group in state.optimizer.param_groups:
-                group["lr"] = learning_rate(args, done() * args.num_epochs, 1)
+                group["lr"] = rate(args, done() * args.num_epochs, workers)
             state.optimizer.zero_grad()
             task.loss(model, pick).backward()
             state.optimizer.step()

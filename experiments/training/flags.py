@@ -108,6 +108,13 @@ def parse_arguments(
         "(default: GRADWIRE_ON_FAILURE, else abort)",
     )
     add(
+        "--scale-lr",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="with --on-failure continue: the learning rate is in proportion to the number of workers, as the examples "
+        "of a step are; --lr is for those that began (default: yes)",
+    )
+    add(
         "--sync-every",
         type=int,
         metavar="H",

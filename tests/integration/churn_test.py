@@ -102,12 +102,13 @@ class Churn:
 
     def change(self) -> dict[str, dict[str, int]]:
         """Kills the one that came last, and returns what all others hold when the next has trained with them."""
-        known = set(self.job.folder.glob("newcomer*.pid"))
         os.kill(self.victim, signal.SIGKILL)
+        for name in (f"newcomer{self.victim}.pid", f"steps.{self.victim}"):
+            (self.job.folder / name).unlink(missing_ok=True)  # in half an hour another gets the same pid
 
         def trains() -> bool:
             assert self.job.launcher.process.poll() is None, str(self.job.launcher.ended(0))
-            pids = [path.read_text() for path in set(self.job.folder.glob("newcomer*.pid")) - known]
+            pids = [path.read_text() for path in self.job.folder.glob("newcomer*.pid")]
             found = [int(pid) for pid in pids if pid]
             self.victim = found[0] if found else self.victim
             return bool(found) and len(self.job.lines(self.victim)) >= 3

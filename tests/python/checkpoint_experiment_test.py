@@ -1,7 +1,8 @@
-"""experiments/checkpoint: what counts as lost when other workers take over."""
+"""experiments/checkpoint: what counts as lost when other workers take over; the table in its page."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -9,12 +10,17 @@ import numpy as np
 import pytest
 from python.experiment_files import load
 
-FILE = Path(__file__).resolve().parents[2] / "experiments" / "checkpoint" / "conserved.py"
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "checkpoint"
 
 
 @pytest.fixture(scope="module")
 def conserved() -> ModuleType:
-    return load(FILE)
+    return load(FOLDER / "conserved.py")
+
+
+def test_the_page_has_the_table_of_the_results() -> None:
+    table = load(FOLDER / "run.py").markdown(json.loads((FOLDER / "results.json").read_text()))
+    assert table in (FOLDER / "README.md").read_text()
 
 
 def total(conserved: ModuleType, *workers: list[float]) -> dict[str, object]:
