@@ -1,4 +1,4 @@
-"""An outsider who attacks ports: python attacker.py ATTACK HOST:PORT... [--count N] [--seconds S] [--recording FILE]
+"""An outsider who attacks ports: python attacker.py ATTACK HOST:PORT... [--count N] [--seconds S] [--rate R] [...]
 
 Plain sockets and the standard library: nothing of gradwire, and no ZeroMQ. What it needs of ZMTP 3 (RFC 23) and of
 CurveZMQ (RFC 26) it writes itself. It ends after --count attempts, --seconds, or SIGINT, and prints one JSON object:
@@ -59,14 +59,19 @@ def hello_with_a_wrong_key(dice: random.Random) -> bytes:
 class Attacker:
     ports: list[Address]
     dice: random.Random
+    rate: float | None = None  # connections a second at most
     attempts: int = 0
     frames: int = 0
     held: int = 0
     sent: int = 0
     heard: set[bytes] = field(default_factory=set)
     refused: int = 0
+    next_turn: float = 0.0
 
     def connect(self) -> socket.socket | None:
+        if self.rate is not None:
+            self.next_turn = max(self.next_turn, time.monotonic()) + 1 / self.rate
+            time.sleep(max(0.0, self.next_turn - time.monotonic()))
         try:
             return socket.create_connection(self.dice.choice(self.ports), timeout=2)
         except OSError:
@@ -197,15 +202,17 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=3600.0, help="at most; of idle connections at least, too"
     )
+    parser.add_argument("--rate", type=float, help="connections a second; unset: as fast as one process can")
     parser.add_argument("--recording", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     ports = [(host, int(port)) for host, _, port in (text.rpartition(":") for text in options.ports)]
-    attacker = Attacker(ports, random.Random(options.seed))
+    attacker = Attacker(ports, random.Random(options.seed), options.rate)
     began = time.monotonic()
     with contextlib.suppress(KeyboardInterrupt):
         assault(attacker, options, began + options.seconds)
     seconds = time.monotonic() - began
+    used = resource.getrusage(resource.RUSAGE_SELF)
     record = {
         "attack": options.attack,
         "connections": attacker.attempts,
@@ -214,6 +221,7 @@ def main() -> None:
         "held": attacker.held,
         "bytes_sent": attacker.sent,
         "seconds": seconds,
+        "cpu_seconds": used.ru_utime + used.ru_stime,
         "connections_per_second": attacker.attempts / seconds,
         "frames_per_second": attacker.frames / seconds,
         "heard": sorted(answer.hex() for answer in attacker.heard),

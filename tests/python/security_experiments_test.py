@@ -4,9 +4,12 @@ names what the program really has."""
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from integration import attacker
@@ -16,10 +19,11 @@ EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 cost = load(EXPERIMENTS / "encryption_cost" / "run.py")
 
 
-def test_the_page_has_the_table_of_the_results() -> None:
-    folder = EXPERIMENTS / "encryption_cost"
+@pytest.mark.parametrize(("name", "program"), [("encryption_cost", cost)])
+def test_the_page_has_the_table_of_the_results(name: str, program: Any) -> None:
+    folder = EXPERIMENTS / name
     results = json.loads((folder / "results.json").read_text())
-    assert cost.markdown(results) in (folder / "README.md").read_text()
+    assert program.markdown(results) in (folder / "README.md").read_text()
 
 
 def test_rows_are_commands_of_the_bench() -> None:
@@ -46,3 +50,11 @@ def test_the_attacker_stands_alone() -> None:
     )
     record = json.loads(done.stdout)
     assert (record["connections"], record["not_accepted"], record["heard"]) == (3, 3, [])
+
+
+def test_the_attacker_keeps_to_its_rate() -> None:
+    slow = attacker.Attacker([("127.0.0.1", 9)], random.Random(1), rate=50)
+    began = time.monotonic()
+    for _ in range(10):
+        slow.throw(b"")
+    assert time.monotonic() - began >= 10 / 50
