@@ -137,6 +137,7 @@ Roster parse_roster(std::string_view text) {
                 fields.all("local"),
                 fields.number_or<std::uint32_t>("replicas", 0),
                 fields.number_or<std::uint32_t>("generation", 1)};
+  if (roster.generation == 0) throw FrameError("roster: generation is 0, expected 1 or more");
   if (roster.endpoints.size() != roster.servers) {
     throw FrameError("roster: it lists " + std::to_string(roster.endpoints.size()) + " endpoints for " +
                      std::to_string(roster.servers) + " servers");

@@ -235,6 +235,8 @@ TEST(ControlText, BadTextIsNamed) {
               HasSubstr("expected a whole number"));
   EXPECT_THAT(error_of([] { parse_roster("rank=0\nepoch=1\nworkers=1\nservers=2\nserver=x\n"); }),
               HasSubstr("it lists 1 endpoints for 2 servers"));
+  EXPECT_THAT(error_of([] { parse_roster("rank=0\nepoch=1\nworkers=1\nservers=0\ngeneration=0\n"); }),
+              HasSubstr("generation is 0, expected 1 or more"));
   EXPECT_THAT(error_of([] { parse_stream_hello("stream=2\nstreams=2\n"); }), HasSubstr("stream 2 of 2"));
   EXPECT_THAT(error_of([] { parse_stream_hello("stream=0\nstreams=4000000000\n"); }), HasSubstr("1-64"));
   EXPECT_THAT(error_of([] { parse_hello(std::string(2 << 20, 'x')); }), HasSubstr("2097152 bytes"));
