@@ -1,7 +1,9 @@
 """Runs the rows of README.md, one `gradwire bench allreduce` each; writes results.json, results.csv and results.svg.
 
-python experiments/allreduce_round/run.py [--row NAME]... [--repeat 7] [--bytes 100MB] [--mxnet] [--folder DIR]
+python experiments/allreduce_round/run.py [--row NAME]... [--repeat 7] [--bytes 100MB] [--mxnet] [--encrypt]
 python experiments/allreduce_round/run.py --tables       only prints README.md's tables from results.json
+
+With --encrypt gradwire's links are encrypted, the peers' are not, and files are in the folder encrypted/.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ ROWS = {
     },
 }
 _SECONDS = 3600
+HERE = Path(__file__).resolve().parent
 
 
 def run(name: str, size: str, more: list[str]) -> dict[str, Any]:
@@ -63,13 +66,17 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7, help="timed rounds of each system, at least 5")
     parser.add_argument("--bytes", default="100MB", help="of the gradient; small-* rows always have 1MB")
     parser.add_argument("--mxnet", action="store_true", help="MXNet too, in the rows of one tensor")
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where results are")
+    parser.add_argument("--encrypt", action="store_true", help="with CURVE")
+    parser.add_argument("--folder", type=Path, help="where results are")
     parser.add_argument("--tables", action="store_true", help="measure nothing, print the tables")
     given = parser.parse_args()
+    if given.folder is None:
+        given.folder = HERE / "encrypted" if given.encrypt else HERE
+    given.folder.mkdir(parents=True, exist_ok=True)
     file = given.folder / "results.json"
     results = {row["row"]: row for row in json.loads(file.read_text())} if file.exists() else {}
     for name in [] if given.tables else given.row or ROWS:
-        more = ["--repeat", str(given.repeat)]
+        more = ["--repeat", str(given.repeat), *(["--encrypt"] if given.encrypt else [])]
         if given.mxnet and not name.startswith("small"):
             peers = ROWS[name][ROWS[name].index("--peer") + 1]
             more += ["--peer", f"{peers},mxnet"]

@@ -63,6 +63,16 @@ def test_every_claim_is_about_a_row_that_is_measured(monkeypatch: pytest.MonkeyP
         assert claim.against in ("limit", figures.NOT_FUSED, *peers, *(f"{peer}, fused" for peer in peers))
 
 
+@pytest.mark.parametrize("folder", [FOLDER, FOLDER / "encrypted"], ids=["plain", "encrypted"])
+def test_the_page_has_the_claims_of_the_results(folder: Path) -> None:
+    rows = json.loads((folder / "results.json").read_text())
+    told = figures.markdown(rows).split("\n\n")[0].splitlines()[2:]
+    page = (FOLDER / "README.md").read_text().replace("gradwire allreduce ", "")
+    assert told
+    for line in told:
+        assert line.replace("gradwire allreduce ", "") in page
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 def test_a_row_is_run_and_written(tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / "run.py"), "--row", "small-2-1gbit", "--folder", str(tmp_path)]
