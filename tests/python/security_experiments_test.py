@@ -17,9 +17,10 @@ from python.experiment_files import load
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 cost = load(EXPERIMENTS / "encryption_cost" / "run.py")
+attacks = load(EXPERIMENTS / "attacker" / "run.py")
 
 
-@pytest.mark.parametrize(("name", "program"), [("encryption_cost", cost)])
+@pytest.mark.parametrize(("name", "program"), [("encryption_cost", cost), ("attacker", attacks)])
 def test_the_page_has_the_table_of_the_results(name: str, program: Any) -> None:
     folder = EXPERIMENTS / name
     results = json.loads((folder / "results.json").read_text())
