@@ -1,6 +1,6 @@
 """Runs the rows of README.md, one `gradwire bench allreduce` each; writes results.json, results.csv and results.svg.
 
-python experiments/allreduce_round/run.py [--row NAME]... [--repeat 7] [--bytes 100MB] [--mxnet] [--encrypt]
+python experiments/allreduce_round/run.py [--row NAME]... [--repeat 7] [--bytes 100MB] [--mxnet] [--encrypt] [...]
 python experiments/allreduce_round/run.py --tables       only prints README.md's tables from results.json
 
 With --encrypt gradwire's links are encrypted, the peers' are not, and files are in the folder encrypted/.
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7, help="timed rounds of each system, at least 5")
     parser.add_argument("--bytes", default="100MB", help="of the gradient; small-* rows always have 1MB")
     parser.add_argument("--mxnet", action="store_true", help="MXNet too, in the rows of one tensor")
-    parser.add_argument("--encrypt", action="store_true", help="with CURVE")
+    parser.add_argument("--encrypt", action="store_true", help="gradwire's links with CURVE")
     parser.add_argument("--folder", type=Path, help="where results are")
     parser.add_argument("--tables", action="store_true", help="measure nothing, print the tables")
     given = parser.parse_args()

@@ -169,15 +169,8 @@ def measure(attack: str, rate: int, given: argparse.Namespace) -> dict[str, Any]
 
 def markdown(results: list[dict[str, Any]]) -> str:
     """The table of README.md."""
-    heads = (
-        "attack",
-        "connections a second",
-        "frames read a second",
-        "held at once",
-        "step time",
-        "weights equal",
-    )
-    heads += ("job's cores", "attacker's cores")
+    heads = ["attack", "connections a second", "frames read a second", "held at once"]
+    heads += ["step time", "weights equal", "job's cores", "attacker's cores"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in results:
         ratio = row["step_time_ratio"]
@@ -213,17 +206,12 @@ def main() -> None:
     if given.repeat < 2:
         parser.error(f"--repeat {given.repeat}: expected 2 or more, for an interval")
     file = given.folder / "results.json"
-    results = (
-        {(row["attack"], row["rate"]): row for row in json.loads(file.read_text())} if file.exists() else {}
-    )
-    rows = (
-        []
-        if given.tables
-        else [(attack, rate) for attack in given.attack or ATTACKS for rate in given.rate or RATES]
-    )
-    for attack, rate in rows:
-        results[attack, rate] = measure(attack, rate, given)
-        file.write_text(json.dumps(list(results.values()), indent=1) + "\n")
+    known = json.loads(file.read_text()) if file.exists() else []
+    results = {(row["attack"], row["rate"]): row for row in known}
+    for attack in [] if given.tables else given.attack or ATTACKS:
+        for rate in given.rate or RATES:
+            results[attack, rate] = measure(attack, rate, given)
+            file.write_text(json.dumps(list(results.values()), indent=1) + "\n")
     print(markdown(list(results.values())))
 
 
