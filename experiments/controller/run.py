@@ -44,8 +44,8 @@ TASKS = {
     ),
     "char_lm": Workload(
         "char_lm/train.py",
-        "--network small --batch-size 8 --limit 2560 --num-epochs 5",
-        "--network small --batch-size 8 --limit 1600 --num-epochs 1",
+        "--network small --batch-size 8 --limit 2560 --lr 0.05 --num-epochs 5",
+        "--network small --batch-size 8 --limit 1600 --lr 0.05 --num-epochs 1",
     ),
 }
 ROWS = {f"{task}-{link}": (task, link) for task in TASKS for link in LINKS}

@@ -2,8 +2,8 @@
 
     GRADWIRE_COMPRESSION="int4 sync_every=50 fragments=2" gradwire run -n 4 -s 0 python arm.py FLAGS...
 
-An arm is DDP with its fp16 hook, or a codec of gradwire's with words that say when it is used; without any, every
-step.
+An arm is DDP with its fp16 hook, or a codec of gradwire's with words that say when it is used, every step without any,
+and how long the training is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _FLAGS = {
     "merge_after": "--sync-merge-after",
     "outer_lr": "--outer-lr",
     "outer_momentum": "--outer-momentum",
+    "num_epochs": "--num-epochs",
 }
 _TRAIN = Path(__file__).resolve().parent.parent / "char_lm" / "train.py"
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from gradwire.ab import Run
-from gradwire.outcome import Outcome, seconds_to
+from gradwire.outcome import ArmSummary, Outcome, seconds_to
 from gradwire.paired import paired_ratio
 from gradwire.units import format_bytes
 
 FEWER = 100  # times fewer bytes than DDP with fp16: the goal
-NO_HIGHER = {  # what `gradwire ab` judges of a loss, in words of the question
-    "better": "its loss is lower",
-    "no difference seen": "its loss is no higher, within the interval of the seeds",
-}
 TITLES = (
     "arm",
     "final loss",
     "difference to {base} [95 %]",
-    "bytes a step",
+    "steps",
+    "bytes in all",
     "times fewer",
     "target after",
     "times {base}'s",
@@ -31,12 +29,23 @@ def record_of(link: str, outcome: Outcome) -> dict[str, Any]:
     """Adds to what `gradwire ab` records how an arm's bytes and times compare with the first arm's."""
     record = {"link": link} | outcome.record()
     base = outcome.arms[0]
+    _, base_bytes = _trained_bytes(base)
     for arm, summary in zip(record["arms"], outcome.arms, strict=True):
-        known = base.bytes_per_step is not None and summary.bytes_per_step
-        arm["times_fewer_bytes"] = base.bytes_per_step / summary.bytes_per_step if known else None
+        arm["steps"], arm["bytes"] = _trained_bytes(summary)
+        known = base_bytes is not None and arm["bytes"]
+        arm["times_fewer_bytes"] = base_bytes / arm["bytes"] if known else None
         arm["time_ratio"] = _time_ratio(summary.runs, base.runs, outcome.target)
         arm["judgement"] = None if summary.difference is None else outcome.judgement(summary.difference)
     return record
+
+
+def _trained_bytes(arm: ArmSummary) -> tuple[float | None, float | None]:
+    """Returns an arm's steps, and what a worker sends and receives in all of them; None: a run does not say."""
+    steps = [run.result.steps for run in arm.runs if run.result.steps is not None]
+    if len(steps) < len(arm.runs):
+        return None, None
+    mean = statistics.fmean(steps)
+    return mean, None if arm.bytes_per_step is None else arm.bytes_per_step * mean
 
 
 def _time_ratio(runs: Sequence[Run], base: Sequence[Run], target: float) -> dict[str, Any] | None:
@@ -67,23 +76,28 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 def claims(arm: Mapping[str, Any]) -> str:
     """Says whether an arm loses nothing, and whether it sends as little as is wanted."""
-    low, fewer = arm["difference"]["low"], arm["times_fewer_bytes"]
+    low, high, fewer = arm["difference"]["low"], arm["difference"]["high"], arm["times_fewer_bytes"]
     if low is not None and low > 0:
         loss = "its loss is higher"
+    elif high is not None and high < 0:
+        loss = "its loss is lower"
+    elif arm["judgement"] == "no difference seen":  # what `gradwire ab` says
+        loss = "its loss is no higher, within the interval of the seeds"
     else:
-        loss = NO_HIGHER.get(arm["judgement"], f"of its loss: {arm['judgement']}")
+        loss = f"of its loss: {arm['judgement']}"
     if fewer is None:
         return f"{loss}; bytes are not known"
     return f"{loss}; {fewer:.0f} times fewer bytes, goal {FEWER}: {'reached' if fewer >= FEWER else 'missed'}"
 
 
 def _cells(arm: Mapping[str, Any]) -> list[str]:
-    after, fewer, each = arm["seconds_to_target"], arm["times_fewer_bytes"], arm["bytes_per_step"]
+    after, fewer, all_bytes = arm["seconds_to_target"], arm["times_fewer_bytes"], arm["bytes"]
     return [
         f"`{arm['arm']}`",
         f"{arm['loss']:.4g}",
         "" if arm["difference"] is None else _interval(arm["difference"], "{:+.3g}"),
-        "" if each is None else format_bytes(each),
+        "" if arm["steps"] is None else f"{arm['steps']:.0f}",
+        "" if all_bytes is None else format_bytes(all_bytes),
         "" if fewer is None else f"{fewer:.3g}",
         "not by all" if after is None else f"{after:.1f} s",
         "" if arm["time_ratio"] is None else _interval(arm["time_ratio"], "{:.2f}"),

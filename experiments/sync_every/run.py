@@ -31,16 +31,16 @@ LINKS = ("10mbit", "100mbit")
 ARMS = (
     DDP,
     "2bit",
-    "int4 sync_every=20",
     "int4 sync_every=50",
-    "2bit sync_every=50",
-    "int4 sync_every=50 fragments=2 merge_after=10",
+    "int4 sync_every=50 outer_lr=1 outer_momentum=0",
+    "int4 sync_every=100 outer_lr=1 outer_momentum=0 num_epochs=8",
+    "int4 sync_every=100 outer_lr=1 outer_momentum=0 num_epochs=12",
 )
 QUICK_ARMS = (DDP, "2bit", "int4 sync_every=50")
 TRANSFORMER = Workload(
     "sync_every/arm.py",
-    "--network small --batch-size 8 --limit 3200 --num-epochs 4",
-    "--network small --batch-size 8 --limit 1600 --num-epochs 2",
+    "--network small --batch-size 8 --limit 3200 --lr 0.05 --num-epochs 4",
+    "--network small --batch-size 8 --limit 1600 --lr 0.05 --num-epochs 2",
 )
 
 

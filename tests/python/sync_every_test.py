@@ -30,10 +30,10 @@ def modules() -> Iterator[dict[str, ModuleType]]:
 
 def test_an_arm_is_ddp_or_a_codec_with_its_times(modules: dict[str, ModuleType]) -> None:
     command = modules["arm"].command
-    environment = {"GRADWIRE_COMPRESSION": "int4 sync_every=50 fragments=2 outer_lr=1"}
+    environment = {"GRADWIRE_COMPRESSION": "int4 sync_every=50 fragments=2 outer_lr=1 num_epochs=8"}
     assert command(["--seed", "1"], environment)[2:] == [
         *("--seed", "1", "--kv-store", "allreduce"),
-        *("--sync-every", "50", "--sync-fragments", "2", "--outer-lr", "1"),
+        *("--sync-every", "50", "--sync-fragments", "2", "--outer-lr", "1", "--num-epochs", "8"),
     ]
     assert environment == {"GRADWIRE_COMPRESSION": "int4"}
     environment = {"GRADWIRE_COMPRESSION": "DDP fp16"}
@@ -43,13 +43,13 @@ def test_an_arm_is_ddp_or_a_codec_with_its_times(modules: dict[str, ModuleType])
         modules["arm"].codec_and_flags("int4 every=5")
 
 
-def runs(arm: str, finals: tuple[float, ...], seconds: float, each: float) -> list[Run]:
+def runs(arm: str, finals: tuple[float, ...], seconds: float, each: float, steps: int = 10) -> list[Run]:
     """A run a seed, which has loss 4, then its final one."""
     return [
         Run(
             arm,
             seed,
-            RunResult("loss", (4.0, final), (seconds / 2, seconds), bytes_per_step=each, steps=10),
+            RunResult("loss", (4.0, final), (seconds / 2, seconds), bytes_per_step=each, steps=steps),
             seconds,
         )
         for seed, final in enumerate(finals)
@@ -64,16 +64,20 @@ def test_claims_are_of_the_paired_interval_and_the_bytes(modules: dict[str, Modu
         "int4 sync_every=20": runs("int4 sync_every=20", (2.0, 2.1, 2.2), 12.0, 2e4),
         "2bit sync_every=50": runs("2bit sync_every=50", (2.5, 2.61, 2.7), 9.0, 5e3),
         "topk sync_every=50": runs("topk sync_every=50", (1.9, 2.3, 2.1), 9.0, 5e3),  # 0 +- 0.4
+        "int4 sync_every=99": runs("int4 sync_every=99", (2.0, 2.1, 2.2), 20.0, 5e3, steps=20),
+        "int8 sync_every=99": runs("int8 sync_every=99", (1.5, 1.4, 1.6), 20.0, 5e3),  # -0.6 +- 0.25
     }
     outcome = summarise([run for each in arms.values() for run in each], list(arms), 3.0, "10mbit")
     record = figures.record_of("10mbit", outcome)
-    fifty, twenty, two_bit, wide = record["arms"][1:]
+    fifty, twenty, two_bit, wide, longer, lower = record["arms"][1:]
     assert "no higher" in figures.claims(fifty)
     assert "200 times fewer bytes, goal 100: reached" in figures.claims(fifty)
     assert "50 times fewer bytes, goal 100: missed" in figures.claims(twenty)
+    assert "100 times fewer bytes, goal 100: reached" in figures.claims(longer)  # in twice the steps
     assert "its loss is higher" in figures.claims(two_bit)
     assert fifty["time_ratio"]["mean"] == pytest.approx(0.1, rel=0.01)
     assert "of its loss: inconclusive, the interval is wide" in figures.claims(wide)
+    assert "its loss is lower" in figures.claims(lower)
     table = figures.markdown(record)
     assert "| `int4 sync_every=50` | 2.1 |" in table
     assert "- `2bit sync_every=50`: its loss is higher" in table
