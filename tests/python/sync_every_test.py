@@ -83,6 +83,12 @@ def test_claims_are_of_the_paired_interval_and_the_bytes(modules: dict[str, Modu
     assert "- `2bit sync_every=50`: its loss is higher" in table
 
 
+def test_the_page_has_the_tables_of_the_results(modules: dict[str, ModuleType]) -> None:
+    page = (FOLDER / "README.md").read_text()
+    for record in json.loads((FOLDER / "results.json").read_text()):
+        assert modules["figures"].markdown(record) in page
+
+
 def test_bytes_a_step_count_what_the_end_sends() -> None:
     """Local arms send all fragments after the last step; a step of others is what most of them are."""
     sent = iter([100, 150, 160, 170, 400, 400])  # at the start, after three steps, at the end, and then
