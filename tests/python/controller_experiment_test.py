@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,11 @@ FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "controller"
 def modules() -> Iterator[dict[str, ModuleType]]:
     with imported(FOLDER, ("accuracy_cost", "verdict", "run")) as modules:
         yield modules
+
+
+def test_the_page_has_the_tables_of_the_results(modules: dict[str, ModuleType]) -> None:
+    known = json.loads((FOLDER / "results.json").read_text())
+    assert modules["verdict"].markdown(known) in (FOLDER / "README.md").read_text()
 
 
 # ---- the table of points -------------------------------------------------------------------------------------
