@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,6 +22,7 @@
 #include "kvstore/engine.h"
 #include "kvstore/server.h"
 #include "python/src/bindings.h"
+#include "python/src/kept_arrays.h"
 #include "python/src/waiting.h"
 #include "transport/faults.h"
 #include "transport/logged_messenger.h"
@@ -85,10 +85,7 @@ class PyEngine {
   const kvstore::Engine& identity() const { return *engine_; }
 
   kvstore::Ticket keep(kvstore::Ticket ticket, nanobind::object in, nanobind::object out) {
-    for (; !kept_.empty() && kept_.front().ticket.done(); kept_.pop_front()) {
-      if (kept_.front().ticket.failed()) failed_.push_back(std::move(kept_.front()));
-    }
-    kept_.push_back({ticket, std::move(in), std::move(out)});
+    kept_.keep(ticket, std::move(in), std::move(out));
     return ticket;
   }
 
@@ -116,7 +113,7 @@ class PyEngine {
   }
 
   /// Of an operation that failed: threads that end with close() may still read its arrays.
-  void keep_until_close(nanobind::object arrays) { failed_.push_back({{}, std::move(arrays), {}}); }
+  void keep_until_close(nanobind::object arrays) { kept_.keep_failed(std::move(arrays)); }
 
   /// From any thread; who comes second waits for the first.
   void close() {
@@ -126,10 +123,9 @@ class PyEngine {
       const std::scoped_lock lock(closing_);
       engine_->close();
     }
-    kept_.clear();
-    failed_.clear();
-    abandoned_.clear();
-    slots_.reset();
+    kept_.release();
+    const auto slots = std::exchange(slots_, {});  // their end, too, lets other threads in
+    const auto abandoned = std::exchange(abandoned_, {});
   }
 
   // Of the timeline. In a forked process, which has none, they do nothing.
@@ -160,10 +156,6 @@ class PyEngine {
   }
 
  private:
-  struct Kept {
-    kvstore::Ticket ticket;
-    nanobind::object in, out;
-  };
   bool is_inherited() const { return getpid() != owner_; }
 
   std::shared_ptr<compress::Device> cuda(int number) {
@@ -192,8 +184,7 @@ class PyEngine {
   std::shared_ptr<transport::Faults> faults_;          // owners: this and the engine's messengers
   std::shared_ptr<transport::MessageLines> messages_;  // owners: likewise
   std::unique_ptr<transport::Scheduler> scheduler_;    // before engine_, which needs it to the end
-  std::deque<Kept> kept_;                              // before engine_: outlives it
-  std::vector<Kept> failed_;                           // likewise
+  KeptArrays kept_;                                    // before engine_: outlives it
   std::shared_ptr<void> slots_;  ///< the arrays, of whichever kind; owners: this and abandoned_
   std::size_t slot_count_ = 0;
   std::vector<std::shared_ptr<void>> abandoned_;

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import threading
+import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,51 @@ def test_a_call_that_failed_keeps_no_array_of_later_ones(kv: KVStore, tmp_path: 
     store.pushpull("w", ones())
     gc.collect()
     assert [reference() for reference in watched] == [None] * 3
+
+
+class _SlowToDie:
+    """What an array's memory belongs to: other threads run while it ends."""
+
+    def __init__(self) -> None:
+        self._memory = np.zeros(4, np.float32)
+        self.__array_interface__ = self._memory.__array_interface__
+
+    def __del__(self) -> None:
+        time.sleep(0.01)
+
+
+def _slow_to_die() -> np.ndarray[Any, Any]:
+    return np.asarray(_SlowToDie())
+
+
+def _run_at_once(bodies: list[Callable[[], Any]]) -> None:
+    threads = [threading.Thread(target=body) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_arrays_end_once_when_several_threads_close() -> None:
+    """As at the end of a process, where the main thread and a coordinator's may both close the engine."""
+    store = gradwire.kv.create("local")
+    (key,) = store.engine.declare([("w", [4], "float32")])
+    tickets = [store.engine.push_pull(key, _slow_to_die(), _slow_to_die()) for _ in range(20)]
+    for ticket in tickets:
+        ticket.wait()
+    _run_at_once([store.engine.close] * 4)
+
+
+def test_arrays_end_once_when_several_threads_push() -> None:
+    store = gradwire.kv.create("local")
+    keys = store.engine.declare([(f"w{i}", [4], "float32") for i in range(4)])
+
+    def push(key: int) -> None:
+        for _ in range(20):
+            store.engine.push_pull(key, _slow_to_die(), _slow_to_die()).wait()
+
+    _run_at_once([functools.partial(push, key) for key in keys])
+    store.close()
     store.close()
 
 

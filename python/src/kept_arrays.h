@@ -1,0 +1,48 @@
+// KeptArrays keeps the Python arrays that an engine's operations still touch.
+//
+// Threading: every method holds the GIL. An array's end may run Python and so let another thread in: none
+// ends before it is out of the containers.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "kvstore/ticket.h"
+
+namespace gradwire::python {
+
+class KeptArrays {
+ public:
+  /// Keeps arrays until their operation is done, or, when it failed, until release(): threads that end with
+  /// the engine may still read them.
+  void keep(kvstore::Ticket ticket, nanobind::object in, nanobind::object out) {
+    std::vector<Operation> done;  // which end after all else here
+    for (; !under_way_.empty() && under_way_.front().ticket.done(); under_way_.pop_front()) {
+      auto& kept_by = under_way_.front().ticket.failed() ? failed_ : done;
+      kept_by.push_back(std::move(under_way_.front()));
+    }
+    under_way_.push_back({std::move(ticket), std::move(in), std::move(out)});
+  }
+
+  /// Of an operation that has failed.
+  void keep_failed(nanobind::object arrays) { failed_.push_back({{}, std::move(arrays), {}}); }
+
+  /// Lets go of all: nothing reads them any more.
+  void release() {
+    const auto under_way = std::exchange(under_way_, {});
+    const auto failed = std::exchange(failed_, {});
+  }
+
+ private:
+  struct Operation {
+    kvstore::Ticket ticket;
+    nanobind::object in, out;
+  };
+  std::deque<Operation> under_way_;
+  std::vector<Operation> failed_;
+};
+
+}  // namespace gradwire::python
