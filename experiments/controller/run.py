@@ -70,7 +70,9 @@ def record_of(budget: Budget, row: str, measured: Measured) -> Record:
         {"row": row}
         | outcome.record()
         | {
-            "verdict_of_auto": verdict.of(outcome, outcome.arms[-1].arm).record(),
+            "verdict_of_auto": verdict.of(
+                outcome, outcome.arms[-1].arm, verdict.admitted_by(budget)
+            ).record(),
             "budget_points": budget.limit if budget.kind == "points" else None,
             "facts": measured.facts,
             "warning": measured.warning,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -31,7 +32,7 @@ def measure(engine: _core.Engine) -> Link:
         taken = _all_reduce_seconds(engine, size)
         if taken >= _LONG_ENOUGH or size >= _MOST_BYTES:
             break
-        size *= 4
+        size *= min(4, math.ceil(_LONG_ENOUGH / max(taken, 1e-6)))
     moved = 2 * (workers - 1) / workers * size
     return Link(max(moved, 1.0) / max(taken, 1e-6), latency)
 

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 from gradwire.ab import Run
-from gradwire.controller import accuracy
+from gradwire.controller import CANDIDATES, Budget, accuracy
 from gradwire.outcome import summarise
 from gradwire.result import RunResult
 from python.experiment_files import imported
@@ -114,6 +114,8 @@ def test_the_program_writes_what_the_package_reads(tmp_path: Path) -> None:
 
 # ---- the grid ------------------------------------------------------------------------------------------------
 
+ALL = frozenset(CANDIDATES)
+
 
 def runs(arm: str, seconds: float, final: float = 0.9) -> list[Run]:
     return [
@@ -131,7 +133,7 @@ def outcome(auto: float, final: float = 0.9) -> object:
 def test_auto_is_held_against_the_best_fixed_setting_and_the_better_baseline(
     modules: dict[str, ModuleType],
 ) -> None:
-    found = modules["verdict"].of(outcome(2.1), "auto")
+    found = modules["verdict"].of(outcome(2.1), "auto", ALL)
     assert (found.best_fixed, found.baseline) == ("2bit", "fp16")
     assert found.to_target.mean == pytest.approx(1.05)
     assert found.training.mean == pytest.approx(0.35)
@@ -139,8 +141,21 @@ def test_auto_is_held_against_the_best_fixed_setting_and_the_better_baseline(
     assert [holds for *_, holds in modules["verdict"].claims(record)] == [True, True, True]
 
 
+def test_auto_is_held_too_against_the_best_that_its_budget_admits(modules: dict[str, ModuleType]) -> None:
+    found = modules["verdict"].of(outcome(6.3), "auto", ("none", "fp16"))
+    assert (found.best_fixed, found.best_admitted) == ("2bit", "fp16")
+    assert found.to_target_admitted.mean == pytest.approx(1.05)
+    record = {"row": "r", "verdict_of_auto": found.record(), "budget_points": 1.0}
+    assert [holds for *_, holds in modules["verdict"].claims(record)] == [False, True, False, True]
+
+
+def test_what_a_budget_admits_is_what_auto_may_take(modules: dict[str, ModuleType]) -> None:
+    for points, expected in (("0.3", CANDIDATES[:2]), ("1.2", CANDIDATES[:5]), ("2", CANDIDATES)):
+        assert modules["verdict"].admitted_by(Budget.parse(f"{points} points")) == set(expected)
+
+
 def test_what_does_not_hold_is_said(modules: dict[str, ModuleType]) -> None:
-    found = modules["verdict"].of(outcome(6.6, final=0.88), "auto")
+    found = modules["verdict"].of(outcome(6.6, final=0.88), "auto", ALL)
     assert found.to_target is None
     assert found.points_lost == pytest.approx(2.0)
     record = outcome(6.6, final=0.88).record()  # type: ignore[attr-defined]
@@ -155,7 +170,7 @@ def test_a_rows_record_has_what_auto_did_and_how_it_was_measured(modules: dict[s
     made = modules["run"]
     measured = made.Measured(outcome(2.1), {"took": "1 s"}, "the link is NOT shaped")
     record = made.record_of(made.Budget.parse("2 points"), "lenet-50mbit", measured)
-    assert record["verdict_of_auto"] == modules["verdict"].of(outcome(2.1), "auto").record()
+    assert record["verdict_of_auto"] == modules["verdict"].of(outcome(2.1), "auto", ALL).record()
     found = [record[name] for name in ("row", "budget_points", "warning", "facts")]
     assert found == ["lenet-50mbit", 2.0, "the link is NOT shaped", {"took": "1 s"}]
 

@@ -165,8 +165,11 @@ def test_a_tensor_without_samples_is_not_compressed() -> None:
     assert accuracy.admitted(Budget("points", 5), TABLE, {}, sends_momentum=True) == {"none"}
 
 
-def test_it_begins_with_fp16_where_the_budget_has_room_for_it() -> None:
+def test_it_begins_with_the_lossiest_that_is_known_to_fit_without_momentum_correction() -> None:
     assert accuracy.begins_with(Budget("points", 0), TABLE) == "fp16"
+    assert accuracy.begins_with(Budget("points", 5), TABLE) == "int8"
+    assert accuracy.begins_with(Budget("points", 0.3), accuracy.load()) == "fp16"
+    assert accuracy.begins_with(Budget("points", 5), accuracy.load()) == "int4"
     assert accuracy.begins_with(Budget("error", 0.01), TABLE) == "fp16"
     assert accuracy.begins_with(Budget("error", 0.0001), TABLE) == "none"
     assert accuracy.begins_with(Budget("points", 1), {}) == "none"
@@ -396,11 +399,12 @@ def test_of_equals_the_least_lossy_is_taken() -> None:
 # ---- trials --------------------------------------------------------------------------------------------------
 
 LOSSES = {"none": 0, "fp16": 1, "auto": 3}
+ALIKE = dict.fromkeys(LOSSES, 1.0)
 
 
 def outcome(times: Mapping[str, float], noise: float = 0.0, losses: Mapping[str, int] = LOSSES) -> Trial:
     """Runs a trial in which arms take these seconds, times a noise of a share that differs from block to block."""
-    trial = Trial("auto" if "auto" in losses else "none", losses)
+    trial = Trial("auto" if "auto" in losses else "none", losses, ALIKE)
     random = np.random.default_rng(1)
     while order := trial.next_round():
         trial.add({arm: times[arm] * (1 + noise * random.standard_normal()) for arm in order})
@@ -427,7 +431,7 @@ def test_none_is_taken_back_where_fp16_is_faster() -> None:
 
 
 def test_a_baseline_that_is_far_slower_gets_no_more_steps() -> None:
-    trial = Trial("auto", LOSSES)
+    trial = Trial("auto", LOSSES, ALIKE)
     assert sorted(trial.next_round()) == ["auto", "fp16", "none"]
     trial.add({"none": 5.0, "fp16": 1.3, "auto": 1.0})
     assert sorted(trial.next_round()) == ["auto", "fp16"]
@@ -437,8 +441,37 @@ def test_a_baseline_that_is_far_slower_gets_no_more_steps() -> None:
     assert trial.seconds() == {"none": 5.0, "fp16": 1.3, "auto": 1.0}
 
 
+def test_a_baseline_that_is_known_to_be_far_slower_gets_no_step() -> None:
+    trial = Trial("auto", LOSSES, {"none": 8.0, "fp16": 4.0, "auto": 1.0})
+    assert sorted(trial.next_round()) == ["auto", "fp16"]
+    trial.add({"fp16": 4.1, "auto": 1.1})
+    assert trial.next_round() == []
+    assert trial.best() == "auto"
+    assert trial.seconds() == {"fp16": 4.1, "auto": 1.1}
+
+
+@pytest.mark.parametrize("measured", [{"fp16": 4.0, "auto": 5.0}, {"fp16": 0.9, "auto": 1.0}])
+def test_a_prediction_that_was_wrong_spares_no_baseline(measured: dict[str, float]) -> None:
+    """Of the chosen plan, which takes five times as long; of fp16, which is four times as fast, and none with it."""
+    trial = Trial("auto", LOSSES, {"none": 8.0, "fp16": 4.0, "auto": 1.0})
+    trial.add(measured)
+    assert sorted(trial.next_round()) == ["auto", "fp16", "none"]
+    while order := trial.next_round():
+        trial.add({arm: {**measured, "none": 0.5}[arm] for arm in order})
+    assert trial.best() == "none"
+
+
+def test_baselines_without_a_round_in_common_are_compared_too() -> None:
+    trial = Trial("auto", LOSSES, {"none": 8.0, "fp16": 4.0, "auto": 1.0})
+    trial.add({"fp16": 10.0, "auto": 5.0})
+    assert sorted(trial.next_round()) == ["auto", "none"]
+    while order := trial.next_round():
+        trial.add({arm: {"auto": 5.0, "none": 4.0}[arm] for arm in order})
+    assert trial.best() == "none"
+
+
 def test_arms_take_turns() -> None:
-    trial = Trial("auto", LOSSES)
+    trial = Trial("auto", LOSSES, ALIKE)
     firsts = []
     while order := trial.next_round():
         firsts.append(order[0])
@@ -449,7 +482,7 @@ def test_arms_take_turns() -> None:
 def test_noise_is_answered_by_more_rounds_and_never_by_endless_ones() -> None:
     rounds = []
     for noise in (0.001, 0.3):
-        trial = Trial("auto", LOSSES)
+        trial = Trial("auto", LOSSES, ALIKE)
         random = np.random.default_rng(3)
         count = 0
         while order := trial.next_round():

@@ -122,8 +122,9 @@ def _why_not(budget: Budget, cost: Cost | None, *, sends_momentum: bool) -> str:
 
 
 def begins_with(budget: Budget, costs: Mapping[str, Cost]) -> str:
-    """Returns what the first steps travel by, while nothing is measured: fp16, where its known error fits."""
-    known = costs.get("fp16")
-    if known is not None and _fits(budget, known, known.relative_error, sends_momentum=False):
-        return "fp16"
-    return "none"
+    """Returns what the first steps travel by, while nothing is measured: the lossiest candidate that fits by its known
+    cost and keeps that without momentum correction. Those that do not are no beginning for a training.
+    """
+    known = ((name, cost) for name in CANDIDATES if (cost := costs.get(name)) is not None)
+    fits = [name for name, cost in known if _fits(budget, cost, cost.relative_error, sends_momentum=False)]
+    return fits[-1] if fits else "none"

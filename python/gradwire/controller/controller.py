@@ -2,7 +2,8 @@
 
     sample    20 steps: gradients of all workers are sampled, and rank 0 finds each candidate's error on them
     decide    the link and the codecs are measured; rank 0 simulates what the budget admits, and tells all ranks
-    prove     the chosen plan, none and fp16 take turns; measured steps decide, and what was wrong is taken back
+    prove     the chosen plan, none and fp16 take turns; measured steps decide, and what was wrong is taken back.
+              A baseline that is known to be far slower gets none
     watch     the link is measured now and then; when it has changed by a fifth, or after long, all begins again
 
 Threading: one thread at a time, that which ends steps. All that ranks must agree in, rank 0 tells; calls of advance()
@@ -227,15 +228,17 @@ class Controller:
         arms.setdefault(chosen, choice.plan)
         if len(arms) == 1:
             return choice.plan
-        trial = Trial(chosen, {name: lossiness(plan.worst) for name, plan in arms.items()})
-        order = list(arms)
-        while order:
+        trial = Trial(
+            chosen,
+            {name: lossiness(plan.worst) for name, plan in arms.items()},
+            {chosen: choice.seconds} | choice.predicted,
+        )
+        while order := self._agree({"next": trial.next_round()})["next"]:
             seconds = []
             for arm in order:
                 seconds.append((yield from self._block(arms[arm])))
             slowest = self._store.collectives.all_reduce(np.array(seconds), op="max")
             trial.add(dict(zip(order, slowest.tolist(), strict=True)))
-            order = self._agree({"next": trial.next_round()})["next"]
         best: str = self._agree({"best": trial.best()})["best"]
         if best != chosen:
             self._refuted.add(choice.plan)
