@@ -102,7 +102,7 @@ def claims(record: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
         (
             f"training time over that of {verdict['baseline']}, the better of none and fp16",
             f"<= {BASELINE}",
-            f"{training['mean']:.2f}",
+            _with_interval(training),
             training["mean"] <= BASELINE,
         )
     )
@@ -116,9 +116,14 @@ def _to_target(best: str, what: str, ratio: Mapping[str, Any] | None) -> tuple[s
     return (
         f"time to target over that of {best}, {what}",
         f"<= {BEST_FIXED}",
-        "not reached" if ratio is None else f"{ratio['mean']:.2f}",
+        "not reached" if ratio is None else _with_interval(ratio),
         ratio is not None and ratio["mean"] <= BEST_FIXED,
     )
+
+
+def _with_interval(ratio: Mapping[str, Any]) -> str:
+    text = f"{ratio['mean']:.2f}"
+    return text if ratio["low"] is None else f"{text} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
 
 
 def markdown(records: Sequence[Mapping[str, Any]]) -> str:

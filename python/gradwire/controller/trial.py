@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gradwire.controller.choice import WORTH
+from gradwire.controller.choice import HYSTERESIS, WORTH
 from gradwire.paired import Interval, paired_ratio
 
 _FEWEST_ROUNDS = 3
@@ -27,7 +27,7 @@ class Trial:
 
     Attributes:
         chosen: the arm that was predicted to be best.
-        losses: by arm, in what order they leave things out: more has to gain 1 %, less may cost 1 %.
+        losses: by arm, in what order they leave things out: more has to gain 1 % for certain, or 5 %.
         predicted: seconds of a step, by arm.
     """
 
@@ -59,7 +59,7 @@ class Trial:
             return self.chosen
         found, *others = sorted(tried, key=lambda arm: self.losses[arm])
         for other in others:
-            if self._times(other, found) <= 1 - WORTH:
+            if self._gains(other, found):
                 found = other
         return found
 
@@ -128,4 +128,13 @@ class Trial:
         return ratio.low is not None and ratio.high is not None and not ratio.low <= allowed <= ratio.high
 
     def _stands(self, baseline: str) -> bool:
-        return self._ratio(self.chosen, baseline).mean <= self._allowed(baseline)
+        if self.losses[self.chosen] > self.losses[baseline]:
+            return self._gains(self.chosen, baseline)
+        return not self._gains(baseline, self.chosen)
+
+    def _gains(self, arm: str, to: str) -> bool:
+        """Whether an arm that leaves out more is worth it: for certain, or by so much that luck is unlikely."""
+        times = self._times(arm, to)
+        high = self._ratio(arm, to).high if self._both(arm, to) else None
+        is_certain = high is not None and high < 1
+        return times <= 1 - WORTH and (is_certain or times <= 1 - HYSTERESIS)
