@@ -90,6 +90,7 @@ TABLE = {
     "int8": cost("int8", 0.2, 0.02),
     "2bit": cost("2bit", 0.6, 1.2, needs_momentum=True),
 }
+UNKNOWN = "its accuracy was not measured"
 ERRORS = {"none": 0.0, "fp16": 0.0004, "int8": 0.02, "int4": 0.3, "2bit": 1.0}
 
 
@@ -118,13 +119,18 @@ def test_points_say_nothing_of_a_tensor_that_is_more_wrong_than_those_measured()
 @pytest.mark.parametrize(
     ("budget", "sends_momentum", "expected"),
     [
-        ("0.3 points", True, "int4 (its accuracy was not measured), 2bit (0.6 points)"),
+        ("0.3 points", True, f"int4 ({UNKNOWN}), 2bit (0.6 points), 2bit:reply=2bit ({UNKNOWN})"),
         (
             "0.1 points",
             False,
-            "int8 (0.2 points), int4 (its accuracy was not measured), 2bit (0.6 points; needs momentum_correction)",
+            f"int8 (0.2 points), int4 ({UNKNOWN}), 2bit (0.6 points; needs momentum_correction), "
+            f"2bit:reply=2bit ({UNKNOWN})",
         ),
-        ("5 points", False, "int4 (its accuracy was not measured), 2bit (needs momentum_correction)"),
+        (
+            "5 points",
+            False,
+            f"int4 ({UNKNOWN}), 2bit (needs momentum_correction), 2bit:reply=2bit ({UNKNOWN})",
+        ),
         ("3% error", False, "int4 (up to 30% error), 2bit (up to 100% error)"),
     ],
 )
@@ -133,6 +139,18 @@ def test_what_a_budget_leaves_out_is_said_with_the_reason(
 ) -> None:
     errors = [ERRORS, ERRORS | {"fp16": 0.0003}]
     assert accuracy.left_out(Budget.parse(budget), TABLE, errors, sends_momentum=sends_momentum) == expected
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [("0.3 points", ["fp16", "int8"]), ("5 points", ["fp16", "int8"]), ("0% error", list(CANDIDATES[1:]))],
+)
+def test_only_what_may_fit_is_followed(budget: str, expected: list[str]) -> None:
+    possible = accuracy.possible(Budget.parse(budget), TABLE, sends_momentum=False)
+    assert list(possible) == expected
+    meter = codec_error.ErrorMeter([Tensor("w", 1000, 0)], possible)
+    meter.add([gradients(rank, 0, 1000) for rank in range(2)])
+    assert list(meter.errors()[0]) == ["none", *expected]
 
 
 def test_what_some_tensors_may_not_have_is_counted() -> None:

@@ -80,6 +80,15 @@ def admitted(
     )
 
 
+def possible(budget: Budget, costs: Mapping[str, Cost], *, sends_momentum: bool) -> tuple[str, ...]:
+    """Returns the lossy candidates that a budget may admit, whatever their errors are found to be."""
+    return tuple(
+        candidate
+        for candidate in CANDIDATES[1:]
+        if _fits(budget, costs.get(candidate), 0.0, sends_momentum=sends_momentum)
+    )
+
+
 def _fits(budget: Budget, cost: Cost | None, error: float, sends_momentum: bool) -> bool:
     if budget.kind == "error":
         return error <= budget.limit
@@ -98,7 +107,13 @@ def left_out(
         errors: as admitted() is given them, of each tensor whose codec is free.
     """
     parts = []
-    for candidate in CANDIDATES[1:]:
+    may_fit = possible(budget, costs, sends_momentum=sends_momentum)
+    for candidate in CANDIDATES[1:] if errors else ():
+        if candidate not in may_fit:
+            parts.append(
+                f"{candidate} ({_why_not(budget, costs.get(candidate), sends_momentum=sends_momentum)})"
+            )
+            continue
         measured = [own[candidate] for own in errors if candidate in own]
         out = [e for e in measured if not _fits(budget, costs.get(candidate), e, sends_momentum)]
         if not out:

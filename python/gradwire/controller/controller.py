@@ -201,13 +201,15 @@ class Controller:
         """Samples gradients under a plan, and has rank 0 choose."""
         self._choosing = self._busy
         self._is_watching = False
-        meter = ErrorMeter(self._tensors)
+        options = self._options
+        may_fit = accuracy.possible(options.budget, self._costs, sends_momentum=options.sends_momentum)
+        meter = ErrorMeter(self._tensors, may_fit)
         steps = []
-        for number in range(self._options.pace.sampled):
+        for number in range(options.pace.sampled):
             self._samples = np.zeros(meter.elements, np.float32)
-            self.needs_quiet = number == self._options.pace.sampled - 1
+            self.needs_quiet = number == options.pace.sampled - 1
             step = yield plan
-            if number >= self._options.pace.settling:
+            if number >= options.pace.settling:
                 steps.append(step)
             if (samples := self._gather_samples()) and self._store.rank == 0:
                 meter.add(samples)

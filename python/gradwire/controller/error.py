@@ -65,9 +65,10 @@ class SimulatedMean:
 
 
 class ErrorMeter:
-    """Follows every free tensor under every lossy candidate."""
+    """Follows every free tensor under lossy candidates."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], candidates: Sequence[str] = CANDIDATES[1:]) -> None:
+        self._candidates = candidates
         self._sizes = [sum(end - start for start, end in own) for own in blocks(tensors)]
         self._means: dict[tuple[int, str], SimulatedMean] = {}
         self._errors: dict[tuple[int, str], list[float]] = {}
@@ -91,7 +92,7 @@ class ErrorMeter:
     def _add_tensor(self, index: int, given: Sequence[Floats]) -> None:
         exact = np.mean(given, axis=0, dtype=np.float64)
         length = float(np.linalg.norm(exact))
-        for candidate in CANDIDATES[1:]:
+        for candidate in self._candidates:
             place = index, candidate
             if place not in self._means:
                 self._means[place] = SimulatedMean(
