@@ -42,6 +42,7 @@ def test_a_call_that_failed_keeps_no_array_of_later_ones(kv: KVStore, tmp_path: 
     store.pushpull("w", ones())
     gc.collect()
     assert [reference() for reference in watched] == [None] * 3
+    store.close()
 
 
 class _SlowToDie:
@@ -86,7 +87,6 @@ def test_arrays_end_once_when_several_threads_push() -> None:
             store.engine.push_pull(key, _slow_to_die(), _slow_to_die()).wait()
 
     _run_at_once([functools.partial(push, key) for key in keys])
-    store.close()
     store.close()
 
 

@@ -106,12 +106,6 @@ class Trial:
         """Rounds in which both had turns."""
         return [one for one in self._rounds if arm in one and to in one]
 
-    def _times(self, arm: str, to: str) -> float:
-        if self._both(arm, to):
-            return self._ratio(arm, to).mean
-        seconds = self.seconds()  # one was out before the other's first turn
-        return seconds[arm] / seconds[to]
-
     def _ratio(self, arm: str, to: str) -> Interval:
         both = self._both(arm, to)
         return paired_ratio([one[arm] for one in both], [one[to] for one in both])
@@ -134,7 +128,9 @@ class Trial:
 
     def _gains(self, arm: str, to: str) -> bool:
         """Whether an arm that leaves out more is worth it: for certain, or by so much that luck is unlikely."""
-        times = self._times(arm, to)
-        high = self._ratio(arm, to).high if self._both(arm, to) else None
-        is_certain = high is not None and high < 1
-        return times <= 1 - WORTH and (is_certain or times <= 1 - HYSTERESIS)
+        if not self._both(arm, to):  # one was out before the other's first turn
+            seconds = self.seconds()
+            return seconds[arm] <= seconds[to] * (1 - HYSTERESIS)
+        ratio = self._ratio(arm, to)
+        is_certain = ratio.high is not None and ratio.high < 1
+        return ratio.mean <= 1 - (WORTH if is_certain else HYSTERESIS)
