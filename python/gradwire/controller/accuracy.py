@@ -122,18 +122,19 @@ def left_out(
         if budget.kind == "error":
             why = f"up to {100 * max(out):.3g}% error"
         else:
-            why = _why_not(budget, costs.get(candidate), sends_momentum=sends_momentum)
+            why = "more wrong here than where its accuracy was measured"
         parts.append(f"{candidate}{for_some} ({why})")
     return ", ".join(parts)
 
 
 def _why_not(budget: Budget, cost: Cost | None, *, sends_momentum: bool) -> str:
+    """Says why a candidate is not possible()."""
     if cost is None:
         return "its accuracy was not measured"
     why = [f"{cost.points_at_most:g} points"] if cost.points_at_most > budget.limit else []
     if cost.needs_momentum and not sends_momentum:
         why.append("needs momentum_correction")
-    return "; ".join(why) or "more wrong here than where its accuracy was measured"
+    return "; ".join(why)
 
 
 def begins_with(budget: Budget, costs: Mapping[str, Cost]) -> str:
