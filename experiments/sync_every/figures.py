@@ -76,15 +76,13 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 def claims(arm: Mapping[str, Any]) -> str:
     """Says whether an arm loses nothing, and whether it sends as little as is wanted."""
-    low, high, fewer = arm["difference"]["low"], arm["difference"]["high"], arm["times_fewer_bytes"]
-    if low is not None and low > 0:
-        loss = "its loss is higher"
-    elif high is not None and high < 0:
-        loss = "its loss is lower"
-    elif arm["judgement"] == "no difference seen":  # what `gradwire ab` says
-        loss = "its loss is no higher, within the interval of the seeds"
-    else:
-        loss = f"of its loss: {arm['judgement']}"
+    fewer = arm["times_fewer_bytes"]
+    said = {  # by `gradwire ab`
+        "worse": "its loss is higher",
+        "better": "its loss is lower",
+        "no difference seen": "its loss is no higher, within the interval of the seeds",
+    }
+    loss = said.get(arm["judgement"], f"of its loss: {arm['judgement']}")
     if fewer is None:
         return f"{loss}; bytes are not known"
     return f"{loss}; {fewer:.0f} times fewer bytes, goal {FEWER}: {'reached' if fewer >= FEWER else 'missed'}"

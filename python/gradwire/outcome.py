@@ -69,16 +69,16 @@ class Outcome:
         return write_interval(points, "{:+.2f}") + " points"
 
     def judgement(self, difference: Interval) -> str:
-        """Says what an arm's difference to the first one tells: nothing, where its interval is wide."""
+        """Says what an arm's difference to the first one tells: nothing, where a wide interval has 0 in it."""
         if difference.low is None or difference.high is None:
             return "inconclusive, more seeds are needed"
+        if not difference.low <= 0 <= difference.high:
+            better = (difference.mean > 0) == (self.metric == "accuracy")
+            return "better" if better else "worse"
         wide = _WIDE_POINTS / 100 if self.metric == "accuracy" else _WIDE_LOSS * abs(self.arms[0].final)
         if difference.width > wide:
             return "inconclusive, the interval is wide; more seeds narrow it"
-        if difference.low <= 0 <= difference.high:
-            return "no difference seen"
-        better = (difference.mean > 0) == (self.metric == "accuracy")
-        return "better" if better else "worse"
+        return "no difference seen"
 
     def record(self) -> dict[str, Any]:
         """The record that --json writes."""

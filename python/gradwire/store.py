@@ -133,6 +133,11 @@ class KVStore(Worker):
                 threshold=auto, a store of on_failure="continue", or a key that has no value: one of a checkpoint of
                 sums, which was not pushed since.
         """
+        if not isinstance(name, str) or len(name.split()) != 1:
+            raise ValueError(
+                f"set_optimizer: name={name!r} was given, expected one word; give parameters beside it, as in "
+                "set_optimizer('sgd', learning_rate=0.1)"
+            )
         numbers = {key: _number(name, key, value) for key, value in parameters.items()}
         self.engine.set_optimizer(" ".join([name, *(f"{key}={value!r}" for key, value in numbers.items())]))
         self._optimizer = (name, numbers)

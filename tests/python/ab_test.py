@@ -159,6 +159,8 @@ def test_verdicts() -> None:
     assert "points: worse (" in verdict([0.90, 0.91, 0.92], [0.88, 0.89, 0.90])
     assert "points: better (" in verdict([0.88, 0.89, 0.90], [0.90, 0.91, 0.92])
     assert "inconclusive, the interval is wide" in verdict([0.90, 0.91, 0.92], [0.88, 0.92, 0.93])
+    # -5.67 +- 1.43: it is worse, though by how much is not known.
+    assert "points: worse (" in verdict([0.90, 0.91, 0.92], [0.84, 0.85, 0.87])
     assert "inconclusive, more seeds are needed (1 seed, one seed gives no interval" in verdict([0.9], [0.8])
     assert ": worse (" in verdict([1.0, 1.0, 1.0], [1.1, 1.1, 1.1], "loss")
 

@@ -231,6 +231,13 @@ def test_what_is_no_number_and_nesterov_without_momentum_are_refused(kv: KVStore
             kv.set_optimizer("sgd", **given)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["sgd learning_rate=0.5", "", {"sgd": 0.5}])
+def test_a_name_is_one_word(kv: KVStore, name: Any) -> None:
+    """Servers are told in one text, which nobody else need know."""
+    with pytest.raises(ValueError, match=r"expected one word; give parameters beside it"):
+        kv.set_optimizer(name)
+
+
 @pytest.mark.skipif(shutil.which("localedef") is None, reason="localedef is missing")
 def test_numbers_are_read_alike_in_every_locale(tmp_path: Path) -> None:
     made = subprocess.run(
