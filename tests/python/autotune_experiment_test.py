@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def test_the_table_has_the_pairs_medians_of_a_setting_that_has_won() -> None:
 def test_the_table_has_the_defaults_where_none_has_won() -> None:
     line = run.markdown([record(won=False)]).splitlines()[-1]
     assert line == "| 25m none peers | defaults stay | 3 s |  | 1 | 3 | 0.1-2.0 |"
+
+
+def test_the_page_has_the_table_of_the_results() -> None:
+    assert (
+        run.markdown(json.loads((FOLDER / "results.json").read_text())) in (FOLDER / "README.md").read_text()
+    )
 
 
 def test_only_what_has_won_is_drawn(tmp_path: Path) -> None:
