@@ -45,9 +45,8 @@ def test_the_table_has_the_defaults_where_none_has_won() -> None:
 
 
 def test_the_page_has_the_table_of_the_results() -> None:
-    assert (
-        run.markdown(json.loads((FOLDER / "results.json").read_text())) in (FOLDER / "README.md").read_text()
-    )
+    table = run.markdown(json.loads((FOLDER / "results.json").read_text()))
+    assert table in (FOLDER / "README.md").read_text()
 
 
 def test_only_what_has_won_is_drawn(tmp_path: Path) -> None:

@@ -106,13 +106,14 @@ def left_out(
     Args:
         errors: as admitted() is given them, of each tensor whose codec is free.
     """
+    if not errors:
+        return ""
     parts = []
     may_fit = possible(budget, costs, sends_momentum=sends_momentum)
-    for candidate in CANDIDATES[1:] if errors else ():
+    for candidate in CANDIDATES[1:]:
         if candidate not in may_fit:
-            parts.append(
-                f"{candidate} ({_why_not(budget, costs.get(candidate), sends_momentum=sends_momentum)})"
-            )
+            why = _why_not(budget, costs.get(candidate), sends_momentum=sends_momentum)
+            parts.append(f"{candidate} ({why})")
             continue
         measured = [own[candidate] for own in errors if candidate in own]
         out = [e for e in measured if not _fits(budget, costs.get(candidate), e, sends_momentum)]
