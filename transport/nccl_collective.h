@@ -1,4 +1,4 @@
-// Sums over NCCL: a Collective whose ranks have a GPU each. One GPU is one rank.
+// Sums over NCCL: a Collective whose ranks have a GPU each, or share one where every rank allows it.
 //
 // Threading and failure: as Collective; see nccl_sums.h.
 #pragma once
@@ -8,6 +8,7 @@
 
 #include "transport/collective.h"
 #include "transport/messenger.h"
+#include "transport/nccl_entry.h"
 #include "transport/nccl_port.h"
 #include "transport/nccl_sums.h"
 
@@ -17,10 +18,11 @@ namespace gradwire::transport {
 /// the workers. Throws TransportError with the reason, having failed the job; TimeoutError when ranks do not
 /// come.
 std::unique_ptr<Collective> join_nccl(Messenger& control, std::unique_ptr<NcclPort> port,
-                                      const NcclPatience& patience);
+                                      const NcclPatience& patience,
+                                      GpuSharing sharing = GpuSharing::kRefused);
 
 /// The same, on a device of this machine. library: path of libnccl.so.2, or its name.
 std::unique_ptr<Collective> connect_nccl(Messenger& control, const std::string& library, int device,
-                                         const NcclPatience& patience);
+                                         const NcclPatience& patience, GpuSharing sharing);
 
 }  // namespace gradwire::transport

@@ -1,5 +1,6 @@
 #include "transport/nccl_entry.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "transport/messenger.h"
@@ -7,28 +8,39 @@
 namespace gradwire::transport {
 namespace {
 
+constexpr const char* kOwn = "own";
+constexpr const char* kShared = "shared";
+
 std::string worker(std::size_t rank) { return "worker " + std::to_string(rank); }
 
 }  // namespace
 
-// version LF device LF id
+// version LF device LF "own" or "shared" LF id
 std::string to_text(const NcclEntry& entry) {
-  return entry.version + '\n' + entry.device + '\n' +
+  const bool shared = entry.sharing == GpuSharing::kAllowed;
+  return entry.version + '\n' + entry.device + '\n' + (shared ? kShared : kOwn) + '\n' +
          std::string(reinterpret_cast<const char*>(entry.id.data()), entry.id.size());
 }
 
 NcclEntry parse_nccl_entry(std::string_view text, std::uint32_t rank) {
   NcclEntry entry;
-  const std::size_t version = text.find('\n');
-  const std::size_t device = version == text.npos ? text.npos : text.find('\n', version + 1);
-  if (device == text.npos || text.size() - device - 1 != entry.id.size()) {
-    throw TransportError("nccl: what " + worker(rank) + " says of itself cannot be read (" +
+  std::string_view rest = text;
+  const auto take_line = [&rest] {
+    const std::size_t end = std::min(rest.find('\n'), rest.size());
+    const std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    return line;
+  };
+  entry.version = take_line();
+  entry.device = take_line();
+  const std::string_view sharing = take_line();
+  if ((sharing != kOwn && sharing != kShared) || rest.size() != entry.id.size()) {
+    throw TransportError("nccl: the description that " + worker(rank) + " sent cannot be read (" +
                          std::to_string(text.size()) +
                          " bytes); every rank must run the same version of gradwire");
   }
-  entry.version = text.substr(0, version);
-  entry.device = text.substr(version + 1, device - version - 1);
-  std::memcpy(entry.id.data(), text.data() + device + 1, entry.id.size());
+  entry.sharing = sharing == kShared ? GpuSharing::kAllowed : GpuSharing::kRefused;
+  std::memcpy(entry.id.data(), rest.data(), rest.size());
   return entry;
 }
 
@@ -40,10 +52,12 @@ void check_agreement(std::span<const NcclEntry> entries) {
     }
     for (std::size_t a = 0; a < b; ++a) {
       if (entries[a].device != entries[b].device) continue;
+      if (entries[a].sharing == GpuSharing::kAllowed && entries[b].sharing == GpuSharing::kAllowed) continue;
       throw TransportError(
           "nccl: " + worker(a) + " and " + worker(b) + " have the same GPU (" + entries[a].device +
-          "), and NCCL needs one for each rank; start fewer ranks, give each a GPU of its own "
-          "(GRADWIRE_DEVICE), or use a store whose ranks may share one, such as 'allreduce'");
+          "), and NCCL expects one for each rank; start fewer ranks, give each a GPU of its own "
+          "(GRADWIRE_DEVICE), set GRADWIRE_NCCL_SHARE_GPU=on for every rank to let them share it, or use the "
+          "store 'allreduce', whose ranks may always share one");
     }
   }
 }

@@ -36,6 +36,12 @@ _BRIDGE_FILTER = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 _TRIAL = """ip link add gwtry0 type veth peer name gwtry1 && ip link add gwtry2 type bridge &&
 tc qdisc add dev gwtry0 root tbf rate 1mbit burst 16kb latency 20ms"""
 
+# Ends with 0 where an address answers at all: nobody listens at that port.
+_REACH = """import errno, socket, sys
+with socket.socket() as probe:
+    probe.settimeout(5)
+    sys.exit(probe.connect_ex((sys.argv[1], 9)) not in (0, errno.ECONNREFUSED))"""
+
 
 class NetLabUnavailable(RuntimeError):
     """Hosts as namespaces cannot be made here; the message says why."""
@@ -156,6 +162,7 @@ class NetLab:
         self._keep = keep
         self._owner = os.getpid()
         self._watchdog: subprocess.Popen[bytes] | None = None
+        self._no_rule = ""  # why the firewall has no rule for this lab, where it should have one
         self.bandwidth = bandwidth
         self.name = secrets.token_hex(3)
         self.hosts: list[NetHost] = []
@@ -200,6 +207,7 @@ class NetLab:
         for index in range(hosts):
             self.hosts.append(NetHost(self.name, index, str(addresses[index])))
             self._make_host(self.hosts[index], subnet)
+        self._require_that_hosts_talk()
 
     def _record(self, hosts: int, subnet: ipaddress.IPv4Network) -> remains.Record:
         owner = None if self._keep else self._owner
@@ -222,7 +230,21 @@ class NetLab:
         )
         iptables = remains.program("iptables")
         if iptables and _BRIDGE_FILTER.exists() and _BRIDGE_FILTER.read_text().strip() == "1":
-            _demand([iptables, "-w", "-I", *remains.accept_rule(self.name)])
+            asked = _run([iptables, "-w", "-I", *remains.accept_rule(self.name)])
+            self._no_rule = (
+                "" if asked.returncode == 0 else " ".join(asked.stderr.split()) or "it gives no reason"
+            )
+
+    def _require_that_hosts_talk(self) -> None:
+        """Where iptables cannot run, a firewall may still let bridged frames pass: the hosts themselves show it."""
+        if not self._no_rule or len(self.hosts) < 2:
+            return
+        first, second = self.hosts[:2]
+        if _run(first.command([sys.executable, "-I", "-S", "-c", _REACH, second.address])).returncode != 0:
+            raise NetLabUnavailable(
+                "netlab: the hosts cannot reach each other: a firewall drops what passes a bridge, and iptables cannot "
+                f"be used to allow it ({self._no_rule})"
+            )
 
     def _make_host(self, host: NetHost, subnet: ipaddress.IPv4Network) -> None:
         link, bridge = remains.link_of(self.name, host.index), remains.bridge_of(self.name)

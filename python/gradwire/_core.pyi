@@ -590,9 +590,9 @@ def connect_mpi_native(library: str, **settings: Any) -> Engine:
     As connect_mpi, and MPI sums: every rank must push the same keys in the same order.
     """
 
-def connect_nccl(serves_roll_call: bool, library: str, device: int | None, **settings: Any) -> Engine:
+def connect_nccl(serves_roll_call: bool, library: str, device: int | None, share_gpu: bool, **settings: Any) -> Engine:
     """
-    NCCL sums, each rank on a GPU of its own: every rank must push the same keys in the same order. library: libnccl.so.2. device: number of the GPU; None: the rank modulo the number of GPUs.
+    NCCL sums: every rank must push the same keys in the same order. library: libnccl.so.2. device: number of the GPU; None: the rank modulo the number of GPUs. share_gpu: whether other ranks may use that GPU; call gradwire.nccl.share_gpus() first.
     """
 
 class InprocNetwork:

@@ -316,6 +316,9 @@ def _join_nccl(values: settings.Settings, name: str) -> _core.Engine:
     _refuse_encryption(values, name, "NCCL", "allreduce")
     _refuse_hierarchy(values, name, "NCCL", "allreduce")
     _refuse_faults(values, name, "NCCL", "allreduce")
+    shares = values.nccl_share_gpu == "on"
+    if shares:
+        nccl.share_gpus()
     if (reason := nccl.why_not()) is not None:
         raise _core.TransportError(
             f"kv.create({name!r}): {reason}; use the store 'allreduce', which needs neither NCCL nor a GPU and has "
@@ -327,7 +330,7 @@ def _join_nccl(values: settings.Settings, name: str) -> _core.Engine:
             f"`gradwire run -n {values.num_workers} -s 0 python script.py`"
         )
     serves, options = _roll_call(values, name)
-    return _core.connect_nccl(serves, nccl.library(), values.device, **options)
+    return _core.connect_nccl(serves, nccl.library(), nccl.device(values), shares, **options)
 
 
 def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engine:

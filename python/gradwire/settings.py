@@ -350,10 +350,21 @@ class Settings:
     device: int | None = _setting(
         _integer(0),
         None,
-        "number of the GPU on which NCCL sums for this worker; unset: its rank modulo the number of GPUs here",
+        "number of the GPU on which NCCL sums for this worker; unset: local_rank modulo the number of GPUs here",
+    )
+    local_rank: int | None = _setting(
+        _integer(0, most=_MOST_RANKS),
+        None,
+        "number of this worker among those of its host, from 0; unset: its rank",
         Alias(("LOCAL_RANK",), roles=("worker",)),
         Alias(("OMPI_COMM_WORLD_LOCAL_RANK",), roles=("worker",)),
         Alias(("SLURM_LOCALID", "SLURM_STEP_ID"), _first, roles=("worker",)),
+    )
+    nccl_share_gpu: Literal["off", "on"] = _setting(
+        _one_of("off", "on"),
+        "off",
+        "whether several ranks of NCCL may use one GPU, as tests on a machine with one GPU need: on or off. It gives "
+        "each process a host id of its own (NCCL_HOSTID), so all its NCCL traffic goes over the network stack",
     )
     streams: int = _setting(_integer(1, most=64), 1, "connections between a worker and a server")
     codec_threads: int = _setting(

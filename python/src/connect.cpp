@@ -128,7 +128,7 @@ std::unique_ptr<PyEngine> connect_mpi_native(const std::string& library, const n
 }
 
 std::unique_ptr<PyEngine> connect_nccl(bool serves_roll_call, const std::string& library,
-                                       std::optional<int> device, const nb::kwargs& given) {
+                                       std::optional<int> device, bool share_gpu, const nb::kwargs& given) {
   auto zmq = zmq_options(transport::Role::kWorker, given);
   const auto options = engine_options(given);
   const InterruptEnds interrupt;
@@ -138,8 +138,9 @@ std::unique_ptr<PyEngine> connect_nccl(bool serves_roll_call, const std::string&
   auto control = transport::connect_zmq(zmq);
   const int rank = static_cast<int>(control->self().rank);
   const int chosen = device.value_or(rank % std::max(compress::cuda_devices().count, 1));
+  const auto sharing = share_gpu ? transport::GpuSharing::kAllowed : transport::GpuSharing::kRefused;
   auto sums = transport::connect_nccl(*control, library, chosen,
-                                      {.join = zmq.rendezvous_timeout, .sum = options.slow_abort});
+                                      {.join = zmq.rendezvous_timeout, .sum = options.slow_abort}, sharing);
   return std::make_unique<PyEngine>(std::move(control), std::move(sums), options, std::move(scheduler));
 }
 
@@ -228,11 +229,15 @@ void bind_connect(nb::module_& module) {
              nb::sig("def connect_mpi_native(library: str, **settings: typing.Any) -> Engine"),
              "As connect_mpi, and MPI sums: every rank must push the same keys in the same order.");
   module.def(
-      "connect_nccl", &connect_nccl, "serves_roll_call"_a, "library"_a, "device"_a.none(), "settings"_a,
-      nb::sig("def connect_nccl(serves_roll_call: bool, library: str, device: int | None, **settings: "
-              "typing.Any) -> Engine"),
-      "NCCL sums, each rank on a GPU of its own: every rank must push the same keys in the same order. "
-      "library: libnccl.so.2. device: number of the GPU; None: the rank modulo the number of GPUs.");
+      "connect_nccl", &connect_nccl, "serves_roll_call"_a, "library"_a, "device"_a.none(), "share_gpu"_a,
+      "settings"_a,
+      nb::sig("def connect_nccl(serves_roll_call: bool, library: str, device: int | None, share_gpu: bool, "
+              "**settings: typing.Any) -> Engine"),
+      "NCCL sums: every rank must push the same keys in the same order. library: libnccl.so.2. device: "
+      "number "
+      "of the GPU; None: the rank modulo the number of GPUs. share_gpu: whether other ranks may use that "
+      "GPU; "
+      "call gradwire.nccl.share_gpus() first.");
   nb::class_<transport::InprocNetwork>(module, "InprocNetwork",
                                        "Peers inside this process: every rank is a thread of its own.")
       .def(

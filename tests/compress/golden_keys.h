@@ -13,12 +13,15 @@
 #include <utility>
 #include <vector>
 
+#include "tests/test_options.h"
+
 namespace gradwire::compress::golden {
 
 class Reader {
  public:
   explicit Reader(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
+    if (!file) throw std::runtime_error("cannot read " + path + "; give --source-dir=FOLDER");
     bytes_.assign(std::istreambuf_iterator<char>(file), {});
   }
 
@@ -61,7 +64,7 @@ struct Key {
 
 inline const std::vector<Key>& keys() {
   static const std::vector<Key> all = [] {
-    Reader reader(std::string(GRADWIRE_SOURCE_DIR) + "/tests/golden/mxnet191_2bit.bin");
+    Reader reader(test_options().source_dir + "/tests/golden/mxnet191_2bit.bin");
     if (reader.one<std::uint32_t>() != 0x31475747) throw std::runtime_error("not a golden file");
     std::vector<Key> found;
     for (auto captures = reader.one<std::uint32_t>(); captures > 0; --captures) {

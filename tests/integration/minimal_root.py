@@ -96,10 +96,6 @@ class MinimalRoot:
         self, command: Sequence[str], seconds: float, folder: str = "/tmp"
     ) -> subprocess.CompletedProcess[str]:
         """Runs a program of the root's in it, with an environment of its own."""
-        mounts = [
-            f"mount --rbind {shlex.quote(str(path))} {shlex.quote(str(self.folder) + where)}"
-            for path, where in self.mounts.items()
-        ]
         words = [str(PYTHON) if word == "python3" else word for word in command]
         # The folder is entered by Python, for there is no shell, and no env, inside.
         enter = [
@@ -107,20 +103,26 @@ class MinimalRoot:
             "-c",
             "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])",
         ]
-        inside = shlex.join(["chroot", str(self.folder), *enter, folder, *words])
-        return subprocess.run(
-            [
-                "unshare",
-                "--mount",
-                "--propagation",
-                "private",
-                "sh",
-                "-ec",
-                "\n".join([*mounts, f"exec {inside}"]),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-            env={"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
-        )
+        return run_in_root(self.folder, self.mounts, [*enter, folder, *words], seconds)
+
+
+def run_in_root(
+    root: Path, mounts: Mapping[Path, str], command: Sequence[str], seconds: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program of another root folder in it, with an environment of its own.
+
+    mounts: folders of this machine, and where they appear, in a mount namespace that ends with the program.
+    """
+    lines = [
+        f"mount --rbind {shlex.quote(str(path))} {shlex.quote(str(root) + where)}"
+        for path, where in mounts.items()
+    ]
+    lines.append(f"exec {shlex.join(['chroot', str(root), *command])}")
+    return subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-ec", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+        env={"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
+    )

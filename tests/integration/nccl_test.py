@@ -1,4 +1,7 @@
-"""Jobs over NCCL: real processes, each on a GPU. Skipped, with the reason, where NCCL cannot be used."""
+"""Jobs over NCCL: real processes, each on a GPU of its own, or on one together where there is one.
+
+Skipped, with the reason, where NCCL cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,7 @@ CODECS = [
 NOTICE_SECONDS = 20.0  # in which everybody must have ended; NCCL takes its time to abort
 
 needs_gpu = pytest.mark.skipif(nccl.why_not() is not None, reason=str(nccl.why_not()))
-needs_two_gpus = pytest.mark.skipif(
-    nccl.why_not() is not None or _core.build_info()["cuda_devices"] < 2,
-    reason=nccl.why_not() or "there is one GPU, which is one rank of NCCL",
-)
+SHARING = {"GRADWIRE_NCCL_SHARE_GPU": "off" if _core.build_info()["cuda_devices"] > 1 else "on"}
 
 
 @needs_gpu
@@ -47,9 +47,10 @@ def test_two_ranks_of_one_gpu_are_told_so(tmp_path: Path) -> None:
     ended = run_to_the_end(tmp_path, command, workers=2, servers=0, GRADWIRE_DEVICE="0")
     assert ended.code != 0
     assert "worker 0 and worker 1 have the same GPU" in ended.err, str(ended)
+    assert "GRADWIRE_NCCL_SHARE_GPU=on" in ended.err, str(ended)
 
 
-@needs_two_gpus
+@needs_gpu
 def test_two_ranks_sum_codes_to_the_bits_of_servers(tmp_path: Path) -> None:
     lossy = [codec for codec in CODECS if codec.startswith("2bit")]
     arguments = ("steps=4", "sizes=large", f"codecs={';'.join(lossy)}")
@@ -59,16 +60,17 @@ def test_two_ranks_sum_codes_to_the_bits_of_servers(tmp_path: Path) -> None:
         python("sums_worker.py", "store=nccl", *arguments),
         servers=0,
         GRADWIRE_CODE_SUMS="integers",
+        **SHARING,
     )
     assert (by_servers.code, by_nccl.code) == (0, 0), f"{by_servers}\n{by_nccl}"
     hashes = [record["hashes"] for record in [*by_servers.records(), *by_nccl.records()]]
     assert hashes == 4 * [hashes[0]]
 
 
-@needs_two_gpus
+@needs_gpu
 def test_a_killed_rank_is_named_by_the_other(tmp_path: Path) -> None:
     endless = python("sums_worker.py", "store=nccl", "steps=100000", "pause=0.01")
-    with Run(tmp_path, {}, servers=0) as job:
+    with Run(tmp_path, SHARING, servers=0) as job:
         job.launch(endless)
         job.wait_until_training(2)
         everything = job.all_pids()

@@ -87,11 +87,11 @@ def test_our_own_launcher_is_not_told_again(
 def test_half_a_launcher_is_none(half: dict[str, str]) -> None:
     assert launcher(half) is None
     values = settings.read(half)
-    assert (values.rank, values.num_workers, values.device) == (None, 1, None)
+    assert (values.rank, values.num_workers, values.local_rank) == (None, 1, None)
 
 
-def test_local_ranks_choose_the_gpu() -> None:
-    assert [settings.read(environ).device for environ in (TORCHRUN, MPIRUN, SRUN)] == [1, 2, 1]
+def test_launchers_give_local_ranks() -> None:
+    assert [settings.read(environ).local_rank for environ in (TORCHRUN, MPIRUN, SRUN)] == [1, 2, 1]
 
 
 def test_where_workers_meet() -> None:

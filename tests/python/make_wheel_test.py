@@ -19,7 +19,7 @@ def make_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     module: Any = load(SCRIPT)
     monkeypatch.setattr(module, "REPAIRED", tmp_path / "repaired")
     monkeypatch.setattr(module, "tools", lambda: tmp_path)
-    monkeypatch.setattr(module, "with_licences", lambda repaired, *_: repaired)
+    monkeypatch.setattr(module, "with_licences", lambda repaired, _: repaired)
     return module
 
 
@@ -63,3 +63,54 @@ def test_a_repair_that_fails_leaves_the_folder_as_it_was(
     with pytest.raises(subprocess.CalledProcessError):
         make_wheel.repair(tmp_path / "unrepaired.whl", folder)
     assert contents(folder) == before
+
+
+def headers(folder: Path, major: int, minor: int, suffix: str = "") -> Path:
+    made = folder / f"python{major}.{minor}{suffix}"
+    made.mkdir(parents=True)
+    text = f"#define PY_MAJOR_VERSION        {major}\n#define PY_MINOR_VERSION\t{minor}\n"
+    (made / "patchlevel.h").write_text(text)
+    return made
+
+
+def test_headers_of_pythons_without_the_stable_abi_are_not_taken(make_wheel: Any, tmp_path: Path) -> None:
+    assert make_wheel.stable_abi_of(headers(tmp_path, 3, 12)) == 12
+    assert make_wheel.stable_abi_of(headers(tmp_path, 3, 14)) == 14
+    assert make_wheel.stable_abi_of(headers(tmp_path, 3, 11)) is None
+    assert make_wheel.stable_abi_of(headers(tmp_path, 3, 14, "t")) is None, "the free-threaded build has none"
+    assert make_wheel.stable_abi_of(tmp_path / "nothing") is None
+
+
+def test_the_oldest_headers_that_are_found_are_taken(
+    make_wheel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    for minor in (9, 13, 12):
+        headers(tmp_path / "versions" / f"3.{minor}.1" / "include", 3, minor)
+    found = make_wheel.stable_abi_headers()
+    assert make_wheel.stable_abi_of(found) == 12
+
+
+def test_a_folder_without_headers_is_refused(
+    make_wheel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["make_wheel.py", "--abi3-include", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        make_wheel.main()
+    assert f"{tmp_path} has no headers of Python 3.12 or later" in capsys.readouterr().err
+
+
+def test_without_headers_the_wheel_of_this_python_is_made_alone(
+    make_wheel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / NAME
+    made.write_text("wheel")
+    monkeypatch.setattr("sys.argv", ["make_wheel.py"])
+    monkeypatch.setattr(make_wheel, "stable_abi_headers", lambda: None)
+    monkeypatch.setattr(make_wheel, "build", lambda folder, headers: made)
+    monkeypatch.setattr(make_wheel, "repair", lambda wheel, folder: wheel)
+    monkeypatch.setattr(make_wheel, "for_stable_abi", lambda wheel: pytest.fail("there are no headers"))
+    assert make_wheel.main() == 0
+    said = capsys.readouterr()
+    assert "no headers of Python 3.12 or later were found; only the wheel of this Python is made" in said.err
+    assert said.out.count(".whl") == 1

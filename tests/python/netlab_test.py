@@ -319,3 +319,35 @@ def test_a_queue_is_as_long_as_it_is_asked_for() -> None:
 def test_a_queue_of_no_length_is_refused(queue_seconds: float) -> None:
     with pytest.raises(ValueError, match="queue_seconds"):
         lab.NetLab(1, "100mbit", queue_seconds=queue_seconds)
+
+
+def broken_iptables(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bridged frames pass a firewall, and iptables cannot run."""
+    program = folder / "iptables"
+    program.write_text("#!/bin/sh\necho 'cannot find its plug-ins' >&2\nexit 2\n")
+    program.chmod(0o755)
+    found = remains.program
+    monkeypatch.setattr(remains, "program", lambda name: str(program) if name == "iptables" else found(name))
+    (folder / "filter").write_text("1\n")
+    monkeypatch.setattr(lab, "_BRIDGE_FILTER", folder / "filter")
+
+
+@needs_hosts
+def test_a_lab_does_without_an_iptables_that_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_iptables(tmp_path, monkeypatch)
+    with NetLab(hosts=2) as two:
+        assert measured_mbit(*two.hosts, payload_bytes=1000) > 0
+    with pytest.raises(NetLabUnavailable, match="cannot find its plug-ins"):
+        NetLab(hosts=2, loss=0.1)
+
+
+@needs_hosts
+def test_hosts_that_no_rule_lets_talk_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken_iptables(tmp_path, monkeypatch)
+    monkeypatch.setattr(lab, "_REACH", "raise SystemExit(1)")
+    with pytest.raises(NetLabUnavailable, match=r"cannot reach each other.*\(cannot find its plug-ins\)"):
+        NetLab(hosts=2)
+    with NetLab(hosts=1) as alone:
+        assert remains_of(alone.name)

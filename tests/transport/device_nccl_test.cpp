@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/test_options.h"
 #include "tests/transport/collective_outcomes.h"
 #include "tests/transport/frames.h"
 #include "transport/inproc.h"
@@ -26,7 +27,7 @@ int device_count() {
 class DeviceNccl : public testing::Test {
  protected:
   void SetUp() override {
-    if (std::string(GRADWIRE_NCCL_LIBRARY).empty()) GTEST_SKIP() << "NCCL is not installed";
+    if (test_options().nccl_library.empty()) GTEST_SKIP() << "NCCL is not installed";
     if (device_count() == 0) GTEST_SKIP() << "there is no CUDA device";
   }
 
@@ -38,7 +39,7 @@ class DeviceNccl : public testing::Test {
       running.push_back(std::async(std::launch::async, [&, rank] {
         const auto control = network.connect({Role::kWorker, static_cast<std::uint32_t>(rank)});
         const auto collective =
-            join_nccl(*control, open_nccl(GRADWIRE_NCCL_LIBRARY, rank), {30'000ms, 30'000ms, 5'000ms});
+            join_nccl(*control, open_nccl(test_options().nccl_library, rank), {30'000ms, 30'000ms, 5'000ms});
         body(rank, *collective);
       }));
     }
@@ -97,23 +98,24 @@ TEST_F(DeviceNccl, LeavesTheCallersDeviceAsItWas) {
 }
 
 TEST_F(DeviceNccl, AGpuThatIsNotThereIsNamed) {
-  EXPECT_THAT(error_of([] { open_nccl(GRADWIRE_NCCL_LIBRARY, 99); }),
+  EXPECT_THAT(error_of([] { open_nccl(test_options().nccl_library, 99); }),
               HasSubstr("device=99 is not among the"));
 }
 
 TEST_F(DeviceNccl, ARankThatNeverComesHasADeadline) {
-  const auto port = open_nccl(GRADWIRE_NCCL_LIBRARY, 0);
+  const auto port = open_nccl(test_options().nccl_library, 0);
   const auto id = port->make_id();
-  EXPECT_THAT(error_of([&] {
-                NcclSums::join(open_nccl(GRADWIRE_NCCL_LIBRARY, 0), id, 0, 2, {2'000ms, 2'000ms, 5'000ms});
-              }),
-              HasSubstr("nccl: worker 0 of 2: not every rank had joined the communicator after 2 s"));
+  EXPECT_THAT(
+      error_of([&] {
+        NcclSums::join(open_nccl(test_options().nccl_library, 0), id, 0, 2, {2'000ms, 2'000ms, 5'000ms});
+      }),
+      HasSubstr("nccl: worker 0 of 2: not every rank had joined the communicator after 2 s"));
 }
 
 // Without a device the tests above are skipped; this one is not.
 TEST(DeviceNcclMissing, IsAnErrorThatSaysWhy) {
   if (device_count() > 0) GTEST_SKIP() << "there is a CUDA device";
-  const std::string library = GRADWIRE_NCCL_LIBRARY;
+  const std::string library = test_options().nccl_library;
   if (library.empty()) GTEST_SKIP() << "NCCL is not installed";
   EXPECT_THAT(
       error_of([&] { open_nccl(library, 0); }),

@@ -10,6 +10,8 @@
 #include <iterator>
 #include <vector>
 
+#include "tests/test_options.h"
+
 namespace gradwire::transport {
 namespace {
 
@@ -94,7 +96,8 @@ TEST(Frame, HeaderHasTheGoldenBytes) {
 }
 
 TEST(Frame, TheReadmeShowsTheGoldenBytes) {
-  std::ifstream file(GRADWIRE_SOURCE_DIR "/transport/README.md");
+  std::ifstream file(test_options().source_dir + "/transport/README.md");
+  ASSERT_TRUE(file) << "give --source-dir=FOLDER";
   std::string text((std::istreambuf_iterator<char>(file)), {});
   std::erase_if(text, [](unsigned char c) { return std::isspace(c) != 0; });
   EXPECT_THAT(text, HasSubstr(kGoldenHex));

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <string>
 
+#include "tests/test_options.h"
 #include "tests/transport/frames.h"
 #include "transport/mpi.h"
 
@@ -29,10 +30,10 @@ struct Ending {
 Ending run(int ranks, const std::string& scenario, const std::string& more = "") {
   const auto began = std::chrono::steady_clock::now();
   // What Open MPI allocates in its plug-ins it leaves behind when they are closed.
-  const std::string command = "ASAN_OPTIONS=detect_leaks=0 " + std::string(GRADWIRE_MPIEXEC) +
+  const std::string command = "ASAN_OPTIONS=detect_leaks=0 " + test_options().mpiexec +
                               " --allow-run-as-root --oversubscribe --bind-to none -np " +
-                              std::to_string(ranks) + " " + more + " " + GRADWIRE_MPI_RANK + " " +
-                              GRADWIRE_MPI_LIBRARY + " " + scenario + " 2>&1";
+                              std::to_string(ranks) + " " + more + " " + test_options().mpi_rank + " " +
+                              test_options().mpi_library + " " + scenario + " 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
   Ending ending;
   std::array<char, 4096> part{};

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <thread>
 
+#include "tests/test_options.h"
 #include "tests/transport/collective_outcomes.h"
 #include "tests/transport/frames.h"
 #include "tests/transport/nccl_memory_port.h"
@@ -28,7 +29,8 @@ using namespace std::chrono_literals;
 /// A job of threads, each of which joins by NCCL.
 class NcclJob {
  public:
-  explicit NcclJob(std::uint32_t ranks) : network_(ranks, 0), sums_(ranks) {
+  explicit NcclJob(std::uint32_t ranks)
+      : network_(ranks, 0), sums_(ranks), sharing_(ranks, GpuSharing::kRefused) {
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       memory_.push_back(std::make_shared<NcclMemory>());
       memory_.back()->device = "GPU-" + std::to_string(rank);
@@ -36,6 +38,7 @@ class NcclJob {
   }
 
   NcclMemory& memory(std::uint32_t rank) { return *memory_[rank]; }
+  GpuSharing& sharing(std::uint32_t rank) { return sharing_[rank]; }
   NcclPatience& patience() { return patience_; }
 
   /// Runs body as every rank and gives each one's error.
@@ -45,8 +48,8 @@ class NcclJob {
       ranks.push_back(std::async(std::launch::async, [&, rank] {
         const auto control = network_.connect({Role::kWorker, rank});
         return error_of([&] {
-          const auto collective =
-              join_nccl(*control, std::make_unique<NcclMemoryPort>(sums_, memory_[rank]), patience_);
+          const auto collective = join_nccl(*control, std::make_unique<NcclMemoryPort>(sums_, memory_[rank]),
+                                            patience_, sharing_[rank]);
           body(rank, *collective);
         });
       }));
@@ -60,6 +63,7 @@ class NcclJob {
   InprocNetwork network_;
   InprocCollectives sums_;
   std::vector<std::shared_ptr<NcclMemory>> memory_;
+  std::vector<GpuSharing> sharing_;
   NcclPatience patience_{20'000ms, 20'000ms, 5'000ms};
 };
 
@@ -208,22 +212,47 @@ TEST(NcclFailures, AnAbortThatHangsHoldsNobodyUp) {
 }
 
 TEST(NcclEntry, IsReadBackAndDamageIsAnError) {
-  NcclEntry entry{"2.32.3", "NVIDIA H100 80GB HBM3 (GPU-12ab)", {}};
+  NcclEntry entry{"2.32.3", "NVIDIA H100 80GB HBM3 (GPU-12ab)", GpuSharing::kAllowed, {}};
   for (std::size_t i = 0; i < entry.id.size(); ++i) entry.id[i] = static_cast<std::byte>(i * 3);
   EXPECT_EQ(parse_nccl_entry(to_text(entry), 1), entry);
   const std::string text = to_text(entry);
+  entry.sharing = GpuSharing::kRefused;
+  EXPECT_EQ(parse_nccl_entry(to_text(entry), 1), entry);
   for (const std::size_t length : {std::size_t{0}, std::size_t{50}, text.size() - 1})
     EXPECT_THAT(error_of([&] { parse_nccl_entry(text.substr(0, length), 3); }),
-                HasSubstr("nccl: what worker 3 says of itself cannot be read"));
+                HasSubstr("nccl: the description that worker 3 sent cannot be read"));
+  std::string other = text;
+  other.replace(other.find("shared"), 6, "SHARED");
+  EXPECT_THAT(error_of([&] { parse_nccl_entry(other, 3); }), HasSubstr("cannot be read"));
 }
 
-TEST(NcclEntry, OneGpuIsOneRank) {
+class NcclSharedGpu : public testing::TestWithParam<std::vector<std::uint32_t>> {};
+
+TEST_P(NcclSharedGpu, IsRefusedUnlessBothRanksAllowIt) {
   NcclJob job(3);
   job.memory(2).device = job.memory(0).device;
+  for (const std::uint32_t rank : GetParam()) job.sharing(rank) = GpuSharing::kAllowed;
   const auto errors = job.run([](std::uint32_t, Collective&) { FAIL(); });
   EXPECT_THAT(errors,
               Each(AllOf(HasSubstr("TransportError: nccl: worker 0 and worker 2 have the same GPU (GPU-0)"),
-                         HasSubstr("NCCL needs one for each rank"), HasSubstr("'allreduce'"))));
+                         HasSubstr("GRADWIRE_NCCL_SHARE_GPU=on for every rank"), HasSubstr("'allreduce'"))));
+}
+
+INSTANTIATE_TEST_SUITE_P(AllowedBy, NcclSharedGpu,
+                         testing::Values(std::vector<std::uint32_t>{}, std::vector<std::uint32_t>{0, 1},
+                                         std::vector<std::uint32_t>{2}));
+
+TEST(NcclEntry, RanksThatAllowItShareOneGpu) {
+  NcclJob job(4);
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    job.memory(rank).device = "GPU-0";
+    job.sharing(rank) = GpuSharing::kAllowed;
+  }
+  const auto errors = job.run([](std::uint32_t, Collective& collective) {
+    EXPECT_EQ(values_of<float>(start(collective, buffer_of<float>({1.5F}), ElementType::kFloat32)),
+              (std::vector<float>{6.0F}));
+  });
+  EXPECT_THAT(errors, Each("no error"));
 }
 
 TEST(NcclEntry, VersionsMustBeEqual) {
@@ -252,7 +281,7 @@ TEST(NcclLibrary, VersionsAreWrittenAsPeopleDo) {
 }
 
 TEST(NcclLibrary, TellsItsVersionWithoutAGpu) {
-  const std::string library = GRADWIRE_NCCL_LIBRARY;
+  const std::string library = test_options().nccl_library;
   if (library.empty()) GTEST_SKIP() << "NCCL is not installed: pip install nvidia-nccl-cu13";
   EXPECT_THAT(NcclLibrary(library).version(), testing::MatchesRegex("2\\.[0-9]+\\.[0-9]+"));
 }

@@ -5,8 +5,11 @@
 
 #include <cstdio>
 
+#include "tests/test_options.h"
+
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
+  gradwire::read_test_options(argc, argv);
   int level = 0, rank = 0, worst = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <string>
 
+#include "tests/test_options.h"
 #include "tests/transport/ear.h"
 #include "transport/mpi.h"
 
@@ -13,7 +14,7 @@ namespace gradwire::transport {
 
 inline MpiOptions mpi_options() {
   MpiOptions options;
-  options.library = GRADWIRE_MPI_LIBRARY;
+  options.library = test_options().mpi_library;
   options.rendezvous_timeout = kPatience;
   return options;
 }
