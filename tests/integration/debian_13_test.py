@@ -1,4 +1,4 @@
-"""Debian 13 in a root folder of its own: the wheel for later Pythons in Python 3.13, a build with GCC 14 and Open MPI 5."""
+"""Debian 13 in a root folder: the wheel for later Pythons in Python 3.13, and a build with GCC 14 and Open MPI 5."""
 
 from __future__ import annotations
 
