@@ -31,9 +31,9 @@ PROGRAMS = (
 )
 SYSTEM_PROGRAMS = ("ip", "tc")
 READ_BY_TESTS = ("tests/golden/mxnet191_2bit.bin", "transport/README.md")
-IMPORTED = ("typer", "rich")
-"""Packages that gradwire imports and that are the same for every Python and machine, with all that they need. NumPy and
-torch are taken from the machine."""
+IMPORTED = ("typer<0.20", "rich")
+"""Packages that gradwire imports, which are pure Python with all that they need (later typers need pydantic-core,
+which is not). NumPy and torch are taken from the machine."""
 LEFT_TO_THE_MACHINE = re.compile(r"(ld-linux[\w-]*|lib(c|m|dl|pthread|rt|resolv|stdc\+\+|gcc_s))\.so(\.\d+)*")
 LARGEST_BYTES = 60 * 2**20
 
@@ -79,6 +79,13 @@ def take_wheels(folder: Path, dist: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download"]
     target = ["--only-binary=:all:", "--python-version", "3.12", "--dest", str(folder)]
     subprocess.run([*pip, *target, *IMPORTED], check=True)
+    compiled = [
+        wheel.name
+        for wheel in folder.glob("*.whl")
+        if not wheel.name.endswith(("-none-any.whl", made[-1].name))
+    ]
+    if compiled:
+        raise OSError(f"{', '.join(compiled)} is for one Python alone; choose another version in IMPORTED")
 
 
 def make(kit: Path, dist: Path, patchelf: Path) -> None:

@@ -138,7 +138,7 @@ def _test_rows(folder: str, ended: Sequence[Ended], reports: Sequence[Path]) -> 
         for case in suite["testsuite"]
     ]
     failed = [(name, case["failures"][0]["failure"]) for name, case in cases if "failures" in case]
-    skipped = [(name, case["skipped"][0]["message"]) for name, case in cases if case["result"] == "SKIPPED"]
+    skipped = [name for name, case in cases if case["result"] == "SKIPPED"]
     passed = len(cases) - len(failed) - len(skipped)
     crashed = [end for end in ended if end.code not in (0, 1)]
     verdict: Verdict = "failed" if failed or crashed or not passed else "ok"
@@ -147,8 +147,8 @@ def _test_rows(folder: str, ended: Sequence[Ended], reports: Sequence[Path]) -> 
         yield Row(f"  {name}", " ".join(text.split())[:200], "failed")
     for end in crashed[:2]:
         yield Row(f"  {folder}: a shard ended with {end.code}", end.last_words, "failed")
-    for name, text in skipped[:2]:
-        yield Row(f"  {name}", f"skipped: {' '.join(text.split())[-150:]}", "not run")
+    for name in skipped[:2]:
+        yield Row(f"  {name}", "skipped; the log says why", "not run")
 
 
 # 3. compute-sanitizer.

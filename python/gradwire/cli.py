@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -44,6 +44,12 @@ app = typer.Typer(
     settings under which your own job's steps are shorter
 
 Each command explains itself: gradwire run --help.""",
+)
+
+# What typer raises for a wrong command line: click's base class of such errors, click's copy in typer, or typer's own,
+# by the version. It is the first class below BadParameter that can write itself.
+CommandLineError: Any = next(
+    kind for kind in reversed(typer.BadParameter.__mro__) if hasattr(kind, "format_message")
 )
 
 # Options end at the first word that is not one: the rest is the user's command, options of its own included.
@@ -229,7 +235,7 @@ def _command_names() -> list[str]:
     return names + [group.name for group in app.registered_groups if group.name]
 
 
-def _explain_misuse(error: typer.TyperException, words: list[str]) -> str:
+def _explain_misuse(error: Any, words: list[str]) -> str:
     """Writes a usage error as one line that ends with where to read on."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "gradwire"
@@ -259,7 +265,7 @@ def main(arguments: list[str] | None = None) -> None:
             )  # a job's output must not fail on a terminal that lacks a sign
     try:
         code = app(words, prog_name="gradwire", standalone_mode=False)
-    except typer.TyperException as error:
+    except CommandLineError as error:
         say(_explain_misuse(error, words))
         code = error.exit_code
     except (ValueError, OSError, RuntimeError) as error:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from gradwire import joining, launchers, settings
-from gradwire.cli import app
+from gradwire.cli import CommandLineError, app
 from gradwire.horovod import knobs
 from gradwire.launch import JobResult
 
@@ -158,6 +157,6 @@ def test_a_job_inside_another_does_not_go_on_because_that_one_does(monkeypatch: 
 def test_a_wrong_value_and_a_flag_without_a_meaning_here_are_refused(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(typer.TyperException) as refused:
+    with pytest.raises(CommandLineError) as refused:
         requested(monkeypatch, "-n", "2", *words, "true")
     assert words[0] in refused.value.format_message()
