@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ class Machine:
     deadline: float = float("inf")  # by time.monotonic(), of the step
     log: Path | None = None
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    python: str = sys.executable
+    """The Python that has gradwire."""
 
     device = "cuda"
     is_rehearsal = False
@@ -61,7 +64,7 @@ class Machine:
 
     def gradwire(self) -> list[str]:
         """Returns the words that start the `gradwire` command."""
-        return [sys.executable, "-m", "gradwire.cli"]
+        return [self.python, "-m", "gradwire.cli"]
 
     def run(
         self, command: Sequence[str], seconds: float = 600, environment: Mapping[str, str] | None = None
@@ -133,28 +136,38 @@ class GpuMachine(Machine):
     def __init__(self, kit: Path, out: Path) -> None:
         super().__init__(out)
         self._kit = kit
-        self._site = out / "site"
+        self._venv = out / "venv"
 
     def prepare(self) -> str:
-        """Installs the kit's wheels, but for those of packages that are here. Returns what was installed."""
+        """Makes a venv that has the kit's wheels and, from the Python that runs this, all packages that it has already.
+
+        Returns: what was installed.
+        """
         wheels = sorted((self._kit / "wheels").glob("*.whl"))
         if not wheels:
             raise FileNotFoundError(
                 f"{self._kit} is not a kit: it has no wheels/; make one by `make gpu-kit`"
             )
         missing = [wheel for wheel in wheels if not _is_installed(wheel)]
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-        done = subprocess.run(
-            [*pip, "--upgrade", "--target", str(self._site), *map(str, missing)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"the kit's wheels cannot be installed: {done.stderr.strip()[-500:]}")
-        sys.path.insert(0, str(self._site))
-        os.environ["PATH"] = f"{self._kit / 'bin'}:{self._site / 'bin'}:{os.environ.get('PATH', os.defpath)}"
-        os.environ["PYTHONPATH"] = f"{self._site}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+        self.python = str(self._venv / "bin" / "python")
+        _demand([sys.executable, "-m", "venv", "--clear", "--without-pip", str(self._venv)])
+        (site,) = self._venv.glob("lib/python3*/site-packages")
+        here = sysconfig.get_path("purelib")
+        (site / "here.pth").write_text(f"import site; site.addsitedir({here!r})\n")
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            self.python,
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+        ]
+        _demand([*pip, "--no-compile", *map(str, missing)])
+        sys.path.insert(0, str(site))
+        os.environ["PATH"] = f"{self._kit / 'bin'}:{self._venv / 'bin'}:{os.environ.get('PATH', os.defpath)}"
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         self.environment = dict(os.environ)
         return ", ".join(wheel.name.split("-")[0] for wheel in missing)
@@ -185,6 +198,15 @@ class GpuMachine(Machine):
         finally:
             subprocess.run([control], input=b"quit\n", **quietly)
             self.environment = before
+
+
+def _demand(command: Sequence[str]) -> None:
+    """Raises: RuntimeError: it failed, with its last words."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"{' '.join(command[:4])}: exit status {done.returncode}: {done.stderr.strip()[-500:]}"
+        )
 
 
 def _is_installed(wheel: Path) -> bool:

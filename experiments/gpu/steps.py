@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +78,7 @@ def _job(
         str(ranks),
         "-s",
         str(servers),
-        sys.executable,
+        machine.python,
         str(HERE / script),
     ]
     options = [word for codec in codecs for word in ("--codec", codec)]
@@ -141,7 +140,7 @@ def _test_rows(folder: str, ended: Sequence[Ended], reports: Sequence[Path]) -> 
     skipped = [name for name, case in cases if case["result"] == "SKIPPED"]
     passed = len(cases) - len(failed) - len(skipped)
     crashed = [end for end in ended if end.code not in (0, 1)]
-    verdict: Verdict = "failed" if failed or crashed or not passed else "ok"
+    verdict: Verdict = "failed" if failed or crashed or len(skipped) >= passed else "ok"
     yield Row(f"{folder} tests", f"{passed} passed, {len(failed)} failed, {len(skipped)} skipped", verdict)
     for name, text in failed[:5]:
         yield Row(f"  {name}", " ".join(text.split())[:200], "failed")
@@ -332,7 +331,7 @@ def transformer_rows(bandwidth: str, arms: Sequence[str]) -> Callable[[Machine],
             words = f"--master {lab.host(0).address} --interface eth0 --device {machine.device} --size {size}".split()
             for port, arm in enumerate(run, start=FIRST_PORT):
                 script = [
-                    sys.executable,
+                    machine.python,
                     str(HERE / "transformer.py"),
                     *words,
                     "--port",
