@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 from gradwire.netlab import remains
-from python.tiny_replay import tiny_plan, tiny_profile
+from experiments.tiny_replay import tiny_plan, tiny_profile
 from replay import bound, costs, launches, profiles, rows, run, steps, systems
 from replay.buckets import buckets
 from replay.plan import Plan, ReplayFailed

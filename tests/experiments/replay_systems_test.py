@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gradwire import job, settings
-from python.tiny_replay import Meter, of_row, tiny_plan
+from experiments.tiny_replay import Meter, of_row, tiny_plan
 from replay import rows, systems
 from replay.scale import Scale
 

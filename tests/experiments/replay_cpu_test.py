@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from python.tiny_replay import IDLE, Meter, of_row, tiny_plan
+from experiments.tiny_replay import IDLE, Meter, of_row, tiny_plan
 from replay import cpu, rows
 from replay.cpu import Load, Sample, load
 from replay.plan import why_refused
