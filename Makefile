@@ -43,11 +43,11 @@ demo: install  ## train a real network at 100 Mbit with and without compression,
 	@mkdir -p report
 	.venv/bin/gradwire ab $(DEMO)
 
-test: build install  ## style, C++ tests and Python tests; the last line counts them
-	@$(PYTHON) tests/run.py --jobs $(JOBS)
+test: build install  ## style, C++ tests and Python tests; ONLY="kvstore tests/python/kv_test.py" or SINCE=HEAD~1 for some
+	@$(PYTHON) -m tests.run $(if $(ONLY),--only $(ONLY)) $(if $(SINCE),--since $(SINCE))
 
 soak: build install  ## `make test` with ten million fuzzed inputs a decoder, 10 000 rounds under faults, 200 kills, ... (hours)
-	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} GRADWIRE_FAULT_ROUNDS=$${GRADWIRE_FAULT_ROUNDS:-10000} $(PYTHON) tests/run.py --jobs $(JOBS) --soak
+	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} GRADWIRE_FAULT_ROUNDS=$${GRADWIRE_FAULT_ROUNDS:-10000} $(PYTHON) -m tests.run --soak
 
 wheel: venv  ## dist/gradwire-*.whl, which carries its libraries: it runs where none of packages.txt is installed
 	@$(PYTHON) python/make_wheel.py
@@ -58,13 +58,14 @@ gpu-kit: build wheel  ## build/gpu-kit/: all that gradwire and experiments/gpu/r
 reference:  ## report/reference/index.html: the API, from the docstrings
 	@$(BASE_PYTHON) python/reference.py
 
-sanitize: packages  ## the C++ tests under ASan + UBSan, then under ThreadSanitizer
+sanitize: packages venv  ## the C++ tests under ASan + UBSan, then under ThreadSanitizer
 	@export TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$(CURDIR)/tests/transport/tsan.supp"; \
 	failed=0; \
 	for preset in dev tsan; do \
 	  [ -f build/$$preset/build.ninja ] || cmake --preset $$preset; \
 	  cmake --build --preset $$preset -j $(JOBS); \
-	  ctest --preset $$preset -j $(JOBS) || failed=1; \
+	  $(PYTHON) -m tests.run --cpp --tree build/$$preset --jobs $(JOBS) --longest 1500 || failed=1; \
+	  $(PYTHON) tests/fuzz.py --replay --tree build/$$preset || failed=1; \
 	done; \
 	exit $$failed
 

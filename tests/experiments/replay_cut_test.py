@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gradwire import _core, layer_profile, settings
 from experiments.tiny_replay import tiny_plan
+from gradwire import _core, layer_profile, settings
 from replay import gradwire_worker, rows
 from replay.cut import Cut, Key, Piece, declaration
 from replay.plan import default

@@ -9,8 +9,8 @@ from typing import Any
 
 import gradwire
 import pytest
-from gradwire import layer_profile
 from experiments.tiny_replay import tiny_profile
+from gradwire import layer_profile
 from replay import predict, rows, run, verdict
 
 FOLDER = Path(run.__file__).parent

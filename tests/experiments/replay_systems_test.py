@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gradwire import job, settings
 from experiments.tiny_replay import Meter, of_row, tiny_plan
+from gradwire import job, settings
 from replay import rows, systems
 from replay.scale import Scale
 

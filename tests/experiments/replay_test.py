@@ -15,8 +15,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from gradwire.netlab import remains
 from experiments.tiny_replay import tiny_plan, tiny_profile
+from gradwire.netlab import remains
 from replay import bound, costs, launches, profiles, rows, run, steps, systems
 from replay.buckets import buckets
 from replay.plan import Plan, ReplayFailed
