@@ -26,6 +26,8 @@ ifeq ($(origin CXX),default)
 endif
 export CXX
 export CCACHE_BASEDIR := $(CURDIR)
+# Precompiled headers, too: that of the tests has no __TIME__ in it.
+export CCACHE_SLOPPINESS := pch_defines,time_macros
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 

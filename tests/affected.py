@@ -1,8 +1,8 @@
-"""Which tests a change concerns, by what imports what: `make test SINCE=COMMIT`, and whether the experiments' own tests run.
+"""Which tests a change concerns: `make test SINCE=COMMIT`, and whether the experiments' own tests run.
 
-A Python test concerns what it and its helpers import, the scripts whose names stand in them ("sums_worker.py"), and files
-that it is named for. A C++ library concerns its own tests and those of the libraries above it in the README's picture.
-This is for a quick look while one works; all tests run before a change lands.
+A Python test concerns what it and its helpers import, the scripts whose names stand in them ("sums_worker.py"), and
+files that it is named for. A C++ library concerns its own tests and those of the libraries above it in the README's
+picture. This is for a quick look while one works; all tests run before a change lands.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ def changed_since(commit: str, root: Path = ROOT) -> set[Path]:
 
 
 def base_commit(root: Path = ROOT) -> str | None:
-    """Returns where this work left what is published: the merge base with the remote's branch. None: that is not known, or
-    nothing has changed since, as in a fresh clone."""
+    """Returns where this work left what is published: the merge base with the remote's branch.
+
+    None: that is not known, or nothing has changed since, as in a fresh clone.
+    """
 
     def git(*words: str) -> str | None:
         asked = subprocess.run(

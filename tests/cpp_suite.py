@@ -1,8 +1,8 @@
 """Runs C++ test programs in parts, side by side, and tells what became of each test.
 
-CMake writes which programs there are, and how they are called, to tests/programs.json of a build tree. A program runs a few
-tests at a time, long ones first by what they took last time. A test that crashes or hangs is a failure of its own: the
-rest of its part goes on in another process.
+CMake writes which programs there are, and how they are called, to tests/programs.json of a build tree. A program runs
+a few tests at a time, long ones first by what they took last time. A test that crashes or hangs is a failure of its
+own: the rest of its part goes on in another process.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Fuzzes what reads hostile bytes with libFuzzer under ASan and UBSan, from the corpora that are kept: the decoders of
 every codec, and the parsers of frames and of the texts of control frames.
 
-    .venv/bin/python tests/fuzz.py                             2 000 executions of each, as `make test` does
+    .venv/bin/python tests/fuzz.py --replay                    the corpora alone, without clang, as `make test` does
+    .venv/bin/python tests/fuzz.py                             2 000 executions of each
     .venv/bin/python tests/fuzz.py --runs 10000000             as `make soak` does
     .venv/bin/python tests/fuzz.py --codec topk --runs 1000000 --keep
     .venv/bin/python tests/fuzz.py --part roster --runs 1000000 --keep
 
-Builds the fuzzers (preset `fuzz`, needs clang). What one printed lies in build/fuzz/logs; an input that fails is kept
-in build/fuzz/findings, and is run again by: build/fuzz/gradwire_decoder_fuzzer --codec=SPEC FILE
-(gradwire_frame_fuzzer --part=PART FILE).
+Builds the fuzzers (preset `fuzz`, needs clang); --replay takes programs of the test tree. What a fuzzer printed lies in
+build/fuzz/logs; an input that fails is kept in build/fuzz/findings, and is run again by:
+build/fuzz/gradwire_decoder_fuzzer --codec=SPEC FILE (gradwire_frame_fuzzer --part=PART FILE).
 """
 
 from __future__ import annotations
@@ -34,11 +35,18 @@ LONGEST_INPUT = 700
 
 @dataclass(frozen=True)
 class Fuzzer:
-    """A program that fuzzes one of several things, as its option says, and lists them where none is given."""
+    """Programs that fuzz, or replay, one of several things, as their option says, and list them where none is given."""
 
-    program: Path
+    name: str
     option: str
     corpus: Path
+
+    @property
+    def program(self) -> Path:
+        return BUILD / f"gradwire_{self.name}_fuzzer"
+
+    def replay(self, tree: Path) -> Path:
+        return tree / "tests" / f"gradwire_{self.name}_replay"
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,12 @@ class Target:
     spec: str
 
     @property
+    def word(self) -> str:
+        return f"--{self.fuzzer.option}={self.spec}"
+
+    @property
     def command(self) -> list[str]:
-        return [str(self.fuzzer.program), f"--{self.fuzzer.option}={self.spec}"]
+        return [str(self.fuzzer.program), self.word]
 
     @property
     def name(self) -> str:
@@ -61,8 +73,8 @@ class Target:
         return self.fuzzer.corpus / f"{self.name}.zip"
 
 
-DECODERS = Fuzzer(BUILD / "gradwire_decoder_fuzzer", "codec", ROOT / "tests" / "compress" / "corpus")
-FRAMES = Fuzzer(BUILD / "gradwire_frame_fuzzer", "part", ROOT / "tests" / "transport" / "corpus")
+DECODERS = Fuzzer("decoder", "codec", ROOT / "tests" / "compress" / "corpus")
+FRAMES = Fuzzer("frame", "part", ROOT / "tests" / "transport" / "corpus")
 
 
 @dataclass(frozen=True)
@@ -80,11 +92,11 @@ def build() -> None:
     subprocess.run(["cmake", "--build", "--preset", "fuzz"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def targets(fuzzer: Fuzzer) -> list[Target]:
-    """All that a fuzzer lists: every codec, and other forms of some."""
-    listing = subprocess.run([fuzzer.program], capture_output=True, text=True, timeout=60).stderr
+def targets(fuzzer: Fuzzer, program: Path) -> list[Target]:
+    """All that one of a fuzzer's programs lists: every codec, and other forms of some."""
+    listing = subprocess.run([program], capture_output=True, text=True, timeout=60).stderr
     specs = re.findall(rf"^  --{fuzzer.option}=(\S+)$", listing, re.MULTILINE)
-    assert specs, f"{fuzzer.program} lists nothing: {listing}"
+    assert specs, f"{program} lists nothing: {listing}"
     return [Target(fuzzer, spec) for spec in specs]
 
 
@@ -121,6 +133,35 @@ def fuzz(target: Target, runs: int, seed: int) -> Report:
     )
 
 
+def replay(target: Target, tree: Path) -> str | None:
+    """Runs the kept corpus through a program of a build tree; returns what went wrong."""
+    if not target.kept.exists():
+        return None  # a codec that has not been fuzzed for long yet
+    with tempfile.TemporaryDirectory() as folder:
+        with zipfile.ZipFile(target.kept) as archive:
+            archive.extractall(folder)
+        command = [str(target.fuzzer.replay(tree)), target.word, folder]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        expected = f"replayed {len(list(Path(folder).iterdir()))} inputs"
+    if done.returncode == 0 and done.stdout.splitlines()[-1] == expected:
+        return None
+    return f"exit status {done.returncode}: {' | '.join(done.stdout.splitlines()[-4:])}"
+
+
+def replay_all(tree: Path, jobs: int) -> int:
+    """Replays every corpus; returns the exit status."""
+    wanted = [target for fuzzer in (DECODERS, FRAMES) for target in targets(fuzzer, fuzzer.replay(tree))]
+    with ThreadPoolExecutor(jobs) as pool:
+        findings = list(pool.map(lambda target: replay(target, tree), wanted))
+    for target, finding in zip(wanted, findings, strict=True):
+        if finding is not None:
+            print(f"{target.spec}: {finding}")
+    print(f"{len(wanted)} corpora replayed, {sum(finding is not None for finding in findings)} with findings")
+    return int(any(findings))
+
+
 def keep(target: Target) -> None:
     """Makes the kept corpus the smallest that covers what the old one and the new finds do."""
     target.kept.parent.mkdir(exist_ok=True)
@@ -154,11 +195,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=20261122)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="fuzzers at a time")
     parser.add_argument("--keep", action="store_true", help="merge what was found into the kept corpus")
+    parser.add_argument(
+        "--replay", action="store_true", help="run the kept corpora through a build tree's programs"
+    )
+    parser.add_argument(
+        "--tree", type=Path, default=ROOT / "build" / "release", help="of --replay (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
+    if options.replay:
+        return replay_all(options.tree, options.jobs)
     build()
     wanted = [Target(DECODERS, spec) for spec in options.codec or []]
     wanted += [Target(FRAMES, part) for part in options.part or []]
-    wanted = wanted or targets(DECODERS) + targets(FRAMES)
+    wanted = wanted or targets(DECODERS, DECODERS.program) + targets(FRAMES, FRAMES.program)
     failed = 0
     with ThreadPoolExecutor(options.jobs) as pool:
         for report in pool.map(lambda target: fuzz(target, options.runs, options.seed), wanted):

@@ -6,8 +6,8 @@
     make test SINCE=HEAD~1                     what a change concerns, as far as names and imports tell (affected.py)
     make soak                                  everything, in its long form
 
-The experiments' own tests (tests/experiments) are left out where this work, since it left the remote's branch, has changed
-neither experiments nor anything that they use. In a fresh clone, and in `make soak`, they run.
+The experiments' own tests (tests/experiments) are left out where this work, since it left the remote's branch, has
+changed neither experiments nor anything that they use. In a fresh clone, and in `make soak`, they run.
 
 Tests run side by side, many of them with deadlines, on machines that others use too. So those that fail run once more,
 one at a time, when the rest is done: what fails again has failed. What passes then is counted and named, in

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
-from structure.repository import read
 
 from tests import run
 
@@ -35,19 +33,19 @@ def outcome(folder: Path, monkeypatch: pytest.MonkeyPatch, tests: str) -> run.Ou
     monkeypatch.setattr(run, "ROOT", folder)
     monkeypatch.setattr(run, "REPORTS", folder)
     pytest_here = [sys.executable, "-m", "pytest", "-q"]
-    return run.suite("Some tests", pytest_here, [*pytest_here, "--last-failed"], "--junitxml")
+    return run.suite("Some tests", pytest_here, [*pytest_here, "--last-failed"])
 
 
 def test_what_passes_at_the_second_try_has_passed_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got = outcome(tmp_path, monkeypatch, SOMETIMES)
-    assert (got.passed, got.failed, got.second_try) == (2, 0, ["test_at_the_second_try"])
+    assert (got.passed, got.failed, got.second_try) == (2, 0, ["test_some::test_at_the_second_try"])
 
 
 def test_what_fails_twice_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     got = outcome(tmp_path, monkeypatch, SOMETIMES + NEVER)
-    assert (got.passed, got.failed, got.second_try) == (2, 1, ["test_at_the_second_try"])
+    assert (got.passed, got.failed, got.second_try) == (2, 1, ["test_some::test_at_the_second_try"])
 
 
 def test_what_crashes_or_runs_nothing_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,21 +59,23 @@ def test_nothing_runs_again_where_much_fails(tmp_path: Path, monkeypatch: pytest
     assert (got.passed, got.failed, got.second_try) == (1, 2, [])
 
 
-@pytest.mark.parametrize("soak", [False, True])
-def test_short_and_long_forms_get_the_same_second_try(soak: bool) -> None:
-    cpp, python = run.suite_commands(jobs=2, soak=soak)
-    assert cpp[2][-1] == "--rerun-failed"
-    assert python[2][-1] == "--last-failed"
+def test_what_measures_time_runs_alone() -> None:
+    beside, alone = run.python_suites(jobs=2, soak=False, places=["tests"])
+    assert beside[1][-4:] == ["-n", "2", "--dist", "loadfile"]
+    assert beside[1][4:7] == ["tests", "-m", "not soak and not alone"]
+    assert alone[1][4:] == ["tests", "-m", "alone and not soak"]
+    ((_, long, again),) = run.python_suites(jobs=2, soak=True, places=["tests"])
+    assert "-n" not in long
+    assert again[-1] == "--last-failed"
 
 
-def test_a_second_try_is_said() -> None:
-    assert "2 passed (1 at the second try), 0 failed" in run.line_of(run.Outcome("x", 2, 0, 0, 1.0, ["a"]))
-    assert "2 passed, 0 failed, 3 skipped" in run.line_of(run.Outcome("x", 2, 0, 3, 1.0))
+def test_the_closing_line_counts_second_tries() -> None:
+    fine = run.Outcome("a", 3, 0, 1, 2.0)
+    late = run.Outcome("b", 2, 0, 0, 2.0, ["x"])
+    assert run.closing_line([fine]) == "3 passed, 0 failed"
+    assert run.closing_line([fine, late]) == "5 passed, 0 failed, 1 at the second try"
 
 
-def test_a_long_form_has_its_time() -> None:
-    """A property TIMEOUT of a test would win over what `make soak` gives to ctest."""
-    assert "--timeout" in run.suite_commands(jobs=2, soak=True)[0][1]
-    assert "TIMEOUT" not in read(Path("tests/CMakeLists.txt")).replace("DISCOVERY_TIMEOUT", "")
-    presets = json.loads(read(Path("CMakePresets.json")))["testPresets"]
-    assert all(preset["execution"]["timeout"] >= 300 for preset in presets)
+def test_a_check_that_cannot_run_has_failed() -> None:
+    assert run.check("x", ["/no/such/program"]).failed == 1
+    assert run.check("x", ["true"]).passed == 1
