@@ -90,7 +90,7 @@ def tests_of(program: Program) -> list[str]:
     if not program.of_tests:
         return []
     asked = subprocess.run(
-        [*program.command, "--gtest_list_tests"], capture_output=True, text=True, timeout=120, check=False
+        [*program.command, "--gtest_list_tests"], capture_output=True, text=True, timeout=300, check=False
     )
     names, suite = [], ""
     for line in asked.stdout.splitlines():

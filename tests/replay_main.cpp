@@ -1,4 +1,5 @@
-// Runs a fuzzer's function over the files of folders, without libFuzzer: what is kept of its findings, in every build.
+// Runs a fuzzer's function over the files of folders, without libFuzzer: what is kept of its findings, in
+// every build.
 //
 //     gradwire_decoder_replay --codec=2bit FOLDER
 #include <cstddef>

@@ -77,7 +77,7 @@ def test_the_page_has_the_claims_of_the_results(folder: Path) -> None:
 def test_a_row_is_run_and_written(tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / "run.py"), "--row", "small-2-1gbit", "--folder", str(tmp_path)]
     done = subprocess.run(
-        [*command, "--repeat", "1"], capture_output=True, text=True, timeout=240, check=False
+        [*command, "--repeat", "1"], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     (row,) = json.loads((tmp_path / "results.json").read_text())

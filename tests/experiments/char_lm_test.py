@@ -35,7 +35,7 @@ def train(folder: Path, *flags: str, workers: int = 1) -> dict[str, Any]:
         servers=0,
         output=lambda line: lines.append(line.text),
         report=lines.append,
-        timeout=180,
+        timeout=300,
     )
     assert job.exit_code == 0, "\n".join(lines)
     record: dict[str, Any] = json.loads(path.read_text())

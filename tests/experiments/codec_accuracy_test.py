@@ -288,7 +288,7 @@ def test_no_seeds_are_refused(tmp_path: Path, seeds: str) -> None:
         "--seeds",
         seeds,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert f"--seeds {seeds} was given, expected 1 or more" in done.stderr
 

@@ -46,7 +46,7 @@ def test_the_attacker_stands_alone() -> None:
         [sys.executable, "-I", "-S", attacker.__file__, "no_key", "127.0.0.1:9", "--count", "3"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     record = json.loads(done.stdout)

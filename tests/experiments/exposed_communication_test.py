@@ -63,7 +63,7 @@ def test_too_few_steps_are_refused() -> None:
         [sys.executable, str(FOLDER / "run.py"), "--steps", "3"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 2

@@ -33,7 +33,7 @@ def train(*flags: str, **environment: str) -> dict[str, Any]:
         ["env", *(f"{k}={v}" for k, v in environment.items()), *command],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     record: dict[str, Any] = json.loads(done.stdout)  # nothing else is printed there
@@ -61,7 +61,7 @@ def train_job(folder: Path, *flags: str, workers: int = 2, servers: int = 2) -> 
         servers=servers,
         output=lambda line: lines.append(f"{line.role} {line.rank}: {line.text}"),
         report=lines.append,
-        timeout=180,
+        timeout=300,
     )
     assert result.exit_code == 0, "\n".join(lines)
     record: dict[str, Any] = json.loads(path.read_text())

@@ -60,6 +60,6 @@ def test_a_sender_that_cannot_push_says_so_to_who_adds() -> None:
 
     sender = Sender(1, push)
     sender.add([Job(0, 0, 7, 0, 0.0, 0.0, 0.0)])
-    sender._thread.join(60)
+    sender._thread.join(300)
     with pytest.raises(RuntimeError, match="no room for piece 7"):
         sender.add([])

@@ -127,7 +127,7 @@ def test_what_is_about_every_step_is_refused() -> None:
         [sys.executable, str(TRAIN), "--sync-every", "5", "--ddp-hook", "fp16"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env=dict(os.environ),
     )
     assert done.returncode == 2
@@ -139,7 +139,7 @@ def test_misspelt_arms_are_found_before_anything_runs() -> None:
         [sys.executable, str(FOLDER / "run.py"), "--arm", "DDP fp16", "--arm", "int5 sync_every=5"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2
     assert "--arm int5" in done.stderr

@@ -103,7 +103,7 @@ def test_a_hook_with_a_codec_is_refused() -> None:
             [sys.executable, str(TRAIN), "--ddp-hook", "fp16", *flags],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             env={**os.environ, **environment},
         )
         assert done.returncode != 0
@@ -119,7 +119,7 @@ def test_misspelt_arms_are_found_before_anything_runs() -> None:
         [sys.executable, str(FOLDER / "run.py"), "--arm", "DDP", "--arm", "2bits"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2
     assert "--arm 2bits" in done.stderr

@@ -142,7 +142,7 @@ class Tap:
             back = threading.Thread(target=self._hand_on, args=(listener, member, self.answered), daemon=True)
             back.start()
             self._hand_on(member, listener, self.said)
-            back.join(5)
+            back.join(300)
 
     @staticmethod
     def _hand_on(source: socket.socket, to: socket.socket, kept: bytearray) -> None:

@@ -47,7 +47,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def launcher(script: str, workers: int, servers: int, lines: list[Line], *arguments: str) -> Launcher:
     job = Job((sys.executable, script, *arguments), workers, servers, None)
-    return Launcher(job, boxes.of_this_machine(), Conditions(), lines.append, timeout=120)
+    return Launcher(job, boxes.of_this_machine(), Conditions(), lines.append, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_all_and_keeps_what_was_found(script: str, tmp_path: Path) -
     wait_until(lambda: len(descendants(process.pid)) >= 3, 30, "the third launch's processes")
     started = descendants(process.pid)
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=30)
+    rest, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert errors == ""
     assert not [pid for pid in started if is_alive(pid)]
@@ -135,7 +135,7 @@ def test_ctrl_c_ends_all_and_keeps_what_was_found(script: str, tmp_path: Path) -
 
 def test_a_script_that_sends_nothing_is_refused(script: str, tmp_path: Path) -> None:
     process = tune(script, tmp_path, FOREVER, "alone", workers=1)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 2
     assert errors.startswith("gradwire: tune: the command trains with no store of gradwire's")
 
@@ -162,7 +162,7 @@ def test_a_setting_that_makes_steps_shorter_is_found_and_taken_by_run(script: st
         env=clean_environment(tmp_path, {}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert "[worker 0] credit 16777216 streams None" in done.stdout

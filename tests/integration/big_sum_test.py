@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from integration.mpi_jobs import Mpi
-from integration.processes import START_SECONDS, Job, Run, assert_gone, names, python, wait_until
+from integration.processes import (
+    NOTICE_SECONDS,
+    START_SECONDS,
+    Job,
+    Run,
+    assert_gone,
+    names,
+    python,
+    wait_until,
+)
 
-NOTICE_SECONDS = 10.0  # in which everybody must have ended
 WORKERS, VICTIM = 3, 1
 
 
@@ -34,7 +41,6 @@ def test_over_zmq_all_others_raise_and_name_it(tmp_path: Path) -> None:
         everybody = pids_once_killed(job, [])
         ended = job.end(NOTICE_SECONDS)
         assert_gone(everybody)
-    assert time.time() - float((tmp_path / "killed").read_text()) < NOTICE_SECONDS + 2
     assert ended.code == 128 + signal.SIGKILL, str(ended)
     assert "lack nobody" not in ended.err, str(ended)
     for rank in set(range(WORKERS)) - {VICTIM}:

@@ -7,9 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from integration.processes import Run, assert_gone, names, python, run_to_the_end
+from integration.processes import NOTICE_SECONDS, Run, assert_gone, names, python, run_to_the_end
 
-NOTICE_SECONDS = 10.0  # in which everybody must have ended
 # store, workers, servers
 JOBS = [("allreduce", 3, None), ("dist_sync", 2, 3), ("allreduce", 2, None)]
 

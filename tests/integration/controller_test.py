@@ -33,7 +33,7 @@ def test_a_training_is_told_what_was_chosen_for_it(
         servers=servers,
         env=env,
         output=lambda line: lines.append(line.text),
-        timeout=240,
+        timeout=300,
     )
     assert result.exit_code == 0, "\n".join(lines)
     done = json.loads(record.read_text())
@@ -50,6 +50,6 @@ def test_a_training_is_told_what_was_chosen_for_it(
 
 def test_a_budget_needs_something_to_choose() -> None:
     command = [sys.executable, str(TRAIN), "--gc-type", "2bit", "--gc-budget", "1 points"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert "give --gc-type auto, or leave the budget out" in done.stderr

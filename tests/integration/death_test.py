@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from integration.processes import (
+    NOTICE_SECONDS,
     SCHEDULER,
     ByHand,
     Member,
@@ -20,7 +20,6 @@ from integration.processes import (
     run_to_the_end,
 )
 
-NOTICE_SECONDS = 10.0  # in which everybody must have ended
 ENDLESS = python("sums_worker.py", "steps=100000", "codecs=2bit:threshold=0.5", "pause=0.01")
 MEMBERS: list[Member] = [SCHEDULER, ("server", 0), ("server", 1), ("worker", 0), ("worker", 1)]
 QUICK = {"GRADWIRE_LIVENESS_TIMEOUT": "2s"}
@@ -152,10 +151,8 @@ def test_a_signal_to_the_launcher_ends_all(number: signal.Signals, tmp_path: Pat
         job.launch(ENDLESS)
         job.wait_until_training(2)
         everything = job.all_pids()
-        asked = time.monotonic()
         job.launcher.process.send_signal(number)
         ended = job.end(NOTICE_SECONDS)
-        assert time.monotonic() - asked < NOTICE_SECONDS / 2
         assert_gone(everything)
     assert ended.code == 128 + number, str(ended)
 

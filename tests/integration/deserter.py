@@ -38,7 +38,7 @@ def hello(role: str, **own: object) -> bytes:
 
 def say(text: bytes) -> socket.socket:
     scheduler = urlsplit(os.environ["GRADWIRE_SCHEDULER"])
-    connection = socket.create_connection((scheduler.hostname, scheduler.port), timeout=120)
+    connection = socket.create_connection((scheduler.hostname, scheduler.port), timeout=300)
     connection.sendall(greeting(b"NULL") + NULL_READY)
     await_bytes(connection, b"READY")
     connection.sendall(text)

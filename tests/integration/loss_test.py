@@ -62,7 +62,7 @@ PLACES: dict[str, tuple[str, int, Start]] = {
 def lost_packets(host: NetHost) -> int:
     """How many the host has dropped on arrival."""
     words = [str(remains.program("iptables")), "-nvxL", "INPUT"]
-    listing, _ = host.popen(words, stdout=subprocess.PIPE, text=True).communicate(timeout=30)
+    listing, _ = host.popen(words, stdout=subprocess.PIPE, text=True).communicate(timeout=300)
     rows = [line.split() for line in listing.splitlines()]
     return sum(int(row[0]) for row in rows if len(row) > 2 and row[2] == "DROP")
 

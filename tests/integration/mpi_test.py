@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from integration.mpi_jobs import Mpi, mpirun
-from integration.processes import Job, agreed, assert_gone, python, run_to_the_end
+from integration.processes import NOTICE_SECONDS, Job, agreed, assert_gone, python, run_to_the_end
 
 CODECS = [
     *("none", "fp16", "2bit:threshold=0.5", "2bit:threshold=0.5,reply=2bit"),
     *("2bit:threshold=auto", "2bit:threshold=auto,reply=2bit"),
 ]
-NOTICE_SECONDS = 10.0  # in which everybody must have ended
 
 
 def script(text: str) -> list[str]:

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 from gradwire import _core, nccl
-from integration.processes import Run, assert_gone, names, python, run_to_the_end
+from integration.processes import NOTICE_SECONDS, Run, assert_gone, names, python, run_to_the_end
 
 CODECS = [
     *("none", "fp16", "2bit:threshold=0.5", "2bit:threshold=0.5,reply=2bit"),
     *("2bit:threshold=auto", "2bit:threshold=auto,reply=2bit"),
 ]
-NOTICE_SECONDS = 20.0  # in which everybody must have ended; NCCL takes its time to abort
 
 needs_gpu = pytest.mark.skipif(nccl.why_not() is not None, reason=str(nccl.why_not()))
 SHARING = {"GRADWIRE_NCCL_SHARE_GPU": "off" if _core.build_info()["cuda_devices"] > 1 else "on"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from integration.processes import (
+    NOTICE_SECONDS,
     START_SECONDS,
     Job,
     Run,
@@ -20,7 +21,6 @@ from integration.processes import (
     wait_until,
 )
 
-NOTICE_SECONDS = 10.0  # in which everybody must have ended
 ENDLESS = python(
     "sums_worker.py", "store=allreduce", "steps=100000", "codecs=2bit:threshold=0.5", "pause=0.01"
 )

@@ -60,7 +60,7 @@ class Connection:
                 self.socket.sendall(bytes([more | 2]) + len(body).to_bytes(8, "big") + body)
 
     def receive(self, kind: int) -> Message:
-        while (message := self.messages.get(timeout=60))[0][0]["kind"] == HEARTBEAT:
+        while (message := self.messages.get(timeout=300))[0][0]["kind"] == HEARTBEAT:
             pass
         assert message[0][0]["kind"] == kind, message
         return message

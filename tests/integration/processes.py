@@ -23,7 +23,11 @@ from types import TracebackType
 HERE = Path(__file__).resolve().parent
 PROGRAMS = Path(sys.executable).parent
 SERVER = str(PROGRAMS / "gradwire-server")
-START_SECONDS = 60.0  # for a job to be in the middle of its training, on a loaded machine
+START_SECONDS = 60.0  # for a job to be in the middle of its training
+NOTICE_SECONDS = 20.0  # for everybody to have ended after a failure
+PATIENCE = 5.0
+"""How many times as long a deadline is really waited for. Tests must not fail because a machine is busy, and what hangs
+does so for longer: for half an hour (GRADWIRE_SLOW_ABORT), or in a sleep of ten minutes."""
 SCHEDULER = ("scheduler", 0)
 Member = tuple[str, int]  # role and rank
 
@@ -37,7 +41,7 @@ def clean_environment(folder: Path, variables: dict[str, str]) -> dict[str, str]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + seconds * PATIENCE
     while not condition():
         assert time.monotonic() < end, f"waited {seconds:g} s in vain: {what}"
         time.sleep(0.02)
@@ -123,7 +127,7 @@ class Started:
 
     def ended(self, seconds: float) -> Ended:
         try:
-            code = self.process.wait(seconds)
+            code = self.process.wait(seconds * PATIENCE)
         except subprocess.TimeoutExpired:
             raise AssertionError(
                 f"{self.member} still runs after {seconds:g} s\n{self.out.read_text()}\n{self.err.read_text()}"

@@ -105,7 +105,7 @@ def test_the_death_of_both_copies_ends_the_job_and_names_them(tmp_path: Path) ->
 def test_what_cannot_be_mirrored_is_refused_at_once(words: list[str], tmp_path: Path) -> None:
     gradwire = str(Path(SERVER).with_name("gradwire"))
     done = subprocess.run(
-        [gradwire, "run", *words, "true"], capture_output=True, text=True, timeout=60, check=False
+        [gradwire, "run", *words, "true"], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode not in (0, 1), done
     assert "--replicas 1" in done.stderr, done

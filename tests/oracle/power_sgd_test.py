@@ -81,7 +81,7 @@ def test_it_gives_what_pytorchs_hook_gives(tmp_path: Path) -> None:
     """In a process of its own: the hook leaves threads in Gloo that may abort theirs once the group is destroyed."""
     child = multiprocessing.get_context("spawn").Process(target=_compare_and_leave, args=(tmp_path,))
     child.start()
-    child.join(timeout=100)
+    child.join(timeout=300)
     child.kill()
     assert child.exitcode == 0
 

@@ -336,7 +336,7 @@ def start(tmp_path: Path, *arguments: str, body: str = "") -> subprocess.Popen[s
 
 
 def test_command_writes_table_page_and_record(tmp_path: Path) -> None:
-    out, err = start(tmp_path, "--seeds", "2", "--json", str(tmp_path / "r.json")).communicate(timeout=60)
+    out, err = start(tmp_path, "--seeds", "2", "--json", str(tmp_path / "r.json")).communicate(timeout=300)
     assert err == ""
     assert "final accuracy" in out
     assert "no difference seen" in out or ": worse" in out
@@ -352,14 +352,14 @@ def test_command_writes_table_page_and_record(tmp_path: Path) -> None:
 
 
 def test_record_on_stdout_is_alone_there(tmp_path: Path) -> None:
-    out, err = start(tmp_path, "--seeds", "1", "--json", "-").communicate(timeout=60)
+    out, err = start(tmp_path, "--seeds", "1", "--json", "-").communicate(timeout=300)
     assert json.loads(out)["arms"][0]["accuracy_std"] is None
     assert "final accuracy" in err
 
 
 def test_command_returns_the_failing_code(tmp_path: Path) -> None:
     process = start(tmp_path, body="print('the reason', file=sys.stderr); sys.exit(17)")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 17
     assert "| the reason" in out
     assert err.startswith("gradwire: ab: none, seed 0: worker ")
@@ -376,7 +376,7 @@ def test_ctrl_c_ends_all(tmp_path: Path) -> None:
         assert time.monotonic() < end
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "stopped by SIGINT" in err
     assert not [path for path in pids if Path("/proc", path.read_text()).exists()]

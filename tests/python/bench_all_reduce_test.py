@@ -30,7 +30,7 @@ OURS = stores.STORES[0].name
 
 def bench(*arguments: str, expected_code: int = 0) -> str:
     command = [sys.executable, "-m", "gradwire.cli", "bench", "allreduce", "--ranks", "2", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == expected_code, done.stderr
     return done.stdout if expected_code == 0 else done.stderr
 

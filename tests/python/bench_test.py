@@ -35,7 +35,7 @@ ROUND_FIELDS = {
 
 def bench(*arguments: str, expected_code: int = 0) -> str:
     command = [sys.executable, "-m", "gradwire.cli", "bench", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == expected_code, done.stderr
     return done.stdout if expected_code == 0 else done.stderr
 
@@ -325,6 +325,6 @@ def test_a_bench_that_is_interrupted_ends_as_a_shell_expects() -> None:
         assert "launch 1 of" in process.stderr.readline()
         time.sleep(1)  # into the job
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGINT
     assert "stopped by SIGINT" in err

@@ -19,7 +19,7 @@ PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 def gradwire(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gradwire.cli", *arguments]
     env = {**os.environ, "COLUMNS": "120", **environ}
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("closed", [(1,), (2,), (1, 2), (0, 1, 2)])

@@ -366,7 +366,7 @@ def test_arrays_on_a_device_are_refused() -> None:
 def test_encoding_lets_other_threads_run() -> None:
     codec, grad = compress.make("2bit"), np.ones(1_000_000, np.float32)
     began, seen = threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: began.wait(10) and seen.set())
+    thread = threading.Thread(target=lambda: began.wait(300) and seen.set())
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)  # another thread runs only when this one gives up the GIL
     try:

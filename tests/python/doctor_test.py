@@ -112,7 +112,7 @@ def test_doctor_under_mpirun_is_no_rank_of_its_job() -> None:
         ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", *command],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -228,9 +228,9 @@ def test_doctor_says_whether_this_libzmq_encrypts() -> None:
 
 def test_the_command_prints_a_key() -> None:
     words = [sys.executable, "-m", "gradwire.cli", "key"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
     assert re.fullmatch("[0-9a-f]{128}\n", done.stdout)
-    record = subprocess.run([*words, "--json", "-"], capture_output=True, text=True, check=True, timeout=60)
+    record = subprocess.run([*words, "--json", "-"], capture_output=True, text=True, check=True, timeout=300)
     assert re.fullmatch("[0-9a-f]{128}", json.loads(record.stdout)["key"])
 
 
@@ -248,10 +248,10 @@ def test_a_key_in_a_file_is_its_owners_alone(tmp_path: Path) -> None:
         "--json",
         file,
     ]
-    subprocess.run(words, check=True, timeout=60)
+    subprocess.run(words, check=True, timeout=300)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     made = file.read_text()
-    again = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    again = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert again.returncode == 2
     assert "is there already: name a new file" in " ".join(again.stderr.split())
     assert file.read_text() == made
@@ -294,7 +294,7 @@ def test_a_server_without_its_key_says_so() -> None:
         (KEY, bare, "--key-variable: a text that is no variable's name; expected"),
     ):
         done = subprocess.run(
-            [*command, name], capture_output=True, text=True, env=environ, timeout=60, check=False
+            [*command, name], capture_output=True, text=True, env=environ, timeout=300, check=False
         )
         assert done.returncode == 2
         assert text in done.stderr

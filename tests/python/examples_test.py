@@ -55,7 +55,7 @@ def test_an_example_runs_and_learns(path: Path, told: str, tmp_path: Path) -> No
     command = [part for word in shlex.split(told) for part in programs.get(word, [word])]
     environment = {**os.environ, **variables}
     done = subprocess.run(
-        command, cwd=path.parent, capture_output=True, text=True, timeout=120, env=environment
+        command, cwd=path.parent, capture_output=True, text=True, timeout=300, env=environment
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in "01":

@@ -23,9 +23,9 @@ class Ranks:
     def _gather_of(self, rank: int) -> Any:
         def gather(payload: Any) -> list[Any]:
             self.payloads[rank] = payload
-            self._barrier.wait(10)
+            self._barrier.wait(300)
             both = [np.array(each) for each in self.payloads]
-            self._barrier.wait(10)
+            self._barrier.wait(300)
             return both
 
         return gather

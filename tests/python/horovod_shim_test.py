@@ -11,7 +11,7 @@ import pytest
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
 
 

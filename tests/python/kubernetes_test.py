@@ -204,7 +204,7 @@ def test_a_log_that_is_cut_off_is_followed_again_from_there(
 
     def look() -> tuple[list[PodState], str]:
         if pods._reader is not None:
-            pods._reader.join(30)
+            pods._reader.join(300)
         return looks.pop(0), ""
 
     monkeypatch.setattr(pods, "look", look)

@@ -68,7 +68,7 @@ print("child ended with", status, "and the parent goes on")
 
 
 def test_a_forked_process_is_refused_and_ends() -> None:
-    done = subprocess.run([sys.executable, "-u", "-c", FORKED], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-u", "-c", FORKED], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "child is 0 of 1\n" in done.stdout
     assert (
@@ -159,7 +159,7 @@ store.unfinished.add(fail)
 
 
 def test_a_step_that_fails_when_the_script_has_ended_fails_the_process() -> None:
-    done = subprocess.run([sys.executable, "-c", FAILS_AT_EXIT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", FAILS_AT_EXIT], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert "TransportError: worker 0 has left" in done.stderr
 
@@ -294,7 +294,7 @@ def test_barrier_under_both_names(kv: KVStore) -> None:
 def on_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """Makes each call on a thread of its own, and returns what they return."""
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [call.result(60) for call in [pool.submit(call) for call in calls]]
+        return [call.result(300) for call in [pool.submit(call) for call in calls]]
 
 
 def test_close_may_be_repeated(kv: KVStore) -> None:

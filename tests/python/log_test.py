@@ -49,7 +49,7 @@ def test_a_job_reports_who_joined_and_what_it_cost() -> None:
         servers=1,
         env={"GRADWIRE_LOG_FORMAT": "json", "PS_VERBOSE": "1"},
         output=lambda line: lines.append((line.role, line.text)),
-        timeout=60,
+        timeout=300,
     )
     assert done.exit_code == 0, lines
     said = [(role, json.loads(text)) for role, text in lines]
@@ -71,7 +71,7 @@ def test_at_debug_each_message_is_told() -> None:
         servers=1,
         env={"PS_VERBOSE": "2"},
         output=lambda line: lines.append((line.role, line.text)),
-        timeout=60,
+        timeout=300,
     )
     assert done.exit_code == 0, lines
     for rank in (0, 1):
@@ -95,7 +95,7 @@ def test_below_debug_no_message_is_told() -> None:
         servers=1,
         env={"PS_VERBOSE": "1"},
         output=lambda line: lines.append(line.text),
-        timeout=60,
+        timeout=300,
     )
     assert done.exit_code == 0, lines
     assert not [line for line in lines if " sends " in line or " hears " in line]

@@ -22,7 +22,7 @@ def test_without_mxnet_it_says_what_to_install() -> None:
 @without_mxnet
 def test_gradwire_itself_does_not_need_it() -> None:
     code = "import gradwire, gradwire.kv, sys; assert 'mxnet' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_another_mxnet_or_numpy_is_named(tmp_path: Path, source: str, said: str)
     (tmp_path / "mxnet.py").write_text(source)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import gradwire.mxnet"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1
     assert said in done.stderr

@@ -24,7 +24,7 @@ def test_the_first_example_trains_two_workers_to_the_same_weights(tmp_path: Path
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )
     assert done.returncode == 0, done.stdout + done.stderr

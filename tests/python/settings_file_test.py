@@ -91,7 +91,7 @@ def run(environ: dict[str, str], *options: str) -> subprocess.CompletedProcess[s
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

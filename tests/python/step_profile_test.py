@@ -57,7 +57,7 @@ def test_a_training_script_is_profiled_and_ended(tmp_path: Path) -> None:
         [sys.executable, "-m", "gradwire.cli", "plan", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -246,7 +246,7 @@ def test_a_command_begins_only_where_the_folder_of_the_parts_is_seen(tmp_path: P
 
     def run(words: list[str]) -> subprocess.CompletedProcess[str]:
         command = [*words, "printf", "%s|", "a 'b'", "$c"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
     with recording.seen() as words:
         begun = run(words)
@@ -496,7 +496,7 @@ def test_a_step_that_cannot_be_drawn_is_refused() -> None:
 
 def gradwire(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gradwire.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_command_shows_a_table_a_record_and_a_picture(tmp_path: Path) -> None:

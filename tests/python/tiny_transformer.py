@@ -22,7 +22,7 @@ def train(folder: Path, *flags: str) -> dict[str, Any]:
         servers=0,
         output=lambda line: lines.append(f"{line.role} {line.rank}: {line.text}"),
         report=lines.append,
-        timeout=180,
+        timeout=300,
     )
     assert result.exit_code == 0, "\n".join(lines)
     record: dict[str, Any] = json.loads(path.read_text())

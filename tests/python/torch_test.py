@@ -301,4 +301,4 @@ def test_momentum_correction_needs_momentum(make: Any, store: gw.kv.KVStore) -> 
 
 def test_gradwire_by_itself_does_not_import_torch() -> None:
     program = "import sys, gradwire, gradwire.kv, gradwire.compress; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=300).returncode == 0

@@ -48,7 +48,7 @@ def test_an_uncaught_error_ends_a_script_but_no_interactive_session(
     flags: list[str], end: str, has_ended: bool, code: int
 ) -> None:
     command = [sys.executable, *flags, "-c", AT_EXIT + end]
-    ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
     assert (ran.stdout.strip(), ran.returncode) == (str(has_ended), code), ran
     assert end != IN_A_THREAD or not ran.stderr, ran  # threading is silent of it
 
@@ -57,5 +57,5 @@ def test_what_watches_sys_exit_asks_what_was_there_before_and_is_asked_by_what_c
     told = "before = sys.exit\ndef {0}(*code): print('{0}'); before(*code)\nsys.exit = {0}\n"
     first, last = told.format("first"), told.replace("before", "ours").format("last")
     program = "import sys\n" + first + AT_EXIT + last + "uncaught_error.watch_exits()\nsys.exit(3)"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert (ran.stdout.split(), ran.returncode) == (["last", "first", "True"], 3), ran

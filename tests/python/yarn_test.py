@@ -180,7 +180,7 @@ def test_the_end_of_the_connection_is_the_tasks_own() -> None:
     with task(["sh", "-c", "echo running; sleep 60"]) as (process, connection, said):
         assert [said.readline(), said.readline()] == [b"token 3\n", b"1 running\n"]
         connection.shutdown(socket.SHUT_WR)
-        assert process.wait(30) == 143
+        assert process.wait(300) == 143
 
 
 def test_a_killed_task_takes_with_it_all_that_it_has_started() -> None:

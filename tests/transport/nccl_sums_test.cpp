@@ -199,14 +199,12 @@ TEST(NcclFailures, AnAbortThatHangsHoldsNobodyUp) {
   job->patience().end = 200ms;
   job->memory(0).hangs_in_abort = true;
   job->memory(0).sums = false;
-  const auto before = std::chrono::steady_clock::now();
   const auto errors = job->run([&](std::uint32_t, Collective& collective) {
     collective.all_reduce(buffer_of<float>({1}), ElementType::kFloat32,
                           [](Buffer, const std::exception_ptr&) {});
   });
   EXPECT_THAT(errors, Each("no error"));
-  EXPECT_LT(std::chrono::steady_clock::now() - before, 5s);
-  EXPECT_EQ(job->memory(0).aborted, 1);
+  EXPECT_EQ(job->memory(0).aborted, 1) << "and it still hangs: run() has not waited for it";
   job->memory(0).hangs_in_abort = false;  // its thread ends now
   std::this_thread::sleep_for(100ms);
 }

@@ -259,18 +259,16 @@ TEST(ZmqLiveness, AWorkerThatFallsSilentIsNamedEverywhere) {
 
 TEST(ZmqLiveness, AWorkerWhoseConnectionClosesIsNamedBeforeTheTimeout) {
   ZmqOptions options = job_of(2, 0);
-  options.liveness_timeout = 5s;
+  options.liveness_timeout = 600s;
   Scheduler scheduler(options);
   auto raw = std::make_unique<RawWorker>(scheduler, 2, 0);
   const auto worker0 = connect_zmq(node_of(options, scheduler, Role::kWorker, 0));
   raw->await_roster();
   raw->beat();
-  const auto died = std::chrono::steady_clock::now();
   raw.reset();
   EXPECT_THAT(
       error_of([&] { scheduler.wait(); }),
       HasSubstr("worker 1 (raw-host, pid 4711) closed its connection and did not come back within 1.5 s"));
-  EXPECT_LT(std::chrono::steady_clock::now() - died, 4s);
 }
 
 TEST(ZmqLiveness, ASchedulerThatFallsSilentIsNamed) {
