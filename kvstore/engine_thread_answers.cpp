@@ -21,9 +21,6 @@ using transport::Role;
 
 namespace {
 
-/// How often a payload that arrived damaged, here or there, is sent again before the round fails.
-constexpr int kMaxResends = 3;
-
 /// Copies what was received to the tensors that it is of.
 void scatter(const EngineThread::Operation& operation) {
   const float* from = operation.out.data();

@@ -37,6 +37,11 @@ enum class Kept : std::uint8_t {
 /// count down from it, so that it is none to another pull.
 inline constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
 
+/// How often a payload that arrived damaged, here or there, is sent again before what it belongs to fails. A
+/// link that damages one payload in ten fails one round in a hundred million; one that damages all fails at
+/// once.
+inline constexpr int kMaxResends = 10;
+
 inline Content content_of(const transport::FrameHeader& header) {
   return static_cast<Content>(header.content);
 }

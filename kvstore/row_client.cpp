@@ -19,9 +19,6 @@ using transport::Kind;
 
 namespace {
 
-/// How often a payload that arrived damaged, here or there, is sent again before the operation fails.
-constexpr int kMaxResends = 3;
-
 /// Answers repeat their request's number.
 bool is_answer_to(const RowRequest& request, const FrameHeader& answer, std::uint32_t server) {
   return request.server == server && request.header.offset == answer.offset;
