@@ -117,7 +117,7 @@ void MpiEndpoint::join_job() {
   MpiPeers::Events& events = *this;
   peers_.emplace(*port_, options_, entries, worker_.traffic, events);
   sums_.emplace(*port_, options_.largest_message_bytes);
-  watch_.emplace(options_.liveness_timeout, [this] { on_stuck(); });
+  watch_.emplace(stuck_after(), [this] { on_stuck(); });
   const Lock lock(mutex_);
   has_begun_ = true;
   changed_.notify_all();

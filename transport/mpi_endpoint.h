@@ -108,6 +108,9 @@ class MpiEndpoint final : private MpiPeers::Events {
   bool note_failure(const std::string& text);  // likewise
 
   // The watch's, while the I/O thread is stuck in MPI.
+  /// How long MPI may keep the I/O thread. Longer than a silent peer is waited for: a rank that can say who
+  /// it was says it first, and this one only that MPI does not return.
+  std::chrono::milliseconds stuck_after() const { return 2 * options_.liveness_timeout; }
   void on_stuck();
 
   // The I/O thread's.
