@@ -45,10 +45,10 @@ demo: install  ## train a real network at 100 Mbit with and without compression,
 	@mkdir -p report
 	.venv/bin/gradwire ab $(DEMO)
 
-test: build install  ## style, C++ tests and Python tests; ONLY="kvstore tests/python/kv_test.py" or SINCE=HEAD~1 for some
+test: build  ## style, C++ tests and Python tests; ONLY="kvstore tests/python/kv_test.py" or SINCE=HEAD~1 for some
 	@$(PYTHON) -m tests.run $(if $(ONLY),--only $(ONLY)) $(if $(SINCE),--since $(SINCE))
 
-soak: build install  ## `make test` with ten million fuzzed inputs a decoder, 10 000 rounds under faults, 200 kills, ... (hours)
+soak: build  ## `make test` with ten million fuzzed inputs a decoder, 10 000 rounds under faults, 200 kills, ... (hours)
 	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} GRADWIRE_FAULT_ROUNDS=$${GRADWIRE_FAULT_ROUNDS:-10000} $(PYTHON) -m tests.run --soak
 
 wheel: venv  ## dist/gradwire-*.whl, which carries its libraries: it runs where none of packages.txt is installed
@@ -88,7 +88,7 @@ format:  ## formats C++ and Python
 clean:  ## removes build/, dist/, report/ and .venv/
 	rm -rf build dist report .venv
 
-setup: packages venv build install  ## installs what is missing and builds, and does no more
+setup: build  ## installs what is missing and builds, and does no more
 
 packages:
 	@wanted=$$(sed 's/#.*//' packages.txt | xargs); \
@@ -119,12 +119,9 @@ venv: packages
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.txt; \
 	echo "$$wanted" > .venv/requirements
 
-# The venv holds nccl.h.
-build: venv
-	@[ -f build/release/build.ninja ] || cmake --preset release
-	@cmake --build --preset release -j $(JOBS)
-
-# Editable: an edited .py file counts at once; C++, a new file or a new name installs again.
+# Editable: an edited .py file counts at once; C++, a new file or a new name installs again. The extension is built in the tree
+# of the tests, with the flags of the preset `release`: nothing is compiled twice.
+FLAGS = -C build.targets=gradwire_package $(addprefix -C cmake.define.,GRADWIRE_TESTS=ON CMAKE_CXX_FLAGS=-Werror CMAKE_CUDA_FLAGS=-Werror=all-warnings CMAKE_CUDA_ARCHITECTURES=90)
 install: venv
 	@mkdir -p $(STAMPS); \
 	wanted=$$({ find CMakeLists.txt pyproject.toml $(CPP_FOLDERS) python/src python/CMakeLists.txt experiments/replay/profiles -type f -print0 | sort -z | \
@@ -132,5 +129,10 @@ install: venv
 	if [ "$$wanted" = "$$(cat $(STAMPS)/install 2>/dev/null)" ] && [ -x .venv/bin/gradwire ]; then exit 0; fi; \
 	echo 'install: building the extension'; \
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-	  --no-deps -C cmake.define.CMAKE_CXX_FLAGS=-Werror -C cmake.define.CMAKE_CUDA_FLAGS=-Werror=all-warnings --editable .; \
+	  --no-deps -C build-dir=build/release $(FLAGS) --editable .; \
 	echo "$$wanted" > $(STAMPS)/install
+
+# What the extension left out: the tests and the benchmarks in C++.
+build: install
+	@cmake --build build/release -j $(JOBS)
+	@ccache --show-stats | sed 's/^/ccache: /'
