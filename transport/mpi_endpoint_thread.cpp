@@ -193,8 +193,8 @@ void MpiEndpoint::on_stuck() {
   {
     const Lock lock(mutex_);
     is_stuck_ = true;
-    note_failure(to_string(worker_.node) + ": MPI has not returned for " +
-                 in_seconds(stuck_after()) + "; another rank or its network may have died");
+    note_failure(to_string(worker_.node) + ": MPI has not returned for " + in_seconds(stuck_after()) +
+                 "; another rank or its network may have died");
     std::swap(requests, requests_);
   }
   const auto error = std::make_exception_ptr(TransportError(worker_.inbox.failure()));

@@ -304,6 +304,7 @@ def test_openmpi_in_the_same_run() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+@pytest.mark.alone
 def test_every_system_takes_the_shaped_links() -> None:
     rows = records("--bandwidth", "100mbit", "--codec", "2bit", "--peer", "openmpi,gloo")
     for row in rows:

@@ -160,6 +160,7 @@ def test_inproc_is_one_rank() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+@pytest.mark.alone
 def test_shaped_links_carry_what_the_workers_count() -> None:
     (row,) = round_records("--codec", "2bit", "--bandwidth", "100mbit", "--colocated")
     assert row["checksum"] is True

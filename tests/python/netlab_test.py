@@ -113,6 +113,7 @@ def start_owner() -> tuple[subprocess.Popen[str], str, int, int]:
 
 
 @needs_hosts
+@pytest.mark.alone
 def test_links_carry_their_rate_both_ways_and_count_it() -> None:
     payload_bytes = 6_000_000
     with NetLab(hosts=2, bandwidth="100mbit") as shaped:
@@ -126,6 +127,7 @@ def test_links_carry_their_rate_both_ways_and_count_it() -> None:
 
 
 @needs_hosts
+@pytest.mark.alone
 def test_without_a_bandwidth_links_are_not_shaped() -> None:
     with NetLab(hosts=2) as unshaped:
         assert measured_mbit(*unshaped.hosts, payload_bytes=50_000_000) > 500
