@@ -352,7 +352,9 @@ void bind_ef21(nb::module_& module) {
       "A round: encode(), the exchange of payloads, add() of their sum; then sum / workers is the mean.\n\n"
       "Source: Richtarik et al. 2021, 'EF21', algorithm 2; each worker keeps what the paper's master keeps.")
       .def(nb::init<const Codec&, std::size_t>(), nb::keep_alive<1, 2>(), "codec"_a, "elements"_a,
-           "elements: of the tensor, or partition. Raises ValueError: none, or a codec that loses nothing.")
+           "elements: of the tensor, or partition. Raises ValueError: none; a codec that loses nothing; a "
+           "codec "
+           "that does not send 0 for 0\n(1bit with a fixed threshold), with which no estimate settles.")
       .def(
           "encode", &feedback_encode<EF21>, "grad"_a.noconvert(), nb::kw_only(),
           "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
