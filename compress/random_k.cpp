@@ -80,9 +80,9 @@ std::span<const std::uint32_t> RandomK::drawn(const std::byte* header, std::size
 bool RandomK::encode_unit(const float* grad, float* residual, std::size_t elements,
                           std::span<const std::uint32_t> drawn, std::byte* out) const {
   Workplace& here = workplace();
-  const bool nonfinite = sparse::accumulate(grad, residual, elements, here.x.data());
+  bool nonfinite = sparse::accumulate(grad, residual, elements, here.x.data());
   for (std::size_t i = 0; i < drawn.size(); ++i) here.values[i] = here.x[drawn[i]];
-  dense::encode(values_, here.values.data(), nullptr, drawn.size(), out);
+  nonfinite |= dense::encode(values_, here.values.data(), nullptr, drawn.size(), out);
   if (residual == nullptr) return nonfinite;
   for (std::size_t i = 0; i < drawn.size(); ++i) {
     // An x that was not finite sends 0, so its residual stays.

@@ -182,6 +182,17 @@ TEST_P(DeviceCodecConformance, EncodesTheSameBytesAndKeepsTheSameResidual) {
   }
 }
 
+TEST_P(DeviceCodecConformance, ReportsWhatIsBeyondTheFormat) {
+  for (const float largest : {65519.0f, 65520.0f, 1e6f, 3.38e38f, 3.4e38f}) {
+    for (const std::size_t at : {0, 5, 66}) {
+      auto grad = gaussian(67, 1);
+      grad[at] = at == 5 ? -largest : largest;
+      check_encode(*device_, *codec_, *twin_, grad, std::vector<float>(67), true, {}, 0);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_P(DeviceCodecConformance, SpecialValuesAreTreatedAlike) {
   for (std::size_t elements = 1; elements < 40; ++elements) {
     const auto grad = rough_values(elements, static_cast<unsigned>(elements), 2);
