@@ -47,6 +47,7 @@ class Rule:
     d: float = 1.0  # server level: d * mean selected |sum + residual|
     k: float = 4.0  # sends everything at its mean where that carries k times the energy of what was selected
     g: float = 0.5  # no element is sent below g * level
+    t: float = 0.0  # above 0: a fixed threshold, which is the level too
     mc: int = 0  # 0: compress gradients; 1: compress the worker's momentum; 2: likewise, Nesterov's form
     # (none:mc=2 is uncompressed SGD with Nesterov's momentum, the baseline of other arms with mc=2)
     warm: int = 1  # rounds sent dense before compression starts
@@ -184,6 +185,8 @@ class Reducer:
     ) -> tuple[float, float]:
         """Threshold and level after a selection of `chosen` among `size`, whose mean is `mean`."""
         rule, count = self.rule, int(chosen.sum())
+        if rule.t:
+            return rule.t, rule.t
         selected = float((size * chosen).sum()) / max(1, count)
         if rule.k and size.numel() * mean**2 > rule.k * count * selected**2:
             threshold, level = min(factor, 0.5) * mean, lift * mean

@@ -193,6 +193,21 @@ TEST_P(DeviceCodecConformance, ReportsWhatIsBeyondTheFormat) {
   }
 }
 
+TEST_P(DeviceCodecConformance, RowsOfZerosAreTreatedAlike) {
+  for (const std::size_t elements : {31, 32, 33, 96, 1000, 70000}) {
+    auto grad = gaussian(elements, 1);
+    auto kept = gaussian(elements, 2);
+    for (std::size_t i = 0; i < elements; ++i) {
+      if (i / 32 % 3 == 0) grad[i] = kept[i] = i % 2 == 0 ? 0.0f : -0.0f;
+      if (i / 32 % 3 == 1) kept[i] = -grad[i];
+    }
+    for (const bool with_residual : {false, true}) {
+      check_encode(*device_, *codec_, *twin_, grad, kept, with_residual, {}, 0);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_P(DeviceCodecConformance, SpecialValuesAreTreatedAlike) {
   for (std::size_t elements = 1; elements < 40; ++elements) {
     const auto grad = rough_values(elements, static_cast<unsigned>(elements), 2);

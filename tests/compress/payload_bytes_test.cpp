@@ -11,6 +11,12 @@
 namespace gradwire::compress {
 namespace {
 
+/// 32 zeros, then values.
+std::vector<float> behind_zeros(std::vector<float> values) {
+  values.insert(values.begin(), 32, 0.0f);
+  return values;
+}
+
 struct Example {
   std::string spec;
   std::vector<float> grad;
@@ -54,6 +60,8 @@ const Example kExamples[] = {
      "0000e03f b0000000",
      {-.75f, -.25f, 1.25f, -.75f},
      {1.75f, -1.75f, 1.75f, 1.75f}},
+    {"1bit", behind_zeros({1, -2}), behind_zeros({0, 0}), "0000c03f 9e3779b9 80000000",
+     behind_zeros({-.5f, -.5f}), behind_zeros({1.5f, -1.5f})},
     {"topk:ratio=0.25",
      {1, -5, 2, 5, 0, 3, -5, 0},
      {0, 0, 0, 0, 0, 0, 0, .5f},

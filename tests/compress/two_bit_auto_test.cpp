@@ -255,6 +255,25 @@ TEST(TwoBitAuto, ZeroGradientsAgreeOnNothingAndRecover) {
   EXPECT_EQ(round.next[0].level, 2 * round.next[0].threshold);
 }
 
+TEST(TwoBitAuto, AStateThatSentNothingForLongComesToLife) {
+  // As checkpoints hold it that were written when such a state had no way out.
+  const auto codec = make(parse_spec("2bit:threshold=auto"));
+  const std::vector<float> grad(60, 0.7f);
+  std::vector<float> residual(60, 50);
+  std::vector<UnitScale> scales{{75, 75}};
+  std::vector<float> sum(60);
+  float arrived = 0;
+  for (int round = 0; round < 4; ++round) {
+    const Bytes payload = encoded(*codec, grad, residual, scales);
+    const Payload payloads[] = {payload};
+    codec->decode_reply(replied(*codec, payloads, 60, ReplyKind::kExact, {}), 1, ReplyKind::kExact, sum,
+                        scales);
+    arrived += sum[0];
+  }
+  EXPECT_LE(std::fabs(residual[0]), 2 * 0.7f);
+  EXPECT_NEAR(arrived + residual[0], 50 + 4 * 0.7f, 1e-4f);
+}
+
 TEST(TwoBitAuto, SameReplyKeepsItsResidualBoundedUnderConstantPushes) {
   for (std::size_t ways : {1, 2, 8}) {
     const auto codec = make(parse_spec("2bit:threshold=auto"));
