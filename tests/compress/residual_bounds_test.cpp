@@ -20,7 +20,7 @@
 namespace gradwire::compress {
 namespace {
 
-/// In root mean squares of a worker's gradient, the largest so far.
+/// In root mean squares of a worker's gradient, the largest so far; of a fixed threshold in thresholds.
 struct Bounds {
   double worker;  ///< no residual of the workers has a larger root mean square
   double server;  ///< nor has Server's, divided by the number of workers
@@ -33,15 +33,33 @@ struct Promise {
   std::size_t unit;  ///< elements that share a scale or a selection; of others a SIMD group and its tail
   Bounds few;        ///< of 1 to 65 elements
   Bounds unit_long;  ///< of a codec unit, an element more and one less, where those are more elements
+  float threshold =
+      0;  ///< a fixed one: gradients are cut to it, since more than that never leaves in a round
 };
 
-// The table in compress/README.md, "What stays behind". The worst of the patterns below, rounded up.
+// The table in compress/README.md, "What stays behind": the worst of the patterns below, and some room.
 constexpr Promise kPromises[] = {
     {"none", 64, {0, 0, 1}, {}},
     {"fp16", 64, {0.001, 0.001, 1}, {}},
     {"bf16", 64, {0.01, 0.01, 1}, {}},
+    {"int8:block=32", 32, {0.05, 0.05, 1}, {}},
+    {"int4:block=32", 32, {0.5, 0.2, 5}, {}},
+    {"fp8:block=32", 32, {0.05, 0.05, 1}, {}},
+    {"fp8:format=e5m2,block=32", 32, {0.1, 0.1, 1}, {}},
+    {"qsgd:bucket=64", 64, {1, 1, 10}, {}},
+    {"qsgd:bits=8,bucket=64", 64, {0.05, 0.05, 1}, {}},
+    {"natural", 64, {2, 1, 10}, {}},
     {"2bit:threshold=auto", 65536, {4, 2, 40}, {4, 2, 40}},
-    {"2bit:threshold=auto,scale=2.5,reply_scale=2.5", 65536, {8, 8, 100}, {8, 8, 100}},
+    {"2bit:threshold=auto,scale=2.5,reply_scale=2.5", 65536, {6, 2, 60}, {6, 2, 60}},
+    {"2bit:threshold=auto,scale=0.5,reply_scale=0.5", 65536, {2, 1, 20}, {4, 2, 40}},
+    {"1bit", 65536, {2, 1, 20}, {20, 2, 200}},            // half a word of rounds, for one element of it
+    {"terngrad", 65536, {2, 1.5, 20}, {180, 10, 0}},      // sqrt(65536) / clip rounds, for one element
+    {"topk:ratio=0.1", 65536, {2, 1, 20}, {12, 2, 120}},  // 1 / ratio rounds
+    {"topk:ratio=0.3,values=fp16", 65536, {2, 1, 20}, {4, 2, 40}},
+    {"randomk:ratio=0.3", 65536, {40, 0, 280}, {40, 0, 280}},  // by chance: t rounds in (1 - ratio)^t cases
+    {"2bit:threshold=1", 64, {1, 0.5, 20}, {}, 1},
+    {"1bit:threshold=0.5", 64, {1.5, 1, 30}, {}, 1},
+    {"randomk:ratio=0.5,values=bf16", 65536, {40, 0, 280}, {25, 0.01, 200}},
 };
 
 void PrintTo(const Promise& promise, std::ostream* out) { *out << promise.spec; }
@@ -65,6 +83,7 @@ constexpr Pattern kPatterns[] = {
     {"one_large", [](std::size_t, std::size_t i, int, float) { return i == 1 ? 30.0f : 1.0f; }},
     {"one_hot", [](std::size_t, std::size_t i, int, float) { return i == 0 ? 1.0f : 0.0f; }},
     {"gaussian", [](std::size_t, std::size_t, int, float draw) { return draw; }},
+    {"gaussian_around_1", [](std::size_t, std::size_t, int, float draw) { return 1 + draw; }},
     {"heavy_tailed", [](std::size_t, std::size_t, int, float draw) { return draw * draw * draw; }},
     {"decaying", [](std::size_t, std::size_t, int round,
                     float) { return round < 250 ? std::exp2(-0.1f * static_cast<float>(round)) : 0; }},
@@ -72,14 +91,15 @@ constexpr Pattern kPatterns[] = {
                      float) { return round / 7 % 2 == 0 ? 1.0f + static_cast<float>(i % 2) : 0.0f; }},
 };
 
-/// Gaussian values for a worker and a round. A few sets, used in turn: to draw is slower than to encode.
-const std::vector<float>& draws(std::size_t set) {
+constexpr std::size_t kDraws = 7;  // sets of Gaussian values, used in turn: to draw is slower than to encode
+
+const std::vector<float>& drawn(std::size_t set) {
   static const std::vector<std::vector<float>> sets = [] {
     std::vector<std::vector<float>> made;
-    for (unsigned seed = 0; seed < 7; ++seed) made.push_back(gaussian(kUnitElements + 1, seed, 1));
+    for (unsigned seed = 0; seed < kDraws; ++seed) made.push_back(gaussian(kUnitElements + 1, seed, 1));
     return made;
   }();
-  return sets[set % sets.size()];
+  return sets[set % kDraws];
 }
 
 template <typename T>
@@ -94,6 +114,7 @@ struct Run {
   std::size_t elements;
   ReplyKind reply;
   const Pattern* pattern;
+  float threshold;
 
   std::string text() const {
     const char* const replies[] = {"fp32", "exact", "own-name"};
@@ -131,20 +152,25 @@ class Training {
 
  private:
   void fill(std::size_t w, int round) {
-    const auto& drawn = draws(static_cast<std::size_t>(round) * run_.workers + w);
+    const std::size_t set = static_cast<std::size_t>(round) * run_.workers + w;
+    const std::vector<float>& draws = drawn(set);
+    // The other way round at every second turn: their mean is 0 for each element, as that of fresh draws is.
+    const float sign = set / kDraws % 2 == 0 ? 1.0f : -1.0f;
     for (std::size_t i = 0; i < run_.elements; ++i) {
-      grad_[i] = run_.pattern->value(w, i, round, drawn[i]);
+      const float value = run_.pattern->value(w, i, round, sign * draws[i]);
+      grad_[i] = run_.threshold > 0 ? std::clamp(value, -run_.threshold, run_.threshold) : value;
       due_[i] += double{grad_[i]};
     }
   }
 
   void check(int rounds, double kept) {
     const auto ways = static_cast<double>(run_.workers);
-    ASSERT_LE(kept, bounds_.worker * largest_) << "a worker's residual after " << rounds << " rounds";
-    ASSERT_LE(root_mean_square(server_), bounds_.server * largest_ * ways)
+    const double size = run_.threshold > 0 ? double{run_.threshold} : largest_;
+    ASSERT_LE(kept, bounds_.worker * size) << "a worker's residual after " << rounds << " rounds";
+    ASSERT_LE(root_mean_square(server_), bounds_.server * size * ways)
         << "the server's residual after " << rounds << " rounds";
     if (bounds_.rounds == 0 || rounds < bounds_.rounds) return;
-    ASSERT_LE(root_mean_square(due_) / (ways * rounds), 0.1 * largest_)
+    ASSERT_LE(root_mean_square(due_) / (ways * rounds), 0.1 * size)
         << "what arrived, in the mean of " << rounds << " rounds";
   }
 
@@ -203,7 +229,7 @@ TEST_P(TensorsOfFewElements, KeepTheirBounds) {
     for (std::size_t elements : shapes) {
       for (std::size_t workers : {1, 2, 4}) {
         for (ReplyKind reply : reply_kinds(*codec)) {
-          train(*codec, {workers, elements, reply, &pattern}, promise.few, 300);
+          train(*codec, {workers, elements, reply, &pattern, promise.threshold}, promise.few, 300);
         }
       }
     }
@@ -219,10 +245,10 @@ TEST_P(LongUnits, KeepTheirBounds) {
   const auto codec = make(parse_spec(promise.spec));
   for (const Pattern& pattern : kPatterns) {
     for (std::size_t elements : {promise.unit - 1, promise.unit, promise.unit + 1}) {
-      train(*codec, {2, elements, ReplyKind::kSame, &pattern}, promise.unit_long, 24);
+      train(*codec, {2, elements, ReplyKind::kSame, &pattern, 0}, promise.unit_long, 24);
       if (rounds_asked_for() == 0) continue;
       for (ReplyKind reply : reply_kinds(*codec)) {
-        train(*codec, {4, elements, reply, &pattern}, promise.unit_long, 0);
+        train(*codec, {4, elements, reply, &pattern, 0}, promise.unit_long, 0);
       }
     }
   }
