@@ -92,8 +92,10 @@ struct CodecSpec {
 using WireParameters = std::array<std::uint32_t, 4>;
 
 struct Encoded {
-  std::size_t bytes = 0;   ///< payload length
-  bool nonfinite = false;  ///< a NaN or infinity was met; it never entered a residual under nonfinite="skip"
+  std::size_t bytes = 0;  ///< payload length
+  /// A NaN or infinity was met, which never entered a residual under nonfinite="skip"; or a value beyond the
+  /// format (fp16: 65504), of which the largest was sent and the rest kept.
+  bool nonfinite = false;
 };
 
 class Bf16Residuals;

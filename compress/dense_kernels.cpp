@@ -107,18 +107,20 @@ HWY_INLINE FloatVector Store(FloatVector x, hn::Mask<Floats> finite, std::byte* 
   }
 }
 
-HWY_INLINE hn::Mask<Floats> Finite(FloatVector x) {
+/// Lanes whose magnitude has lesser bits than `first`.
+HWY_INLINE hn::Mask<Floats> Below(FloatVector x, std::uint32_t first) {
   const auto magnitude = hn::BitCast(Ints(), hn::Abs(x));
-  return hn::RebindMask(Floats(),
-                        hn::Lt(magnitude, hn::Set(Ints(), static_cast<std::int32_t>(kInfinityBits))));
+  return hn::RebindMask(Floats(), hn::Lt(magnitude, hn::Set(Ints(), static_cast<std::int32_t>(first))));
 }
+
+HWY_INLINE hn::Mask<Floats> Finite(FloatVector x) { return Below(x, kInfinityBits); }
 
 template <Format kFormat, bool kResidual>
 bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std::size_t elements,
                std::byte* HWY_RESTRICT out) {
   constexpr std::size_t kWidth = bytes_per_element(kFormat);
   const Floats d;
-  auto all_finite = hn::Eq(hn::Zero(d), hn::Zero(d));
+  auto all_fit = hn::Eq(hn::Zero(d), hn::Zero(d));
   std::size_t i = 0;
   for (; i + kLanes <= elements; i += kLanes) {
     hwy::Prefetch(grad + i + kAheadBytes / sizeof(float));
@@ -127,13 +129,13 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
     const FloatVector kept = kResidual ? hn::LoadU(d, residual + i) : hn::Zero(d);
     if constexpr (kResidual) x = hn::Add(kept, x);
     const auto finite = Finite(x);
-    all_finite = hn::And(all_finite, finite);
+    all_fit = hn::And(all_fit, Below(x, first_beyond(kFormat)));
     const FloatVector sent = Store<kFormat>(x, finite, out + i * kWidth);
     if constexpr (kResidual) hn::StoreU(hn::IfThenElse(finite, hn::Sub(x, sent), kept), d, residual + i);
   }
   const bool tail =
       encode_scalar(kFormat, grad + i, kResidual ? residual + i : nullptr, elements - i, out + i * kWidth);
-  return tail || !hn::AllTrue(d, all_finite);
+  return tail || !hn::AllTrue(d, all_fit);
 }
 
 template <Format kFormat>

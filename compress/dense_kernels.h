@@ -11,7 +11,7 @@
 
 namespace gradwire::compress::dense {
 
-/// As encode_scalar().
+/// As encode_scalar(); true also where an x is beyond the format.
 bool encode(Format format, const float* grad, float* residual, std::size_t elements, std::byte* out) noexcept;
 
 /// As sum_scalar().

@@ -20,8 +20,8 @@ namespace gradwire::compress::dense {
 enum class Format : std::uint8_t {
   kF32,        ///< the float as it is, NaN and infinity included
   kF32Finite,  ///< the float, or 0 where it is not finite
-  kF16,        ///< IEEE binary16; 0 where the float is not finite, saturated beyond +-65504
-  kBf16,       ///< the upper half of the float, rounded; 0 and saturated likewise
+  kF16,        ///< IEEE binary16; 0 where the float is not finite, +-65504 beyond
+  kBf16,       ///< the upper half of the float, rounded; 0 where it is not finite, the largest beyond
 };
 
 constexpr std::size_t bytes_per_element(Format format) {
@@ -33,6 +33,12 @@ inline constexpr std::uint32_t kF16SmallestNormal = 0x38800000;  // 2^-14 as a f
 inline constexpr std::uint32_t kF16Rebias = 112u << 23;          // difference of the exponents' biases
 inline constexpr std::uint32_t kHalfBits = 0x3f000000;  // 0.5f: its last bit weighs 2^-24, as binary16's
 inline constexpr std::uint32_t kBf16Largest = 0x7f7f;
+
+/// The magnitude's bits from which on a format has no value near: NaN and infinity, and what IEEE's rounding
+/// would make an infinity of.
+constexpr std::uint32_t first_beyond(Format format) {
+  return format == Format::kF16 ? 0x477ff000u : format == Format::kBf16 ? 0x7f7f8000u : kInfinityBits;
+}
 
 /// Rounds a finite float to binary16, ties to even.
 GRADWIRE_HOST_DEVICE inline std::uint16_t f16_from_float(float value) noexcept {
@@ -103,25 +109,26 @@ inline float decode_element(Format format, const std::byte* from) noexcept {
 struct Element {
   std::uint32_t bits = 0;
   float kept = 0;
-  bool nonfinite = false;
+  bool beyond = false;  ///< NaN, infinite or beyond the format
 };
 
 /// Encodes x = kept + grad, or a gradient without residual, of which `kept` is then ignored. An x that is not
-/// finite leaves `kept` as it was.
+/// finite leaves `kept` as it was; one beyond the format sends the largest value and keeps the rest.
 GRADWIRE_HOST_DEVICE inline Element encode_element(Format format, float x, float kept) noexcept {
   if (is_finite(x)) {
     const std::uint32_t bits = bits_from_float(format, x);
-    return {bits, x - float_from_bits(format, bits), false};
+    const bool beyond = std::bit_cast<std::uint32_t>(magnitude(x)) >= first_beyond(format);
+    return {bits, x - float_from_bits(format, bits), beyond};
   }
   return {format == Format::kF32 ? std::bit_cast<std::uint32_t>(x) : 0, kept, true};
 }
 
 /// Sends x = grad + residual and keeps x - sent. An x that is not finite leaves the residual as it was.
-/// Returns true when such an x was met. residual may be null.
+/// Returns true when such an x was met, or one beyond the format. residual may be null.
 inline bool encode_scalar(Format format, const float* grad, float* residual, std::size_t elements,
                           std::byte* out) noexcept {
   const std::size_t width = bytes_per_element(format);
-  bool nonfinite = false;
+  bool beyond = false;
   for (std::size_t i = 0; i < elements; ++i) {
     const float kept = residual == nullptr ? 0 : residual[i];
     const Element element = encode_element(format, residual == nullptr ? grad[i] : kept + grad[i], kept);
@@ -131,9 +138,9 @@ inline bool encode_scalar(Format format, const float* grad, float* residual, std
       store(static_cast<std::uint16_t>(element.bits), out + i * width);
     }
     if (residual != nullptr) residual[i] = element.kept;
-    nonfinite |= element.nonfinite;
+    beyond |= element.beyond;
   }
-  return nonfinite;
+  return beyond;
 }
 
 /// Writes ((p0 + p1) + p2) + ... in float; the elements start `offset` bytes into every payload.

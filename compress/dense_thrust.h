@@ -55,18 +55,18 @@ struct EncodeDense {
     const Four values = source.four(first, count);
     Four kept = residual.load(first, count);
     dense::FourBits bits;
-    bool nonfinite = false;
+    bool beyond = false;
     for (std::size_t j = 0; j < kItemElements; ++j) {
       const dense::Element element =
           dense::encode_element(format, residual.add(kept.x[j], values.x[j]), kept.x[j]);
       bits.bits[j] = element.bits;
       kept.x[j] = element.kept;
-      nonfinite |= element.nonfinite && j < count;
+      beyond |= element.beyond && j < count;
     }
     const std::size_t width = dense::bytes_per_element(format);
     dense::store_bits(bits, width, count, out + first * width);
     residual.store(kept, first, count);
-    if (nonfinite) report_value(report->nonfinite, 1);
+    if (beyond) report_value(report->nonfinite, 1);
   }
 };
 

@@ -1,60 +1,65 @@
 // Which elements of a codec unit randomk sends: drawn without replacement, by counting, so that everybody who
 // knows the seed and the round knows them.
 //
-// Source: Wangni et al. 2018 and Stich et al. 2018, "Sparsified SGD with memory", for rand-k; a Feistel
-// permutation with cycle walking (Black and Rogaway 2002) in place of a shuffle.
+// Source: Wangni et al. 2018 and Stich et al. 2018, "Sparsified SGD with memory", for rand-k; Knuth, "The Art
+// of Computer Programming", volume 2, section 3.4.2, algorithm P (a shuffle that ends after the first k).
 //
-// Threading: all functions are pure.
+// Threading: one thread at a time; several objects are independent.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
 
+#include "compress/codec.h"
 #include "compress/philox.h"
 
 namespace gradwire::compress {
 
-/// A permutation of [0, elements), of at most kUnitElements; its first k places are the elements to send.
+/// What is drawn by: other numbers draw other elements.
+struct DrawKey {
+  std::uint32_t seed = 0;
+  std::uint32_t key = 0;   ///< of the tensor
+  std::uint32_t step = 0;  ///< lower half of the round
+  std::uint32_t unit = 0;  ///< of the tensor
+};
+
 class DrawnElements {
  public:
-  DrawnElements(std::uint32_t seed, std::uint32_t key, std::uint32_t step, std::uint32_t unit,
-                std::size_t elements) noexcept
-      : elements_(elements),
-        half_bits_(static_cast<unsigned>(std::bit_width(elements - 1) + 1) / 2),
-        keys_(philox::draw({unit, key, step, 0},
-                           {seed, static_cast<std::uint32_t>(philox::Stream::kRandomK)})) {}
-
-  /// The element at a place in [0, elements).
-  std::size_t operator[](std::size_t place) const noexcept {
-    // What falls outside walks on; as the permutation is a set of cycles, it comes back inside.
-    do place = permuted(place);
-    while (place >= elements_);
-    return place;
+  /// Returns `count` elements of [0, elements), every choice and order of them as likely as any other, but
+  /// for elements / 2^32. Valid until the next call. Requires count <= elements <= kUnitElements.
+  std::span<const std::uint32_t> draw(const DrawKey& by, std::size_t elements, std::size_t count) noexcept {
+    philox::Counter words{};
+    for (std::size_t i = 0; i < count; ++i) {
+      if (i % words.size() == 0) {
+        words = philox::draw({by.unit, by.key, by.step, static_cast<std::uint32_t>(i / words.size())},
+                             {by.seed, static_cast<std::uint32_t>(philox::Stream::kRandomK)});
+      }
+      swapped_[i] = static_cast<std::uint32_t>(i + (words[i % words.size()] * (elements - i) >> 32));
+      std::swap(places_[i], places_[swapped_[i]]);
+    }
+    // Only what was swapped is put back, so that a draw costs by count and not by elements.
+    for (std::size_t i = 0; i < count; ++i) {
+      drawn_[i] = places_[i];
+      places_[i] = static_cast<std::uint32_t>(i);
+    }
+    for (std::size_t i = 0; i < count; ++i) places_[swapped_[i]] = swapped_[i];
+    return std::span(drawn_).first(count);
   }
 
  private:
-  std::size_t permuted(std::size_t value) const noexcept {
-    const std::uint32_t mask = (1u << half_bits_) - 1;
-    std::uint32_t left = static_cast<std::uint32_t>(value) >> half_bits_;
-    std::uint32_t right = static_cast<std::uint32_t>(value) & mask;
-    for (std::uint32_t key : keys_) {
-      const std::uint32_t mixed = left ^ (mix(right ^ key) & mask);
-      left = right;
-      right = mixed;
-    }
-    return left << half_bits_ | right;
+  static std::vector<std::uint32_t> in_order() {
+    std::vector<std::uint32_t> places(kUnitElements);
+    std::iota(places.begin(), places.end(), 0U);
+    return places;
   }
 
-  static std::uint32_t mix(std::uint32_t v) noexcept {  // the end of MurmurHash3: every bit reaches every bit
-    v = (v ^ v >> 16) * 0x85ebca6bu;
-    v = (v ^ v >> 13) * 0xc2b2ae35u;
-    return v ^ v >> 16;
-  }
-
-  std::size_t elements_;
-  unsigned half_bits_;
-  philox::Counter keys_;
+  std::vector<std::uint32_t> places_ = in_order();  ///< in order between two calls
+  std::vector<std::uint32_t> swapped_ = std::vector<std::uint32_t>(kUnitElements);
+  std::vector<std::uint32_t> drawn_ = std::vector<std::uint32_t>(kUnitElements);
 };
 
 }  // namespace gradwire::compress

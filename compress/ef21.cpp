@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "compress/codecs.h"
 #include "compress/float_bits.h"
 #include "compress/little_endian.h"
 #include "compress/parameters.h"
@@ -24,6 +25,16 @@ Head head_of(std::size_t elements) {
   return head;
 }
 
+/// What a codec makes of 0. An estimate that is right already moves away by it.
+float value_of_nothing(const Codec& codec) {
+  const float nothing = 0;
+  float sent = 0;
+  std::vector<std::byte> out(codec.max_encoded_size(1));
+  const Encoded encoded = codec.encode({&nothing, 1}, {}, {}, out);
+  codec.decode(Payload(out).first(encoded.bytes), {&sent, 1});
+  return sent;
+}
+
 void add_to(std::span<float> to, std::span<const float> values) {
   for (std::size_t i = 0; i < to.size(); ++i) to[i] += values[i];
 }
@@ -37,6 +48,12 @@ EF21::EF21(const Codec& codec, std::size_t elements)
   if (!codec.lossy()) {
     throw std::invalid_argument(who +
                                 ": this codec loses nothing; send the gradient itself, or give a lossy one");
+  }
+  if (const float sent = value_of_nothing(codec); sent != 0) {
+    throw std::invalid_argument(
+        who + ": " + canonical_spec(codec.spec()) + " sends " + parameter_text(static_cast<double>(sent)) +
+        " where the estimate lacks nothing, so that the estimate never settles; give a "
+        "codec that sends 0 for 0, such as 1bit:threshold=mean");
   }
 }
 

@@ -10,7 +10,8 @@
 //
 // What suits it is a codec that leaves less than it takes away (topk, randomk, 1bit, int4 ...): with a share
 // a of |x|^2 sent, an estimate of a gradient that stays comes nearer by that share each round. With 2bit and
-// a fixed threshold the estimate stays within the threshold.
+// a fixed threshold the estimate stays within the threshold. A codec that has no code for 0, as 1bit with a
+// fixed threshold, is refused: its estimate would leave the gradient again in each round.
 //
 // Source: Richtarik, Sokolov and Fatkhullin 2021, "EF21: a new, simpler, theoretically better, and
 // practically faster error feedback", algorithm 2. Ours: estimates begin at 0, and the master's sum is kept
@@ -28,7 +29,8 @@ namespace gradwire::compress {
 
 class EF21 {
  public:
-  /// Throws std::invalid_argument: no elements; a codec that loses nothing, and has nothing to feed back.
+  /// Throws std::invalid_argument: no elements; a codec that loses nothing, and has nothing to feed back; one
+  /// that does not send 0 for 0, with which no estimate settles.
   EF21(const Codec& codec, std::size_t elements);
 
   /// Encodes gradient - estimate, and adds what that payload stands for to the estimate. As Codec::encode()

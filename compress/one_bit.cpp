@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 #include "compress/little_endian.h"
 #include "compress/one_bit_kernels.h"
@@ -15,6 +16,7 @@ namespace {
 
 constexpr std::size_t kTileElements = 4096;
 constexpr float kDefaultThreshold = 0.5f;  // MXNet's, for an error's example
+constexpr std::uint32_t kForm = 1;         // of the mean's payloads; those of form 0 had no mark for zeros
 
 constexpr ParameterInfo kParameters[] = {
     {"threshold", "mean",
@@ -23,12 +25,15 @@ constexpr ParameterInfo kParameters[] = {
     {"nonfinite", "skip", "skip: a gradient that is NaN or infinite counts as 0"},
 };
 
-/// The mean of |x| over a unit, x that are not finite left out of the sum.
+one_bit::SignCode code_of(float level) { return {0, level, one_bit::Zeros::kMarked}; }
+
+/// The mean of |x| over what is sent of a unit, x that are not finite left out of the sum.
 float mean_magnitude(const float* grad, const float* residual, std::size_t elements) {
   two_bit::UnitSums sums;
   two_bit::measure(grad, residual, elements, std::numeric_limits<float>::infinity(), &sums);
   const double sum = two_bit::UnitSums::fold(sums.all);
-  return static_cast<float>(sum / static_cast<double>(elements));
+  const std::size_t sent = one_bit::sent_elements(grad, residual, elements);
+  return sent == 0 ? 0 : static_cast<float>(sum / static_cast<double>(sent));
 }
 
 constexpr std::size_t header_bytes(std::size_t elements) { return unit_count(elements) * sizeof(float); }
@@ -36,6 +41,8 @@ constexpr std::size_t header_bytes(std::size_t elements) { return unit_count(ele
 }  // namespace
 
 OneBitMean::OneBitMean() noexcept : FloatSumCodec("1bit", WireId::kOneBit, kTileElements) {}
+
+WireParameters OneBitMean::wire_parameters() const noexcept { return {0, kForm, 0, 0}; }
 
 CodecSpec OneBitMean::spec() const { return {"1bit", {{"threshold", "mean"}, {"nonfinite", "skip"}}}; }
 
@@ -51,7 +58,7 @@ bool OneBitMean::encode_run(const float* grad, float* residual, const Run& run, 
     float* const kept = residual == nullptr ? nullptr : residual + i;
     const float level = mean_magnitude(grad + i, kept, length);
     store(level, out + (run.first + i) / kUnitElements * sizeof(float));
-    nonfinite |= one_bit::encode(grad + i, kept, length, 0, level,
+    nonfinite |= one_bit::encode(grad + i, kept, length, code_of(level),
                                  out + header_bytes(run.elements) + (run.first + i) / 8);
   }
   return nonfinite;
@@ -59,7 +66,8 @@ bool OneBitMean::encode_run(const float* grad, float* residual, const Run& run, 
 
 void OneBitMean::decode_run(Payload payload, const Run& run, bool add, float* out) const {
   const auto level = load<float>(payload.data() + run.first / kUnitElements * sizeof(float));
-  one_bit::decode(payload.data() + header_bytes(run.elements) + run.first / 8, run.length, level, add, out);
+  one_bit::decode(payload.data() + header_bytes(run.elements) + run.first / 8, run.length, code_of(level),
+                  add, out);
 }
 
 std::string OneBitMean::fault(Payload payload, std::size_t elements) const {
@@ -77,7 +85,12 @@ std::unique_ptr<Codec> make_one_bit(const CodecSpec& spec) {
 }
 
 std::unique_ptr<Codec> one_bit_from_wire(const WireParameters& parameters) {
-  expect_unused_from_wire("1bit", parameters, 1);
+  if (parameters[0] == 0 && parameters[1] != kForm) {
+    throw DecodeError("1bit: the sender's payloads are of form " + std::to_string(parameters[1]) +
+                      ", this gradwire's of form " + std::to_string(kForm) +
+                      "; run one version of gradwire on all ranks");
+  }
+  expect_unused_from_wire("1bit", parameters, parameters[0] == 0 ? 2 : 1);
   if (parameters[0] == 0) return std::make_unique<OneBitMean>();
   return std::make_unique<OneBitVotes>(positive_float_from_wire("1bit", "threshold", parameters[0]));
 }

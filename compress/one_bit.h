@@ -13,12 +13,12 @@
 namespace gradwire::compress {
 
 /// Payload: a float32 per codec unit, the mean of |x|, then the bits. Bit 1 stands for the mean, 0 for its
-/// opposite.
+/// opposite; a word of 32 elements that are all 0 has a mark of its own, and no part in the mean.
 class OneBitMean final : public FloatSumCodec {
  public:
   OneBitMean() noexcept;
 
-  WireParameters wire_parameters() const noexcept override { return {}; }
+  WireParameters wire_parameters() const noexcept override;
   CodecSpec spec() const override;
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
 

@@ -11,10 +11,14 @@
 namespace gradwire::compress::one_bit {
 
 /// As encode_scalar().
-bool encode(const float* grad, float* residual, std::size_t elements, float least, float level,
+bool encode(const float* grad, float* residual, std::size_t elements, const SignCode& code,
             std::byte* out) noexcept;
 
+/// As sent_elements_scalar().
+std::size_t sent_elements(const float* grad, const float* residual, std::size_t elements) noexcept;
+
 /// As decode_scalar().
-void decode(const std::byte* packed, std::size_t elements, float level, bool add, float* out) noexcept;
+void decode(const std::byte* packed, std::size_t elements, const SignCode& code, bool add,
+            float* out) noexcept;
 
 }  // namespace gradwire::compress::one_bit

@@ -15,10 +15,11 @@
 
 namespace gradwire::compress {
 
-/// The level of each unit: one for all, or a float each.
+/// The level of each unit, one for all or a float each, and what words of zeros are.
 struct SignLevels {
   float fixed = 1;
   std::size_t per_unit_bytes = 0;  ///< before the bits; 0: one for all
+  one_bit::Zeros zeros = one_bit::Zeros::kSigned;
 
   /// Of the unit that holds element i of a payload.
   GRADWIRE_HOST_DEVICE float of(const std::byte* payload, std::size_t i) const noexcept {
@@ -35,7 +36,11 @@ struct SignSumSource {
 
   GRADWIRE_HOST_DEVICE float payload_at(std::size_t way, std::size_t i) const noexcept {
     const std::byte* const payload = payloads.at(way);
-    return one_bit::value_of(one_bit::bit_at(payload + levels.per_unit_bytes, i), levels.of(payload, i));
+    const auto word = load_aligned<std::uint32_t>(payload + levels.per_unit_bytes +
+                                                  i / one_bit::kWordElements * sizeof(std::uint32_t));
+    if (one_bit::stands_for_zeros(word, levels.zeros)) return 0;
+    const bool bit = (word & one_bit::bit_in_word(i % one_bit::kWordElements)) != 0;
+    return one_bit::value_of(bit, levels.of(payload, i));
   }
   GRADWIRE_HOST_DEVICE float at(std::size_t i) const noexcept {
     float sum = payload_at(0, i);
@@ -51,20 +56,68 @@ struct SignSumSource {
   }
 };
 
-/// Writes the mean of |x| of unit `item`.
+/// One word of 32 elements: what is encoded of them.
+template <typename Source>
+struct SignWord {
+  float x[one_bit::kWordElements];
+  std::size_t count;
+  bool all_zero = true;
+  bool nonfinite = false;
+
+  GRADWIRE_HOST_DEVICE SignWord(const Source& source, const Residual& residual, std::size_t first,
+                                std::size_t elements)
+      : count(elements - first < one_bit::kWordElements ? elements - first : one_bit::kWordElements) {
+    for (std::size_t part = 0; part < count; part += kItemElements) {
+      const std::size_t here = item_elements(elements, first + part);
+      const Four values = source.four(first + part, here);
+      const Four kept = residual.load(first + part, here);
+      for (std::size_t j = 0; j < here; ++j) {
+        const float sum = residual.add(kept.x[j], values.x[j]);
+        nonfinite |= !is_finite(sum);
+        x[part + j] = one_bit::counted(sum, kept.x[j]);
+        all_zero &= x[part + j] == 0;
+      }
+    }
+  }
+};
+
+/// Counts the elements of a unit that are sent, a share of its words for each of UnitMeasure's lanes.
+template <typename Source>
+struct CountSent {
+  static constexpr std::size_t kLanes = two_bit::UnitSums::kLanes;
+
+  Source source;
+  Residual residual;
+  std::size_t elements;
+  UnitMeasure* measures;
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
+    const std::size_t unit = item / kLanes;
+    const std::size_t end = unit * kUnitElements + two_bit::unit_elements(elements, unit);
+    std::uint32_t sent = 0;
+    for (std::size_t first = unit * kUnitElements + item % kLanes * one_bit::kWordElements; first < end;
+         first += kLanes * one_bit::kWordElements) {
+      const SignWord<Source> word(source, residual, first, elements);
+      sent += word.all_zero ? 0 : static_cast<std::uint32_t>(word.count);
+    }
+    measures[unit].selected_counts[item % kLanes] = sent;
+  }
+};
+
+/// Writes the mean of |x| over what is sent of unit `item`.
 struct StoreMean {
   const UnitMeasure* measures;
-  std::size_t elements;
   std::byte* out;
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
     const double sum = measures[item].sum_all();
-    const auto count = static_cast<double>(two_bit::unit_elements(elements, item));
-    store_aligned(static_cast<float>(sum / count), out + item * sizeof(float));
+    const std::uint32_t sent = measures[item].selected_count();
+    const float mean = sent == 0 ? 0 : static_cast<float>(sum / static_cast<double>(sent));
+    store_aligned(mean, out + item * sizeof(float));
   }
 };
 
-/// Encodes eight elements into byte `item` of the bits, as one_bit::encode_scalar() does.
+/// Encodes 32 elements into word `item` of the bits, as one_bit::encode_scalar() does.
 template <typename Source>
 struct EncodeSigns {
   Source source;
@@ -76,43 +129,37 @@ struct EncodeSigns {
   DeviceReport* report;
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
-    unsigned bits = 0;
-    bool nonfinite = false;
-    for (std::size_t part = 0; part < 8; part += kItemElements) {
-      const std::size_t first = item * 8 + part;
-      if (first >= elements) continue;
-      const std::size_t count = item_elements(elements, first);
-      const float level = levels.of(out, first);
-      const Four values = source.four(first, count);
-      Four kept = residual.load(first, count);
-      for (std::size_t j = 0; j < count; ++j) {
-        float x = residual.add(kept.x[j], values.x[j]);
-        if (!is_finite(x)) {
-          nonfinite = true;
-          x = is_finite(kept.x[j]) ? kept.x[j] : 0;
-        }
-        const bool bit = x >= least;
-        bits |= (bit ? 1u : 0u) << one_bit::bit_shift(part + j);
-        kept.x[j] = x - one_bit::value_of(bit, level);
+    const std::size_t first = item * one_bit::kWordElements;
+    const SignWord<Source> given(source, residual, first, elements);
+    std::uint32_t signs = 0;
+    for (std::size_t i = 0; i < given.count; ++i) signs |= given.x[i] >= least ? one_bit::bit_in_word(i) : 0;
+    const std::uint32_t word = one_bit::word_to_send(signs, given.all_zero, levels.zeros);
+    store_aligned(word, out + levels.per_unit_bytes + item * sizeof word);
+    if (given.nonfinite) report_value(report->nonfinite, 1);
+    const bool zeros = one_bit::stands_for_zeros(word, levels.zeros);
+    const float level = levels.of(out, first);
+    for (std::size_t part = 0; part < given.count; part += kItemElements) {
+      Four kept{};
+      for (std::size_t j = 0; j < kItemElements && part + j < given.count; ++j) {
+        const float sent = one_bit::value_of((word & one_bit::bit_in_word(part + j)) != 0, level);
+        kept.x[j] = zeros ? given.x[part + j] : given.x[part + j] - sent;
       }
-      residual.store(kept, first, count);
+      residual.store(kept, first + part, item_elements(elements, first + part));
     }
-    out[levels.per_unit_bytes + item] = static_cast<std::byte>(bits);
-    if (nonfinite) report_value(report->nonfinite, 1);
   }
 };
 
 template <typename Backend, typename Source>
 void encode_signs(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
                   float least, const SignLevels& levels, std::byte* out, DeviceReport* report) {
-  backend.each(one_bit::packed_bytes(elements),
+  backend.each(one_bit::packed_bytes(elements) / sizeof(std::uint32_t),
                EncodeSigns<Source>{source, Residual(residual), elements, least, levels, out, report});
 }
 
 struct OneBitMeanForm {
   static constexpr std::size_t scratch_bytes(std::size_t elements) { return UnitScratch::bytes(elements); }
   static constexpr SignLevels levels(std::size_t elements) {
-    return {0, unit_count(elements) * sizeof(float)};
+    return {0, unit_count(elements) * sizeof(float), one_bit::Zeros::kMarked};
   }
 
   template <typename Backend, typename Source>
@@ -120,7 +167,9 @@ struct OneBitMeanForm {
               std::byte* out, const DeviceWork& work) const {
     const UnitScratch scratch(work.scratch, elements);
     measure_units(backend, source, residual, nullptr, elements, scratch.measures);
-    backend.each(unit_count(elements), StoreMean{scratch.measures, elements, out});
+    backend.each(unit_count(elements) * CountSent<Source>::kLanes,
+                 CountSent<Source>{source, Residual(residual), elements, scratch.measures});
+    backend.each(unit_count(elements), StoreMean{scratch.measures, out});
     encode_signs(backend, source, residual, elements, 0, levels(elements), out, work.report);
   }
 

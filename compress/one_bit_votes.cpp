@@ -37,11 +37,11 @@ std::size_t OneBitVotes::max_reply_size(std::size_t elements, std::size_t ways,
 
 bool OneBitVotes::encode_run(const float* grad, float* residual, const Run& run, const Position*,
                              std::byte* out) const {
-  return one_bit::encode(grad, residual, run.length, one_bit::above(threshold_), 1, out + run.first / 8);
+  return one_bit::encode(grad, residual, run.length, {one_bit::above(threshold_), 1}, out + run.first / 8);
 }
 
 void OneBitVotes::decode_run(Payload payload, const Run& run, bool add, float* out) const {
-  one_bit::decode(payload.data() + run.first / 8, run.length, 1, add, out);
+  one_bit::decode(payload.data() + run.first / 8, run.length, {}, add, out);
 }
 
 Encoded OneBitVotes::encode_majority(std::span<const Payload> payloads, std::size_t elements, float* residual,
@@ -53,7 +53,7 @@ Encoded OneBitVotes::encode_majority(std::span<const Payload> payloads, std::siz
     const Run tile{i, std::min(kTileElements, elements - i), elements};
     sum_run(payloads, tile, sums);
     nonfinite |= one_bit::encode(sums, residual == nullptr ? nullptr : residual + i, tile.length,
-                                 one_bit::above(0), level, out + i / 8);
+                                 {one_bit::above(0), level}, out + i / 8);
   }
   return {one_bit::packed_bytes(elements), nonfinite};
 }
@@ -80,7 +80,7 @@ void OneBitVotes::decode_reply(Payload reply, std::size_t ways, ReplyKind kind, 
   expect_ways(name(), ways);
   expect_bytes(name(), "the reply", reply.size(), max_reply_size(out.size(), ways, kind), out.size());
   if (kind == ReplyKind::kSame) {
-    return one_bit::decode(reply.data(), out.size(), static_cast<float>(ways), false, out.data());
+    return one_bit::decode(reply.data(), out.size(), {0, static_cast<float>(ways)}, false, out.data());
   }
   // k + N, of which a reply holds the half, as the counts of every exact reply are named.
   expect_counts(name(), 2 * one_bit::planes_to_sums(reply.data(), ways, out.size(), out.data()), ways);

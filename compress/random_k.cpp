@@ -18,6 +18,7 @@ namespace {
 
 constexpr float kDefaultRatio = 0.01f;
 constexpr std::size_t kHeaderBytes = 16;
+constexpr std::uint32_t kDrawRule = 1;  // 0 was a Feistel permutation, which favoured some of few elements
 
 constexpr ParameterInfo kParameters[] = {
     {"ratio", "0.01", "elements sent of each 65 536, above 0 and at most 1"},
@@ -27,10 +28,11 @@ constexpr ParameterInfo kParameters[] = {
      "skip: an element whose gradient is NaN or infinite sends 0 and keeps its residual"},
 };
 
-/// What one thread needs to encode a unit.
+/// What one thread needs to encode or decode a unit.
 struct Workplace {
   std::vector<float> x = std::vector<float>(kUnitElements);
   std::vector<float> values = std::vector<float>(kUnitElements);
+  DrawnElements drawn;
 };
 
 Workplace& workplace() {
@@ -47,7 +49,7 @@ RandomK::RandomK(float ratio, std::uint32_t seed, dense::Format values) noexcept
       values_(values) {}
 
 WireParameters RandomK::wire_parameters() const noexcept {
-  return {std::bit_cast<std::uint32_t>(ratio_), seed_, number_of(values_), 0};
+  return {std::bit_cast<std::uint32_t>(ratio_), seed_, number_of(values_), kDrawRule};
 }
 
 CodecSpec RandomK::spec() const {
@@ -67,22 +69,22 @@ std::size_t RandomK::max_encoded_size(std::size_t elements) const noexcept {
   return kHeaderBytes + value_count(elements) * dense::bytes_per_element(values_);
 }
 
-DrawnElements RandomK::drawn(const std::byte* header, std::size_t first,
-                             std::size_t elements) const noexcept {
+std::span<const std::uint32_t> RandomK::drawn(const std::byte* header, std::size_t first,
+                                              std::size_t elements) const {
   const std::uint32_t unit =
       load<std::uint32_t>(header + 12) + static_cast<std::uint32_t>(first / kUnitElements);
-  return {seed_, load<std::uint32_t>(header + 8), load<std::uint32_t>(header), unit, elements};
+  return workplace().drawn.draw({seed_, load<std::uint32_t>(header + 8), load<std::uint32_t>(header), unit},
+                                elements, sparse::sent_count(ratio_, elements));
 }
 
 bool RandomK::encode_unit(const float* grad, float* residual, std::size_t elements,
-                          const DrawnElements& drawn, std::byte* out) const {
+                          std::span<const std::uint32_t> drawn, std::byte* out) const {
   Workplace& here = workplace();
-  const bool nonfinite = sparse::accumulate(grad, residual, elements, here.x.data());
-  const std::size_t count = sparse::sent_count(ratio_, elements);
-  for (std::size_t i = 0; i < count; ++i) here.values[i] = here.x[drawn[i]];
-  dense::encode(values_, here.values.data(), nullptr, count, out);
+  bool nonfinite = sparse::accumulate(grad, residual, elements, here.x.data());
+  for (std::size_t i = 0; i < drawn.size(); ++i) here.values[i] = here.x[drawn[i]];
+  nonfinite |= dense::encode(values_, here.values.data(), nullptr, drawn.size(), out);
   if (residual == nullptr) return nonfinite;
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < drawn.size(); ++i) {
     // An x that was not finite sends 0, so its residual stays.
     residual[drawn[i]] -= dense::decode_element(values_, out + i * dense::bytes_per_element(values_));
   }
@@ -109,10 +111,9 @@ bool RandomK::encode_run(const float* grad, float* residual, const Run& run, con
 void RandomK::decode_run(Payload payload, const Run& run, bool add, float* out) const {
   const std::size_t width = dense::bytes_per_element(values_);
   const std::byte* const values = payload.data() + kHeaderBytes + value_count(run.first) * width;
-  const DrawnElements chosen = drawn(payload.data(), run.first, run.length);
+  const auto chosen = drawn(payload.data(), run.first, run.length);
   if (!add) std::fill_n(out, run.length, 0.0f);
-  const std::size_t count = sparse::sent_count(ratio_, run.length);
-  for (std::size_t i = 0; i < count; ++i)
+  for (std::size_t i = 0; i < chosen.size(); ++i)
     out[chosen[i]] += dense::decode_element(values_, values + i * width);
 }
 
@@ -166,7 +167,11 @@ std::unique_ptr<Codec> make_random_k(const CodecSpec& spec) {
 }
 
 std::unique_ptr<Codec> random_k_from_wire(const WireParameters& parameters) {
-  expect_unused_from_wire("randomk", parameters, 3);
+  if (parameters[3] != kDrawRule) {
+    throw DecodeError("randomk: the sender draws elements by rule " + std::to_string(parameters[3]) +
+                      ", this gradwire by rule " + std::to_string(kDrawRule) +
+                      "; run one version of gradwire on all ranks");
+  }
   return std::make_unique<RandomK>(ratio_from_wire("randomk", parameters[0]), parameters[1],
                                    value_format_from_wire("randomk", parameters[2]));
 }

@@ -37,10 +37,11 @@ class RandomK final : public FloatSumCodec {
   void decode_run(Payload payload, const Run& run, bool add, float* out) const override;
   std::string fault(Payload, std::size_t) const override { return {}; }
 
-  bool encode_unit(const float* grad, float* residual, std::size_t elements, const DrawnElements& drawn,
-                   std::byte* out) const;
-  /// The elements that a payload's header names for the unit that begins at `first`.
-  DrawnElements drawn(const std::byte* header, std::size_t first, std::size_t elements) const noexcept;
+  bool encode_unit(const float* grad, float* residual, std::size_t elements,
+                   std::span<const std::uint32_t> drawn, std::byte* out) const;
+  /// The elements that a payload's header names for the unit that begins at `first`, in this thread's memory.
+  std::span<const std::uint32_t> drawn(const std::byte* header, std::size_t first,
+                                       std::size_t elements) const;
   std::size_t value_count(std::size_t elements) const noexcept;
 
   float ratio_;

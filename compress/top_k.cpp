@@ -65,14 +65,14 @@ std::size_t TopK::max_encoded_size(std::size_t elements) const noexcept {
 
 bool TopK::encode_unit(const float* grad, float* residual, std::size_t elements, std::byte* out) const {
   Workplace& here = workplace();
-  const bool nonfinite = sparse::accumulate(grad, residual, elements, here.x.data());
+  bool nonfinite = sparse::accumulate(grad, residual, elements, here.x.data());
   const auto sent = here.largest.find(here.x.data(), elements, sparse::sent_count(ratio_, elements));
   std::byte* const value_bytes = out + sent.size() * sizeof(Index);
   for (std::size_t i = 0; i < sent.size(); ++i) {
     store(static_cast<Index>(sent[i]), out + i * sizeof(Index));
     here.values[i] = here.x[sent[i]];
   }
-  dense::encode(values_, here.values.data(), nullptr, sent.size(), value_bytes);
+  nonfinite |= dense::encode(values_, here.values.data(), nullptr, sent.size(), value_bytes);
   if (residual == nullptr) return nonfinite;
   for (std::size_t i = 0; i < sent.size(); ++i) {
     // An x that was not finite sends 0, so its residual stays.

@@ -204,6 +204,7 @@ struct SendChunk {
   TopKScratch scratch;
   float* residual;  // or null
   std::byte* out;
+  DeviceReport* report;
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
     const std::size_t begin = item * kTopKChunkElements;
@@ -220,14 +221,15 @@ struct SendChunk {
 
   GRADWIRE_HOST_DEVICE void send(std::size_t unit, std::size_t position, std::size_t i) const {
     store(static_cast<std::uint16_t>(i % kUnitElements), out + layout.index_offset(unit, position));
-    const std::uint32_t bits = dense::bits_from_float(layout.values, scratch.x[i]);
+    const dense::Element element = dense::encode_element(layout.values, scratch.x[i], 0);
     std::byte* const value = out + layout.value_offset(unit, position);
     if (dense::bytes_per_element(layout.values) == 2) {
-      store(static_cast<std::uint16_t>(bits), value);
+      store(static_cast<std::uint16_t>(element.bits), value);
     } else {
-      store(bits, value);
+      store(element.bits, value);
     }
-    if (residual != nullptr) residual[i] -= dense::float_from_bits(layout.values, bits);
+    if (residual != nullptr) residual[i] -= dense::float_from_bits(layout.values, element.bits);
+    if (element.beyond) report_value(report->nonfinite, 1);
   }
 };
 
@@ -285,7 +287,7 @@ struct TopKTwinForm {
     backend.each(units * kTopKChunks, CountChunk{layout, scratch});
     backend.each(units, ScanChunks{scratch});
     float* const kept = residual.empty() ? nullptr : residual.data();
-    backend.each(units * kTopKChunks, SendChunk{layout, scratch, kept, out});
+    backend.each(units * kTopKChunks, SendChunk{layout, scratch, kept, out, work.report});
   }
 
   /// In the scratch, where encode() may take them from: it reads each before it writes there.

@@ -209,28 +209,22 @@ bool TwoBitAuto::requantise_unit(const Round& round, const Run& unit, float leve
     two_bit::measure(sums, kept, elements, std::numeric_limits<float>::infinity(), &all);
   });
   const float total = two_bit::UnitSums::fold(all.all);
-  float threshold = 0;
-  float reply_level = 0;
-  // Where all |x| are alike none reaches a scale above 1, and nothing would ever leave; half the mean is
-  // always reached.
-  for (float scale : {reply_scale_, 0.5f}) {
-    threshold = agreed_threshold(scale, total, unit.elements);
-    if (threshold == 0) break;
-    two_bit::UnitSums sent;
+  const float threshold = agreed_threshold(reply_scale_, total, unit.elements);
+  two_bit::UnitSums sent;
+  if (threshold > 0) {
     each_tile([&](std::size_t, std::size_t elements, const float* kept) {
       two_bit::measure(sums, kept, elements, threshold, &sent);
     });
-    if (sent.selected_count == 0) continue;
-    reply_level =
-        round_to_8_bits(static_cast<double>(two_bit::UnitSums::fold(sent.selected)) / sent.selected_count);
-    break;
   }
+  const UnitScale scale = agreed_scale({total, two_bit::UnitSums::fold(sent.selected), sent.selected_count},
+                                       reply_scale_, unit.elements);
   bool nonfinite = false;
   each_tile([&](std::size_t i, std::size_t elements, float* kept) {
-    nonfinite |= two_bit::encode(sums, kept, elements, {threshold, reply_level, two_bit::NonFinite::kSkip},
-                                 body + i / 4, nullptr);
+    nonfinite |=
+        two_bit::encode(sums, kept, elements, {scale.threshold, scale.level, two_bit::NonFinite::kSkip},
+                        body + i / 4, nullptr);
   });
-  store(reply_level, header + offsetof(ReplyUnit, level));
+  store(scale.level, header + offsetof(ReplyUnit, level));
   return nonfinite;
 }
 

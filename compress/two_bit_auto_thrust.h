@@ -73,21 +73,17 @@ struct ChooseThreshold {
   }
 };
 
-/// Takes the mean of what the threshold selected as level of a unit; where it selected nothing, takes the
-/// fallback's threshold, to be measured again. A unit that has its level gets the same one when it is
-/// measured again.
-struct ChooseLevel {
-  float fallback_scale;  // 0: then the unit sends nothing
+/// Takes threshold and level of a unit from what ChooseThreshold's threshold selected.
+struct ChooseScale {
+  float scale;
   std::size_t elements;
   const UnitMeasure* measures;
   UnitScale* scales;
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t unit) const {
-    if (!(scales[unit].level > 0)) return;
     const UnitMeasure& measure = measures[unit];
-    const std::uint32_t count = measure.selected_count();
-    if (count == 0) return ChooseThreshold{fallback_scale, elements, measures, scales}(unit);
-    scales[unit].level = round_to_8_bits(static_cast<double>(measure.sum_selected()) / count);
+    scales[unit] = agreed_scale({measure.sum_all(), measure.sum_selected(), measure.selected_count()}, scale,
+                                two_bit::unit_elements(elements, unit));
   }
 };
 
@@ -249,11 +245,8 @@ class TwoBitAutoDeviceCodec final : public DeviceCodec {
     const std::size_t units = unit_count(elements);
     measure(nullptr);
     backend.each(units, ChooseThreshold{reply_scale_, elements, scratch.measures, scratch.scales});
-    // Where all |x| are alike none reaches a scale above 1; half the mean is always reached.
-    for (const float fallback : {0.5f, 0.0f}) {
-      measure(scratch.scales);
-      backend.each(units, ChooseLevel{fallback, elements, scratch.measures, scratch.scales});
-    }
+    measure(scratch.scales);
+    backend.each(units, ChooseScale{reply_scale_, elements, scratch.measures, scratch.scales});
   }
 
   float scale_;

@@ -45,6 +45,9 @@ class Rule:
     b: float = 1.5  # server threshold: b * mean |sum + residual| of this round
     c: float = 1.0  # worker level: c * mean selected |gradient + residual|
     d: float = 1.0  # server level: d * mean selected |sum + residual|
+    k: float = 4.0  # sends everything at its mean where that carries k times the energy of what was selected
+    g: float = 0.5  # no element is sent below g * level
+    t: float = 0.0  # above 0: a fixed threshold, which is the level too
     mc: int = 0  # 0: compress gradients; 1: compress the worker's momentum; 2: likewise, Nesterov's form
     # (none:mc=2 is uncompressed SGD with Nesterov's momentum, the baseline of other arms with mc=2)
     warm: int = 1  # rounds sent dense before compression starts
@@ -165,18 +168,33 @@ class Reducer:
         if rule.reply == "2bit":
             total += self.server[begin:end] * rule.sdecay
             size = total.abs()
-            chosen = size >= max(rule.b * float(size.mean()), 1e-30)
-            reply = float(round8(rule.d * size[chosen].sum() / max(1, int(chosen.sum()))))
+            mean = float(size.mean())
+            chosen = size >= max(rule.b * mean, 1e-30)
+            threshold, reply = self._scale(rule.b, rule.d, mean, size, chosen)
+            chosen = size >= max(threshold, 1e-30)
             code = torch.sign(total) * chosen * reply
             torch.sub(total, code, out=self.server[begin:end])
             total = code
         out.copy_(total)
 
     def _agree(self, i: int, mean: float, size: torch.Tensor, chosen: torch.Tensor) -> None:
-        count = int(chosen.sum())
-        selected = float((size * chosen).sum()) / count if count else self.rule.a * mean
-        scales = round8(torch.tensor([self.rule.a * mean, self.rule.c * selected]))
-        self.scales[i] = (float(scales[0]), float(scales[1]))
+        self.scales[i] = self._scale(self.rule.a, self.rule.c, mean, size, chosen)
+
+    def _scale(
+        self, factor: float, lift: float, mean: float, size: torch.Tensor, chosen: torch.Tensor
+    ) -> tuple[float, float]:
+        """Threshold and level after a selection of `chosen` among `size`, whose mean is `mean`."""
+        rule, count = self.rule, int(chosen.sum())
+        if rule.t:
+            return rule.t, rule.t
+        selected = float((size * chosen).sum()) / max(1, count)
+        if rule.k and size.numel() * mean**2 > rule.k * count * selected**2:
+            threshold, level = min(factor, 0.5) * mean, lift * mean
+        else:
+            level = lift * selected if count else factor * mean
+            threshold = max(factor * mean, rule.g * level)
+        scales = round8(torch.tensor([threshold, level]))
+        return float(scales[0]), float(scales[1])
 
 
 def train(rule: Rule, seed: int, data: Data, args: argparse.Namespace) -> dict[str, object]:

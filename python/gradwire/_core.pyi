@@ -60,6 +60,12 @@ class Codec:
         Writes the payload to out (at least max_encoded_size(n) bytes); returns its length.
         """
 
+    def encode_flagged(self, grad: Annotated[NDArray, dict(writable=False)], *, residual: NDArray | None = None, scales: Annotated[NDArray, dict(writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0) -> tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,))], bool]:
+        """
+        As encode(); returns the payload and a bool: a NaN or an infinity was met, or a value beyond the format (fp16:
+        65504), of which the largest was sent and the rest kept.
+        """
+
     @overload
     def decode_sum(self, payloads: Sequence[Annotated[NDArray, dict(writable=False)]], elements: int) -> NDArray[numpy.float32]:
         """
@@ -176,7 +182,8 @@ class EF21:
 
     def __init__(self, codec: Codec, elements: int) -> None:
         """
-        elements: of the tensor, or partition. Raises ValueError: none, or a codec that loses nothing.
+        elements: of the tensor, or partition. Raises ValueError: none; a codec that loses nothing; a codec that does not send 0 for 0
+        (1bit with a fixed threshold), with which no estimate settles.
         """
 
     def encode(self, grad: Annotated[NDArray, dict(writable=False)], *, scales: Annotated[NDArray, dict(writable=False)] | None = None, key: int = 0, rank: int = 0, step: int = 0, offset: int = 0) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:

@@ -4,7 +4,8 @@ Every rank encodes, gathers all ranks' payloads, and does what a server would wi
 one that gradwire's own stores give, to the bit. It costs N - 1 payloads to each rank where those move 2 (N-1)/N.
 
 Codecs leave NaNs and infinities out, so a byte behind each payload tells the others of them: the sum is then NaN
-everywhere, with a warning, and nothing else has changed. (`nonfinite=mxnet` is MXNet's own way, and stays that.)
+everywhere, with a warning, and nothing else has changed. (`nonfinite=mxnet` is MXNet's own way, and stays that.) Of a
+value beyond the codec's format, as fp16's 65504, the largest is sent and the rest kept, with a warning.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -24,25 +26,51 @@ Gather = Callable[[Any], Sequence[Any]]
 """Gives every rank's payload (uint8 arrays, whose lengths may differ) in rank order. A collective."""
 
 
-def loses_nonfinite(codec: Codec, spec: str, values: Any) -> bool:
-    """True where values, float32, hold a NaN or an infinity of which a codec's payload would say nothing."""
-    return codec.lossy and "nonfinite=mxnet" not in spec and not np.isfinite(values).all()
+class Met(IntEnum):
+    """What an encoder met of which its payload says nothing. The worse, the higher; it travels."""
+
+    NOTHING = 0
+    BEYOND = 1  # a value that the format cannot hold: the largest was sent, and the rest kept
+    NONFINITE = 2  # a NaN or an infinity: 0 was sent
 
 
-def flagged(payload: Any, nonfinite: bool) -> Any:
+def encode(codec: Codec, spec: str, values: Any, **options: Any) -> tuple[Any, Met]:
+    """Encodes as Codec.encode() with these options; returns the payload, and what was met.
+
+    Args:
+        codec: of spec.
+        spec: `nonfinite=mxnet` in it sends what is not finite in its own way.
+        values: float32 (n,).
+    """
+    payload, flagged = codec.encode_flagged(values, **options)
+    if not flagged or not codec.lossy or "nonfinite=mxnet" in spec:
+        return payload, Met.NOTHING
+    return payload, Met.BEYOND if np.isfinite(values).all() else Met.NONFINITE
+
+
+def noted(payload: Any, met: Met) -> Any:
     """A payload with one byte behind it: uint8 (n + 1,)."""
-    return np.append(payload, np.uint8(nonfinite))
+    return np.append(payload, np.uint8(met))
 
 
-def unflagged(payloads: Sequence[Any]) -> tuple[list[Any], bool]:
-    """What ranks gave to flagged(): their payloads, and whether any of them said so."""
-    return [np.ascontiguousarray(p[:-1]) for p in payloads], any(bool(p[-1]) for p in payloads)
+def read(payloads: Sequence[Any]) -> tuple[list[Any], Met]:
+    """What ranks gave to noted(): their payloads, and the worst that any of them met."""
+    return [np.ascontiguousarray(p[:-1]) for p in payloads], Met(max(int(p[-1]) for p in payloads))
 
 
 def warn_of_nan_sum() -> None:
     warnings.warn(
         "gradwire: a worker's gradient held a NaN or an infinity; the sum is NaN on every rank, and residuals are as "
         "they were before",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def warn_of_kept_rest() -> None:
+    warnings.warn(
+        "gradwire: a worker's gradient held a value beyond what the codec's format can (fp16: 65504); its largest was "
+        "sent, and the rest is kept for the next sum",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -87,7 +115,9 @@ class GatheredSum:
         tensor = self._tensors.setdefault(name, self._new(values.size))
         key = self._keys.setdefault(name, len(self._keys))
         before = None if tensor.residual is None else tensor.residual.copy()
-        own = self._codec.encode(
+        own, met = encode(
+            self._codec,
+            self._spec,
             values,
             residual=tensor.residual,
             scales=tensor.scales,
@@ -95,12 +125,13 @@ class GatheredSum:
             rank=self._rank,
             step=tensor.step,
         )
-        gathered = self._gather(flagged(own, loses_nonfinite(self._codec, self._spec, values)))
-        payloads, nonfinite = unflagged(gathered)
-        if nonfinite:
+        payloads, worst = read(self._gather(noted(own, met)))
+        if worst == Met.NONFINITE:
             tensor.residual = before
             warn_of_nan_sum()
             return np.full(values.size, np.nan, np.float32)
+        if worst == Met.BEYOND:
+            warn_of_kept_rest()
         answer = self._codec.encode_reply(
             payloads, values.size, reply=self._reply, residual=tensor.reply_residual
         )

@@ -13,7 +13,9 @@ round needs the result of the first, so it is no codec: it drives the store.
 Source: Vogels, Karimireddy, Jaggi: PowerSGD: Practical Low-Rank Gradient Compression, 2019, algorithm 1 (rank r,
 one power iteration, warm start) and algorithm 2 (error feedback; its momentum is the optimizer's). What a worker's
 gradients differ from the mean is never sent and stays in its error, where it cancels out between the workers; so
-errors of workers whose data differ grow, and that is no sign of trouble.
+errors of workers whose data differ grow, and that is no sign of trouble. Ours: a step starts from q made orthonormal,
+which spans the same and keeps products in range, whatever the size of the gradients; where q's columns depend on each
+other or are 0, as after a step without a gradient, drawn ones take their places.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["PowerSGD"]
 
 Floats = NDArray[np.float32]
+_DEPENDENT = 1e-6  # a column has nothing of its own where less than this part of it is left
 _calls = (
     itertools.count()
 )  # a store's keys are declared once, so every object's have a number, equal on all ranks
@@ -45,7 +48,8 @@ class _Matrix:
     index: int  # among the gradients
     p: Floats  # (rows, rank), of the first round's memory
     q: Floats  # (columns, rank), of the second's
-    basis: Floats  # (columns, rank): the q of the round before, which the next one starts from
+    basis: Floats  # (columns, rank): the q of the round before, orthonormal, which the next one starts from
+    drawn: Floats  # (columns, rank): what stands in for columns that q lacks, the same in every round
     error: Floats  # (rows, columns)
     wanted: Floats  # (rows, columns), gradient + error
 
@@ -116,6 +120,7 @@ class PowerSGD:
                     index,
                     self._first[p].reshape(n, r),
                     self._second[q].reshape(m, r),
+                    _orthonormal(start[q].reshape(m, r)),
                     start[q].reshape(m, r),
                     np.zeros((n, m), np.float32),
                     np.zeros((n, m), np.float32),
@@ -152,7 +157,7 @@ class PowerSGD:
         if not np.isfinite(self._first).all():
             return _fill_with_nan(arrays)
         for matrix in self._matrices:
-            matrix.p[...] = np.linalg.qr(matrix.p).Q
+            matrix.p[...] = _orthonormal(matrix.p)
             np.matmul(matrix.wanted.T, matrix.p, out=matrix.q)
         if self._matrices:
             self._store.wait_until(
@@ -167,7 +172,7 @@ class PowerSGD:
         for matrix in self._matrices:
             mean = matrix.p @ matrix.q.T
             np.subtract(matrix.wanted, mean, out=matrix.error)
-            matrix.basis[...] = matrix.q
+            matrix.basis[...] = _orthonormal(matrix.q, instead=matrix.drawn)
             arrays[matrix.index][...] = mean.reshape(self._shapes[matrix.index])
         at = 0
         for index in self._dense:
@@ -207,15 +212,22 @@ class PowerSGD:
         """Takes over what state_dict() gave, on the same rank of a job with the same shapes and the same rank.
 
         Raises:
-            ValueError: it is of other shapes; nothing is changed then.
+            ValueError: it is of other shapes, or holds what is not finite; nothing is changed then.
         """
         wanted = {name: [array.shape for array in arrays] for name, arrays in self.state_dict().items()}
         given = {name: [np.shape(array) for array in state.get(name, [])] for name in wanted}
         if given != wanted:
             raise ValueError(f"PowerSGD: the state has shapes {given}, expected {wanted}")
+        for name in wanted:
+            for index, array in zip(self.compressed, state[name], strict=True):
+                if not np.isfinite(array).all():
+                    raise ValueError(
+                        f"PowerSGD: the state's {name} of gradient {index} are not all finite; load a state that "
+                        "was saved before, or leave it out and begin without one"
+                    )
         for matrix, error, basis in zip(self._matrices, state["errors"], state["bases"], strict=True):
             matrix.error[...] = error
-            matrix.basis[...] = basis
+            matrix.basis[...] = _orthonormal(np.asarray(basis, np.float32), instead=matrix.drawn)
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -255,6 +267,28 @@ def _factors(shape: tuple[int, ...], rank: int, min_rate: float) -> tuple[int, i
     n, m = shape[0], math.prod(shape[1:])
     used = min(n, m, rank)
     return (n, m, used) if (n + m) * used * min_rate < n * m else None
+
+
+def _orthonormal(columns: Floats, instead: Floats | None = None) -> Floats:
+    """Returns columns made orthonormal. One that depends on those before it becomes that of `instead`, or else 0.
+
+    Source: Gram and Schmidt's way, as in the paper; twice, after Giraud, Langou and Rozloznik: The loss of
+    orthogonality in the Gram-Schmidt orthogonalization process, 2005. In float64: from the same bits every rank must
+    get the same directions, also where little of a column is left, and squares of small gradients must not vanish.
+    """
+    result = np.zeros(columns.shape)
+    for index in range(columns.shape[1]):
+        before = result[:, :index]
+        for source in (columns, instead) if instead is not None else (columns,):
+            column = source[:, index].astype(np.float64)
+            least = _DEPENDENT * np.linalg.norm(column)
+            for _ in range(2):
+                column -= before @ (before.T @ column)
+            rest = np.linalg.norm(column)
+            if rest > least:
+                result[:, index] = column / rest
+                break
+    return result.astype(np.float32)
 
 
 def _memory_of(index: int, gradient: Any) -> Any:

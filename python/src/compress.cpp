@@ -1,5 +1,6 @@
 // gradwire._core: codecs. Payloads are uint8 arrays without any frame header.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -104,9 +105,10 @@ void require_whole_units(std::uint64_t offset) {
                               std::to_string(compress::kUnitElements) + ", a codec unit");
 }
 
-std::size_t encode_into(const Codec& codec, std::span<const float> grad,
-                        const std::optional<GivenRoom>& residual, const std::optional<GivenArray>& scales,
-                        std::span<std::byte> out, const Position& position) {
+compress::Encoded encode_into(const Codec& codec, std::span<const float> grad,
+                              const std::optional<GivenRoom>& residual,
+                              const std::optional<GivenArray>& scales, std::span<std::byte> out,
+                              const Position& position) {
   require_elements("encode", grad.size());
   require_whole_units(position.offset);
   const auto kept = residual_of(residual, grad.size(), "encode");
@@ -117,20 +119,21 @@ std::size_t encode_into(const Codec& codec, std::span<const float> grad,
                                 " bytes, expected at least " + std::to_string(capacity));
   }
   const nb::gil_scoped_release release;
-  return codec.encode(grad, kept, agreed, out, position).bytes;
+  return codec.encode(grad, kept, agreed, out, position);
 }
 
-NumpyBytes encode(const Codec& codec, const GivenArray& given, const std::optional<GivenRoom>& residual,
-                  const std::optional<GivenArray>& scales, std::uint32_t key, std::uint32_t rank,
-                  std::uint64_t step, std::uint64_t offset) {
+/// A payload, and whether something was met that the codec cannot send as it is.
+using FlaggedPayload = std::pair<NumpyBytes, bool>;
+
+FlaggedPayload encode(const Codec& codec, const GivenArray& given, const std::optional<GivenRoom>& residual,
+                      const std::optional<GivenArray>& scales, const Position& position) {
   const std::span<const float> grad = floats_of(given, "encode", "grad");
   require_elements("encode", grad.size());
   const std::size_t capacity = codec.max_encoded_size(grad.size());
   std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[capacity]);
-  const std::size_t bytes =
-      encode_into(codec, grad, residual, scales, {reinterpret_cast<std::byte*>(out.get()), capacity},
-                  {key, rank, step, offset});
-  return numpy_bytes(std::move(out), bytes);
+  const compress::Encoded encoded = encode_into(
+      codec, grad, residual, scales, {reinterpret_cast<std::byte*>(out.get()), capacity}, position);
+  return {numpy_bytes(std::move(out), encoded.bytes), encoded.nonfinite};
 }
 
 void decode_sum_into(const Codec& codec, const std::vector<GivenArray>& payloads, std::size_t elements,
@@ -352,7 +355,9 @@ void bind_ef21(nb::module_& module) {
       "A round: encode(), the exchange of payloads, add() of their sum; then sum / workers is the mean.\n\n"
       "Source: Richtarik et al. 2021, 'EF21', algorithm 2; each worker keeps what the paper's master keeps.")
       .def(nb::init<const Codec&, std::size_t>(), nb::keep_alive<1, 2>(), "codec"_a, "elements"_a,
-           "elements: of the tensor, or partition. Raises ValueError: none, or a codec that loses nothing.")
+           "elements: of the tensor, or partition. Raises ValueError: none; a codec that loses nothing; a "
+           "codec "
+           "that does not send 0 for 0\n(1bit with a fixed threshold), with which no estimate settles.")
       .def(
           "encode", &feedback_encode<EF21>, "grad"_a.noconvert(), nb::kw_only(),
           "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
@@ -400,24 +405,43 @@ void bind_compress(nb::module_& module) {
       .def_prop_ro("agrees_scales", &Codec::agrees_scales)
       .def("max_encoded_size", &Codec::max_encoded_size, "elements"_a,
            "Largest payload of that many elements, in bytes.")
-      .def("encode", &encode, "grad"_a.noconvert(), nb::kw_only(), "residual"_a.noconvert() = nb::none(),
-           "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
-           "Encodes grad + residual (float32, shape (n,)), updates residual in place and returns the payload "
-           "(uint8).\nscales, float32 (units, 2), is what decode_reply() brought in the round before. A "
-           "codec that draws\nrandom numbers draws them by key (of the tensor), rank, step (the round) and "
-           "offset (elements of the\ntensor before grad, whole codec units).")
+      .def(
+          "encode",
+          [](const Codec& c, const GivenArray& grad, const std::optional<GivenRoom>& residual,
+             const std::optional<GivenArray>& scales, std::uint32_t key, std::uint32_t rank,
+             std::uint64_t step, std::uint64_t offset) {
+            return encode(c, grad, residual, scales, {key, rank, step, offset}).first;
+          },
+          "grad"_a.noconvert(), nb::kw_only(), "residual"_a.noconvert() = nb::none(),
+          "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
+          "Encodes grad + residual (float32, shape (n,)), updates residual in place and returns the payload "
+          "(uint8).\nscales, float32 (units, 2), is what decode_reply() brought in the round before. A "
+          "codec that draws\nrandom numbers draws them by key (of the tensor), rank, step (the round) and "
+          "offset (elements of the\ntensor before grad, whole codec units).")
       .def(
           "encode",
           [](const Codec& c, const GivenArray& grad, const std::optional<GivenRoom>& residual,
              const std::optional<GivenArray>& scales, std::uint32_t key, std::uint32_t rank,
              std::uint64_t step, std::uint64_t offset, const GivenRoom& out) {
             return encode_into(c, floats_of(grad, "encode", "grad"), residual, scales,
-                               bytes_of(out, "encode", "out"), {key, rank, step, offset});
+                               bytes_of(out, "encode", "out"), {key, rank, step, offset})
+                .bytes;
           },
           "grad"_a.noconvert(), nb::kw_only(), "residual"_a.noconvert() = nb::none(),
           "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
           "out"_a.noconvert(),
           "Writes the payload to out (at least max_encoded_size(n) bytes); returns its length.")
+      .def(
+          "encode_flagged",
+          [](const Codec& c, const GivenArray& grad, const std::optional<GivenRoom>& residual,
+             const std::optional<GivenArray>& scales, std::uint32_t key, std::uint32_t rank,
+             std::uint64_t step, std::uint64_t offset) {
+            return encode(c, grad, residual, scales, {key, rank, step, offset});
+          },
+          "grad"_a.noconvert(), nb::kw_only(), "residual"_a.noconvert() = nb::none(),
+          "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
+          "As encode(); returns the payload and a bool: a NaN or an infinity was met, or a value beyond the "
+          "format (fp16:\n65504), of which the largest was sent and the rest kept.")
       .def("decode_sum", &decode_sum, "payloads"_a.noconvert(), "elements"_a,
            "Sums the payloads in rank order; returns float32 (elements,). Raises DecodeError.")
       .def(

@@ -182,6 +182,32 @@ TEST_P(DeviceCodecConformance, EncodesTheSameBytesAndKeepsTheSameResidual) {
   }
 }
 
+TEST_P(DeviceCodecConformance, ReportsWhatIsBeyondTheFormat) {
+  for (const float largest : {65519.0f, 65520.0f, 1e6f, 3.38e38f, 3.4e38f}) {
+    for (const std::size_t at : {0, 5, 66}) {
+      auto grad = gaussian(67, 1);
+      grad[at] = at == 5 ? -largest : largest;
+      check_encode(*device_, *codec_, *twin_, grad, std::vector<float>(67), true, {}, 0);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(DeviceCodecConformance, RowsOfZerosAreTreatedAlike) {
+  for (const std::size_t elements : {31, 32, 33, 96, 1000, 70000}) {
+    auto grad = gaussian(elements, 1);
+    auto kept = gaussian(elements, 2);
+    for (std::size_t i = 0; i < elements; ++i) {
+      if (i / 32 % 3 == 0) grad[i] = kept[i] = i % 2 == 0 ? 0.0f : -0.0f;
+      if (i / 32 % 3 == 1) kept[i] = -grad[i];
+    }
+    for (const bool with_residual : {false, true}) {
+      check_encode(*device_, *codec_, *twin_, grad, kept, with_residual, {}, 0);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_P(DeviceCodecConformance, SpecialValuesAreTreatedAlike) {
   for (std::size_t elements = 1; elements < 40; ++elements) {
     const auto grad = rough_values(elements, static_cast<unsigned>(elements), 2);

@@ -32,11 +32,15 @@ Bytes saved(const EF21& feedback) {
   return state;
 }
 
+bool is_refused(const Codec& codec) {
+  return !codec.lossy() || canonical_spec(codec.spec()).starts_with("1bit:threshold=0.1");
+}
+
 class EF21OfEveryCodec : public testing::TestWithParam<std::string> {};
 
 TEST_P(EF21OfEveryCodec, SendsWhatTheEstimateLacks) {
   const auto codec = make(parse_spec(GetParam()));
-  if (!codec->lossy()) return;  // refused
+  if (is_refused(*codec)) return;
   EF21 feedback(*codec, kElements);
   std::vector<float> estimate(kElements);
   for (unsigned round = 0; round < 4; ++round) {
@@ -53,6 +57,38 @@ TEST_P(EF21OfEveryCodec, SendsWhatTheEstimateLacks) {
     feedback.add(change);
     ASSERT_THAT(feedback.sum(), ElementsAreArray(estimate));
   }
+}
+
+TEST_P(EF21OfEveryCodec, ItsEstimateOfAGradientThatStaysSettlesThere) {
+  const auto codec = make(parse_spec(GetParam()));
+  if (is_refused(*codec)) return;
+  const float threshold = GetParam() == "2bit"                           ? 0.5f
+                          : GetParam().starts_with("2bit:threshold=0.1") ? 0.1f
+                                                                         : 0;
+  for (const auto& grad : {gaussian(300, 1), std::vector<float>(300, 0.7f), std::vector<float>(1, 0.7f)}) {
+    EF21 feedback(*codec, grad.size());
+    std::vector<UnitScale> scales;
+    std::vector<float> answer(grad.size());
+    for (std::uint64_t round = 0; round < 1500; ++round) {
+      const Bytes payload = step(feedback, grad, scales, {1, 0, round, 0});
+      const Payload payloads[] = {payload};
+      const auto reply = replied(*codec, payloads, grad.size(), ReplyKind::kFp32, {});
+      if (codec->agrees_scales()) scales.resize(1);
+      codec->decode_reply(reply, 1, ReplyKind::kFp32, answer, scales);
+      feedback.add(answer);
+    }
+    for (std::size_t i = 0; i < grad.size(); ++i) {
+      ASSERT_NEAR(feedback.estimate()[i], grad[i], threshold + 1e-5f) << i << " of " << grad.size();
+    }
+  }
+}
+
+TEST(EF21, ACodecThatHasNoCodeForNothingIsRefused) {
+  const auto codec = make(parse_spec("1bit:threshold=0.1"));
+  EXPECT_THAT([&] { EF21(*codec, 10); }, testing::ThrowsMessage<std::invalid_argument>(testing::AllOf(
+                                             testing::HasSubstr("ef21 of 1bit: 1bit:threshold=0.1"),
+                                             testing::HasSubstr("sends -1 where the estimate lacks nothing"),
+                                             testing::HasSubstr("such as 1bit:threshold=mean"))));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EF21OfEveryCodec, testing::ValuesIn(specs_under_test()), [](const auto& info) {

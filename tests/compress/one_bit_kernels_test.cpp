@@ -22,23 +22,42 @@ std::vector<std::size_t> lengths() {
   return all;
 }
 
+constexpr SignCode kCodes[] = {{kRoughThreshold, 0.75f, Zeros::kSigned}, {0, 0.75f, Zeros::kMarked}};
+
+/// Values among which words of 32 are all 0, and others have the signs of kZeroWord.
+std::vector<float> values_with_zeros(std::size_t elements, unsigned seed, unsigned rarity) {
+  auto values = rough_values(elements, seed, rarity);
+  for (std::size_t i = 0; i < elements; ++i) {
+    const std::size_t word = i / kWordElements;
+    if (word % 3 == 1) values[i] = i % 2 == 0 ? 0.0f : -0.0f;
+    if (word % 5 == 2) values[i] = (kZeroWord & bit_in_word(i % kWordElements)) != 0 ? 0.5f : -0.5f;
+  }
+  return values;
+}
+
 TEST(OneBitKernels, EncodeEqualsScalar) {
   on_every_target([] {
     for (std::size_t elements : lengths()) {
       for (unsigned rarity : {20u, 4000u}) {
-        const auto grad = rough_values(elements, 1, rarity);
-        for (bool with_residual : {false, true}) {
-          auto expected_residual = rough_values(elements, 2, rarity);
-          auto residual = expected_residual;
-          std::vector<std::byte> expected(packed_bytes(elements) + 16, std::byte{0xee});
-          auto out = expected;
-          const bool flag = encode_scalar(grad.data(), with_residual ? expected_residual.data() : nullptr,
-                                          elements, kRoughThreshold, 0.75f, expected.data());
-          EXPECT_EQ(encode(grad.data(), with_residual ? residual.data() : nullptr, elements, kRoughThreshold,
-                           0.75f, out.data()),
-                    flag);
-          ASSERT_EQ(out, expected) << elements;
-          ASSERT_EQ(bits(residual), bits(expected_residual)) << elements;
+        for (const SignCode& code : kCodes) {
+          const auto grad = values_with_zeros(elements, 1, rarity);
+          for (bool with_residual : {false, true}) {
+            auto expected_residual = values_with_zeros(elements, 2, rarity);
+            auto residual = expected_residual;
+            std::vector<std::byte> expected(packed_bytes(elements) + 16, std::byte{0xee});
+            auto out = expected;
+            const bool flag = encode_scalar(grad.data(), with_residual ? expected_residual.data() : nullptr,
+                                            elements, code, expected.data());
+            EXPECT_EQ(
+                encode(grad.data(), with_residual ? residual.data() : nullptr, elements, code, out.data()),
+                flag);
+            ASSERT_EQ(out, expected) << elements;
+            ASSERT_EQ(bits(residual), bits(expected_residual)) << elements;
+            const float* const kept = with_residual ? residual.data() : nullptr;
+            ASSERT_EQ(sent_elements(grad.data(), kept, elements),
+                      sent_elements_scalar(grad.data(), kept, elements))
+                << elements;
+          }
         }
       }
     }
@@ -48,13 +67,18 @@ TEST(OneBitKernels, EncodeEqualsScalar) {
 TEST(OneBitKernels, DecodeEqualsScalarForAnyBytes) {
   on_every_target([] {
     for (std::size_t elements : lengths()) {
-      const auto packed = random_bytes(packed_bytes(elements), 3);
-      for (bool add : {false, true}) {
-        auto expected = rough_values(elements + 1, 5, 50);
-        auto out = expected;
-        decode_scalar(packed.data(), elements, -1.5f, add, expected.data());
-        decode(packed.data(), elements, -1.5f, add, out.data());
-        ASSERT_EQ(bits(out), bits(expected)) << elements;
+      auto packed = random_bytes(packed_bytes(elements), 3);
+      for (std::size_t word = 0; word < packed.size() / 4; word += 3)
+        store(kZeroWord, packed.data() + 4 * word);
+      for (SignCode code : kCodes) {
+        code.level = -1.5f;
+        for (bool add : {false, true}) {
+          auto expected = rough_values(elements + 1, 5, 50);
+          auto out = expected;
+          decode_scalar(packed.data(), elements, code, add, expected.data());
+          decode(packed.data(), elements, code, add, out.data());
+          ASSERT_EQ(bits(out), bits(expected)) << elements;
+        }
       }
     }
   });

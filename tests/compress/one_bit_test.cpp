@@ -4,12 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "compress/little_endian.h"
+#include "compress/one_bit_scalar.h"
 #include "compress/vote_planes.h"
 #include "tests/compress/codec_cases.h"
 
@@ -45,6 +47,64 @@ TEST(OneBit, AUnitOfZerosSendsZero) {
   codec->decode(encoded(*codec, zeros, residual, {}), out);
   EXPECT_EQ(out, zeros);
   EXPECT_EQ(residual, zeros);
+}
+
+TEST(OneBit, WordsOfZerosDoNotMoveAndHaveNoPartInTheMean) {
+  const auto codec = make(parse_spec("1bit"));
+  for (std::size_t elements : {std::size_t{96}, std::size_t{100}, kUnitElements + 96}) {
+    std::vector<float> grad(elements);
+    std::vector<float> residual(elements);
+    std::vector<float> out(elements);
+    for (std::size_t i = 32; i < 64; ++i) grad[i] = i % 2 == 0 ? 3.0f : -1.0f;
+    for (int round = 0; round < 50; ++round) {
+      codec->decode(encoded(*codec, grad, residual, {}), out);
+      for (std::size_t i = 0; i < elements; ++i) {
+        if (i >= 32 && i < 64) continue;
+        ASSERT_EQ(out[i], 0) << i;
+        ASSERT_EQ(residual[i], 0) << i;
+      }
+      if (round == 0) {
+        EXPECT_EQ(std::fabs(out[32]), 2);
+      }
+    }
+  }
+}
+
+TEST(OneBit, SignsThatAreTheMarkOfZerosAreNotTakenForIt) {
+  const auto codec = make(parse_spec("1bit"));
+  std::vector<float> grad(64);
+  for (std::size_t i = 0; i < 32; ++i)
+    grad[i] = (one_bit::kZeroWord & one_bit::bit_in_word(i)) != 0 ? 1.0f : -1.0f;
+  std::vector<float> residual(64);
+  std::vector<float> out(64);
+  codec->decode(encoded(*codec, grad, residual, {}), out);
+  EXPECT_EQ(out[0], -1) << "turned round";
+  EXPECT_EQ(residual[0], 2) << "and made up for";
+  for (std::size_t i = 1; i < 32; ++i) EXPECT_EQ(out[i], grad[i]) << i;
+  for (std::size_t i = 32; i < 64; ++i) EXPECT_EQ(out[i], 0) << i;
+}
+
+TEST(OneBit, SumsOfServersLeaveZerosAlone) {
+  const auto codec = make(parse_spec("1bit"));
+  std::vector<float> grad(128, 0.5f);
+  std::fill_n(grad.begin() + 32, 64, 0.0f);
+  const auto payload = encoded(*codec, grad, {}, {});
+  const Payload payloads[] = {payload, payload};
+  std::vector<float> residual(128);
+  std::vector<float> out(128);
+  for (int round = 0; round < 5; ++round) {
+    codec->decode_reply(replied(*codec, payloads, 128, ReplyKind::kSame, residual), 2, ReplyKind::kSame, out,
+                        {});
+    for (std::size_t i = 0; i < 128; ++i) EXPECT_EQ(out[i], 2 * grad[i]) << i;
+  }
+}
+
+TEST(OneBit, PayloadsWithoutTheMarkAreRefused) {
+  EXPECT_THAT(
+      [] {
+        from_wire(WireId::kOneBit, {0, 0, 0, 0});
+      },
+      ThrowsMessage<DecodeError>(HasSubstr("1bit: the sender's payloads are of form 0")));
 }
 
 TEST(OneBit, ANonFiniteGradientCountsAsZero) {

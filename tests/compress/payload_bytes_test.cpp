@@ -11,6 +11,12 @@
 namespace gradwire::compress {
 namespace {
 
+/// 32 zeros, then values.
+std::vector<float> behind_zeros(std::vector<float> values) {
+  values.insert(values.begin(), 32, 0.0f);
+  return values;
+}
+
 struct Example {
   std::string spec;
   std::vector<float> grad;
@@ -54,6 +60,8 @@ const Example kExamples[] = {
      "0000e03f b0000000",
      {-.75f, -.25f, 1.25f, -.75f},
      {1.75f, -1.75f, 1.75f, 1.75f}},
+    {"1bit", behind_zeros({1, -2}), behind_zeros({0, 0}), "0000c03f 9e3779b9 80000000",
+     behind_zeros({-.5f, -.5f}), behind_zeros({1.5f, -1.5f})},
     {"topk:ratio=0.25",
      {1, -5, 2, 5, 0, 3, -5, 0},
      {0, 0, 0, 0, 0, 0, 0, .5f},
@@ -69,9 +77,9 @@ const Example kExamples[] = {
     {"randomk:ratio=0.375,seed=7",
      {1, 2, 3, 4, 5, 6, 7, 8},
      {0, 0, .5f, 0, 0, 0, 0, 0},
-     "0000000000000000 00000000 00000000 00000040 00008040 00000041",
-     {1, 0, 3.5f, 0, 5, 6, 7, 0},
-     {0, 2, 0, 4, 0, 0, 0, 8}},
+     "0000000000000000 00000000 00000000 00006040 00000041 0000a040",
+     {1, 2, 0, 4, 0, 6, 7, 0},
+     {0, 0, 3.5f, 0, 5, 0, 0, 8}},
     {"qsgd:seed=3",
      {7, -2.5f, .5f, -.25f, 3.75f, 0},
      {0, .25f, 0, 0, 0, 0},

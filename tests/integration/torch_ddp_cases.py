@@ -536,6 +536,23 @@ def a_nan_reaches_every_rank_of_the_store() -> None:
                 assert torch.equal(a, b), (codec, poison)
 
 
+@case
+def a_scalar_weight_is_learnt_through_2bit() -> None:
+    """Its codec unit is one element, whose magnitude is always the mean's."""
+    linear = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(linear.weight)
+    wrapped, _ = hooked(linear, "2bit")
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.05)
+    random = torch.Generator().manual_seed(1 + dist.get_rank())
+    for _ in range(200):
+        x = torch.randn(16, 1, generator=random)
+        optimizer.zero_grad()
+        (wrapped(x) - 3 * x).square().mean().backward()
+        optimizer.step()
+    assert abs(linear.weight.item() - 3) < 0.05, linear.weight
+    require_one_model(linear)
+
+
 def say(line: str) -> None:
     """Writes a line whole: print() would write its end apart, and both ranks have one pipe."""
     os.write(1, f"{line}\n".encode())

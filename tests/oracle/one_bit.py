@@ -10,6 +10,7 @@ import numpy as np
 from oracle.two_bit import UNIT, lane_sum
 
 Floats = np.ndarray  # float32, shape (n,)
+ZERO_WORD = bytes.fromhex("9e3779b9")
 
 
 def pack(bits: np.ndarray) -> bytes:
@@ -32,17 +33,38 @@ def x_of(grad: Floats, residual: Floats) -> tuple[Floats, Floats]:
     return np.where(finite, x, residual), np.where(finite, np.abs(x), np.float32(0))
 
 
+def words(values: np.ndarray) -> np.ndarray:
+    """Values by words of 32, absent ones 0: shape (words, 32)."""
+    padded = np.zeros((values.size + 31) // 32 * 32, values.dtype)
+    padded[: values.size] = values
+    return padded.reshape(-1, 32)
+
+
 def encode_mean(grad: Floats, residual: Floats) -> bytes:
-    """The scaled form; residual is updated in place."""
+    """The scaled form; residual is updated in place. A word of 32 zeros is ZERO_WORD, and has no part in the mean."""
     x, magnitude = x_of(grad, residual)
-    levels = [
-        np.float32(float(lane_sum(part)) / part.size)
-        for part in np.split(magnitude, range(UNIT, x.size, UNIT))
-    ]
-    bits = x >= 0
-    sent = np.where(bits, np.float32(1), np.float32(-1)) * np.repeat(np.array(levels, "<f4"), UNIT)[: x.size]
-    residual[:] = x - sent
-    return np.array(levels, "<f4").tobytes() + pack(bits)
+    is_sent = np.repeat(words(x).any(axis=1), 32)[: x.size]
+    levels = []
+    for start in range(0, x.size, UNIT):
+        sent = int(is_sent[start : start + UNIT].sum())
+        total = float(lane_sum(magnitude[start : start + UNIT]))
+        levels.append(np.float32(total / sent) if sent else np.float32(0))
+    packed = np.frombuffer(pack(x >= 0), np.uint8).reshape(-1, 4).copy()
+    packed[(packed == np.frombuffer(ZERO_WORD, np.uint8)).all(axis=1), 0] ^= 0x80
+    bits = np.unpackbits(packed)[: x.size] == 1
+    packed[~words(x).any(axis=1)] = np.frombuffer(ZERO_WORD, np.uint8)
+    level_of = np.repeat(np.array(levels, "<f4"), UNIT)[: x.size]
+    residual[:] = np.where(is_sent, x - np.where(bits, level_of, -level_of), x)
+    return np.array(levels, "<f4").tobytes() + packed.tobytes()
+
+
+def decode_mean(payload: bytes, n: int) -> Floats:
+    """What a payload of the scaled form stands for."""
+    units = (n + UNIT - 1) // UNIT
+    levels = np.repeat(np.frombuffer(payload, "<f4", units), UNIT)[:n]
+    packed = np.frombuffer(payload, np.uint8, -1, 4 * units).reshape(-1, 4)
+    is_zero = np.repeat((packed == np.frombuffer(ZERO_WORD, np.uint8)).all(axis=1), 32)[:n]
+    return np.where(is_zero, np.float32(0), signs(packed.tobytes(), n) * levels)
 
 
 def encode_votes(grad: Floats, residual: Floats, threshold: float) -> bytes:

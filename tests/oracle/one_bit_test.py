@@ -26,9 +26,26 @@ def test_scaled_form_equals_oracle(n: int) -> None:
         payload = codec.encode(gradient(n, seed), residual=residual)
         assert bytes(payload) == expected
         np.testing.assert_array_equal(residual, expected_residual)
-        levels = np.repeat(np.frombuffer(expected, "<f4", -(-n // one_bit.UNIT)), one_bit.UNIT)[:n]
-        bits = expected[4 * -(-n // one_bit.UNIT) :]
-        np.testing.assert_array_equal(codec.decode(payload, n), one_bit.signs(bits, n) * levels)
+        np.testing.assert_array_equal(codec.decode(payload, n), one_bit.decode_mean(expected, n))
+
+
+@pytest.mark.parametrize("n", [1, 33, 1000, 70_001])
+def test_rows_of_zeros_equal_oracle(n: int) -> None:
+    """Some words of 32 are zeros, others have the signs by which these are marked."""
+    compress = pytest.importorskip("gradwire.compress")
+    codec = compress.make("1bit")
+    word = np.arange(n) // 32
+    mark = one_bit.signs(one_bit.ZERO_WORD * (n // 32 + 1), n)
+    residual, expected_residual = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    for seed in range(5):
+        grad = np.where(word % 3 == 1, 0, np.where(word % 5 == 2, 10.0**seed * mark, gradient(n, seed)))
+        grad = grad.astype(np.float32)
+        expected = one_bit.encode_mean(grad, expected_residual)
+        payload = codec.encode(grad, residual=residual)
+        assert bytes(payload) == expected
+        np.testing.assert_array_equal(residual, expected_residual)
+        assert not residual[word % 3 == 1].any()
+        np.testing.assert_array_equal(codec.decode(payload, n), one_bit.decode_mean(expected, n))
 
 
 @pytest.mark.parametrize("n", SIZES)

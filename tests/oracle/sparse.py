@@ -71,29 +71,14 @@ def decode_top_k(payload: bytes, n: int, ratio: float, kind: str = "fp32") -> Fl
     return out
 
 
-def mix(v: int) -> int:
-    """The finaliser of MurmurHash3."""
-    v = (v ^ v >> 16) * 0x85EBCA6B & 0xFFFFFFFF
-    v = (v ^ v >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
-    return v ^ v >> 16
-
-
 def drawn(count: int, m: int, seed: int, key: int, step: int, unit: int) -> list[int]:
-    """The first places of a permutation of m elements: Feistel in [0, 4^h), walking on where it leaves m."""
-    rounds = [int(word) for word in philox.draw((unit, key, step & 0xFFFFFFFF, 0), (seed, 1))]
-    half = ((m - 1).bit_length() + 1) // 2
-    mask = (1 << half) - 1
-    places = []
-    for place in range(count):
-        while True:
-            left, right = place >> half, place & mask
-            for word in rounds:
-                left, right = right, left ^ mix(right ^ word) & mask
-            place = left << half | right
-            if place < m:
-                break
-        places.append(place)
-    return places
+    """The first places of m elements after a shuffle: place i is swapped with one of those from i on."""
+    places = list(range(m))
+    for i in range(count):
+        words = philox.draw((unit, key, step & 0xFFFFFFFF, i // 4), (seed, 1))
+        other = i + (int(words[i % 4]) * (m - i) >> 32)
+        places[i], places[other] = places[other], places[i]
+    return places[:count]
 
 
 def encode_random_k(

@@ -125,8 +125,41 @@ def encode_auto(
 def agreed_scale(units: list[tuple[float, float, int]], n: int, scale: float = 1.5) -> tuple[float, float]:
     """Next (threshold, level) of a unit of n elements from every rank's (sum, sum of sent, count of sent)."""
     total = sum(float(u[0]) for u in units)
-    sent = sum(float(u[1]) for u in units)
+    selected = sum(float(u[1]) for u in units)
     count = sum(u[2] for u in units)
-    threshold = float(round_to_8_bits(float(np.float32(scale)) * (total / (len(units) * n))))
-    level = float(round_to_8_bits(sent / count)) if count else threshold
+    mean, sent = total / (len(units) * n), selected / max(1, count)
+    if total * mean > 4 * (selected * sent):
+        threshold, level = float(np.float32(min(scale, 0.5))) * mean, float(round_to_8_bits(mean))
+        threshold = float(round_to_8_bits(threshold))
+    else:
+        level = float(round_to_8_bits(sent))
+        threshold = max(float(round_to_8_bits(float(np.float32(scale)) * mean)), level / 2)
     return (threshold, level) if threshold > 0 and level > 0 else (0.0, 0.0)
+
+
+def encode_auto_reply(
+    payloads: list[bytes], n: int, residual: Floats, scale: float = 1.5, reply_scale: float = 1.5
+) -> bytes:
+    """The own-name reply to payloads in codes; the server's residual is updated in place."""
+    units = (n + UNIT - 1) // UNIT
+    heads = [np.frombuffer(p, "<f4", 4 * units, 8).reshape(units, 4) for p in payloads]
+    counts = [np.frombuffer(p, "<u4", 4 * units, 8).reshape(units, 4)[:, 3] for p in payloads]
+    codes = sum(unpack(np.frombuffer(p, np.uint8, -1, 8 + 16 * units), n).astype(np.int32) for p in payloads)
+    headers, sent = [], np.zeros(n, np.int8)
+    for u, start in enumerate(range(0, n, UNIT)):
+        run = slice(start, min(start + UNIT, n))
+        length = run.stop - start
+        sums = [(h[u, 1], h[u, 2], int(c[u])) for h, c in zip(heads, counts, strict=True)]
+        threshold, level = agreed_scale(sums, length, scale)
+        x = (residual[run] + codes[run].astype(np.float32) * heads[0][u, 0]).astype(np.float32)
+        total = float(lane_sum(np.abs(x)))
+        bound = round_to_8_bits(float(np.float32(reply_scale)) * (total / length))
+        chosen = (np.abs(x) >= bound) & (bound > 0)
+        selected = lane_sum(np.where(chosen, np.abs(x), np.float32(0)))
+        own = agreed_scale([(total, float(selected), int(chosen.sum()))], length, reply_scale)
+        if own[1] > 0:
+            sent[run], residual[run] = quantise(x, own[0], own[1])
+        else:
+            residual[run] = x
+        headers.append(np.array([threshold, level, own[1], 0], "<f4").tobytes())
+    return np.array([1, units], "<u4").tobytes() + b"".join(headers) + pack(sent).tobytes()

@@ -59,3 +59,36 @@ def test_dense_first_round_of_agreed_scales_equals_oracle(n: int) -> None:
     expected = two_bit.encode_auto(gradient(n, 2), expected_residual, None)
     assert bytes(codec.encode(gradient(n, 2), residual=residual)) == expected
     np.testing.assert_array_equal(residual, expected_residual)
+
+
+GRADIENTS = {
+    "gaussian": lambda n, step: np.random.default_rng(step).normal(0, 0.4, n),
+    "heavy_tailed": lambda n, step: np.random.default_rng(step).standard_t(1.2, n),
+    "alike": lambda n, step: np.full(n, 0.7),
+    "one_large": lambda n, step: np.where(np.arange(n) == n // 2, 100.0, 1.0),
+    "one_round": lambda n, step: np.full(n, 3.0 if step == 1 else 0.0),
+}
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+@pytest.mark.parametrize("n", [1, 3, 100, 65537])
+def test_rounds_of_agreed_scales_equal_oracle(n: int, kind: str) -> None:
+    compress = pytest.importorskip("gradwire.compress")
+    codec = compress.make("2bit", threshold="auto")
+    ways, scales = 3, None
+    residuals, expected_residuals = np.zeros((2, ways, n), np.float32)
+    server, expected_server = np.zeros((2, n), np.float32)
+    for step in range(12):
+        payloads = []
+        for w in range(ways):
+            grad = ((w + 1) * GRADIENTS[kind](n, ways * step + w)).astype(np.float32)
+            given = None if scales is None else np.array(scales, np.float32)
+            payloads.append(codec.encode(grad, residual=residuals[w], scales=given))
+            assert bytes(payloads[w]) == two_bit.encode_auto(grad, expected_residuals[w], scales)
+            np.testing.assert_array_equal(residuals[w], expected_residuals[w])
+        reply = codec.encode_reply(payloads, n, reply="2bit", residual=server)
+        if scales is not None:
+            expected = two_bit.encode_auto_reply(list(map(bytes, payloads)), n, expected_server)
+            assert bytes(reply) == expected
+        np.testing.assert_array_equal(server, expected_server)
+        scales = [tuple(map(float, each)) for each in codec.decode_reply(reply, ways, n, reply="2bit")[1]]

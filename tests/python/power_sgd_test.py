@@ -108,3 +108,124 @@ def test_only_vectors_travel_as_they_are(local_store: Any) -> None:
     assert power.all_reduce([own])
     assert_array_equal(own, np.arange(9))
     assert (power.compressed, power.elements_sent) == ([], 9)
+
+
+def test_a_step_without_a_gradient_is_not_the_last(local_store: Any) -> None:
+    """Rows of zeros too, which the directions of no gradient at all would have led to."""
+    power = PowerSGD(local_store, [SHAPE], rank=2)
+    true = gradient(9)
+    true[:2] = 0
+    assert power.all_reduce([np.zeros(SHAPE, np.float32)])
+    arrived = deliver(power, [true] * 60)
+    assert np.linalg.norm(arrived - 60 * true) < 20 * np.linalg.norm(true)
+
+
+def deliver(power: PowerSGD, gradients: list[np.ndarray]) -> np.ndarray:
+    arrived = np.zeros(gradients[0].shape)
+    for given in gradients:
+        own = given.astype(np.float32)
+        assert power.all_reduce([own])
+        arrived += own
+    return arrived
+
+
+def low_rank(columns: int) -> np.ndarray:
+    rng = np.random.default_rng(columns)
+    product = rng.normal(size=(SHAPE[0], columns)) @ rng.normal(size=(columns, SHAPE[1]))
+    return product.astype(np.float32)
+
+
+def padded(axis: int) -> np.ndarray:
+    """Zeros wherever the first unit vectors point."""
+    matrix = gradient(5)
+    matrix[(slice(6),) if axis == 0 else (slice(None), slice(6))] = 0
+    return matrix
+
+
+DEFICIENT = {
+    "rank 1": low_rank(1),
+    "rank 3": low_rank(3),
+    "one element": np.eye(*SHAPE, dtype=np.float32) * (np.arange(SHAPE[1]) == 3),
+    "constant": np.full(SHAPE, 0.7, np.float32),
+    "two equal columns": low_rank(2)[:, np.arange(SHAPE[1]) % 2],
+}
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4, 30])
+@pytest.mark.parametrize("kind", DEFICIENT)
+def test_matrices_of_a_lower_rank_arrive(local_store: Any, kind: str, rank: int) -> None:
+    true = DEFICIENT[kind]
+    power = PowerSGD(local_store, [SHAPE], rank=rank, min_rate=0.1)
+    arrived = deliver(power, [true] * 20)
+    assert power.residual_norm() < 6 * np.linalg.norm(true)
+    np.testing.assert_allclose(
+        arrived + power.state_dict()["errors"][0], 20 * true, atol=1e-4 * np.abs(20 * true).max()
+    )
+    if np.linalg.matrix_rank(true) <= rank:
+        assert power.residual_norm() < 1e-4 * np.linalg.norm(true)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_gradients_that_come_and_go_arrive(local_store: Any, axis: int, steps: int) -> None:
+    true = padded(axis)
+    power = PowerSGD(local_store, [SHAPE], rank=2)
+    given = [true * np.float32(step // steps % 2) for step in range(80)]
+    deliver(power, given)
+    assert power.residual_norm() < 20 * np.linalg.norm(true)
+
+
+def test_another_matrix_after_one_of_rank_1_arrives(local_store: Any) -> None:
+    power = PowerSGD(local_store, [SHAPE], rank=2)
+    deliver(power, [low_rank(1)] * 10)
+    other = low_rank(2)
+    deliver(power, [other] * 10)
+    assert power.residual_norm() < 1e-2 * np.linalg.norm(other)
+
+
+@pytest.mark.parametrize("size", [1e-37, 1e-30, 1e-19, 1e18, 1e30])
+def test_the_size_of_gradients_does_not_matter(local_store: Any, size: float) -> None:
+    power, other = PowerSGD(local_store, [SHAPE], rank=2), PowerSGD(local_store, [SHAPE], rank=2)
+    for step in range(4):
+        own = (gradient(step) * np.float64(size)).astype(np.float32)
+        expected = gradient(step)
+        assert power.all_reduce([own])
+        assert other.all_reduce([expected])
+        np.testing.assert_allclose(own.astype(np.float64) / size, expected, atol=2e-4)
+
+
+def test_a_basis_of_zeros_in_a_state_comes_to_life(local_store: Any) -> None:
+    """As files hold it that were saved after a step without a gradient."""
+    power = PowerSGD(local_store, [SHAPE], rank=2)
+    state = power.state_dict()
+    state["bases"][0][...] = 0
+    power.load_state_dict(state)
+    true = low_rank(2)
+    true[:2] = 0
+    deliver(power, [true] * 3)
+    assert power.residual_norm() < 1e-4 * np.linalg.norm(true)
+
+
+def test_a_basis_of_another_length_in_a_state_spans_the_same(local_store: Any) -> None:
+    """Bases were the bare q, as long as gradients are, in files of earlier versions."""
+    power, other = PowerSGD(local_store, [SHAPE], rank=2), PowerSGD(local_store, [SHAPE], rank=2)
+    deliver(power, [gradient(1)])
+    state = power.state_dict()
+    state["bases"][0] *= np.array([1e-12, 3e12], np.float32)
+    other.load_state_dict(state)
+    own, expected = [gradient(2)], [gradient(2)]
+    assert other.all_reduce(own)
+    assert power.all_reduce(expected)
+    np.testing.assert_allclose(own[0], expected[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["errors", "bases"])
+def test_a_state_that_is_not_finite_is_refused_whole(local_store: Any, name: str) -> None:
+    power = PowerSGD(local_store, [SHAPE], rank=2)
+    state = power.state_dict()
+    before = power.state_dict()
+    state[name][0][0, 0] = np.nan
+    with pytest.raises(ValueError, match=f"the state's {name} of gradient 0 are not all finite"):
+        power.load_state_dict(state)
+    for kind in before:
+        assert_array_equal(power.state_dict()[kind][0], before[kind][0])

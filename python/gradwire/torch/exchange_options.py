@@ -31,7 +31,7 @@ class ExchangeOptions:
         warm_up: which codec the others have in the first steps, or None.
         grad_scaler: torch's GradScaler, where the loss is scaled: what is sent is divided by its scale, so that
             residuals, and thresholds, do not change their meaning when it changes.
-        on_nonfinite: what to do in a step in which any rank met a NaN or an infinity.
+        on_nonfinite: what to do in a step in which any rank met a NaN or an infinity, or a value that fp16 cannot hold.
         controller: what chooses the others' codecs, or None.
         sparse_gradients: "rows": their rows travel; "dense": they are summed as dense ones; "warn": so too, said once.
         sparse_parameters: names of those whose gradients are known to be sparse; of others the first step tells.
@@ -173,8 +173,8 @@ def enabled_scaler(given: Any) -> Any:
 
 def warn_of_nonfinite(what_then: OnNonfinite) -> None:
     warnings.warn(
-        "gradwire.torch: a worker's gradient held a NaN or an infinity"
-        + ("; no rank takes this step" if what_then == "skip_step" else ""),
+        "gradwire.torch: a worker's gradient held a NaN or an infinity, or a value beyond what its codec's format can "
+        "(fp16: 65504)" + ("; no rank takes this step" if what_then == "skip_step" else ""),
         RuntimeWarning,
         stacklevel=3,
     )

@@ -9,8 +9,9 @@ gathered as torch does it: every rank must have the same bits of them.
 
 Each FSDP module has its own reduce-scatter, of all its parameters: biases and norms are compressed with the rest. Where
 any rank met a NaN or an infinity in one, all its shards are NaN, with a warning, and when that backward() is over the
-residuals of all modules are as they were before it: the step must not be taken, as GradScaler sees to. With several
-backward() a step, each of which reduces, those before it have left their residuals.
+residuals of all modules are as they were before it: the step must not be taken, as GradScaler sees to. With
+grad_scaler the same holds for a value beyond the codec's format (fp16's 65504); without it the largest is sent, with a
+warning. With several backward() a step, each of which reduces, those before it have left their residuals.
 
 A checkpoint has what `compressed.state_dict()` returns on each rank beside model and optimizer.
 
@@ -32,7 +33,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from gradwire import compress
-from gradwire.gathered_sum import flagged, loses_nonfinite, unflagged, warn_of_nan_sum
+from gradwire.gathered_sum import Met, encode, noted, read, warn_of_kept_rest, warn_of_nan_sum
 from gradwire.kv import KVStore
 from gradwire.torch import session
 from gradwire.torch.exchange_options import enabled_scaler
@@ -261,16 +262,17 @@ class CompressedReduceScatter(ReduceScatter):
         """Returns the sum of this rank's shard, float32 (elements,)."""
         elements = shards.shape[1]
         state = self._next_state(shards.shape)
-        nonfinite = loses_nonfinite(self._codec, self._spec, shards)
-        payloads = [
-            flagged(self._encode(state, owner, shard), nonfinite) for owner, shard in enumerate(shards)
-        ]
-        received, nonfinite = unflagged(self._store.collectives.all_to_all(payloads))
-        if nonfinite:
+        made = [self._encode(state, owner, shard) for owner, shard in enumerate(shards)]
+        # All owners hear of all shards, whose residuals are kept or taken back as one.
+        own = max(met for _, met in made)
+        received, met = read(self._store.collectives.all_to_all([noted(payload, own) for payload, _ in made]))
+        if met == Met.NONFINITE or (met == Met.BEYOND and self._grad_scaler is not None):
             self._backward.veto()
             if self._grad_scaler is None:  # to a GradScaler it is its daily work
                 warn_of_nan_sum()
             return np.full(elements, np.nan, np.float32)
+        if met == Met.BEYOND:
+            warn_of_kept_rest()
         self._state = state
         state.step += 1
         if not self._codec.agrees_scales:
@@ -290,8 +292,10 @@ class CompressedReduceScatter(ReduceScatter):
         step = 0 if self._state is None else self._state.step
         return _State(shape[1], residuals, [None] * shape[0], step)
 
-    def _encode(self, state: _State, owner: int, shard: Any) -> Any:
-        return self._codec.encode(
+    def _encode(self, state: _State, owner: int, shard: Any) -> tuple[Any, Met]:
+        return encode(
+            self._codec,
+            self._spec,
             np.ascontiguousarray(shard),
             residual=state.residuals[owner],
             scales=state.scales[owner],

@@ -93,9 +93,10 @@ def DistributedOptimizer(
         max_grad_norm: step() scales all gradients, the workers' means, so that their total norm is at most
             this. The same on all ranks, as the means are. Where the optimizer calls a closure itself, after every call.
         grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so
-            that residuals do not change their meaning with it; where any rank met an infinity, all ranks' scalers
-            find one, no rank takes the step, and residuals are as if it had not been.
-        on_nonfinite: a rank met a NaN or an infinity: "warn"; "ignore"; or "skip_step": step() does nothing
+            that residuals do not change their meaning with it; where any rank met an infinity, or a value beyond fp16's
+            65504, all ranks' scalers find an infinity, no rank takes the step, and residuals are as if it had not been.
+        on_nonfinite: a rank met a NaN or an infinity, or a value beyond fp16's 65504 (of which the largest is sent, and
+            the rest with the next gradient): "warn"; "ignore"; or "skip_step": step() does nothing
             on any rank, residuals are as before, and a NaN is left in the first gradient. Alone and without
             compression gradients are looked at for "skip_step" only. LBFGS, and step(closure) of classes that are not
             torch's, which call it themselves, cannot be vetoed, neither so nor by grad_scaler.
