@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -25,15 +25,23 @@ from gradwire.torch.exchange_options import (
 from gradwire.torch.momentum import WorkerMomentum
 from gradwire.torch.optimizer_options import has_momentum, known_sparse, require_valid, sparse_gradients
 from gradwire.torch.overlap_refused import require_no_gradient_is_needed, require_possible
-from gradwire.torch.parameter_names import name_group, name_parameters, require_real, warn_of_ddp
+from gradwire.torch.parameter_names import GroupMembers, name_parameters, require_real, warn_of_ddp
 from gradwire.torch.reducer import GradientReducer
 from gradwire.torch.sparse_gradients import all_finite
-from gradwire.torch.subset_step import SubsetStep
+from gradwire.torch.subset_step import SubsetStep, is_divisible
 from gradwire.torch.warm_up import Stages
 
-# By store, the place of the optimizer that it serves. Ranks must agree in it, so it is not left to the garbage
-# collector.
-_served: weakref.WeakKeyDictionary[kv.KVStore, object] = weakref.WeakKeyDictionary()
+_served: weakref.WeakKeyDictionary[kv.KVStore, list[_Place]] = weakref.WeakKeyDictionary()
+
+
+class _Place:
+    """An optimizer's at the store that serves it, until close(). Ranks must agree in it, so it is not left to the
+    garbage collector; nor are the parameters, which no other optimizer may exchange meanwhile.
+    """
+
+    def __init__(self, optimizer: _Distributed) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.named = optimizer._named
 
 
 def DistributedOptimizer(
@@ -56,88 +64,101 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes an optimizer whose `p.grad` is the workers' mean as soon as `backward()` returns.
 
-    A collective: every worker calls it at the same place. The result is an instance of the given optimizer's
-    class and shares its parameter groups and state; use it, and not the one given, from here on. One at a
-    time per store; its `close()` makes room for another.
+       A collective: every worker calls it at the same place. The result is an instance of the given optimizer's
+       class and shares its parameter groups and state; use it, and not the one given, from here on. A store serves several,
+       each of parameters of its own (a GAN's two, Muon beside AdamW), made in one order on all ranks; `close()` gives its
+       parameters free for another.
 
-    Args:
-        optimizer: any torch.optim.Optimizer, with all its parameter groups. Parameters may be float32, or
-            bfloat16, float16 and float64 (sent as float32), on any device. One that is a DistributedOptimizer
-            already, ours or Horovod's, is taken over: the other no longer exchanges anything.
-        named_parameters: `model.named_parameters()`. The names stand in error texts and in checkpoints; the
-            order is the order of urgency, front layers first. Default: the optimizer's parameters by number.
-        compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit" or a
-            mapping with "type". For 2bit the threshold is "auto" unless given. GRADWIRE_COMPRESSION overrides
-            it, and sets `codecs` and `warm_up` aside. Default: what the store has. "auto": see `budget`.
-        store: from `gradwire.kv.create()`. Default: the one that this process has created to join its job;
-            else, inside a job, `dist_sync` if it has servers and `allreduce` if not; outside `local`.
-        codecs: other codecs for some parameters, by shell patterns of their names, the first match counting:
-            {"embedding.*": "int8", "*.bias": "fp16"}. Parameters of one dimension (biases, norms) that no
-            pattern matches are not compressed; {"*": "2bit"} compresses them too.
-        warm_up: codecs for the first steps: [("none", 100), ("fp16", 400)] are 500 steps, `compression`
-            follows. It holds for parameters that have no codec of their own. A step is a call of step() that is not
-            vetoed, however many calls of backward(), or of a closure, it takes.
-        momentum_correction: True: each worker sends its own momentum in place of its gradient, and SGD
-            applies the mean; p.grad is then the mean momentum, gradients are clipped before they enter it
-            only if you clip them in a hook of your own, and GradScaler cannot be used (the momentum would
-            hold gradients of several scales). A second backward() before step() or zero_grad() is an error: put all of
-            a step's but the last in no_sync(), or use backward_passes_per_step. Recommended with SGD, momentum and
-            2bit: in experiments/auto_threshold it removes most of the loss of accuracy. "auto": on for SGD with
-            momentum when the compression is 2bit with threshold auto, and neither of these is given. Momentum
-            is kept in state_dict() under SGD's own name, each worker its own. A NaN does not stay in it: a step that
-            is vetoed leaves it as it was, and in one that is not, elements that are not finite begin anew at zero.
-        backward_passes_per_step: calls of backward() whose gradients are added up before they are sent. A step() after
-            fewer, as at the end of an epoch, sends what there is, and is then a collective. Until that step() p.grad is
-            this rank's own, also to what clips it or looks at it; a GradScaler would find other infinities on each
-            rank, so with grad_scaler such a step() is an error.
-        max_grad_norm: step() scales all gradients, the workers' means, so that their total norm is at most
-            this. The same on all ranks, as the means are. Where the optimizer calls a closure itself, after every call.
-        grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so
-            that residuals do not change their meaning with it; where any rank met an infinity, all ranks' scalers
-            find one, no rank takes the step, and residuals are as if it had not been.
-        on_nonfinite: a rank met a NaN or an infinity: "warn"; "ignore"; or "skip_step": step() does nothing
-            on any rank, residuals are as before, and a NaN is left in the first gradient. Alone and without
-            compression gradients are looked at for "skip_step" only. LBFGS, and step(closure) of classes that are not
-            torch's, which call it themselves, cannot be vetoed, neither so nor by grad_scaler.
-        overlap_step: True: backward() and step() do not wait for sums. Each parameter is updated when its own arrives,
-            with the options of its groups as they were when step() was called, and whoever reads one before waits
-            for it: the next forward pass layer by layer, state_dict() and an evaluation for all. p.grad is no mean
-            until then; `synchronize()` waits for all. For optimizers that update each parameter by itself, as
-            torch's do, all but LBFGS. Weights are those of a loop without, to the bit. Goes with neither
-            max_grad_norm, grad_scaler, on_nonfinite="skip_step" nor closures, nor the stores `nccl` and
-            `allreduce_mpi`. Default: the setting GRADWIRE_OVERLAP_STEP, which is off.
-        budget: with compression="auto": what compression may cost, "0.3 points" of accuracy (the default) or "5% error"
-            of a step's mean. Each parameter that has no codec of its own then gets one, or none, by the measured link
-            and the codecs' cost and error here; what loses in measured steps to none or fp16 is taken back. The store's
-            stats() have under "decisions" what was done and why; rank 0 prints it. Not with `warm_up`.
-        sparse_as_dense: True: sparse gradients (nn.Embedding(sparse=True)) are summed as dense ones, and p.grad is
-            dense. Otherwise their rows travel, what goes over the wire grows with the rows, and p.grad is sparse:
-            the workers' mean over the union of their rows. They are summed as dense ones, with a warning, also with
-            overlap_step, momentum_correction, max_grad_norm or compression="auto", and by the stores `nccl` and
-            `allreduce_mpi`.
-        sparse_parameters: names of parameters whose gradients are sparse. Of others the first step tells, in which
-            they are summed as dense ones; a large table that is named here is never sent whole, and takes no memory
-            for it.
+       Args:
+           optimizer: any torch.optim.Optimizer, with all its parameter groups. Parameters may be float32, or
+               bfloat16, float16 and float64 (sent as float32), on any device. One that is a DistributedOptimizer
+               already, ours or Horovod's, is taken over: the other no longer exchanges anything.
+           named_parameters: `model.named_parameters()`. The names stand in error texts and in checkpoints; the
+               order is the order of urgency, front layers first. Default: the optimizer's parameters by number.
+           compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit" or a
+               mapping with "type". For 2bit the threshold is "auto" unless given. GRADWIRE_COMPRESSION overrides
+               it, and sets `codecs` and `warm_up` aside. Default: what the store has. "auto": see `budget`.
+           store: from `gradwire.kv.create()`. Default: the one that this process has created to join its job;
+               else, inside a job, `dist_sync` if it has servers and `allreduce` if not; outside `local`.
+           codecs: other codecs for some parameters, by shell patterns of their names, the first match counting:
+               {"embedding.*": "int8", "*.bias": "fp16"}. Parameters of one dimension (biases, norms) that no
+               pattern matches are not compressed; {"*": "2bit"} compresses them too.
+           warm_up: codecs for the first steps: [("none", 100), ("fp16", 400)] are 500 steps, `compression`
+               follows. It holds for parameters that have no codec of their own. A step is a call of step() that is not
+               vetoed, however many calls of backward(), or of a closure, it takes.
+           momentum_correction: True: each worker sends its own momentum in place of its gradient, and SGD
+               applies the mean; p.grad is then the mean momentum, gradients are clipped before they enter it
+               only if you clip them in a hook of your own, and GradScaler cannot be used (the momentum would
+               hold gradients of several scales). A second backward() before step() or zero_grad() is an error: put all of
+               a step's but the last in no_sync(), or use backward_passes_per_step. Recommended with SGD, momentum and
+               2bit: in experiments/auto_threshold it removes most of the loss of accuracy. "auto": on for SGD with
+               momentum when the compression is 2bit with threshold auto, and neither of these is given. Momentum
+               is kept in state_dict() under SGD's own name, each worker its own. A NaN does not stay in it: a step that
+               is vetoed leaves it as it was, and in one that is not, elements that are not finite begin anew at zero.
+           backward_passes_per_step: calls of backward() whose gradients are added up before they are sent. A step() after
+               fewer, as at the end of an epoch, sends what there is, and is then a collective. Until that step() p.grad is
+               this rank's own, also to what clips it or looks at it; a GradScaler would find other infinities on each
+               rank, so with grad_scaler such a step() is an error.
+           max_grad_norm: step() scales all gradients, the workers' means, so that their total norm is at most
+               this. The same on all ranks, as the means are. Where the optimizer calls a closure itself, after every call.
+           grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so
+               that residuals do not change their meaning with it; where any rank met an infinity, all ranks' scalers
+               find one, no rank takes the step, and residuals are as if it had not been.
+           on_nonfinite: a rank met a NaN or an infinity: "warn"; "ignore"; or "skip_step": step() does nothing
+               on any rank, residuals are as before, and a NaN is left in the first gradient. Alone and without
+               compression gradients are looked at for "skip_step" only. LBFGS, and step(closure) of classes that are not
+               torch's, which call it themselves, cannot be vetoed, neither so nor by grad_scaler.
+           overlap_step: True: backward() and step() do not wait for sums. Each parameter is updated when its own arrives,
+               with the options of its groups as they were when step() was called, and whoever reads one before waits
+               for it: the next forward pass layer by layer, state_dict() and an evaluation for all. p.grad is no mean
+               until then; `synchronize()` waits for all. For optimizers that update each parameter by itself, as
+               torch's do, all but LBFGS. Weights are those of a loop without, to the bit. Goes with neither
+               max_grad_norm, grad_scaler, on_nonfinite="skip_step" nor closures, nor the stores `nccl` and
+               `allreduce_mpi`. Default: the setting GRADWIRE_OVERLAP_STEP, which is off.
+           budget: with compression="auto": what compression may cost, "0.3 points" of accuracy (the default) or "5% error"
+               of a step's mean. Each parameter that has no codec of its own then gets one, or none, by the measured link
+               and the codecs' cost and error here; what loses in measured steps to none or fp16 is taken back. The store's
+               stats() have under "decisions" what was done and why; rank 0 prints it. Not with `warm_up`.
+           sparse_as_dense: True: sparse gradients (nn.Embedding(sparse=True)) are summed as dense ones, and p.grad is
+               dense. Otherwise their rows travel, what goes over the wire grows with the rows, and p.grad is sparse:
+               the workers' mean over the union of their rows. They are summed as dense ones, with a warning, also with
+               overlap_step, momentum_correction, max_grad_norm or compression="auto", and by the stores `nccl` and
+               `allreduce_mpi`.
+           sparse_parameters: names of parameters whose gradients are sparse. Of others the first step tells, in which
+               they are summed as dense ones; a large table that is named here is never sent whole, and takes no memory
+               for it.
 
-    A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
-    `p.grad` is then never None after backward(). Not so alone and without compression (the store `local`), where
-    p.grad is torch's. `with optimizer.no_sync():` keeps gradients local. What is frozen is not sent, its `p.grad` is
-    left alone, and what its codec has not sent yet is kept until it thaws; parameters are frozen and thawed alike on
-    all ranks, between steps. `state_dict()` holds, under "gradwire", what this rank has not sent yet: save it on every
-    rank. Copies and pickles are of the optimizer inside, which exchanges nothing.
+       A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
+       `p.grad` is then never None after backward(). Not so alone and without compression (the store `local`), where
+       p.grad is torch's. `with optimizer.no_sync():` keeps gradients local, and a step() inside it is this rank's own. What
+       is frozen is not sent, its `p.grad` is left alone, and what its codec has not sent yet is kept until it thaws;
+       parameters are frozen and thawed alike on all ranks, between steps.
 
-    Not for a model in DistributedDataParallel, which writes the same p.grad (a warning says so where names tell):
-    HookState is for that.
+       Gradients may come from elsewhere than backward() (torch.func, by hand): step() exchanges what p.grad holds where no
+       backward() has since the last step() or zero_grad(), on some ranks or on all, None as zeros; and once more what was
+       set anew after backward() (`p.grad = ...`; what is changed in place is a change to the mean). max_grad_norm clips
+       those means. Every rank calls step() as often, with as many calls of backward() between two: where the ranks' steps
+       differ, all get an error that names two of them.
+    `state_dict()` holds, under "gradwire", what this rank has not sent yet: save it on every
+       rank. Copies and pickles are of the optimizer inside, which exchanges nothing.
 
-    p.grad is the same memory in every step, a part of one buffer for all parameters: clone() what you keep or save.
+       Not for a model in DistributedDataParallel, which writes the same p.grad (a warning says so where names tell):
+       HookState is for that.
 
-    A backward() that raises an error counts as one. Where it was a step's last, the other ranks get NaNs in place of
-    what it has not sent; step() then does here what it does there, but takes no means that hold a NaN.
+       p.grad is the same memory in every step: clone() what you keep. Whoever moves it (a conversion of the model,
+       share_memory_(), a queue of torch.multiprocessing) has the values; the next step is exchanged all the same.
 
-    Raises:
-        ValueError: an argument is not valid; parameters that named_parameters lacks; ranks that differ, all
-            of which get the same text, naming the first difference.
-        TypeError: an argument is of another kind.
+       Hooks of the parameters' own (register_post_accumulate_grad_hook) run before a gradient is sent, whenever they are
+       registered. Compiled autograd is refused.
+
+       A backward() that raises an error counts as one. Where it was a step's last, the other ranks get NaNs in place of
+       what it has not sent; step() then does here what it does there, but takes no means that hold a NaN.
+
+       Raises:
+           ValueError: an argument is not valid; parameters that named_parameters lacks, or that another optimizer at the
+               store has; a second optimizer where a library sums; ranks that differ, all of which get the same text,
+               naming the first difference.
+           TypeError: an argument is of another kind.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
@@ -166,7 +187,7 @@ def DistributedOptimizer(
             "on_nonfinite='skip_step'": on_nonfinite == "skip_step",
         }
         require_possible(optimizer, store, excluding)
-    _require_free(store, optimizer)
+    _require_free(store, optimizer, named)
     if momentum_correction == "auto":
         plain = max_grad_norm is None and grad_scaler is None
         may_be_2bit = given.auto is not None or "threshold=auto" in given.compression_at(store).spec
@@ -196,6 +217,7 @@ def DistributedOptimizer(
     result._max_norm, result.overlap_step = max_grad_norm, overlap_step
     result._warm_up_steps = 0 if options.warm_up is None else options.warm_up.steps
     result._named, result._passes, result._given_momentum = named, backward_passes_per_step, momentum
+    result._members = GroupMembers(result.param_groups)
     result._options, result._alike, result._has_handed_closures = options, alike, False
     try:
         result._begin(store, ended)
@@ -204,12 +226,26 @@ def DistributedOptimizer(
     return result
 
 
-def _require_free(store: kv.KVStore, optimizer: torch.optim.Optimizer) -> None:
-    """Raises ValueError where another than this optimizer, which is to be taken over, has the store."""
-    if _served.get(store) not in (None, getattr(optimizer, "_place", None)):
+def _require_free(
+    store: kv.KVStore, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]
+) -> None:
+    """Raises ValueError where another than this optimizer, which is to be taken over, has one of its parameters, or has
+    a store that serves one.
+    """
+    own = getattr(optimizer, "_place", None)
+    others = [place for place in _served.get(store, []) if place is not own]
+    theirs = {parameter: name for place in others for name, parameter in place.named}
+    if taken := next((name for name, parameter in named if parameter in theirs), None):
         raise ValueError(
-            "gradwire.torch: this store serves a DistributedOptimizer already, and it can serve one; give it all "
-            "parameters in groups, or close() the other first: it is not enough to drop it"
+            f"gradwire.torch: {taken!r} is in a DistributedOptimizer at this store already, whose gradients it would be "
+            "exchanged with; give each optimizer parameters of its own, or close() the other first: it is not enough to "
+            "drop it"
+        )
+    if others and joining.sums_in_one_order(store.type):
+        raise ValueError(
+            f"gradwire.torch: the store {store.type!r} serves one DistributedOptimizer, and has one: its library sums in "
+            "one order on all ranks; give that one all parameters in groups, close() it first, or use 'allreduce' or "
+            "'dist_sync'"
         )
 
 
@@ -222,10 +258,11 @@ class _Distributed(wrapped.Front):
     _momentum: WorkerMomentum | None
     _options: ExchangeOptions
     _alike: dict[str, Any]  # what the other ranks' must have too
-    _place: object | None  # at the store, until close()
+    _place: _Place | None  # at the store, until close()
     _max_norm: float | None
     _warm_up_steps: int  # of all its stages
     _named: list[tuple[str, torch.Tensor]]
+    _members: GroupMembers
     _passes: int  # of backward(), before gradients are sent
     _given_momentum: WorkerMomentum | None  # also after close()
     _ended: MembershipChanged | None  # what every step is from here on, until it is moved
@@ -256,18 +293,21 @@ class _Distributed(wrapped.Front):
         self._reducer = reducer(
             store, self._named, passes=self._passes, options=options, momentum=self._momentum
         )
-        _served[store] = self._place = object()
+        self._place = _Place(self)
+        _served.setdefault(store, []).append(self._place)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the wrapped optimizer's step on the means, unless on_nonfinite="skip_step" vetoes it; with overlap_step
-        begins it. After fewer than backward_passes_per_step calls of backward() it sends what those have left first.
+        begins it. After fewer than backward_passes_per_step calls of backward(), and where none has brought a gradient
+        since the last step() or zero_grad(), it exchanges first what p.grad holds.
 
         Args:
             closure: computes gradients and returns the loss. LBFGS, and classes that are not torch's, call it
                 themselves, as often on each rank, and get the workers' mean loss; for others it is called once.
 
         Raises:
-            RuntimeError: there were fewer, and there is a grad_scaler; on all ranks that step.
+            RuntimeError: that is so, and there is a grad_scaler; with momentum_correction, p.grad still is the mean that
+                the last step has left.
             ValueError: a closure, or a GradScaler, with overlap_step; a closure that the optimizer calls itself with
                 momentum_correction or what vetoes a step.
             TypeError: such a closure returns something else than a loss.
@@ -275,6 +315,7 @@ class _Distributed(wrapped.Front):
         """
         if self._ended is not None:
             raise self._ended
+        self._note_step()
         if self.overlap_step:
             require_no_gradient_is_needed(self, closure)
         loss = None
@@ -285,6 +326,8 @@ class _Distributed(wrapped.Front):
                 loss = closure()
             closure = None
         if self._reducer is not None:
+            if added := self._take_in_added():  # without a word to us
+                self._reducer.add_later(added)
             self._reducer.settle()
             self._reducer.flush()
             if self._momentum is not None:
@@ -298,23 +341,46 @@ class _Distributed(wrapped.Front):
             self._clip()
         result: Any = None
         with contextlib.nullcontext() if self._momentum is None else self._momentum.applied():
-            if isinstance(self._reducer, overlap.OverlappingReducer) and not self._reducer.is_due():
+            if isinstance(self._reducer, overlap.OverlappingReducer) and not self._is_due(self._reducer):
                 self._begin_step(self._reducer)
             else:
                 result = super().step() if closure is None else super().step(closure)
         if self._reducer is not None:
-            self._reducer.exchange.count_step()
+            self._reducer.count_step()
         return result if loss is None else loss
 
     # Torch wraps step() of classes that do not say so, to call the hooks of the user; super().step() calls them.
     step.hooked = True  # type: ignore[attr-defined]
 
+    def _is_due(self, reducer: overlap.OverlappingReducer) -> bool:
+        """True where the step is to be taken in one piece: also for an optimizer that hands it on to another one, whose
+        parts are not ours to choose.
+        """
+        if not is_divisible(self):
+            reducer.synchronize()
+        return reducer.is_due()
+
     def _begin_step(self, reducer: overlap.OverlappingReducer) -> None:
-        for before in (*_global_optimizer_pre_hooks.values(), *self._optimizer_step_pre_hooks.values()):
+        own_before = getattr(
+            self, "_optimizer_step_pre_hooks", {}
+        )  # none where __init__() of torch's has not run
+        own_after = getattr(self, "_optimizer_step_post_hooks", {})
+        for before in (*_global_optimizer_pre_hooks.values(), *own_before.values()):
             before(self, (), {})
         reducer.step(SubsetStep(self, self._base))
-        for after in (*self._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
+        for after in (*own_after.values(), *_global_optimizer_post_hooks.values()):
             after(self, (), {})
+
+    def _take_in_added(self) -> list[tuple[str, torch.Tensor]]:
+        """Notes parameters that have come into the groups, which are then to be exchanged, and returns them."""
+        added = self._members.added(self.param_groups)
+        if added:
+            require_real(added)
+            _require_free(self._store, self, added)
+            self._named += added  # in place: it is what the store serves
+            if self._momentum is not None:
+                self._momentum.find_groups()
+        return added
 
     def _handed(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """What the optimizer is handed in place of a closure, to call it itself."""
@@ -338,9 +404,14 @@ class _Distributed(wrapped.Front):
         """As torch's; ends what a backward() that failed had begun to send."""
         if self._reducer is not None:
             self._reducer.settle()
+            self._reducer.forget_gradients()
         if self._momentum is not None:
             self._momentum.catch_up()
         if not isinstance(self._reducer, overlap.OverlappingReducer):
+            super().zero_grad(set_to_none)
+            return
+        if not is_divisible(self):
+            self._reducer.synchronize()
             super().zero_grad(set_to_none)
             return
         later = self._reducer.zero_grad(set_to_none=set_to_none)
@@ -361,6 +432,8 @@ class _Distributed(wrapped.Front):
         """Says that this worker has no batch left; for workers with different numbers of batches. The others' steps go
         on: their means are still divided by the number of all workers, so that this one counts as zeros.
 
+        Of several optimizers at one store one calls it, for all.
+
         Returns, when all have joined, the rank that joined last, the same on all ranks. It has taken all steps, and the
         others have not:
 
@@ -378,12 +451,27 @@ class _Distributed(wrapped.Front):
         """
         if self._reducer is None:
             return self._store.join()
+        others = [place.optimizer() for place in _served.get(self._store, [])]
+        served = [other for other in others if other is not None and other._reducer is not None]
+        for optimizer in served:
+            optimizer._stand_in()
+        last = self._store.join()
+        for optimizer in served:
+            last = optimizer._end_join(last)
+        return last
+
+    def _stand_in(self) -> None:
         if self._store.num_workers > 1:
             self._require_free_steps()
+        assert self._reducer is not None
         self._reducer.settle()
         self.synchronize()
         self._reducer.stand_in()
-        return self._reducer.last_to_step(self._store.join())
+
+    def _end_join(self, last: int) -> int:
+        assert self._reducer is not None
+        self._reducer.count_steps_anew()
+        return self._reducer.last_to_step(last)
 
     def _require_free_steps(self) -> None:
         """Raises ValueError where the other ranks' steps need this one, beyond its gradients."""
@@ -422,15 +510,10 @@ class _Distributed(wrapped.Front):
         those given as (name, parameter) pairs, which torch takes where the optimizer was made of such pairs.
         """
         self.synchronize()
-        before = sum(len(group["params"]) for group in self.param_groups)
         super().add_param_group(param_group)
-        named = name_group(self.param_groups[-1], before)
-        require_real(named)
-        self._named = [*self._named, *named]
-        if self._momentum is not None:
-            self._momentum.find_groups()
+        added = self._take_in_added()
         if self._reducer is not None:
-            self._reducer.add(named)
+            self._reducer.add(added)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with what this rank has not sent yet under "gradwire"."""
@@ -490,5 +573,6 @@ class _Distributed(wrapped.Front):
         if self._reducer is not None:
             self._reducer.close()
             self._reducer = self._momentum = None
-        if self._place is not None and _served.get(self._store) is self._place:
-            del _served[self._store]
+        if self._place is not None:
+            _served[self._store].remove(self._place)
+            self._place = None

@@ -28,7 +28,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from gradwire import _core
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.parameter_guard import Access, guard, is_guardable, keeper_of, release
-from gradwire.torch.reducer import GradientReducer
+from gradwire.torch.reducer import GradientReducer, can_take, has_gradient, requires_gradient
 from gradwire.torch.transforms import hear_of_transforms, outside_transforms
 
 if TYPE_CHECKING:
@@ -46,15 +46,13 @@ class _Sum:
 
     Attributes:
         together: indices of all parameters whose sums the ticket is for, this one's too.
-        gradient: what the parameter's grad is to be when the sum is here.
-        converts: gradient is not the memory that the sum arrives in.
+        gradient: what the parameter's grad was, to take the sum when it is here; None: nothing.
         cleared: zero_grad() was called since step(), with this set_to_none; None: it was not.
     """
 
     ticket: _core.Ticket
     together: Sequence[int]
-    gradient: torch.Tensor
-    converts: bool
+    gradient: torch.Tensor | None
     cleared: bool | None = None
 
 
@@ -137,6 +135,23 @@ class OverlappingReducer(GradientReducer):
         self.synchronize()
         super().add(named)
 
+    # -- a step without a backward() -------------------------------------------------------------------
+
+    def _is_complete(self) -> bool:
+        """As GradientReducer's. What is on its way nobody has touched."""
+        if self._exchanged and self._passes_done == 0 and self._sums:
+            return True
+        return super()._is_complete()
+
+    def _begin_without_backward(self) -> None:
+        self.synchronize()
+        super()._begin_without_backward()
+
+    def _take_in_late(self) -> None:
+        if self._waits_for(has_gradient):
+            self.synchronize()
+            super()._take_in_late()
+
     # -- during backward() -----------------------------------------------------------------------------
 
     def on_gradient(self, index: int) -> None:
@@ -157,7 +172,7 @@ class OverlappingReducer(GradientReducer):
     def _end_step(self) -> None:
         """Leaves sums on their way."""
         self._ready = bytearray(len(self._parameters))
-        thawed = self._take_in_thawed()
+        thawed = self._take_in_waiting(requires_gradient)
         for index in thawed:
             self.exchange.send_apart(index)
         sums = self.exchange.sums()
@@ -181,11 +196,9 @@ class OverlappingReducer(GradientReducer):
         """Takes the gradient away from its parameter, lest the next backward() adds to what the network writes."""
         parameter = self._parameters[index]
         gradient, parameter.grad = parameter.grad, None
-        if gradient is None:
-            gradient = torch.empty_like(parameter)
         if is_guardable(parameter):
             guard(parameter, self)
-        return _Sum(ticket, together, gradient, not self._in_place[index])
+        return _Sum(ticket, together, gradient)
 
     # -- while sums arrive -----------------------------------------------------------------------------
 
@@ -340,9 +353,8 @@ class OverlappingReducer(GradientReducer):
         """Has p.grad be the mean; returns what autograd has put there since."""
         parameter = self._parameters[index]
         later = parameter.grad
-        if one.converts:
-            one.gradient.copy_(self._slots[index])
-        parameter.grad = one.gradient
+        parameter.grad = one.gradient if can_take(one.gradient, parameter) else None
+        self._take_mean(index)
         return later
 
     # -- from the first sum on its way to the last -----------------------------------------------------
@@ -403,10 +415,11 @@ def _go_on(parameter: torch.Tensor, one: _Sum, later: torch.Tensor | None) -> No
     if one.cleared is True:
         parameter.grad = later
         return
+    assert parameter.grad is not None
     if one.cleared is False:
-        one.gradient.zero_()
+        parameter.grad.zero_()
     if later is not None:
-        one.gradient.add_(later)
+        parameter.grad.add_(later)
 
 
 def _reads_unseen(module: nn.Module) -> bool:

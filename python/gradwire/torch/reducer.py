@@ -1,9 +1,10 @@
 """GradientReducer: sends every gradient the moment autograd has it, and waits for the means when backward()
-ends.
+ends. What no backward() has brought (gradients that are set by hand, a batch that reaches no parameter) goes with step().
 
 Each parameter has a slot: a run of one flat float32 buffer, which the engine reads and writes in place. It lies
-where the parameters do, if that is one CUDA device, else on the CPU. For float32 parameters there `p.grad` is a
-view of the slot; others are converted on the way in and out.
+where the parameters do, if that is one CUDA device, else on the CPU. For float32 parameters there `p.grad` is the
+slot's memory; others are converted on the way in and out. Whether a parameter is one of those is asked each time: a
+model may be converted between steps.
 
 A sparse gradient, as of nn.Embedding(sparse=True), has no slot but travels as rows. Which parameters have one only
 their first gradients tell, so in the first step they are summed as dense ones, and then all ranks agree.
@@ -13,18 +14,20 @@ Threading: hooks run on autograd's thread, one at a time.
 
 from __future__ import annotations
 
-import functools
 import warnings
-import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from gradwire.torch.backward_pass import BackwardPass
+from gradwire.torch.compiled_autograd import require_eager
+from gradwire.torch.delivered import Delivered
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
-from gradwire.torch.slots import NO_SLOT, as_slot, home_of, is_slot, runs_of
+from gradwire.torch.gradient_hooks import GradientHooks
+from gradwire.torch.parameter_names import require_real
+from gradwire.torch.slots import Slot, home_of, runs_of
 from gradwire.torch.sparse_gradients import all_finite, gradient_of
 
 if TYPE_CHECKING:
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from gradwire.torch.momentum import WorkerMomentum
 
 _NO_GRADIENT, _SPARSE, _STRIDED = range(3)  # what a parameter has got, as ranks tell each other
+_LAST_STEP = 2**32 - 1  # then steps are counted anew
+
+TakesPart = Callable[[torch.Tensor], bool]
 
 
 class GradientReducer:
@@ -65,20 +71,24 @@ class GradientReducer:
             ValueError: a rank declares other names, shapes or another order; every rank gets the same text.
         """
         self.sync = True
-        self.exchange = Exchange(store, options, "optimizer")
+        self.exchange = Exchange(store, options)
+        self.exchange.program_step = 1
         self._options = options
         self._veto = False
         self._passes = passes
         self._passes_done = 0
+        self._exchanged = False  # since the last step, and gradients have not been cleared since
+        self._awaits_sums = False
         self._momentum = momentum
         self._parameters: list[torch.Tensor] = []
         self._names: list[str] = []
-        self._slots: list[torch.Tensor] = []
-        self._in_place: list[bool] = []
+        self._slots: list[Slot | None] = []  # None: its gradients travel as rows
         self._live: list[int] = []  # indices of those that take part in steps
         self._ready = bytearray()
-        self._handles: list[Any] = []
-        self._backward = BackwardPass(self)
+        self._hooks = GradientHooks(self)
+        self._backward = BackwardPass(self, store)
+        self._taken, self._delivered = Delivered(), Delivered()
+        self._warned: set[str] = set()
         self._failed = False
         self._densified = options.sparse_gradients != "warn"  # and has been told
         self._sends_rows = options.sparse_gradients == "rows"
@@ -86,18 +96,28 @@ class GradientReducer:
         self._layouts = bytearray()  # of this step's gradients, until ranks have agreed which travel so
         self._agreed = True
         self._agreed_since_join = self._stood_in = False
-        self._frozen: list[tuple[str, torch.Tensor]] = []  # since the beginning: not declared yet
+        self._waiting: list[tuple[str, torch.Tensor]] = []  # to require a gradient: not declared yet
         self._places: dict[torch.Tensor, int] = {}  # in the order of the forward pass
         self._device = home_of([parameter for _, parameter in named])
         self.add(named)
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Takes more parameters in, behind the others. A collective, between steps."""
-        for _, parameter in named:
-            self._places[parameter] = len(self._places)
-        self._frozen += [(name, p) for name, p in named if not p.requires_grad]
+        self._give_places(named)
+        self._waiting += [(name, p) for name, p in named if not p.requires_grad]
         self._add_live([(name, p) for name, p in named if p.requires_grad and p.numel() > 0])
         self._bind()
+
+    def add_later(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Takes more parameters in with the next flush(): between a backward(), which did not know of them, and its
+        step.
+        """
+        self._give_places(named)
+        self._waiting += named
+
+    def _give_places(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        for _, parameter in named:
+            self._places[parameter] = len(self._places)
 
     def _bind(self) -> None:
         self.exchange.bind(self._live)
@@ -107,17 +127,16 @@ class GradientReducer:
             return
         first = len(self._parameters)
         known = [self._sends_rows and name in self._options.sparse_parameters for name, _ in named]
-        slots = iter(
+        memory = iter(
             runs_of([p for (_, p), rows in zip(named, known, strict=True) if not rows], self._device)
         )
-        runs = [None if rows else next(slots) for rows in known]
+        runs = [None if rows else next(memory) for rows in known]
         self.exchange.add(named, runs, [self._places[p] for _, p in named])
         for (name, p), run in zip(named, runs, strict=True):
             self._names.append(name)
             self._parameters.append(p)
-            self._slots.append(NO_SLOT if run is None else as_slot(run, p))
-            self._in_place.append(p.dtype == torch.float32 and p.device == self._device)
-            self._hook(len(self._parameters) - 1)
+            self._slots.append(None if run is None else Slot(run, p))
+            self._hooks.add(p)
         self._live += range(first, len(self._parameters))
         self._use_rows([first + i for i, rows in enumerate(known) if rows])
         self._agreed = not self._sends_rows
@@ -130,20 +149,11 @@ class GradientReducer:
         self.exchange.use_rows(indices)
         self._rows |= set(indices)
         for index in indices:
-            self._slots[index], self._in_place[index] = NO_SLOT, False
-
-    def _hook(self, index: int) -> None:
-        # Hooks live as long as the model; they must not keep the engine, or it would outlive the interpreter.
-        hook = functools.partial(_on_gradient, weakref.ref(self), index)
-        self._handles.append(
-            self._parameters[index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        )
+            self._slots[index] = None
 
     def close(self) -> None:
         """Takes the hooks off; gradients then stay local."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.remove()
         self.exchange.close()
 
     # -- during backward() -----------------------------------------------------------------------------
@@ -152,9 +162,18 @@ class GradientReducer:
         """Takes what autograd has just accumulated in a parameter's grad."""
         if not self.sync:
             return
+        require_eager("gradwire.torch: DistributedOptimizer")
         self._backward.enter()
-        if self._passes_done + 1 == self._passes:
+        is_final = self._hooks.put_last(index)  # else others of the parameter's are still to run
+        if self._parameters[index].grad is None:
+            self._warn_once(
+                f"a hook on {self._names[index]!r} has taken its gradient away in backward(). What it has done with it "
+                "was this worker's own: the workers' weights differ if it has stepped on it. Step on means, after "
+                "backward()"
+            )
+        if is_final and self._passes_done + 1 == self._passes:
             self._submit(index)
+            self._taken.note(index, self._parameters[index].grad, keeps=False)
 
     def on_backward_begin(self) -> None:
         """Runs before the first gradient of a backward() is taken.
@@ -165,14 +184,18 @@ class GradientReducer:
         self.settle()
         if self._momentum is not None:
             self._momentum.require_level()
-        self._choose_live()
+        self._hooks.restore()
+        self._choose_live(self._requires_gradient)
 
-    def _choose_live(self) -> None:
+    def _requires_gradient(self, index: int) -> bool:
+        return requires_gradient(self._parameters[index])
+
+    def _choose_live(self, takes_part: Callable[[int], bool]) -> None:
         """Leaves out of steps what was frozen before this one, and takes in again what no longer is. A collective where
         there is any: every rank runs the same program.
         """
         begun = self._live if self._passes_done > 0 else ()
-        live = [i for i, parameter in enumerate(self._parameters) if parameter.requires_grad or i in begun]
+        live = [index for index in range(len(self._parameters)) if index in begun or takes_part(index)]
         if live != self._live:
             self._live = live
             self._bind()
@@ -198,23 +221,43 @@ class GradientReducer:
     def _send_rows(self, index: int) -> None:
         self.exchange.send_rows(index, self._parameters[index].grad, self._parameters[index])
 
+    def _slot(self, index: int) -> Slot:
+        slot = self._slots[index]
+        assert slot is not None
+        return slot
+
     def _fill(self, index: int) -> None:
-        """Has the slot hold what is to be sent, and p.grad be the slot where it can."""
-        parameter, slot = self._parameters[index], self._slots[index]
+        """Has the slot hold what is to be sent, and p.grad be the slot's memory where it can."""
+        parameter, slot = self._parameters[index], self._slot(index)
         gradient = self._dense_gradient(index)
         if self._momentum is not None:
-            self._momentum.advance(parameter, gradient, out=slot)
+            self._momentum.advance(parameter, gradient, out=slot.values)
         elif gradient is None:
-            slot.zero_()
-        elif gradient.data_ptr() != slot.data_ptr() or gradient.stride() != slot.stride():
-            slot.copy_(gradient)
-        if self._in_place[index]:
-            parameter.grad = slot  # zero_grad(set_to_none=True), the default, took it away
+            slot.values.zero_()
+        elif not slot.holds(gradient):
+            slot.values.copy_(gradient)
+        self._share(index)
+
+    def _share(self, index: int) -> bool:
+        """Has p.grad be the slot's memory. Returns False where it cannot, as its parameter is of another kind."""
+        parameter, slot = self._parameters[index], self._slot(index)
+        if not slot.fits(parameter):
+            return False
+        if not slot.holds(parameter.grad):  # zero_grad(set_to_none=True), the default, took it away
+            parameter.grad = slot.shared()
+        return True
 
     def _dense_gradient(self, index: int) -> torch.Tensor | None:
         parameter = self._parameters[index]
         if parameter.grad is None:
             return None
+        require_real([(self._names[index], parameter)])
+        if parameter.grad.shape != (declared := self._slot(index).values.shape):
+            raise ValueError(
+                f"gradwire.torch: the gradient of {self._names[index]!r} has shape {tuple(parameter.grad.shape)}, and "
+                f"the parameter had {tuple(declared)} when its optimizer was made; make the optimizer anew, on all "
+                "ranks, once shapes have changed"
+            )
         if parameter.grad.layout == torch.strided:
             self._layouts[index] = _STRIDED
             return parameter.grad
@@ -235,33 +278,127 @@ class GradientReducer:
         """Runs when a backward() has computed all its gradients."""
         self._passes_done += 1
         if self._passes_done == self._passes:
+            self._warn_of_late_changes()
             self._send_rest()
 
+    def on_all_sent(self) -> None:
+        """Follows it, once all optimizers at the store have sent what they have: waits for the means."""
+        if self._awaits_sums:
+            self._awaits_sums = False
+            self._end_step()
+            self._exchanged = True
+
+    def _warn_of_late_changes(self) -> None:
+        """Warns where p.grad was written after its hooks had run: by a hook on autograd's node, or of another parameter.
+        What was sent may lack that.
+        """
+        for index in self._live:
+            gradient = self._parameters[index].grad
+            if not self._ready[index] or (gradient is not None and self._taken.is_untouched(index, gradient)):
+                continue
+            self._warn_once(
+                f"the gradient of {self._names[index]!r} was changed during backward() after it had been sent, so the "
+                "workers' mean may lack that change; change it in a hook of the parameter's own "
+                "(register_post_accumulate_grad_hook), or after backward()"
+            )
+
     def flush(self) -> None:
-        """Sends what fewer calls of backward() have left than were to be added up. A collective.
+        """Exchanges what this step's calls of backward() have not: all, where none has brought a gradient. A collective,
+        but in no_sync().
 
         Raises:
-            RuntimeError: a GradScaler has looked at those gradients, and each rank's has found something of its own.
+            RuntimeError: a GradScaler has looked at those gradients, and each rank's has found something of its own; or
+                with momentum, p.grad is what the last step has left there.
         """
-        if self._passes_done == 0:
+        if not self.sync:
             return
-        if self._options.grad_scaler is not None:
-            raise RuntimeError(
-                f"gradwire.torch: step() after {self._passes_done} of {self._passes} calls of backward() "
-                "(backward_passes_per_step), with grad_scaler: the scaler has looked at this rank's own gradients "
-                "already, so that ranks may differ in whether to step; leave out the batches that do not fill a step, "
-                "or leave backward_passes_per_step out and call all but a step's last backward() in optimizer.no_sync()"
+        with torch.inference_mode(False), torch.no_grad():
+            if not self._is_complete():
+                self._require_no_scaler()
+                self._begin_without_backward()
+                self._send_rest()
+                self.on_all_sent()
+            self._take_in_late()
+        self._exchanged = False
+        if self._momentum is None:  # else it tells the next step that p.grad is no gradient
+            self._delivered.release()
+
+    def _is_complete(self) -> bool:
+        """False where p.grad is not the means of all ranks' gradients."""
+        if self._passes_done > 0 or not self._exchanged:
+            return False
+        gradients = {index: self._parameters[index].grad for index in self._live}
+        given = {index: gradient for index, gradient in gradients.items() if gradient is not None}
+        if gradients and not given:  # cleared since
+            return False
+        replaced = [index for index, gradient in given.items() if not self._is_mean(index, gradient)]
+        if replaced:
+            self._warn_once(
+                f"p.grad of {self._names[replaced[0]]!r} was set anew after backward(), so it is taken for this "
+                "worker's own gradient, and all are exchanged once more; to change the workers' means change them in "
+                "place, such as p.grad.mul_()"
             )
-        self._send_rest()
+        return not replaced
+
+    def _is_mean(self, index: int, gradient: torch.Tensor) -> bool:
+        """True for what an exchange has left in p.grad, wherever somebody has moved it to since."""
+        if self._delivered.is_there(index, gradient):
+            return True
+        slot = self._slots[index]
+        return (
+            slot is not None
+            and gradient.layout == torch.strided
+            and torch.equal(slot.values.to(gradient), gradient)
+        )
+
+    def _require_no_scaler(self) -> None:
+        if self._options.grad_scaler is None:
+            return
+        done = (
+            f"after {self._passes_done} of {self._passes} calls of backward() (backward_passes_per_step)"
+            if self._passes_done > 0
+            else "with gradients that backward() has not exchanged"
+        )
+        raise RuntimeError(
+            f"gradwire.torch: step() {done}, with grad_scaler: the scaler has looked at this rank's own gradients "
+            "already, so that ranks may differ in whether to step; leave out the batches that do not fill a step, "
+            "call backward() on a loss that reaches a parameter (0 * parameter.sum()), or leave "
+            "backward_passes_per_step out and call all but a step's last backward() in optimizer.no_sync()"
+        )
+
+    def _begin_without_backward(self) -> None:
+        """Has all take part whose gradients are exchanged without a backward(): also what is frozen and was given a
+        gradient by hand.
+        """
+        if self._momentum is not None and self._passes_done == 0:
+            stale = [i for i in self._live if self._is_delivered(self._parameters[i].grad, i)]
+            if stale:
+                raise RuntimeError(
+                    "gradwire.torch: step() was called again without backward(), with momentum_correction: "
+                    f"{self._names[stale[0]]!r} has the workers' mean momentum in p.grad, which is no gradient; call "
+                    "optimizer.zero_grad() after each step, or leave momentum_correction out"
+                )
+        self._hooks.restore()
+        self._choose_live(lambda index: self._requires_gradient(index) or self._is_by_hand(index))
+
+    def _is_delivered(self, gradient: torch.Tensor | None, index: int) -> bool:
+        return gradient is not None and self._delivered.is_there(index, gradient)
+
+    def _is_by_hand(self, index: int) -> bool:
+        """True where the grad of a parameter that is frozen is not what an exchange, or zero_grad(), has left there."""
+        gradient = self._parameters[index].grad
+        if gradient is None or self._delivered.is_untouched(index, gradient):
+            return False
+        return bool(gradient.any())
 
     def _send_rest(self) -> None:
-        """Ends a step's last pass."""
+        """Sends what is left of a step's last pass."""
         self._passes_done = 0
         # Unused in this pass: what earlier passes left, or zeros, so that the sum is complete.
         for index in self._live:
             if not self._ready[index]:
                 self._submit(index)
-        self._end_step()
+        self._awaits_sums = True
 
     def _end_step(self) -> None:
         """Waits for the means of all that was sent."""
@@ -272,8 +409,8 @@ class GradientReducer:
         """Waits for the means of all that was sent; returns whether any rank met a NaN or an infinity."""
         nonfinite = self._await_sums()
         self._ready = bytearray(len(self._parameters))
-        self._copy_back()
-        nonfinite |= self._thaw()
+        self._copy_back(self._live)
+        nonfinite |= self._thaw(requires_gradient)
         self._agree_on_rows()
         self.exchange.advance()
         if self._momentum is not None:
@@ -287,16 +424,29 @@ class GradientReducer:
         return self.exchange.finish()
 
     @torch.no_grad()
-    def _copy_back(self) -> None:
+    def _copy_back(self, indices: Iterable[int]) -> None:
+        """Has p.grad of these be their means."""
         for index, rows in self.exchange.row_means.items():
             self._parameters[index].grad = gradient_of(self._parameters[index], rows)
-        for index in self._live:
-            if self._in_place[index] or index in self._rows:
-                continue
-            parameter = self._parameters[index]
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(self._slots[index])
+        for index in indices:
+            self._take_mean(index)
+
+    def _take_mean(self, index: int) -> None:
+        """Has p.grad be the mean that has arrived; of rows it is already."""
+        if self._slots[index] is not None and not self._share(index):
+            self._convert_back(index)
+        self._note_delivered(index)
+
+    def _convert_back(self, index: int) -> None:
+        parameter, values = self._parameters[index], self._slot(index).values
+        if not can_take(parameter.grad, parameter) or self._slot(index).holds(parameter.grad):
+            parameter.grad = torch.empty_like(parameter, requires_grad=False)
+        assert parameter.grad is not None
+        parameter.grad.copy_(values)
+
+    def _note_delivered(self, index: int) -> None:
+        gradient, slot = self._parameters[index].grad, self._slots[index]
+        self._delivered.note(index, gradient, keeps=slot is None or not slot.holds(gradient))
 
     @torch.no_grad()
     def _agree_on_rows(self) -> None:
@@ -317,6 +467,8 @@ class GradientReducer:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.to_sparse(1)
         self._use_rows(chosen)
+        for index in chosen:
+            self._note_delivered(index)
         if chosen:
             self._bind()
 
@@ -345,9 +497,9 @@ class GradientReducer:
             self._bind()
         self._agreed = True
 
-    def _thaw(self) -> bool:
-        """Sends what this backward() left in parameters that were frozen until now."""
-        thawed = self._take_in_thawed()
+    def _thaw(self, takes_part: TakesPart) -> bool:
+        """Sends what this step left in parameters that were not known until now: frozen so far, or added."""
+        thawed = self._take_in_waiting(takes_part)
         if not thawed:
             return False
         for index in thawed:
@@ -357,24 +509,33 @@ class GradientReducer:
                 self.exchange.send_apart(index)
         nonfinite = self.exchange.finish()
         self._bind()
-        self._copy_back()
+        self._copy_back(thawed)
         return nonfinite
 
     @torch.no_grad()
-    def _take_in_thawed(self) -> range:
-        """Takes in parameters that were frozen until now; returns which they are. Every rank runs the same program, so
-        all thaw the same at once.
+    def _take_in_waiting(self, takes_part: TakesPart) -> range:
+        """Takes in parameters that have waited; returns which they are. Every rank runs the same program, so all thaw
+        the same at once.
         """
         first = len(self._parameters)
-        thawed = [(name, p) for name, p in self._frozen if p.requires_grad]
-        if thawed:
-            self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
-            self._add_live([(name, p) for name, p in thawed if p.numel() > 0])
+        taken = [(name, p) for name, p in self._waiting if takes_part(p)]
+        if taken:
+            self._waiting = [(name, p) for name, p in self._waiting if not takes_part(p)]
+            self._add_live([(name, p) for name, p in taken if p.numel() > 0])
         added = range(first, len(self._parameters))
         for index in added:
             if index not in self._rows:
                 self._fill(index)
         return added
+
+    def _waits_for(self, takes_part: TakesPart) -> bool:
+        return any(takes_part(parameter) for _, parameter in self._waiting)
+
+    def _take_in_late(self) -> None:
+        """Exchanges, between a backward() and its step, what that one did not know."""
+        if self._thaw(has_gradient) and not self._veto:
+            self._veto = self._options.vetoes
+            self._handle_nonfinite()
 
     def _handle_nonfinite(self) -> None:
         if not self._options.vetoes:
@@ -412,8 +573,10 @@ class GradientReducer:
         for index in self._live:
             if not self._ready[index]:
                 self._send_instead(index, float("nan"))
-            self._parameters[index].grad = self._slots[index] if self._in_place[index] else None
+            if index in self._rows or not self._share(index):
+                self._parameters[index].grad = None
         self._finish_step()
+        self._exchanged = True
         live = [self._parameters[index] for index in self._live]
         if self._veto or not all_finite(parameter.grad for parameter in live):
             for parameter in live:
@@ -425,7 +588,7 @@ class GradientReducer:
             parameter = self._parameters[index]
             self.exchange.send_rows(index, torch.full_like(parameter[:1], value), parameter)
             return
-        self._slots[index].fill_(value)
+        self._slot(index).values.fill_(value)
         self._send(index)
 
     # -- who has no batch left -------------------------------------------------------------------------
@@ -437,17 +600,17 @@ class GradientReducer:
         as rows, if that is still to come.
         """
         self._passes_done = 0  # what was not sent is this rank's alone
-        self._choose_live()
+        self._choose_live(self._requires_gradient)
         if self._agreed:
             return
         self._stood_in = True
         for index in self._live:
             parameter = self._parameters[index]
-            if self._in_place[index] and is_slot(parameter.grad, self._slots[index]):
+            if (slot := self._slots[index]) is not None and slot.holds(parameter.grad):
                 parameter.grad = None
             self._send_instead(index, 0.0)
         self._await_sums()
-        self._thaw()
+        self._thaw(requires_gradient)
         self._agree_on_rows()
         self.exchange.advance()
 
@@ -470,8 +633,41 @@ class GradientReducer:
         veto, self._veto = self._veto, False
         return veto
 
+    def count_step(self) -> None:
+        """Says that a step is taken. A collective where there is a warm-up."""
+        self.exchange.count_step()
+        if self.sync:
+            self.exchange.program_step = self.exchange.program_step % _LAST_STEP + 1
 
-def _on_gradient(reducer: weakref.ref[GradientReducer], index: int, parameter: torch.Tensor) -> None:
-    alive = reducer()
-    if alive is not None:
-        alive.on_gradient(index)
+    def count_steps_anew(self) -> None:
+        """Has all ranks be at the same step again, once all have joined."""
+        self.exchange.program_step = 1
+
+    def forget_gradients(self) -> None:
+        """Says that gradients are cleared: what comes next is a step of its own."""
+        self._exchanged = False
+        self._delivered.release()
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(f"gradwire.torch: {text}", RuntimeWarning, stacklevel=3)
+
+
+def requires_gradient(parameter: torch.Tensor) -> bool:
+    return parameter.requires_grad
+
+
+def has_gradient(parameter: torch.Tensor) -> bool:
+    """Also of one that is frozen, and was given it by hand."""
+    return parameter.requires_grad or parameter.grad is not None
+
+
+def can_take(gradient: torch.Tensor | None, parameter: torch.Tensor) -> bool:
+    """True where a gradient's memory can hold that of a parameter as an optimizer expects it."""
+    return (
+        gradient is not None
+        and gradient.layout == torch.strided
+        and (gradient.dtype, gradient.device) == (parameter.dtype, parameter.device)
+        and (gradient.shape, gradient.stride()) == (parameter.shape, parameter.stride())
+    )

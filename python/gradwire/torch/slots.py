@@ -1,18 +1,22 @@
-"""Slots: the memory in which gradients are sent and their means arrive, one buffer for all parameters."""
+"""Slots: the memory in which gradients are sent and their means arrive, one buffer for all parameters.
+
+The engine reads and writes it on threads of its own, so it must stay where it is as long as the engine does. A tensor's
+storage does not: share_memory_() and a queue of torch.multiprocessing move it, for every tensor that has it, and free
+what was there. So nobody else has the storage of a slot. What p.grad gets is the same memory in a storage of its own,
+made anew each time: whatever is done to that leaves the slot alone, and holds() tells whether p.grad is still there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from gradwire import _core
 from gradwire.torch.exchange import is_channels_last
 
 _ALIGNMENT = 16  # float32 elements: slots begin on cache lines
-
-NO_SLOT = torch.empty(0)
-"""Of a parameter whose gradients travel as rows."""
 
 
 def home_of(parameters: Sequence[torch.Tensor]) -> torch.device:
@@ -24,16 +28,45 @@ def home_of(parameters: Sequence[torch.Tensor]) -> torch.device:
     return torch.device("cpu")
 
 
-def as_slot(run: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Returns a run, float32 (elements,), in the shape of its parameter, and laid out as that is."""
-    if is_channels_last(parameter):
-        return run.as_strided(parameter.shape, parameter.stride())
-    return run.view(parameter.shape)
+class Slot:
+    """One parameter's memory.
 
+    Attributes:
+        values: float32, of the parameter's shape, and laid out as it was when this was made, which is the order in
+            which elements travel. Never handed out.
+    """
 
-def is_slot(gradient: torch.Tensor | None, slot: torch.Tensor) -> bool:
-    """True where a gradient is a slot's memory."""
-    return gradient is not None and gradient.data_ptr() == slot.data_ptr()
+    def __init__(self, run: torch.Tensor, parameter: torch.Tensor) -> None:
+        """
+        Args:
+            run: float32 (elements,), of runs_of().
+        """
+        self.values = run.view(parameter.shape)
+        if is_channels_last(parameter):
+            self.values = run.as_strided(parameter.shape, parameter.stride())
+        self._address = run.data_ptr()
+
+    def fits(self, parameter: torch.Tensor) -> bool:
+        """True where p.grad can be this memory: a float32 parameter on its device, laid out as it is."""
+        return (
+            parameter.dtype == torch.float32
+            and parameter.device == self.values.device
+            and _is_laid_out_alike(parameter, self.values)
+        )
+
+    def holds(self, gradient: torch.Tensor | None) -> bool:
+        """True where a gradient is this memory, whole."""
+        return (
+            gradient is not None
+            and gradient.layout == torch.strided
+            and gradient.data_ptr() == self._address
+            and gradient.dtype == torch.float32
+            and _is_laid_out_alike(gradient, self.values)
+        )
+
+    def shared(self) -> torch.Tensor:
+        """Returns this memory as a tensor with a storage of its own."""
+        return from_dlpack(to_dlpack(self.values))  # type: ignore[no-any-return]
 
 
 def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
@@ -42,5 +75,16 @@ def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[to
     for parameter in parameters:
         offsets.append(total)
         total += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
-    flat = torch.zeros(total, dtype=torch.float32, device=device)
-    return [flat[o : o + p.numel()] for o, p in zip(offsets, parameters, strict=True)]
+    with torch.inference_mode(False):  # whoever makes the optimizer there trains elsewhere
+        flat = torch.zeros(total, dtype=torch.float32, device=device)
+        return [flat[o : o + p.numel()] for o, p in zip(offsets, parameters, strict=True)]
+
+
+def _is_laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True for equal shapes whose elements follow each other in the same order. Dimensions of one element do not
+    matter.
+    """
+    if one.shape != other.shape:
+        return False
+    strides = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(size == 1 or a == b for size, a, b in strides)
