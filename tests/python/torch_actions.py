@@ -37,9 +37,9 @@ Held = dict[str, "torch.Tensor | None"]
 WORKERS = 2
 LAYERS = ("conv", "norm", "branch", "last")
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
-    "decay": lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=0.1),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
+    "decay": lambda p: torch.optim.SGD(p, lr=0.01, weight_decay=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
 }
@@ -88,9 +88,9 @@ def loss_of(net: Net, rank: int, number: int, kind: str) -> torch.Tensor:
     x = torch.randn(3, 2, 4, 4, generator=generator)
     if kind == "bomb" or (kind == "bomb1" and rank == 1):  # some parameters have their gradients by then
         h = torch.zeros(3, dtype=net.scale.dtype, requires_grad=True)
-        return (net.last(_Bomb.apply(h)) * net.scale).sum()
+        return (net.last(_Bomb.apply(h)) * net.scale).mean()
     out = net(x, uses_branch=kind != "unused" and not (kind == "unused1" and rank == 1))
-    return out.square().sum() * (1 + rank)
+    return out.square().mean() * (1 + rank)
 
 
 # ---- programs ------------------------------------------------------------------------------------------------
@@ -134,7 +134,8 @@ def _between(r: random.Random, program: Program) -> list[list[Any]]:
     if choice in ("freeze", "thaw"):
         return [["zero", "optimizer", True], [choice, r.choice(LAYERS)]]
     if choice == "add group":
-        return [["zero", "optimizer", True], ["add group", r.choice(["front", "base"])]]
+        by = r.choice(["front", "base"] if program["codec"] == "none" else ["front"])
+        return [["zero", "optimizer", True], ["add group", by], ["zero", "optimizer", True]]
     if choice == "hook" and not program["swaps"]:  # by which torch takes all hooks away
         return [["hook", r.choice([*LAYERS, "scale"]), r.choice(["replace", "in place"])]]
     if choice == "copy":
@@ -177,10 +178,12 @@ def _one_step(r: random.Random, program: Program, *, is_skipped: bool) -> list[l
                 + [["change", "in place"], ["change", "replace"], ["clip"], ["share model"]]
             )
         )
-    if r.random() < 0.93:
+    if not exchanges or r.random() < 0.93:  # what one rank exchanges in backward() others do in step()
         ops.append(["step"])
         if r.random() < 0.05:
             ops.append(["step"])
+    elif program["overlap"]:
+        ops.append(["synchronize"])  # or nobody may touch gradients
     return ops
 
 
@@ -354,6 +357,8 @@ class Rank:
 
     def _require_conservation(self) -> None:
         state = self.optimizer.state_dict().get("gradwire", {}).get("residuals", {})
+        own_names = {f"parameter.{number}": name for number, name in enumerate(self.net.trained())}
+        state = {own_names.get(name, name): residual for name, residual in state.items()}  # of a group that was added
         for name, given in self.one.given.items():
             residual = state.get(name)
             own = torch.zeros(given.numel()) if residual is None else residual

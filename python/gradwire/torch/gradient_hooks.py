@@ -1,9 +1,11 @@
 """GradientHooks: what autograd calls when a parameter has its gradient, after all other hooks of the parameter.
 
 A hook of the user's may replace the gradient or change it, so ours has to come last; hooks run in the order in which
-they were registered, and others may be registered at any time. With
-torch.__future__.set_swap_module_params_on_conversion(True) a conversion (model.half(), model.to()) takes the hooks of a
-parameter away.
+they were registered, and others may be registered at any time.
+
+With torch.__future__.set_swap_module_params_on_conversion(True) a conversion (model.half(), model.to()) gives a
+parameter another tensor's inside, and autograd calls its hooks no longer, though its list of hooks is as it was. The list
+is set anew then, which brings back the user's hooks too.
 
 Threading: on the thread that trains, and on autograd's, one at a time.
 """
@@ -34,23 +36,32 @@ class GradientHooks:
         self._listener = weakref.ref(listener)
         self._parameters: list[torch.Tensor] = []
         self._handles: list[Any] = []
+        self._insides: list[int] = []  # what autograd knows the hooks of
 
     def add(self, parameter: torch.Tensor) -> None:
         """Hooks a parameter, as soon as it requires a gradient."""
         self._parameters.append(parameter)
         self._handles.append(None)
+        self._insides.append(0)
         self._hook(len(self._parameters) - 1)
 
     def restore(self) -> None:
         """Hooks again what has lost its hook."""
-        for index in range(len(self._parameters)):
-            handle = self._handles[index]
-            if handle is None or handle.id not in self._hooks_of(index):
-                self._hook(index)
+        swaps = torch.__future__.get_swap_module_params_on_conversion()
+        with torch._C.DisableTorchFunctionSubclass():
+            for index, parameter in enumerate(self._parameters):
+                handle, hooks = self._handles[index], parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+                if handle is None or hooks is None or handle.id not in hooks:
+                    self._hook(index)
+                elif swaps or parameter._cdata != self._insides[index]:
+                    parameter._post_accumulate_grad_hooks = hooks  # type: ignore[attr-defined]
+                    self._insides[index] = parameter._cdata
 
     def put_last(self, index: int) -> bool:
         """Has a parameter's hook be the last from the next backward() on. Returns whether it is already."""
-        hooks, handle = self._hooks_of(index), self._handles[index]
+        handle = self._handles[index]
+        with torch._C.DisableTorchFunctionSubclass():
+            hooks = self._parameters[index]._post_accumulate_grad_hooks  # type: ignore[attr-defined]
         if next(reversed(hooks)) == handle.id:
             return True
         handle.remove()
@@ -62,7 +73,7 @@ class GradientHooks:
         for handle in self._handles:
             if handle is not None:
                 handle.remove()
-        self._parameters, self._handles = [], []
+        self._parameters, self._handles, self._insides = [], [], []
 
     def _hook(self, index: int) -> None:
         parameter = self._parameters[index]
@@ -71,10 +82,7 @@ class GradientHooks:
             if parameter.requires_grad:
                 hook = functools.partial(_tell, self._listener, index)
                 self._handles[index] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-
-    def _hooks_of(self, index: int) -> dict[int, Any]:
-        with torch._C.DisableTorchFunctionSubclass():
-            return self._parameters[index]._post_accumulate_grad_hooks or {}  # type: ignore[attr-defined]
+                self._insides[index] = parameter._cdata
 
 
 def _tell(listener: weakref.ref[Listener], index: int, parameter: torch.Tensor) -> None:

@@ -326,8 +326,7 @@ class _Distributed(wrapped.Front):
                 loss = closure()
             closure = None
         if self._reducer is not None:
-            if added := self._take_in_added():  # without a word to us
-                self._reducer.add_later(added)
+            self._add_later()
             self._reducer.settle()
             self._reducer.flush()
             if self._momentum is not None:
@@ -382,6 +381,11 @@ class _Distributed(wrapped.Front):
                 self._momentum.find_groups()
         return added
 
+    def _add_later(self) -> None:
+        """Has parameters that have come into the groups without a word to us be exchanged from the next time on."""
+        if self._reducer is not None and (added := self._take_in_added()):
+            self._reducer.add_later(added)
+
     def _handed(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """What the optimizer is handed in place of a closure, to call it itself."""
         given = self._options.on_nonfinite, self._options.grad_scaler
@@ -405,6 +409,7 @@ class _Distributed(wrapped.Front):
         if self._reducer is not None:
             self._reducer.settle()
             self._reducer.forget_gradients()
+            self._add_later()
         if self._momentum is not None:
             self._momentum.catch_up()
         if not isinstance(self._reducer, overlap.OverlappingReducer):

@@ -78,6 +78,7 @@ class GradientReducer:
         self._passes = passes
         self._passes_done = 0
         self._exchanged = False  # since the last step, and gradients have not been cleared since
+        self._gave_nothing = False  # that exchange: means that nobody is to take
         self._awaits_sums = False
         self._momentum = momentum
         self._parameters: list[torch.Tensor] = []
@@ -286,7 +287,7 @@ class GradientReducer:
         if self._awaits_sums:
             self._awaits_sums = False
             self._end_step()
-            self._exchanged = True
+            self._exchanged, self._gave_nothing = True, False
 
     def _warn_of_late_changes(self) -> None:
         """Warns where p.grad was written after its hooks had run: by a hook on autograd's node, or of another parameter.
@@ -330,7 +331,7 @@ class GradientReducer:
         gradients = {index: self._parameters[index].grad for index in self._live}
         given = {index: gradient for index, gradient in gradients.items() if gradient is not None}
         if gradients and not given:  # cleared since
-            return False
+            return self._gave_nothing
         replaced = [index for index, gradient in given.items() if not self._is_mean(index, gradient)]
         if replaced:
             self._warn_once(
@@ -576,9 +577,10 @@ class GradientReducer:
             if index in self._rows or not self._share(index):
                 self._parameters[index].grad = None
         self._finish_step()
-        self._exchanged = True
         live = [self._parameters[index] for index in self._live]
-        if self._veto or not all_finite(parameter.grad for parameter in live):
+        self._exchanged = True
+        self._gave_nothing = self._veto or not all_finite(parameter.grad for parameter in live)
+        if self._gave_nothing:
             for parameter in live:
                 parameter.grad = None
 
@@ -647,6 +649,7 @@ class GradientReducer:
         """Says that gradients are cleared: what comes next is a step of its own."""
         self._exchanged = False
         self._delivered.release()
+        self._hooks.restore()
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
