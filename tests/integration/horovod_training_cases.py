@@ -351,6 +351,10 @@ def groups_that_are_added_are_summed() -> None:
             optimizer.close()
 
 
+def double(parameter: torch.Tensor) -> None:
+    parameter.grad.mul_(2)
+
+
 @case
 def gradients_by_hand_and_hooks_are_summed() -> None:
     for door in doors():
@@ -364,7 +368,7 @@ def gradients_by_hand_and_hooks_are_summed() -> None:
         if hvd.rank() == 0:  # others have a batch without labels
             model[0].sum().backward()
         optimizer.step()
-        model[1].register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2))
+        model[1].register_post_accumulate_grad_hook(double)
         for _ in range(2):
             step_of_ones(model, optimizer)
         torch.testing.assert_close(model[0].detach(), torch.full((2, 2), -3 * mean_of_ranks() - 1 / hvd.size()))

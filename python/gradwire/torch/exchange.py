@@ -68,8 +68,6 @@ class Exchange:
         self._is_first = has_slots and self._set == _FIRST
         # Where codecs are chosen, small parameters of a bucket follow the store's compression, which is the first's.
         self._fuses = has_slots and (self._is_first or options.controller is None)
-        if self._fuses:
-            taken.add(self._set)
         self._store = store
         self._engine: _core.Engine = store.engine
         self._options = options
@@ -96,6 +94,8 @@ class Exchange:
             self._use(options.warm_up.compression())
         if options.vetoes:
             self._engine.keep_rollback(True)
+        if self._fuses:  # nothing has failed
+            taken.add(self._set)
 
     def close(self) -> None:
         """Leaves the slots to another, and the compression that follows the warm-up, or that was there before codecs
@@ -104,6 +104,10 @@ class Exchange:
         self._end_warm_up()
         if self._auto is not None and session.is_open(self._store):
             self._auto.close()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Leaves the slots to another, where this cannot be used. On all ranks."""
         if self._fuses:
             self._fuses = self._is_first = False
             _sets_of[self._store].discard(self._set)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -234,6 +235,13 @@ def _require_free(
     """
     own = getattr(optimizer, "_place", None)
     others = [place for place in _served.get(store, []) if place is not own]
+    if any(place.optimizer() is None for place in others):
+        warnings.warn(
+            "gradwire.torch: a DistributedOptimizer at this store was dropped without close(), so the store keeps its "
+            "memory and its parameters; call close() on all ranks first",
+            RuntimeWarning,
+            stacklevel=4,
+        )
     theirs = {parameter: name for place in others for name, parameter in place.named}
     if taken := next((name for name, parameter in named if parameter in theirs), None):
         raise ValueError(

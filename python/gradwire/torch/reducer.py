@@ -100,7 +100,12 @@ class GradientReducer:
         self._waiting: list[tuple[str, torch.Tensor]] = []  # to require a gradient: not declared yet
         self._places: dict[torch.Tensor, int] = {}  # in the order of the forward pass
         self._device = home_of([parameter for _, parameter in named])
-        self.add(named)
+        try:
+            self.add(named)
+        except BaseException:  # ranks that differ: others may be made
+            self._hooks.remove()
+            self.exchange.give_up()
+            raise
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Takes more parameters in, behind the others. A collective, between steps."""
