@@ -377,3 +377,53 @@ def test_after_join_all_are_at_one_step_again() -> None:
         optimizer.close()
 
     run_two(body)
+
+
+@pytest.mark.filterwarnings("ignore:gradwire.torch. p.grad of:RuntimeWarning")
+@pytest.mark.parametrize("options", OVERLAP, ids=str)
+def test_gradients_that_a_hook_on_the_step_sets(options: dict[str, Any]) -> None:
+    """As wrappers do that hook themselves into step()."""
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = net()
+        one = OneProcess(model, loss)
+        optimizer = wrapped(model, store, **options)
+        numbers = iter(range(4))
+
+        def set_gradients(*_: Any) -> None:
+            optimizer.synchronize()
+            by_hand(model, optimizer, store.rank, next(numbers))
+
+        optimizer.register_step_pre_hook(set_gradients)
+        for step in range(4):
+            optimizer.zero_grad()
+            (3 * loss(model, store.rank, step)).backward()
+            optimizer.step()
+            one.step(step)
+        optimizer.synchronize()
+        require_equal(model, one.model)
+        optimizer.close()
+
+    run_two(body)
+
+
+def test_a_closure_costs_one_exchange_a_call() -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        model = net()
+        optimizer = wrapped(model, store, lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3))
+        calls = 0
+
+        def closure() -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            optimizer.zero_grad()
+            own = loss(model, store.rank, 0)
+            own.backward()
+            return own
+
+        for _ in range(2):
+            optimizer.step(closure)
+        assert store.stats()["bytes_raw"] == calls * 4 * sum(p.numel() for p in model.parameters())
+        optimizer.close()
+
+    run_two(body)

@@ -106,7 +106,10 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
     optimizers = _listed(optimizer)
     store = _store_of(optimizers)
     state = _attempt(store, lambda: _read_fitting(folder, optimizers, store))
-    saved = [(each, found, found.get(STATE_KEY, {})) for each, found in zip(optimizers, state["optimizer"], strict=True)]
+    saved = [
+        (each, found, found.get(STATE_KEY, {}))
+        for each, found in zip(optimizers, state["optimizer"], strict=True)
+    ]
     for each, _, own in saved:
         if (reducer := _reducer_of(each)) is not None:
             # First: scales are agreed for a codec, and residuals may be those of a table's rows.
@@ -125,7 +128,9 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
     return state["extra"]
 
 
-def _read_fitting(folder: str | PathLike[str], optimizers: Sequence[Any], store: kv.KVStore) -> dict[str, Any]:
+def _read_fitting(
+    folder: str | PathLike[str], optimizers: Sequence[Any], store: kv.KVStore
+) -> dict[str, Any]:
     """Reads what save_checkpoint() wrote for this rank, with the momentum that it inherits, and a list of optimizers'
     states. Changes nothing.
 

@@ -387,7 +387,9 @@ class LocalRounds:
 
 
 def _digest(weight: torch.Tensor) -> bytes:
-    flat = weight.detach().cpu().contiguous().as_strided((weight.numel(),), (1,))  # one element may have any stride
+    flat = (
+        weight.detach().cpu().contiguous().as_strided((weight.numel(),), (1,))
+    )  # one element may have any stride
     octets = flat.view(torch.uint8).numpy().data
     return hashlib.blake2b(octets, digest_size=_DIGEST_BYTES).digest()
 

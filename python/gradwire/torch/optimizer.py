@@ -326,6 +326,13 @@ class _Distributed(wrapped.Front):
         self._note_step()
         if self.overlap_step:
             require_no_gradient_is_needed(self, closure)
+        try:
+            return self._step(closure)
+        finally:
+            if self._reducer is not None:
+                self._reducer.end_step()
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None and closures.are_handed_to(self._base):
             closure = self._handed(closure)
@@ -336,7 +343,8 @@ class _Distributed(wrapped.Front):
         if self._reducer is not None:
             self._add_later()
             self._reducer.settle()
-            self._reducer.flush()
+            if closure is None:  # else each call of it is an exchange
+                self._reducer.flush()
             if self._momentum is not None:
                 self._momentum.catch_up()
             if self._reducer.take_veto():
@@ -351,7 +359,8 @@ class _Distributed(wrapped.Front):
             if isinstance(self._reducer, overlap.OverlappingReducer) and not self._is_due(self._reducer):
                 self._begin_step(self._reducer)
             else:
-                result = super().step() if closure is None else super().step(closure)
+                with self._looking_after_hooks():
+                    result = super().step() if closure is None else super().step(closure)
         if self._reducer is not None:
             self._reducer.count_step()
         return result if loss is None else loss
@@ -374,9 +383,31 @@ class _Distributed(wrapped.Front):
         own_after = getattr(self, "_optimizer_step_post_hooks", {})
         for before in (*_global_optimizer_pre_hooks.values(), *own_before.values()):
             before(self, (), {})
+        reducer.flush()  # they may have set gradients
         reducer.step(SubsetStep(self, self._base))
         for after in (*own_after.values(), *_global_optimizer_post_hooks.values()):
             after(self, (), {})
+
+    @contextlib.contextmanager
+    def _looking_after_hooks(self) -> Iterator[None]:
+        """Exchanges gradients that hooks of the user's on the step set anew, before the optimizer takes them."""
+        reducer = self._reducer
+        own = getattr(self, "_optimizer_step_pre_hooks", None)  # None: __init__() of torch's has not run
+        if reducer is None or own is None or not (own or _global_optimizer_pre_hooks):
+            yield
+            return
+
+        def look(*_: Any) -> None:
+            if reducer.flush():
+                self._clip()
+            if reducer.take_veto():
+                reducer.drop_gradients()
+
+        last = self.register_step_pre_hook(look)
+        try:
+            yield
+        finally:
+            last.remove()
 
     def _take_in_added(self) -> list[tuple[str, torch.Tensor]]:
         """Notes parameters that have come into the groups, which are then to be exchanged, and returns them."""

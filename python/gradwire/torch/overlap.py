@@ -28,7 +28,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from gradwire import _core
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.parameter_guard import Access, guard, is_guardable, keeper_of, release
-from gradwire.torch.reducer import GradientReducer, can_take, has_gradient, requires_gradient
+from gradwire.torch.reducer import GradientReducer, has_gradient, requires_gradient
 from gradwire.torch.transforms import hear_of_transforms, outside_transforms
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class OverlappingReducer(GradientReducer):
         with self._alone():
             self._require_own_process(self._sums)
             self._require_whole(self._sums)
-            guarded = {self._parameters[index] for index in self._sums}
+            guarded = {self._memory.parameters[index] for index in self._sums}
             self._stepping = stepping if guarded else None
             with self._noting_failure():
                 with self._updating():
@@ -123,7 +123,7 @@ class OverlappingReducer(GradientReducer):
                 self.synchronize()
             for one in self._sums.values():
                 one.cleared = set_to_none
-            return {self._parameters[index] for index in self._sums}
+            return {self._memory.parameters[index] for index in self._sums}
 
     def close(self) -> None:
         try:
@@ -162,7 +162,7 @@ class OverlappingReducer(GradientReducer):
 
     def _bind(self) -> None:
         super()._bind()
-        self._index = {parameter: index for index, parameter in enumerate(self._parameters)}
+        self._index = {parameter: index for index, parameter in enumerate(self._memory.parameters)}
 
     def on_backward_begin(self) -> None:
         if self._sums:  # of parameters that the forward pass did not use
@@ -171,7 +171,7 @@ class OverlappingReducer(GradientReducer):
 
     def _end_step(self) -> None:
         """Leaves sums on their way."""
-        self._ready = bytearray(len(self._parameters))
+        self._ready = bytearray(len(self._memory.parameters))
         thawed = self._take_in_waiting(requires_gradient)
         for index in thawed:
             self.exchange.send_apart(index)
@@ -187,14 +187,14 @@ class OverlappingReducer(GradientReducer):
             }
             if self._sums:
                 self._open()
-            self._take_when_here([i for i in self._sums if keeper_of(self._parameters[i]) is not self])
+            self._take_when_here([i for i in self._sums if keeper_of(self._memory.parameters[i]) is not self])
         if self.exchange.needs_quiet:
             self.synchronize()
         self.exchange.advance()
 
     def _lay_aside(self, index: int, ticket: _core.Ticket, together: Sequence[int]) -> _Sum:
         """Takes the gradient away from its parameter, lest the next backward() adds to what the network writes."""
-        parameter = self._parameters[index]
+        parameter = self._memory.parameters[index]
         gradient, parameter.grad = parameter.grad, None
         if is_guardable(parameter):
             guard(parameter, self)
@@ -218,7 +218,7 @@ class OverlappingReducer(GradientReducer):
                 self._take_when_here([i for i in waits if i in self._sums])
             elif access is Access.GRADIENT and any(i in self._sums for i in indices):
                 raise RuntimeError(
-                    f"gradwire.torch: the gradient of {self._names[indices[0]]!r} was read, or set, while its sum is "
+                    f"gradwire.torch: the gradient of {self._memory.names[indices[0]]!r} was read, or set, while its sum is "
                     "on its way (overlap_step): it is no mean yet. To clip or look at gradients, also by a GradScaler, "
                     "call optimizer.synchronize() between backward() and that, which waits for all sums; or leave "
                     "overlap_step out"
@@ -277,7 +277,7 @@ class OverlappingReducer(GradientReducer):
     def _require_own_process(self, awaited: Collection[int]) -> None:
         if awaited and os.getpid() != self._process:
             raise RuntimeError(
-                f"gradwire.torch: {self._names[next(iter(awaited))]!r} was read in a process that was forked while its "
+                f"gradwire.torch: {self._memory.names[next(iter(awaited))]!r} was read in a process that was forked while its "
                 "sum was on its way (overlap_step); call optimizer.synchronize() before processes are forked that use "
                 "the model"
             )
@@ -285,7 +285,7 @@ class OverlappingReducer(GradientReducer):
     def _require_whole(self, awaited: Collection[int]) -> None:
         if awaited and self._broken_by is not None:
             raise RuntimeError(
-                f"gradwire.torch: {self._names[next(iter(awaited))]!r} is without the last step: an update raised "
+                f"gradwire.torch: {self._memory.names[next(iter(awaited))]!r} is without the last step: an update raised "
                 f"{type(self._broken_by).__name__}: {self._broken_by} (overlap_step); call optimizer.close() to read "
                 "weights as they are, some with that step and some without, and load a checkpoint to go on"
             ) from self._broken_by
@@ -337,24 +337,24 @@ class OverlappingReducer(GradientReducer):
             self._sums |= sums  # and guarded: whoever reads them is told
             raise
         for index in sums:
-            release(self._parameters[index])
+            release(self._memory.parameters[index])
         if not self._sums:
             self._finish()
 
     def _take_in(self, sums: Mapping[int, _Sum]) -> None:
-        with _as_outside(self._parameters[next(iter(sums))].device.type):
+        with _as_outside(self._memory.parameters[next(iter(sums))].device.type):
             later = {index: self._restore(index, one) for index, one in sums.items()}
             if self._stepping is not None:
-                self._stepping.step([self._parameters[index] for index in sums])
+                self._stepping.step([self._memory.parameters[index] for index in sums])
             for index, one in sums.items():
-                _go_on(self._parameters[index], one, later[index])
+                _go_on(self._memory.parameters[index], one, later[index])
 
     def _restore(self, index: int, one: _Sum) -> torch.Tensor | None:
         """Has p.grad be the mean; returns what autograd has put there since."""
-        parameter = self._parameters[index]
+        parameter = self._memory.parameters[index]
         later = parameter.grad
-        parameter.grad = one.gradient if can_take(one.gradient, parameter) else None
-        self._take_mean(index)
+        parameter.grad = one.gradient if self._memory.can_take(index, one.gradient) else None
+        self._memory.take_mean(index)
         return later
 
     # -- from the first sum on its way to the last -----------------------------------------------------
@@ -397,13 +397,13 @@ class OverlappingReducer(GradientReducer):
         with self._lock:
             behind = len(self._sums) if self._stepping is not None else 0
             for index in self._sums:
-                release(self._parameters[index])
+                release(self._memory.parameters[index])
             self._sums.clear()
             self._broken_by = None
             self._leave()
         if behind:
             warnings.warn(
-                f"gradwire.torch: {behind} of {len(self._parameters)} parameters are left without the last step, which "
+                f"gradwire.torch: {behind} of {len(self._memory.parameters)} parameters are left without the last step, which "
                 "failed before they had it (overlap_step); load a checkpoint to go on from one step",
                 RuntimeWarning,
                 stacklevel=2,

@@ -1,10 +1,10 @@
-"""GradientReducer: sends every gradient the moment autograd has it, and waits for the means when backward()
-ends. What no backward() has brought (gradients that are set by hand, a batch that reaches no parameter) goes with step().
+"""GradientReducer: sends every gradient the moment autograd has it, and waits for the means when backward() ends.
+
+step() exchanges what no backward() has brought: gradients that are set by hand, or a batch that reaches no parameter.
 
 Each parameter has a slot: a run of one flat float32 buffer, which the engine reads and writes in place. It lies
 where the parameters do, if that is one CUDA device, else on the CPU. For float32 parameters there `p.grad` is the
-slot's memory; others are converted on the way in and out. Whether a parameter is one of those is asked each time: a
-model may be converted between steps.
+slot's memory; others are converted on the way in and out.
 
 A sparse gradient, as of nn.Embedding(sparse=True), has no slot but travels as rows. Which parameters have one only
 their first gradients tell, so in the first step they are summed as dense ones, and then all ranks agree.
@@ -22,11 +22,12 @@ import torch
 
 from gradwire.torch.backward_pass import BackwardPass
 from gradwire.torch.compiled_autograd import require_eager
-from gradwire.torch.delivered import Delivered
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.gradient_hooks import GradientHooks
+from gradwire.torch.gradient_memory import GradientMemory
 from gradwire.torch.parameter_names import require_real
+from gradwire.torch.row_agreement import RowAgreement
 from gradwire.torch.slots import Slot, home_of, runs_of
 from gradwire.torch.sparse_gradients import all_finite, gradient_of
 
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from gradwire.kv import KVStore
     from gradwire.torch.momentum import WorkerMomentum
 
-_NO_GRADIENT, _SPARSE, _STRIDED = range(3)  # what a parameter has got, as ranks tell each other
 _LAST_STEP = 2**32 - 1  # then steps are counted anew
 
+Named = Sequence[tuple[str, torch.Tensor]]
 TakesPart = Callable[[torch.Tensor], bool]
 
 
@@ -51,7 +52,7 @@ class GradientReducer:
     def __init__(
         self,
         store: KVStore,
-        named: Sequence[tuple[str, torch.Tensor]],
+        named: Named,
         *,
         passes: int,
         options: ExchangeOptions,
@@ -60,7 +61,7 @@ class GradientReducer:
         """Declares the parameters (a collective) and installs the hooks.
 
         Args:
-            store: whose engine sums; its slots are taken.
+            store: whose engine sums; a set of its slots is taken.
             named: parameters in order of the forward pass; the first is the most urgent. Frozen ones are not sent
                 while they require no gradient, and keep what they have not sent yet.
             passes: calls of backward() that are accumulated before gradients are sent.
@@ -77,26 +78,19 @@ class GradientReducer:
         self._veto = False
         self._passes = passes
         self._passes_done = 0
-        self._exchanged = False  # since the last step, and gradients have not been cleared since
+        self._exchanged = False  # in this step, and gradients have not been cleared since
         self._gave_nothing = False  # that exchange: means that nobody is to take
         self._awaits_sums = False
         self._momentum = momentum
-        self._parameters: list[torch.Tensor] = []
-        self._names: list[str] = []
-        self._slots: list[Slot | None] = []  # None: its gradients travel as rows
+        self._memory = GradientMemory()
         self._live: list[int] = []  # indices of those that take part in steps
         self._ready = bytearray()
         self._hooks = GradientHooks(self)
         self._backward = BackwardPass(self, store)
-        self._taken, self._delivered = Delivered(), Delivered()
         self._warned: set[str] = set()
         self._failed = False
         self._densified = options.sparse_gradients != "warn"  # and has been told
-        self._sends_rows = options.sparse_gradients == "rows"
-        self._rows: set[int] = set()  # indices of those whose gradients travel as rows
-        self._layouts = bytearray()  # of this step's gradients, until ranks have agreed which travel so
-        self._agreed = True
-        self._agreed_since_join = self._stood_in = False
+        self._rows = RowAgreement(self.exchange, sends_rows=options.sparse_gradients == "rows")
         self._waiting: list[tuple[str, torch.Tensor]] = []  # to require a gradient: not declared yet
         self._places: dict[torch.Tensor, int] = {}  # in the order of the forward pass
         self._device = home_of([parameter for _, parameter in named])
@@ -107,55 +101,65 @@ class GradientReducer:
             self.exchange.give_up()
             raise
 
-    def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    # -- parameters ------------------------------------------------------------------------------------
+
+    def add(self, named: Named) -> None:
         """Takes more parameters in, behind the others. A collective, between steps."""
         self._give_places(named)
         self._waiting += [(name, p) for name, p in named if not p.requires_grad]
         self._add_live([(name, p) for name, p in named if p.requires_grad and p.numel() > 0])
         self._bind()
 
-    def add_later(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Takes more parameters in with the next flush(): between a backward(), which did not know of them, and its
-        step.
-        """
+    def add_later(self, named: Named) -> None:
+        """Takes more parameters in with the end of the next exchange, or before the next step."""
         self._give_places(named)
         self._waiting += named
 
-    def _give_places(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    def _give_places(self, named: Named) -> None:
         for _, parameter in named:
             self._places[parameter] = len(self._places)
 
     def _bind(self) -> None:
         self.exchange.bind(self._live)
 
-    def _add_live(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    def _add_live(self, named: Named) -> None:
         if not named:
             return
-        first = len(self._parameters)
-        known = [self._sends_rows and name in self._options.sparse_parameters for name, _ in named]
+        first = len(self._memory)
+        known = [self._rows.sends_rows and name in self._options.sparse_parameters for name, _ in named]
         memory = iter(
             runs_of([p for (_, p), rows in zip(named, known, strict=True) if not rows], self._device)
         )
         runs = [None if rows else next(memory) for rows in known]
         self.exchange.add(named, runs, [self._places[p] for _, p in named])
         for (name, p), run in zip(named, runs, strict=True):
-            self._names.append(name)
-            self._parameters.append(p)
-            self._slots.append(None if run is None else Slot(run, p))
+            self._memory.add(name, p, None if run is None else Slot(run, p))
             self._hooks.add(p)
-        self._live += range(first, len(self._parameters))
+        self._live += range(first, len(self._memory))
+        self._rows.grow(len(named))
         self._use_rows([first + i for i, rows in enumerate(known) if rows])
-        self._agreed = not self._sends_rows
-        self._ready = bytearray(len(self._parameters))
-        self._layouts += bytearray(len(named))  # in the middle of a step, where parameters thaw
+        self._ready = bytearray(len(self._memory))
 
     def _use_rows(self, indices: Sequence[int]) -> None:
         if not indices:
             return
         self.exchange.use_rows(indices)
-        self._rows |= set(indices)
+        self._rows.add(indices)
         for index in indices:
-            self._slots[index] = None
+            self._memory.use_rows(index)
+
+    def _choose_live(self, takes_part: Callable[[int], bool]) -> None:
+        """Leaves out of steps what was frozen before this one, and takes in again what no longer is. A collective where
+        there is any: every rank runs the same program.
+        """
+        begun = self._live if self._passes_done > 0 else ()
+        live = [index for index in range(len(self._memory)) if index in begun or takes_part(index)]
+        if live != self._live:
+            self._live = live
+            self._bind()
+
+    def _requires_gradient(self, index: int) -> bool:
+        return self._memory.parameters[index].requires_grad
 
     def close(self) -> None:
         """Takes the hooks off; gradients then stay local."""
@@ -170,16 +174,16 @@ class GradientReducer:
             return
         require_eager("gradwire.torch: DistributedOptimizer")
         self._backward.enter()
-        is_final = self._hooks.put_last(index)  # else others of the parameter's are still to run
-        if self._parameters[index].grad is None:
+        is_final = self._hooks.put_last(index)  # else other hooks of the parameter are still to run
+        if self._memory.gradient(index) is None:
             self._warn_once(
-                f"a hook on {self._names[index]!r} has taken its gradient away in backward(). What it has done with it "
-                "was this worker's own: the workers' weights differ if it has stepped on it. Step on means, after "
-                "backward()"
+                f"a hook on {self._memory.names[index]!r} has taken its gradient away in backward(). What the hook did "
+                "with it was this worker's own: if it has stepped on it, the workers' weights differ. Step on the "
+                "means, after backward()"
             )
         if is_final and self._passes_done + 1 == self._passes:
             self._submit(index)
-            self._taken.note(index, self._parameters[index].grad, keeps=False)
+            self._memory.note_taken(index)
 
     def on_backward_begin(self) -> None:
         """Runs before the first gradient of a backward() is taken.
@@ -193,27 +197,15 @@ class GradientReducer:
         self._hooks.restore()
         self._choose_live(self._requires_gradient)
 
-    def _requires_gradient(self, index: int) -> bool:
-        return requires_gradient(self._parameters[index])
-
-    def _choose_live(self, takes_part: Callable[[int], bool]) -> None:
-        """Leaves out of steps what was frozen before this one, and takes in again what no longer is. A collective where
-        there is any: every rank runs the same program.
-        """
-        begun = self._live if self._passes_done > 0 else ()
-        live = [index for index in range(len(self._parameters)) if index in begun or takes_part(index)]
-        if live != self._live:
-            self._live = live
-            self._bind()
-
     @torch.no_grad()
     def _submit(self, index: int) -> None:
         if self._ready[index]:
             raise RuntimeError(
-                f"gradwire.torch: {self._names[index]!r} got its gradient twice in one backward(); a layer that is "
-                "used twice cannot be in a re-entrant checkpoint: use torch.utils.checkpoint with use_reentrant=False"
+                f"gradwire.torch: {self._memory.names[index]!r} got its gradient twice in one backward(); a layer that "
+                "is used twice cannot be in a re-entrant checkpoint: use torch.utils.checkpoint with "
+                "use_reentrant=False"
             )
-        if index in self._rows:
+        if self._memory.travels_as_rows(index):
             self._ready[index] = True
             self._send_rows(index)
             return
@@ -225,58 +217,46 @@ class GradientReducer:
         self.exchange.send(index)
 
     def _send_rows(self, index: int) -> None:
-        self.exchange.send_rows(index, self._parameters[index].grad, self._parameters[index])
-
-    def _slot(self, index: int) -> Slot:
-        slot = self._slots[index]
-        assert slot is not None
-        return slot
+        self.exchange.send_rows(index, self._memory.gradient(index), self._memory.parameters[index])
 
     def _fill(self, index: int) -> None:
         """Has the slot hold what is to be sent, and p.grad be the slot's memory where it can."""
-        parameter, slot = self._parameters[index], self._slot(index)
+        slot = self._memory.slot(index)
         gradient = self._dense_gradient(index)
         if self._momentum is not None:
-            self._momentum.advance(parameter, gradient, out=slot.values)
+            self._momentum.advance(self._memory.parameters[index], gradient, out=slot.values)
         elif gradient is None:
             slot.values.zero_()
         elif not slot.holds(gradient):
             slot.values.copy_(gradient)
-        self._share(index)
-
-    def _share(self, index: int) -> bool:
-        """Has p.grad be the slot's memory. Returns False where it cannot, as its parameter is of another kind."""
-        parameter, slot = self._parameters[index], self._slot(index)
-        if not slot.fits(parameter):
-            return False
-        if not slot.holds(parameter.grad):  # zero_grad(set_to_none=True), the default, took it away
-            parameter.grad = slot.shared()
-        return True
+        self._memory.share(index)
 
     def _dense_gradient(self, index: int) -> torch.Tensor | None:
-        parameter = self._parameters[index]
+        name, parameter = self._memory.names[index], self._memory.parameters[index]
         if parameter.grad is None:
             return None
-        require_real([(self._names[index], parameter)])
-        if parameter.grad.shape != (declared := self._slot(index).values.shape):
+        require_real([(name, parameter)])
+        if parameter.grad.shape != (declared := self._memory.slot(index).values.shape):
             raise ValueError(
-                f"gradwire.torch: the gradient of {self._names[index]!r} has shape {tuple(parameter.grad.shape)}, and "
-                f"the parameter had {tuple(declared)} when its optimizer was made; make the optimizer anew, on all "
-                "ranks, once shapes have changed"
+                f"gradwire.torch: the gradient of {name!r} has shape {tuple(parameter.grad.shape)}, and the parameter "
+                f"had {tuple(declared)} when its optimizer was made; make the optimizer anew on all ranks after a "
+                "parameter has changed its shape"
             )
-        if parameter.grad.layout == torch.strided:
-            self._layouts[index] = _STRIDED
-            return parameter.grad
-        self._layouts[index] = _SPARSE
+        is_sparse = parameter.grad.layout != torch.strided
+        self._rows.note(index, is_sparse=is_sparse)
+        if is_sparse:
+            self._tell_of_dense(name, parameter.grad.layout)
+            parameter.grad = parameter.grad.to_dense()
+        return parameter.grad
+
+    def _tell_of_dense(self, name: str, layout: torch.layout) -> None:
         if not self._densified:
             self._densified = True
             warnings.warn(
-                f"gradwire.torch: the gradient of {self._names[index]!r} is {parameter.grad.layout}; it is summed as "
-                "a dense one, so a table of many rows is sent whole; sparse_as_dense=True says that this is meant",
+                f"gradwire.torch: the gradient of {name!r} is {layout}; it is summed as a dense one, so a table of many "
+                "rows is sent whole; sparse_as_dense=True says that this is meant",
                 stacklevel=2,
             )
-        parameter.grad = parameter.grad.to_dense()
-        return parameter.grad
 
     # -- after it --------------------------------------------------------------------------------------
 
@@ -295,67 +275,161 @@ class GradientReducer:
             self._exchanged, self._gave_nothing = True, False
 
     def _warn_of_late_changes(self) -> None:
-        """Warns where p.grad was written after its hooks had run: by a hook on autograd's node, or of another parameter.
+        """Warns where p.grad was written after its hooks had run: by a hook on autograd's node, or on another parameter.
         What was sent may lack that.
         """
-        for index in self._live:
-            gradient = self._parameters[index].grad
-            if not self._ready[index] or (gradient is not None and self._taken.is_untouched(index, gradient)):
-                continue
+        changed = [
+            index for index in self._live if self._ready[index] and not self._memory.is_as_taken(index)
+        ]
+        if changed:
             self._warn_once(
-                f"the gradient of {self._names[index]!r} was changed during backward() after it had been sent, so the "
-                "workers' mean may lack that change; change it in a hook of the parameter's own "
+                f"the gradient of {self._memory.names[changed[0]]!r} was changed during backward() after it had been "
+                "sent, so the workers' mean may lack that change; change a gradient in a hook of its own parameter "
                 "(register_post_accumulate_grad_hook), or after backward()"
             )
 
-    def flush(self) -> None:
+    def _send_rest(self) -> None:
+        """Sends what is left of a step's last pass."""
+        self._passes_done = 0
+        # Unused in this pass: what earlier passes left, or zeros, so that the sum is complete.
+        for index in self._live:
+            if not self._ready[index]:
+                self._submit(index)
+        self._awaits_sums = True
+
+    def _end_step(self) -> None:
+        """Waits for the means of all that was sent."""
+        if self._finish_step():
+            self._handle_nonfinite()
+
+    def _finish_step(self) -> bool:
+        """Waits for the means of all that was sent; returns whether any rank met a NaN or an infinity."""
+        nonfinite = self._await_sums()
+        self._ready = bytearray(len(self._memory))
+        self._copy_back(self._live)
+        nonfinite |= self._thaw(requires_gradient)
+        self._agree_on_rows()
+        self.exchange.advance()
+        if self._momentum is not None:
+            self._momentum.end_step(nonfinite=nonfinite)
+        # Not that of an earlier step, which GradScaler may have skipped without asking.
+        self._veto = nonfinite and self._options.vetoes
+        return nonfinite
+
+    def _await_sums(self) -> bool:
+        """Ends what was sent; returns whether any rank met a NaN or an infinity."""
+        return self.exchange.finish()
+
+    @torch.no_grad()
+    def _copy_back(self, indices: Iterable[int]) -> None:
+        """Has p.grad of these be their means."""
+        for index, rows in self.exchange.row_means.items():
+            parameter = self._memory.parameters[index]
+            parameter.grad = gradient_of(parameter, rows)
+        for index in indices:
+            self._memory.take_mean(index)
+
+    @torch.no_grad()
+    def _agree_on_rows(self) -> None:
+        chosen = self._rows.make()
+        for index in chosen:
+            parameter = self._memory.parameters[index]
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.to_sparse(1)
+        self._use_rows(chosen)
+        for index in chosen:
+            self._memory.take_mean(index)
+        if chosen:
+            self._bind()
+
+    def _thaw(self, takes_part: TakesPart) -> bool:
+        """Sends what this step left in parameters that were not known until now: frozen so far, or added. Returns
+        whether any rank met a NaN or an infinity there.
+        """
+        thawed = self._take_in_waiting(takes_part)
+        if not thawed:
+            return False
+        for index in thawed:
+            if self._memory.travels_as_rows(index):
+                self._send_rows(index)
+            else:
+                self.exchange.send_apart(index)
+        nonfinite = self.exchange.finish()
+        self._bind()
+        self._copy_back(thawed)
+        return nonfinite
+
+    @torch.no_grad()
+    def _take_in_waiting(self, takes_part: TakesPart) -> range:
+        """Takes in parameters that have waited; returns which they are. Every rank runs the same program, so all thaw
+        the same at once.
+        """
+        first = len(self._memory)
+        taken = [(name, p) for name, p in self._waiting if takes_part(p)]
+        if taken:
+            self._waiting = [(name, p) for name, p in self._waiting if not takes_part(p)]
+            self._add_live([(name, p) for name, p in taken if p.numel() > 0])
+        added = range(first, len(self._memory))
+        for index in added:
+            if not self._memory.travels_as_rows(index):
+                self._fill(index)
+        return added
+
+    def _waits_for(self, takes_part: TakesPart) -> bool:
+        return any(takes_part(parameter) for _, parameter in self._waiting)
+
+    def _handle_nonfinite(self) -> None:
+        if not self._options.vetoes:
+            if self._options.on_nonfinite == "warn":
+                warn_of_nonfinite("warn")
+            return
+        if self._options.grad_scaler is None:  # to a GradScaler it is its daily work
+            warn_of_nonfinite("skip_step")
+        # GradScaler looks for one, to skip the step and lower its scale on every rank.
+        gradients = [self._memory.gradient(index) for index in self._live]
+        values = [g._values() if g.is_sparse else g for g in gradients if g is not None]
+        first = next((each for each in values if each.numel() > 0), None)
+        if first is not None:
+            with torch.no_grad():
+                first.fill_(float("nan"))
+
+    # -- the step --------------------------------------------------------------------------------------
+
+    def flush(self) -> bool:
         """Exchanges what this step's calls of backward() have not: all, where none has brought a gradient. A collective,
-        but in no_sync().
+        but in no_sync(). Returns whether there was something.
 
         Raises:
             RuntimeError: a GradScaler has looked at those gradients, and each rank's has found something of its own; or
                 with momentum, p.grad is what the last step has left there.
         """
         if not self.sync:
-            return
+            return False
         with torch.inference_mode(False), torch.no_grad():
-            if not self._is_complete():
+            is_complete = self._is_complete()
+            if not is_complete:
                 self._require_no_scaler()
                 self._begin_without_backward()
                 self._send_rest()
                 self.on_all_sent()
             self._take_in_late()
-        self._exchanged = False
-        if self._momentum is None:  # else it tells the next step that p.grad is no gradient
-            self._delivered.release()
+        return not is_complete
 
     def _is_complete(self) -> bool:
         """False where p.grad is not the means of all ranks' gradients."""
         if self._passes_done > 0 or not self._exchanged:
             return False
-        gradients = {index: self._parameters[index].grad for index in self._live}
-        given = {index: gradient for index, gradient in gradients.items() if gradient is not None}
-        if gradients and not given:  # cleared since
+        given = [index for index in self._live if self._memory.gradient(index) is not None]
+        if self._live and not given:  # cleared since
             return self._gave_nothing
-        replaced = [index for index, gradient in given.items() if not self._is_mean(index, gradient)]
+        replaced = [index for index in given if not self._memory.is_mean(index)]
         if replaced:
             self._warn_once(
-                f"p.grad of {self._names[replaced[0]]!r} was set anew after backward(), so it is taken for this "
-                "worker's own gradient, and all are exchanged once more; to change the workers' means change them in "
-                "place, such as p.grad.mul_()"
+                f"p.grad of {self._memory.names[replaced[0]]!r} was set anew after backward(), so it is taken for this "
+                "worker's own gradient, and all gradients are exchanged once more; to change the workers' means, change "
+                "them in place, such as p.grad.mul_()"
             )
         return not replaced
-
-    def _is_mean(self, index: int, gradient: torch.Tensor) -> bool:
-        """True for what an exchange has left in p.grad, wherever somebody has moved it to since."""
-        if self._delivered.is_there(index, gradient):
-            return True
-        slot = self._slots[index]
-        return (
-            slot is not None
-            and gradient.layout == torch.strided
-            and torch.equal(slot.values.to(gradient), gradient)
-        )
 
     def _require_no_scaler(self) -> None:
         if self._options.grad_scaler is None:
@@ -377,165 +451,18 @@ class GradientReducer:
         gradient by hand.
         """
         if self._momentum is not None and self._passes_done == 0:
-            stale = [i for i in self._live if self._is_delivered(self._parameters[i].grad, i)]
-            if stale:
-                raise RuntimeError(
-                    "gradwire.torch: step() was called again without backward(), with momentum_correction: "
-                    f"{self._names[stale[0]]!r} has the workers' mean momentum in p.grad, which is no gradient; call "
-                    "optimizer.zero_grad() after each step, or leave momentum_correction out"
-                )
+            self._require_gradients()
         self._hooks.restore()
-        self._choose_live(lambda index: self._requires_gradient(index) or self._is_by_hand(index))
+        self._choose_live(lambda index: self._requires_gradient(index) or self._memory.is_by_hand(index))
 
-    def _is_delivered(self, gradient: torch.Tensor | None, index: int) -> bool:
-        return gradient is not None and self._delivered.is_there(index, gradient)
-
-    def _is_by_hand(self, index: int) -> bool:
-        """True where the grad of a parameter that is frozen is not what an exchange, or zero_grad(), has left there."""
-        gradient = self._parameters[index].grad
-        if gradient is None or self._delivered.is_untouched(index, gradient):
-            return False
-        return bool(gradient.any())
-
-    def _send_rest(self) -> None:
-        """Sends what is left of a step's last pass."""
-        self._passes_done = 0
-        # Unused in this pass: what earlier passes left, or zeros, so that the sum is complete.
-        for index in self._live:
-            if not self._ready[index]:
-                self._submit(index)
-        self._awaits_sums = True
-
-    def _end_step(self) -> None:
-        """Waits for the means of all that was sent."""
-        if self._finish_step():
-            self._handle_nonfinite()
-
-    def _finish_step(self) -> bool:
-        """Waits for the means of all that was sent; returns whether any rank met a NaN or an infinity."""
-        nonfinite = self._await_sums()
-        self._ready = bytearray(len(self._parameters))
-        self._copy_back(self._live)
-        nonfinite |= self._thaw(requires_gradient)
-        self._agree_on_rows()
-        self.exchange.advance()
-        if self._momentum is not None:
-            self._momentum.end_step(nonfinite=nonfinite)
-        # Not that of an earlier step, which GradScaler may have skipped without asking.
-        self._veto = nonfinite and self._options.vetoes
-        return nonfinite
-
-    def _await_sums(self) -> bool:
-        """Ends what was sent; returns whether any rank met a NaN or an infinity."""
-        return self.exchange.finish()
-
-    @torch.no_grad()
-    def _copy_back(self, indices: Iterable[int]) -> None:
-        """Has p.grad of these be their means."""
-        for index, rows in self.exchange.row_means.items():
-            self._parameters[index].grad = gradient_of(self._parameters[index], rows)
-        for index in indices:
-            self._take_mean(index)
-
-    def _take_mean(self, index: int) -> None:
-        """Has p.grad be the mean that has arrived; of rows it is already."""
-        if self._slots[index] is not None and not self._share(index):
-            self._convert_back(index)
-        self._note_delivered(index)
-
-    def _convert_back(self, index: int) -> None:
-        parameter, values = self._parameters[index], self._slot(index).values
-        if not can_take(parameter.grad, parameter) or self._slot(index).holds(parameter.grad):
-            parameter.grad = torch.empty_like(parameter, requires_grad=False)
-        assert parameter.grad is not None
-        parameter.grad.copy_(values)
-
-    def _note_delivered(self, index: int) -> None:
-        gradient, slot = self._parameters[index].grad, self._slots[index]
-        self._delivered.note(index, gradient, keeps=slot is None or not slot.holds(gradient))
-
-    @torch.no_grad()
-    def _agree_on_rows(self) -> None:
-        """Has parameters travel as rows from the next step on that had a sparse gradient on some rank and no other kind
-        on any. A collective, once for every parameter.
-        """
-        if self._agreed:
-            return
-        self._agreed = self._agreed_since_join = True
-        layouts = self.exchange.gather("layouts of gradients", bytes(self._layouts))
-        chosen = [
-            index
-            for index, kinds in enumerate(zip(*layouts, strict=True))
-            if _SPARSE in kinds and _STRIDED not in kinds and index not in self._rows
-        ]
-        for index in chosen:
-            parameter = self._parameters[index]
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.to_sparse(1)
-        self._use_rows(chosen)
-        for index in chosen:
-            self._note_delivered(index)
-        if chosen:
-            self._bind()
-
-    @property
-    def row_names(self) -> list[str] | None:
-        """Of parameters whose gradients travel as rows; None where ranks have not agreed on them yet."""
-        known = self._sends_rows and self._agreed
-        return [self._names[index] for index in sorted(self._rows)] if known else None
-
-    def take_over_rows(self, names: Sequence[str]) -> None:
-        """Has gradients travel as rows that did in a job that was saved, in the place of what the first step would
-        tell. A collective, before that.
-
-        Raises:
-            ValueError: they cannot here; or others do. The same on all ranks.
-        """
-        here = {self._names[index] for index in self._rows}
-        if different := sorted(here.difference(names).union(() if self._sends_rows else names)):
-            raise ValueError(
-                f"gradwire.torch: gradients of {different[0]!r} travel as rows either here or in the job that was "
-                "saved; give sparse_parameters, sparse_as_dense and what else has them summed as dense ones as there"
+    def _require_gradients(self) -> None:
+        stale = [index for index in self._live if self._memory.is_delivered(index)]
+        if stale:
+            raise RuntimeError(
+                "gradwire.torch: step() was called again without backward(), with momentum_correction: "
+                f"{self._memory.names[stale[0]]!r} has the workers' mean momentum in p.grad, which is no gradient; call "
+                "optimizer.zero_grad() after each step, or leave momentum_correction out"
             )
-        chosen = [index for index, name in enumerate(self._names) if name in names and name not in here]
-        self._use_rows(chosen)
-        if chosen:
-            self._bind()
-        self._agreed = True
-
-    def _thaw(self, takes_part: TakesPart) -> bool:
-        """Sends what this step left in parameters that were not known until now: frozen so far, or added."""
-        thawed = self._take_in_waiting(takes_part)
-        if not thawed:
-            return False
-        for index in thawed:
-            if index in self._rows:
-                self._send_rows(index)
-            else:
-                self.exchange.send_apart(index)
-        nonfinite = self.exchange.finish()
-        self._bind()
-        self._copy_back(thawed)
-        return nonfinite
-
-    @torch.no_grad()
-    def _take_in_waiting(self, takes_part: TakesPart) -> range:
-        """Takes in parameters that have waited; returns which they are. Every rank runs the same program, so all thaw
-        the same at once.
-        """
-        first = len(self._parameters)
-        taken = [(name, p) for name, p in self._waiting if takes_part(p)]
-        if taken:
-            self._waiting = [(name, p) for name, p in self._waiting if not takes_part(p)]
-            self._add_live([(name, p) for name, p in taken if p.numel() > 0])
-        added = range(first, len(self._parameters))
-        for index in added:
-            if index not in self._rows:
-                self._fill(index)
-        return added
-
-    def _waits_for(self, takes_part: TakesPart) -> bool:
-        return any(takes_part(parameter) for _, parameter in self._waiting)
 
     def _take_in_late(self) -> None:
         """Exchanges, between a backward() and its step, what that one did not know."""
@@ -543,20 +470,42 @@ class GradientReducer:
             self._veto = self._options.vetoes
             self._handle_nonfinite()
 
-    def _handle_nonfinite(self) -> None:
-        if not self._options.vetoes:
-            if self._options.on_nonfinite == "warn":
-                warn_of_nonfinite("warn")
-            return
-        if self._options.grad_scaler is None:  # to a GradScaler it is its daily work
-            warn_of_nonfinite("skip_step")
-        # GradScaler looks for one, to skip the step and lower its scale on every rank.
-        gradients = [self._parameters[index].grad for index in self._live]
-        values = [g._values() if g.is_sparse else g for g in gradients if g is not None]
-        first = next((each for each in values if each.numel() > 0), None)
-        if first is not None:
-            with torch.no_grad():
-                first.fill_(float("nan"))
+    def take_veto(self) -> bool:
+        """Says whether this step is to be skipped, and forgets it."""
+        veto, self._veto = self._veto, False
+        return veto
+
+    def drop_gradients(self) -> None:
+        """Leaves no gradient that an optimizer could step on."""
+        for index in self._live:
+            self._memory.parameters[index].grad = None
+
+    def count_step(self) -> None:
+        """Says that a step is taken. A collective where there is a warm-up."""
+        self.exchange.count_step()
+        if self.sync:
+            self.exchange.program_step = self.exchange.program_step % _LAST_STEP + 1
+
+    def count_steps_anew(self) -> None:
+        """Has all ranks be at the same step again, once all have joined."""
+        self.exchange.program_step = 1
+
+    def end_step(self) -> None:
+        """Says that step() is over, taken or not: what comes next is exchanged anew."""
+        self._exchanged = False
+        if self._momentum is None:  # else memory tells the next step that p.grad is no gradient
+            self._memory.release()
+
+    def forget_gradients(self) -> None:
+        """Says that gradients are cleared: likewise."""
+        self._exchanged = False
+        self._memory.release()
+        self._hooks.restore()
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(f"gradwire.torch: {text}", RuntimeWarning, stacklevel=3)
 
     # -- when it fails ---------------------------------------------------------------------------------
 
@@ -579,26 +528,24 @@ class GradientReducer:
         for index in self._live:
             if not self._ready[index]:
                 self._send_instead(index, float("nan"))
-            if index in self._rows or not self._share(index):
-                self._parameters[index].grad = None
+            if not self._memory.share(index):
+                self._memory.parameters[index].grad = None
         self._finish_step()
-        live = [self._parameters[index] for index in self._live]
         self._exchanged = True
-        self._gave_nothing = self._veto or not all_finite(parameter.grad for parameter in live)
+        self._gave_nothing = self._veto or not all_finite(map(self._memory.gradient, self._live))
         if self._gave_nothing:
-            for parameter in live:
-                parameter.grad = None
+            self.drop_gradients()
 
     def _send_instead(self, index: int, value: float) -> None:
         """Sends one value in the place of a gradient."""
-        if index in self._rows:
-            parameter = self._parameters[index]
+        if self._memory.travels_as_rows(index):
+            parameter = self._memory.parameters[index]
             self.exchange.send_rows(index, torch.full_like(parameter[:1], value), parameter)
             return
-        self._slot(index).values.fill_(value)
+        self._memory.slot(index).values.fill_(value)
         self._send(index)
 
-    # -- who has no batch left -------------------------------------------------------------------------
+    # -- ranks that have no batch left -----------------------------------------------------------------
 
     @torch.no_grad()
     def stand_in(self) -> None:
@@ -608,13 +555,14 @@ class GradientReducer:
         """
         self._passes_done = 0  # what was not sent is this rank's alone
         self._choose_live(self._requires_gradient)
-        if self._agreed:
+        if self._rows.is_made:
             return
-        self._stood_in = True
+        self._rows.stand_in()
         for index in self._live:
-            parameter = self._parameters[index]
-            if (slot := self._slots[index]) is not None and slot.holds(parameter.grad):
-                parameter.grad = None
+            if not self._memory.travels_as_rows(index) and self._memory.slot(index).holds(
+                self._memory.gradient(index)
+            ):
+                self._memory.parameters[index].grad = None
             self._send_instead(index, 0.0)
         self._await_sums()
         self._thaw(requires_gradient)
@@ -622,44 +570,35 @@ class GradientReducer:
         self.exchange.advance()
 
     def last_to_step(self, last: int) -> int:
-        """Returns who has taken all steps, of which `last` has been in all: that may be one that stood in. A collective
-        where ranks have agreed since the last time.
+        """As RowAgreement's."""
+        return self._rows.last_to_step(last)
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    @property
+    def row_names(self) -> list[str] | None:
+        """Of parameters whose gradients travel as rows; None where ranks have not agreed on them yet."""
+        known = self._rows.sends_rows and self._rows.is_made
+        return [self._memory.names[index] for index in sorted(self._rows.rows)] if known else None
+
+    def take_over_rows(self, names: Sequence[str]) -> None:
+        """Has gradients travel as rows that did in a job that was saved, in the place of what the first step would
+        tell. A collective, before that.
+
+        Raises:
+            ValueError: they cannot here; or others do. The same on all ranks.
         """
-        if not self._agreed_since_join:
-            return last
-        stood_in = self.exchange.gather("ranks without a step", bytes([self._stood_in]))
-        self._agreed_since_join = self._stood_in = False
-        # If it stood in, nobody has been in more steps than that one, in which all were.
-        ranks = [last, *range(len(stood_in))]
-        return next((rank for rank in ranks if not stood_in[rank][0]), last)
-
-    # -- the step --------------------------------------------------------------------------------------
-
-    def take_veto(self) -> bool:
-        """Says whether this step is to be skipped, and forgets it."""
-        veto, self._veto = self._veto, False
-        return veto
-
-    def count_step(self) -> None:
-        """Says that a step is taken. A collective where there is a warm-up."""
-        self.exchange.count_step()
-        if self.sync:
-            self.exchange.program_step = self.exchange.program_step % _LAST_STEP + 1
-
-    def count_steps_anew(self) -> None:
-        """Has all ranks be at the same step again, once all have joined."""
-        self.exchange.program_step = 1
-
-    def forget_gradients(self) -> None:
-        """Says that gradients are cleared: what comes next is a step of its own."""
-        self._exchanged = False
-        self._delivered.release()
-        self._hooks.restore()
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            warnings.warn(f"gradwire.torch: {text}", RuntimeWarning, stacklevel=3)
+        here = {self._memory.names[index] for index in self._rows.rows}
+        if different := sorted(here.difference(names).union(() if self._rows.sends_rows else names)):
+            raise ValueError(
+                f"gradwire.torch: gradients of {different[0]!r} travel as rows either here or in the job that was "
+                "saved; give sparse_parameters, sparse_as_dense and what else has them summed as dense ones as there"
+            )
+        chosen = [i for i, name in enumerate(self._memory.names) if name in names and name not in here]
+        self._use_rows(chosen)
+        if chosen:
+            self._bind()
+        self._rows.is_made = True
 
 
 def requires_gradient(parameter: torch.Tensor) -> bool:
@@ -669,13 +608,3 @@ def requires_gradient(parameter: torch.Tensor) -> bool:
 def has_gradient(parameter: torch.Tensor) -> bool:
     """Also of one that is frozen, and was given it by hand."""
     return parameter.requires_grad or parameter.grad is not None
-
-
-def can_take(gradient: torch.Tensor | None, parameter: torch.Tensor) -> bool:
-    """True where a gradient's memory can hold that of a parameter as an optimizer expects it."""
-    return (
-        gradient is not None
-        and gradient.layout == torch.strided
-        and (gradient.dtype, gradient.device) == (parameter.dtype, parameter.device)
-        and (gradient.shape, gradient.stride()) == (parameter.shape, parameter.stride())
-    )
