@@ -329,7 +329,9 @@ def layers_that_are_thawed_are_summed() -> None:
                 assert torch.equal(before, model[1])
         expected = -mean_of_ranks() * (1 + 1.5)
         torch.testing.assert_close(model[1].detach(), torch.full((2, 2), expected))
-        torch.testing.assert_close(model[0].detach(), torch.full((2, 2), -mean_of_ranks() * (1 + 1.5 + 1.75 + 1.875)))
+        torch.testing.assert_close(
+            model[0].detach(), torch.full((2, 2), -mean_of_ranks() * (1 + 1.5 + 1.75 + 1.875))
+        )
         optimizer.close()
 
 
@@ -371,7 +373,9 @@ def gradients_by_hand_and_hooks_are_summed() -> None:
         model[1].register_post_accumulate_grad_hook(double)
         for _ in range(2):
             step_of_ones(model, optimizer)
-        torch.testing.assert_close(model[0].detach(), torch.full((2, 2), -3 * mean_of_ranks() - 1 / hvd.size()))
+        torch.testing.assert_close(
+            model[0].detach(), torch.full((2, 2), -3 * mean_of_ranks() - 1 / hvd.size())
+        )
         torch.testing.assert_close(model[1].detach(), torch.full((2, 2), -5 * mean_of_ranks()))
         optimizer.close()
 
@@ -416,7 +420,9 @@ def default_devices_and_dtypes_are_the_users() -> None:
         assert rows.tolist() == [hvd.rank()] * hvd.size()
         assert counts.tolist() == [1] * hvd.size()
         table = nn.Embedding(5, 2, sparse=True, device="cpu", dtype=torch.float32)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), table.named_parameters())
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(table.parameters(), lr=1.0), table.named_parameters()
+        )
         optimizer.zero_grad()
         table(torch.tensor([1, 1 + hvd.rank()], device="cpu")).sum().backward()
         optimizer.step()

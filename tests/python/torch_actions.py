@@ -29,12 +29,25 @@ from typing import Any
 import gradwire as gw
 import gradwire.torch
 import torch
-import torch.multiprocessing  # noqa: F401 (teaches pickle to share tensors' memory)
+import torch.multiprocessing  # teaches pickle to share tensors' memory
 from torch import nn
 
 Program = dict[str, Any]
 Held = dict[str, "torch.Tensor | None"]
 WORKERS = 2
+BETWEEN = [
+    "there and back",
+    "format",
+    "share model",
+    "freeze",
+    "thaw",
+    "add group",
+    "hook",
+    "unhook",
+    "copy",
+    "lasting",
+]
+BETWEEN += ["move", "move"]
 LAYERS = ("conv", "norm", "branch", "last")
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
@@ -121,10 +134,7 @@ def make_program(seed: int) -> Program:
 
 def _between(r: random.Random, program: Program) -> list[list[Any]]:
     takes_any_dtype = program["optimizer"] in ("sgd", "decay", "momentum") and program["codec"] == "none"
-    choice = r.choice(
-        ["there and back", "format", "share model", "freeze", "thaw", "add group", "hook", "unhook", "copy"]
-        + ["move", "move", "lasting"]
-    )
+    choice = r.choice(BETWEEN)
     if choice == "there and back":
         return [["convert", r.choice(["half", "bfloat16", "double"])], ["convert", "float"]]
     if choice == "format":
@@ -172,11 +182,9 @@ def _one_step(r: random.Random, program: Program, *, is_skipped: bool) -> list[l
     if exchanges and r.random() < 0.3:
         if program["overlap"]:
             ops.append(["synchronize"])
+        moves = ["move", r.choice(["data", "share", "pickle", "set", "clone"])]
         ops.append(
-            r.choice(
-                [["move", r.choice(["data", "share", "pickle", "set", "clone"])]]
-                + [["change", "in place"], ["change", "replace"], ["clip"], ["share model"]]
-            )
+            r.choice([moves, ["change", "in place"], ["change", "replace"], ["clip"], ["share model"]])
         )
     if not exchanges or r.random() < 0.93:  # what one rank exchanges in backward() others do in step()
         ops.append(["step"])
@@ -358,7 +366,9 @@ class Rank:
     def _require_conservation(self) -> None:
         state = self.optimizer.state_dict().get("gradwire", {}).get("residuals", {})
         own_names = {f"parameter.{number}": name for number, name in enumerate(self.net.trained())}
-        state = {own_names.get(name, name): residual for name, residual in state.items()}  # of a group that was added
+        state = {
+            own_names.get(name, name): residual for name, residual in state.items()
+        }  # of a group that was added
         for name, given in self.one.given.items():
             residual = state.get(name)
             own = torch.zeros(given.numel()) if residual is None else residual

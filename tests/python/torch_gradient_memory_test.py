@@ -273,6 +273,7 @@ def test_a_parameter_of_another_shape_is_named() -> None:
         model = nn.Linear(3, 2)
         optimizer = wrapped(model, store)
         model.bias.data = torch.zeros(1)
+        assert isinstance(optimizer, torch.optim.SGD)
         with pytest.raises(ValueError, match=r"'bias' has shape \(1,\), and the parameter had \(2,\)"):
             model(torch.ones(1, 3)).sum().backward()
 

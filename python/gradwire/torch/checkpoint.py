@@ -226,9 +226,9 @@ def _store_of(optimizers: Sequence[Any]) -> kv.KVStore:
                 f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected what DistributedOptimizer() or "
                 "LocalStepOptimizer() returns, or a list of these"
             )
-    if len(set(map(id, stores))) != 1:
+    if (distinct := len(set(map(id, stores)))) != 1:
         raise ValueError(
-            f"gradwire.torch: {len(stores)} optimizers of {len(set(map(id, stores)))} stores were given, expected those "
-            "of one; save each store's by itself"
+            f"gradwire.torch: {len(stores)} optimizers of {distinct} stores were given, expected those of one; save "
+            "each store's by itself"
         )
     return stores[0]  # type: ignore[return-value]

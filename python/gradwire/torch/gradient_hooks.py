@@ -4,8 +4,8 @@ A hook of the user's may replace the gradient or change it, so ours has to come 
 they were registered, and others may be registered at any time.
 
 With torch.__future__.set_swap_module_params_on_conversion(True) a conversion (model.half(), model.to()) gives a
-parameter another tensor's inside, and autograd calls its hooks no longer, though its list of hooks is as it was. The list
-is set anew then, which brings back the user's hooks too.
+parameter the inside of another tensor. autograd then no longer calls its hooks, though its list of hooks is unchanged.
+The list is set anew then, which brings back the user's hooks too.
 
 Threading: on the thread that trains, and on autograd's, one at a time.
 """
@@ -50,18 +50,18 @@ class GradientHooks:
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         with torch._C.DisableTorchFunctionSubclass():
             for index, parameter in enumerate(self._parameters):
-                handle, hooks = self._handles[index], parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+                handle, hooks = self._handles[index], parameter._post_accumulate_grad_hooks
                 if handle is None or hooks is None or handle.id not in hooks:
                     self._hook(index)
                 elif swaps or parameter._cdata != self._insides[index]:
-                    parameter._post_accumulate_grad_hooks = hooks  # type: ignore[attr-defined]
+                    parameter._post_accumulate_grad_hooks = hooks
                     self._insides[index] = parameter._cdata
 
     def put_last(self, index: int) -> bool:
         """Has a parameter's hook be the last from the next backward() on. Returns whether it is already."""
         handle = self._handles[index]
         with torch._C.DisableTorchFunctionSubclass():
-            hooks = self._parameters[index]._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+            hooks = self._parameters[index]._post_accumulate_grad_hooks
         if next(reversed(hooks)) == handle.id:
             return True
         handle.remove()

@@ -1,7 +1,7 @@
 """GradientMemory: p.grad of an exchange's parameters, the slots in which gradients travel, and who has written where.
 
-A user may put anything into p.grad, or move it, at any time. So nothing is taken for granted: whether p.grad is a slot's
-memory, whether it can be, and whether it still is what an exchange has left there is asked each time.
+A user may set p.grad, write to it or move it at any time. So nothing is remembered that can be asked: whether p.grad is
+a slot's memory, whether it can be, and whether it still is what an exchange has left there.
 
 Threading: one thread at a time.
 """
@@ -19,11 +19,13 @@ class GradientMemory:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.parameters: list[torch.Tensor] = []
+        self.index_of: dict[torch.Tensor, int] = {}
         self._slots: list[Slot | None] = []  # None: travels as rows
         self._taken, self._delivered = _Seen(), _Seen()
 
     def add(self, name: str, parameter: torch.Tensor, slot: Slot | None) -> None:
         """slot: None where gradients travel as rows."""
+        self.index_of[parameter] = len(self.parameters)
         self.names.append(name)
         self.parameters.append(parameter)
         self._slots.append(slot)

@@ -65,101 +65,107 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes an optimizer whose `p.grad` is the workers' mean as soon as `backward()` returns.
 
-       A collective: every worker calls it at the same place. The result is an instance of the given optimizer's
-       class and shares its parameter groups and state; use it, and not the one given, from here on. A store serves several,
-       each of parameters of its own (a GAN's two, Muon beside AdamW), made in one order on all ranks; `close()` gives its
-       parameters free for another.
+    A collective: every worker calls it at the same place. The result is an instance of the given optimizer's
+    class and shares its parameter groups and state; use it, and not the one given, from here on.
 
-       Args:
-           optimizer: any torch.optim.Optimizer, with all its parameter groups. Parameters may be float32, or
-               bfloat16, float16 and float64 (sent as float32), on any device. One that is a DistributedOptimizer
-               already, ours or Horovod's, is taken over: the other no longer exchanges anything.
-           named_parameters: `model.named_parameters()`. The names stand in error texts and in checkpoints; the
-               order is the order of urgency, front layers first. Default: the optimizer's parameters by number.
-           compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit" or a
-               mapping with "type". For 2bit the threshold is "auto" unless given. GRADWIRE_COMPRESSION overrides
-               it, and sets `codecs` and `warm_up` aside. Default: what the store has. "auto": see `budget`.
-           store: from `gradwire.kv.create()`. Default: the one that this process has created to join its job;
-               else, inside a job, `dist_sync` if it has servers and `allreduce` if not; outside `local`.
-           codecs: other codecs for some parameters, by shell patterns of their names, the first match counting:
-               {"embedding.*": "int8", "*.bias": "fp16"}. Parameters of one dimension (biases, norms) that no
-               pattern matches are not compressed; {"*": "2bit"} compresses them too.
-           warm_up: codecs for the first steps: [("none", 100), ("fp16", 400)] are 500 steps, `compression`
-               follows. It holds for parameters that have no codec of their own. A step is a call of step() that is not
-               vetoed, however many calls of backward(), or of a closure, it takes.
-           momentum_correction: True: each worker sends its own momentum in place of its gradient, and SGD
-               applies the mean; p.grad is then the mean momentum, gradients are clipped before they enter it
-               only if you clip them in a hook of your own, and GradScaler cannot be used (the momentum would
-               hold gradients of several scales). A second backward() before step() or zero_grad() is an error: put all of
-               a step's but the last in no_sync(), or use backward_passes_per_step. Recommended with SGD, momentum and
-               2bit: in experiments/auto_threshold it removes most of the loss of accuracy. "auto": on for SGD with
-               momentum when the compression is 2bit with threshold auto, and neither of these is given. Momentum
-               is kept in state_dict() under SGD's own name, each worker its own. A NaN does not stay in it: a step that
-               is vetoed leaves it as it was, and in one that is not, elements that are not finite begin anew at zero.
-           backward_passes_per_step: calls of backward() whose gradients are added up before they are sent. A step() after
-               fewer, as at the end of an epoch, sends what there is, and is then a collective. Until that step() p.grad is
-               this rank's own, also to what clips it or looks at it; a GradScaler would find other infinities on each
-               rank, so with grad_scaler such a step() is an error.
-           max_grad_norm: step() scales all gradients, the workers' means, so that their total norm is at most
-               this. The same on all ranks, as the means are. Where the optimizer calls a closure itself, after every call.
-           grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so
-               that residuals do not change their meaning with it; where any rank met an infinity, all ranks' scalers
-               find one, no rank takes the step, and residuals are as if it had not been.
-           on_nonfinite: a rank met a NaN or an infinity: "warn"; "ignore"; or "skip_step": step() does nothing
-               on any rank, residuals are as before, and a NaN is left in the first gradient. Alone and without
-               compression gradients are looked at for "skip_step" only. LBFGS, and step(closure) of classes that are not
-               torch's, which call it themselves, cannot be vetoed, neither so nor by grad_scaler.
-           overlap_step: True: backward() and step() do not wait for sums. Each parameter is updated when its own arrives,
-               with the options of its groups as they were when step() was called, and whoever reads one before waits
-               for it: the next forward pass layer by layer, state_dict() and an evaluation for all. p.grad is no mean
-               until then; `synchronize()` waits for all. For optimizers that update each parameter by itself, as
-               torch's do, all but LBFGS. Weights are those of a loop without, to the bit. Goes with neither
-               max_grad_norm, grad_scaler, on_nonfinite="skip_step" nor closures, nor the stores `nccl` and
-               `allreduce_mpi`. Default: the setting GRADWIRE_OVERLAP_STEP, which is off.
-           budget: with compression="auto": what compression may cost, "0.3 points" of accuracy (the default) or "5% error"
-               of a step's mean. Each parameter that has no codec of its own then gets one, or none, by the measured link
-               and the codecs' cost and error here; what loses in measured steps to none or fp16 is taken back. The store's
-               stats() have under "decisions" what was done and why; rank 0 prints it. Not with `warm_up`.
-           sparse_as_dense: True: sparse gradients (nn.Embedding(sparse=True)) are summed as dense ones, and p.grad is
-               dense. Otherwise their rows travel, what goes over the wire grows with the rows, and p.grad is sparse:
-               the workers' mean over the union of their rows. They are summed as dense ones, with a warning, also with
-               overlap_step, momentum_correction, max_grad_norm or compression="auto", and by the stores `nccl` and
-               `allreduce_mpi`.
-           sparse_parameters: names of parameters whose gradients are sparse. Of others the first step tells, in which
-               they are summed as dense ones; a large table that is named here is never sent whole, and takes no memory
-               for it.
+    A store serves several DistributedOptimizers, such as a GAN's two, or Muon beside AdamW. Each has parameters of its
+    own. All ranks make them in the same order. `close()` releases an optimizer's parameters.
 
-       A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
-       `p.grad` is then never None after backward(). Not so alone and without compression (the store `local`), where
-       p.grad is torch's. `with optimizer.no_sync():` keeps gradients local, and a step() inside it is this rank's own. What
-       is frozen is not sent, its `p.grad` is left alone, and what its codec has not sent yet is kept until it thaws;
-       parameters are frozen and thawed alike on all ranks, between steps.
+    Args:
+        optimizer: any torch.optim.Optimizer, with all its parameter groups. Parameters may be float32, or
+            bfloat16, float16 and float64 (sent as float32), on any device. One that is a DistributedOptimizer
+            already, ours or Horovod's, is taken over: the other no longer exchanges anything.
+        named_parameters: `model.named_parameters()`. The names stand in error texts and in checkpoints; the
+            order is the order of urgency, front layers first. Default: the optimizer's parameters by number.
+        compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit" or a
+            mapping with "type". For 2bit the threshold is "auto" unless given. GRADWIRE_COMPRESSION overrides
+            it, and sets `codecs` and `warm_up` aside. Default: what the store has. "auto": see `budget`.
+        store: from `gradwire.kv.create()`. Default: the one that this process has created to join its job;
+            else, inside a job, `dist_sync` if it has servers and `allreduce` if not; outside `local`.
+        codecs: other codecs for some parameters, by shell patterns of their names, the first match counting:
+            {"embedding.*": "int8", "*.bias": "fp16"}. Parameters of one dimension (biases, norms) that no
+            pattern matches are not compressed; {"*": "2bit"} compresses them too.
+        warm_up: codecs for the first steps: [("none", 100), ("fp16", 400)] are 500 steps, `compression`
+            follows. It holds for parameters that have no codec of their own. A step is a call of step() that is not
+            vetoed, however many calls of backward(), or of a closure, it takes.
+        momentum_correction: True: each worker sends its own momentum in place of its gradient, and SGD
+            applies the mean; p.grad is then the mean momentum, gradients are clipped before they enter it
+            only if you clip them in a hook of your own, and GradScaler cannot be used (the momentum would
+            hold gradients of several scales). A second backward() before step() or zero_grad() is an error: put all of
+            a step's but the last in no_sync(), or use backward_passes_per_step. Recommended with SGD, momentum and
+            2bit: in experiments/auto_threshold it removes most of the loss of accuracy. "auto": on for SGD with
+            momentum when the compression is 2bit with threshold auto, and neither of these is given. Momentum
+            is kept in state_dict() under SGD's own name, each worker its own. A NaN does not stay in it: a step that
+            is vetoed leaves it as it was, and in one that is not, elements that are not finite begin anew at zero.
+        backward_passes_per_step: calls of backward() whose gradients are added up before they are sent. A step() after
+            fewer, as at the end of an epoch, sends what there is, and is then a collective. Until that step() p.grad is
+            this rank's own, also to what clips it or looks at it; a GradScaler would find other infinities on each
+            rank, so with grad_scaler such a step() is an error.
+        max_grad_norm: step() scales all gradients, the workers' means, so that their total norm is at most
+            this. The same on all ranks, as the means are. Where the optimizer calls a closure itself, after every call.
+        grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so
+            that residuals do not change their meaning with it; where any rank met an infinity, all ranks' scalers
+            find one, no rank takes the step, and residuals are as if it had not been.
+        on_nonfinite: a rank met a NaN or an infinity: "warn"; "ignore"; or "skip_step": step() does nothing
+            on any rank, residuals are as before, and a NaN is left in the first gradient. Alone and without
+            compression gradients are looked at for "skip_step" only. LBFGS, and step(closure) of classes that are not
+            torch's, which call it themselves, cannot be vetoed, neither so nor by grad_scaler.
+        overlap_step: True: backward() and step() do not wait for sums. Each parameter is updated when its own arrives,
+            with the options of its groups as they were when step() was called, and whoever reads one before waits
+            for it: the next forward pass layer by layer, state_dict() and an evaluation for all. p.grad is no mean
+            until then; `synchronize()` waits for all. For optimizers that update each parameter by itself, as
+            torch's do, all but LBFGS. Weights are those of a loop without, to the bit. Goes with neither
+            max_grad_norm, grad_scaler, on_nonfinite="skip_step" nor closures, nor the stores `nccl` and
+            `allreduce_mpi`. Default: the setting GRADWIRE_OVERLAP_STEP, which is off.
+        budget: with compression="auto": what compression may cost, "0.3 points" of accuracy (the default) or "5% error"
+            of a step's mean. Each parameter that has no codec of its own then gets one, or none, by the measured link
+            and the codecs' cost and error here; what loses in measured steps to none or fp16 is taken back. The store's
+            stats() have under "decisions" what was done and why; rank 0 prints it. Not with `warm_up`.
+        sparse_as_dense: True: sparse gradients (nn.Embedding(sparse=True)) are summed as dense ones, and p.grad is
+            dense. Otherwise their rows travel, what goes over the wire grows with the rows, and p.grad is sparse:
+            the workers' mean over the union of their rows. They are summed as dense ones, with a warning, also with
+            overlap_step, momentum_correction, max_grad_norm or compression="auto", and by the stores `nccl` and
+            `allreduce_mpi`.
+        sparse_parameters: names of parameters whose gradients are sparse. Of others the first step tells, in which
+            they are summed as dense ones; a large table that is named here is never sent whole, and takes no memory
+            for it.
 
-       Gradients may come from elsewhere than backward() (torch.func, by hand): step() exchanges what p.grad holds where no
-       backward() has since the last step() or zero_grad(), on some ranks or on all, None as zeros; and once more what was
-       set anew after backward() (`p.grad = ...`; what is changed in place is a change to the mean). max_grad_norm clips
-       those means. Every rank calls step() as often, with as many calls of backward() between two: where the ranks' steps
-       differ, all get an error that names two of them.
-    `state_dict()` holds, under "gradwire", what this rank has not sent yet: save it on every
-       rank. Copies and pickles are of the optimizer inside, which exchanges nothing.
+    A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
+    `p.grad` is then never None after backward(). Not so alone and without compression (the store `local`), where
+    p.grad is torch's. `with optimizer.no_sync():` keeps gradients local, and a step() inside it is this rank's own.
+    What is frozen is not sent, its `p.grad` is left alone, and what its codec has not sent yet is kept until it thaws;
+    parameters are frozen and thawed alike on all ranks, between steps.
 
-       Not for a model in DistributedDataParallel, which writes the same p.grad (a warning says so where names tell):
-       HookState is for that.
+    Gradients may come from elsewhere than backward(): by hand, from torch.func, or not at all, as from a batch without
+    labels on one rank. step() exchanges what p.grad holds where no backward() has exchanged it since the last step() or
+    zero_grad(). A parameter whose p.grad is None counts as zeros. After backward(), a p.grad that is set anew
+    (`p.grad = ...`) is taken for this rank's own gradient and exchanged, with a warning. A p.grad that is changed in
+    place is taken for a change to the mean. `max_grad_norm` clips the means of gradients by hand.
 
-       p.grad is the same memory in every step: clone() what you keep. Whoever moves it (a conversion of the model,
-       share_memory_(), a queue of torch.multiprocessing) has the values; the next step is exchanged all the same.
+    Every rank calls step() equally often, with equally many calls of backward() between two. Where the ranks' steps
+    differ, all ranks get a gradwire.TransportError that names two of them and their steps.
 
-       Hooks of the parameters' own (register_post_accumulate_grad_hook) run before a gradient is sent, whenever they are
-       registered. Compiled autograd is refused.
+    `state_dict()` holds, under "gradwire", what this rank has not sent yet: save it on every rank. Copies and pickles
+    are of the optimizer inside, which exchanges nothing.
 
-       A backward() that raises an error counts as one. Where it was a step's last, the other ranks get NaNs in place of
-       what it has not sent; step() then does here what it does there, but takes no means that hold a NaN.
+    Not for a model in DistributedDataParallel, which writes the same p.grad (a warning says so where names tell):
+    HookState is for that.
 
-       Raises:
-           ValueError: an argument is not valid; parameters that named_parameters lacks, or that another optimizer at the
-               store has; a second optimizer where a library sums; ranks that differ, all of which get the same text,
-               naming the first difference.
-           TypeError: an argument is of another kind.
+    p.grad is the same memory in every step: clone() what you keep. It may be moved between steps (a conversion of the
+    model, share_memory_(), a queue of torch.multiprocessing): the next step is exchanged all the same.
+
+    Hooks on parameters (register_post_accumulate_grad_hook) run before their gradients are sent, whenever they are
+    registered. A warning names a parameter whose gradient is changed later in backward(). Compiled autograd cannot be
+    combined with this optimizer, and raises an error.
+
+    A backward() that raises an error counts as one. Where it was a step's last, the other ranks get NaNs in place of
+    what it has not sent; step() then does here what it does there, but takes no means that hold a NaN.
+
+    Raises:
+        ValueError: an argument is not valid; named_parameters lacks a parameter; another optimizer at the store has
+            one; a second optimizer, with a store in which a library sums; ranks that differ, all of which get the same
+            text, naming the first difference.
+        TypeError: an argument is of another kind.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
@@ -245,15 +251,15 @@ def _require_free(
     theirs = {parameter: name for place in others for name, parameter in place.named}
     if taken := next((name for name, parameter in named if parameter in theirs), None):
         raise ValueError(
-            f"gradwire.torch: {taken!r} is in a DistributedOptimizer at this store already, whose gradients it would be "
-            "exchanged with; give each optimizer parameters of its own, or close() the other first: it is not enough to "
-            "drop it"
+            f"gradwire.torch: {taken!r} is in a DistributedOptimizer at this store already, which exchanges its "
+            "gradient; give each optimizer parameters of its own, or close() the other first: it is not enough to drop "
+            "it"
         )
     if others and joining.sums_in_one_order(store.type):
         raise ValueError(
-            f"gradwire.torch: the store {store.type!r} serves one DistributedOptimizer, and has one: its library sums in "
-            "one order on all ranks; give that one all parameters in groups, close() it first, or use 'allreduce' or "
-            "'dist_sync'"
+            f"gradwire.torch: the store {store.type!r} serves one DistributedOptimizer at a time, and has one: its "
+            "library sums in one order on all ranks; give that one all parameters in groups, close() it first, or use "
+            "'allreduce' or 'dist_sync'"
         )
 
 
@@ -306,16 +312,16 @@ class _Distributed(wrapped.Front):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the wrapped optimizer's step on the means, unless on_nonfinite="skip_step" vetoes it; with overlap_step
-        begins it. After fewer than backward_passes_per_step calls of backward(), and where none has brought a gradient
-        since the last step() or zero_grad(), it exchanges first what p.grad holds.
+        begins it. First it exchanges what p.grad holds, where backward() was called less than backward_passes_per_step
+        times, or has brought no gradient since the last step() or zero_grad().
 
         Args:
             closure: computes gradients and returns the loss. LBFGS, and classes that are not torch's, call it
                 themselves, as often on each rank, and get the workers' mean loss; for others it is called once.
 
         Raises:
-            RuntimeError: that is so, and there is a grad_scaler; with momentum_correction, p.grad still is the mean that
-                the last step has left.
+            RuntimeError: it has something to exchange, and there is a grad_scaler; or p.grad still is the mean momentum
+                that the last step has left (momentum_correction).
             ValueError: a closure, or a GradScaler, with overlap_step; a closure that the optimizer calls itself with
                 momentum_correction or what vetoes a step.
             TypeError: such a closure returns something else than a loss.
@@ -359,7 +365,7 @@ class _Distributed(wrapped.Front):
             if isinstance(self._reducer, overlap.OverlappingReducer) and not self._is_due(self._reducer):
                 self._begin_step(self._reducer)
             else:
-                with self._looking_after_hooks():
+                with self._looking_after_hooks() if closure is None else contextlib.nullcontext():
                     result = super().step() if closure is None else super().step(closure)
         if self._reducer is not None:
             self._reducer.count_step()

@@ -77,7 +77,6 @@ class OverlappingReducer(GradientReducer):
         self._has_failed = False  # and the caller has heard of it
         self._broken_by: BaseException | None = None  # what an update has raised, so that the step is in part
         self._hook_handle: Any = None
-        self._index: dict[torch.Tensor, int] = {}
         # Of the hook that is to run once more than usual for a compiled module: before what is compiled.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global")
         hear_of_transforms()
@@ -148,7 +147,7 @@ class OverlappingReducer(GradientReducer):
         super()._begin_without_backward()
 
     def _take_in_late(self) -> None:
-        if self._waits_for(has_gradient):
+        if self._live.waits_for(has_gradient):
             self.synchronize()
             super()._take_in_late()
 
@@ -159,10 +158,6 @@ class OverlappingReducer(GradientReducer):
         if not self.sync and self._sums and self._stepping is None:
             self.synchronize()
         super().on_gradient(index)
-
-    def _bind(self) -> None:
-        super()._bind()
-        self._index = {parameter: index for index, parameter in enumerate(self._memory.parameters)}
 
     def on_backward_begin(self) -> None:
         if self._sums:  # of parameters that the forward pass did not use
@@ -178,7 +173,7 @@ class OverlappingReducer(GradientReducer):
         sums = self.exchange.sums()
         if thawed:  # a collective, which needs a place of its own in the program, and no step in progress
             self.exchange.wait()
-            self._bind()
+            self._live.bind()
         with self._lock:
             self._sums = {
                 index: self._lay_aside(index, ticket, together)
@@ -211,15 +206,15 @@ class OverlappingReducer(GradientReducer):
         """
         if access is Access.DESCRIPTION:
             return
-        indices = [self._index[parameter] for parameter in parameters]
+        indices = [self._memory.index_of[parameter] for parameter in parameters]
         with self._alone():
             if self._stepping is not None:
                 waits = [i for i in indices if access is Access.VALUE or not self._is_gone(i)]
                 self._take_when_here([i for i in waits if i in self._sums])
             elif access is Access.GRADIENT and any(i in self._sums for i in indices):
                 raise RuntimeError(
-                    f"gradwire.torch: the gradient of {self._memory.names[indices[0]]!r} was read, or set, while its sum is "
-                    "on its way (overlap_step): it is no mean yet. To clip or look at gradients, also by a GradScaler, "
+                    f"gradwire.torch: the gradient of {self._name(indices)} was read, or set, while its sum is on its "
+                    "way (overlap_step): it is no mean yet. To clip or look at gradients, also by a GradScaler, "
                     "call optimizer.synchronize() between backward() and that, which waits for all sums; or leave "
                     "overlap_step out"
                 )
@@ -232,7 +227,7 @@ class OverlappingReducer(GradientReducer):
             try:
                 yield
             finally:
-                if self._index[parameter] in self._sums:
+                if self._memory.index_of[parameter] in self._sums:
                     guard(parameter, self)
 
     def _is_gone(self, index: int) -> bool:
@@ -249,7 +244,7 @@ class OverlappingReducer(GradientReducer):
         # An evaluation has nothing to gain, and layers that read those below them in ways of their own.
         whole = unseen or not (module.training or torch.is_grad_enabled())
         parameters = module.parameters() if whole else module._parameters.values()
-        own = [self._index[p] for p in parameters if p is not None and keeper_of(p) is self]
+        own = [self._memory.index_of[p] for p in parameters if p is not None and keeper_of(p) is self]
         if own:
             with self._lock:
                 self._take_when_here(own)
@@ -277,18 +272,21 @@ class OverlappingReducer(GradientReducer):
     def _require_own_process(self, awaited: Collection[int]) -> None:
         if awaited and os.getpid() != self._process:
             raise RuntimeError(
-                f"gradwire.torch: {self._memory.names[next(iter(awaited))]!r} was read in a process that was forked while its "
-                "sum was on its way (overlap_step); call optimizer.synchronize() before processes are forked that use "
+                f"gradwire.torch: {self._name(awaited)} was read in a process that was forked while its sum was "
+                " on its way (overlap_step); call optimizer.synchronize() before processes are forked that use "
                 "the model"
             )
 
     def _require_whole(self, awaited: Collection[int]) -> None:
         if awaited and self._broken_by is not None:
             raise RuntimeError(
-                f"gradwire.torch: {self._memory.names[next(iter(awaited))]!r} is without the last step: an update raised "
+                f"gradwire.torch: {self._name(awaited)} is without the last step: an update raised "
                 f"{type(self._broken_by).__name__}: {self._broken_by} (overlap_step); call optimizer.close() to read "
                 "weights as they are, some with that step and some without, and load a checkpoint to go on"
             ) from self._broken_by
+
+    def _name(self, indices: Collection[int]) -> str:
+        return repr(self._memory.names[next(iter(indices))])
 
     @contextlib.contextmanager
     def _updating(self) -> Iterator[None]:
@@ -403,7 +401,7 @@ class OverlappingReducer(GradientReducer):
             self._leave()
         if behind:
             warnings.warn(
-                f"gradwire.torch: {behind} of {len(self._memory.parameters)} parameters are left without the last step, which "
+                f"gradwire.torch: {behind} of {len(self._memory)} parameters are left without the last step, which "
                 "failed before they had it (overlap_step); load a checkpoint to go on from one step",
                 RuntimeWarning,
                 stacklevel=2,

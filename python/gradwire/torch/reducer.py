@@ -26,9 +26,9 @@ from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.gradient_hooks import GradientHooks
 from gradwire.torch.gradient_memory import GradientMemory
+from gradwire.torch.live_parameters import LiveParameters, Named, TakesPart
 from gradwire.torch.parameter_names import require_real
 from gradwire.torch.row_agreement import RowAgreement
-from gradwire.torch.slots import Slot, home_of, runs_of
 from gradwire.torch.sparse_gradients import all_finite, gradient_of
 
 if TYPE_CHECKING:
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from gradwire.torch.momentum import WorkerMomentum
 
 _LAST_STEP = 2**32 - 1  # then steps are counted anew
-
-Named = Sequence[tuple[str, torch.Tensor]]
-TakesPart = Callable[[torch.Tensor], bool]
 
 
 class GradientReducer:
@@ -83,17 +80,16 @@ class GradientReducer:
         self._awaits_sums = False
         self._momentum = momentum
         self._memory = GradientMemory()
-        self._live: list[int] = []  # indices of those that take part in steps
-        self._ready = bytearray()
         self._hooks = GradientHooks(self)
+        self._rows = RowAgreement(self.exchange, sends_rows=options.sparse_gradients == "rows")
+        self._live = LiveParameters(
+            self.exchange, self._memory, self._hooks, self._rows, known_sparse=options.sparse_parameters
+        )
+        self._ready = bytearray()  # by index: sent in this step
         self._backward = BackwardPass(self, store)
         self._warned: set[str] = set()
         self._failed = False
         self._densified = options.sparse_gradients != "warn"  # and has been told
-        self._rows = RowAgreement(self.exchange, sends_rows=options.sparse_gradients == "rows")
-        self._waiting: list[tuple[str, torch.Tensor]] = []  # to require a gradient: not declared yet
-        self._places: dict[torch.Tensor, int] = {}  # in the order of the forward pass
-        self._device = home_of([parameter for _, parameter in named])
         try:
             self.add(named)
         except BaseException:  # ranks that differ: others may be made
@@ -101,62 +97,21 @@ class GradientReducer:
             self.exchange.give_up()
             raise
 
-    # -- parameters ------------------------------------------------------------------------------------
-
     def add(self, named: Named) -> None:
         """Takes more parameters in, behind the others. A collective, between steps."""
-        self._give_places(named)
-        self._waiting += [(name, p) for name, p in named if not p.requires_grad]
-        self._add_live([(name, p) for name, p in named if p.requires_grad and p.numel() > 0])
-        self._bind()
+        self._live.add(named)
+        self._ready = bytearray(len(self._memory))
 
     def add_later(self, named: Named) -> None:
         """Takes more parameters in with the end of the next exchange, or before the next step."""
-        self._give_places(named)
-        self._waiting += named
-
-    def _give_places(self, named: Named) -> None:
-        for _, parameter in named:
-            self._places[parameter] = len(self._places)
-
-    def _bind(self) -> None:
-        self.exchange.bind(self._live)
-
-    def _add_live(self, named: Named) -> None:
-        if not named:
-            return
-        first = len(self._memory)
-        known = [self._rows.sends_rows and name in self._options.sparse_parameters for name, _ in named]
-        memory = iter(
-            runs_of([p for (_, p), rows in zip(named, known, strict=True) if not rows], self._device)
-        )
-        runs = [None if rows else next(memory) for rows in known]
-        self.exchange.add(named, runs, [self._places[p] for _, p in named])
-        for (name, p), run in zip(named, runs, strict=True):
-            self._memory.add(name, p, None if run is None else Slot(run, p))
-            self._hooks.add(p)
-        self._live += range(first, len(self._memory))
-        self._rows.grow(len(named))
-        self._use_rows([first + i for i, rows in enumerate(known) if rows])
-        self._ready = bytearray(len(self._memory))
-
-    def _use_rows(self, indices: Sequence[int]) -> None:
-        if not indices:
-            return
-        self.exchange.use_rows(indices)
-        self._rows.add(indices)
-        for index in indices:
-            self._memory.use_rows(index)
+        self._live.add_later(named)
 
     def _choose_live(self, takes_part: Callable[[int], bool]) -> None:
         """Leaves out of steps what was frozen before this one, and takes in again what no longer is. A collective where
-        there is any: every rank runs the same program.
+        there is any.
         """
-        begun = self._live if self._passes_done > 0 else ()
-        live = [index for index in range(len(self._memory)) if index in begun or takes_part(index)]
-        if live != self._live:
-            self._live = live
-            self._bind()
+        begun = set(self._live.indices if self._passes_done > 0 else ())
+        self._live.choose(lambda index: index in begun or takes_part(index))
 
     def _requires_gradient(self, index: int) -> bool:
         return self._memory.parameters[index].requires_grad
@@ -253,8 +208,8 @@ class GradientReducer:
         if not self._densified:
             self._densified = True
             warnings.warn(
-                f"gradwire.torch: the gradient of {name!r} is {layout}; it is summed as a dense one, so a table of many "
-                "rows is sent whole; sparse_as_dense=True says that this is meant",
+                f"gradwire.torch: the gradient of {name!r} is {layout}; it is summed as a dense one, so a table of "
+                "many rows is sent whole; sparse_as_dense=True says that this is meant",
                 stacklevel=2,
             )
 
@@ -275,11 +230,13 @@ class GradientReducer:
             self._exchanged, self._gave_nothing = True, False
 
     def _warn_of_late_changes(self) -> None:
-        """Warns where p.grad was written after its hooks had run: by a hook on autograd's node, or on another parameter.
-        What was sent may lack that.
+        """Warns where p.grad was written after the parameter's hooks had run: by a hook on autograd's node, or on
+        another parameter. What was sent may lack that.
         """
         changed = [
-            index for index in self._live if self._ready[index] and not self._memory.is_as_taken(index)
+            index
+            for index in self._live.indices
+            if self._ready[index] and not self._memory.is_as_taken(index)
         ]
         if changed:
             self._warn_once(
@@ -292,7 +249,7 @@ class GradientReducer:
         """Sends what is left of a step's last pass."""
         self._passes_done = 0
         # Unused in this pass: what earlier passes left, or zeros, so that the sum is complete.
-        for index in self._live:
+        for index in self._live.indices:
             if not self._ready[index]:
                 self._submit(index)
         self._awaits_sums = True
@@ -306,7 +263,7 @@ class GradientReducer:
         """Waits for the means of all that was sent; returns whether any rank met a NaN or an infinity."""
         nonfinite = self._await_sums()
         self._ready = bytearray(len(self._memory))
-        self._copy_back(self._live)
+        self._copy_back(self._live.indices)
         nonfinite |= self._thaw(requires_gradient)
         self._agree_on_rows()
         self.exchange.advance()
@@ -336,11 +293,11 @@ class GradientReducer:
             parameter = self._memory.parameters[index]
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.to_sparse(1)
-        self._use_rows(chosen)
+        self._live.use_rows(chosen)
         for index in chosen:
             self._memory.take_mean(index)
         if chosen:
-            self._bind()
+            self._live.bind()
 
     def _thaw(self, takes_part: TakesPart) -> bool:
         """Sends what this step left in parameters that were not known until now: frozen so far, or added. Returns
@@ -355,28 +312,20 @@ class GradientReducer:
             else:
                 self.exchange.send_apart(index)
         nonfinite = self.exchange.finish()
-        self._bind()
+        self._live.bind()
         self._copy_back(thawed)
         return nonfinite
 
     @torch.no_grad()
     def _take_in_waiting(self, takes_part: TakesPart) -> range:
-        """Takes in parameters that have waited; returns which they are. Every rank runs the same program, so all thaw
-        the same at once.
-        """
-        first = len(self._memory)
-        taken = [(name, p) for name, p in self._waiting if takes_part(p)]
-        if taken:
-            self._waiting = [(name, p) for name, p in self._waiting if not takes_part(p)]
-            self._add_live([(name, p) for name, p in taken if p.numel() > 0])
-        added = range(first, len(self._memory))
+        """Takes in parameters that have waited, with what they have to send; returns which they are."""
+        added = self._live.take_in_waiting(takes_part)
+        if added:
+            self._ready = bytearray(len(self._memory))
         for index in added:
             if not self._memory.travels_as_rows(index):
                 self._fill(index)
         return added
-
-    def _waits_for(self, takes_part: TakesPart) -> bool:
-        return any(takes_part(parameter) for _, parameter in self._waiting)
 
     def _handle_nonfinite(self) -> None:
         if not self._options.vetoes:
@@ -386,7 +335,7 @@ class GradientReducer:
         if self._options.grad_scaler is None:  # to a GradScaler it is its daily work
             warn_of_nonfinite("skip_step")
         # GradScaler looks for one, to skip the step and lower its scale on every rank.
-        gradients = [self._memory.gradient(index) for index in self._live]
+        gradients = [self._memory.gradient(index) for index in self._live.indices]
         values = [g._values() if g.is_sparse else g for g in gradients if g is not None]
         first = next((each for each in values if each.numel() > 0), None)
         if first is not None:
@@ -396,8 +345,8 @@ class GradientReducer:
     # -- the step --------------------------------------------------------------------------------------
 
     def flush(self) -> bool:
-        """Exchanges what this step's calls of backward() have not: all, where none has brought a gradient. A collective,
-        but in no_sync(). Returns whether there was something.
+        """Exchanges what this step's calls of backward() have not: all, where none has brought a gradient. A
+        collective, but in no_sync(). Returns whether there was something.
 
         Raises:
             RuntimeError: a GradScaler has looked at those gradients, and each rank's has found something of its own; or
@@ -419,15 +368,15 @@ class GradientReducer:
         """False where p.grad is not the means of all ranks' gradients."""
         if self._passes_done > 0 or not self._exchanged:
             return False
-        given = [index for index in self._live if self._memory.gradient(index) is not None]
-        if self._live and not given:  # cleared since
+        given = [index for index in self._live.indices if self._memory.gradient(index) is not None]
+        if self._live.indices and not given:  # cleared since
             return self._gave_nothing
         replaced = [index for index in given if not self._memory.is_mean(index)]
         if replaced:
             self._warn_once(
-                f"p.grad of {self._memory.names[replaced[0]]!r} was set anew after backward(), so it is taken for this "
-                "worker's own gradient, and all gradients are exchanged once more; to change the workers' means, change "
-                "them in place, such as p.grad.mul_()"
+                f"p.grad of {self._memory.names[replaced[0]]!r} was set anew after backward(), so it is taken for "
+                "this worker's own gradient, and all gradients are exchanged once more; to change the workers' means, "
+                "change them in place, such as p.grad.mul_()"
             )
         return not replaced
 
@@ -456,12 +405,12 @@ class GradientReducer:
         self._choose_live(lambda index: self._requires_gradient(index) or self._memory.is_by_hand(index))
 
     def _require_gradients(self) -> None:
-        stale = [index for index in self._live if self._memory.is_delivered(index)]
+        stale = [index for index in self._live.indices if self._memory.is_delivered(index)]
         if stale:
             raise RuntimeError(
                 "gradwire.torch: step() was called again without backward(), with momentum_correction: "
-                f"{self._memory.names[stale[0]]!r} has the workers' mean momentum in p.grad, which is no gradient; call "
-                "optimizer.zero_grad() after each step, or leave momentum_correction out"
+                f"{self._memory.names[stale[0]]!r} has the workers' mean momentum in p.grad, which is no gradient; "
+                "call optimizer.zero_grad() after each step, or leave momentum_correction out"
             )
 
     def _take_in_late(self) -> None:
@@ -477,7 +426,7 @@ class GradientReducer:
 
     def drop_gradients(self) -> None:
         """Leaves no gradient that an optimizer could step on."""
-        for index in self._live:
+        for index in self._live.indices:
             self._memory.parameters[index].grad = None
 
     def count_step(self) -> None:
@@ -525,14 +474,14 @@ class GradientReducer:
         if self._passes_done < self._passes:
             return
         self._passes_done = 0
-        for index in self._live:
+        for index in self._live.indices:
             if not self._ready[index]:
                 self._send_instead(index, float("nan"))
             if not self._memory.share(index):
                 self._memory.parameters[index].grad = None
         self._finish_step()
         self._exchanged = True
-        self._gave_nothing = self._veto or not all_finite(map(self._memory.gradient, self._live))
+        self._gave_nothing = self._veto or not all_finite(map(self._memory.gradient, self._live.indices))
         if self._gave_nothing:
             self.drop_gradients()
 
@@ -558,7 +507,7 @@ class GradientReducer:
         if self._rows.is_made:
             return
         self._rows.stand_in()
-        for index in self._live:
+        for index in self._live.indices:
             if not self._memory.travels_as_rows(index) and self._memory.slot(index).holds(
                 self._memory.gradient(index)
             ):
@@ -595,9 +544,9 @@ class GradientReducer:
                 "saved; give sparse_parameters, sparse_as_dense and what else has them summed as dense ones as there"
             )
         chosen = [i for i, name in enumerate(self._memory.names) if name in names and name not in here]
-        self._use_rows(chosen)
+        self._live.use_rows(chosen)
         if chosen:
-            self._bind()
+            self._live.bind()
         self._rows.is_made = True
 
 

@@ -1,7 +1,7 @@
 """RowAgreement: which parameters' gradients travel as rows, on which ranks agree once each has seen a gradient.
 
-Only gradients tell whether they are sparse, as those of nn.Embedding(sparse=True), and a rank may have none in a step. So
-all are summed as dense ones in the first step, after which each rank tells what it has got.
+Only gradients tell whether they are sparse, as those of nn.Embedding(sparse=True), and a rank may have none in a step.
+So all are summed as dense ones in the first step, after which each rank tells what it has got.
 
 Threading: one thread at a time.
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch.utils import dlpack
 
 from gradwire import _core
 from gradwire.torch.exchange import is_channels_last
@@ -66,7 +66,7 @@ class Slot:
 
     def shared(self) -> torch.Tensor:
         """Returns this memory as a tensor with a storage of its own."""
-        return from_dlpack(to_dlpack(self.values))  # type: ignore[no-any-return]
+        return dlpack.from_dlpack(dlpack.to_dlpack(self.values))  # type: ignore[attr-defined]
 
 
 def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -56,7 +56,9 @@ class DistributedDataParallel(torch.nn.Module):
         self._broadcasts_buffers = broadcast_buffers and size() > 1
         self._is_synchronized = self._is_queued = self._is_local = False
         broadcast_parameters(module.state_dict(), root_rank=0)
-        exchange = torch.optim.SGD(module.parameters(), lr=0.0)  # never steps: it is what the sums are hung on
+        exchange = torch.optim.SGD(
+            module.parameters(), lr=0.0
+        )  # never steps: it is what the sums are hung on
         self._exchange = DistributedOptimizer(exchange, module.named_parameters(), compression)
         self._hooked: set[torch.Tensor] = set()
         self._hook()

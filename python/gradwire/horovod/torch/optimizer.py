@@ -236,15 +236,15 @@ class Distributed(wrapped.Front):
                 "backward_passes_per_step how many calls of backward() come before it"
             )
         self._passes[parameter] -= 1
-        is_final = self._hooks.put_last(index)  # else others of the parameter's are still to run: step() sends it
+        is_final = self._hooks.put_last(
+            index
+        )  # else others of the parameter's are still to run: step() sends it
         if is_final and all(self._passes[p] <= 0 for p in group):
             self._send(group)
 
     def _send(self, group: Group) -> None:
-        gradients = {p: p.grad for p in group}
-        for parameter, gradient in gradients.items():
-            if gradient is None:  # another rank may have used it
-                gradients[parameter] = torch.zeros_like(parameter, requires_grad=False)
+        # Zeros where there is none: another rank may have used the parameter.
+        gradients = {p: torch.zeros_like(p, requires_grad=False) if p.grad is None else p.grad for p in group}
         dense = {p: g for p, g in gradients.items() if self._sparse_as_dense or not g.is_sparse}
         waits = [self._send_sparse(p, g) for p, g in gradients.items() if p not in dense]
         if dense:
@@ -257,9 +257,7 @@ class Distributed(wrapped.Front):
         self._sums[group] = finish
 
     def _send_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
-        wait = sparse_allreduce_async(
-            gradient, self._parameter_names[parameter], self._op, self._process_set
-        )
+        wait = sparse_allreduce_async(gradient, self._parameter_names[parameter], self._op, self._process_set)
 
         def finish() -> None:
             parameter.grad = wait()
