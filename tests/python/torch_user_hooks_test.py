@@ -139,3 +139,25 @@ def test_hooks_that_are_removed_leave_ours() -> None:
         assert not weight._post_accumulate_grad_hooks
 
     run_two(body)
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap_step": True}], ids=str)
+def test_a_hook_sees_what_earlier_calls_of_backward_have_left(options: dict[str, Any]) -> None:
+    """The second call adds to the mean, whose sum is on its way with overlap_step."""
+
+    def body(store: gw.kv.KVStore) -> None:
+        weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+        optimizer = optimizer_of(weights, store, **options)
+        for weight in weights:
+            weight.register_post_accumulate_grad_hook(in_place)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for _ in range(2):
+                ((weights[0] + weights[1]) * (store.rank + 1)).sum().backward()
+            optimizer.step()
+        optimizer.synchronize()
+        for weight in weights:  # ((2 * 1.5) + 1.5) * 2 in each step
+            assert weight.tolist() == [-18.0] * 2
+        optimizer.close()
+
+    run_two(body)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gradwire.torch.momentum import WorkerMomentum
     from gradwire.torch.subset_step import SubsetStep
 
+_NO_BACKWARD = -1  # autograd's number where none runs
 _PAUSE = 0.002  # seconds between looks at what else has arrived
 _REPLICATING = (torch.jit.ScriptModule, nn.DataParallel)
 
@@ -212,6 +213,8 @@ class OverlappingReducer(GradientReducer):
                 waits = [i for i in indices if access is Access.VALUE or not self._is_gone(i)]
                 self._take_when_here([i for i in waits if i in self._sums])
             elif access is Access.GRADIENT and any(i in self._sums for i in indices):
+                if torch._C._current_graph_task_id() != _NO_BACKWARD:  # a hook of the user's, in another backward()
+                    return self.synchronize()
                 raise RuntimeError(
                     f"gradwire.torch: the gradient of {self._name(indices)} was read, or set, while its sum is on its "
                     "way (overlap_step): it is no mean yet. To clip or look at gradients, also by a GradScaler, "
