@@ -230,7 +230,7 @@ class Exchange:
         assert run is not None
         self._prepare(index, run)
         self._marked = True
-        self._engine.mark_ready(self._slots[index], set=self._set, **stream_of(run))
+        self._engine.mark_ready(self._slots[index], stream_of(run).get("stream", 0), self._set)
 
     def send_apart(self, index: int) -> None:
         """As send(), in a step in which others that have memory of their own are not sent."""

@@ -58,10 +58,10 @@ class GradientHooks:
                     self._insides[index] = parameter._cdata
 
     def put_last(self, index: int) -> bool:
-        """Has a parameter's hook be the last from the next backward() on. Returns whether it is already."""
-        handle = self._handles[index]
-        with torch._C.DisableTorchFunctionSubclass():
-            hooks = self._parameters[index]._post_accumulate_grad_hooks
+        """Has a parameter's hook be the last from the next backward() on. Returns whether it is already. For hooks, and
+        parameters that are not guarded.
+        """
+        hooks, handle = self._parameters[index]._post_accumulate_grad_hooks, self._handles[index]
         if next(reversed(hooks)) == handle.id:
             return True
         handle.remove()

@@ -46,9 +46,6 @@ class GradientMemory:
         assert slot is not None
         return slot
 
-    def gradient(self, index: int) -> torch.Tensor | None:
-        return self.parameters[index].grad
-
     # -- p.grad and the slot ---------------------------------------------------------------------------
 
     def share(self, index: int) -> bool:
@@ -64,10 +61,16 @@ class GradientMemory:
 
     def take_mean(self, index: int) -> None:
         """Has p.grad be the mean that has arrived in the slot; that of rows it is already."""
-        if not self.share(index) and not self.travels_as_rows(index):
+        parameter, slot = self.parameters[index], self._slots[index]
+        gradient = parameter.grad
+        if slot is None:
+            self._delivered.note(index, gradient, keeps=True)
+            return
+        if not slot.holds(gradient) and not self.share(index):
             self._convert_back(index)
-        gradient, slot = self.gradient(index), self._slots[index]
-        self._delivered.note(index, gradient, keeps=slot is None or not slot.holds(gradient))
+            self._delivered.note(index, parameter.grad, keeps=True)
+            return
+        self._delivered.note(index, parameter.grad, keeps=False)
 
     def _convert_back(self, index: int) -> None:
         parameter, slot = self.parameters[index], self.slot(index)
@@ -90,23 +93,23 @@ class GradientMemory:
 
     def note_taken(self, index: int) -> None:
         """Says that a gradient is on its way as p.grad holds it."""
-        self._taken.note(index, self.gradient(index), keeps=False)
+        self._taken.note(index, self.parameters[index].grad, keeps=False)
 
     def is_as_taken(self, index: int) -> bool:
         """False where p.grad was written, or set anew, since note_taken()."""
-        gradient = self.gradient(index)
+        gradient = self.parameters[index].grad
         return gradient is not None and self._taken.is_untouched(index, gradient)
 
     def is_delivered(self, index: int) -> bool:
         """True where p.grad is the memory that take_mean() has left there; it may have been written since."""
-        gradient = self.gradient(index)
+        gradient = self.parameters[index].grad
         return gradient is not None and self._delivered.is_there(index, gradient)
 
     def is_mean(self, index: int) -> bool:
         """As is_delivered(), and also where somebody has moved it since, with what it held."""
-        gradient, slot = self.gradient(index), self._slots[index]
         if self.is_delivered(index):
             return True
+        gradient, slot = self.parameters[index].grad, self._slots[index]
         return (
             gradient is not None
             and slot is not None
@@ -116,7 +119,7 @@ class GradientMemory:
 
     def is_by_hand(self, index: int) -> bool:
         """True where p.grad is neither what take_mean() has left there nor zeros."""
-        gradient = self.gradient(index)
+        gradient = self.parameters[index].grad
         if gradient is None or self._delivered.is_untouched(index, gradient):
             return False
         return bool(gradient.any())
@@ -135,19 +138,22 @@ class _Seen:
 
     def note(self, index: int, gradient: torch.Tensor | None, *, keeps: bool) -> None:
         """keeps: keeps the gradient until release(): another tensor may get its memory once it is gone."""
-        self._known.pop(index, None)
-        self._kept.pop(index, None)
-        if gradient is not None:
-            self._known[index] = _identity(gradient)
-            if keeps:
-                self._kept[index] = gradient
+        if gradient is None:
+            self._known.pop(index, None)
+            self._kept.pop(index, None)
+            return
+        self._known[index] = _address(gradient), gradient._version
+        if keeps:
+            self._kept[index] = gradient
+        elif self._kept:
+            self._kept.pop(index, None)
 
     def is_there(self, index: int, gradient: torch.Tensor) -> bool:
         known = self._known.get(index)
-        return known is not None and known[0] == _identity(gradient)[0]
+        return known is not None and known[0] == _address(gradient)
 
     def is_untouched(self, index: int, gradient: torch.Tensor) -> bool:
-        return self._known.get(index) == _identity(gradient)
+        return self._known.get(index) == (_address(gradient), gradient._version)
 
     def release(self) -> None:
         for index in self._kept:
@@ -155,6 +161,6 @@ class _Seen:
         self._kept.clear()
 
 
-def _identity(gradient: torch.Tensor) -> tuple[int, int]:
-    is_strided = gradient.layout == torch.strided
-    return (gradient.data_ptr() if is_strided else id(gradient)), gradient._version
+def _address(gradient: torch.Tensor) -> int:
+    """Of a sparse one, which has several, that of the tensor itself."""
+    return id(gradient) if gradient.layout != torch.strided else gradient.data_ptr()

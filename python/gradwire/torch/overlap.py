@@ -213,14 +213,17 @@ class OverlappingReducer(GradientReducer):
                 waits = [i for i in indices if access is Access.VALUE or not self._is_gone(i)]
                 self._take_when_here([i for i in waits if i in self._sums])
             elif access is Access.GRADIENT and any(i in self._sums for i in indices):
-                if torch._C._current_graph_task_id() != _NO_BACKWARD:  # a hook of the user's, in another backward()
-                    return self.synchronize()
-                raise RuntimeError(
-                    f"gradwire.torch: the gradient of {self._name(indices)} was read, or set, while its sum is on its "
-                    "way (overlap_step): it is no mean yet. To clip or look at gradients, also by a GradScaler, "
-                    "call optimizer.synchronize() between backward() and that, which waits for all sums; or leave "
-                    "overlap_step out"
-                )
+                self._give_gradient(indices)
+
+    def _give_gradient(self, indices: Collection[int]) -> None:
+        if torch._C._current_graph_task_id() != _NO_BACKWARD:
+            self.synchronize()  # a hook of the user's, in another backward(), which adds to the means
+            return
+        raise RuntimeError(
+            f"gradwire.torch: the gradient of {self._name(indices)} was read, or set, while its sum is on its way "
+            "(overlap_step): it is no mean yet. To clip or look at gradients, also by a GradScaler, call "
+            "optimizer.synchronize() between backward() and that, which waits for all sums; or leave overlap_step out"
+        )
 
     @contextlib.contextmanager
     def letting_go(self, parameter: torch.Tensor) -> Iterator[None]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -76,6 +76,7 @@ class GradientReducer:
         self._passes = passes
         self._passes_done = 0
         self._exchanged = False  # in this step, and gradients have not been cleared since
+        self._is_cleared = False  # gradients, since the last step
         self._gave_nothing = False  # that exchange: means that nobody is to take
         self._awaits_sums = False
         self._momentum = momentum
@@ -127,10 +128,9 @@ class GradientReducer:
         """Takes what autograd has just accumulated in a parameter's grad."""
         if not self.sync:
             return
-        require_eager("gradwire.torch: DistributedOptimizer")
         self._backward.enter()
         is_final = self._hooks.put_last(index)  # else other hooks of the parameter are still to run
-        if self._memory.gradient(index) is None:
+        if self._memory.parameters[index].grad is None:
             self._warn_once(
                 f"a hook on {self._memory.names[index]!r} has taken its gradient away in backward(). What the hook did "
                 "with it was this worker's own: if it has stepped on it, the workers' weights differ. Step on the "
@@ -144,12 +144,15 @@ class GradientReducer:
         """Runs before the first gradient of a backward() is taken.
 
         Raises:
-            RuntimeError: workers send momentum, and have for the step that is not taken yet; on all ranks.
+            RuntimeError: workers send momentum, and have for the step that is not taken yet; compiled autograd runs
+                the backward(). On all ranks.
         """
+        require_eager("gradwire.torch: DistributedOptimizer")
         self.settle()
         if self._momentum is not None:
             self._momentum.require_level()
-        self._hooks.restore()
+        if not self._is_cleared:  # else that has restored them
+            self._hooks.restore()
         self._choose_live(self._requires_gradient)
 
     @torch.no_grad()
@@ -172,7 +175,8 @@ class GradientReducer:
         self.exchange.send(index)
 
     def _send_rows(self, index: int) -> None:
-        self.exchange.send_rows(index, self._memory.gradient(index), self._memory.parameters[index])
+        parameter = self._memory.parameters[index]
+        self.exchange.send_rows(index, parameter.grad, parameter)
 
     def _fill(self, index: int) -> None:
         """Has the slot hold what is to be sent, and p.grad be the slot's memory where it can."""
@@ -187,29 +191,35 @@ class GradientReducer:
         self._memory.share(index)
 
     def _dense_gradient(self, index: int) -> torch.Tensor | None:
-        name, parameter = self._memory.names[index], self._memory.parameters[index]
-        if parameter.grad is None:
+        parameter = self._memory.parameters[index]
+        gradient = parameter.grad
+        if gradient is None:
             return None
-        require_real([(name, parameter)])
-        if parameter.grad.shape != (declared := self._memory.slot(index).values.shape):
-            raise ValueError(
-                f"gradwire.torch: the gradient of {name!r} has shape {tuple(parameter.grad.shape)}, and the parameter "
-                f"had {tuple(declared)} when its optimizer was made; make the optimizer anew on all ranks after a "
-                "parameter has changed its shape"
-            )
-        is_sparse = parameter.grad.layout != torch.strided
+        if gradient.numel() != self._memory.slot(index).values.numel() or not gradient.is_floating_point():
+            self._refuse(index, gradient)
+        is_sparse = gradient.layout != torch.strided
         self._rows.note(index, is_sparse=is_sparse)
         if is_sparse:
-            self._tell_of_dense(name, parameter.grad.layout)
-            parameter.grad = parameter.grad.to_dense()
+            self._tell_of_dense(index, gradient.layout)
+            parameter.grad = gradient.to_dense()
         return parameter.grad
 
-    def _tell_of_dense(self, name: str, layout: torch.layout) -> None:
+    def _refuse(self, index: int, gradient: torch.Tensor) -> NoReturn:
+        """Raises ValueError for a parameter that a user has made another since the optimizer was made."""
+        name = self._memory.names[index]
+        require_real([(name, self._memory.parameters[index])])
+        raise ValueError(
+            f"gradwire.torch: the gradient of {name!r} has shape {tuple(gradient.shape)}, and the parameter had "
+            f"{tuple(self._memory.slot(index).values.shape)} when its optimizer was made; make the optimizer anew on "
+            "all ranks after a parameter has changed its shape"
+        )
+
+    def _tell_of_dense(self, index: int, layout: torch.layout) -> None:
         if not self._densified:
             self._densified = True
             warnings.warn(
-                f"gradwire.torch: the gradient of {name!r} is {layout}; it is summed as a dense one, so a table of "
-                "many rows is sent whole; sparse_as_dense=True says that this is meant",
+                f"gradwire.torch: the gradient of {self._memory.names[index]!r} is {layout}; it is summed as a dense "
+                "one, so a table of many rows is sent whole; sparse_as_dense=True says that this is meant",
                 stacklevel=2,
             )
 
@@ -335,7 +345,7 @@ class GradientReducer:
         if self._options.grad_scaler is None:  # to a GradScaler it is its daily work
             warn_of_nonfinite("skip_step")
         # GradScaler looks for one, to skip the step and lower its scale on every rank.
-        gradients = [self._memory.gradient(index) for index in self._live.indices]
+        gradients = [self._memory.parameters[index].grad for index in self._live.indices]
         values = [g._values() if g.is_sparse else g for g in gradients if g is not None]
         first = next((each for each in values if each.numel() > 0), None)
         if first is not None:
@@ -368,7 +378,8 @@ class GradientReducer:
         """False where p.grad is not the means of all ranks' gradients."""
         if self._passes_done > 0 or not self._exchanged:
             return False
-        given = [index for index in self._live.indices if self._memory.gradient(index) is not None]
+        parameters = self._memory.parameters
+        given = [index for index in self._live.indices if parameters[index].grad is not None]
         if self._live.indices and not given:  # cleared since
             return self._gave_nothing
         replaced = [index for index in given if not self._memory.is_mean(index)]
@@ -441,13 +452,13 @@ class GradientReducer:
 
     def end_step(self) -> None:
         """Says that step() is over, taken or not: what comes next is exchanged anew."""
-        self._exchanged = False
+        self._exchanged = self._is_cleared = False
         if self._momentum is None:  # else memory tells the next step that p.grad is no gradient
             self._memory.release()
 
     def forget_gradients(self) -> None:
         """Says that gradients are cleared: likewise."""
-        self._exchanged = False
+        self._exchanged, self._is_cleared = False, True
         self._memory.release()
         self._hooks.restore()
 
@@ -481,7 +492,9 @@ class GradientReducer:
                 self._memory.parameters[index].grad = None
         self._finish_step()
         self._exchanged = True
-        self._gave_nothing = self._veto or not all_finite(map(self._memory.gradient, self._live.indices))
+        self._gave_nothing = self._veto or not all_finite(
+            self._memory.parameters[index].grad for index in self._live.indices
+        )
         if self._gave_nothing:
             self.drop_gradients()
 
@@ -508,10 +521,9 @@ class GradientReducer:
             return
         self._rows.stand_in()
         for index in self._live.indices:
-            if not self._memory.travels_as_rows(index) and self._memory.slot(index).holds(
-                self._memory.gradient(index)
-            ):
-                self._memory.parameters[index].grad = None
+            parameter = self._memory.parameters[index]
+            if not self._memory.travels_as_rows(index) and self._memory.slot(index).holds(parameter.grad):
+                parameter.grad = None
             self._send_instead(index, 0.0)
         self._await_sums()
         self._thaw(requires_gradient)

@@ -2,8 +2,8 @@
 
 The engine reads and writes it on threads of its own, so it must stay where it is as long as the engine does. A tensor's
 storage does not: share_memory_() and a queue of torch.multiprocessing move it, for every tensor that has it, and free
-what was there. So nobody else has the storage of a slot. What p.grad gets is the same memory in a storage of its own,
-made anew each time: whatever is done to that leaves the slot alone, and holds() tells whether p.grad is still there.
+what was there. So nobody else has the storage of a slot. What p.grad gets is the same memory in a storage of its own:
+whatever is done to that leaves the slot alone, and holds() tells whether p.grad is still there.
 """
 
 from __future__ import annotations
@@ -44,29 +44,34 @@ class Slot:
         self.values = run.view(parameter.shape)
         if is_channels_last(parameter):
             self.values = run.as_strided(parameter.shape, parameter.stride())
-        self._address = run.data_ptr()
+        self._is_plain = self.values.is_contiguous()
+        self._address, self._device = run.data_ptr(), run.device
+        self._strides, self._elements = self.values.stride(), run.numel()
+        self._shared: torch.Tensor | None = None  # as it was handed out last
 
     def fits(self, parameter: torch.Tensor) -> bool:
         """True where p.grad can be this memory: a float32 parameter on its device, laid out as it is."""
-        return (
-            parameter.dtype == torch.float32
-            and parameter.device == self.values.device
-            and _is_laid_out_alike(parameter, self.values)
-        )
+        if parameter.dtype != torch.float32 or parameter.device != self._device:
+            return False
+        if parameter.shape != self.values.shape:
+            return False
+        return parameter.is_contiguous() if self._is_plain else _is_laid_out_alike(parameter, self.values)
 
     def holds(self, gradient: torch.Tensor | None) -> bool:
         """True where a gradient is this memory, whole."""
-        return (
-            gradient is not None
-            and gradient.layout == torch.strided
-            and gradient.data_ptr() == self._address
-            and gradient.dtype == torch.float32
-            and _is_laid_out_alike(gradient, self.values)
-        )
+        if gradient is None or gradient.layout != torch.strided or gradient.data_ptr() != self._address:
+            return False
+        if gradient.numel() != self._elements or gradient.dtype != torch.float32:
+            return False
+        if gradient.stride() == self._strides:
+            return True
+        return gradient.shape == self.values.shape and _is_laid_out_alike(gradient, self.values)
 
     def shared(self) -> torch.Tensor:
-        """Returns this memory as a tensor with a storage of its own."""
-        return dlpack.from_dlpack(dlpack.to_dlpack(self.values))  # type: ignore[attr-defined]
+        """Returns this memory as a tensor with a storage of its own: the one before, if nobody has moved it."""
+        if self._shared is None or not self.holds(self._shared):
+            self._shared = dlpack.from_dlpack(dlpack.to_dlpack(self.values))  # type: ignore[attr-defined]
+        return self._shared
 
 
 def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
@@ -81,10 +86,8 @@ def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[to
 
 
 def _is_laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True for equal shapes whose elements follow each other in the same order. Dimensions of one element do not
-    matter.
+    """True where the elements of tensors of one shape follow each other in the same order. Dimensions of one element do
+    not matter.
     """
-    if one.shape != other.shape:
-        return False
     strides = zip(one.shape, one.stride(), other.stride(), strict=True)
     return all(size == 1 or a == b for size, a, b in strides)
