@@ -80,9 +80,9 @@ def test_gradients_are_sent_while_backward_runs(store: gw.kv.KVStore) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._engine, name)
 
-        def mark_ready(self, slot: int, **where: Any) -> None:
+        def mark_ready(self, slot: int, *where: Any) -> None:
             events.append(slot)
-            self._engine.mark_ready(slot, **where)
+            self._engine.mark_ready(slot, *where)
 
     store.engine = Recorder(store.engine)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
