@@ -411,6 +411,34 @@ def a_scheduler_made_before_the_wrapping_is_content() -> None:
     optimizer.close()
 
 
+class Handing(torch.optim.Optimizer):
+    """As accelerate's AcceleratedOptimizer: hands its step on, and never runs Optimizer.__init__()."""
+
+    def __init__(self, inside: torch.optim.Optimizer) -> None:
+        self.inside = inside
+
+    param_groups = property(lambda self: self.inside.param_groups)
+    state = property(lambda self: self.inside.state)
+    defaults = property(lambda self: self.inside.defaults)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inside.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inside.zero_grad(set_to_none)
+
+
+@case
+def an_optimizer_that_hands_its_step_on() -> None:
+    for door in doors():
+        model = nn.ParameterList([nn.Parameter(torch.zeros(2, 2)) for _ in range(2)])
+        optimizer = door(Handing(torch.optim.SGD(model.parameters(), lr=1.0)), model)
+        for _ in range(3):
+            step_of_ones(model, optimizer)
+        torch.testing.assert_close(model[0].detach(), torch.full((2, 2), -3 * mean_of_ranks()))
+        optimizer.close()
+
+
 @case
 def default_devices_and_dtypes_are_the_users() -> None:
     with torch.device("meta"):

@@ -12,6 +12,7 @@ import gradwire as gw
 import gradwire.torch
 import pytest
 import torch
+from gradwire import joining
 from python.two_ranks import batch, require_equal, run_two, seeded, warnings_of_two
 from torch import nn
 
@@ -424,5 +425,107 @@ def test_a_checkpoint_of_two_is_refused_to_one(tmp_path: Path) -> None:
             gw.torch.load_checkpoint(tmp_path / "two", gan, make)
         with pytest.raises(ValueError, match=r"has 1 optimizer, and 2 are given"):
             gw.torch.load_checkpoint(tmp_path / "one", gan, (make, judge))
+
+    run_two(body)
+
+
+def test_where_a_library_sums_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        gan = seeded(Gan)
+        first = gw.torch.DistributedOptimizer(
+            adam(gan.make.parameters()), gan.make.named_parameters(), store=store
+        )
+        with pytest.raises(ValueError, match="serves one DistributedOptimizer at a time"):
+            gw.torch.DistributedOptimizer(
+                adam(gan.judge.parameters()), gan.judge.named_parameters(), store=store
+            )
+        first.close()
+        gw.torch.DistributedOptimizer(
+            adam(gan.judge.parameters()), gan.judge.named_parameters(), store=store
+        ).close()
+
+    monkeypatch.setattr(joining, "sums_in_one_order", lambda _: True)
+    run_two(body)
+
+
+def test_all_move_to_another_store() -> None:
+    """As an elastic job does that goes on without a worker."""
+    later = gw._core.InprocNetwork(2)
+
+    def body(store: gw.kv.KVStore) -> None:
+        gan = seeded(Gan)
+        one = GanInOneProcess(gan)
+        both = gan_optimizers(gan, store)
+        other = gw.kv.KVStore("allreduce", later.connect(store.rank, codec_threads=1), gw.settings.read())
+        for step in range(4):
+            if step == 2:
+                for each in both:
+                    each.move_to(other)
+            make, judge = both
+            judge.zero_grad()
+            gan.judge_loss(store.rank, step).backward()
+            judge.step()
+            one.step(one.judge, one.gan.judge_loss, step)
+            make.zero_grad()
+            gan.make_loss(store.rank, step).backward()
+            make.step()
+            one.step(one.make, one.gan.make_loss, step)
+        require_equal(gan, one.gan)
+        for each in both:
+            each.close()
+        other.close()
+
+    run_two(body)
+
+
+def test_two_with_codecs_that_are_chosen() -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        gan = seeded(Gan)
+        make, judge = gan_optimizers(gan, store, compression="auto", budget="30% error")
+        for step in range(30):
+            judge.zero_grad()
+            gan.judge_loss(store.rank, step).backward()
+            judge.step()
+            make.zero_grad()
+            with judge.no_sync():
+                gan.make_loss(store.rank, step).backward()
+            make.step()
+        blob = b"".join(p.detach().numpy().tobytes() for p in gan.parameters())
+        assert len(set(store.engine.all_gather("weights", blob))) == 1
+        for each in (make, judge):
+            each.close()
+
+    run_two(body)
+
+
+def test_rows_and_local_steps_beside_others() -> None:
+    """A table whose gradients are rows, a dense model, and a third that takes local steps."""
+
+    def body(store: gw.kv.KVStore) -> None:
+        table = seeded(lambda: nn.Embedding(20, 4, sparse=True))
+        dense, apart = seeded(lambda: nn.Linear(4, 2)), seeded(lambda: nn.Linear(4, 2))
+        first, second = (
+            gw.torch.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), "none", store
+            )
+            for model in (table, dense)
+        )
+        third = gw.torch.LocalStepOptimizer(
+            torch.optim.SGD(apart.parameters(), lr=0.1), apart.named_parameters(), "none", store, sync_every=2
+        )
+        for step in range(4):
+            for each in (first, second, third):
+                each.zero_grad()
+            rows = table(torch.tensor([step, step + store.rank]))
+            (dense(rows).square().sum() + apart(rows.detach()).square().sum()).backward()
+            assert step == 0 or table.weight.grad.is_sparse
+            for each in (first, second, third):
+                each.step()
+        blob = b"".join(
+            p.detach().numpy().tobytes() for model in (table, dense, apart) for p in model.parameters()
+        )
+        assert len(set(store.engine.all_gather("weights", blob))) == 1
+        for each in (third, second, first):
+            each.close()
 
     run_two(body)
