@@ -244,6 +244,11 @@ def by_hand(shape: torch.Size, number: int, rank: int, place: int) -> torch.Tens
     return torch.randn(shape, generator=generator)
 
 
+def as_gradient(values: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
+    """A gradient that lies as its parameter does: the order of memory is the order in which norms are summed."""
+    return None if values is None else torch.empty_like(parameter, requires_grad=False).copy_(values)
+
+
 class OneProcess:
     """The oracle: one model, torch's optimizer, and what p.grad of both ranks is."""
 
@@ -303,12 +308,7 @@ class OneProcess:
 
     def step(self) -> None:
         for name, parameter in self.net.trained().items():
-            gradient = self.held[0].get(name)
-            parameter.grad = (
-                None if gradient is None else gradient.detach().clone(memory_format=torch.preserve_format)
-            )
-            if parameter.grad is not None and parameter.grad.stride() != parameter.stride():
-                parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
+            parameter.grad = as_gradient(self.held[0].get(name), parameter)
         self.optimizer.step()
         for parameter in self.net.parameters():
             parameter.grad = None
@@ -492,8 +492,7 @@ class Rank:
         theirs = self.one.net.trained()
         for held in self.one.held:
             for name, parameter in theirs.items():
-                gradient = held.get(name)
-                parameter.grad = None if gradient is None else gradient.detach().clone()
+                parameter.grad = as_gradient(held.get(name), parameter)
             torch.nn.utils.clip_grad_norm_(theirs.values(), 0.5)
             for name, parameter in theirs.items():
                 held[name], parameter.grad = parameter.grad, None
