@@ -278,3 +278,35 @@ def test_a_parameter_of_another_shape_is_named() -> None:
             model(torch.ones(1, 3)).sum().backward()
 
     run_two(body)
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap_step": True}], ids=str)
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16"), ("float32", "float64")])
+def test_gradients_of_another_dtype_than_their_parameter(
+    dtypes: tuple[str, str], options: dict[str, Any]
+) -> None:
+    own, of_gradient = (getattr(torch, name) for name in dtypes)
+    if not hasattr(torch.Tensor, "grad_dtype"):
+        pytest.skip("this PyTorch has no grad_dtype")
+
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 3, dtype=own))
+            self.weight.grad_dtype = of_gradient
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight.t().to(x.dtype)
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = Linear()
+        optimizer = wrapped(model, store, **options)
+        for set_to_none in (True, False):
+            optimizer.zero_grad(set_to_none)
+            model(torch.full((1, 3), float(store.rank + 1), dtype=own)).sum().backward()
+            optimizer.synchronize()
+            assert model.weight.grad.dtype == of_gradient
+            assert torch.equal(model.weight.grad, torch.full((2, 3), 1.5, dtype=of_gradient))
+        optimizer.close()
+
+    run_two(body)

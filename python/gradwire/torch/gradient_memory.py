@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.torch.slots import Slot
+from gradwire.torch.slots import Slot, gradient_dtype
 
 
 class GradientMemory:
@@ -75,7 +75,7 @@ class GradientMemory:
     def _convert_back(self, index: int) -> None:
         parameter, slot = self.parameters[index], self.slot(index)
         if not self.can_take(index, parameter.grad) or slot.holds(parameter.grad):
-            parameter.grad = torch.empty_like(parameter, requires_grad=False)
+            parameter.grad = torch.empty_like(parameter, dtype=gradient_dtype(parameter), requires_grad=False)
         assert parameter.grad is not None
         parameter.grad.copy_(slot.values)
 
@@ -85,7 +85,7 @@ class GradientMemory:
         return (
             gradient is not None
             and gradient.layout == torch.strided
-            and (gradient.dtype, gradient.device) == (parameter.dtype, parameter.device)
+            and (gradient.dtype, gradient.device) == (gradient_dtype(parameter), parameter.device)
             and (gradient.shape, gradient.stride()) == (parameter.shape, parameter.stride())
         )
 

@@ -50,8 +50,10 @@ class Slot:
         self._shared: torch.Tensor | None = None  # as it was handed out last
 
     def fits(self, parameter: torch.Tensor) -> bool:
-        """True where p.grad can be this memory: a float32 parameter on its device, laid out as it is."""
-        if parameter.dtype != torch.float32 or parameter.device != self._device:
+        """True where p.grad can be this memory: of a parameter on its device, laid out as it is, whose gradients are
+        float32.
+        """
+        if gradient_dtype(parameter) != torch.float32 or parameter.device != self._device:
             return False
         if parameter.shape != self.values.shape:
             return False
@@ -72,6 +74,11 @@ class Slot:
         if self._shared is None or not self.holds(self._shared):
             self._shared = dlpack.from_dlpack(dlpack.to_dlpack(self.values))  # type: ignore[attr-defined]
         return self._shared
+
+
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """Returns what p.grad is to be: the parameter's dtype, unless p.grad_dtype, which newer PyTorch has, says else."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
 def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
