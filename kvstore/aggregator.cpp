@@ -196,6 +196,7 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
             first.reply)};
   }
   round.flags |= header.flags & transport::kFlagNonfinite;
+  round.program_steps.add(worker, header.program_step);
   if (content_of(header) == Content::kWeightDelta) round.holders.insert(worker);
   round.payloads[worker] = std::move(frame.payload);
   ++round.arrived;
@@ -299,6 +300,7 @@ void Aggregator::answer(Frame frame, std::vector<Answer>& answers) {
 Frame Aggregator::sum_or_error(Partition& partition, const Round& round) {
   tell(Moment::kAllHere, round.first);
   try {
+    round.program_steps.require_alike();
     return reply(partition, round);
   } catch (const std::exception& error) {  // payloads fine one by one, but not together
     return answer_to(

@@ -30,6 +30,7 @@
 #include "kvstore/codec_table.h"
 #include "kvstore/contributions.h"
 #include "kvstore/last_pushes.h"
+#include "kvstore/program_steps.h"
 #include "kvstore/protocol.h"
 #include "kvstore/updater.h"
 #include "kvstore/weight_replies.h"
@@ -117,6 +118,7 @@ class Aggregator {
     bool is_upstream = false;         ///< its sum; the payloads are given back
     bool takes_shortened = false;     ///< a worker sent a shortened payload, and reads shortened replies
     std::set<std::uint32_t> holders;  ///< workers that have the weight of the round before
+    ProgramSteps program_steps;
   };
   /// What a worker was told of a weight, where pushes are applied at once and it gets deltas.
   struct Told {

@@ -294,7 +294,7 @@ void Engine::set_optimizer(const std::string& text) {
   agree_on_settings(*messenger_, "set_optimizer", all_gather("optimizer", text));
   optimizer_ = text;
   has_optimizer_ = true;
-  if (is_first && slots_) leave_buckets();
+  if (is_first) leave_buckets();
   attempt("optimizer is set", [&] {
     if (rank() == 0 || in_order_) thread_->command("optimizer " + text).wait();
     return std::string();
@@ -338,17 +338,19 @@ Ticket Engine::pull(KeyId key, std::span<float> out, std::int32_t priority, cons
 }
 
 Ticket Engine::push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
-                         float scale, const OnDevice& place) {
+                         float scale, const OnDevice& place, std::uint32_t program_step) {
   require_size("push_pull", key, in.size());
   require_size("push_pull", key, out.size());
   require_optimizer("push_pull");
-  return submit_push_pull(key, in, out, priority, scale, device_operation(place));
+  return submit_push_pull(key, in, out, priority, scale, device_operation(place), program_step);
 }
 
 Ticket Engine::submit_push_pull(KeyId key, std::span<const float> in, std::span<float> out,
-                                std::int32_t priority, float scale, std::optional<DeviceOperation> device) {
+                                std::int32_t priority, float scale, std::optional<DeviceOperation> device,
+                                std::uint32_t program_step) {
   EngineThread::Operation operation;
   operation.device = std::move(device);
+  operation.program_step = program_step;
   operation.in = in;
   operation.out = out;
   operation.priority = priority;
@@ -382,10 +384,6 @@ double Engine::codec_seconds() const {
   if (!thread_) return 0;
   return thread_->codec_seconds() + (hierarchy_ ? hierarchy_->rounds().codec_seconds() : 0) +
          (sparse_ ? sparse_->codec_seconds() : 0);
-}
-bool Engine::take_nonfinite() {
-  const bool in_rows = sparse_ && sparse_->take_nonfinite();
-  return (thread_ && rounds().take_nonfinite()) || in_rows;
 }
 std::vector<std::string> Engine::take_notices() {
   if (!thread_) return {};

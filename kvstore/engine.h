@@ -67,6 +67,9 @@ struct OnDevice {
   void* stream = nullptr;
 };
 
+/// Number of a set of slots, from 0.
+using SlotSet = std::uint32_t;
+
 /// What a step's slots wait for.
 struct SlotSum {
   Ticket done;
@@ -165,8 +168,9 @@ class Engine {
   /// agrees scales where servers have an optimizer, or weights that no server sends since a library sums).
   void set_compression(const compress::CodecSpec& spec, const std::string& reply,
                        const std::string& weights = "fp32");
-  /// Sets the codec and reply of some keys apart from what holds for all. Before they are bound to slots:
-  /// slots of other codecs do not share a bucket. Throws as set_compression() does.
+  /// Sets the codec and reply of some keys apart from what holds for all. Slots of other codecs do not share
+  /// a bucket, so of keys that are bound already it takes all of a bucket or none. Throws as
+  /// set_compression() does, and std::logic_error naming a key that was left out.
   void set_key_compression(std::span<const KeyId> keys, const compress::CodecSpec& spec,
                            const std::string& reply);
   /// Sets the codec and reply of some tables of rows apart from what holds for all. Throws as
@@ -192,34 +196,42 @@ class Engine {
   Ticket push(KeyId key, std::span<const float> grad, std::int32_t priority, const OnDevice& place = {});
   /// Copies the answer to this worker's last push (or, before any, the stored value) to out.
   Ticket pull(KeyId key, std::span<float> out, std::int32_t priority, const OnDevice& place = {});
-  /// Both in one; in and out may be the same memory. The answer is multiplied by scale.
+  /// Both in one; in and out may be the same memory. The answer is multiplied by scale. program_step: the
+  /// step of the worker's program that this is of: where workers' differ, the job fails and says so; 0: not
+  /// compared.
   Ticket push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
-                   float scale = 1, const OnDevice& place = {});
+                   float scale = 1, const OnDevice& place = {}, std::uint32_t program_step = 0);
 
-  // Slots: gradients that stay in place, exchanged every step as backward() produces them.
+  // Slots: gradients that stay in place, exchanged every step as backward() produces them. Several sets of
+  // them, each with steps of its own, are for several models or optimizers at one store; `set` is the set's
+  // number.
 
   /// Binds slot i to keys[i] and values[i], front layers first, fuses neighbours into buckets. The memory
-  /// stays alive until close(). Replaces an earlier binding; no step may be in progress. A collective: small
-  /// tensors of one bucket travel as one key that the ranks agree on here, and take their residuals along;
-  /// where servers have an optimizer, each goes alone, since each is a weight.
+  /// stays alive until close(). Replaces an earlier binding of the set, in which no step may be in progress.
+  /// A collective: small tensors of one bucket travel as one key that the ranks agree on here, and take their
+  /// residuals along; where servers have an optimizer, each goes alone, since each is a weight.
   /// device: where all values lie; none: on the host. priorities: one for each slot, for where slots are some
-  /// of the layers only; none: -i for slot i. A bucket has that of its most urgent slot.
+  /// of the layers only; none: -i for slot i. A bucket has that of its most urgent slot. groups: one for each
+  /// slot, for where codecs will change: slots of one group change together; none: all are of one.
   void bind_slots(std::span<const KeyId> keys, std::span<const std::span<float>> values,
                   std::shared_ptr<compress::Device> device = nullptr,
-                  std::span<const std::int32_t> priorities = {});
+                  std::span<const std::int32_t> priorities = {}, SlotSet set = 0,
+                  std::span<const std::uint32_t> groups = {});
   /// Says that slot's gradient is complete; on a device, once `stream` has done what it has been given so
   /// far. Throws std::logic_error when marked twice in a step.
-  void mark_ready(std::uint32_t slot, void* stream = nullptr);
+  void mark_ready(std::uint32_t slot, void* stream = nullptr, SlotSet set = 0);
   /// Slots not yet marked in this step.
-  std::vector<std::uint32_t> unmarked() const;
+  std::vector<std::uint32_t> unmarked(SlotSet set = 0) const;
   /// Says what the step in progress waits for, so that each slot's sum can be used when it is there.
   /// Requires that every slot's mark_ready() has returned; drain_for() still ends the step.
-  std::vector<SlotSum> slot_sums() const;
+  std::vector<SlotSum> slot_sums(SlotSet set = 0) const;
   /// Waits up to timeout for all slots' sums, then ends the step. Requires every slot marked. Returns false
   /// on timeout.
-  bool drain_for(std::chrono::milliseconds timeout);
+  bool drain_for(std::chrono::milliseconds timeout, SlotSet set = 0);
   /// Multiplies every slot's sum by scale from the next step on (1/num_workers for means).
-  void set_slot_scale(float scale);
+  void set_slot_scale(float scale, SlotSet set = 0);
+  /// Says which step of the worker's program the next step of the slots is of, as push_pull() has it.
+  void set_program_step(std::uint32_t program_step, SlotSet set = 0);
 
   // Residuals: what a codec has not sent yet. They belong to keys, whatever bucket those travel in. No round
   // of the key may be in progress. Where a host's workers sum first, they are the leader's; others have none.
@@ -295,8 +307,6 @@ class Engine {
   std::map<std::uint32_t, std::uint32_t> replaced_servers() const;
   /// Of the host's threads; of rows also those that call.
   double codec_seconds() const;
-  /// True when any rank met a NaN or infinity since the last call.
-  bool take_nonfinite();
   /// Warnings for people since the last call ("waiting 60 s for worker 2 ...").
   std::vector<std::string> take_notices();
   /// The trace that it was opened with. Throws std::logic_error where there is none.
@@ -356,19 +366,21 @@ class Engine {
   void require_size(const char* verb, KeyId key, std::size_t given) const;
   /// What root gives as own; for those who answer themselves.
   std::vector<float> value_of(std::uint32_t root, std::span<const float> own);
-  std::string describe_buckets() const;
-  void require_all_marked(const char* verb) const;
+  Slots* slots_of(SlotSet set) const;
+  std::string describe_buckets(const Slots& slots) const;
   void require_no_step(const char* verb) const;
-  void fuse(std::size_t bucket);
+  void fuse(Slots& slots, std::size_t bucket);
   void leave_buckets();
   Together& together(const std::vector<KeyId>& members);
-  std::vector<std::uint32_t> compression_groups(std::span<const KeyId> keys) const;
+  std::vector<std::uint32_t> bucket_groups(std::span<const KeyId> keys,
+                                           std::span<const std::uint32_t> groups) const;
   void inherit_compression(KeyId bucket, KeyId member);
+  std::vector<KeyId> whole_buckets_of(std::span<const KeyId> keys) const;
   void tell_weight_replies(const std::shared_ptr<const WeightReplies>& replies);
   void tell_compression(KeyId key, const std::shared_ptr<const Compression>& compression);
   bool keeps_nonfinite(KeyId key) const;
   void write_residual(KeyId key, std::span<const float> values);
-  void take_residuals_along(std::span<const KeyId> keys);
+  void take_residuals_along(const Slots& slots);
   // engine_checkpoint.cpp
   /// A partition of the job's servers, and the elements of which key it is.
   struct HeldPart {
@@ -397,12 +409,13 @@ class Engine {
   std::vector<KeySpec> tables() const;
   void write_rows(CheckpointWriter& file);
   void restore_rows(const CheckpointSource& source);
-  void submit_sealed(std::uint32_t bucket);
-  void submit_bucket(std::uint32_t bucket);
+  void submit_sealed(Slots& slots, std::uint32_t bucket);
+  void submit_bucket(Slots& slots, std::uint32_t bucket);
   std::optional<DeviceOperation> device_operation(const OnDevice& place) const;
-  std::optional<DeviceOperation> slots_on_device(std::span<const std::uint32_t> slots) const;
+  std::optional<DeviceOperation> slots_on_device(const Slots& slots,
+                                                 std::span<const std::uint32_t> members) const;
   Ticket submit_push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
-                          float scale, std::optional<DeviceOperation> device);
+                          float scale, std::optional<DeviceOperation> device, std::uint32_t program_step);
 
   std::map<std::vector<KeyId>, Together> together_;  // outlives what is sent from it
   std::unique_ptr<transport::Messenger> messenger_;
@@ -428,7 +441,8 @@ class Engine {
   std::uint64_t loads_ = 0;             ///< checkpoints that were loaded
   /// Keys and tables of which a checkpoint has brought no value: the rounds that this worker had begun then.
   std::map<std::uint64_t, std::uint64_t> keys_without_value_, tables_without_value_;
-  std::unique_ptr<Slots> slots_;
+  mutable std::shared_mutex slot_sets_mutex_;
+  std::map<SlotSet, std::unique_ptr<Slots>> slot_sets_;
 };
 
 }  // namespace gradwire::kvstore

@@ -118,17 +118,33 @@ void Engine::set_key_compression(std::span<const KeyId> keys, const compress::Co
                                  const std::string& reply) {
   const auto compression = make_compression(spec, reply);
   require_own_scale("set_key_compression", *compression);
-  for (const KeyId key : keys) {
-    elements_of(key);
-    if (home_of(key).key != key) {
-      throw std::logic_error(fmt::format(
-          "set_key_compression: key {} travels in a bucket already; set it before bind_slots", key));
-    }
-  }
+  for (const KeyId key : keys) elements_of(key);
+  const std::vector<KeyId> buckets = whole_buckets_of(keys);
   await_rounds("set_key_compression");
   const std::string text = fmt::format("keys={}\n{}", fmt::join(keys, ","), describe(*compression));
   agree_on_settings(*messenger_, "set_key_compression", all_gather("key compression", text));
   for (const KeyId key : keys) tell_compression(key, compression);
+  for (const KeyId bucket : buckets) tell_compression(bucket, compression);
+}
+
+/// Returns the buckets that keys travel in. Throws std::logic_error where another key travels there too: what
+/// is in one bucket has one codec.
+std::vector<KeyId> Engine::whole_buckets_of(std::span<const KeyId> keys) const {
+  std::vector<KeyId> buckets;
+  for (const auto& [members, bucket] : together_) {
+    const auto is_here = [&, home = bucket.key](KeyId key) { return home_of(key).key == home; };
+    if (std::ranges::none_of(keys, is_here)) continue;
+    for (const KeyId member : members) {
+      if (!is_here(member) || std::ranges::find(keys, member) != keys.end()) continue;
+      throw std::logic_error(
+          fmt::format("set_key_compression: keys {} travel in one bucket, and key {} is not given; give all "
+                      "of them, or set "
+                      "it before bind_slots",
+                      fmt::join(members, ", "), member));
+    }
+    buckets.push_back(bucket.key);
+  }
+  return buckets;
 }
 
 void Engine::tell_compression(KeyId key, const std::shared_ptr<const Compression>& compression) {
@@ -143,16 +159,19 @@ void Engine::inherit_compression(KeyId bucket, KeyId member) {
     tell_compression(bucket, own->second);
 }
 
-/// Numbers the codecs of keys: those with one number may share a bucket.
-std::vector<std::uint32_t> Engine::compression_groups(std::span<const KeyId> keys) const {
-  std::map<std::string, std::uint32_t> numbers{{"", 0}};
-  std::vector<std::uint32_t> groups;
-  for (const KeyId key : keys) {
-    const auto own = own_compression_.find(key);
+/// Numbers the codecs of keys, and with them the groups that the caller gives: keys with one number may share
+/// a bucket.
+std::vector<std::uint32_t> Engine::bucket_groups(std::span<const KeyId> keys,
+                                                 std::span<const std::uint32_t> groups) const {
+  std::map<std::pair<std::uint32_t, std::string>, std::uint32_t> numbers;
+  std::vector<std::uint32_t> found;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const auto own = own_compression_.find(keys[i]);
     const std::string text = own == own_compression_.end() ? "" : describe(*own->second);
-    groups.push_back(numbers.try_emplace(text, static_cast<std::uint32_t>(numbers.size())).first->second);
+    const auto next = static_cast<std::uint32_t>(numbers.size());
+    found.push_back(numbers.try_emplace({groups.empty() ? 0 : groups[i], text}, next).first->second);
   }
-  return groups;
+  return found;
 }
 
 // ------------------------------------------------------------------------------------- residuals
@@ -249,15 +268,15 @@ void Engine::roll_back(std::span<const KeyId> keys) {
 }
 
 /// Moves the residuals of slots that have just been bound to where they travel now.
-void Engine::take_residuals_along(std::span<const KeyId> keys) {
+void Engine::take_residuals_along(const Slots& slots) {
   std::map<KeyId, Home> homes;
-  for (const KeyId key : keys) homes[key] = {key, 0};
-  for (std::size_t bucket = 0; bucket < slots_->fused.size(); ++bucket) {
-    if (slots_->fused[bucket].together == nullptr) continue;
+  for (const Slots::Slot& slot : slots.slots) homes[slot.key] = {slot.key, 0};
+  for (std::size_t bucket = 0; bucket < slots.fused.size(); ++bucket) {
+    if (slots.fused[bucket].together == nullptr) continue;
     std::uint64_t offset = 0;
-    for (const std::uint32_t slot : slots_->layout.buckets[bucket].slots) {
-      homes[keys[slot]] = {slots_->fused[bucket].together->key, offset};
-      offset += slots_->slots[slot].values.size();
+    for (const std::uint32_t slot : slots.layout.buckets[bucket].slots) {
+      homes[slots.slots[slot].key] = {slots.fused[bucket].together->key, offset};
+      offset += slots.slots[slot].values.size();
     }
   }
   std::vector<std::pair<KeyId, std::vector<float>>> moved;

@@ -1,4 +1,4 @@
-// Engine: gradients that stay in place, the buckets that they travel in, and the step in progress.
+// Engine: gradients that stay in place, the buckets that they travel in, and the steps in progress.
 #include "kvstore/engine_slots.h"
 
 #include <fmt/format.h>
@@ -14,12 +14,35 @@
 
 namespace gradwire::kvstore {
 
+std::vector<std::uint32_t> Engine::Slots::unmarked() const {
+  std::vector<std::uint32_t> left;
+  for (std::uint32_t i = 0; i < slots.size(); ++i) {
+    if (!slots[i].marked.load()) left.push_back(i);
+  }
+  return left;
+}
+
+void Engine::Slots::require_all_marked(const char* verb) const {
+  if (const auto left = unmarked(); !left.empty()) {
+    throw std::logic_error(fmt::format("{}: {} of {} slots are not marked, the first is slot {}", verb,
+                                       left.size(), slots.size(), left.front()));
+  }
+}
+
+Engine::Slots* Engine::slots_of(SlotSet set) const {
+  const std::shared_lock lock(slot_sets_mutex_);
+  const auto found = slot_sets_.find(set);
+  return found == slot_sets_.end() ? nullptr : found->second.get();
+}
+
 void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<float>> values,
-                        std::shared_ptr<compress::Device> device, std::span<const std::int32_t> priorities) {
-  if (keys.size() != values.size() || (!priorities.empty() && priorities.size() != keys.size())) {
+                        std::shared_ptr<compress::Device> device, std::span<const std::int32_t> priorities,
+                        SlotSet set, std::span<const std::uint32_t> groups) {
+  const auto is_for_each = [&](const auto& given) { return given.empty() || given.size() == keys.size(); };
+  if (keys.size() != values.size() || !is_for_each(priorities) || !is_for_each(groups)) {
     throw std::invalid_argument(
-        fmt::format("bind_slots: {} keys, {} arrays and {} priorities; give as many of each", keys.size(),
-                    values.size(), priorities.size()));
+        fmt::format("bind_slots: {} keys, {} arrays, {} priorities and {} groups; give as many of each",
+                    keys.size(), values.size(), priorities.size(), groups.size()));
   }
   require_optimizer("bind_slots");
   std::vector<std::uint64_t> bytes;
@@ -27,57 +50,65 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
     require_size("bind_slots", keys[i], values[i].size());
     bytes.push_back(values[i].size_bytes());
   }
-  slots_ = std::make_unique<Slots>(bytes, options_.fusion_bytes, compression_groups(keys));
+  auto made = std::make_unique<Slots>(bytes, options_.fusion_bytes, bucket_groups(keys, groups));
   if (device) rounds().link(device);  // one that cannot be used is refused here
-  slots_->device = std::move(device);
+  made->device = std::move(device);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    slots_->slots[i].key = keys[i];
-    slots_->slots[i].values = values[i];
-    slots_->slots[i].priority = priorities.empty() ? -static_cast<std::int32_t>(i) : priorities[i];
+    made->slots[i].key = keys[i];
+    made->slots[i].values = values[i];
+    made->slots[i].priority = priorities.empty() ? -static_cast<std::int32_t>(i) : priorities[i];
   }
-  agree_on_settings(*messenger_, "bind_slots", all_gather("bind_slots", describe_buckets()));
-  for (std::size_t bucket = 0; !has_optimizer_ && bucket < slots_->fused.size(); ++bucket) {
-    if (slots_->layout.buckets[bucket].slots.size() > 1) fuse(bucket);
+  Slots& slots = *made;
+  {
+    const std::unique_lock lock(slot_sets_mutex_);
+    slot_sets_[set] = std::move(made);
   }
-  take_residuals_along(keys);
+  agree_on_settings(*messenger_, "bind_slots", all_gather("bind_slots", describe_buckets(slots)));
+  for (std::size_t bucket = 0; !has_optimizer_ && bucket < slots.fused.size(); ++bucket) {
+    if (slots.layout.buckets[bucket].slots.size() > 1) fuse(slots, bucket);
+  }
+  take_residuals_along(slots);
 }
 
 /// Has each slot go alone from now on: an optimizer's weight is one key, and not a bucket of them.
 void Engine::leave_buckets() {
-  std::vector<KeyId> keys;
-  for (const Slots::Slot& slot : slots_->slots) keys.push_back(slot.key);
-  for (Slots::Fused& fused : slots_->fused) fused = {};
-  take_residuals_along(keys);
+  for (const auto& [set, slots] : slot_sets_) {
+    for (Slots::Fused& fused : slots->fused) fused = {};
+    take_residuals_along(*slots);
+  }
 }
 
 /// What a step has begun is not between steps, and its buckets cannot be left.
 void Engine::require_no_step(const char* verb) const {
-  const auto left = unmarked();
-  if (!slots_ || left.size() == slots_->slots.size()) return;
-  throw std::logic_error(fmt::format("{}: a step is under way: {} of {} slots are marked; drain it first",
-                                     verb, slots_->slots.size() - left.size(), slots_->slots.size()));
+  const std::shared_lock lock(slot_sets_mutex_);
+  for (const auto& [set, slots] : slot_sets_) {
+    const std::size_t left = slots->unmarked().size(), all = slots->slots.size();
+    if (left == all) continue;
+    throw std::logic_error(fmt::format("{}: a step is under way: {} of {} slots are marked; drain it first",
+                                       verb, all - left, all));
+  }
 }
 
-std::string Engine::describe_buckets() const {
+std::string Engine::describe_buckets(const Slots& slots) const {
   const std::shared_lock lock(keys_mutex_);
   std::string text;
-  for (const fusion::Bucket& bucket : slots_->layout.buckets) {
+  for (const fusion::Bucket& bucket : slots.layout.buckets) {
     std::vector<std::string_view> names;
-    for (const std::uint32_t slot : bucket.slots) names.push_back(keys_[slots_->slots[slot].key].name);
+    for (const std::uint32_t slot : bucket.slots) names.push_back(keys_[slots.slots[slot].key].name);
     text += fmt::format("a bucket of keys {}\n", fmt::join(names, ", "));
   }
   return text;
 }
 
-void Engine::fuse(std::size_t bucket) {
-  Slots::Fused& fused = slots_->fused[bucket];
-  const auto& members = slots_->layout.buckets[bucket].slots;
+void Engine::fuse(Slots& slots, std::size_t bucket) {
+  Slots::Fused& fused = slots.fused[bucket];
+  const auto& members = slots.layout.buckets[bucket].slots;
   std::vector<KeyId> keys;
-  fused.priority = slots_->slots[members.front()].priority;
+  fused.priority = slots.slots[members.front()].priority;
   for (const std::uint32_t slot : members) {
-    keys.push_back(slots_->slots[slot].key);
-    fused.tensors.push_back(slots_->slots[slot].values);
-    fused.priority = std::max(fused.priority, slots_->slots[slot].priority);
+    keys.push_back(slots.slots[slot].key);
+    fused.tensors.push_back(slots.slots[slot].values);
+    fused.priority = std::max(fused.priority, slots.slots[slot].priority);
   }
   fused.together = &together(keys);
 }
@@ -110,59 +141,62 @@ Engine::Together& Engine::together(const std::vector<KeyId>& members) {
   return one;
 }
 
-void Engine::mark_ready(std::uint32_t slot, void* stream) {
+void Engine::mark_ready(std::uint32_t slot, void* stream, SlotSet set) {
   require_open("mark_ready");
-  if (!slots_ || slot >= slots_->slots.size()) {
-    throw std::invalid_argument(
-        fmt::format("mark_ready: slot {} is not bound; {} are", slot, slots_ ? slots_->slots.size() : 0));
+  Slots* const slots = slots_of(set);
+  if (slots == nullptr || slot >= slots->slots.size()) {
+    throw std::invalid_argument(fmt::format("mark_ready: slot {} is not bound; {} are", slot,
+                                            slots == nullptr ? 0 : slots->slots.size()));
   }
   compress::Device::Mark written;
-  if (slots_->device) {
-    slots_->device->use();
-    written = slots_->device->mark(stream);
+  if (slots->device) {
+    slots->device->use();
+    written = slots->device->mark(stream);
   }
-  if (slots_->slots[slot].marked.exchange(true)) {
+  if (slots->slots[slot].marked.exchange(true)) {
     throw std::logic_error(
         fmt::format("mark_ready: slot {} was marked twice in one step; drain the step first", slot));
   }
-  if (slots_->device) slots_->slots[slot].written = std::move(written);
-  const std::uint32_t bucket = slots_->layout.bucket_of_slot[slot];
-  if (slots_->countdown.arrive(bucket)) submit_sealed(bucket);
+  if (slots->device) slots->slots[slot].written = std::move(written);
+  const std::uint32_t bucket = slots->layout.bucket_of_slot[slot];
+  if (slots->countdown.arrive(bucket)) submit_sealed(*slots, bucket);
 }
 
 // Buckets that must go in order wait for those before them.
-void Engine::submit_sealed(std::uint32_t bucket) {
-  const std::lock_guard lock(slots_->tickets_mutex);
-  if (!in_order_) return submit_bucket(bucket);
-  slots_->sealed[bucket] = true;
-  while (slots_->next < slots_->sealed.size() && slots_->sealed[slots_->next]) submit_bucket(slots_->next++);
+void Engine::submit_sealed(Slots& slots, std::uint32_t bucket) {
+  const std::lock_guard lock(slots.tickets_mutex);
+  if (!in_order_) return submit_bucket(slots, bucket);
+  slots.sealed[bucket] = true;
+  while (slots.next < slots.sealed.size() && slots.sealed[slots.next]) submit_bucket(slots, slots.next++);
 }
 
-std::optional<DeviceOperation> Engine::slots_on_device(std::span<const std::uint32_t> slots) const {
-  if (!slots_->device) return std::nullopt;
+std::optional<DeviceOperation> Engine::slots_on_device(const Slots& slots,
+                                                       std::span<const std::uint32_t> members) const {
+  if (!slots.device) return std::nullopt;
   DeviceOperation operation;
-  operation.link = rounds().link(slots_->device);
-  for (const std::uint32_t slot : slots) operation.marks.push_back(slots_->slots[slot].written);
+  operation.link = rounds().link(slots.device);
+  for (const std::uint32_t slot : members) operation.marks.push_back(slots.slots[slot].written);
   return operation;
 }
 
 // The values of a fused bucket are gathered here, where the caller has just written most of them; on a
 // device, there.
-void Engine::submit_bucket(std::uint32_t bucket) {
-  Slots::Fused& fused = slots_->fused[bucket];
-  auto& tickets = slots_->tickets[bucket];
+void Engine::submit_bucket(Slots& slots, std::uint32_t bucket) {
+  Slots::Fused& fused = slots.fused[bucket];
+  auto& tickets = slots.tickets[bucket];
   tickets.clear();
-  const float scale = slots_->scale.load();
+  const float scale = slots.scale.load();
+  const std::uint32_t program_step = slots.program_step.load();
   if (fused.together == nullptr) {
-    for (const std::uint32_t slot : slots_->layout.buckets[bucket].slots) {
-      const auto& bound = slots_->slots[slot];
+    for (const std::uint32_t slot : slots.layout.buckets[bucket].slots) {
+      const auto& bound = slots.slots[slot];
       tickets.push_back(submit_push_pull(bound.key, bound.values, bound.values, bound.priority, scale,
-                                         slots_on_device({&slot, 1})));
+                                         slots_on_device(slots, {&slot, 1}), program_step));
     }
     return;
   }
   EngineThread::Operation operation;
-  operation.device = slots_on_device(slots_->layout.buckets[bucket].slots);
+  operation.device = slots_on_device(slots, slots.layout.buckets[bucket].slots);
   if (!operation.device) {
     std::vector<float>& values = fused.together->values;
     if (values.empty()) values.resize(elements_of(fused.together->key));
@@ -174,34 +208,26 @@ void Engine::submit_bucket(std::uint32_t bucket) {
   operation.scatter = fused.tensors;
   operation.priority = fused.priority;
   operation.scale = scale;
+  operation.program_step = program_step;
   tickets.push_back(operation.done);
   rounds().submit(fused.together->key, std::move(operation));
 }
 
-std::vector<std::uint32_t> Engine::unmarked() const {
-  std::vector<std::uint32_t> left;
-  for (std::uint32_t i = 0; slots_ && i < slots_->slots.size(); ++i) {
-    if (!slots_->slots[i].marked.load()) left.push_back(i);
-  }
-  return left;
+std::vector<std::uint32_t> Engine::unmarked(SlotSet set) const {
+  const Slots* const slots = slots_of(set);
+  return slots == nullptr ? std::vector<std::uint32_t>() : slots->unmarked();
 }
 
-void Engine::require_all_marked(const char* verb) const {
-  if (const auto left = unmarked(); !left.empty()) {
-    throw std::logic_error(fmt::format("{}: {} of {} slots are not marked, the first is slot {}", verb,
-                                       left.size(), slots_->slots.size(), left.front()));
-  }
-}
-
-std::vector<SlotSum> Engine::slot_sums() const {
+std::vector<SlotSum> Engine::slot_sums(SlotSet set) const {
   std::vector<SlotSum> sums;
-  if (!slots_) return sums;
-  require_all_marked("slot_sums");
-  const std::lock_guard lock(slots_->tickets_mutex);
-  for (std::size_t bucket = 0; bucket < slots_->tickets.size(); ++bucket) {
-    const auto& tickets = slots_->tickets[bucket];
-    const auto& members = slots_->layout.buckets[bucket].slots;
-    if (slots_->fused[bucket].together != nullptr) {
+  Slots* const slots = slots_of(set);
+  if (slots == nullptr) return sums;
+  slots->require_all_marked("slot_sums");
+  const std::lock_guard lock(slots->tickets_mutex);
+  for (std::size_t bucket = 0; bucket < slots->tickets.size(); ++bucket) {
+    const auto& tickets = slots->tickets[bucket];
+    const auto& members = slots->layout.buckets[bucket].slots;
+    if (slots->fused[bucket].together != nullptr) {
       sums.push_back({tickets.front(), members});
       continue;
     }
@@ -210,26 +236,31 @@ std::vector<SlotSum> Engine::slot_sums() const {
   return sums;
 }
 
-bool Engine::drain_for(std::chrono::milliseconds timeout) {
-  if (!slots_) return true;
-  require_all_marked("drain");
+bool Engine::drain_for(std::chrono::milliseconds timeout, SlotSet set) {
+  Slots* const slots = slots_of(set);
+  if (slots == nullptr) return true;
+  slots->require_all_marked("drain");
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  const std::lock_guard lock(slots_->tickets_mutex);
-  for (const auto& tickets : slots_->tickets) {
+  const std::lock_guard lock(slots->tickets_mutex);
+  for (const auto& tickets : slots->tickets) {
     for (const Ticket& ticket : tickets) {
       const auto left =
           std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
       if (!ticket.wait_for(std::max(left, std::chrono::milliseconds(0)))) return false;
     }
   }
-  for (auto& slot : slots_->slots) slot.marked = false;
-  slots_->sealed.assign(slots_->sealed.size(), false);
-  slots_->next = 0;
+  for (auto& slot : slots->slots) slot.marked = false;
+  slots->sealed.assign(slots->sealed.size(), false);
+  slots->next = 0;
   return true;
 }
 
-void Engine::set_slot_scale(float scale) {
-  if (slots_) slots_->scale = scale;
+void Engine::set_slot_scale(float scale, SlotSet set) {
+  if (Slots* const slots = slots_of(set)) slots->scale = scale;
+}
+
+void Engine::set_program_step(std::uint32_t program_step, SlotSet set) {
+  if (Slots* const slots = slots_of(set)) slots->program_step = program_step;
 }
 
 }  // namespace gradwire::kvstore

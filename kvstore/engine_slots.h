@@ -1,4 +1,4 @@
-// Engine::Slots: the tensors that stay in place, the buckets they travel in, and the step in progress.
+// Engine::Slots: one set of tensors that stay in place, the buckets they travel in, and the step in progress.
 //
 // Threading: countdown and marks are atomic; the rest of a step is guarded by tickets_mutex.
 #pragma once
@@ -42,11 +42,17 @@ struct Engine::Slots {
   fusion::BucketLayout layout;
   fusion::BucketCountdown countdown;
   std::atomic<float> scale{1};
+  std::atomic<std::uint32_t> program_step{0};
   std::mutex tickets_mutex;
   std::vector<Fused> fused;                  ///< by bucket
   std::vector<std::vector<Ticket>> tickets;  ///< by bucket, of the step in progress: one, or one a slot
   std::vector<bool> sealed;                  ///< by bucket, in the step in progress, where they go in order
   std::uint32_t next = 0;                    ///< first bucket that has not gone
+
+  /// Not marked in the step in progress.
+  std::vector<std::uint32_t> unmarked() const;
+  /// Throws std::logic_error where there are any; verb is the caller's.
+  void require_all_marked(const char* verb) const;
 };
 
 }  // namespace gradwire::kvstore

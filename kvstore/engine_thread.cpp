@@ -373,6 +373,7 @@ FrameHeader EngineThread::header_of(const Tensor& tensor, std::size_t index) con
     header.codec_parameters = tensor.compression->codec->wire_parameters();
     header.reply = static_cast<std::uint8_t>(tensor.compression->reply);
     header.step = tensor.step - 1;
+    header.program_step = tensor.current->program_step;
   }
   return header;
 }

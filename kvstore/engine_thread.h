@@ -84,7 +84,7 @@ class EngineThread final : private transport::Sink {
     std::size_t part = 0;                   ///< of kReadState and kWriteState: whose state
     transport::Buffer* state = nullptr;     ///< theirs, encoded (partition_state.h); lives as `in` does
     Kept kept = Kept::kAll;                 ///< theirs: what of it
-    bool* nonfinite = nullptr;  ///< set, before done, when any rank met a NaN or infinity; lives as `in` does
+    std::uint32_t program_step = 0;         ///< of pushes: FrameHeader's
     Ticket done;
     Ticket taken;                        ///< `in` is no longer read
     TraceClock::time_point submitted{};  ///< the epoch, where that is not traced
@@ -168,7 +168,6 @@ class EngineThread final : private transport::Sink {
   double codec_seconds() const { return static_cast<double>(codec_nanoseconds_.load()) * 1e-9; }
   PushedBytes pushed() const { return {raw_bytes_.load(), encoded_bytes_.load()}; }
   std::map<std::uint64_t, std::uint64_t> staleness() const { return staleness_.get(); }
-  bool take_nonfinite() { return nonfinite_.exchange(false); }
   std::vector<std::string> take_notices();
   /// What everything in flight failed for; empty while nothing did.
   std::string failure() const;
@@ -316,7 +315,6 @@ class EngineThread final : private transport::Sink {
   std::set<std::string> landing_codecs_;  ///< of which a notice was given
   std::atomic<std::uint64_t> codec_nanoseconds_{0};
   std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0};  ///< of pushes
-  std::atomic<bool> nonfinite_{false};
   StalenessCounts staleness_;
   std::map<std::uint32_t, std::uint32_t> replaced_;  ///< servers that have died: who serves in their place;
                                                      ///< written under notices_mutex_

@@ -145,10 +145,7 @@ void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame&
 
 void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
   ++tensor.jobs;
-  if ((frame.header.flags & transport::kFlagNonfinite) != 0) {
-    nonfinite_ = true;
-    if (tensor.current->nonfinite != nullptr) *tensor.current->nonfinite = true;
-  }
+  if ((frame.header.flags & transport::kFlagNonfinite) != 0) tensor.current->done.note_nonfinite();
   const std::int32_t priority = tensor.current->priority;
   pool_.submit(priority, [this, &tensor, index, frame = std::move(frame), arrived = arrived_]() mutable {
     const auto begin = Clock::now();

@@ -63,7 +63,8 @@ void HostRelay::take(Frame sum) {
   operation.in = operation.out = floats(round->frame.payload);
   operation.owner = std::make_shared<Buffer>(round->frame.payload.share());
   operation.priority = round->frame.header.priority;
-  operation.nonfinite = &round->nonfinite;
+  operation.program_step = round->frame.header.program_step;
+  round->done = operation.done;
   operation.done.then([this, round](const std::exception_ptr& error) { answer(round, error); });
   uplink_->submit(known->second, std::move(operation));
 }
@@ -73,7 +74,7 @@ void HostRelay::answer(const std::shared_ptr<Round>& round, const std::exception
   if (error) failed_.push_back(round);
   if (server_ == nullptr) return;
   if (error) return server_->answer(refusal(round->frame.header, text_of(error)));
-  if (round->nonfinite) round->frame.header.flags |= transport::kFlagNonfinite;
+  if (round->done.nonfinite()) round->frame.header.flags |= transport::kFlagNonfinite;
   server_->answer(std::move(round->frame));
 }
 

@@ -33,7 +33,7 @@ class HostRelay {
  private:
   struct Round {
     transport::Frame frame;  ///< the sum, and in the same memory the answer
-    bool nonfinite = false;
+    Ticket done;
   };
   void answer(const std::shared_ptr<Round>& round, const std::exception_ptr& error);
 

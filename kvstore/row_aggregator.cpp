@@ -180,6 +180,7 @@ void RowAggregator::accept(std::uint32_t worker, Table& table, const FrameHeader
   }
   if (round.contributions[worker]) return;  // repeated
   round.flags |= header.flags & transport::kFlagNonfinite;
+  round.program_steps.add(worker, header.program_step);
   round.contributions[worker] = std::move(contribution);
   ++round.arrived;
 }
@@ -202,6 +203,7 @@ void RowAggregator::carry_out(Table& table, const Round& round) {
   table.whole.reset();
   table.last.clear();
   try {
+    round.program_steps.require_alike();
     updater_ ? update(table, round) : sum(table, round);
   } catch (const std::exception& error) {  // rows fine one by one, but not together
     table.failure = fmt::format("table {} step {}: {}", table.key, round.first.step, error.what());

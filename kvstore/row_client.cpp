@@ -76,6 +76,7 @@ bool RowClient::handle(transport::Node from, Frame& frame) {
   switch (header.kind) {
     case Kind::kRowReply:
     case Kind::kRowState:
+      if ((header.flags & transport::kFlagNonfinite) != 0) active.operation.done.note_nonfinite();
       active.operation.answers->push_back({from.rank, std::move(frame)});
       answered(table->first, found);
       break;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kvstore/at_once.h"
+#include "kvstore/program_steps.h"
 #include "kvstore/row_aggregator.h"
 #include "kvstore/stored_rows.h"
 #include "transport/frame.h"
@@ -30,6 +31,7 @@ struct RowAggregator::Round {
   std::vector<std::optional<Contribution>> contributions;  ///< by rank
   std::uint32_t arrived = 0;
   std::uint32_t flags = 0;
+  ProgramSteps program_steps;
 };
 
 /// Who waits for what a round makes.

@@ -213,8 +213,6 @@ std::vector<RowRequest> SparseRows::push_requests(Table& table, const Rows& rows
     const std::size_t owner = (messenger_.self().rank + 1 + turn) % owners;
     requests.push_back(push_to(table, owner, rows, chosen[owner], *compression, priority));
     encoded_bytes_ += requests.back().payload.size_bytes();
-    // No other rank has a part in this round, or hears of it.
-    if (options_.at_once && requests.back().header.flags != 0) nonfinite_ = true;
   }
   raw_bytes_ += rows.values.size() * sizeof(float);
   ++table.step;
@@ -224,6 +222,11 @@ std::vector<RowRequest> SparseRows::push_requests(Table& table, const Rows& rows
 PulledRows SparseRows::submit(Table& table, std::vector<RowRequest> requests) {
   RowOperation operation;
   operation.what = table.what();
+  for (const RowRequest& request :
+       requests) {  // at once no other rank has a part in the round, or hears of it
+    if (options_.at_once && (request.header.flags & transport::kFlagNonfinite) != 0)
+      operation.done.note_nonfinite();
+  }
   operation.requests = std::move(requests);
   PulledRows pulled{table.id, operation.done, operation.answers};
   client_.submit(std::move(operation));
@@ -241,12 +244,13 @@ Ticket SparseRows::push(TableId id, std::span<const std::int64_t> ids, std::span
 }
 
 PulledRows SparseRows::push_pull(TableId id, std::span<const std::int64_t> ids, std::span<const float> values,
-                                 std::int32_t priority) {
+                                 std::int32_t priority, std::uint32_t program_step) {
   require_optimizer_("push_pull");
   Table& table = table_at(id);
   const Rows rows = sum_duplicates(ids, values, table.shape);
   const std::lock_guard lock(table.mutex);
   auto requests = push_requests(table, rows, priority);
+  for (RowRequest& request : requests) request.header.program_step = program_step;
   if (options_.at_once) {
     std::ranges::move(pull_requests(table, rows.ids, priority), std::back_inserter(requests));
   } else {
@@ -347,7 +351,6 @@ Rows SparseRows::rows_of(const PulledRows& pulled) {
   std::vector<std::pair<std::uint64_t, std::size_t>> order;  // of rows: id, and whose answer has it
   for (const RowAnswer& answer : *pulled.answers) {
     const auto owner = static_cast<std::size_t>(std::ranges::find(servers, answer.server) - servers.begin());
-    if ((answer.frame.header.flags & transport::kFlagNonfinite) != 0) nonfinite_ = true;
     readers.emplace_back(answer, table.homes.share(table.shape, owner), messenger_.world().workers);
     for (const std::uint64_t local : readers.back().ids())
       order.emplace_back(table.homes.global(local, owner), readers.size() - 1);

@@ -79,8 +79,9 @@ class SparseRows {
   /// be left out.
   PulledRows pull(TableId table, std::span<const std::int64_t> ids, std::int32_t priority);
   /// Both in one: what the round made of all rows that any worker sent; at once, of those given.
+  /// program_step: as Engine::push_pull()'s.
   PulledRows push_pull(TableId table, std::span<const std::int64_t> ids, std::span<const float> values,
-                       std::int32_t priority);
+                       std::int32_t priority, std::uint32_t program_step = 0);
 
   /// Reads what was pulled. Requires done. Throws compress::DecodeError for what no server would send.
   Rows rows_of(const PulledRows& pulled);
@@ -124,9 +125,6 @@ class SparseRows {
   ShareSent share_sent() const;
   /// Spent on encoding and decoding, in callers' threads.
   double codec_seconds() const { return static_cast<double>(codec_nanoseconds_.load()) * 1e-9; }
-  /// True when any rank met a NaN or infinity in what rows_of() has read since the last call; at once, when
-  /// this rank did in what it has pushed.
-  bool take_nonfinite() { return nonfinite_.exchange(false); }
   std::vector<std::string> take_notices();
   bool has_tables() const;
   /// Waits until what was pushed is with the servers, for at most timeout.
@@ -159,7 +157,6 @@ class SparseRows {
   std::shared_ptr<const Compression> compression_;  // owners: this, EngineThread and calls in progress
   std::shared_ptr<const Compression> plain_;        ///< of tables whose rows cannot travel by that
   std::atomic<bool> keeps_rollback_{false};
-  std::atomic<bool> nonfinite_{false};
   std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0}, codec_nanoseconds_{0};
   std::mutex notices_mutex_;
   std::vector<std::string> notices_;

@@ -33,6 +33,7 @@ std::uint32_t hash_of(const FrameHeader& header) {
     mix ^= mix >> 29;
   };
   for (const std::uint64_t value : {header.key, header.offset, header.step, header.count}) add(value);
+  add(header.program_step);
   add(std::uint64_t{header.flags & transport::kFlagSegments} << 16 | std::uint64_t{header.codec} << 8 |
       header.reply);
   for (const std::uint32_t parameter : header.codec_parameters) add(parameter);

@@ -10,6 +10,7 @@ struct Ticket::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
+  bool nonfinite = false;
   std::exception_ptr error;
   std::function<void(std::exception_ptr)> next;
   struct Wait {
@@ -63,6 +64,11 @@ bool Ticket::wait_for(std::chrono::milliseconds timeout) const {
   return true;
 }
 
+bool Ticket::nonfinite() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->nonfinite;
+}
+
 void Ticket::wait() const {
   while (!wait_for(std::chrono::hours(1))) {
   }
@@ -91,6 +97,11 @@ void Ticket::note_wait(const Tracer& tracer, const Span& span) const {
   } else if (!state_->done) {
     state_->wait = std::make_unique<State::Wait>(State::Wait{tracer, span});
   }
+}
+
+void Ticket::note_nonfinite() const {
+  const std::lock_guard lock(state_->mutex);
+  state_->nonfinite = true;
 }
 
 void Ticket::succeed() const { state_->finish(nullptr); }

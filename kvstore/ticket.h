@@ -28,6 +28,9 @@ class Ticket {
   /// Waits until done; rethrows the operation's error. The Engine's slow_abort bounds the wait.
   void wait() const;
 
+  /// Whether any rank met a NaN or infinity in what this is for; known once done.
+  bool nonfinite() const;
+
   /// Calls next once, when done, on the thread that finishes, or here if it is done; with the error or null.
   /// next must return at once and not throw. At most one.
   void then(std::function<void(std::exception_ptr)> next) const;
@@ -36,7 +39,9 @@ class Ticket {
   /// What is given again replaces that, but for the begin of a wait.
   void note_wait(const Tracer& tracer, const Span& span) const;
 
-  /// Engine's end. The first of the two calls wins.
+  /// Engine's end: before succeed(), has nonfinite() be true.
+  void note_nonfinite() const;
+  /// Likewise. The first of the two calls wins.
   void succeed() const;
   void fail(std::exception_ptr error) const;
 

@@ -32,7 +32,7 @@ enum Offset : std::size_t {
   kAtPayloadBytes = 80,
   kAtPayloadCrc = 88,
   kAtHeaderCrc = 92,
-  kAtReserved = 96,
+  kAtProgramStep = 96,
   kAtOnBehalf = 100,
   kAtNumber = 104,
 };
@@ -105,7 +105,6 @@ void check(const HeaderBytes& bytes, std::uint64_t payload_bytes) {
   const auto kind = load<Kind>(bytes, kAtKind);
   if (!is_known(kind)) refuse("kind", static_cast<std::uint8_t>(kind), "one of 1-9, 32-53 and 60-69");
   require("reserved field at 10", load<std::uint16_t>(bytes, kAtReserved16), 0);
-  require("reserved field at 96", load<std::uint32_t>(bytes, kAtReserved), 0);
   require("payload length", load<std::uint64_t>(bytes, kAtPayloadBytes), payload_bytes);
   if (has_checksum(bytes)) return;
   require("absent payload checksum", load<std::uint32_t>(bytes, kAtPayloadCrc), 0);
@@ -150,6 +149,7 @@ HeaderBytes encode_header(const Frame& frame) {
   store(bytes, kAtCodecParameters, header.codec_parameters);
   store(bytes, kAtOnBehalf, header.on_behalf ? packed(*header.on_behalf) : 0U);
   store(bytes, kAtNumber, header.number);
+  store(bytes, kAtProgramStep, header.program_step);
   store(bytes, kAtPayloadBytes, payload_bytes);
   store(bytes, kAtPayloadCrc, sealed.value_or(0));
   store(bytes, kAtHeaderCrc, checksum(bytes));
@@ -189,6 +189,7 @@ OpenedHeader open_header(std::span<const std::byte> header, std::uint64_t payloa
   if (load<std::uint32_t>(bytes, kAtOnBehalf) != 0)
     out.on_behalf = load_node(bytes, kAtOnBehalf, "role on whose behalf");
   out.number = load<std::uint64_t>(bytes, kAtNumber);
+  out.program_step = load<std::uint32_t>(bytes, kAtProgramStep);
   return opened;
 }
 

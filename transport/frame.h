@@ -114,6 +114,9 @@ struct FrameHeader {
   /// itself.
   std::optional<Node> on_behalf;
   std::uint64_t number = 0;  ///< (kv) of a request among those that a server passes on to its mirror; else 0
+  /// (kv) Of a push: the step of the worker's program, modulo 2^32, that it belongs to, which all workers of
+  /// a round must agree on; 0: not given.
+  std::uint32_t program_step = 0;
   bool operator==(const FrameHeader&) const = default;
 };
 

@@ -252,6 +252,12 @@ class Ticket:
     @property
     def done(self) -> bool: ...
 
+    @property
+    def nonfinite(self) -> bool:
+        """
+        Whether any rank met a NaN or infinity in what this is for; known once done.
+        """
+
     def wait(self, seconds: float = 1000000000.0) -> bool:
         """
         Waits; returns False when seconds passed first. Raises the operation's error.
@@ -305,7 +311,7 @@ class Engine:
         Adds rows, in any order, to this round's sum; has taken them when it returns.
         """
 
-    def push_pull_rows(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> PulledRows:
+    def push_pull_rows(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0, program_step: int = 0) -> PulledRows:
         """
         Likewise, and asks for all rows of the round; where pushes are applied at once, for those given.
         """
@@ -423,8 +429,6 @@ class Engine:
 
     def codec_seconds(self) -> float: ...
 
-    def take_nonfinite(self) -> bool: ...
-
     def take_notices(self) -> list[str]: ...
 
     def take_messages(self) -> list[str]:
@@ -524,40 +528,45 @@ class Engine:
         """The same to a CUDA device, behind what `stream` has been given there."""
 
     @overload
-    def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], priority: int = 0, scale: float = 1.0) -> Ticket: ...
+    def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], priority: int = 0, scale: float = 1.0, program_step: int = 0) -> Ticket: ...
 
     @overload
-    def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], priority: int = 0, scale: float = 1.0, *, stream: int) -> Ticket:
+    def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], priority: int = 0, scale: float = 1.0, program_step: int = 0, *, stream: int) -> Ticket:
         """Both on one CUDA device; `stream` as in push() and pull()."""
 
     @overload
-    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]], priorities: Sequence[int] = []) -> None:
+    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]], priorities: Sequence[int] = [], set: int = 0, groups: Sequence[int] = []) -> None:
         """
-        Binds slot i to keys[i] and to arrays[i], which is input and output of every step. Empty priorities: -i. A collective.
+        Binds slot i of a set to keys[i] and to arrays[i], which is input and output of every step. Empty priorities: -i. A collective.
         """
 
     @overload
-    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')]], priorities: Sequence[int] = []) -> None:
+    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')]], priorities: Sequence[int] = [], set: int = 0, groups: Sequence[int] = []) -> None:
         """The same of arrays on one CUDA device."""
 
-    def set_slot_scale(self, scale: float) -> None: ...
+    def set_slot_scale(self, scale: float, set: int = 0) -> None: ...
 
-    def mark_ready(self, slot: int, stream: int = 0) -> None:
+    def set_program_step(self, program_step: int, set: int = 0) -> None:
+        """
+        Says which step of the program the slots' next step is of: workers that differ fail. 0: not compared.
+        """
+
+    def mark_ready(self, slot: int, stream: int = 0, set: int = 0) -> None:
         """
         Says that the slot's gradient is complete; on a CUDA device, once `stream` has done what it was given.
         """
 
-    def unmarked(self) -> list[int]:
+    def unmarked(self, set: int = 0) -> list[int]:
         """Slots not marked in this step."""
 
-    def slot_sums(self) -> list[tuple[Ticket, list[int]]]:
+    def slot_sums(self, set: int = 0) -> list[tuple[Ticket, list[int]]]:
         """
         Of the step in progress, in which every slot is marked: tickets, each with the slots whose sums are there when it is done. drain() still ends the step.
         """
 
-    def drain(self, seconds: float = 1000000000.0) -> bool:
+    def drain(self, seconds: float = 1000000000.0, set: int = 0) -> bool:
         """
-        Waits until every slot holds its sum. Returns False when seconds passed first.
+        Waits until every slot of a set holds its sum. Returns False when seconds passed first.
         """
 
     def close(self) -> None:

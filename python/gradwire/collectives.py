@@ -207,7 +207,9 @@ def _bytes(array: Any) -> Any:
         return array.reshape(-1).view(np.uint8)
     import torch  # array is a tensor, so torch is there
 
-    return array.reshape(-1).view(torch.uint8).numpy()
+    # A tensor of one element is contiguous whatever its strides are, and torch views none but stride 1 as bytes.
+    flat = array.reshape(-1).as_strided((array.numel(),), (1,))
+    return flat.view(torch.uint8).numpy()
 
 
 def _split(like: Any, counts: Sequence[int], raw: Any, row: tuple[int, ...] | None) -> list[Any]:

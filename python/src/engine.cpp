@@ -35,6 +35,8 @@ void bind_engine(nb::module_& module) {
   using Collective = nb::call_guard<InterruptEnds, nb::gil_scoped_release>;
   nb::class_<Ticket>(module, "Ticket", "An operation in flight.")
       .def_prop_ro("done", &Ticket::done)
+      .def_prop_ro("nonfinite", &Ticket::nonfinite,
+                   "Whether any rank met a NaN or infinity in what this is for; known once done.")
       .def(
           "wait",
           [](const Ticket& ticket, double seconds) {
@@ -161,56 +163,75 @@ void bind_engine(nb::module_& module) {
       .def(
           "push_pull",
           [](PyEngine& s, KeyId key, const ConstFloats& grad, const Floats& out, std::int32_t priority,
-             float scale) {
-            return s.keep(s.engine().push_pull(key, flat(grad), flat(out), priority, scale), nb::cast(grad),
-                          nb::cast(out));
-          },
-          "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0F)
-      .def(
-          "push_pull",
-          [](PyEngine& s, KeyId key, const ConstCudaFloats& grad, const CudaFloats& out,
-             std::int32_t priority, float scale, std::uintptr_t stream) {
-            PyEngine::expect_device("push_pull", out.device_id(), grad.device_id());
-            const kvstore::OnDevice place = s.on_cuda(grad.device_id(), stream);
-            return s.keep(s.engine().push_pull(key, flat(grad), flat(out), priority, scale, place),
+             float scale, std::uint32_t program_step) {
+            return s.keep(s.engine().push_pull(key, flat(grad), flat(out), priority, scale, {}, program_step),
                           nb::cast(grad), nb::cast(out));
           },
           "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0F,
-          nb::kw_only(), "stream"_a, "Both on one CUDA device; `stream` as in push() and pull().")
-      .def("bind_slots", &PyEngine::bind_slots, "keys"_a, "arrays"_a.noconvert(),
-           "priorities"_a = std::vector<std::int32_t>(),
-           "Binds slot i to keys[i] and to arrays[i], which is input and output of every step. Empty "
-           "priorities: -i. A collective.")
-      .def("bind_slots", &PyEngine::bind_slots_on_device, "keys"_a, "arrays"_a.noconvert(),
-           "priorities"_a = std::vector<std::int32_t>(), "The same of arrays on one CUDA device.")
+          "program_step"_a = 0)
       .def(
-          "set_slot_scale", [](PyEngine& s, float scale) { s.engine().set_slot_scale(scale); }, "scale"_a)
+          "push_pull",
+          [](PyEngine& s, KeyId key, const ConstCudaFloats& grad, const CudaFloats& out,
+             std::int32_t priority, float scale, std::uint32_t program_step, std::uintptr_t stream) {
+            PyEngine::expect_device("push_pull", out.device_id(), grad.device_id());
+            const kvstore::OnDevice place = s.on_cuda(grad.device_id(), stream);
+            return s.keep(
+                s.engine().push_pull(key, flat(grad), flat(out), priority, scale, place, program_step),
+                nb::cast(grad), nb::cast(out));
+          },
+          "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0F,
+          "program_step"_a = 0, nb::kw_only(), "stream"_a,
+          "Both on one CUDA device; `stream` as in push() and pull().")
+      .def(
+          "bind_slots", &PyEngine::bind_slots, "keys"_a, "arrays"_a.noconvert(),
+          "priorities"_a = std::vector<std::int32_t>(), "set"_a = 0,
+          "groups"_a = std::vector<std::uint32_t>(),
+          "Binds slot i of a set to keys[i] and to arrays[i], which is input and output of every step. Empty "
+          "priorities: -i. A collective.")
+      .def("bind_slots", &PyEngine::bind_slots_on_device, "keys"_a, "arrays"_a.noconvert(),
+           "priorities"_a = std::vector<std::int32_t>(), "set"_a = 0,
+           "groups"_a = std::vector<std::uint32_t>(), "The same of arrays on one CUDA device.")
+      .def(
+          "set_slot_scale",
+          [](PyEngine& s, float scale, kvstore::SlotSet set) { s.engine().set_slot_scale(scale, set); },
+          "scale"_a, "set"_a = 0)
+      .def(
+          "set_program_step",
+          [](PyEngine& s, std::uint32_t step, kvstore::SlotSet set) {
+            s.engine().set_program_step(step, set);
+          },
+          "program_step"_a, "set"_a = 0,
+          "Says which step of the program the slots' next step is of: workers that differ fail. 0: not "
+          "compared.")
       .def(
           "mark_ready",
-          [](PyEngine& s, std::uint32_t slot, std::uintptr_t stream) {
-            s.engine().mark_ready(slot, reinterpret_cast<void*>(stream));
+          [](PyEngine& s, std::uint32_t slot, std::uintptr_t stream, kvstore::SlotSet set) {
+            s.engine().mark_ready(slot, reinterpret_cast<void*>(stream), set);
           },
-          "slot"_a, "stream"_a = 0, Release(),
+          "slot"_a, "stream"_a = 0, "set"_a = 0, Release(),
           "Says that the slot's gradient is complete; on a CUDA device, once `stream` has done what it was "
           "given.")
       .def(
-          "unmarked", [](PyEngine& s) { return s.engine().unmarked(); }, "Slots not marked in this step.")
+          "unmarked", [](PyEngine& s, kvstore::SlotSet set) { return s.engine().unmarked(set); }, "set"_a = 0,
+          "Slots not marked in this step.")
       .def(
           "slot_sums",
-          [](PyEngine& s) {
+          [](PyEngine& s, kvstore::SlotSet set) {
             std::vector<std::pair<Ticket, std::vector<std::uint32_t>>> sums;
-            for (auto& sum : s.engine().slot_sums()) sums.emplace_back(sum.done, std::move(sum.slots));
+            for (auto& sum : s.engine().slot_sums(set)) sums.emplace_back(sum.done, std::move(sum.slots));
             return sums;
           },
+          "set"_a = 0,
           "Of the step in progress, in which every slot is marked: tickets, each with the slots whose sums "
           "are there when it is done. drain() still ends the step.")
       .def(
           "drain",
-          [](PyEngine& s, double seconds) {
+          [](PyEngine& s, double seconds, kvstore::SlotSet set) {
             return wait_interruptibly(seconds,
-                                      [&](milliseconds slice) { return s.engine().drain_for(slice); });
+                                      [&](milliseconds slice) { return s.engine().drain_for(slice, set); });
           },
-          "seconds"_a = 1e9, "Waits until every slot holds its sum. Returns False when seconds passed first.")
+          "seconds"_a = 1e9, "set"_a = 0,
+          "Waits until every slot of a set holds its sum. Returns False when seconds passed first.")
       .def("close", &PyEngine::close, "Says goodbye and ends the threads. Idempotent.")
       .def(
           "outlast",

@@ -103,7 +103,6 @@ void bind_metrics(nb::class_<PyEngine>& engine) {
           "others went "
           "into their weight since this worker was given it.")
       .def("codec_seconds", [](PyEngine& s) { return s.engine().codec_seconds(); })
-      .def("take_nonfinite", [](PyEngine& s) { return s.engine().take_nonfinite(); })
       .def("take_notices", [](PyEngine& s) { return s.engine().take_notices(); })
       .def("take_messages", &PyEngine::take_messages,
            "Lines about messages sent and heard since the last call, where log_messages was given.")

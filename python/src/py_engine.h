@@ -90,15 +90,17 @@ class PyEngine {
   }
 
   void bind_slots(const std::vector<kvstore::KeyId>& keys, const std::vector<Floats>& arrays,
-                  const std::vector<std::int32_t>& priorities) {
-    bind(keys, arrays, nullptr, priorities);
+                  const std::vector<std::int32_t>& priorities, kvstore::SlotSet set,
+                  const std::vector<std::uint32_t>& groups) {
+    bind(keys, arrays, nullptr, priorities, set, groups);
   }
   /// Throws std::invalid_argument unless all arrays lie on one device.
   void bind_slots_on_device(const std::vector<kvstore::KeyId>& keys, const std::vector<CudaFloats>& arrays,
-                            const std::vector<std::int32_t>& priorities) {
+                            const std::vector<std::int32_t>& priorities, kvstore::SlotSet set,
+                            const std::vector<std::uint32_t>& groups) {
     const int device = arrays.empty() ? 0 : arrays.front().device_id();
     for (const auto& array : arrays) expect_device("bind_slots", array.device_id(), device);
-    bind(keys, arrays, cuda(device), priorities);
+    bind(keys, arrays, cuda(device), priorities, set, groups);
   }
 
   /// The device of this number, opened when it is first asked for, and the stream that is writing or reading
@@ -166,18 +168,19 @@ class PyEngine {
 
   template <typename Arrays>
   void bind(const std::vector<kvstore::KeyId>& keys, const Arrays& arrays,
-            std::shared_ptr<compress::Device> device, const std::vector<std::int32_t>& priorities) {
+            std::shared_ptr<compress::Device> device, const std::vector<std::int32_t>& priorities,
+            kvstore::SlotSet set, const std::vector<std::uint32_t>& groups) {
     std::vector<std::span<float>> values;
     for (const auto& array : arrays) values.push_back(flat(array));
     kvstore::Engine& engine = this->engine();
     // Of a step that was given up (Ctrl-C): its sums may arrive yet.
-    if (engine.unmarked().size() != slot_count_) abandoned_.push_back(slots_);
+    BoundSlots& bound = slots_[set];
+    if (engine.unmarked(set).size() != bound.count) abandoned_.push_back(bound.arrays);
     {
       const nanobind::gil_scoped_release release;
-      engine.bind_slots(keys, values, std::move(device), priorities);
+      engine.bind_slots(keys, values, std::move(device), priorities, set, groups);
     }
-    slots_ = std::make_shared<Arrays>(arrays);
-    slot_count_ = arrays.size();
+    bound = {std::make_shared<Arrays>(arrays), arrays.size()};
   }
 
   const pid_t owner_ = getpid();
@@ -185,8 +188,11 @@ class PyEngine {
   std::shared_ptr<transport::MessageLines> messages_;  // owners: likewise
   std::unique_ptr<transport::Scheduler> scheduler_;    // before engine_, which needs it to the end
   KeptArrays kept_;                                    // before engine_: outlives it
-  std::shared_ptr<void> slots_;  ///< the arrays, of whichever kind; owners: this and abandoned_
-  std::size_t slot_count_ = 0;
+  struct BoundSlots {
+    std::shared_ptr<void> arrays;  ///< of whichever kind; owners: this and abandoned_
+    std::size_t count = 0;
+  };
+  std::map<kvstore::SlotSet, BoundSlots> slots_;
   std::vector<std::shared_ptr<void>> abandoned_;
   std::map<int, std::shared_ptr<compress::Device>> devices_;  ///< by CUDA's number
   std::unique_ptr<kvstore::Engine> engine_;

@@ -59,9 +59,9 @@ Ticket push(PyEngine& self, TableId table, const Ids& ids, const ConstFloats& ro
 }
 
 PulledRows push_pull(PyEngine& self, TableId table, const Ids& ids, const ConstFloats& rows,
-                     std::int32_t priority) {
+                     std::int32_t priority, std::uint32_t program_step) {
   const nb::gil_scoped_release release;
-  return self.engine().sparse().push_pull(table, ids_of(ids), flat(rows), priority);
+  return self.engine().sparse().push_pull(table, ids_of(ids), flat(rows), priority, program_step);
 }
 
 PulledRows pull(PyEngine& self, TableId table, const Ids& ids, std::int32_t priority) {
@@ -102,7 +102,7 @@ void bind_sparse(nb::module_& module, nb::class_<PyEngine>& engine) {
       .def("push_rows", &push, "table"_a, "ids"_a.noconvert(), "rows"_a.noconvert(), "priority"_a = 0,
            "Adds rows, in any order, to this round's sum; has taken them when it returns.")
       .def("push_pull_rows", &push_pull, "table"_a, "ids"_a.noconvert(), "rows"_a.noconvert(),
-           "priority"_a = 0,
+           "priority"_a = 0, "program_step"_a = 0,
            "Likewise, and asks for all rows of the round; where pushes are applied at once, for those given.")
       .def("pull_rows", &pull, "table"_a, "ids"_a.noconvert(), "priority"_a = 0,
            "Asks for some rows as this worker's last round left them, or at once as they are now.")

@@ -328,6 +328,47 @@ def ddp_waits_for_ranks_that_reach_no_parameter() -> None:
     require_equal([p.grad for p in wrapped.parameters()], expected)
 
 
+@case
+def layers_that_are_thawed_and_groups_that_are_added_are_summed() -> None:
+    a, b, c = (nn.Parameter(torch.zeros(2, 2)) for _ in range(3))
+    b.requires_grad_(False)
+    inner = torch.optim.SGD([a, b], lr=1.0)
+    optimizer = bps.DistributedOptimizer(inner, [("a", a), ("b", b)])
+    for step in range(4):
+        if step == 1:
+            b.requires_grad_(True)
+        if step == 2:
+            inner.add_param_group({"params": [c]})
+        optimizer.zero_grad()
+        ((a + b + c) * (bps.rank() + 1)).sum().backward()
+        optimizer.step()
+    require_equal([a, b, c], [torch.full((2, 2), -1.5 * steps) for steps in (4, 3, 2)])
+    optimizer.close()
+
+
+@case
+def ddp_sums_layers_that_are_thawed() -> None:
+    def loss(model: nn.Module, rank: int, part: int) -> torch.Tensor:
+        return loss_of(model, part, rank)
+
+    model = model_of()
+    for layer in (0, 2):
+        model[layer].requires_grad_(False)
+    wrapped = DistributedDataParallel(model)
+    for part in range(4):
+        if part == 1:
+            model[0].requires_grad_(True)
+        if part == 2:  # no other has a gradient
+            for layer in (0, 4):
+                model[layer].requires_grad_(False)
+            model[2].requires_grad_(True)
+        expected = both_ranks(model, lambda m, r, part=part: loss(m, r, part))
+        wrapped.zero_grad()
+        loss(wrapped, bps.rank(), part).backward()
+        trained = [(p, g) for p, g in zip(model.parameters(), expected, strict=True) if p.requires_grad]
+        require_equal([p.grad for p, _ in trained], [g for _, g in trained])
+
+
 def say(line: str) -> None:
     """Writes a line whole: print() would write its end apart."""
     os.write(1, f"{line}\n".encode())

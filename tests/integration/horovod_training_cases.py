@@ -6,6 +6,7 @@ python horovod_training_cases.py FOLDER    as one rank of a gradwire job; prints
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import gradwire.horovod.torch as hvd
@@ -288,6 +289,173 @@ def ranks_have_as_many_indices_where_fewer_are_left_than_ranks() -> None:
     sampler.record_batch(1, 1)
     sampler.reset()
     assert not sampler.indices
+
+
+def doors() -> list[Any]:
+    """Each with a loss of its own, whose gradient is the rank's number, from 1, times the step's."""
+    return [
+        lambda optimizer, model: hvd.DistributedOptimizer(optimizer, model.named_parameters()),
+        lambda optimizer, model: hvd.DistributedOptimizer(optimizer),
+        lambda optimizer, model: hvd.DistributedOptimizer(optimizer, model.named_parameters(), groups=2),
+        lambda optimizer, model: hvd.DistributedOptimizer(
+            optimizer, model.named_parameters(), hvd.Compression.codec("fp16:reply=fp32")
+        ),
+    ]
+
+
+def step_of_ones(model: nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    sum((p * (hvd.rank() + 1)).sum() for p in model.parameters()).backward()
+    optimizer.step()
+
+
+def mean_of_ranks() -> float:
+    return (hvd.size() + 1) / 2
+
+
+@case
+def layers_that_are_thawed_are_summed() -> None:
+    for door in doors():
+        model = nn.ParameterList([nn.Parameter(torch.zeros(2, 2)) for _ in range(3)])
+        model[1].requires_grad_(False)
+        optimizer = door(torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5), model)
+        steps = 0.0
+        for step in range(4):
+            model[1].requires_grad_(step in (1, 2))
+            before = model[1].detach().clone()
+            step_of_ones(model, optimizer)
+            steps += step in (1, 2)
+            if step == 3:  # frozen again: it stays, in spite of its momentum
+                assert torch.equal(before, model[1])
+        expected = -mean_of_ranks() * (1 + 1.5)
+        torch.testing.assert_close(model[1].detach(), torch.full((2, 2), expected))
+        torch.testing.assert_close(
+            model[0].detach(), torch.full((2, 2), -mean_of_ranks() * (1 + 1.5 + 1.75 + 1.875))
+        )
+        optimizer.close()
+
+
+@case
+def groups_that_are_added_are_summed() -> None:
+    for by_front in (True, False):
+        for door in doors():
+            model = nn.ParameterList([nn.Parameter(torch.zeros(2, 2))])
+            inner = torch.optim.SGD(model.parameters(), lr=1.0)
+            optimizer = door(inner, model)
+            step_of_ones(model, optimizer)
+            head = nn.Parameter(torch.zeros(3, 2))
+            (optimizer if by_front else inner).add_param_group({"params": [head], "lr": 2.0})
+            model.append(head)
+            for _ in range(3):
+                step_of_ones(model, optimizer)
+            torch.testing.assert_close(head.detach(), torch.full((3, 2), -6 * mean_of_ranks()))
+            torch.testing.assert_close(model[0].detach(), torch.full((2, 2), -4 * mean_of_ranks()))
+            optimizer.close()
+
+
+def double(parameter: torch.Tensor) -> None:
+    parameter.grad.mul_(2)
+
+
+@case
+def gradients_by_hand_and_hooks_are_summed() -> None:
+    for door in doors():
+        model = nn.ParameterList([nn.Parameter(torch.zeros(2, 2)) for _ in range(2)])
+        optimizer = door(torch.optim.SGD(model.parameters(), lr=1.0), model)
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            parameter.grad = torch.full((2, 2), float(hvd.rank() + 1))
+        optimizer.step()
+        optimizer.zero_grad()
+        if hvd.rank() == 0:  # others have a batch without labels
+            model[0].sum().backward()
+        optimizer.step()
+        model[1].register_post_accumulate_grad_hook(double)
+        for _ in range(2):
+            step_of_ones(model, optimizer)
+        torch.testing.assert_close(
+            model[0].detach(), torch.full((2, 2), -3 * mean_of_ranks() - 1 / hvd.size())
+        )
+        torch.testing.assert_close(model[1].detach(), torch.full((2, 2), -5 * mean_of_ranks()))
+        optimizer.close()
+
+
+@case
+def memory_of_gradients_may_move_while_sums_are_under_way() -> None:
+    """The engine writes on threads of its own; what it writes must not be freed meanwhile."""
+    for door in doors():
+        model = nn.ParameterList([nn.Parameter(torch.zeros(300, 300)) for _ in range(3)])
+        optimizer = door(torch.optim.SGD(model.parameters(), lr=1.0), model)
+        for step in range(6):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            sum((p * (hvd.rank() + 1)).sum() for p in model.parameters()).backward()
+            for parameter in model.parameters():
+                parameter.grad.share_memory_()
+            model.share_memory()
+            model.to(torch.float64).to(torch.float32)
+            optimizer.step()
+        torch.testing.assert_close(model[0].detach(), torch.full((300, 300), -6 * mean_of_ranks()))
+        optimizer.close()
+
+
+@case
+def a_scheduler_made_before_the_wrapping_is_content() -> None:
+    model = nn.Linear(2, 2)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner, 1)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step_of_ones(model, optimizer)
+        scheduler.step()
+    optimizer.close()
+
+
+class Handing(torch.optim.Optimizer):
+    """As accelerate's AcceleratedOptimizer: hands its step on, and never runs Optimizer.__init__()."""
+
+    def __init__(self, inside: torch.optim.Optimizer) -> None:
+        self.inside = inside
+
+    param_groups = property(lambda self: self.inside.param_groups)
+    state = property(lambda self: self.inside.state)
+    defaults = property(lambda self: self.inside.defaults)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inside.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inside.zero_grad(set_to_none)
+
+
+@case
+def an_optimizer_that_hands_its_step_on() -> None:
+    for door in doors():
+        model = nn.ParameterList([nn.Parameter(torch.zeros(2, 2)) for _ in range(2)])
+        optimizer = door(Handing(torch.optim.SGD(model.parameters(), lr=1.0)), model)
+        for _ in range(3):
+            step_of_ones(model, optimizer)
+        torch.testing.assert_close(model[0].detach(), torch.full((2, 2), -3 * mean_of_ranks()))
+        optimizer.close()
+
+
+@case
+def default_devices_and_dtypes_are_the_users() -> None:
+    with torch.device("meta"):
+        ones = torch.ones(4, device="cpu")
+        assert hvd.allreduce(ones, op=hvd.Sum).tolist() == [float(hvd.size())] * 4
+        rows, counts = hvd.alltoall(torch.arange(hvd.size(), device="cpu"), [1] * hvd.size())
+        assert rows.tolist() == [hvd.rank()] * hvd.size()
+        assert counts.tolist() == [1] * hvd.size()
+        table = nn.Embedding(5, 2, sparse=True, device="cpu", dtype=torch.float32)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(table.parameters(), lr=1.0), table.named_parameters()
+        )
+        optimizer.zero_grad()
+        table(torch.tensor([1, 1 + hvd.rank()], device="cpu")).sum().backward()
+        optimizer.step()
+        assert table.weight.device.type == "cpu"
+        optimizer.close()
 
 
 def main(folder: str) -> None:

@@ -14,6 +14,7 @@
 namespace gradwire::kvstore {
 namespace {
 
+using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
 using testing::Not;
@@ -188,6 +189,21 @@ TEST(EngineCompression, AResidualThatIsNotFiniteIsRefusedButWithMxnetsRule) {
   });
 }
 
+TEST_P(Placements, ABucketChangesItsCodecAsAWhole) {
+  GetParam()({2, 2}, [](Engine& engine) {
+    engine.set_compression(spec("none"), "none");
+    Model model(engine, {5, 6, 7});
+    engine.set_key_compression(model.keys, spec("none"), "none");
+    model.bind(engine, {0, 1, 2});
+    model.step(engine, 1);
+    EXPECT_THAT(model.residuals(engine), Each(testing::IsEmpty()));
+    engine.set_key_compression(model.keys, spec("2bit:threshold=100"), "exact");
+    model.step(engine, 2);
+    EXPECT_THAT(model.residuals(engine), Each(testing::Not(testing::IsEmpty())));
+    EXPECT_THAT(model.values, Each(Each(0.0F)));
+  });
+}
+
 TEST(EngineCompression, MisuseIsNamed) {
   run_job({2, 1}, [](Engine& engine) {
     Model model(engine, {5, 6});
@@ -200,8 +216,9 @@ TEST(EngineCompression, MisuseIsNamed) {
       }
       return std::string("nothing was thrown");
     };
-    EXPECT_THAT(message([&] { engine.set_key_compression(model.keys, spec("fp16"), "fp16"); }),
-                HasSubstr("set it before bind_slots"));
+    EXPECT_THAT(
+        message([&] { engine.set_key_compression(std::vector{model.keys[1]}, spec("fp16"), "fp16"); }),
+        AllOf(HasSubstr("key 0 is not given"), HasSubstr("set it before bind_slots")));
     EXPECT_THAT(message([&] { engine.set_residual(model.keys[0], std::vector<float>(6)); }),
                 HasSubstr("has 5 elements, 6 given"));
     EXPECT_THAT(message([&] { engine.residual(99); }), HasSubstr("99 was not declared"));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <future>
+#include <limits>
 #include <stdexcept>
 
 #include "tests/kvstore/job.h"
@@ -114,6 +115,51 @@ TEST(EngineSlots, AsManyPrioritiesAsKeysAreWanted) {
     EXPECT_THROW(
         engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()), nullptr, one),
         std::invalid_argument);
+  });
+}
+
+/// Two models at one store, in steps of their own.
+TEST(EngineSlots, SetsHaveStepsAndScalesOfTheirOwn) {
+  run_job(two_by_two(2), [](Engine& engine) {
+    const std::size_t shapes[2][3] = {{100, 150, 300}, {70, 50, 400}};
+    std::vector<std::vector<float>> values[2];
+    for (SlotSet set : {0U, 1U}) {
+      std::vector<KeySpec> specs;
+      for (std::uint64_t elements : shapes[set]) {
+        specs.push_back({"set " + std::to_string(set) + " of " + std::to_string(elements), {elements}});
+        values[set].emplace_back(elements, static_cast<float>(set + 1));
+      }
+      const auto keys = engine.declare(specs);
+      engine.bind_slots(keys, std::vector<std::span<float>>(values[set].begin(), values[set].end()), nullptr,
+                        {}, set);
+      engine.set_slot_scale(set == 0 ? 0.5F : 10.0F, set);
+    }
+    for (std::uint32_t slot : {2U, 1U}) engine.mark_ready(slot);
+    for (std::uint32_t slot : {2U, 1U, 0U})
+      engine.mark_ready(slot, nullptr, 1);  // in the middle of the other's
+    EXPECT_THAT(engine.unmarked(), ElementsAre(0));
+    EXPECT_TRUE(engine.unmarked(1).empty());
+    EXPECT_TRUE(engine.drain_for(20s, 1));
+    EXPECT_EQ(values[1][0], std::vector<float>(70, 40.0F));
+    EXPECT_EQ(values[0][0], std::vector<float>(100, 1.0F)) << "not sent yet";
+    engine.mark_ready(0);
+    EXPECT_TRUE(engine.drain_for(20s));
+    EXPECT_EQ(values[0][0], std::vector<float>(100, 1.0F));
+    EXPECT_EQ(values[1][2], std::vector<float>(400, 40.0F));
+    EXPECT_THROW(engine.mark_ready(0, nullptr, 2), std::invalid_argument) << "no such set";
+  });
+}
+
+TEST(EngineSlots, ANanIsToldToItsOwnSumAlone) {
+  run_job(two_by_two(2), [](Engine& engine) {
+    engine.set_compression(compress::parse_spec("fp16"), "fp16");
+    Bound bound(engine, kElements);
+    if (engine.rank() == 1) bound.values[4][7] = std::numeric_limits<float>::quiet_NaN();
+    for (std::uint32_t slot = 5; slot-- > 0;) engine.mark_ready(slot);
+    const auto sums = engine.slot_sums();
+    EXPECT_TRUE(engine.drain_for(20s));
+    for (const SlotSum& sum : sums)
+      EXPECT_EQ(sum.done.nonfinite(), sum.slots == std::vector<std::uint32_t>{4});
   });
 }
 

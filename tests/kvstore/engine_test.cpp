@@ -365,12 +365,14 @@ TEST(Engine, NonfiniteIsReportedOnEveryRank) {
     const auto key = engine.declare(specs)[0];
     std::vector<float> values(5, 1.0F);
     if (engine.rank() == 1) values[2] = NAN;
-    engine.push_pull(key, values, values, 0).wait();
-    EXPECT_TRUE(engine.take_nonfinite());
+    const Ticket bad = engine.push_pull(key, values, values, 0);
+    bad.wait();
+    EXPECT_TRUE(bad.nonfinite());
     EXPECT_EQ(values, (std::vector<float>{1, 1, 0.5F, 1, 1}));
     std::vector<float> zeros(5, 0.0F);
-    engine.push_pull(key, zeros, zeros, 0).wait();
-    EXPECT_FALSE(engine.take_nonfinite());
+    const Ticket good = engine.push_pull(key, zeros, zeros, 0);
+    good.wait();
+    EXPECT_FALSE(good.nonfinite());
   });
 }
 

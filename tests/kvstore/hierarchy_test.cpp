@@ -218,12 +218,14 @@ TEST_P(HierarchyPlacement, NonfiniteIsReportedOnEveryRank) {
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {3}}})[0];
     std::vector<float> values(3, 1.0F);
     if (engine.rank() == 1) values[2] = NAN;
-    engine.push_pull(key, values, values, 0).wait();
-    EXPECT_TRUE(engine.take_nonfinite());
+    const Ticket bad = engine.push_pull(key, values, values, 0);
+    bad.wait();
+    EXPECT_TRUE(bad.nonfinite());
     EXPECT_EQ(values, (std::vector<float>{1, 1, 0.5F}));  // the sum of its host sends nothing there
     std::vector<float> zeros(3, 0.0F);
-    engine.push_pull(key, zeros, zeros, 0).wait();
-    EXPECT_FALSE(engine.take_nonfinite());
+    const Ticket good = engine.push_pull(key, zeros, zeros, 0);
+    good.wait();
+    EXPECT_FALSE(good.nonfinite());
   });
 }
 

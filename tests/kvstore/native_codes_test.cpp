@@ -109,8 +109,9 @@ TEST(NativeCodesNonFinite, ReachesAllRanksAndStaysOutOfSums) {
           auto values = random_floats(100, step + engine.rank());
           const bool bad = step == 2;
           if (bad && engine.rank() == 1) values[13] = std::numeric_limits<float>::quiet_NaN();
-          engine.push_pull(keys[0], values, values, 0).wait();
-          EXPECT_EQ(engine.take_nonfinite(), bad) << codec << ' ' << to_string(code_sums) << " step " << step;
+          const Ticket sum = engine.push_pull(keys[0], values, values, 0);
+          sum.wait();
+          EXPECT_EQ(sum.nonfinite(), bad) << codec << ' ' << to_string(code_sums) << " step " << step;
           EXPECT_TRUE(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }));
         }
       });

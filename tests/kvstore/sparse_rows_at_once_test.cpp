@@ -335,8 +335,8 @@ TEST(RowsAtOnce, ANanIsToldToWhoPushedIt) {
     engine.set_optimizer("test rescale_grad=1");
     Values values(kWidth, 1);
     if (engine.rank() == 1) values[0] = std::nanf("");
-    table.push_pull({static_cast<std::int64_t>(engine.rank())}, values);
-    EXPECT_EQ(engine.take_nonfinite(), engine.rank() == 1);
+    const Ticket pushed = table.push({static_cast<std::int64_t>(engine.rank())}, values);
+    EXPECT_EQ(pushed.nonfinite(), engine.rank() == 1);
     EXPECT_EQ(table.settled()[kWidth], 0.0F) << "it is left out";
   });
 }

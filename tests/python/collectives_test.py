@@ -31,7 +31,8 @@ def arrays() -> list[Any]:
     tensors = [torch.arange(6).reshape(2, 3).to(getattr(torch, dtype)) for dtype in TORCH]
     odd = [np.float32(3), np.array(4), np.empty((0, 3), np.int8), torch.empty(0), torch.tensor(2.0)]
     views = [np.arange(12.0).reshape(3, 4).T, np.arange(10)[::3], torch.arange(12).reshape(3, 4).T]
-    return [*plain, *tensors, *odd, *views]
+    single = [torch.arange(6).as_strided((1, 1), (1, 2)), torch.arange(6.0)[::4][1:]]  # of any stride
+    return [*plain, *tensors, *odd, *views, *single]
 
 
 def assert_same(result: Any, array: Any) -> None:

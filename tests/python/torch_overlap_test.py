@@ -308,13 +308,13 @@ class Recorder:
         self.names += [name.partition(".")[2].partition(".")[2] for name, _, _ in sorted(keys)]
         return ids
 
-    def push_pull(self, key: int, given: Any, out: Any, priority: int, scale: float) -> Any:
+    def push_pull(self, key: int, given: Any, out: Any, priority: int, *rest: Any) -> Any:
         self.sent[self.names[key]] = priority
-        return self._engine.push_pull(key, given, out, priority, scale)
+        return self._engine.push_pull(key, given, out, priority, *rest)
 
-    def bind_slots(self, keys: list[int], arrays: list[Any], priorities: list[int]) -> None:
+    def bind_slots(self, keys: list[int], arrays: list[Any], priorities: list[int], *rest: Any) -> None:
         self.sent |= {self.names[key]: priority for key, priority in zip(keys, priorities, strict=True)}
-        self._engine.bind_slots(keys, arrays, priorities)
+        self._engine.bind_slots(keys, arrays, priorities, *rest)
 
 
 @pytest.mark.parametrize("overlap_step", [False, True])

@@ -80,9 +80,9 @@ def test_gradients_are_sent_while_backward_runs(store: gw.kv.KVStore) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._engine, name)
 
-        def mark_ready(self, slot: int) -> None:
+        def mark_ready(self, slot: int, *where: Any) -> None:
             events.append(slot)
-            self._engine.mark_ready(slot)
+            self._engine.mark_ready(slot, *where)
 
     store.engine = Recorder(store.engine)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
@@ -139,11 +139,11 @@ def test_a_closure_is_called_once(store: gw.kv.KVStore) -> None:
     assert not torch.equal(before, model.last.weight)
 
 
-def test_a_second_optimizer_needs_the_first_one_closed(store: gw.kv.KVStore) -> None:
+def test_a_second_optimizer_of_a_model_needs_the_first_one_closed(store: gw.kv.KVStore) -> None:
     model = Net()
     first = wrap(model, store)
-    with pytest.raises(ValueError, match="serves a DistributedOptimizer already"):
-        wrap(Net(), store)
+    with pytest.raises(ValueError, match="is in a DistributedOptimizer at this store already"):
+        wrap(model, store)
     first.close()
     second = wrap(model, store)
     backward(model, 0)
@@ -180,9 +180,9 @@ def test_to_drop_an_optimizer_is_not_to_close_it(
     collects: bool, options: dict[str, Any], store: gw.kv.KVStore
 ) -> None:
     """Whether a second one was refused had depended on what the garbage collector had done on each rank."""
+    model = Net()
 
     def fold() -> Any:
-        model = Net()
         inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         optimizer = gw.torch.DistributedOptimizer(inner, model.named_parameters(), "2bit", store, **options)
         backward(model, 0)

@@ -4,6 +4,9 @@ autograd calls back at the end of the innermost backward() only, and drops the c
 backward() runs inside another (re-entrant checkpoints), the nodes that follow in the outer one ask for its end; and a
 callback that is dropped tells of the failure.
 
+Several optimizers at one store may get gradients in one backward(). All send what they have before any waits for sums:
+ranks may come to their ends in another order, and would wait for each other.
+
 Threading: on autograd's thread, one at a time.
 """
 
@@ -11,10 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.autograd import Variable
+
+if TYPE_CHECKING:
+    from gradwire.kv import KVStore
 
 
 class Listener(Protocol):
@@ -30,19 +37,28 @@ class Listener(Protocol):
         """Runs before the first gradient is taken."""
 
     def on_backward_end(self) -> None:
-        """Runs when all gradients are computed, those of the outermost backward() too."""
+        """Runs when all gradients are computed, those of the outermost backward() too. Sends, and does not wait."""
+
+    def on_all_sent(self) -> None:
+        """Follows on_backward_end(), once all listeners of the store have had theirs. May wait for other ranks."""
 
     def on_backward_failed(self) -> None:
         """Runs when an error was raised before that."""
 
 
-class BackwardPass:
-    """The calls of backward() on one model, which its gradients' hooks tell of."""
+_passes_of: weakref.WeakKeyDictionary[KVStore, list[weakref.ref[BackwardPass]]] = weakref.WeakKeyDictionary()
 
-    def __init__(self, listener: Listener) -> None:
+
+class BackwardPass:
+    """The calls of backward() on one listener's parameters, which its gradients' hooks tell of."""
+
+    def __init__(self, listener: Listener, store: KVStore) -> None:
         """Keeps listener only as long as others do: autograd's hooks live as long as the model."""
         self._listener = weakref.ref(listener)
         self._tasks: set[int] = set()  # of the backward() in progress, and those inside it
+        self._others = _passes_of.setdefault(store, [])  # this one too, in the order in which they were made
+        self._others[:] = [other for other in self._others if other() is not None]
+        self._others.append(weakref.ref(self))
 
     def enter(self) -> None:
         """Notes the backward() that runs; for hooks."""
@@ -55,16 +71,23 @@ class BackwardPass:
         Variable._execution_engine.queue_callback(_End(self))
 
     def end(self) -> None:
-        """Notes that the backward() that runs has computed its gradients."""
-        listener = self._listener()
-        if listener is None:
-            return
+        """Notes that the backward() that runs has computed its gradients. No-op for those that have ended with
+        another's.
+        """
         outer = torch._C._current_autograd_node()
         if outer is not None:
             self._await_outer(outer)
             return
-        self._tasks.clear()
-        listener.on_backward_end()
+        ending = [
+            other for each in self._others if (other := each()) is not None and other._tasks & self._tasks
+        ]
+        listeners = [listener for other in ending if (listener := other._listener()) is not None]
+        for other in ending:
+            other._tasks.clear()
+        try:
+            _call_each([listener.on_backward_end for listener in listeners])
+        finally:
+            _call_each([listener.on_all_sent for listener in listeners])
 
     def fail(self) -> None:
         """Notes that a backward() has raised an error."""
@@ -87,6 +110,13 @@ class BackwardPass:
         handles += [
             node.register_prehook(enter_outer) for node, _ in outer.next_functions if node is not None
         ]
+
+
+def _call_each(functions: Iterable[Callable[[], None]]) -> None:
+    """Calls all, also where one raises: the ranks that have sent must not be left waiting."""
+    with contextlib.ExitStack() as stack:
+        for function in reversed(list(functions)):
+            stack.callback(function)
 
 
 class _End:

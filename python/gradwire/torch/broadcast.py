@@ -209,7 +209,7 @@ def _rebuild(value: Any, tensors: list[torch.Tensor]) -> Any:
         dtype = getattr(torch, name)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"broadcast_optimizer_state: {name!r} is no dtype of this PyTorch")
-        tensors.append(torch.zeros(shape, dtype=dtype))
+        tensors.append(torch.zeros(shape, dtype=dtype, device="cpu"))
         return tensors[-1]
     if "tuple" in value:
         return tuple(_rebuild(item, tensors) for item in value["tuple"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -44,26 +44,37 @@ def save_checkpoint(
 
     Args:
         folder: one that all workers see, such as one on NFS; made if it is not there.
-        model: the module that is trained.
-        optimizer: a DistributedOptimizer or a LocalStepOptimizer.
+        model: the module that is trained. Several: an nn.ModuleList or nn.ModuleDict of them.
+        optimizer: a DistributedOptimizer or a LocalStepOptimizer; a list or tuple of all that are at one store. The
+            store's part of the checkpoint, which has what was not sent yet, is of all of them in either case.
         extra: what torch.load(weights_only=True) can read: numbers, text, tensors, lists and dicts of them.
 
     Raises:
         RuntimeError: a file cannot be written, on any rank; or a step is under way.
         TypeError: optimizer is something else.
     """
-    store = _store_of(optimizer)
+    optimizers = _listed(optimizer)
+    store = _store_of(optimizers)
+    states = [_state_of(each) for each in optimizers]
+    written = io.BytesIO()
+    state = states[0] if optimizer is optimizers[0] else states
+    torch.save({"model": model.state_dict(), "optimizer": state, "extra": extra}, written)
+    with contextlib.ExitStack() as stack:
+        for each in optimizers:
+            if (reducer := _reducer_of(each)) is not None:
+                stack.enter_context(reducer.exchange.owed_in_the_engine())
+        store.save_checkpoint(folder, written.getvalue())
+
+
+def _state_of(optimizer: Any) -> dict[str, Any]:
+    """What an optimizer goes on from, but for what the store's checkpoint has."""
     state = optimizer.state_dict()
     own = {name: value for name, value in state.get(STATE_KEY, {}).items() if name not in _OF_THE_STORE}
     reducer = _reducer_of(optimizer)
     if reducer is not None and reducer.row_names is not None:
         own[_ROWS_KEY] = reducer.row_names
     own[_MOMENTUM_KEY] = _sends_momentum(optimizer)
-    written = io.BytesIO()
-    optimizer_state = {**state, STATE_KEY: own}
-    torch.save({"model": model.state_dict(), "optimizer": optimizer_state, "extra": extra}, written)
-    with contextlib.nullcontext() if reducer is None else reducer.exchange.owed_in_the_engine():
-        store.save_checkpoint(folder, written.getvalue())
+    return {**state, STATE_KEY: own}
 
 
 def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimizer: Any) -> Any:
@@ -79,7 +90,7 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
 
     Args:
         folder: as save_checkpoint() was given it.
-        model, optimizer: alike those that were saved; changed in place.
+        model, optimizer: alike those that were saved, as many optimizers in the same order; changed in place.
 
     Returns: this rank's extra; of a rank that is new, that of one that was there.
 
@@ -87,47 +98,64 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
         gradwire.DecodeError: a rank's file is damaged, or none of a checkpoint, on all ranks; model and optimizer are
             as they were, as with ValueError, but gradients may travel by the codec that a warm-up or
             compression="auto" had come to, or as rows.
-        ValueError: it is of other keys, or of another kind of optimizer, or this job has taken a step.
+        ValueError: it is of other keys, or of another kind or number of optimizers, or this job has taken a step.
         RuntimeError: a file cannot be read; or model and optimizer are not alike, which is found when the store goes on
             from the checkpoint already: begin the job anew.
         TypeError: optimizer is neither a DistributedOptimizer nor a LocalStepOptimizer.
     """
-    store = _store_of(optimizer)
-    reducer, rounds = _reducer_of(optimizer), _rounds_of(optimizer)
-    state = _attempt(store, lambda: _read_fitting(folder, optimizer, store))
-    own = state["optimizer"].get(STATE_KEY, {})
-    if reducer is not None:
-        # First: scales are agreed for a codec, and residuals may be those of a table's rows.
-        reducer.exchange.load_codecs(own)
-        if _ROWS_KEY in own:
-            reducer.take_over_rows(own[_ROWS_KEY])
-    store.load_checkpoint(folder)  # refuses what does not fit, before model and optimizer change
-    if reducer is not None:
-        reducer.exchange.take_over_residuals()
-    if rounds is not None:
-        rounds.load_rounds(own)
+    optimizers = _listed(optimizer)
+    store = _store_of(optimizers)
+    state = _attempt(store, lambda: _read_fitting(folder, optimizers, store))
+    saved = [
+        (each, found, found.get(STATE_KEY, {}))
+        for each, found in zip(optimizers, state["optimizer"], strict=True)
+    ]
+    for each, _, own in saved:
+        if (reducer := _reducer_of(each)) is not None:
+            # First: scales are agreed for a codec, and residuals may be those of a table's rows.
+            reducer.exchange.load_codecs(own)
+            if _ROWS_KEY in own:
+                reducer.take_over_rows(own[_ROWS_KEY])
+    store.load_checkpoint(folder)  # refuses what does not fit, before model and optimizers change
+    for each, _, own in saved:
+        if (reducer := _reducer_of(each)) is not None:
+            reducer.exchange.take_over_residuals()
+        if (rounds := _rounds_of(each)) is not None:
+            rounds.load_rounds(own)
     model.load_state_dict(state["model"])
-    optimizer.load_shared_state(state["optimizer"])
+    for each, found, _ in saved:
+        each.load_shared_state(found)
     return state["extra"]
 
 
-def _read_fitting(folder: str | PathLike[str], optimizer: Any, store: kv.KVStore) -> dict[str, Any]:
-    """Reads what save_checkpoint() wrote for this rank, with the momentum that it inherits. Changes nothing.
+def _read_fitting(
+    folder: str | PathLike[str], optimizers: Sequence[Any], store: kv.KVStore
+) -> dict[str, Any]:
+    """Reads what save_checkpoint() wrote for this rank, with the momentum that it inherits, and a list of optimizers'
+    states. Changes nothing.
 
     Raises:
         As load_checkpoint().
     """
     restored = checkpoint.read_extra(folder, store.rank)
     state = _unpack(restored)
-    own = state["optimizer"].get(STATE_KEY, {})
-    _require_same_kind(own, optimizer)
-    if _sends_momentum(optimizer) and restored.num_workers != store.num_workers:
-        ranks = range(store.rank, restored.num_workers, store.num_workers)
-        theirs = [_unpack(checkpoint.read_extra(folder, rank))["optimizer"] for rank in ranks]
-        share = store.num_workers / restored.num_workers
-        state["optimizer"] = inherited_momentum(state["optimizer"], theirs, share)
-    if (rounds := _rounds_of(optimizer)) is not None:
-        rounds.require_fitting(own)
+    found, given = len(state["optimizer"]), len(optimizers)
+    if found != given:
+        raise ValueError(
+            f"gradwire.torch: the checkpoint has {found} optimizer{'s' * (found > 1)}, and {given} "
+            f"{'is' if given == 1 else 'are'} given; give as many, in the same order"
+        )
+    inherits = restored.num_workers != store.num_workers
+    ranks = range(store.rank, restored.num_workers, store.num_workers)
+    for place, optimizer in enumerate(optimizers):
+        own = state["optimizer"][place].get(STATE_KEY, {})
+        _require_same_kind(own, optimizer)
+        if inherits and _sends_momentum(optimizer):
+            theirs = [_unpack(checkpoint.read_extra(folder, rank))["optimizer"][place] for rank in ranks]
+            share = store.num_workers / restored.num_workers
+            state["optimizer"][place] = inherited_momentum(state["optimizer"][place], theirs, share)
+        if (rounds := _rounds_of(optimizer)) is not None:
+            rounds.require_fitting(own)
     return state
 
 
@@ -151,6 +179,7 @@ def _attempt(store: kv.KVStore, work: Callable[[], Result]) -> Result:
 
 def _unpack(restored: checkpoint.Restored) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(io.BytesIO(restored.extra), map_location="cpu", weights_only=True)
+    state["optimizer"] = _listed(state["optimizer"])  # of one it is no list
     return state
 
 
@@ -185,11 +214,21 @@ def _rounds_of(optimizer: Any) -> LocalRounds | None:
     return rounds
 
 
-def _store_of(optimizer: Any) -> kv.KVStore:
-    store = getattr(optimizer, "_store", None)
-    if not isinstance(store, kv.KVStore):
-        raise TypeError(
-            f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected what DistributedOptimizer() or "
-            "LocalStepOptimizer() returns"
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _store_of(optimizers: Sequence[Any]) -> kv.KVStore:
+    stores = [getattr(optimizer, "_store", None) for optimizer in optimizers]
+    for optimizer, store in zip(optimizers, stores, strict=True):
+        if not isinstance(store, kv.KVStore):
+            raise TypeError(
+                f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected what DistributedOptimizer() or "
+                "LocalStepOptimizer() returns, or a list of these"
+            )
+    if (distinct := len(set(map(id, stores)))) != 1:
+        raise ValueError(
+            f"gradwire.torch: {len(stores)} optimizers of {distinct} stores were given, expected those of one; save "
+            "each store's by itself"
         )
-    return store
+    return stores[0]  # type: ignore[return-value]

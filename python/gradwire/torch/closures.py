@@ -65,6 +65,8 @@ def on_means(
     """
 
     def called() -> Any:
+        if reducer is not None:
+            reducer.forget_gradients()  # each call is an exchange of its own
         loss = closure()
         if reducer is not None:
             reducer.settle()

@@ -83,7 +83,7 @@ class HookState:
         self._names = {p: name for name, p in named}
         self._options = given.at(self._store, self._names.values())
         agree_on_options(self._store, "HookState", self._options.alike)
-        self._exchange = Exchange(self._store, self._options, "hook")
+        self._exchange = Exchange(self._store, self._options)
         self._index: dict[torch.Tensor, int] = {}
         self._small: list[torch.Tensor | None] = []  # by index: memory of its own, or none
         self._waiting: list[_Bucket] = []

@@ -9,12 +9,13 @@ Threading: send() and send_from() never block; finish() waits without the GIL. O
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,14 +33,13 @@ if TYPE_CHECKING:
 
 STATE_KEY = "gradwire"  # of an exchange's state in an optimizer's state_dict()
 
-User = Literal["optimizer", "hook"]
-
 # A store's keys are declared once, so every exchange's have a number, equal on all ranks; also where ranks are threads
 # of one process.
 _calls: weakref.WeakKeyDictionary[KVStore, Iterator[int]] = weakref.WeakKeyDictionary()
-# Who has the slots of a store, and with them small gradients that travel together. Ranks must agree in it, so it is
-# not left to the garbage collector.
-_slots_of: weakref.WeakKeyDictionary[KVStore, User] = weakref.WeakKeyDictionary()
+# Numbers of a store's sets of slots that exchanges have. Ranks must agree in them, so it is not left to the garbage
+# collector.
+_sets_of: weakref.WeakKeyDictionary[KVStore, set[int]] = weakref.WeakKeyDictionary()
+_FIRST = 0  # whoever has this set decides what the store's compression is
 
 
 @dataclass
@@ -55,19 +55,19 @@ class _Parameter:
 class Exchange:
     """The parameters of one model at one store's engine. A parameter is known by its index, in order of add()."""
 
-    def __init__(self, store: KVStore, options: ExchangeOptions, user: User | None) -> None:
+    def __init__(self, store: KVStore, options: ExchangeOptions, *, has_slots: bool = True) -> None:
         """
         Args:
-            store: whose engine sums; its slots are taken, if nobody has them. Who has them sets its compression; others
-                set codecs key by key, which leaves everybody else's alone.
-            user: a store serves one optimizer at a time, which takes the place of an earlier one, and any number of
-                hooks. None: who sends each parameter apart, by submit(), and leaves the slots to others.
+            store: whose engine sums. The first exchange that has slots there sets its compression; others set codecs
+                key by key, which leaves everybody else's alone.
+            has_slots: takes a set of slots, in which small parameters travel together. False: sends each parameter
+                apart, by submit().
         """
-        self._fuses = user is not None and (
-            _slots_of.get(store, user) == user == "optimizer" or store not in _slots_of
-        )
-        if self._fuses and user is not None:
-            _slots_of[store] = user
+        taken = _sets_of.setdefault(store, set())
+        self._set = next(number for number in itertools.count() if number not in taken)
+        self._is_first = has_slots and self._set == _FIRST
+        # Where codecs are chosen, small parameters of a bucket follow the store's compression, which is the first's.
+        self._fuses = has_slots and (self._is_first or options.controller is None)
         self._store = store
         self._engine: _core.Engine = store.engine
         self._options = options
@@ -80,19 +80,22 @@ class Exchange:
         self._sent: set[int] = set()  # in the step in progress
         self._rows = RowExchange(store)
         self.row_means: dict[int, Rows] = {}  # of the last step, by index
+        self.program_step = 0  # what the next step is called, for ranks to compare; 0: they do not
         self._prefix = f"gradient.{next(_calls.setdefault(store, itertools.count()))}."
         self._scale = 1.0  # of the loss, in the step in progress
-        self._begun = self._marked = False
+        self._begun = self._marked = self._met_nonfinite = False
         self._default: Compression | None = None  # set key by key
         if options.default is not None:
             self._use(options.default)
         self._auto: AutoCodecs | None = None
         if options.controller is not None:
-            self._auto = AutoCodecs(store, options.controller, shares_buckets=self._fuses)
+            self._auto = AutoCodecs(store, options.controller, shares_buckets=self._is_first)
         if options.warm_up is not None:
             self._use(options.warm_up.compression())
         if options.vetoes:
             self._engine.keep_rollback(True)
+        if self._fuses:  # nothing has failed
+            taken.add(self._set)
 
     def close(self) -> None:
         """Leaves the slots to another, and the compression that follows the warm-up, or that was there before codecs
@@ -101,9 +104,13 @@ class Exchange:
         self._end_warm_up()
         if self._auto is not None and session.is_open(self._store):
             self._auto.close()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Leaves the slots to another, where this cannot be used. On all ranks."""
         if self._fuses:
-            self._fuses = False
-            _slots_of.pop(self._store, None)
+            self._fuses = self._is_first = False
+            _sets_of[self._store].discard(self._set)
 
     def add(
         self,
@@ -160,7 +167,7 @@ class Exchange:
 
     def _use(self, compression: Compression) -> None:
         """Has parameters without a codec of their own travel by this from the next step on. A collective."""
-        if self._fuses:
+        if self._is_first:
             self._store.use_compression(compression)
             return
         self._default = compression
@@ -194,7 +201,10 @@ class Exchange:
         bound = [self._parameters[index] for index in indices]
         if bound and self._fuses:
             arrays: list[Any] = [p.run for p in bound]  # any that speak DLPack, which the stub does not say
-            self._engine.bind_slots([p.key for p in bound], arrays, [-p.place for p in bound])
+            follows = [int(p.own is None) for p in bound]  # the default, whenever that changes
+            self._engine.bind_slots(
+                [p.key for p in bound], arrays, [-p.place for p in bound], self._set, follows
+            )
 
     # -- a step ----------------------------------------------------------------------------------------
 
@@ -203,7 +213,8 @@ class Exchange:
         self._begun = True
         scaler = self._options.grad_scaler
         self._scale = float(scaler.get_scale()) if scaler is not None else 1.0
-        self._engine.set_slot_scale(self._mean)
+        self._engine.set_slot_scale(self._mean, self._set)
+        self._engine.set_program_step(self.program_step, self._set)
 
     @property
     def _mean(self) -> float:
@@ -219,7 +230,7 @@ class Exchange:
         assert run is not None
         self._prepare(index, run)
         self._marked = True
-        self._engine.mark_ready(self._slots[index], **stream_of(run))
+        self._engine.mark_ready(self._slots[index], stream_of(run).get("stream", 0), self._set)
 
     def send_apart(self, index: int) -> None:
         """As send(), in a step in which others that have memory of their own are not sent."""
@@ -239,7 +250,7 @@ class Exchange:
         ids, rows = rows_of(gradient, parameter)
         if self._scale != 1.0:
             rows = rows * np.float32(1.0 / self._scale)  # a copy: these are the gradient's own
-        self._rows.send(index, (ids, rows), -self._parameters[index].place)
+        self._rows.send(index, (ids, rows), -self._parameters[index].place, self.program_step)
 
     def submit(self, index: int) -> _core.Ticket:
         """Sends what a parameter's own run holds, apart from all others. The mean will be there when the ticket is
@@ -254,7 +265,7 @@ class Exchange:
         parameter = self._parameters[index]
         memory: Any = run  # speaks DLPack, which the stub does not say
         return self._engine.push_pull(
-            parameter.key, memory, memory, -parameter.place, self._mean, **stream_of(run)
+            parameter.key, memory, memory, -parameter.place, self._mean, self.program_step, **stream_of(run)
         )
 
     def sums(self) -> list[tuple[_core.Ticket, list[int]]]:
@@ -265,7 +276,8 @@ class Exchange:
         if self._marked:
             index_of = {slot: index for index, slot in enumerate(self._slots) if slot >= 0}
             found += [
-                (ticket, [index_of[slot] for slot in slots]) for ticket, slots in self._engine.slot_sums()
+                (ticket, [index_of[slot] for slot in slots])
+                for ticket, slots in self._engine.slot_sums(self._set)
             ]
         return found
 
@@ -287,12 +299,15 @@ class Exchange:
         Raises:
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
-        for ticket, _ in self._apart:
+        tickets = [ticket for ticket, _ in self._apart]
+        for ticket in tickets:
             self._store.wait_until(ticket.wait)
         self._apart.clear()
         if self._marked:
-            self._store.wait_until(self._engine.drain)
+            tickets += [ticket for ticket, _ in self._engine.slot_sums(self._set)]
+            self._store.wait_until(functools.partial(self._engine.drain, set=self._set))
         self._marked = False
+        self._met_nonfinite |= any(ticket.nonfinite for ticket in tickets)
 
     def finish(self) -> bool:
         """Ends the step, once all means are there: wait(). Returns whether any rank met a NaN or an infinity; residuals
@@ -303,8 +318,8 @@ class Exchange:
         self.wait()
         self.row_means = self._rows.finish(self._mean)
         self._store.print_notices()
-        self._begun = False
-        nonfinite = self._engine.take_nonfinite()
+        nonfinite = self._met_nonfinite or self._rows.met_nonfinite
+        self._begun = self._met_nonfinite = False
         if self._options.vetoes:
             # Every rank has the same sums, and so finds the same.
             nonfinite = nonfinite or not all(bool(torch.isfinite(run).all()) for run in self._dense)
@@ -340,7 +355,7 @@ class Exchange:
     def _end_warm_up(self) -> None:
         """Has the store's compression be the one that follows the warm-up, if that is under way. A collective then."""
         warm_up = self._options.warm_up
-        if warm_up is None or not self._fuses or not session.is_open(self._store):
+        if warm_up is None or not self._is_first or not session.is_open(self._store):
             return
         if self._store.compression == warm_up.final:  # what others have set since is theirs
             return
@@ -431,8 +446,8 @@ class Exchange:
 
 
 def has_free_slots(store: KVStore) -> bool:
-    """True where no exchange has a store's slots, so that nobody's gradients follow its compression."""
-    return store not in _slots_of
+    """True where nobody's gradients follow a store's compression."""
+    return _FIRST not in _sets_of.get(store, ())
 
 
 def is_channels_last(parameter: torch.Tensor) -> bool:

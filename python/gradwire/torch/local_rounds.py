@@ -13,6 +13,7 @@ Threading: on the thread that trains. What is under way needs no thread of ours:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -99,7 +100,7 @@ class LocalRounds:
         """
         self._store = store
         self._schedule = schedule
-        self._exchange = Exchange(store, options, None)
+        self._exchange = Exchange(store, options, has_slots=False)
         self._fragments = Fragments(schedule.fragments, schedule.sync_every)
         self._names: list[str] = []
         self._parameters: list[torch.Tensor] = []
@@ -150,6 +151,9 @@ class LocalRounds:
         if thawed := [(name, p) for name, p in self._frozen if p.requires_grad]:
             self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
             self.add(thawed)
+        self._check_start()
+
+    def _check_start(self) -> None:
         if self._unchecked:
             self._note_start()
             self._require_same_start()
@@ -193,8 +197,8 @@ class LocalRounds:
         Raises:
             ValueError: ranks have taken different numbers of steps; every rank gets the same text.
         """
-        blobs = self._store.engine.all_gather("local steps", struct.pack("<q", self._step))
-        steps = [struct.unpack("<q", blob)[0] for blob in blobs]
+        self._check_start()
+        steps = self._steps_of_all()
         if len(set(steps)) > 1:
             raise ValueError(
                 f"gradwire.torch: synchronize: the ranks have taken {', '.join(map(str, steps))} local steps; all "
@@ -211,6 +215,15 @@ class LocalRounds:
             self._merge(fragment, 0.0)
         self._show_shared()  # where a merge has left a worker a share of its own
         self._step = 0
+
+    def _steps_of_all(self) -> list[int]:
+        """How many steps each rank has taken. A rank that has taken more waits for a sum of which the others know
+        nothing, so those let it come without them.
+        """
+        with contextlib.suppress(ValueError):  # a store whose rounds need all ranks; then they are waited for
+            self._store.engine.join()
+        blobs = self._store.engine.all_gather("local steps", struct.pack("<q", self._step))
+        return [struct.unpack("<q", blob)[0] for blob in blobs]
 
     def close(self) -> None:
         """Waits for what is under way, and lets go of it: parameters stay the worker's own.
@@ -261,7 +274,9 @@ class LocalRounds:
         """Waits until a fragment's means are in its runs. Raises what its tickets do."""
         for ticket in sent.tickets:
             self._store.wait_until(ticket.wait)
-        if sent.tickets and self._exchange.finish():
+        if sent.tickets:
+            self._exchange.finish()
+        if any(ticket.nonfinite for ticket in sent.tickets):
             warn_of_nonfinite("warn")
         sent.tickets = []
 
@@ -372,7 +387,10 @@ class LocalRounds:
 
 
 def _digest(weight: torch.Tensor) -> bytes:
-    octets = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    flat = (
+        weight.detach().cpu().contiguous().as_strided((weight.numel(),), (1,))
+    )  # one element may have any stride
+    octets = flat.view(torch.uint8).numpy().data
     return hashlib.blake2b(octets, digest_size=_DIGEST_BYTES).digest()
 
 

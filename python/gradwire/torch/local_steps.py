@@ -16,7 +16,7 @@ from gradwire.torch.exchange import STATE_KEY, has_free_slots
 from gradwire.torch.exchange_options import GivenOptions, agree_on_options
 from gradwire.torch.fragments import require_layers
 from gradwire.torch.local_rounds import LocalRounds, MakeOuter, Schedule
-from gradwire.torch.parameter_names import name_group, name_parameters, require_real, warn_of_ddp
+from gradwire.torch.parameter_names import GroupMembers, name_parameters, require_real, warn_of_ddp
 
 _MIXING_WITH_OVERLAP = 0.5  # Streaming DiLoCo's
 
@@ -115,7 +115,7 @@ def LocalStepOptimizer(
     result = wrapped.take_over(optimizer, _LocalSteps)
     if given.default is not None and has_free_slots(store):
         store.use_compression(given.default)  # the engine cuts tensors by it
-    result._store = store
+    result._store, result._members = store, GroupMembers(result.param_groups)
     result._rounds = LocalRounds(store, named, options, schedule, outer)
     agree_on_options(store, "LocalStepOptimizer's outer optimizer", _described(result._rounds.outer))
     return result
@@ -149,6 +149,7 @@ class _LocalSteps(wrapped.Front):
 
     prefix = "LocalStep"
     _store: KVStore
+    _members: GroupMembers
     _rounds: LocalRounds | None
 
     @property
@@ -163,6 +164,8 @@ class _LocalSteps(wrapped.Front):
             ValueError: at the first step, ranks that start from different weights.
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
+        self._note_step()
+        self._take_in_added()  # by another way than add_param_group()
         if self._rounds is not None:
             self._rounds.begin_step()
         loss = super().step() if closure is None else super().step(closure)
@@ -203,12 +206,14 @@ class _LocalSteps(wrapped.Front):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. A collective: every rank adds the same parameters, of the same values, between steps."""
-        before = sum(len(group["params"]) for group in self.param_groups)
         super().add_param_group(param_group)
-        named = name_group(self.param_groups[-1], before)
-        require_real(named)
-        if self._rounds is not None:
-            self._rounds.add(named)
+        self._take_in_added()
+
+    def _take_in_added(self) -> None:
+        added = self._members.added(self.param_groups)
+        require_real(added)
+        if added and self._rounds is not None:
+            self._rounds.add(added)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with the rounds under "gradwire". Waits for means that are under way."""

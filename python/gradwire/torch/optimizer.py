@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -25,15 +26,23 @@ from gradwire.torch.exchange_options import (
 from gradwire.torch.momentum import WorkerMomentum
 from gradwire.torch.optimizer_options import has_momentum, known_sparse, require_valid, sparse_gradients
 from gradwire.torch.overlap_refused import require_no_gradient_is_needed, require_possible
-from gradwire.torch.parameter_names import name_group, name_parameters, require_real, warn_of_ddp
+from gradwire.torch.parameter_names import GroupMembers, name_parameters, require_real, warn_of_ddp
 from gradwire.torch.reducer import GradientReducer
 from gradwire.torch.sparse_gradients import all_finite
-from gradwire.torch.subset_step import SubsetStep
+from gradwire.torch.subset_step import SubsetStep, is_divisible
 from gradwire.torch.warm_up import Stages
 
-# By store, the place of the optimizer that it serves. Ranks must agree in it, so it is not left to the garbage
-# collector.
-_served: weakref.WeakKeyDictionary[kv.KVStore, object] = weakref.WeakKeyDictionary()
+_served: weakref.WeakKeyDictionary[kv.KVStore, list[_Place]] = weakref.WeakKeyDictionary()
+
+
+class _Place:
+    """An optimizer's at the store that serves it, until close(). Ranks must agree in it, so it is not left to the
+    garbage collector; nor are the parameters, which no other optimizer may exchange meanwhile.
+    """
+
+    def __init__(self, optimizer: _Distributed) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.named = optimizer._named
 
 
 def DistributedOptimizer(
@@ -57,8 +66,10 @@ def DistributedOptimizer(
     """Makes an optimizer whose `p.grad` is the workers' mean as soon as `backward()` returns.
 
     A collective: every worker calls it at the same place. The result is an instance of the given optimizer's
-    class and shares its parameter groups and state; use it, and not the one given, from here on. One at a
-    time per store; its `close()` makes room for another.
+    class and shares its parameter groups and state; use it, and not the one given, from here on.
+
+    A store serves several DistributedOptimizers, such as a GAN's two, or Muon beside AdamW. Each has parameters of its
+    own. All ranks make them in the same order. `close()` releases an optimizer's parameters.
 
     Args:
         optimizer: any torch.optim.Optimizer, with all its parameter groups. Parameters may be float32, or
@@ -122,22 +133,39 @@ def DistributedOptimizer(
 
     A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
     `p.grad` is then never None after backward(). Not so alone and without compression (the store `local`), where
-    p.grad is torch's. `with optimizer.no_sync():` keeps gradients local. What is frozen is not sent, its `p.grad` is
-    left alone, and what its codec has not sent yet is kept until it thaws; parameters are frozen and thawed alike on
-    all ranks, between steps. `state_dict()` holds, under "gradwire", what this rank has not sent yet: save it on every
-    rank. Copies and pickles are of the optimizer inside, which exchanges nothing.
+    p.grad is torch's. `with optimizer.no_sync():` keeps gradients local, and a step() inside it is this rank's own.
+    What is frozen is not sent, its `p.grad` is left alone, and what its codec has not sent yet is kept until it thaws;
+    parameters are frozen and thawed alike on all ranks, between steps.
+
+    Gradients may come from elsewhere than backward(): by hand, from torch.func, or not at all, as from a batch without
+    labels on one rank. step() exchanges what p.grad holds where no backward() has exchanged it since the last step() or
+    zero_grad(). A parameter whose p.grad is None counts as zeros. After backward(), a p.grad that is set anew
+    (`p.grad = ...`) is taken for this rank's own gradient and exchanged, with a warning. A p.grad that is changed in
+    place is taken for a change to the mean. `max_grad_norm` clips the means of gradients by hand.
+
+    Every rank calls step() equally often, with equally many calls of backward() between two. Where the ranks' steps
+    differ, all ranks get a gradwire.TransportError that names two of them and their steps.
+
+    `state_dict()` holds, under "gradwire", what this rank has not sent yet: save it on every rank. Copies and pickles
+    are of the optimizer inside, which exchanges nothing.
 
     Not for a model in DistributedDataParallel, which writes the same p.grad (a warning says so where names tell):
     HookState is for that.
 
-    p.grad is the same memory in every step, a part of one buffer for all parameters: clone() what you keep or save.
+    p.grad is the same memory in every step: clone() what you keep. It may be moved between steps (a conversion of the
+    model, share_memory_(), a queue of torch.multiprocessing): the next step is exchanged all the same.
+
+    Hooks on parameters (register_post_accumulate_grad_hook) run before their gradients are sent, whenever they are
+    registered. A warning names a parameter whose gradient is changed later in backward(). Compiled autograd cannot be
+    combined with this optimizer, and raises an error.
 
     A backward() that raises an error counts as one. Where it was a step's last, the other ranks get NaNs in place of
     what it has not sent; step() then does here what it does there, but takes no means that hold a NaN.
 
     Raises:
-        ValueError: an argument is not valid; parameters that named_parameters lacks; ranks that differ, all
-            of which get the same text, naming the first difference.
+        ValueError: an argument is not valid; named_parameters lacks a parameter; another optimizer at the store has
+            one; a second optimizer, with a store in which a library sums; ranks that differ, all of which get the same
+            text, naming the first difference.
         TypeError: an argument is of another kind.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -167,7 +195,7 @@ def DistributedOptimizer(
             "on_nonfinite='skip_step'": on_nonfinite == "skip_step",
         }
         require_possible(optimizer, store, excluding)
-    _require_free(store, optimizer)
+    _require_free(store, optimizer, named)
     if momentum_correction == "auto":
         plain = max_grad_norm is None and grad_scaler is None
         may_be_2bit = given.auto is not None or "threshold=auto" in given.compression_at(store).spec
@@ -197,6 +225,7 @@ def DistributedOptimizer(
     result._max_norm, result.overlap_step = max_grad_norm, overlap_step
     result._warm_up_steps = 0 if options.warm_up is None else options.warm_up.steps
     result._named, result._passes, result._given_momentum = named, backward_passes_per_step, momentum
+    result._members = GroupMembers(result.param_groups)
     result._options, result._alike, result._has_handed_closures = options, alike, False
     try:
         result._begin(store, ended)
@@ -205,12 +234,33 @@ def DistributedOptimizer(
     return result
 
 
-def _require_free(store: kv.KVStore, optimizer: torch.optim.Optimizer) -> None:
-    """Raises ValueError where another than this optimizer, which is to be taken over, has the store."""
-    if _served.get(store) not in (None, getattr(optimizer, "_place", None)):
+def _require_free(
+    store: kv.KVStore, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]
+) -> None:
+    """Raises ValueError where another than this optimizer, which is to be taken over, has one of its parameters, or has
+    a store that serves one.
+    """
+    own = getattr(optimizer, "_place", None)
+    others = [place for place in _served.get(store, []) if place is not own]
+    if any(place.optimizer() is None for place in others):
+        warnings.warn(
+            "gradwire.torch: a DistributedOptimizer at this store was dropped without close(), so the store keeps its "
+            "memory and its parameters; call close() on all ranks first",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    theirs = {parameter: name for place in others for name, parameter in place.named}
+    if taken := next((name for name, parameter in named if parameter in theirs), None):
         raise ValueError(
-            "gradwire.torch: this store serves a DistributedOptimizer already, and it can serve one; give it all "
-            "parameters in groups, or close() the other first: it is not enough to drop it"
+            f"gradwire.torch: {taken!r} is in a DistributedOptimizer at this store already, which exchanges its "
+            "gradient; give each optimizer parameters of its own, or close() the other first: it is not enough to drop "
+            "it"
+        )
+    if others and joining.sums_in_one_order(store.type):
+        raise ValueError(
+            f"gradwire.torch: the store {store.type!r} serves one DistributedOptimizer at a time, and has one: its "
+            "library sums in one order on all ranks; give that one all parameters in groups, close() it first, or use "
+            "'allreduce' or 'dist_sync'"
         )
 
 
@@ -223,10 +273,11 @@ class _Distributed(wrapped.Front):
     _momentum: WorkerMomentum | None
     _options: ExchangeOptions
     _alike: dict[str, Any]  # what the other ranks' must have too
-    _place: object | None  # at the store, until close()
+    _place: _Place | None  # at the store, until close()
     _max_norm: float | None
     _warm_up_steps: int  # of all its stages
     _named: list[tuple[str, torch.Tensor]]
+    _members: GroupMembers
     _passes: int  # of backward(), before gradients are sent
     _given_momentum: WorkerMomentum | None  # also after close()
     _ended: MembershipChanged | None  # what every step is from here on, until it is moved
@@ -257,18 +308,21 @@ class _Distributed(wrapped.Front):
         self._reducer = reducer(
             store, self._named, passes=self._passes, options=options, momentum=self._momentum
         )
-        _served[store] = self._place = object()
+        self._place = _Place(self)
+        _served.setdefault(store, []).append(self._place)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the wrapped optimizer's step on the means, unless on_nonfinite="skip_step" vetoes it; with overlap_step
-        begins it. After fewer than backward_passes_per_step calls of backward() it sends what those have left first.
+        begins it. First it exchanges what p.grad holds, where backward() was called less than backward_passes_per_step
+        times, or has brought no gradient since the last step() or zero_grad().
 
         Args:
             closure: computes gradients and returns the loss. LBFGS, and classes that are not torch's, call it
                 themselves, as often on each rank, and get the workers' mean loss; for others it is called once.
 
         Raises:
-            RuntimeError: there were fewer, and there is a grad_scaler; on all ranks that step.
+            RuntimeError: it has something to exchange, and there is a grad_scaler; or p.grad still is the mean momentum
+                that the last step has left (momentum_correction).
             ValueError: a closure, or a GradScaler, with overlap_step; a closure that the optimizer calls itself with
                 momentum_correction or what vetoes a step.
             TypeError: such a closure returns something else than a loss.
@@ -276,8 +330,16 @@ class _Distributed(wrapped.Front):
         """
         if self._ended is not None:
             raise self._ended
+        self._note_step()
         if self.overlap_step:
             require_no_gradient_is_needed(self, closure)
+        try:
+            return self._step(closure)
+        finally:
+            if self._reducer is not None:
+                self._reducer.end_step()
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None and closures.are_handed_to(self._base):
             closure = self._handed(closure)
@@ -286,8 +348,10 @@ class _Distributed(wrapped.Front):
                 loss = closure()
             closure = None
         if self._reducer is not None:
+            self._add_later()
             self._reducer.settle()
-            self._reducer.flush()
+            if closure is None:  # else each call of it is an exchange
+                self._reducer.flush()
             if self._momentum is not None:
                 self._momentum.catch_up()
             if self._reducer.take_veto():
@@ -299,23 +363,74 @@ class _Distributed(wrapped.Front):
             self._clip()
         result: Any = None
         with contextlib.nullcontext() if self._momentum is None else self._momentum.applied():
-            if isinstance(self._reducer, overlap.OverlappingReducer) and not self._reducer.is_due():
+            if isinstance(self._reducer, overlap.OverlappingReducer) and not self._is_due(self._reducer):
                 self._begin_step(self._reducer)
             else:
-                result = super().step() if closure is None else super().step(closure)
+                with self._looking_after_hooks() if closure is None else contextlib.nullcontext():
+                    result = super().step() if closure is None else super().step(closure)
         if self._reducer is not None:
-            self._reducer.exchange.count_step()
+            self._reducer.count_step()
         return result if loss is None else loss
 
     # Torch wraps step() of classes that do not say so, to call the hooks of the user; super().step() calls them.
     step.hooked = True  # type: ignore[attr-defined]
 
+    def _is_due(self, reducer: overlap.OverlappingReducer) -> bool:
+        """True where the step is to be taken in one piece: also for an optimizer that hands it on to another one, whose
+        parts are not ours to choose.
+        """
+        if not is_divisible(self):
+            reducer.synchronize()
+        return reducer.is_due()
+
     def _begin_step(self, reducer: overlap.OverlappingReducer) -> None:
-        for before in (*_global_optimizer_pre_hooks.values(), *self._optimizer_step_pre_hooks.values()):
+        own_before = getattr(
+            self, "_optimizer_step_pre_hooks", {}
+        )  # none where __init__() of torch's has not run
+        own_after = getattr(self, "_optimizer_step_post_hooks", {})
+        for before in (*_global_optimizer_pre_hooks.values(), *own_before.values()):
             before(self, (), {})
+        reducer.flush()  # they may have set gradients
         reducer.step(SubsetStep(self, self._base))
-        for after in (*self._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
+        for after in (*own_after.values(), *_global_optimizer_post_hooks.values()):
             after(self, (), {})
+
+    @contextlib.contextmanager
+    def _looking_after_hooks(self) -> Iterator[None]:
+        """Exchanges gradients that hooks of the user's on the step set anew, before the optimizer takes them."""
+        reducer = self._reducer
+        own = getattr(self, "_optimizer_step_pre_hooks", None)  # None: __init__() of torch's has not run
+        if reducer is None or own is None or not (own or _global_optimizer_pre_hooks):
+            yield
+            return
+
+        def look(*_: Any) -> None:
+            if reducer.flush():
+                self._clip()
+            if reducer.take_veto():
+                reducer.drop_gradients()
+
+        last = self.register_step_pre_hook(look)
+        try:
+            yield
+        finally:
+            last.remove()
+
+    def _take_in_added(self) -> list[tuple[str, torch.Tensor]]:
+        """Notes parameters that have come into the groups, which are then to be exchanged, and returns them."""
+        added = self._members.added(self.param_groups)
+        if added:
+            require_real(added)
+            _require_free(self._store, self, added)
+            self._named += added  # in place: it is what the store serves
+            if self._momentum is not None:
+                self._momentum.find_groups()
+        return added
+
+    def _add_later(self) -> None:
+        """Has parameters that have come into the groups without a word to us be exchanged from the next time on."""
+        if self._reducer is not None and (added := self._take_in_added()):
+            self._reducer.add_later(added)
 
     def _handed(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """What the optimizer is handed in place of a closure, to call it itself."""
@@ -339,9 +454,15 @@ class _Distributed(wrapped.Front):
         """As torch's; ends what a backward() that failed had begun to send."""
         if self._reducer is not None:
             self._reducer.settle()
+            self._reducer.forget_gradients()
+            self._add_later()
         if self._momentum is not None:
             self._momentum.catch_up()
         if not isinstance(self._reducer, overlap.OverlappingReducer):
+            super().zero_grad(set_to_none)
+            return
+        if not is_divisible(self):
+            self._reducer.synchronize()
             super().zero_grad(set_to_none)
             return
         later = self._reducer.zero_grad(set_to_none=set_to_none)
@@ -362,6 +483,8 @@ class _Distributed(wrapped.Front):
         """Says that this worker has no batch left; for workers with different numbers of batches. The others' steps go
         on: their means are still divided by the number of all workers, so that this one counts as zeros.
 
+        Of several optimizers at one store one calls it, for all.
+
         Returns, when all have joined, the rank that joined last, the same on all ranks. It has taken all steps, and the
         others have not:
 
@@ -379,12 +502,27 @@ class _Distributed(wrapped.Front):
         """
         if self._reducer is None:
             return self._store.join()
+        others = [place.optimizer() for place in _served.get(self._store, [])]
+        served = [other for other in others if other is not None and other._reducer is not None]
+        for optimizer in served:
+            optimizer._stand_in()
+        last = self._store.join()
+        for optimizer in served:
+            last = optimizer._end_join(last)
+        return last
+
+    def _stand_in(self) -> None:
         if self._store.num_workers > 1:
             self._require_free_steps()
+        assert self._reducer is not None
         self._reducer.settle()
         self.synchronize()
         self._reducer.stand_in()
-        return self._reducer.last_to_step(self._store.join())
+
+    def _end_join(self, last: int) -> int:
+        assert self._reducer is not None
+        self._reducer.count_steps_anew()
+        return self._reducer.last_to_step(last)
 
     def _require_free_steps(self) -> None:
         """Raises ValueError where the other ranks' steps need this one, beyond its gradients."""
@@ -423,15 +561,10 @@ class _Distributed(wrapped.Front):
         those given as (name, parameter) pairs, which torch takes where the optimizer was made of such pairs.
         """
         self.synchronize()
-        before = sum(len(group["params"]) for group in self.param_groups)
         super().add_param_group(param_group)
-        named = name_group(self.param_groups[-1], before)
-        require_real(named)
-        self._named = [*self._named, *named]
-        if self._momentum is not None:
-            self._momentum.find_groups()
+        added = self._take_in_added()
         if self._reducer is not None:
-            self._reducer.add(named)
+            self._reducer.add(added)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with what this rank has not sent yet under "gradwire"."""
@@ -491,5 +624,6 @@ class _Distributed(wrapped.Front):
         if self._reducer is not None:
             self._reducer.close()
             self._reducer = self._momentum = None
-        if self._place is not None and _served.get(self._store) is self._place:
-            del _served[self._store]
+        if self._place is not None:
+            _served[self._store].remove(self._place)
+            self._place = None

@@ -28,7 +28,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from gradwire import _core
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.parameter_guard import Access, guard, is_guardable, keeper_of, release
-from gradwire.torch.reducer import GradientReducer
+from gradwire.torch.reducer import GradientReducer, has_gradient, requires_gradient
 from gradwire.torch.transforms import hear_of_transforms, outside_transforms
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gradwire.torch.momentum import WorkerMomentum
     from gradwire.torch.subset_step import SubsetStep
 
+_NO_BACKWARD = -1  # autograd's number where none runs
 _PAUSE = 0.002  # seconds between looks at what else has arrived
 _REPLICATING = (torch.jit.ScriptModule, nn.DataParallel)
 
@@ -46,15 +47,13 @@ class _Sum:
 
     Attributes:
         together: indices of all parameters whose sums the ticket is for, this one's too.
-        gradient: what the parameter's grad is to be when the sum is here.
-        converts: gradient is not the memory that the sum arrives in.
+        gradient: what the parameter's grad was, to take the sum when it is here; None: nothing.
         cleared: zero_grad() was called since step(), with this set_to_none; None: it was not.
     """
 
     ticket: _core.Ticket
     together: Sequence[int]
-    gradient: torch.Tensor
-    converts: bool
+    gradient: torch.Tensor | None
     cleared: bool | None = None
 
 
@@ -79,7 +78,6 @@ class OverlappingReducer(GradientReducer):
         self._has_failed = False  # and the caller has heard of it
         self._broken_by: BaseException | None = None  # what an update has raised, so that the step is in part
         self._hook_handle: Any = None
-        self._index: dict[torch.Tensor, int] = {}
         # Of the hook that is to run once more than usual for a compiled module: before what is compiled.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global")
         hear_of_transforms()
@@ -111,7 +109,7 @@ class OverlappingReducer(GradientReducer):
         with self._alone():
             self._require_own_process(self._sums)
             self._require_whole(self._sums)
-            guarded = {self._parameters[index] for index in self._sums}
+            guarded = {self._memory.parameters[index] for index in self._sums}
             self._stepping = stepping if guarded else None
             with self._noting_failure():
                 with self._updating():
@@ -125,7 +123,7 @@ class OverlappingReducer(GradientReducer):
                 self.synchronize()
             for one in self._sums.values():
                 one.cleared = set_to_none
-            return {self._parameters[index] for index in self._sums}
+            return {self._memory.parameters[index] for index in self._sums}
 
     def close(self) -> None:
         try:
@@ -137,6 +135,23 @@ class OverlappingReducer(GradientReducer):
         self.synchronize()
         super().add(named)
 
+    # -- a step without a backward() -------------------------------------------------------------------
+
+    def _is_complete(self) -> bool:
+        """As GradientReducer's. What is on its way nobody has touched."""
+        if self._exchanged and self._passes_done == 0 and self._sums:
+            return True
+        return super()._is_complete()
+
+    def _begin_without_backward(self) -> None:
+        self.synchronize()
+        super()._begin_without_backward()
+
+    def _take_in_late(self) -> None:
+        if self._live.waits_for(has_gradient):
+            self.synchronize()
+            super()._take_in_late()
+
     # -- during backward() -----------------------------------------------------------------------------
 
     def on_gradient(self, index: int) -> None:
@@ -145,10 +160,6 @@ class OverlappingReducer(GradientReducer):
             self.synchronize()
         super().on_gradient(index)
 
-    def _bind(self) -> None:
-        super()._bind()
-        self._index = {parameter: index for index, parameter in enumerate(self._parameters)}
-
     def on_backward_begin(self) -> None:
         if self._sums:  # of parameters that the forward pass did not use
             self.synchronize()
@@ -156,14 +167,14 @@ class OverlappingReducer(GradientReducer):
 
     def _end_step(self) -> None:
         """Leaves sums on their way."""
-        self._ready = bytearray(len(self._parameters))
-        thawed = self._take_in_thawed()
+        self._ready = bytearray(len(self._memory.parameters))
+        thawed = self._take_in_waiting(requires_gradient)
         for index in thawed:
             self.exchange.send_apart(index)
         sums = self.exchange.sums()
         if thawed:  # a collective, which needs a place of its own in the program, and no step in progress
             self.exchange.wait()
-            self._bind()
+            self._live.bind()
         with self._lock:
             self._sums = {
                 index: self._lay_aside(index, ticket, together)
@@ -172,20 +183,18 @@ class OverlappingReducer(GradientReducer):
             }
             if self._sums:
                 self._open()
-            self._take_when_here([i for i in self._sums if keeper_of(self._parameters[i]) is not self])
+            self._take_when_here([i for i in self._sums if keeper_of(self._memory.parameters[i]) is not self])
         if self.exchange.needs_quiet:
             self.synchronize()
         self.exchange.advance()
 
     def _lay_aside(self, index: int, ticket: _core.Ticket, together: Sequence[int]) -> _Sum:
         """Takes the gradient away from its parameter, lest the next backward() adds to what the network writes."""
-        parameter = self._parameters[index]
+        parameter = self._memory.parameters[index]
         gradient, parameter.grad = parameter.grad, None
-        if gradient is None:
-            gradient = torch.empty_like(parameter)
         if is_guardable(parameter):
             guard(parameter, self)
-        return _Sum(ticket, together, gradient, not self._in_place[index])
+        return _Sum(ticket, together, gradient)
 
     # -- while sums arrive -----------------------------------------------------------------------------
 
@@ -198,18 +207,23 @@ class OverlappingReducer(GradientReducer):
         """
         if access is Access.DESCRIPTION:
             return
-        indices = [self._index[parameter] for parameter in parameters]
+        indices = [self._memory.index_of[parameter] for parameter in parameters]
         with self._alone():
             if self._stepping is not None:
                 waits = [i for i in indices if access is Access.VALUE or not self._is_gone(i)]
                 self._take_when_here([i for i in waits if i in self._sums])
             elif access is Access.GRADIENT and any(i in self._sums for i in indices):
-                raise RuntimeError(
-                    f"gradwire.torch: the gradient of {self._names[indices[0]]!r} was read, or set, while its sum is "
-                    "on its way (overlap_step): it is no mean yet. To clip or look at gradients, also by a GradScaler, "
-                    "call optimizer.synchronize() between backward() and that, which waits for all sums; or leave "
-                    "overlap_step out"
-                )
+                self._give_gradient(indices)
+
+    def _give_gradient(self, indices: Collection[int]) -> None:
+        if torch._C._current_graph_task_id() != _NO_BACKWARD:
+            self.synchronize()  # a hook of the user's, in another backward(), which adds to the means
+            return
+        raise RuntimeError(
+            f"gradwire.torch: the gradient of {self._name(indices)} was read, or set, while its sum is on its way "
+            "(overlap_step): it is no mean yet. To clip or look at gradients, also by a GradScaler, call "
+            "optimizer.synchronize() between backward() and that, which waits for all sums; or leave overlap_step out"
+        )
 
     @contextlib.contextmanager
     def letting_go(self, parameter: torch.Tensor) -> Iterator[None]:
@@ -219,7 +233,7 @@ class OverlappingReducer(GradientReducer):
             try:
                 yield
             finally:
-                if self._index[parameter] in self._sums:
+                if self._memory.index_of[parameter] in self._sums:
                     guard(parameter, self)
 
     def _is_gone(self, index: int) -> bool:
@@ -236,7 +250,7 @@ class OverlappingReducer(GradientReducer):
         # An evaluation has nothing to gain, and layers that read those below them in ways of their own.
         whole = unseen or not (module.training or torch.is_grad_enabled())
         parameters = module.parameters() if whole else module._parameters.values()
-        own = [self._index[p] for p in parameters if p is not None and keeper_of(p) is self]
+        own = [self._memory.index_of[p] for p in parameters if p is not None and keeper_of(p) is self]
         if own:
             with self._lock:
                 self._take_when_here(own)
@@ -264,18 +278,21 @@ class OverlappingReducer(GradientReducer):
     def _require_own_process(self, awaited: Collection[int]) -> None:
         if awaited and os.getpid() != self._process:
             raise RuntimeError(
-                f"gradwire.torch: {self._names[next(iter(awaited))]!r} was read in a process that was forked while its "
-                "sum was on its way (overlap_step); call optimizer.synchronize() before processes are forked that use "
+                f"gradwire.torch: {self._name(awaited)} was read in a process that was forked while its sum was "
+                " on its way (overlap_step); call optimizer.synchronize() before processes are forked that use "
                 "the model"
             )
 
     def _require_whole(self, awaited: Collection[int]) -> None:
         if awaited and self._broken_by is not None:
             raise RuntimeError(
-                f"gradwire.torch: {self._names[next(iter(awaited))]!r} is without the last step: an update raised "
+                f"gradwire.torch: {self._name(awaited)} is without the last step: an update raised "
                 f"{type(self._broken_by).__name__}: {self._broken_by} (overlap_step); call optimizer.close() to read "
                 "weights as they are, some with that step and some without, and load a checkpoint to go on"
             ) from self._broken_by
+
+    def _name(self, indices: Collection[int]) -> str:
+        return repr(self._memory.names[next(iter(indices))])
 
     @contextlib.contextmanager
     def _updating(self) -> Iterator[None]:
@@ -324,25 +341,24 @@ class OverlappingReducer(GradientReducer):
             self._sums |= sums  # and guarded: whoever reads them is told
             raise
         for index in sums:
-            release(self._parameters[index])
+            release(self._memory.parameters[index])
         if not self._sums:
             self._finish()
 
     def _take_in(self, sums: Mapping[int, _Sum]) -> None:
-        with _as_outside(self._parameters[next(iter(sums))].device.type):
+        with _as_outside(self._memory.parameters[next(iter(sums))].device.type):
             later = {index: self._restore(index, one) for index, one in sums.items()}
             if self._stepping is not None:
-                self._stepping.step([self._parameters[index] for index in sums])
+                self._stepping.step([self._memory.parameters[index] for index in sums])
             for index, one in sums.items():
-                _go_on(self._parameters[index], one, later[index])
+                _go_on(self._memory.parameters[index], one, later[index])
 
     def _restore(self, index: int, one: _Sum) -> torch.Tensor | None:
         """Has p.grad be the mean; returns what autograd has put there since."""
-        parameter = self._parameters[index]
+        parameter = self._memory.parameters[index]
         later = parameter.grad
-        if one.converts:
-            one.gradient.copy_(self._slots[index])
-        parameter.grad = one.gradient
+        parameter.grad = one.gradient if self._memory.can_take(index, one.gradient) else None
+        self._memory.take_mean(index)
         return later
 
     # -- from the first sum on its way to the last -----------------------------------------------------
@@ -385,13 +401,13 @@ class OverlappingReducer(GradientReducer):
         with self._lock:
             behind = len(self._sums) if self._stepping is not None else 0
             for index in self._sums:
-                release(self._parameters[index])
+                release(self._memory.parameters[index])
             self._sums.clear()
             self._broken_by = None
             self._leave()
         if behind:
             warnings.warn(
-                f"gradwire.torch: {behind} of {len(self._parameters)} parameters are left without the last step, which "
+                f"gradwire.torch: {behind} of {len(self._memory)} parameters are left without the last step, which "
                 "failed before they had it (overlap_step); load a checkpoint to go on from one step",
                 RuntimeWarning,
                 stacklevel=2,
@@ -403,10 +419,11 @@ def _go_on(parameter: torch.Tensor, one: _Sum, later: torch.Tensor | None) -> No
     if one.cleared is True:
         parameter.grad = later
         return
+    assert parameter.grad is not None
     if one.cleared is False:
-        one.gradient.zero_()
+        parameter.grad.zero_()
     if later is not None:
-        one.gradient.add_(later)
+        parameter.grad.add_(later)
 
 
 def _reads_unseen(module: nn.Module) -> bool:

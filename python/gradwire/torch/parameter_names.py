@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+Groups = Iterable[Mapping[str, Any]]
+"""An optimizer's param_groups."""
 
 
 def require_pairs(named_parameters: Any) -> list[tuple[str, torch.Tensor]]:
@@ -77,15 +80,36 @@ def warn_of_ddp(named: Iterable[tuple[str, torch.Tensor]]) -> None:
         )
 
 
-def name_group(param_group: dict[str, object], first: int) -> list[tuple[str, torch.Tensor]]:
-    """Returns the parameters of a group that add_param_group() has taken, by the names given with them, else numbers.
-
-    Args:
-        first: how many parameters the groups before it have.
+class GroupMembers:
+    """The parameters in an optimizer's groups, to which others may be added at any time: by add_param_group() of the
+    optimizer, of the one that it was made of and shares its groups with, or by hand.
     """
-    parameters = list(param_group["params"])  # type: ignore[call-overload]
-    numbers = [f"parameter.{first + i}" for i in range(len(parameters))]
-    return list(zip(param_group.get("param_names", numbers), parameters, strict=True))  # type: ignore[call-overload]
+
+    def __init__(self, param_groups: Groups) -> None:
+        self._ids = _ids_of(param_groups)
+        self._known = {parameter for group in param_groups for parameter in group["params"]}
+
+    def added(self, param_groups: Groups) -> list[tuple[str, torch.Tensor]]:
+        """Returns parameters that have come since the last call, by the names that their group has (param_names), else
+        numbers.
+        """
+        if (ids := _ids_of(param_groups)) == self._ids:
+            return []
+        self._ids = ids
+        added: list[tuple[str, torch.Tensor]] = []
+        first = 0
+        for group in param_groups:
+            numbers = [f"parameter.{first + i}" for i in range(len(group["params"]))]
+            names = group.get("param_names", numbers)
+            named = zip(names if len(names) == len(numbers) else numbers, group["params"], strict=True)
+            added += [(name, parameter) for name, parameter in named if parameter not in self._known]
+            first += len(numbers)
+        self._known.update(parameter for _, parameter in added)
+        return added
+
+
+def _ids_of(param_groups: Groups) -> list[int]:
+    return [id(parameter) for group in param_groups for parameter in group["params"]]
 
 
 def require_real(named: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -1,9 +1,10 @@
-"""GradientReducer: sends every gradient the moment autograd has it, and waits for the means when backward()
-ends.
+"""GradientReducer: sends every gradient the moment autograd has it, and waits for the means when backward() ends.
+
+step() exchanges what no backward() has brought: gradients that are set by hand, or a batch that reaches no parameter.
 
 Each parameter has a slot: a run of one flat float32 buffer, which the engine reads and writes in place. It lies
-where the parameters do, if that is one CUDA device, else on the CPU. For float32 parameters there `p.grad` is a
-view of the slot; others are converted on the way in and out.
+where the parameters do, if that is one CUDA device, else on the CPU. For float32 parameters there `p.grad` is the
+slot's memory; others are converted on the way in and out.
 
 A sparse gradient, as of nn.Embedding(sparse=True), has no slot but travels as rows. Which parameters have one only
 their first gradients tell, so in the first step they are summed as dense ones, and then all ranks agree.
@@ -13,25 +14,28 @@ Threading: hooks run on autograd's thread, one at a time.
 
 from __future__ import annotations
 
-import functools
 import warnings
-import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 from gradwire.torch.backward_pass import BackwardPass
+from gradwire.torch.compiled_autograd import require_eager
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
-from gradwire.torch.slots import NO_SLOT, as_slot, home_of, is_slot, runs_of
+from gradwire.torch.gradient_hooks import GradientHooks
+from gradwire.torch.gradient_memory import GradientMemory
+from gradwire.torch.live_parameters import LiveParameters, Named, TakesPart
+from gradwire.torch.parameter_names import require_real
+from gradwire.torch.row_agreement import RowAgreement
 from gradwire.torch.sparse_gradients import all_finite, gradient_of
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
     from gradwire.torch.momentum import WorkerMomentum
 
-_NO_GRADIENT, _SPARSE, _STRIDED = range(3)  # what a parameter has got, as ranks tell each other
+_LAST_STEP = 2**32 - 1  # then steps are counted anew
 
 
 class GradientReducer:
@@ -45,7 +49,7 @@ class GradientReducer:
     def __init__(
         self,
         store: KVStore,
-        named: Sequence[tuple[str, torch.Tensor]],
+        named: Named,
         *,
         passes: int,
         options: ExchangeOptions,
@@ -54,7 +58,7 @@ class GradientReducer:
         """Declares the parameters (a collective) and installs the hooks.
 
         Args:
-            store: whose engine sums; its slots are taken.
+            store: whose engine sums; a set of its slots is taken.
             named: parameters in order of the forward pass; the first is the most urgent. Frozen ones are not sent
                 while they require no gradient, and keep what they have not sent yet.
             passes: calls of backward() that are accumulated before gradients are sent.
@@ -65,85 +69,57 @@ class GradientReducer:
             ValueError: a rank declares other names, shapes or another order; every rank gets the same text.
         """
         self.sync = True
-        self.exchange = Exchange(store, options, "optimizer")
+        self.exchange = Exchange(store, options)
+        self.exchange.program_step = 1
         self._options = options
         self._veto = False
         self._passes = passes
         self._passes_done = 0
+        self._exchanged = False  # in this step, and gradients have not been cleared since
+        self._is_cleared = False  # gradients, since the last step
+        self._gave_nothing = False  # that exchange: means that nobody is to take
+        self._awaits_sums = False
         self._momentum = momentum
-        self._parameters: list[torch.Tensor] = []
-        self._names: list[str] = []
-        self._slots: list[torch.Tensor] = []
-        self._in_place: list[bool] = []
-        self._live: list[int] = []  # indices of those that take part in steps
-        self._ready = bytearray()
-        self._handles: list[Any] = []
-        self._backward = BackwardPass(self)
+        self._memory = GradientMemory()
+        self._hooks = GradientHooks(self)
+        self._rows = RowAgreement(self.exchange, sends_rows=options.sparse_gradients == "rows")
+        self._live = LiveParameters(
+            self.exchange, self._memory, self._hooks, self._rows, known_sparse=options.sparse_parameters
+        )
+        self._ready = bytearray()  # by index: sent in this step
+        self._backward = BackwardPass(self, store)
+        self._warned: set[str] = set()
         self._failed = False
         self._densified = options.sparse_gradients != "warn"  # and has been told
-        self._sends_rows = options.sparse_gradients == "rows"
-        self._rows: set[int] = set()  # indices of those whose gradients travel as rows
-        self._layouts = bytearray()  # of this step's gradients, until ranks have agreed which travel so
-        self._agreed = True
-        self._agreed_since_join = self._stood_in = False
-        self._frozen: list[tuple[str, torch.Tensor]] = []  # since the beginning: not declared yet
-        self._places: dict[torch.Tensor, int] = {}  # in the order of the forward pass
-        self._device = home_of([parameter for _, parameter in named])
-        self.add(named)
+        try:
+            self.add(named)
+        except BaseException:  # ranks that differ: others may be made
+            self._hooks.remove()
+            self.exchange.give_up()
+            raise
 
-    def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    def add(self, named: Named) -> None:
         """Takes more parameters in, behind the others. A collective, between steps."""
-        for _, parameter in named:
-            self._places[parameter] = len(self._places)
-        self._frozen += [(name, p) for name, p in named if not p.requires_grad]
-        self._add_live([(name, p) for name, p in named if p.requires_grad and p.numel() > 0])
-        self._bind()
+        self._live.add(named)
+        self._ready = bytearray(len(self._memory))
 
-    def _bind(self) -> None:
-        self.exchange.bind(self._live)
+    def add_later(self, named: Named) -> None:
+        """Takes more parameters in with the end of the next exchange, or before the next step."""
+        self._live.add_later(named)
 
-    def _add_live(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        if not named:
-            return
-        first = len(self._parameters)
-        known = [self._sends_rows and name in self._options.sparse_parameters for name, _ in named]
-        slots = iter(
-            runs_of([p for (_, p), rows in zip(named, known, strict=True) if not rows], self._device)
-        )
-        runs = [None if rows else next(slots) for rows in known]
-        self.exchange.add(named, runs, [self._places[p] for _, p in named])
-        for (name, p), run in zip(named, runs, strict=True):
-            self._names.append(name)
-            self._parameters.append(p)
-            self._slots.append(NO_SLOT if run is None else as_slot(run, p))
-            self._in_place.append(p.dtype == torch.float32 and p.device == self._device)
-            self._hook(len(self._parameters) - 1)
-        self._live += range(first, len(self._parameters))
-        self._use_rows([first + i for i, rows in enumerate(known) if rows])
-        self._agreed = not self._sends_rows
-        self._ready = bytearray(len(self._parameters))
-        self._layouts += bytearray(len(named))  # in the middle of a step, where parameters thaw
+    def _choose_live(self, takes_part: Callable[[int], bool]) -> None:
+        """Leaves out of steps what was frozen before this one, and takes in again what no longer is. A collective where
+        there is any.
+        """
+        begun = set(self._live.indices if self._passes_done > 0 else ())
+        self._live.choose(lambda index: index in begun or takes_part(index))
 
-    def _use_rows(self, indices: Sequence[int]) -> None:
-        if not indices:
-            return
-        self.exchange.use_rows(indices)
-        self._rows |= set(indices)
-        for index in indices:
-            self._slots[index], self._in_place[index] = NO_SLOT, False
-
-    def _hook(self, index: int) -> None:
-        # Hooks live as long as the model; they must not keep the engine, or it would outlive the interpreter.
-        hook = functools.partial(_on_gradient, weakref.ref(self), index)
-        self._handles.append(
-            self._parameters[index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        )
+    def _requires_gradient(self, index: int) -> bool:
+        return self._memory.parameters[index].requires_grad
 
     def close(self) -> None:
         """Takes the hooks off; gradients then stay local."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.remove()
         self.exchange.close()
 
     # -- during backward() -----------------------------------------------------------------------------
@@ -153,38 +129,41 @@ class GradientReducer:
         if not self.sync:
             return
         self._backward.enter()
-        if self._passes_done + 1 == self._passes:
+        is_final = self._hooks.put_last(index)  # else other hooks of the parameter are still to run
+        if self._memory.parameters[index].grad is None:
+            self._warn_once(
+                f"a hook on {self._memory.names[index]!r} has taken its gradient away in backward(). What the hook did "
+                "with it was this worker's own: if it has stepped on it, the workers' weights differ. Step on the "
+                "means, after backward()"
+            )
+        if is_final and self._passes_done + 1 == self._passes:
             self._submit(index)
+            self._memory.note_taken(index)
 
     def on_backward_begin(self) -> None:
         """Runs before the first gradient of a backward() is taken.
 
         Raises:
-            RuntimeError: workers send momentum, and have for the step that is not taken yet; on all ranks.
+            RuntimeError: workers send momentum, and have for the step that is not taken yet; compiled autograd runs
+                the backward(). On all ranks.
         """
+        require_eager("gradwire.torch: DistributedOptimizer")
         self.settle()
         if self._momentum is not None:
             self._momentum.require_level()
-        self._choose_live()
-
-    def _choose_live(self) -> None:
-        """Leaves out of steps what was frozen before this one, and takes in again what no longer is. A collective where
-        there is any: every rank runs the same program.
-        """
-        begun = self._live if self._passes_done > 0 else ()
-        live = [i for i, parameter in enumerate(self._parameters) if parameter.requires_grad or i in begun]
-        if live != self._live:
-            self._live = live
-            self._bind()
+        if not self._is_cleared:  # else that has restored them
+            self._hooks.restore()
+        self._choose_live(self._requires_gradient)
 
     @torch.no_grad()
     def _submit(self, index: int) -> None:
         if self._ready[index]:
             raise RuntimeError(
-                f"gradwire.torch: {self._names[index]!r} got its gradient twice in one backward(); a layer that is "
-                "used twice cannot be in a re-entrant checkpoint: use torch.utils.checkpoint with use_reentrant=False"
+                f"gradwire.torch: {self._memory.names[index]!r} got its gradient twice in one backward(); a layer that "
+                "is used twice cannot be in a re-entrant checkpoint: use torch.utils.checkpoint with "
+                "use_reentrant=False"
             )
-        if index in self._rows:
+        if self._memory.travels_as_rows(index):
             self._ready[index] = True
             self._send_rows(index)
             return
@@ -196,38 +175,53 @@ class GradientReducer:
         self.exchange.send(index)
 
     def _send_rows(self, index: int) -> None:
-        self.exchange.send_rows(index, self._parameters[index].grad, self._parameters[index])
+        parameter = self._memory.parameters[index]
+        self.exchange.send_rows(index, parameter.grad, parameter)
 
     def _fill(self, index: int) -> None:
-        """Has the slot hold what is to be sent, and p.grad be the slot where it can."""
-        parameter, slot = self._parameters[index], self._slots[index]
+        """Has the slot hold what is to be sent, and p.grad be the slot's memory where it can."""
+        slot = self._memory.slot(index)
         gradient = self._dense_gradient(index)
         if self._momentum is not None:
-            self._momentum.advance(parameter, gradient, out=slot)
+            self._momentum.advance(self._memory.parameters[index], gradient, out=slot.values)
         elif gradient is None:
-            slot.zero_()
-        elif gradient.data_ptr() != slot.data_ptr() or gradient.stride() != slot.stride():
-            slot.copy_(gradient)
-        if self._in_place[index]:
-            parameter.grad = slot  # zero_grad(set_to_none=True), the default, took it away
+            slot.values.zero_()
+        elif not slot.holds(gradient):
+            slot.values.copy_(gradient)
+        self._memory.share(index)
 
     def _dense_gradient(self, index: int) -> torch.Tensor | None:
-        parameter = self._parameters[index]
-        if parameter.grad is None:
+        parameter = self._memory.parameters[index]
+        gradient = parameter.grad
+        if gradient is None:
             return None
-        if parameter.grad.layout == torch.strided:
-            self._layouts[index] = _STRIDED
-            return parameter.grad
-        self._layouts[index] = _SPARSE
+        if gradient.numel() != self._memory.slot(index).values.numel() or not gradient.is_floating_point():
+            self._refuse(index, gradient)
+        is_sparse = gradient.layout != torch.strided
+        self._rows.note(index, is_sparse=is_sparse)
+        if is_sparse:
+            self._tell_of_dense(index, gradient.layout)
+            parameter.grad = gradient.to_dense()
+        return parameter.grad
+
+    def _refuse(self, index: int, gradient: torch.Tensor) -> NoReturn:
+        """Raises ValueError for a parameter that a user has made another since the optimizer was made."""
+        name = self._memory.names[index]
+        require_real([(name, self._memory.parameters[index])])
+        raise ValueError(
+            f"gradwire.torch: the gradient of {name!r} has shape {tuple(gradient.shape)}, and the parameter had "
+            f"{tuple(self._memory.slot(index).values.shape)} when its optimizer was made; make the optimizer anew on "
+            "all ranks after a parameter has changed its shape"
+        )
+
+    def _tell_of_dense(self, index: int, layout: torch.layout) -> None:
         if not self._densified:
             self._densified = True
             warnings.warn(
-                f"gradwire.torch: the gradient of {self._names[index]!r} is {parameter.grad.layout}; it is summed as "
-                "a dense one, so a table of many rows is sent whole; sparse_as_dense=True says that this is meant",
+                f"gradwire.torch: the gradient of {self._memory.names[index]!r} is {layout}; it is summed as a dense "
+                "one, so a table of many rows is sent whole; sparse_as_dense=True says that this is meant",
                 stacklevel=2,
             )
-        parameter.grad = parameter.grad.to_dense()
-        return parameter.grad
 
     # -- after it --------------------------------------------------------------------------------------
 
@@ -235,33 +229,40 @@ class GradientReducer:
         """Runs when a backward() has computed all its gradients."""
         self._passes_done += 1
         if self._passes_done == self._passes:
+            self._warn_of_late_changes()
             self._send_rest()
 
-    def flush(self) -> None:
-        """Sends what fewer calls of backward() have left than were to be added up. A collective.
+    def on_all_sent(self) -> None:
+        """Follows it, once all optimizers at the store have sent what they have: waits for the means."""
+        if self._awaits_sums:
+            self._awaits_sums = False
+            self._end_step()
+            self._exchanged, self._gave_nothing = True, False
 
-        Raises:
-            RuntimeError: a GradScaler has looked at those gradients, and each rank's has found something of its own.
+    def _warn_of_late_changes(self) -> None:
+        """Warns where p.grad was written after the parameter's hooks had run: by a hook on autograd's node, or on
+        another parameter. What was sent may lack that.
         """
-        if self._passes_done == 0:
-            return
-        if self._options.grad_scaler is not None:
-            raise RuntimeError(
-                f"gradwire.torch: step() after {self._passes_done} of {self._passes} calls of backward() "
-                "(backward_passes_per_step), with grad_scaler: the scaler has looked at this rank's own gradients "
-                "already, so that ranks may differ in whether to step; leave out the batches that do not fill a step, "
-                "or leave backward_passes_per_step out and call all but a step's last backward() in optimizer.no_sync()"
+        changed = [
+            index
+            for index in self._live.indices
+            if self._ready[index] and not self._memory.is_as_taken(index)
+        ]
+        if changed:
+            self._warn_once(
+                f"the gradient of {self._memory.names[changed[0]]!r} was changed during backward() after it had been "
+                "sent, so the workers' mean may lack that change; change a gradient in a hook of its own parameter "
+                "(register_post_accumulate_grad_hook), or after backward()"
             )
-        self._send_rest()
 
     def _send_rest(self) -> None:
-        """Ends a step's last pass."""
+        """Sends what is left of a step's last pass."""
         self._passes_done = 0
         # Unused in this pass: what earlier passes left, or zeros, so that the sum is complete.
-        for index in self._live:
+        for index in self._live.indices:
             if not self._ready[index]:
                 self._submit(index)
-        self._end_step()
+        self._awaits_sums = True
 
     def _end_step(self) -> None:
         """Waits for the means of all that was sent."""
@@ -271,9 +272,9 @@ class GradientReducer:
     def _finish_step(self) -> bool:
         """Waits for the means of all that was sent; returns whether any rank met a NaN or an infinity."""
         nonfinite = self._await_sums()
-        self._ready = bytearray(len(self._parameters))
-        self._copy_back()
-        nonfinite |= self._thaw()
+        self._ready = bytearray(len(self._memory))
+        self._copy_back(self._live.indices)
+        nonfinite |= self._thaw(requires_gradient)
         self._agree_on_rows()
         self.exchange.advance()
         if self._momentum is not None:
@@ -287,92 +288,52 @@ class GradientReducer:
         return self.exchange.finish()
 
     @torch.no_grad()
-    def _copy_back(self) -> None:
+    def _copy_back(self, indices: Iterable[int]) -> None:
+        """Has p.grad of these be their means."""
         for index, rows in self.exchange.row_means.items():
-            self._parameters[index].grad = gradient_of(self._parameters[index], rows)
-        for index in self._live:
-            if self._in_place[index] or index in self._rows:
-                continue
-            parameter = self._parameters[index]
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(self._slots[index])
+            parameter = self._memory.parameters[index]
+            parameter.grad = gradient_of(parameter, rows)
+        for index in indices:
+            self._memory.take_mean(index)
 
     @torch.no_grad()
     def _agree_on_rows(self) -> None:
-        """Has parameters travel as rows from the next step on that had a sparse gradient on some rank and no other kind
-        on any. A collective, once for every parameter.
-        """
-        if self._agreed:
-            return
-        self._agreed = self._agreed_since_join = True
-        layouts = self.exchange.gather("layouts of gradients", bytes(self._layouts))
-        chosen = [
-            index
-            for index, kinds in enumerate(zip(*layouts, strict=True))
-            if _SPARSE in kinds and _STRIDED not in kinds and index not in self._rows
-        ]
+        chosen = self._rows.make()
         for index in chosen:
-            parameter = self._parameters[index]
+            parameter = self._memory.parameters[index]
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.to_sparse(1)
-        self._use_rows(chosen)
+        self._live.use_rows(chosen)
+        for index in chosen:
+            self._memory.take_mean(index)
         if chosen:
-            self._bind()
+            self._live.bind()
 
-    @property
-    def row_names(self) -> list[str] | None:
-        """Of parameters whose gradients travel as rows; None where ranks have not agreed on them yet."""
-        known = self._sends_rows and self._agreed
-        return [self._names[index] for index in sorted(self._rows)] if known else None
-
-    def take_over_rows(self, names: Sequence[str]) -> None:
-        """Has gradients travel as rows that did in a job that was saved, in the place of what the first step would
-        tell. A collective, before that.
-
-        Raises:
-            ValueError: they cannot here; or others do. The same on all ranks.
+    def _thaw(self, takes_part: TakesPart) -> bool:
+        """Sends what this step left in parameters that were not known until now: frozen so far, or added. Returns
+        whether any rank met a NaN or an infinity there.
         """
-        here = {self._names[index] for index in self._rows}
-        if different := sorted(here.difference(names).union(() if self._sends_rows else names)):
-            raise ValueError(
-                f"gradwire.torch: gradients of {different[0]!r} travel as rows either here or in the job that was "
-                "saved; give sparse_parameters, sparse_as_dense and what else has them summed as dense ones as there"
-            )
-        chosen = [index for index, name in enumerate(self._names) if name in names and name not in here]
-        self._use_rows(chosen)
-        if chosen:
-            self._bind()
-        self._agreed = True
-
-    def _thaw(self) -> bool:
-        """Sends what this backward() left in parameters that were frozen until now."""
-        thawed = self._take_in_thawed()
+        thawed = self._take_in_waiting(takes_part)
         if not thawed:
             return False
         for index in thawed:
-            if index in self._rows:
+            if self._memory.travels_as_rows(index):
                 self._send_rows(index)
             else:
                 self.exchange.send_apart(index)
         nonfinite = self.exchange.finish()
-        self._bind()
-        self._copy_back()
+        self._live.bind()
+        self._copy_back(thawed)
         return nonfinite
 
     @torch.no_grad()
-    def _take_in_thawed(self) -> range:
-        """Takes in parameters that were frozen until now; returns which they are. Every rank runs the same program, so
-        all thaw the same at once.
-        """
-        first = len(self._parameters)
-        thawed = [(name, p) for name, p in self._frozen if p.requires_grad]
-        if thawed:
-            self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
-            self._add_live([(name, p) for name, p in thawed if p.numel() > 0])
-        added = range(first, len(self._parameters))
+    def _take_in_waiting(self, takes_part: TakesPart) -> range:
+        """Takes in parameters that have waited, with what they have to send; returns which they are."""
+        added = self._live.take_in_waiting(takes_part)
+        if added:
+            self._ready = bytearray(len(self._memory))
         for index in added:
-            if index not in self._rows:
+            if not self._memory.travels_as_rows(index):
                 self._fill(index)
         return added
 
@@ -384,12 +345,127 @@ class GradientReducer:
         if self._options.grad_scaler is None:  # to a GradScaler it is its daily work
             warn_of_nonfinite("skip_step")
         # GradScaler looks for one, to skip the step and lower its scale on every rank.
-        gradients = [self._parameters[index].grad for index in self._live]
+        gradients = [self._memory.parameters[index].grad for index in self._live.indices]
         values = [g._values() if g.is_sparse else g for g in gradients if g is not None]
         first = next((each for each in values if each.numel() > 0), None)
         if first is not None:
             with torch.no_grad():
                 first.fill_(float("nan"))
+
+    # -- the step --------------------------------------------------------------------------------------
+
+    def flush(self) -> bool:
+        """Exchanges what this step's calls of backward() have not: all, where none has brought a gradient. A
+        collective, but in no_sync(). Returns whether there was something.
+
+        Raises:
+            RuntimeError: a GradScaler has looked at those gradients, and each rank's has found something of its own; or
+                with momentum, p.grad is what the last step has left there.
+        """
+        if not self.sync:
+            return False
+        with torch.inference_mode(False), torch.no_grad():
+            is_complete = self._is_complete()
+            if not is_complete:
+                self._require_no_scaler()
+                self._begin_without_backward()
+                self._send_rest()
+                self.on_all_sent()
+            self._take_in_late()
+        return not is_complete
+
+    def _is_complete(self) -> bool:
+        """False where p.grad is not the means of all ranks' gradients."""
+        if self._passes_done > 0 or not self._exchanged:
+            return False
+        parameters = self._memory.parameters
+        given = [index for index in self._live.indices if parameters[index].grad is not None]
+        if self._live.indices and not given:  # cleared since
+            return self._gave_nothing
+        replaced = [index for index in given if not self._memory.is_mean(index)]
+        if replaced:
+            self._warn_once(
+                f"p.grad of {self._memory.names[replaced[0]]!r} was set anew after backward(), so it is taken for "
+                "this worker's own gradient, and all gradients are exchanged once more; to change the workers' means, "
+                "change them in place, such as p.grad.mul_()"
+            )
+        return not replaced
+
+    def _require_no_scaler(self) -> None:
+        if self._options.grad_scaler is None:
+            return
+        done = (
+            f"after {self._passes_done} of {self._passes} calls of backward() (backward_passes_per_step)"
+            if self._passes_done > 0
+            else "with gradients that backward() has not exchanged"
+        )
+        raise RuntimeError(
+            f"gradwire.torch: step() {done}, with grad_scaler: the scaler has looked at this rank's own gradients "
+            "already, so that ranks may differ in whether to step; leave out the batches that do not fill a step, "
+            "call backward() on a loss that reaches a parameter (0 * parameter.sum()), or leave "
+            "backward_passes_per_step out and call all but a step's last backward() in optimizer.no_sync()"
+        )
+
+    def _begin_without_backward(self) -> None:
+        """Has all take part whose gradients are exchanged without a backward(): also what is frozen and was given a
+        gradient by hand.
+        """
+        if self._momentum is not None and self._passes_done == 0:
+            self._require_gradients()
+        self._hooks.restore()
+        self._choose_live(lambda index: self._requires_gradient(index) or self._memory.is_by_hand(index))
+
+    def _require_gradients(self) -> None:
+        stale = [index for index in self._live.indices if self._memory.is_delivered(index)]
+        if stale:
+            raise RuntimeError(
+                "gradwire.torch: step() was called again without backward(), with momentum_correction: "
+                f"{self._memory.names[stale[0]]!r} has the workers' mean momentum in p.grad, which is no gradient; "
+                "call optimizer.zero_grad() after each step, or leave momentum_correction out"
+            )
+
+    def _take_in_late(self) -> None:
+        """Exchanges, between a backward() and its step, what that one did not know."""
+        if self._thaw(has_gradient) and not self._veto:
+            self._veto = self._options.vetoes
+            self._handle_nonfinite()
+
+    def take_veto(self) -> bool:
+        """Says whether this step is to be skipped, and forgets it."""
+        veto, self._veto = self._veto, False
+        return veto
+
+    def drop_gradients(self) -> None:
+        """Leaves no gradient that an optimizer could step on."""
+        for index in self._live.indices:
+            self._memory.parameters[index].grad = None
+
+    def count_step(self) -> None:
+        """Says that a step is taken. A collective where there is a warm-up."""
+        self.exchange.count_step()
+        if self.sync:
+            self.exchange.program_step = self.exchange.program_step % _LAST_STEP + 1
+
+    def count_steps_anew(self) -> None:
+        """Has all ranks be at the same step again, once all have joined."""
+        self.exchange.program_step = 1
+
+    def end_step(self) -> None:
+        """Says that step() is over, taken or not: what comes next is exchanged anew."""
+        self._exchanged = self._is_cleared = False
+        if self._momentum is None:  # else memory tells the next step that p.grad is no gradient
+            self._memory.release()
+
+    def forget_gradients(self) -> None:
+        """Says that gradients are cleared: likewise."""
+        self._exchanged, self._is_cleared = False, True
+        self._memory.release()
+        self._hooks.restore()
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(f"gradwire.torch: {text}", RuntimeWarning, stacklevel=3)
 
     # -- when it fails ---------------------------------------------------------------------------------
 
@@ -409,26 +485,29 @@ class GradientReducer:
         if self._passes_done < self._passes:
             return
         self._passes_done = 0
-        for index in self._live:
+        for index in self._live.indices:
             if not self._ready[index]:
                 self._send_instead(index, float("nan"))
-            self._parameters[index].grad = self._slots[index] if self._in_place[index] else None
+            if not self._memory.share(index):
+                self._memory.parameters[index].grad = None
         self._finish_step()
-        live = [self._parameters[index] for index in self._live]
-        if self._veto or not all_finite(parameter.grad for parameter in live):
-            for parameter in live:
-                parameter.grad = None
+        self._exchanged = True
+        self._gave_nothing = self._veto or not all_finite(
+            self._memory.parameters[index].grad for index in self._live.indices
+        )
+        if self._gave_nothing:
+            self.drop_gradients()
 
     def _send_instead(self, index: int, value: float) -> None:
         """Sends one value in the place of a gradient."""
-        if index in self._rows:
-            parameter = self._parameters[index]
+        if self._memory.travels_as_rows(index):
+            parameter = self._memory.parameters[index]
             self.exchange.send_rows(index, torch.full_like(parameter[:1], value), parameter)
             return
-        self._slots[index].fill_(value)
+        self._memory.slot(index).values.fill_(value)
         self._send(index)
 
-    # -- who has no batch left -------------------------------------------------------------------------
+    # -- ranks that have no batch left -----------------------------------------------------------------
 
     @torch.no_grad()
     def stand_in(self) -> None:
@@ -437,41 +516,56 @@ class GradientReducer:
         as rows, if that is still to come.
         """
         self._passes_done = 0  # what was not sent is this rank's alone
-        self._choose_live()
-        if self._agreed:
+        self._choose_live(self._requires_gradient)
+        if self._rows.is_made:
             return
-        self._stood_in = True
-        for index in self._live:
-            parameter = self._parameters[index]
-            if self._in_place[index] and is_slot(parameter.grad, self._slots[index]):
+        self._rows.stand_in()
+        for index in self._live.indices:
+            parameter = self._memory.parameters[index]
+            if not self._memory.travels_as_rows(index) and self._memory.slot(index).holds(parameter.grad):
                 parameter.grad = None
             self._send_instead(index, 0.0)
         self._await_sums()
-        self._thaw()
+        self._thaw(requires_gradient)
         self._agree_on_rows()
         self.exchange.advance()
 
     def last_to_step(self, last: int) -> int:
-        """Returns who has taken all steps, of which `last` has been in all: that may be one that stood in. A collective
-        where ranks have agreed since the last time.
+        """As RowAgreement's."""
+        return self._rows.last_to_step(last)
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    @property
+    def row_names(self) -> list[str] | None:
+        """Of parameters whose gradients travel as rows; None where ranks have not agreed on them yet."""
+        known = self._rows.sends_rows and self._rows.is_made
+        return [self._memory.names[index] for index in sorted(self._rows.rows)] if known else None
+
+    def take_over_rows(self, names: Sequence[str]) -> None:
+        """Has gradients travel as rows that did in a job that was saved, in the place of what the first step would
+        tell. A collective, before that.
+
+        Raises:
+            ValueError: they cannot here; or others do. The same on all ranks.
         """
-        if not self._agreed_since_join:
-            return last
-        stood_in = self.exchange.gather("ranks without a step", bytes([self._stood_in]))
-        self._agreed_since_join = self._stood_in = False
-        # If it stood in, nobody has been in more steps than that one, in which all were.
-        ranks = [last, *range(len(stood_in))]
-        return next((rank for rank in ranks if not stood_in[rank][0]), last)
-
-    # -- the step --------------------------------------------------------------------------------------
-
-    def take_veto(self) -> bool:
-        """Says whether this step is to be skipped, and forgets it."""
-        veto, self._veto = self._veto, False
-        return veto
+        here = {self._memory.names[index] for index in self._rows.rows}
+        if different := sorted(here.difference(names).union(() if self._rows.sends_rows else names)):
+            raise ValueError(
+                f"gradwire.torch: gradients of {different[0]!r} travel as rows either here or in the job that was "
+                "saved; give sparse_parameters, sparse_as_dense and what else has them summed as dense ones as there"
+            )
+        chosen = [i for i, name in enumerate(self._memory.names) if name in names and name not in here]
+        self._live.use_rows(chosen)
+        if chosen:
+            self._live.bind()
+        self._rows.is_made = True
 
 
-def _on_gradient(reducer: weakref.ref[GradientReducer], index: int, parameter: torch.Tensor) -> None:
-    alive = reducer()
-    if alive is not None:
-        alive.on_gradient(index)
+def requires_gradient(parameter: torch.Tensor) -> bool:
+    return parameter.requires_grad
+
+
+def has_gradient(parameter: torch.Tensor) -> bool:
+    """Also of one that is frozen, and was given it by hand."""
+    return parameter.requires_grad or parameter.grad is not None

@@ -64,7 +64,7 @@ class ShardSampler(Sampler[int]):
         if not self._shuffle:
             return iter(self._share)
         generator = torch.Generator().manual_seed(self._seed + self._epoch)
-        order = torch.randperm(self._examples, generator=generator)
+        order = torch.randperm(self._examples, generator=generator, device="cpu")
         return iter(order[self._share.start : self._share.stop].tolist())
 
     def __len__(self) -> int:

@@ -1,18 +1,22 @@
-"""Slots: the memory in which gradients are sent and their means arrive, one buffer for all parameters."""
+"""Slots: the memory in which gradients are sent and their means arrive, one buffer for all parameters.
+
+The engine reads and writes it on threads of its own, so it must stay where it is as long as the engine does. A tensor's
+storage does not: share_memory_() and a queue of torch.multiprocessing move it, for every tensor that has it, and free
+what was there. So nobody else has the storage of a slot. What p.grad gets is the same memory in a storage of its own:
+whatever is done to that leaves the slot alone, and holds() tells whether p.grad is still there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from torch.utils import dlpack
 
 from gradwire import _core
 from gradwire.torch.exchange import is_channels_last
 
 _ALIGNMENT = 16  # float32 elements: slots begin on cache lines
-
-NO_SLOT = torch.empty(0)
-"""Of a parameter whose gradients travel as rows."""
 
 
 def home_of(parameters: Sequence[torch.Tensor]) -> torch.device:
@@ -24,16 +28,57 @@ def home_of(parameters: Sequence[torch.Tensor]) -> torch.device:
     return torch.device("cpu")
 
 
-def as_slot(run: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Returns a run, float32 (elements,), in the shape of its parameter, and laid out as that is."""
-    if is_channels_last(parameter):
-        return run.as_strided(parameter.shape, parameter.stride())
-    return run.view(parameter.shape)
+class Slot:
+    """One parameter's memory.
+
+    Attributes:
+        values: float32, of the parameter's shape, and laid out as it was when this was made, which is the order in
+            which elements travel. Never handed out.
+    """
+
+    def __init__(self, run: torch.Tensor, parameter: torch.Tensor) -> None:
+        """
+        Args:
+            run: float32 (elements,), of runs_of().
+        """
+        self.values = run.view(parameter.shape)
+        if is_channels_last(parameter):
+            self.values = run.as_strided(parameter.shape, parameter.stride())
+        self._is_plain = self.values.is_contiguous()
+        self._address, self._device = run.data_ptr(), run.device
+        self._strides, self._elements = self.values.stride(), run.numel()
+        self._shared: torch.Tensor | None = None  # as it was handed out last
+
+    def fits(self, parameter: torch.Tensor) -> bool:
+        """True where p.grad can be this memory: of a parameter on its device, laid out as it is, whose gradients are
+        float32.
+        """
+        if gradient_dtype(parameter) != torch.float32 or parameter.device != self._device:
+            return False
+        if parameter.shape != self.values.shape:
+            return False
+        return parameter.is_contiguous() if self._is_plain else _is_laid_out_alike(parameter, self.values)
+
+    def holds(self, gradient: torch.Tensor | None) -> bool:
+        """True where a gradient is this memory, whole."""
+        if gradient is None or gradient.layout != torch.strided or gradient.data_ptr() != self._address:
+            return False
+        if gradient.numel() != self._elements or gradient.dtype != torch.float32:
+            return False
+        if gradient.stride() == self._strides:
+            return True
+        return gradient.shape == self.values.shape and _is_laid_out_alike(gradient, self.values)
+
+    def shared(self) -> torch.Tensor:
+        """Returns this memory as a tensor with a storage of its own: the one before, if nobody has moved it."""
+        if self._shared is None or not self.holds(self._shared):
+            self._shared = dlpack.from_dlpack(dlpack.to_dlpack(self.values))  # type: ignore[attr-defined]
+        return self._shared
 
 
-def is_slot(gradient: torch.Tensor | None, slot: torch.Tensor) -> bool:
-    """True where a gradient is a slot's memory."""
-    return gradient is not None and gradient.data_ptr() == slot.data_ptr()
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """Returns what p.grad is to be: the parameter's dtype, unless p.grad_dtype, which newer PyTorch has, says else."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
 def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
@@ -42,5 +87,14 @@ def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[to
     for parameter in parameters:
         offsets.append(total)
         total += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
-    flat = torch.zeros(total, dtype=torch.float32, device=device)
-    return [flat[o : o + p.numel()] for o, p in zip(offsets, parameters, strict=True)]
+    with torch.inference_mode(False):  # whoever makes the optimizer there trains elsewhere
+        flat = torch.zeros(total, dtype=torch.float32, device=device)
+        return [flat[o : o + p.numel()] for o, p in zip(offsets, parameters, strict=True)]
+
+
+def _is_laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True where the elements of tensors of one shape follow each other in the same order. Dimensions of one element do
+    not matter.
+    """
+    strides = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(size == 1 or a == b for size, a, b in strides)

@@ -40,6 +40,7 @@ def gradient_of(parameter: torch.Tensor, rows: Rows) -> torch.Tensor:
         torch.from_numpy(rows[0])[None].to(parameter.device),
         values.to(parameter.device, parameter.dtype),
         parameter.shape,
+        device=parameter.device,  # and not torch.set_default_device()'s
         is_coalesced=True,
         check_invariants=False,
     )
@@ -60,6 +61,7 @@ class RowExchange:
         self._tables: dict[int, int] = {}  # by index
         self._elements: dict[int, int] = {}  # of a row
         self._sent: dict[int, _core.PulledRows] = {}
+        self.met_nonfinite = False  # any rank, in what finish() has taken
 
     def __contains__(self, index: int) -> bool:
         return index in self._tables
@@ -84,16 +86,18 @@ class RowExchange:
         if tables := [self._tables[index] for index in indices if index in self._tables]:
             self._engine.set_row_compression(tables, compression.spec, compression.reply)
 
-    def send(self, index: int, rows: Rows, priority: int) -> None:
+    def send(self, index: int, rows: Rows, priority: int, program_step: int) -> None:
         """Sends this rank's rows of one step."""
-        self._sent[index] = self._engine.push_pull_rows(self._tables[index], *rows, priority)
+        self._sent[index] = self._engine.push_pull_rows(self._tables[index], *rows, priority, program_step)
 
     def finish(self, scale: float) -> dict[int, Rows]:
         """Waits for what the ranks have sent together, times scale: by index, ids ascending."""
         received = {}
+        self.met_nonfinite = False
         for index, pulled in self._sent.items():
             self._store.wait_until(pulled.ticket.wait)
             ids, rows = self._engine.rows_of(pulled)
+            self.met_nonfinite |= pulled.ticket.nonfinite
             if scale != 1.0:
                 rows *= np.float32(scale)
             received[index] = ids, rows.reshape(len(ids), self._elements[index])
@@ -135,6 +139,6 @@ def saved_rows(saved: Any, shape: Sequence[int]) -> Rows:
 
 def saved_flat(saved: Mapping[str, torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
     """The residual of a dense parameter, float32 (elements,), from the rows that a checkpoint has."""
-    flat = torch.zeros(shape[0], int(np.prod(shape[1:])))
+    flat = torch.zeros(shape[0], int(np.prod(shape[1:])), dtype=torch.float32, device="cpu")
     flat[saved["ids"].cpu()] = saved["rows"].float().cpu()
     return flat.reshape(-1)

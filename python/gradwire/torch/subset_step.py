@@ -16,6 +16,13 @@ _HARMLESS = ("_need_device_dtype_check_for_fused", "_warned_capturable_if_run_un
 _CALLS_HOOKS = torch.optim.Optimizer.profile_hook_step(lambda _: None).__code__
 
 
+def is_divisible(optimizer: torch.optim.Optimizer) -> bool:
+    """False for one that hands its step on to another, whose groups are not its own (never made by
+    Optimizer.__init__()).
+    """
+    return "param_groups" in vars(optimizer)
+
+
 class SubsetStep:
     """One step of an optimizer, in parts: with the options that its groups had when the step was called, and not those
     that a learning-rate scheduler has given them since.
@@ -75,7 +82,8 @@ class SubsetStep:
         """
         chosen: dict[int, list[torch.Tensor]] = {}
         for parameter in parameters:
-            chosen.setdefault(self._group_of[parameter], []).append(parameter)
+            if (group := self._group_of.get(parameter)) is not None:  # else it was taken out of the groups
+                chosen.setdefault(group, []).append(parameter)
         view: torch.optim.Optimizer = object.__new__(self._base)
         view.__dict__.update({name: value for name, value in vars(self._optimizer).items() if name != "step"})
         view._optimizer_step_pre_hooks = OrderedDict()

@@ -18,10 +18,16 @@ class Front(torch.optim.Optimizer):
 
     prefix: ClassVar[str]  # of the name of the class that an instance gets
     _base: type  # the class inside
+    _earlier: list[torch.optim.Optimizer]  # that it was made of
 
     @abstractmethod
     def close(self) -> None:
         """Ends the exchange."""
+
+    def _note_step(self) -> None:
+        """Has learning-rate schedulers that were made of the optimizer given know that it has stepped."""
+        for optimizer in self._earlier:
+            optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes in what load_state_dict() made: into the groups and state at hand, which the optimizer inside shares,
@@ -56,6 +62,7 @@ def take_over(optimizer: torch.optim.Optimizer, front: type[Front]) -> Any:
     # An LR scheduler made earlier has patched step() on the instance; its patch calls the class it knew.
     result.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     result._base = base
+    result._earlier = [*getattr(optimizer, "_earlier", []), optimizer]
     return result
 
 

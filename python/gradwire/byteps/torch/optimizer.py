@@ -11,6 +11,8 @@ from gradwire.byteps.lifecycle import require_init
 from gradwire.horovod.torch import optimizer as horovods
 from gradwire.horovod.torch.compression import Compression
 
+_PREFIX = "Gradient."
+
 
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
@@ -38,7 +40,9 @@ def DistributedOptimizer(
     """
     require_init("DistributedOptimizer")
     named = None if named_parameters is None else [_gradient(pair) for pair in named_parameters]
-    return horovods.DistributedOptimizer(optimizer, named, compression, backward_passes_per_step)
+    result = horovods.DistributedOptimizer(optimizer, named, compression, backward_passes_per_step)
+    result.name_prefix = _PREFIX
+    return result
 
 
 def _gradient(pair: Any) -> tuple[str, torch.Tensor]:
@@ -47,4 +51,4 @@ def _gradient(pair: Any) -> tuple[str, torch.Tensor]:
             f"bps.DistributedOptimizer: named_parameters has a {type(pair).__name__}, expected (name, parameter) "
             "pairs; pass model.named_parameters()"
         )
-    return f"Gradient.{pair[0]}", pair[1]
+    return f"{_PREFIX}{pair[0]}", pair[1]

@@ -56,16 +56,17 @@ class DistributedDataParallel(torch.nn.Module):
         self._broadcasts_buffers = broadcast_buffers and size() > 1
         self._is_synchronized = self._is_queued = self._is_local = False
         broadcast_parameters(module.state_dict(), root_rank=0)
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        exchange = torch.optim.SGD(parameters, lr=0.0)  # never steps: it is what the sums are hung on
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self._exchange = DistributedOptimizer(exchange, named, compression)
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._queue_wait)  # type: ignore[no-untyped-call]
+        exchange = torch.optim.SGD(
+            module.parameters(), lr=0.0
+        )  # never steps: it is what the sums are hung on
+        self._exchange = DistributedOptimizer(exchange, module.named_parameters(), compression)
+        self._hooked: set[torch.Tensor] = set()
+        self._hook()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """As the module's."""
-        self._is_synchronized = False
+        self._is_synchronized = self._is_queued = False  # also where the last backward() has failed
+        self._hook()
         buffers = list(self.module.named_buffers()) if self._broadcasts_buffers else []
         if buffers:
             broadcast_parameters(buffers, root_rank=0)
@@ -92,6 +93,13 @@ class DistributedDataParallel(torch.nn.Module):
         if not self._is_synchronized:
             self._exchange.synchronize()
         self._is_synchronized = True
+
+    def _hook(self) -> None:
+        """Has the end of a backward() be heard of by all that require a gradient, thawed ones too."""
+        for parameter in self.module.parameters():
+            if parameter.requires_grad and parameter not in self._hooked:
+                self._hooked.add(parameter)
+                parameter.register_post_accumulate_grad_hook(self._queue_wait)  # type: ignore[no-untyped-call]
 
     def _queue_wait(self, _: torch.Tensor) -> None:
         if not (self._is_queued or self._is_local):

@@ -26,7 +26,7 @@ def is_floating(array: torch.Tensor) -> bool:
 
 
 def zeros(shape: Sequence[int], dtype: str) -> torch.Tensor:
-    return torch.zeros(tuple(shape), dtype=_dtype(dtype))
+    return torch.zeros(tuple(shape), dtype=_dtype(dtype), device="cpu")
 
 
 def empty_like(array: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ def alltoall_async(
         return (
             rows
             if splits is None
-            else (rows, torch.tensor(received_rows(response, process_set), dtype=torch.int32))
+            else (rows, torch.tensor(received_rows(response, process_set), dtype=torch.int32, device="cpu"))
         )
 
     return _submit(tensor, _rows_of(tensor, splits, process_set), deliver, name, process_set)
@@ -67,7 +67,7 @@ def _rows_of(tensor: torch.Tensor, splits: Splits, process_set: ProcessSet) -> t
     """
     identity_of("alltoall", process_set)
     wire.require_rows("alltoall", [tensor])
-    given = None if splits is None else torch.as_tensor(splits).cpu().numpy()
+    given = None if splits is None else torch.as_tensor(splits, device="cpu").numpy()
     return rows_for_each(tensor.shape[0], given, process_set)
 
 
@@ -95,7 +95,7 @@ class _AllToAll(torch.autograd.Function):
 
         output, counts = synchronize(_submit(tensor, rows, deliver, name, process_set))
         ctx.given = tuple(counts), process_set, tensor.shape[0] - sum(rows)
-        received = torch.tensor(counts, dtype=torch.int32)
+        received = torch.tensor(counts, dtype=torch.int32, device="cpu")
         ctx.mark_non_differentiable(received)
         return output, received
 

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,14 @@ from gradwire.horovod.torch.compression import Compression
 from gradwire.horovod.torch.sparse_sums import sparse_allreduce_async
 from gradwire.horovod.torch.sums import submit_sum
 from gradwire.torch import wrapped
+from gradwire.torch.compiled_autograd import require_eager
+from gradwire.torch.gradient_hooks import GradientHooks
 from gradwire.torch.parameter_codecs import ParameterCodecs
+from gradwire.torch.parameter_names import GroupMembers
 
 Groups = int | list[list[torch.Tensor]] | None
+Group = tuple[torch.Tensor, ...]
+"""Parameters whose gradients travel together."""
 
 # What a codec has not sent yet is kept by name, and another model's parameters may have the same names: so optimizers
 # are counted, which gives the same numbers on all ranks.
@@ -148,6 +153,7 @@ class Distributed(wrapped.Front):
     """What DistributedOptimizer adds to an optimizer's class."""
 
     prefix = "Distributed"
+    name_prefix = ""  # of names of parameters that come later
 
     def _begin(
         self,
@@ -161,6 +167,7 @@ class Distributed(wrapped.Front):
     ) -> None:
         self._parameter_names = {parameter: name for name, parameter in named}
         self._priorities = {parameter: -place for place, (_, parameter) in enumerate(named)}
+        self._members = GroupMembers(self.param_groups)
         self._compressor, self._op, self._predivide = compressor, op, predivide
         self._codecs = ParameterCodecs(getattr(compressor, "codec", None) or StoreCompression())
         if codec_text(compressor):
@@ -169,10 +176,12 @@ class Distributed(wrapped.Front):
             self._compressed_name = f"optimizer.{number}.{{}}".format
         self._sparse_as_dense, self._process_set = sparse_as_dense, process_set
         self._passes: dict[torch.Tensor, int] = {}  # that are left, by parameter
-        self._sums: dict[tuple[torch.Tensor, ...], Callable[[], None]] = {}  # under way: what waits for each
+        self._sums: dict[Group, Callable[[], None]] = {}  # under way: what waits for each
         self._synchronized, self._synchronizes = False, True
-        self._hooks: list[Any] = []
-        self._group_of: dict[torch.Tensor, tuple[torch.Tensor, ...]] = {}
+        self.backward_passes_per_step = 1
+        self._hooks = GradientHooks(self)
+        self._hooked: list[torch.Tensor] = []
+        self._group_of: dict[torch.Tensor, Group] = {}
         self._groups = groups
         self._is_alone = True
         self.meet_others()
@@ -181,16 +190,27 @@ class Distributed(wrapped.Front):
         """Sums gradients from now on, where this rank was alone and is so no more: after init()."""
         if self._is_alone and self._process_set.included() and session.current().store.num_workers > 1:
             self._is_alone = False
-            self._hook(self._groups)
+            self._take_in(self._groups)
 
-    def _hook(self, groups: Groups) -> None:
-        live = [p for p in self._parameter_names if p.requires_grad]
+    def _take_in(self, groups: Groups = None) -> None:
+        """Has gradients be summed from now on of what requires one, or was given one by hand, and is not summed yet: at
+        first, and what has been thawed or added to the groups since.
+
+        Args:
+            groups: which of them travel together.
+        """
+        for name, parameter in self._members.added(self.param_groups):
+            self._parameter_names[parameter] = f"{self.name_prefix}{name}"
+            self._priorities[parameter] = -len(self._priorities)
         own = {p for group in self.param_groups for p in group["params"]}
-        live = [p for p in live if p in own]
-        for group in _grouped(live, groups):
+        new = [p for p in self._parameter_names if p in own and p not in self._group_of and _takes_part(p)]
+        for group in _grouped(new, groups):
             self._group_of |= dict.fromkeys(group, group)
-        for parameter in live:
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._take))  # type: ignore[no-untyped-call]
+            self._passes |= dict.fromkeys(group, self.backward_passes_per_step)
+        for parameter in new:
+            self._hooked.append(parameter)
+            self._hooks.add(parameter)
+        self._hooks.restore()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many calls of backward() are added up before gradients are sent, from the next step on."""
@@ -199,14 +219,15 @@ class Distributed(wrapped.Front):
 
     def close(self) -> None:
         """Ends the exchange: gradients stay local."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks, self._group_of, self._is_alone = [], {}, True
+        self._hooks.remove()
+        self._hooked, self._group_of, self._is_alone = [], {}, True
 
     # ------------------------------------------------------------------ sums
 
-    def _take(self, parameter: torch.Tensor) -> None:
+    def on_gradient(self, index: int) -> None:
         """Sends the group of a gradient that autograd has just completed, once all of it is."""
+        require_eager("hvd.DistributedOptimizer")
+        parameter = self._hooked[index]
         group = self._group_of[parameter]
         if group in self._sums:
             raise AssertionError(
@@ -215,17 +236,19 @@ class Distributed(wrapped.Front):
                 "backward_passes_per_step how many calls of backward() come before it"
             )
         self._passes[parameter] -= 1
-        if all(self._passes[p] <= 0 for p in group):
+        is_final = self._hooks.put_last(
+            index
+        )  # else others of the parameter's are still to run: step() sends it
+        if is_final and all(self._passes[p] <= 0 for p in group):
             self._send(group)
 
-    def _send(self, group: tuple[torch.Tensor, ...]) -> None:
-        for parameter in group:
-            if parameter.grad is None:  # another rank may have used it
-                parameter.grad = torch.zeros_like(parameter)
-        together = tuple(p for p in group if self._sparse_as_dense or not _is_sparse(p))
-        waits = [self._send_sparse(p) for p in group if not self._sparse_as_dense and _is_sparse(p)]
-        if together:
-            waits.append(self._send_dense(together))
+    def _send(self, group: Group) -> None:
+        # Zeros where there is none: another rank may have used the parameter.
+        gradients = {p: torch.zeros_like(p, requires_grad=False) if p.grad is None else p.grad for p in group}
+        dense = {p: g for p, g in gradients.items() if self._sparse_as_dense or not g.is_sparse}
+        waits = [self._send_sparse(p, g) for p, g in gradients.items() if p not in dense]
+        if dense:
+            waits.append(self._send_dense(dense))
 
         def finish() -> None:
             for wait in waits:
@@ -233,25 +256,23 @@ class Distributed(wrapped.Front):
 
         self._sums[group] = finish
 
-    def _send_sparse(self, parameter: torch.Tensor) -> Callable[[], None]:
-        assert parameter.grad is not None
-        wait = sparse_allreduce_async(
-            parameter.grad, self._parameter_names[parameter], self._op, self._process_set
-        )
+    def _send_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
+        wait = sparse_allreduce_async(gradient, self._parameter_names[parameter], self._op, self._process_set)
 
         def finish() -> None:
             parameter.grad = wait()
 
         return finish
 
-    def _send_dense(self, group: tuple[torch.Tensor, ...]) -> Callable[[], None]:
-        name = self._parameter_names[group[0]]
-        own = self._codecs.of(name, group[0])
-        compressor = self._compressor if own is None and group[0].numel() else NoneCompressor
+    def _send_dense(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> Callable[[], None]:
+        first = next(iter(gradients))
+        name = self._parameter_names[first]
+        own = self._codecs.of(name, first)
+        compressor = self._compressor if own is None and first.numel() else NoneCompressor
         if codec := codec_text(compressor):
             name = self._compressed_name(name)
-        gradients = [p.grad for p in group if p.grad is not None]
-        given = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+        # A copy: p.grad may be moved (share_memory_(), a queue of torch.multiprocessing) while the engine writes.
+        given = [g.to_dense() if g.is_sparse else g.detach().clone() for g in gradients.values()]
         changed = [compressor.compress(gradient) for gradient in given]
         handle = submit_sum(
             [tensor for tensor, _ in changed],
@@ -263,26 +284,30 @@ class Distributed(wrapped.Front):
             self._process_set,
             in_place=True,
             codec=codec,
-            priority=self._priorities[group[0]],
+            priority=self._priorities[first],
         )
 
         def finish() -> None:
             totals = synchronize(handle)
-            for p, total, (_, ctx) in zip(group, totals, changed, strict=True):
+            for (p, given), total, (_, ctx) in zip(gradients.items(), totals, changed, strict=True):
+                if not _takes_part(p):  # frozen, in a group with others
+                    continue
                 gradient = compressor.decompress(total, ctx)
-                p.grad = gradient.to_sparse() if p.grad is not None and p.grad.is_sparse else gradient
+                p.grad = gradient.to_sparse() if given.is_sparse else gradient
 
         return finish
 
     def synchronize(self) -> None:
-        """Waits for the sums of all parameters, and sends those that backward() has not. Then p.grad is the mean.
+        """Waits for the sums of all parameters, and sends those that backward() has not: also of what was thawed, or
+        added to the groups, since the last one. Then p.grad is the mean.
 
         Raises:
             HorovodInternalError: a sum has failed, on all ranks; says why.
         """
         if not self._is_alone:
+            self._take_in()
             for group in dict.fromkeys(self._group_of.values()):
-                if group not in self._sums:
+                if group not in self._sums and any(_takes_part(p) for p in group):
                     self._send(group)
             try:
                 for finish in self._sums.values():
@@ -309,6 +334,7 @@ class Distributed(wrapped.Front):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Waits for the sums, and takes the optimizer's step."""
+        self._note_step()
         if self._synchronizes:
             if self._synchronized:
                 warnings.warn(
@@ -350,11 +376,12 @@ class Distributed(wrapped.Front):
         super().load_state_dict(state_dict)
 
 
-def _is_sparse(parameter: torch.Tensor) -> bool:
-    return parameter.grad is not None and parameter.grad.is_sparse
+def _takes_part(parameter: torch.Tensor) -> bool:
+    """False for what is frozen, and was given no gradient by hand."""
+    return parameter.requires_grad or parameter.grad is not None
 
 
-def _grouped(live: Sequence[torch.Tensor], groups: Groups) -> list[tuple[torch.Tensor, ...]]:
+def _grouped(live: Sequence[torch.Tensor], groups: Groups) -> list[Group]:
     """Puts parameters into groups, in their order; what no list names is by itself."""
     if groups is None:
         return [(parameter,) for parameter in live]

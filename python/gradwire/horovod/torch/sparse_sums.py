@@ -40,6 +40,9 @@ def sparse_allreduce_async(
         where, what = synchronize(indices).t(), synchronize(values)
         if op == reduce_ops.Average:
             what = what / len(process_set.members())
-        return torch.sparse_coo_tensor(where, what, tensor.shape, check_invariants=True).coalesce()
+        total = torch.sparse_coo_tensor(
+            where, what, tensor.shape, device=tensor.device, check_invariants=True
+        )
+        return total.coalesce()
 
     return wait
