@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <set>
 
 #include "kvstore/engine_tensor.h"
@@ -57,10 +58,18 @@ void EngineThread::notify(std::string text) {
   notices_.push_back(std::move(text));
 }
 
+/// What repeats no payload is asked early enough for the answer, which names who is awaited, to be here when
+/// a warning is due.
+std::chrono::milliseconds EngineThread::question_timeout() const {
+  return std::min(options_.retry_timeout, options_.slow_warning / 2);
+}
+
 void EngineThread::probe(Tensor& tensor, Clock::time_point now) {
   for (std::size_t p = 0; p < tensor.parts.size(); ++p) {
     const PartState& state = tensor.parts[p];
-    if (!state.answered && now - state.asked >= options_.retry_timeout) ask(tensor, p);
+    const bool is_small = state.request == Kind::kPush || state.payload.size_bytes() == 0;
+    const auto patience = is_small ? question_timeout() : options_.retry_timeout;
+    if (!state.answered && now - state.asked >= patience) ask(tensor, p);
   }
 }
 

@@ -211,7 +211,10 @@ void bind_engine(nb::module_& module) {
                                       [&](milliseconds slice) { return s.engine().drain_for(slice); });
           },
           "seconds"_a = 1e9, "Waits until every slot holds its sum. Returns False when seconds passed first.")
-      .def("close", &PyEngine::close, "Says goodbye and ends the threads. Idempotent.")
+      .def("close", &PyEngine::close, "error"_a = "",
+           "Says goodbye and ends the threads. Idempotent. error: what ends this worker, for the others; "
+           "empty: "
+           "it has come to its end.")
       .def(
           "outlast",
           [](PyEngine& s, double seconds) {

@@ -340,6 +340,24 @@ TEST(Engine, SlowWorkerIsNamedThenTheJobGivesUp) {
   EXPECT_THAT(text, HasSubstr("for worker 1"));
 }
 
+// Who is awaited was asked after retry_timeout alone, so that a warning before that blamed the server.
+TEST(Engine, AWarningBeforeAnyRetryNamesTheSlowWorker) {
+  JobSize size{2, 1};
+  size.engine.slow_warning = std::chrono::milliseconds(600);
+  size.engine.retry_timeout = std::chrono::seconds(100);
+  std::vector<std::string> notices;
+  run_job(size, [&](Engine& engine) {
+    const std::vector<KeySpec> specs = {{"w", {5}}};
+    const auto key = engine.declare(specs)[0];
+    std::vector<float> values(5, 1.0F);
+    if (engine.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(3'000));
+    engine.push_pull(key, values, values, 0).wait();
+    if (engine.rank() == 0) notices = engine.take_notices();
+  });
+  EXPECT_THAT(notices, testing::ElementsAre(
+                           testing::ContainsRegex("^key 'w' step 0 has waited [0-9]+ s for worker 1$")));
+}
+
 TEST(Engine, BadCallsAreNamed) {
   run_job({1, 1}, [](Engine& engine) {
     const std::vector<KeySpec> specs = {{"w", {5}}};

@@ -430,6 +430,22 @@ TEST(SparseRows, WhoIsSlowIsNamed) {
   EXPECT_THAT(notices, testing::Contains(HasSubstr("for worker 1")));
 }
 
+TEST(SparseRows, AWarningBeforeAnyRetryNamesTheSlowWorker) {
+  JobSize size{2, 1, 1, {}};
+  size.engine.slow_warning = 1s;
+  size.engine.retry_timeout = 100s;
+  std::vector<std::string> notices;
+  run_job(size, [&](Engine& engine) {
+    const auto table = engine.sparse().declare(std::vector{embedding(6, 2)})[0];
+    engine.sparse().init(table, {}, {}, 0);
+    if (engine.rank() == 1) std::this_thread::sleep_for(4s);
+    engine.sparse().push_pull(table, Ids{1}, Values{1, 1}, 0).done.wait();
+    if (engine.rank() == 0) notices = engine.take_notices();
+  });
+  EXPECT_THAT(notices, testing::ElementsAre(testing::ContainsRegex(
+                           "^rows of 'embedding' have waited [0-9]+ s for worker 1$")));
+}
+
 // Rows do not go through leaders: every worker pushes its own.
 TEST(SparseRows, WhereAHostsWorkersSumFirstRowsAreSummedAllTheSame) {
   run_hosts(spread(), {"a", "a", "b"}, [](Engine& engine) {
