@@ -596,9 +596,9 @@ class Scheduler:
     def serve(self) -> None:
         """Serves the job to its end."""
 
-def connect_peers(scheduler: Scheduler | None, **settings: Any) -> Engine:
+def connect_peers(serves: Scheduler | None, **settings: Any) -> Engine:
     """
-    Joins a job whose every worker sums a share itself. scheduler: the job's, if this process serves it; it then belongs to the engine. Keywords: gradwire.settings.
+    Joins a job whose every worker sums a share itself. serves: the job's scheduler, if this process serves it; it then belongs to the engine. Keywords: gradwire.settings.
     """
 
 def connect_mpi(library: str, **settings: Any) -> Engine:
@@ -611,7 +611,7 @@ def connect_mpi_native(library: str, **settings: Any) -> Engine:
     As connect_mpi, and MPI sums: every rank must push the same keys in the same order.
     """
 
-def connect_nccl(scheduler: Scheduler | None, library: str, device: int | None, **settings: Any) -> Engine:
+def connect_nccl(serves: Scheduler | None, library: str, device: int | None, **settings: Any) -> Engine:
     """
     NCCL sums, each rank on a GPU of its own: every rank must push the same keys in the same order. library: libnccl.so.2. device: number of the GPU; None: the rank modulo the number of GPUs.
     """

@@ -265,11 +265,11 @@ void bind_connect(nb::module_& module) {
       .def_prop_ro("address", &PyScheduler::address,
                    "The numeric address on which it listens; '*': on all interfaces.")
       .def("serve", &PyScheduler::serve, "Serves the job to its end.");
-  module.def(
-      "connect_peers", &connect_peers, "scheduler"_a.none(), "settings"_a,
-      nb::sig("def connect_peers(scheduler: Scheduler | None, **settings: typing.Any) -> Engine"),
-      "Joins a job whose every worker sums a share itself. scheduler: the job's, if this process serves "
-      "it; it then belongs to the engine. Keywords: gradwire.settings.");
+  module.def("connect_peers", &connect_peers, "serves"_a.none(), "settings"_a,
+             nb::sig("def connect_peers(serves: Scheduler | None, **settings: typing.Any) -> Engine"),
+             "Joins a job whose every worker sums a share itself. serves: the job's scheduler, if this "
+             "process serves "
+             "it; it then belongs to the engine. Keywords: gradwire.settings.");
   module.def(
       "connect_mpi", &connect_mpi, "library"_a, "settings"_a,
       nb::sig("def connect_mpi(library: str, **settings: typing.Any) -> Engine"),
@@ -278,8 +278,8 @@ void bind_connect(nb::module_& module) {
              nb::sig("def connect_mpi_native(library: str, **settings: typing.Any) -> Engine"),
              "As connect_mpi, and MPI sums: every rank must push the same keys in the same order.");
   module.def(
-      "connect_nccl", &connect_nccl, "scheduler"_a.none(), "library"_a, "device"_a.none(), "settings"_a,
-      nb::sig("def connect_nccl(scheduler: Scheduler | None, library: str, device: int | None, **settings: "
+      "connect_nccl", &connect_nccl, "serves"_a.none(), "library"_a, "device"_a.none(), "settings"_a,
+      nb::sig("def connect_nccl(serves: Scheduler | None, library: str, device: int | None, **settings: "
               "typing.Any) -> Engine"),
       "NCCL sums, each rank on a GPU of its own: every rank must push the same keys in the same order. "
       "library: libnccl.so.2. device: number of the GPU; None: the rank modulo the number of GPUs.");

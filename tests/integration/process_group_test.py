@@ -117,13 +117,13 @@ def neighbours() -> tuple[int, int]:
 
 
 FIRST = """
-import gradwire, os, pathlib, time
+import gradwire, numpy, os, pathlib, time
 kv = gradwire.kv.create("allreduce")
 print("first joined", kv.rank, flush=True)
 folder = pathlib.Path(os.environ["TEST_FOLDER"])
 (folder / f"joined{kv.rank}").touch()
 while not (folder / "go on").exists(): time.sleep(0.05)
-print("first sums", kv.collectives.all_reduce([1.0]).tolist(), flush=True)
+print("first sums", kv.collectives.all_reduce(numpy.ones(1, numpy.float32)).tolist(), flush=True)
 """
 SECOND = """
 import gradwire.horovod.torch as hvd, torch
@@ -149,10 +149,10 @@ def test_two_jobs_at_neighbouring_ports_both_run(tmp_path: Path) -> None:
 
 
 RESTARTED = """
-import gradwire, os, sys
+import gradwire, numpy, os, sys
 kv = gradwire.kv.create("allreduce")
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-print("attempt", attempt, "sums", kv.collectives.all_reduce([1.0]).tolist(), flush=True)
+print("attempt", attempt, "sums", kv.collectives.all_reduce(numpy.ones(1, numpy.float32)).tolist(), flush=True)
 sys.exit(5 if attempt == "0" and kv.rank == 1 else 0)
 """
 

@@ -84,7 +84,10 @@ def named_store(rank: int) -> dict[str, Any]:
     import gradwire as gw
 
     kv = gw.kv.create("allreduce")
-    return {"store": [kv.rank, kv.num_workers], "sum": kv.collectives.all_reduce([float(rank + 1)]).tolist()}
+    return {
+        "store": [kv.rank, kv.num_workers],
+        "sum": kv.collectives.all_reduce(torch.ones(1) + rank).tolist(),
+    }
 
 
 def hook(rank: int) -> dict[str, Any]:
