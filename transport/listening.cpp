@@ -16,6 +16,15 @@ bool may_be_known_otherwise(const std::string& host, const std::string& address)
   return is_loopback(address) && !is_numeric(host) && !names_loopback(host);
 }
 
+/// The address from which a host is reached, which is this numeric one here.
+std::string own_address(const std::string& host, const std::string& address) {
+  try {
+    return address_towards(address);
+  } catch (const TransportError& error) {
+    throw TransportError("scheduler's host " + host + ": " + error.what());
+  }
+}
+
 /// The address that was asked for; empty: none was.
 std::string wanted_address(const ZmqOptions& options, const std::string& peer_address) {
   if (!options.bind_host.empty())
@@ -53,7 +62,7 @@ Listening server_listening(const ZmqOptions& options) {
   const std::string scheduler = over_ipc ? std::string() : resolve(host);
   const std::string wanted = wanted_address(options, scheduler);
   if (!wanted.empty() && (wanted != kEverywhere || over_ipc)) return {{at(wanted, "*")}, {}, {}};
-  const std::string own = address_towards(scheduler);
+  const std::string own = own_address(host, scheduler);
   const bool everywhere =
       wanted == kEverywhere || is_everywhere(scheduler) || may_be_known_otherwise(host, own);
   return {{at(everywhere ? kEverywhere : own, "*")}, own, {}};

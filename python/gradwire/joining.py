@@ -323,8 +323,8 @@ def _cure_of(meeting: Meeting) -> Iterator[None]:
     try:
         yield
     except _core.TimeoutError as error:
-        if not encryption.reaches_beyond(endpoints.host_of(meeting.options["scheduler"])):
-            raise
+        if endpoints.host_of(meeting.options["scheduler"]) in ("127.0.0.1", "::1", "localhost"):
+            raise  # all are on this machine
         raise _core.TimeoutError(f"{error}; if that address is wrong, {rendezvous.CURE} there") from None
 
 

@@ -184,10 +184,13 @@ def test_the_first_failure_counts_and_later_ones_are_told(folder: Path, recorder
     assert recorder.said[2] == "worker 1 failed first: it ended with exit code 7"
 
 
-def test_who_has_heard_of_a_failure_is_not_first_though_it_ends_first(recorder: Recorder) -> None:
+def test_who_has_heard_of_a_failure_is_not_first_though_it_ends_first(
+    folder: Path, recorder: Recorder
+) -> None:
     heard = "import gradwire\nif rank == 0: raise gradwire.TransportError('worker 1 failed')\n"
-    result = recorder.run(python(heard + "await_end('worker0'); raise ValueError('no such image')"))
-    assert (result.exit_code, result.failed_role, result.failed_rank) == (1, "worker", 1)
+    fails = "await_end('worker0'); raise ValueError('no such image')"
+    result = recorder.run(python(heard + fails), env={"GRADWIRE_LIVENESS_TIMEOUT": f"{SECONDS}s"})
+    assert (result.exit_code, result.failed_role, result.failed_rank) == (1, "worker", 1), recorder.said
     told = "worker 1 failed first: ValueError: no such image; see its traceback above"
     assert recorder.said[-1] == told, recorder.said
 
