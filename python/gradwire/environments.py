@@ -41,16 +41,18 @@ def launcher(environ: Mapping[str, str] | None = None) -> tuple[str, tuple[str, 
     return None
 
 
-def tell(store: str, workers: int) -> None:
-    """Says on stderr who was taken for the launcher; `gradwire run` has said so itself."""
-    found = launcher()
-    if found is not None and not found[0].startswith("gradwire run"):
+def tell(store: str, workers: int, *, has_ranks_of_a_group: bool = False) -> None:
+    """Says on stderr who was taken for the launcher, or that ranks are those of torch's process group; `gradwire run`
+    has said so itself.
+    """
+    if has_ranks_of_a_group:
+        whose = "with the ranks of torch's process group"
+    elif (found := launcher()) is not None and not found[0].startswith("gradwire run"):
         name, variables = found
-        print(
-            f"gradwire: store {store!r} of {workers} workers, started by {name} ({', '.join(variables)})",
-            file=sys.stderr,
-            flush=True,
-        )
+        whose = f"started by {name} ({', '.join(variables)})"
+    else:
+        return
+    print(f"gradwire: store {store!r} of {workers} workers, {whose}", file=sys.stderr, flush=True)
 
 
 def meeting_of_one_host(size: str, local_size: str, job: str) -> str | None:

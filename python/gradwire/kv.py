@@ -181,7 +181,8 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
             "one everywhere (a process is one worker)"
         )
     settings.warn_unknown_variables()
-    values = rendezvous.with_ranks_of_the_group(settings.read())
+    given = settings.read()
+    values = of_group = rendezvous.with_ranks_of_the_group(given)
     if staleness is not None:
         values = dataclasses.replace(values, staleness_bound=int(staleness))
     if on_failure is not None:
@@ -198,7 +199,7 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
     if not is_local:
         store.report_joined()
     if not is_local and store.rank == 0:
-        environments.tell(store.type, store.num_workers)
+        environments.tell(store.type, store.num_workers, has_ranks_of_a_group=of_group is not given)
     return store
 
 

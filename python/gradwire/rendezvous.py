@@ -9,7 +9,9 @@ A store also tells whether all ranks are on one machine, and takes an error of o
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import secrets
 import socket
 import time
@@ -128,6 +130,8 @@ class KnownAddress:
         try:
             scheduler = _listen(self.endpoint, values, made)
         except _core.TransportError as error:
+            if os.strerror(errno.EADDRINUSE) not in str(error):
+                raise
             raise _core.TransportError(
                 f"rendezvous: rank 0 cannot serve it: {error}; set GRADWIRE_MASTER=tcp://HOST:PORT, alike on all "
                 "ranks, to a free port of rank 0's host"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
+from gradwire.job import free_port
 from integration.processes import (
     START_SECONDS,
     Job,
@@ -26,21 +26,8 @@ ENDLESS = python(
 )
 
 
-def master_port() -> int:
-    """A port whose successor, where rank 0 will listen, is free too."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-
-
 def start_as_torchrun_does(job: Job, workers: int, command: list[str]) -> None:
-    at = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(master_port()), "WORLD_SIZE": str(workers)}
+    at = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port("127.0.0.1")), "WORLD_SIZE": str(workers)}
     for rank in reversed(range(workers)):
         job.start(("worker", rank), command, at | {"RANK": str(rank)})
 
