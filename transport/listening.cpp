@@ -27,8 +27,11 @@ std::string own_address(const std::string& host, const std::string& address) {
 
 /// The address that was asked for; empty: none was.
 std::string wanted_address(const ZmqOptions& options, const std::string& peer_address) {
-  if (!options.bind_host.empty())
-    return is_everywhere(options.bind_host) ? kEverywhere : resolve(options.bind_host);
+  if (!options.bind_host.empty()) {
+    const std::string& host = options.bind_host;
+    const std::string address = is_everywhere(host) ? kEverywhere : resolve(host);
+    return is_everywhere(address) || may_be_known_otherwise(host, address) ? kEverywhere : address;
+  }
   if (!options.interface.empty()) return address_of_interface(options.interface, peer_address);
   return {};
 }

@@ -78,6 +78,7 @@ class SchedulerLink {
   Node self_;
   std::uint64_t epoch_ = 0;       // 0 before the roster
   std::uint64_t news_heard_ = 0;  // of this job
+  bool has_said_hello_ = false;
   bool heard_ = false;
   bool held_ = false;  // and has said so
   bool acknowledged_ = false;

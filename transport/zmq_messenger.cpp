@@ -503,7 +503,13 @@ NodePair connect_zmq_pair(ZmqOptions options) {
   auto worker = std::make_unique<ZmqMessenger>(options);
   options.role = Role::kServer;
   options.rank.reset();  // the worker's, by their common name
-  auto server = std::make_unique<ZmqMessenger>(options);
+  std::unique_ptr<ZmqMessenger> server;
+  try {
+    server = std::make_unique<ZmqMessenger>(options);
+  } catch (const std::exception& error) {  // the others would wait for it as long as they may
+    worker->fail((options.rank ? to_string(worker->self()) : "a worker") + ": " + error.what());
+    throw;
+  }
   worker->join_job();
   server->join_job();
   return colocate({std::move(worker), std::move(server)});

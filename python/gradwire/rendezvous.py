@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import secrets
@@ -154,11 +155,14 @@ class TorchStore:
             made = options()
         except Exception as error:
             failure = error
+        own = {"machine": _machine(), "key": _fingerprint(made)}
         if self.group.rank != 0:
-            answer = words.ask(_machine(), failure)
+            answer = words.ask(own, failure)
             return Meeting(None, made | self._way_to(answer["at"], answer["machine"], made))
-        machines = words.gather(failure)
+        others = words.gather(failure)
         try:
+            _require_one_key(own, others)
+            machines = {other["machine"] for other in others.values()}
             scheduler = _listen(endpoints.written(self._address(values, machines), 0), values, made)
             words.answer({"at": self._published(scheduler), "machine": _machine()})
         except Exception as error:
@@ -178,13 +182,13 @@ class TorchStore:
         own = {} if {"bind_host", "interface"} & made.keys() else {"bind_host": _EVERYWHERE}
         return {"scheduler": endpoints.written(_LOOPBACK, port)} | own
 
-    def _address(self, values: Settings, machines: list[str]) -> str:
+    def _address(self, values: Settings, machines: set[str]) -> str:
         """Where rank 0 listens: where it was told to, else on loopback alone if all ranks are on this machine."""
         if values.bind_host is not None:
             return values.bind_host
         if values.interface is not None:
             return _core.address_of_interface(values.interface, self._store_address())
-        return _LOOPBACK if set(machines) <= {_machine()} else _EVERYWHERE
+        return _LOOPBACK if machines <= {_machine()} else _EVERYWHERE
 
     def _published(self, scheduler: _core.Scheduler) -> str:
         """Where others reach rank 0. The host "*": where they reach the store."""
@@ -223,8 +227,8 @@ class _Words:
         self._token = secrets.token_hex(8)
         self._heard: dict[int, dict[str, str]] = {}  # by rank 0: what each of the others has said
 
-    def gather(self, failure: Exception | None) -> list[str]:
-        """Of rank 0: returns the words of the others. failure: its own, which they are to hear of.
+    def gather(self, failure: Exception | None) -> dict[int, dict[str, str]]:
+        """Of rank 0: returns the words of the others, by rank. failure: its own, which they are to hear of.
 
         Raises: failure; gradwire.TransportError: another rank has failed; gradwire.TimeoutError: ranks are missing.
         """
@@ -240,7 +244,7 @@ class _Words:
         except Exception as error:
             self.answer_with(error)
             raise
-        return [said["word"] for said in self._heard.values()]
+        return dict(sorted(self._heard.items()))
 
     def answer(self, answer: dict[str, Any]) -> None:
         """Of rank 0: answers those that it has heard."""
@@ -255,12 +259,12 @@ class _Words:
         with suppress(_core.TransportError):  # the store has gone, and the others will notice
             self.answer({"error": text, "is_late": isinstance(error, _core.TimeoutError)})
 
-    def ask(self, word: str, failure: Exception | None) -> dict[str, Any]:
-        """Of the others: returns rank 0's answer. failure: as for gather().
+    def ask(self, words: dict[str, str], failure: Exception | None) -> dict[str, Any]:
+        """Of the others: returns rank 0's answer to its words. failure: as for gather().
 
         Raises: failure; gradwire.TimeoutError: ranks are missing; gradwire.TransportError: another rank has failed.
         """
-        said = {"token": self._token, "word": word}
+        said = {"token": self._token, **words}
         if failure is not None:
             said["error"] = _in_words(failure)
             self._hasten()
@@ -348,6 +352,30 @@ def _listen(endpoint: str, values: Settings, options: dict[str, Any]) -> _core.S
     scheduler = _core.Scheduler(**(options | {"scheduler": endpoint, "servers": 0}))
     encryption.warn_if_open(values.encrypt, values.job_key, scheduler.address)
     return scheduler
+
+
+def _fingerprint(options: dict[str, Any]) -> str:
+    """Tells the job's key from others without giving it away; empty: there is none."""
+    key: str = options.get("key", "")
+    return hashlib.sha256(b"gradwire rendezvous " + key.encode()).hexdigest()[:16] if key else ""
+
+
+def _require_one_key(own: dict[str, str], others: dict[int, dict[str, str]]) -> None:
+    """Raises TransportError where a rank has another job key than rank 0, or only one of them has any."""
+    for rank, other in others.items():
+        if other["key"] == own["key"]:
+            continue
+        kind = (
+            "another job key than worker 0"
+            if other["key"] and own["key"]
+            else "a job key, and worker 0 has none"
+        )
+        if not other["key"]:
+            kind = "no job key, and worker 0 has one"
+        raise _core.TransportError(
+            f"rendezvous: worker {rank} has {kind}: set {encryption.VARIABLE} to the same output of `gradwire key` on "
+            "all ranks, or on none"
+        )
 
 
 def _machine() -> str:

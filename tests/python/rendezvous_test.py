@@ -4,6 +4,7 @@ which all hear. Ranks are threads; the store is torch's HashStore."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -112,6 +113,29 @@ def test_an_error_of_one_rank_ends_all_at_once(failing: int) -> None:
         else:
             told = f"TransportError: worker {failing} failed before it joined the job: ValueError: GRADWIRE_ENCRYPT=on"
             assert error.startswith(told), error
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (("a", "a", "b"), "worker 2 has another job key than worker 0"),
+        (("a", "", "a"), "worker 1 has no job key, and worker 0 has one"),
+        (("", "a", ""), "worker 1 has a job key, and worker 0 has none"),
+    ],
+)
+def test_ranks_with_other_keys_are_named_to_all(keys: tuple[str, str, str], told: str) -> None:
+    def options(key: str) -> dict[str, Any]:
+        return {"workers": WORKERS} | ({"key": key * 128} if key else {})
+
+    store = dist.HashStore()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        ranks = [
+            pool.submit(meet_as, rank, store, functools.partial(options, key))
+            for rank, key in enumerate(keys)
+        ]
+        errors = [error_of(rank) for rank in ranks]
+    for error in errors:
+        assert error.startswith(f"TransportError: rendezvous: {told}: set GRADWIRE_JOB_KEY"), error
 
 
 def test_rank_0_that_cannot_listen_tells_the_others() -> None:
