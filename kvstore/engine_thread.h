@@ -263,6 +263,9 @@ class EngineThread final : private transport::Sink {
   void tick_client(Client& client, bool& has_warned, Clock::time_point now);
   void probe(Tensor& tensor, Clock::time_point now);
   std::chrono::milliseconds question_timeout() const;
+  bool is_warning_due(Clock::duration age, bool names_workers) const;
+  /// Whether it is known which workers' pushes a tensor's round lacks.
+  static bool awaits_workers(const Tensor& tensor);
   void ask(Tensor& tensor, std::size_t part);
   // engine_thread_departure.cpp
   void lose_server(std::uint32_t rank, const std::string& error);

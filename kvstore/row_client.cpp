@@ -176,6 +176,13 @@ bool RowClient::awaits_server(std::uint32_t rank) const {
   });
 }
 
+bool RowClient::awaits_workers() const {
+  return std::ranges::any_of(tables_, [](const auto& entry) {
+    return std::ranges::any_of(entry.second.active.pending,
+                               [](const Pending& request) { return !request.awaited.empty(); });
+  });
+}
+
 RowClient::Clock::time_point RowClient::oldest() const {
   auto oldest = Clock::time_point::max();
   for (const auto& [key, table] : tables_) oldest = std::min(oldest, table.active.began);

@@ -77,6 +77,8 @@ class RowClient {
 
   bool idle() const { return tables_.empty(); }
   bool awaits_server(std::uint32_t rank) const;
+  /// Whether servers have said for which workers they wait.
+  bool awaits_workers() const;
   /// Since when the oldest has waited; Clock::time_point::max() when idle.
   Clock::time_point oldest() const;
   /// "rows of 'embedding' have waited 60 s for worker 2"

@@ -188,7 +188,8 @@ FrameHeader SchedulerLink::header_of(Kind kind) const {
 
 void SchedulerLink::send(Kind kind, std::uint64_t key, std::uint64_t step, const std::string& payload) {
   // Who fails as soon as it is made is heard, too: the first frame must be a hello.
-  if (!std::exchange(has_said_hello_, true) && kind != Kind::kHello) send(Kind::kHello, 0, 0, to_text(hello_));
+  if (!std::exchange(has_said_hello_, true) && kind != Kind::kHello)
+    send(Kind::kHello, 0, 0, to_text(hello_));
   FrameHeader header = header_of(kind);
   header.key = key;
   header.step = step;

@@ -501,13 +501,14 @@ NodePair connect_zmq_pair(ZmqOptions options) {
   options.servers = options.workers;
   options.role = Role::kWorker;
   auto worker = std::make_unique<ZmqMessenger>(options);
+  const std::string name = options.rank ? to_string(Node{Role::kWorker, *options.rank}) : "a worker";
   options.role = Role::kServer;
   options.rank.reset();  // the worker's, by their common name
   std::unique_ptr<ZmqMessenger> server;
   try {
     server = std::make_unique<ZmqMessenger>(options);
   } catch (const std::exception& error) {  // the others would wait for it as long as they may
-    worker->fail((options.rank ? to_string(worker->self()) : "a worker") + ": " + error.what());
+    worker->fail(name + ": " + error.what());
     throw;
   }
   worker->join_job();

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -432,15 +433,19 @@ TEST(SparseRows, WhoIsSlowIsNamed) {
 
 TEST(SparseRows, AWarningBeforeAnyRetryNamesTheSlowWorker) {
   JobSize size{2, 1, 1, {}};
-  size.engine.slow_warning = 1s;
+  size.engine.slow_warning = 2s;
   size.engine.retry_timeout = 100s;
   std::vector<std::string> notices;
+  std::promise<void> warned;
+  auto is_warned = warned.get_future().share();
   run_job(size, [&](Engine& engine) {
     const auto table = engine.sparse().declare(std::vector{embedding(6, 2)})[0];
     engine.sparse().init(table, {}, {}, 0);
-    if (engine.rank() == 1) std::this_thread::sleep_for(4s);
-    engine.sparse().push_pull(table, Ids{1}, Values{1, 1}, 0).done.wait();
-    if (engine.rank() == 0) notices = engine.take_notices();
+    if (engine.rank() == 1) is_warned.wait_for(std::chrono::seconds(60));
+    const Ticket sum = engine.sparse().push_pull(table, Ids{1}, Values{1, 1}, 0).done;
+    while (engine.rank() == 0 && notices.empty() && !sum.wait_for(20ms)) notices = engine.take_notices();
+    if (engine.rank() == 0) warned.set_value();
+    sum.wait();
   });
   EXPECT_THAT(notices, testing::ElementsAre(testing::ContainsRegex(
                            "^rows of 'embedding' have waited [0-9]+ s for worker 1$")));
