@@ -28,12 +28,6 @@ constexpr std::uint64_t kMaxStepsAhead = 64;
 /// Largest partition, in elements; far above any partition size, it keeps sizes from overflowing.
 constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 40;
 
-std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) {
-  return fmt::format(
-      "worker {} left the job before step {} of key {}; every worker must run the same number of steps",
-      worker, step, key);
-}
-
 compress::Payload view(const Buffer& buffer) { return buffer.bytes(); }
 
 }  // namespace
@@ -173,7 +167,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   round.takes_shortened |= (header.flags & transport::kFlagLossless) != 0;
   accept(worker, round, std::move(frame));
   complete_next(partition, answers);
-  for (const std::uint32_t left : gone_) {
+  for (const std::uint32_t left : gone_.ranks()) {
     if (header.step < partition.next_step || round.payloads[left] || attendance_.is_away(left)) continue;
     return fail_waiters(round, left_text(left, header.step, header.key), answers);
   }
@@ -407,9 +401,14 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
   answers.push_back({worker, held(header, awaited)});
 }
 
-void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) {
+std::string Aggregator::left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) const {
+  return gone_.describe(worker, fmt::format("step {} of key {}", step, key),
+                        "; every worker must run the same number of steps");
+}
+
+void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error) {
   if (!std::ranges::binary_search(contributors_, worker)) return;
-  gone_.insert(worker);
+  gone_.add(worker, error);
   at_once_.forget(worker);
   for (auto& [id, partition] : partitions_) {
     if (partition.clocks) {

@@ -30,6 +30,7 @@
 #include "kvstore/codec_table.h"
 #include "kvstore/contributions.h"
 #include "kvstore/last_pushes.h"
+#include "kvstore/leavers.h"
 #include "kvstore/program_steps.h"
 #include "kvstore/protocol.h"
 #include "kvstore/updater.h"
@@ -91,8 +92,8 @@ class Aggregator {
                       std::vector<Answer>& answers);
 
   /// Notes that a worker will push no more: rounds that need it fail for those who wait, now and later;
-  /// nobody waits for its clock.
-  void forget_worker(std::uint32_t worker, std::vector<Answer>& answers);
+  /// nobody waits for its clock. error: what has ended it, if an error has.
+  void forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error = {});
 
   /// From now on tells each worker a whole weight before the next delta to it: what it holds was told by
   /// somebody else.
@@ -192,6 +193,7 @@ class Aggregator {
               const Contributions& contributions);
   void seal(transport::Frame& answer, const transport::FrameHeader& push);
   Round open_whole(const transport::FrameHeader& header);
+  std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) const;
   void fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers);
   // aggregator_weights.cpp
   void begin_with_sum(Partition& partition);
@@ -225,7 +227,7 @@ class Aggregator {
   std::shared_ptr<LastPushes> last_pushes_;  // owners: the aggregators of one server
   Upstream upstream_;
   Watch watch_;
-  std::set<std::uint32_t> gone_;
+  Leavers gone_;
   std::map<PartitionId, Partition> partitions_;
   CodecTable codecs_;
   std::unique_ptr<Updater> updater_;

@@ -408,8 +408,12 @@ std::string Engine::write_trace(const std::string& folder, const std::string& st
                               {messenger_->self(), messenger_->world(), servers_in_workers, store});
 }
 
-void Engine::close() {
+void Engine::close(const std::string& error) {
   if (!thread_) return;
+  if (!error.empty()) {
+    messenger_->note_error(error);
+    if (hierarchy_) hierarchy_->note_error(error);
+  }
   try {
     const auto repeats =
         messenger_->loses_frames() ? 20 * options_.retry_timeout : std::chrono::milliseconds(0);

@@ -321,7 +321,7 @@ class Engine {
   std::string write_trace(const std::string& folder, const std::string& store);
 
   /// Waits for pushes still out, says goodbye, ends the threads. Idempotent; the destructor calls it.
-  void close();
+  void close(const std::string& error = {});
   /// After close(): waits until the process may end without harm to other ranks, for at most timeout; returns
   /// false when that passed first. Where it owns rows of tables, that is when all workers have left.
   bool outlast_for(std::chrono::milliseconds timeout);

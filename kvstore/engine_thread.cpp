@@ -40,7 +40,8 @@ EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions&
       mail_(messenger, loop_, outbox_, options.retry_timeout,
             [this](const std::exception_ptr& error) { fail_all(error); }),
       rows_(
-          loop_, outbox_, rounds.servers_in_workers ? Role::kWorker : Role::kServer, options.retry_timeout,
+          loop_, outbox_, rounds.servers_in_workers ? Role::kWorker : Role::kServer,
+          {question_timeout(), options.retry_timeout},
           [this](const std::exception_ptr& error) { fail_all(error); },
           options.at_once ? &staleness_ : nullptr),
       pool_(options.codec_threads),
@@ -179,7 +180,7 @@ void EngineThread::on_failure(const std::string& text) {
 
 void EngineThread::run() {
   loop_->run(
-      std::clamp(options_.retry_timeout / 2, kShortestTick, kLongestTick), [this] { flush(); },
+      std::clamp(question_timeout() / 2, kShortestTick, kLongestTick), [this] { flush(); },
       [this] { tick(); });
 }
 

@@ -184,7 +184,8 @@ class EngineThread final : private transport::Sink {
   void on_membership_changed(const std::string& text) override {
     fail(std::make_exception_ptr(transport::MembershipChanged(text)));
   }
-  void on_goodbye(transport::Node peer) override;
+  void on_goodbye(transport::Node peer) override { on_error_exit(peer, {}); }
+  void on_error_exit(transport::Node peer, const std::string& error) override;
   void on_departure(transport::Node server, transport::Node mirror) override;
 
   void run();
@@ -260,9 +261,13 @@ class EngineThread final : private transport::Sink {
   template <typename Client>
   void tick_client(Client& client, bool& has_warned, Clock::time_point now);
   void probe(Tensor& tensor, Clock::time_point now);
+  std::chrono::milliseconds question_timeout() const;
+  bool is_warning_due(Clock::duration age, bool names_workers) const;
+  /// Whether it is known which workers' pushes a tensor's round lacks.
+  static bool awaits_workers(const Tensor& tensor);
   void ask(Tensor& tensor, std::size_t part);
   // engine_thread_departure.cpp
-  void lose_server(std::uint32_t rank);
+  void lose_server(std::uint32_t rank, const std::string& error);
   bool is_handed_over(const Tensor& tensor) const;
   void tell_handed_over();
   void replace_server(std::uint32_t rank, std::uint32_t mirror);
@@ -291,7 +296,7 @@ class EngineThread final : private transport::Sink {
   MailboxClient mail_;
   RowClient rows_;
   bool warned_of_mail_ = false, warned_of_rows_ = false;
-  std::set<std::uint32_t> servers_gone_;
+  std::map<std::uint32_t, std::string> servers_gone_;  // and the errors that ended them, if errors did
   struct Command {
     Ticket done;
     std::string text;

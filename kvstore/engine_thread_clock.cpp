@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <set>
 
 #include "kvstore/engine_tensor.h"
@@ -24,7 +25,7 @@ void EngineThread::tick() {
   for (Tensor* tensor : std::vector<Tensor*>(active_.begin(), active_.end())) {
     const auto age = now - tensor->started;
     if (age >= options_.slow_abort) return give_up(describe_wait(*tensor, now));
-    if (age >= options_.slow_warning && !tensor->warned) {
+    if (is_warning_due(age, awaits_workers(*tensor)) && !tensor->warned) {
       tensor->warned = true;
       notify(describe_wait(*tensor, now));
     }
@@ -41,10 +42,22 @@ template <typename Client>
 void EngineThread::tick_client(Client& client, bool& has_warned, Clock::time_point now) {
   const auto age = client.idle() ? Clock::duration(0) : now - client.oldest();
   if (age >= options_.slow_abort) return give_up(client.describe_wait(now));
-  const bool is_slow = age >= options_.slow_warning;
+  const bool is_slow = is_warning_due(age, client.awaits_workers());
   if (is_slow && !has_warned) notify(client.describe_wait(now));
   has_warned = is_slow;
   client.retry(now);
+}
+
+/// A server that has been asked who is awaited gets a moment more to say it.
+bool EngineThread::is_warning_due(Clock::duration age, bool names_workers) const {
+  constexpr std::chrono::milliseconds kMoment{1'000};
+  const auto moment = names_workers ? kMoment * 0 : std::min(kMoment, options_.slow_warning / 2);
+  return age >= options_.slow_warning + moment;
+}
+
+bool EngineThread::awaits_workers(const Tensor& tensor) {
+  return std::ranges::any_of(
+      tensor.parts, [](const PartState& state) { return !state.answered && !state.awaited.empty(); });
 }
 
 void EngineThread::give_up(const std::string& text) {
@@ -57,10 +70,18 @@ void EngineThread::notify(std::string text) {
   notices_.push_back(std::move(text));
 }
 
+/// What repeats no payload is asked early enough for the answer, which names who is awaited, to be here when
+/// a warning is due.
+std::chrono::milliseconds EngineThread::question_timeout() const {
+  return std::min(options_.retry_timeout, options_.slow_warning / 2);
+}
+
 void EngineThread::probe(Tensor& tensor, Clock::time_point now) {
   for (std::size_t p = 0; p < tensor.parts.size(); ++p) {
     const PartState& state = tensor.parts[p];
-    if (!state.answered && now - state.asked >= options_.retry_timeout) ask(tensor, p);
+    const bool is_small = state.request == Kind::kPush || state.payload.size_bytes() == 0;
+    const auto patience = is_small ? question_timeout() : options_.retry_timeout;
+    if (!state.answered && now - state.asked >= patience) ask(tensor, p);
   }
 }
 

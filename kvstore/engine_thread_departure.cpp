@@ -15,18 +15,18 @@ using transport::FrameHeader;
 using transport::Node;
 using transport::Role;
 
-void EngineThread::on_goodbye(Node peer) {
+void EngineThread::on_error_exit(Node peer, const std::string& error) {
   if (peer.role != Role::kServer) return;
-  loop_->post([this, rank = peer.rank] { lose_server(rank); });
+  loop_->post([this, rank = peer.rank, error] { lose_server(rank, error); });
 }
 
 /// A worker that takes its server along when it leaves has done all its rounds: only what still needs it
 /// fails.
-void EngineThread::lose_server(std::uint32_t rank) {
+void EngineThread::lose_server(std::uint32_t rank, const std::string& error) {
   for (const auto& [dead, mirror] : replaced_) {
-    if (mirror == rank) lose_server(dead);
+    if (mirror == rank) lose_server(dead, error);
   }
-  servers_gone_.insert(rank);
+  servers_gone_.emplace(rank, error);
   const auto awaits = [rank](const Tensor* tensor) {
     return std::any_of(tensor->parts.begin(), tensor->parts.end(), [rank](const PartState& state) {
       return !state.answered && state.part.server == rank;
@@ -48,6 +48,9 @@ std::string EngineThread::server_name(std::uint32_t rank) const {
 }
 
 std::string EngineThread::lost_server_text(std::uint32_t rank) const {
+  const auto gone = servers_gone_.find(rank);
+  if (gone != servers_gone_.end() && !gone->second.empty())
+    return server_name(rank) + " failed: " + gone->second + "; see its traceback";
   return server_name(rank) + " left the job while this worker still needs it";
 }
 

@@ -71,6 +71,7 @@ class Hierarchy {
   std::span<const Run> runs_of(KeyId key) const { return runs_[key]; }
 
   /// Leaves the host's job; rounds that are complete are answered first, for at most timeout.
+  void note_error(const std::string& error) { link_.worker->note_error(error); }
   void leave(std::chrono::milliseconds timeout);
   /// Ends all use of the uplink.
   void stop();

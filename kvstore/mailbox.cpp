@@ -21,11 +21,6 @@ std::string name_of(const LetterId& id) {
   return fmt::format("letter {}/{}/{} of worker {}", id.sequence, id.phase, id.offset, id.poster);
 }
 
-std::string left_text(std::uint32_t worker, const LetterId& id) {
-  return fmt::format("worker {} left the job before it {} {}", worker,
-                     worker == id.poster ? "posted" : "fetched", name_of(id));
-}
-
 }  // namespace
 
 Mailbox::Mailbox(std::uint32_t workers, std::size_t most_per_worker)
@@ -208,8 +203,13 @@ Mailbox::Letters::iterator Mailbox::acknowledge(std::uint32_t reader, Letters::i
 
 // ------------------------------------------------------------------------------------- the end
 
-void Mailbox::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) {
-  gone_.insert(worker);
+std::string Mailbox::left_text(std::uint32_t worker, const LetterId& id) const {
+  return gone_.describe(worker,
+                        fmt::format("it {} {}", worker == id.poster ? "posted" : "fetched", name_of(id)));
+}
+
+void Mailbox::forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error) {
+  gone_.add(worker, error);
   for (auto& [id, waiting] : waiting_) {
     waiting_count_[worker] -= waiting.erase(worker);
     if (id.poster != worker) continue;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kvstore/aggregator.h"
+#include "kvstore/leavers.h"
 #include "kvstore/letter.h"
 #include "transport/frame.h"
 
@@ -39,7 +40,8 @@ class Mailbox {
   void handle(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
 
   /// Notes that a worker has left: whoever waits for what it has not posted, or for it to read, fails.
-  void forget_worker(std::uint32_t worker, std::vector<Answer>& answers);
+  /// error: what has ended it, if an error has.
+  void forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error = {});
 
  private:
   struct Letter {
@@ -52,6 +54,7 @@ class Mailbox {
   using Waiting = std::map<std::uint32_t, transport::FrameHeader>;  ///< fetches by worker
 
   void on_post(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
+  std::string left_text(std::uint32_t worker, const LetterId& id) const;
   void refuse_if_gone(const LetterId& id, const Letter& letter, std::vector<Answer>& answers) const;
   void on_fetch(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void on_receipt(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
@@ -65,7 +68,7 @@ class Mailbox {
 
   std::uint32_t workers_;
   std::size_t most_per_worker_;
-  std::set<std::uint32_t> gone_;
+  Leavers gone_;
   Letters letters_;
   std::map<LetterId, Waiting> waiting_;
   std::set<LetterId> delivered_;            ///< of each poster's newest sequence: for repeated posts

@@ -47,6 +47,8 @@ class MailboxClient {
 
   bool idle() const { return posts_.empty() && fetches_.empty(); }
   bool awaits_server(std::uint32_t rank) const;
+  /// Letters name their posters and readers.
+  static bool awaits_workers() { return true; }
   /// Since when the oldest has waited; Clock::time_point::max() when idle.
   Clock::time_point oldest() const;
   /// "all_gather has waited 60 s for worker 2"

@@ -102,6 +102,7 @@ class Native final : public transport::Messenger {
   }
   std::optional<Node> local_peer() const override { return kItself; }
   void fail(const std::string& text) override { control_->fail(text); }
+  void note_error(const std::string& error) override { control_->note_error(error); }
   void leave(std::chrono::milliseconds timeout) override { control_->leave(timeout); }
   bool outlast(std::chrono::milliseconds timeout) override { return control_->outlast(timeout); }
   std::vector<transport::PeerCounters> counters() const override { return control_->counters(); }

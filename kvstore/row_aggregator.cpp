@@ -30,12 +30,6 @@ using Ids = std::vector<std::uint64_t>;
 /// Rounds ahead of the slowest that a worker may open on one table: bounds what a fast one can pile up.
 constexpr std::uint64_t kMaxStepsAhead = 64;
 
-std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) {
-  return fmt::format(
-      "worker {} left the job before step {} of table {}; every worker must run the same number of steps",
-      worker, step, key);
-}
-
 }  // namespace
 
 RowAggregator::RowAggregator(std::uint32_t workers, Sealing sealing)
@@ -474,8 +468,14 @@ void RowAggregator::heed(std::uint32_t worker, const Frame& command, std::vector
   }
 }
 
-void RowAggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers) {
-  gone_.insert(worker);
+std::string RowAggregator::left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) const {
+  return gone_.describe(worker, fmt::format("step {} of table {}", step, key),
+                        "; every worker must run the same number of steps");
+}
+
+void RowAggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers,
+                                  const std::string& error) {
+  gone_.add(worker, error);
   at_once_.forget(worker);
   for (auto& [key, table] : tables_)
     at_once_.has_policy() ? forget_at_once(worker, *table, answers) : fail_lost(*table, answers);

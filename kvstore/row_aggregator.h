@@ -26,6 +26,7 @@
 
 #include "kvstore/aggregator.h"
 #include "kvstore/codec_table.h"
+#include "kvstore/leavers.h"
 #include "kvstore/row_payload.h"
 #include "kvstore/row_state.h"
 #include "kvstore/updater.h"
@@ -54,8 +55,8 @@ class RowAggregator {
   void heed(std::uint32_t worker, const transport::Frame& command, std::vector<Answer>& answers);
 
   /// Notes that a worker will push no more: who waits for rounds that need it fails, now and later; at once
-  /// nobody waits for it.
-  void forget_worker(std::uint32_t worker, std::vector<Answer>& answers);
+  /// nobody waits for it. error: what has ended it, if an error has.
+  void forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error = {});
 
  private:
   struct Contribution;
@@ -85,6 +86,7 @@ class RowAggregator {
   void begin_with_sums(Table& table);
   void update(Table& table, const Round& round);
   void answer_waiting(Table& table, std::vector<Answer>& answers);
+  std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) const;
   void fail_lost(Table& table, std::vector<Answer>& answers);
   transport::Frame answer(Table& table, const Pull& pull);
   transport::Frame weights(const Table& table, const Pull& pull);
@@ -106,7 +108,7 @@ class RowAggregator {
 
   const std::uint32_t workers_;
   const Sealing sealing_;
-  std::set<std::uint32_t> gone_;
+  Leavers gone_;
   std::map<std::uint64_t, std::unique_ptr<Table>> tables_;  ///< by key
   CodecTable codecs_;
   std::unique_ptr<Updater> updater_;

@@ -27,11 +27,11 @@ bool is_answer_to(const RowRequest& request, const FrameHeader& answer, std::uin
 }  // namespace
 
 RowClient::RowClient(std::shared_ptr<Loop> loop, Outbox& outbox, transport::Role server_role,
-                     std::chrono::milliseconds retry_timeout, Fail fail, StalenessCounts* staleness)
+                     const Patience& patience, Fail fail, StalenessCounts* staleness)
     : loop_(std::move(loop)),
       outbox_(outbox),
       server_role_(server_role),
-      retry_timeout_(retry_timeout),
+      patience_(patience),
       fail_(std::move(fail)),
       staleness_(staleness) {}
 
@@ -48,7 +48,7 @@ void RowClient::start(Table& table, RowOperation operation) {
   table.active = {};
   table.active.began = Clock::now();
   for (RowRequest& request : operation.requests)
-    table.active.pending.push_back({std::move(request), table.active.began, 0, {}});
+    table.active.pending.push_back({std::move(request), table.active.began, 0, 0, {}});
   table.active.operation = std::move(operation);
   for (Pending& request : table.active.pending) ask(request);
 }
@@ -143,7 +143,9 @@ void RowClient::end(std::uint64_t key) {
 void RowClient::retry(Clock::time_point now) {
   for (auto& [key, table] : tables_) {
     for (Pending& request : table.active.pending) {
-      if (now - request.asked >= retry_timeout_) ask(request);
+      if (now - request.asked < (request.repetitions == 0 ? patience_.first : patience_.later)) continue;
+      ++request.repetitions;
+      ask(request);
     }
   }
 }
@@ -169,6 +171,13 @@ bool RowClient::awaits_server(std::uint32_t rank) const {
   return std::ranges::any_of(tables_, [rank](const auto& entry) {
     return std::ranges::any_of(entry.second.active.pending,
                                [rank](const Pending& request) { return request.server == rank; });
+  });
+}
+
+bool RowClient::awaits_workers() const {
+  return std::ranges::any_of(tables_, [](const auto& entry) {
+    return std::ranges::any_of(entry.second.active.pending,
+                               [](const Pending& request) { return !request.awaited.empty(); });
   });
 }
 

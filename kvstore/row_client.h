@@ -52,10 +52,16 @@ class RowClient {
   using Clock = std::chrono::steady_clock;
   using Fail = std::function<void(std::exception_ptr)>;
 
+  /// How long a request is left unanswered before it is repeated. The first repetition comes early enough for
+  /// its answer, which names who is awaited, to be here when a warning is due.
+  struct Patience {
+    std::chrono::milliseconds first, later;
+  };
+
   /// server_role: what servers are to people: kWorker where every worker has one. staleness: where pushes
   /// are applied at once, counts that of each push at each of its servers; else null.
-  RowClient(std::shared_ptr<Loop> loop, Outbox& outbox, transport::Role server_role,
-            std::chrono::milliseconds retry_timeout, Fail fail, StalenessCounts* staleness);
+  RowClient(std::shared_ptr<Loop> loop, Outbox& outbox, transport::Role server_role, const Patience& patience,
+            Fail fail, StalenessCounts* staleness);
 
   /// Does the operation, once those on its table have ended that were submitted before. All its requests are
   /// of one table.
@@ -63,7 +69,7 @@ class RowClient {
 
   /// Takes what a server sent; returns false when it does not concern rows.
   bool handle(transport::Node from, transport::Frame& frame);
-  /// Asks again for what has not been answered for retry_timeout.
+  /// Asks again for what has not been answered in time.
   void retry(Clock::time_point now);
   /// Asks again for all that this server was asked for.
   void ask_again(std::uint32_t server);
@@ -71,6 +77,8 @@ class RowClient {
 
   bool idle() const { return tables_.empty(); }
   bool awaits_server(std::uint32_t rank) const;
+  /// Whether servers have said for which workers they wait.
+  bool awaits_workers() const;
   /// Since when the oldest has waited; Clock::time_point::max() when idle.
   Clock::time_point oldest() const;
   /// "rows of 'embedding' have waited 60 s for worker 2"
@@ -80,6 +88,7 @@ class RowClient {
   struct Pending : RowRequest {
     Clock::time_point asked;
     int resends = 0;
+    int repetitions = 0;                 ///< because of no answer
     std::vector<std::uint32_t> awaited;  ///< ranks that the server said it lacks
   };
   struct Active {
@@ -102,7 +111,7 @@ class RowClient {
   std::shared_ptr<Loop> loop_;  // owners: the client's owner, and payloads still in the socket
   Outbox& outbox_;
   const transport::Role server_role_;
-  const std::chrono::milliseconds retry_timeout_;
+  const Patience patience_;
   Fail fail_;
   StalenessCounts* const staleness_;
   std::map<std::uint64_t, Table> tables_;  ///< with an operation, by key

@@ -78,8 +78,8 @@ Ticket ServerShard::sent() {
   return ticket;
 }
 
-void ServerShard::forget_worker(std::uint32_t rank) {
-  loop_->post([this, rank] { leaving_.push_back(rank); });
+void ServerShard::forget_worker(std::uint32_t rank, const std::string& error) {
+  loop_->post([this, rank, error] { leaving_.emplace(rank, error); });
 }
 
 void ServerShard::post_mirrored(std::vector<Frame> frames) {
@@ -234,10 +234,10 @@ bool ServerShard::tell_mirrored_bytes(std::uint32_t worker, const Frame& frame) 
 }
 
 void ServerShard::forget_the_gone() {
-  for (const std::uint32_t rank : gone_) {
-    aggregator_.forget_worker(rank, answers_);
-    rows_.forget_worker(rank, answers_);
-    mailbox_.forget_worker(rank, answers_);
+  for (const auto& [rank, error] : gone_) {
+    aggregator_.forget_worker(rank, answers_, error);
+    rows_.forget_worker(rank, answers_, error);
+    mailbox_.forget_worker(rank, answers_, error);
   }
   gone_ = std::exchange(leaving_, {});
   send_answers();

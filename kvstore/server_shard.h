@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,8 +53,8 @@ class ServerShard {
   /// Done when every answer is with the Messenger.
   Ticket sent();
   /// The goodbye comes through the scheduler and may overtake the worker's last frames: acts on it a tick
-  /// later.
-  void forget_worker(std::uint32_t rank);
+  /// later. error: what has ended it, if an error has.
+  void forget_worker(std::uint32_t rank, const std::string& error);
 
   /// Takes what the mirrored server has passed on. Requires a place that is a mirror's, as serve() does.
   void post_mirrored(std::vector<transport::Frame> frames);
@@ -108,7 +109,7 @@ class ServerShard {
   Commands commands_;
   Mailbox mailbox_;
   std::vector<Aggregator::Answer> answers_;
-  std::vector<std::uint32_t> leaving_, gone_;  // said goodbye lately; before that
+  std::map<std::uint32_t, std::string> leaving_, gone_;  // said goodbye lately; before that
   Clock::time_point forgot_ = Clock::now();
   std::vector<Ticket> waiting_sent_;
   Outbox outbox_;

@@ -23,10 +23,11 @@ namespace {
 using AddressList = std::unique_ptr<addrinfo, decltype([](addrinfo* list) { freeaddrinfo(list); })>;
 using InterfaceList = std::unique_ptr<ifaddrs, decltype([](ifaddrs* list) { freeifaddrs(list); })>;
 
-AddressList look_up(const std::string& host, int socket_type) {
+AddressList look_up(const std::string& host, int socket_type, int flags = 0) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = socket_type;
+  hints.ai_flags = flags;
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host.c_str(), "9", &hints, &found);
   if (error != 0) throw TransportError("address: cannot resolve host '" + host + "': " + gai_strerror(error));
@@ -50,11 +51,6 @@ bool usable(const ifaddrs& entry) {
   if (entry.ifa_addr->sa_family == AF_INET) return true;
   if (entry.ifa_addr->sa_family != AF_INET6) return false;
   return !IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(entry.ifa_addr)->sin6_addr);
-}
-
-std::string random_suffix() {
-  std::random_device random;
-  return std::to_string(random()) + std::to_string(random());
 }
 
 std::string first_line(const char* path) {
@@ -84,6 +80,11 @@ std::string machine_identity(const std::string& host) {
   std::string identity = boot + "/" + network + "/" + std::to_string(geteuid()) + "/" + host;
   std::ranges::replace(identity, ' ', '_');
   return identity;
+}
+
+std::string random_suffix() {
+  std::random_device random;
+  return std::to_string(random()) + std::to_string(random());
 }
 
 std::string local_endpoint() { return "ipc://@gradwire-" + random_suffix(); }
@@ -132,14 +133,55 @@ std::string without_mapping(const std::string& address) {
 
 std::string resolve(const std::string& host) {
   const AddressList found = look_up(host, SOCK_STREAM);
-  const addrinfo* chosen = found.get();
+  std::string chosen;
   for (const addrinfo* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
-    if (entry->ai_family == AF_INET) {
-      chosen = entry;
-      break;
-    }
+    std::string address = numeric(entry->ai_addr, entry->ai_addrlen);
+    const bool is_first_v4 = entry->ai_family == AF_INET && is_v6(chosen);
+    const bool is_first_to_reach =
+        entry->ai_family == AF_INET && is_loopback(chosen) && !is_loopback(address);
+    if (chosen.empty() || is_first_v4 || is_first_to_reach) chosen = std::move(address);
   }
-  return numeric(chosen->ai_addr, chosen->ai_addrlen);
+  return chosen;
+}
+
+bool is_numeric(const std::string& host) {
+  try {
+    look_up(host, SOCK_STREAM, AI_NUMERICHOST);
+  } catch (const TransportError&) {
+    return false;
+  }
+  return true;
+}
+
+bool is_loopback(const std::string& address) {
+  in_addr v4{};
+  if (inet_pton(AF_INET, without_mapping(address).c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+  in6_addr v6{};
+  return inet_pton(AF_INET6, address.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
+bool is_unspecified(const std::string& address) {
+  in_addr v4{};
+  if (inet_pton(AF_INET, without_mapping(address).c_str(), &v4) == 1) return v4.s_addr == INADDR_ANY;
+  in6_addr v6{};
+  return inet_pton(AF_INET6, address.c_str(), &v6) == 1 && IN6_IS_ADDR_UNSPECIFIED(&v6);
+}
+
+bool names_loopback(const std::string& host) {
+  return host == "localhost" || host.starts_with("localhost.") || host.ends_with(".localhost") ||
+         host == "ip6-localhost" || host == "ip6-loopback";
+}
+
+bool is_of_this_machine(const std::string& address) {
+  const AddressList own = look_up(address, SOCK_DGRAM, AI_NUMERICHOST);
+  // Any free port: the one that was looked up is not asked about.
+  if (own->ai_family == AF_INET) reinterpret_cast<sockaddr_in*>(own->ai_addr)->sin_port = 0;
+  if (own->ai_family == AF_INET6) reinterpret_cast<sockaddr_in6*>(own->ai_addr)->sin6_port = 0;
+  const int fd = socket(own->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) throw TransportError(std::string("address: socket: ") + std::strerror(errno));
+  const bool is_own = ::bind(fd, own->ai_addr, own->ai_addrlen) == 0 || errno != EADDRNOTAVAIL;
+  close(fd);
+  return is_own;
 }
 
 std::string resolve_endpoint(const std::string& endpoint) {
@@ -185,16 +227,6 @@ std::string address_towards(const std::string& peer_address) {
   close(fd);
   if (!ok) throw TransportError("address: no route to " + peer_address + ": " + std::strerror(error));
   return numeric(reinterpret_cast<const sockaddr*>(&local), length);
-}
-
-std::string server_endpoint(const ZmqOptions& options) {
-  if (!options.bind_host.empty()) return to_endpoint({resolve(options.bind_host), "*"});
-  const bool over_ipc = is_ipc(options.scheduler);
-  if (over_ipc && options.interface.empty()) return options.scheduler + ".server-" + random_suffix();
-  const std::string scheduler = over_ipc ? std::string() : resolve(parse_tcp(options.scheduler).host);
-  const std::string host = options.interface.empty() ? address_towards(scheduler)
-                                                     : address_of_interface(options.interface, scheduler);
-  return to_endpoint({host, "*"});
 }
 
 }  // namespace gradwire::transport

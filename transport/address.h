@@ -1,4 +1,4 @@
-// Where a node listens: endpoints as text, host names, interfaces.
+// Endpoints as text, host names, addresses, interfaces.
 //
 // Threading: pure functions and system look-ups; a look-up of a name may block.
 #pragma once
@@ -23,9 +23,19 @@ std::string to_endpoint(const TcpAddress& address);
 /// one socket, says ::ffff:10.0.0.1.
 std::string without_mapping(const std::string& address);
 
-/// The numeric address of a host: its IPv4 address where it has one, else its IPv6 address. Throws
-/// TransportError.
+/// The numeric address of a host: an IPv4 address where it has one, else an IPv6 address; of several, one
+/// that other machines can reach. Throws TransportError.
 std::string resolve(const std::string& host);
+/// Whether the host is an address, and no name.
+bool is_numeric(const std::string& host);
+/// Whether a numeric address is one of 127.0.0.0/8, or ::1.
+bool is_loopback(const std::string& address);
+/// Whether a numeric address is 0.0.0.0 or ::, which stand for all of a machine's.
+bool is_unspecified(const std::string& address);
+/// Whether the name is loopback on every machine: "localhost".
+bool names_loopback(const std::string& host);
+/// Whether a socket of this machine can listen on a numeric address. Throws TransportError.
+bool is_of_this_machine(const std::string& address);
 /// The endpoint with its host resolved; ipc and "*" stay as they are.
 std::string resolve_endpoint(const std::string& endpoint);
 /// The address of a network interface, of the peer's family where there is a choice.
@@ -41,8 +51,7 @@ std::string host_name(const ZmqOptions& options);
 std::string machine_identity(const std::string& host);
 /// A new endpoint for this machine alone: an abstract socket, which leaves nothing behind.
 std::string local_endpoint();
-
-/// Where a server listens, its port left to the system: see ZmqOptions::bind_host and ::interface.
-std::string server_endpoint(const ZmqOptions& options);
+/// Digits that no other name has.
+std::string random_suffix();
 
 }  // namespace gradwire::transport

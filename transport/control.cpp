@@ -1,5 +1,6 @@
 #include "transport/control.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <map>
@@ -168,6 +169,25 @@ std::string goodbye_text(Node node) { return line("role", role_word(node.role)) 
 Node parse_goodbye(std::string_view text) {
   const Fields fields(text);
   return {fields.role(), fields.number<std::uint32_t>("rank")};
+}
+
+std::string error_text(std::string_view error) {
+  constexpr std::size_t kLongest = 400;
+  if (error.empty()) return {};
+  std::string kept(error);
+  if (error.size() > kLongest) {  // not within a character of UTF-8
+    std::size_t end = kLongest;
+    while (end > 0 && (static_cast<unsigned char>(error[end]) & 0xC0U) == 0x80U) --end;
+    kept = std::string(error.substr(0, end)) + " ...";
+  }
+  std::ranges::replace_if(
+      kept, [](char letter) { return static_cast<unsigned char>(letter) < ' '; }, ' ');
+  return line("error", kept);
+}
+
+std::string parse_error(std::string_view text) {
+  const std::vector<std::string> errors = Fields(text).all("error");
+  return errors.empty() ? std::string() : errors.front();
 }
 
 std::string to_text(const Departure& departure) {

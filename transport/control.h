@@ -68,6 +68,10 @@ StreamHello parse_stream_hello(std::string_view text);
 /// kGoodbye, scheduler -> node: who has left.
 std::string goodbye_text(Node node);
 Node parse_goodbye(std::string_view text);
+/// kGoodbye of a leaver, and in the scheduler's words on it: what has ended it; empty: it came to its end.
+/// One line: other characters than those of a line become spaces, and what is longer than 400 bytes is cut.
+std::string error_text(std::string_view error);
+std::string parse_error(std::string_view text);
 
 /// kDeparture, scheduler -> node: the server that has died, and the one that serves in its place.
 struct Departure {

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "transport/address.h"
-#include "transport/descriptor_limit.h"
 #include "transport/mirrors.h"
 
 namespace gradwire::transport {
@@ -83,10 +82,11 @@ std::vector<Node> DataLinks::awaited() const {
   return nodes;
 }
 
-void DataLinks::announce_goodbye(Node node, Time now) {
+void DataLinks::announce_goodbye(Node node, const std::string& error, Time now) {
   const auto found = peers_.find(node);
+  if (found != peers_.end() && !error.empty()) found->second.error = error;
   if (found == peers_.end()) {
-    report_.inbox.post_goodbye(node);
+    report_.inbox.post_goodbye(node, error);
   } else if (!found->second.announced) {
     found->second.announced = now;
     settle_goodbye(node, found->second);
@@ -96,7 +96,7 @@ void DataLinks::announce_goodbye(Node node, Time now) {
 void DataLinks::settle_goodbye(Node node, Peer& peer) {
   if (peer.gone || !std::ranges::all_of(peer.streams, &Stream::left)) return;
   peer.gone = true;
-  report_.inbox.post_goodbye(node);
+  report_.inbox.post_goodbye(node, peer.error);
 }
 
 void DataLinks::announce_departure(Node server, Node mirror) {
@@ -113,11 +113,12 @@ std::vector<Node> DataLinks::peers() const {
   return nodes;
 }
 
-void DataLinks::say_goodbye() {
+void DataLinks::say_goodbye(const std::string& error) {
   for (auto& [node, peer] : peers_) {
     if (peer.gone) continue;
     for (const Stream& stream : peer.streams) {
-      if (stream.open && !stream.left) write_control(node, stream, header_of(Kind::kGoodbye), "");
+      if (stream.open && !stream.left)
+        write_control(node, stream, header_of(Kind::kGoodbye), error_text(error));
     }
   }
 }
@@ -215,7 +216,9 @@ void DataLinks::on_control(Node from, Stream& stream, const Frame& frame) {
     answer.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
     write_control(from, stream, answer, "");
     stream.left = true;
-    settle_goodbye(from, peers_.at(from));
+    Peer& peer = peers_.at(from);
+    if (std::string error = parse_error(payload_text(frame)); !error.empty()) peer.error = std::move(error);
+    settle_goodbye(from, peer);
   } else if (frame.header.kind != Kind::kHeartbeat) {
     throw FrameError("frame: kind " + std::to_string(static_cast<int>(frame.header.kind)) +
                      " has no place on a data connection");
@@ -291,20 +294,19 @@ void WorkerLinks::take(Node from, std::uint32_t stream, Parcel parcel) {
   }
 }
 
-ServerLinks::ServerLinks(Report report, const ZmqContext& context, const std::string& endpoint,
+ServerLinks::ServerLinks(Report report, const ZmqContext& context, const Listening& listening,
                          std::uint64_t max_frame_bytes, const std::optional<JobKey>& key)
     : DataLinks(report), router_(context, ZMQ_ROUTER, max_frame_bytes), watch_(context, router_) {
-  allow_many_connections();
   router_.set(ZMQ_ROUTER_MANDATORY, 1);
   router_.set(ZMQ_ROUTER_HANDOVER, 1);  // a connection that comes back after a break takes its old place
-  const bool over_tcp = !is_ipc(endpoint);
+  const bool over_tcp = !is_ipc(listening.endpoints.front());
   if (over_tcp) local_endpoint_ = router_.bind(transport::local_endpoint());  // first: it stays plain
   if (over_tcp && key) {
     doorkeeper_.emplace(context, *key);
     doorkeeper_->guard(router_);
     handles_.push_back(doorkeeper_->get());
   }
-  endpoint_ = router_.bind(endpoint);
+  endpoint_ = start_listening(router_, listening);
   handles_.push_back(router_.get());
   handles_.push_back(watch_.get());
 }

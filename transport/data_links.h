@@ -18,6 +18,7 @@
 #include "transport/control.h"
 #include "transport/curve.h"
 #include "transport/inbox.h"
+#include "transport/listening.h"
 #include "transport/refusals.h"
 #include "transport/strangers.h"
 #include "transport/traffic.h"
@@ -62,11 +63,12 @@ class DataLinks {
   /// Peers with a stream that is not open.
   std::vector<Node> awaited() const;
   /// Hears from the scheduler that a peer has left; its streams' own goodbyes may still be under way.
-  void announce_goodbye(Node peer, Time now);
+  void announce_goodbye(Node peer, const std::string& error, Time now);
   /// Hears from the scheduler that a server has died: its connections are closed for good, so that nothing
   /// comes from it any more should it live after all, and the memory of what was on its way is given back.
   void announce_departure(Node server, Node mirror);
-  void say_goodbye();
+  /// error: what ends this node; empty: it has come to its end.
+  void say_goodbye(const std::string& error);
   /// Whether every peer that is still there has answered say_goodbye().
   bool is_goodbye_answered() const;
   /// Whether all streams with a peer are open and local (ZmqMessage::came_locally).
@@ -89,6 +91,7 @@ class DataLinks {
     std::vector<Stream> streams;
     std::optional<Time> announced;  // when the scheduler said that it has left
     bool gone = false;
+    std::string error;  // what has ended it, if an error has
   };
 
   virtual void on_begin() = 0;
@@ -145,7 +148,7 @@ class WorkerLinks final : public DataLinks {
 class ServerLinks final : public DataLinks {
  public:
   /// Listens at once. Throws TransportError.
-  ServerLinks(Report report, const ZmqContext& context, const std::string& endpoint,
+  ServerLinks(Report report, const ZmqContext& context, const Listening& listening,
               std::uint64_t max_frame_bytes, const std::optional<JobKey>& key);
 
   /// Connects to the mirror of `self`, where the lower of the two does that: two servers, which mirror each
@@ -153,7 +156,7 @@ class ServerLinks final : public DataLinks {
   void connect_mirror(const ZmqContext& context, Node self, const std::vector<std::string>& endpoints,
                       std::uint64_t max_frame_bytes, const std::optional<JobKey>& key);
 
-  /// Where it listens, port filled in.
+  /// Where it listens, as it is published, port filled in.
   const std::string& endpoint() const { return endpoint_; }
   /// For processes of this machine; empty when endpoint() is an ipc one already.
   const std::string& local_endpoint() const { return local_endpoint_; }

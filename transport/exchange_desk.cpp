@@ -31,8 +31,8 @@ std::optional<ExchangeReply> ExchangeDesk::take(std::uint32_t worker, std::uint6
       {worker}, sequence, ExchangeAnswer::kWaiting, pack_ranks(exchanges_.missing(sequence))};
 }
 
-std::vector<ExchangeReply> ExchangeDesk::leave(std::uint32_t worker) {
-  exchanges_.leave(worker);
+std::vector<ExchangeReply> ExchangeDesk::leave(std::uint32_t worker, const std::string& error) {
+  exchanges_.leave(worker, error);
   std::vector<ExchangeReply> replies;
   for (const std::uint64_t sequence : exchanges_.open()) {
     if (exchanges_.state(sequence) == Exchanges::State::kDeserted) replies.push_back(deserted(sequence));

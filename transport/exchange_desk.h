@@ -34,8 +34,9 @@ class ExchangeDesk {
                                     std::string_view payload);
   /// The workers whose exchange has another name than that of the lowest rank in it.
   std::vector<std::uint32_t> odd(std::uint64_t sequence) const { return exchanges_.odd(sequence); }
-  /// Notes that a worker has left the job. Returns what those hear who wait for it in vain.
-  std::vector<ExchangeReply> leave(std::uint32_t worker);
+  /// Notes that a worker has left the job; error: as Exchanges::leave(). Returns what those hear who wait for
+  /// it in vain.
+  std::vector<ExchangeReply> leave(std::uint32_t worker, const std::string& error = {});
 
  private:
   std::vector<std::uint32_t> everybody() const;

@@ -17,8 +17,8 @@ Exchanges::State Exchanges::offer(std::uint64_t sequence, std::uint32_t rank, st
   return state(sequence);
 }
 
-void Exchanges::leave(std::uint32_t rank) {
-  left_.insert(rank);
+void Exchanges::leave(std::uint32_t rank, const std::string& error) {
+  left_.emplace(rank, error);
   forget_finished();
 }
 
@@ -77,12 +77,17 @@ std::string Exchanges::fault(std::uint64_t sequence) const {
            first.name + "' while worker " + std::to_string(rank) + " is in '" + offer.name +
            "'; every worker must make the same calls in the same order";
   }
+  const std::string exchange = "exchange " + std::to_string(sequence) + " ('" + first.name + "'): ";
   std::vector<std::uint32_t> gone;
   for (const auto rank : missing(sequence)) {
-    if (left_.contains(rank)) gone.push_back(rank);
+    const auto found = left_.find(rank);
+    if (found == left_.end()) continue;
+    if (!found->second.empty())
+      return exchange + "worker " + std::to_string(rank) + " failed: " + found->second +
+             "; see its traceback";
+    gone.push_back(rank);
   }
-  return "exchange " + std::to_string(sequence) + " ('" + first.name + "'): " + list_workers(gone) +
-         (gone.size() == 1 ? " has" : " have") + " left the job";
+  return exchange + list_workers(gone) + (gone.size() == 1 ? " has" : " have") + " left the job";
 }
 
 std::vector<std::uint64_t> Exchanges::open() const {

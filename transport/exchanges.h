@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,7 +24,8 @@ class Exchanges {
 
   /// Takes the blob of one worker. Idempotent. Requires rank < workers.
   State offer(std::uint64_t sequence, std::uint32_t rank, std::string_view name, std::string_view blob);
-  void leave(std::uint32_t rank);
+  /// error: what has ended the worker; empty: it came to its end.
+  void leave(std::uint32_t rank, const std::string& error = {});
 
   State state(std::uint64_t sequence) const;
   /// In rank order. Requires state() == kComplete.
@@ -51,7 +51,7 @@ class Exchanges {
   const std::uint32_t workers_;
   std::map<std::uint64_t, Table> tables_;
   std::map<std::uint32_t, std::uint64_t> latest_;  // the newest sequence number of each rank
-  std::set<std::uint32_t> left_;
+  std::map<std::uint32_t, std::string> left_;      // and the errors that ended them, if errors did
 };
 
 }  // namespace gradwire::transport

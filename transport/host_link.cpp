@@ -55,6 +55,7 @@ class HostNode final : public Messenger, private Sink {
     return node_->exchange(name, blob, timeout);
   }
   void fail(const std::string& text) override { job_.fail(text); }
+  void note_error(const std::string& error) override { node_->note_error(error); }
   void leave(std::chrono::milliseconds timeout) override {
     ends();
     node_->leave(timeout);
@@ -83,6 +84,11 @@ class HostNode final : public Messenger, private Sink {
   void on_goodbye(Node peer) override {
     if (peer.role == Role::kServer) ends();
     sink_->on_goodbye(to_job(peer));
+  }
+
+  void on_error_exit(Node peer, const std::string& error) override {
+    if (peer.role == Role::kServer) ends();
+    sink_->on_error_exit(to_job(peer), error);
   }
 
   void on_failure(const std::string& text) override {

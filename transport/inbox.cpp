@@ -15,7 +15,7 @@ void Inbox::post(Event event) {
 
 void Inbox::post_frames(Node from, std::vector<Frame> frames) { post(Arrival{from, std::move(frames)}); }
 
-void Inbox::post_goodbye(Node peer) { post(Goodbye{peer}); }
+void Inbox::post_goodbye(Node peer, const std::string& error) { post(Goodbye{peer, error}); }
 
 void Inbox::post_departure(Node server, Node mirror) { post(Departure{server, mirror}); }
 
@@ -73,7 +73,8 @@ void Inbox::call(Sink& sink, Event& event) {
   if (auto* arrival = std::get_if<Arrival>(&event)) {
     sink.on_frames(arrival->from, std::move(arrival->frames));
   } else if (const auto* goodbye = std::get_if<Goodbye>(&event)) {
-    sink.on_goodbye(goodbye->peer);
+    goodbye->error.empty() ? sink.on_goodbye(goodbye->peer)
+                           : sink.on_error_exit(goodbye->peer, goodbye->error);
   } else if (const auto* departure = std::get_if<Departure>(&event)) {
     sink.on_departure(departure->server, departure->mirror);
   } else if (const auto& failure = std::get<Failure>(event); failure.scope == Scope::kGeneration) {

@@ -23,7 +23,8 @@ namespace gradwire::transport {
 class Inbox {
  public:
   void post_frames(Node from, std::vector<Frame> frames);
-  void post_goodbye(Node peer);
+  /// error: what has ended it; empty: it came to its end.
+  void post_goodbye(Node peer, const std::string& error = {});
   void post_departure(Node server, Node mirror);
   /// What has failed: the job, or this generation of one that goes on.
   enum class Scope : std::uint8_t { kJob, kGeneration };
@@ -53,6 +54,7 @@ class Inbox {
   };
   struct Goodbye {
     Node peer;
+    std::string error;
   };
   struct Departure {
     Node server, mirror;

@@ -51,17 +51,18 @@ class InprocHub {
     changed_.notify_all();
   }
 
-  void leave(Node node) {
+  /// error: what has ended the node; empty: it came to its end.
+  void leave(Node node, const std::string& error) {
     std::set<Node> left;
     {
       const std::lock_guard lock(mutex_);
       if (!left_.insert(node).second) return;
-      if (node.role == Role::kWorker) exchanges_.leave(node.rank);
+      if (node.role == Role::kWorker) exchanges_.leave(node.rank, error);
       left = left_;
     }
     changed_.notify_all();
     for (auto& [other, place] : places_) {
-      if (!left.contains(other)) place.inbox.post_goodbye(node);
+      if (!left.contains(other)) place.inbox.post_goodbye(node, error);
     }
   }
 
@@ -134,7 +135,7 @@ class InprocMessenger final : public Messenger {
   }
 
   ~InprocMessenger() override {
-    hub_->leave(self_);
+    hub_->leave(self_, error_);
     place_.inbox.detach();
     place_.inbox.close();
     thread_.join();
@@ -145,7 +146,8 @@ class InprocMessenger final : public Messenger {
   void attach(Sink& sink) override { place_.inbox.attach(sink); }
   void detach() override { place_.inbox.detach(); }
   void fail(const std::string& text) override { hub_->fail(text); }
-  void leave(std::chrono::milliseconds) override { hub_->leave(self_); }
+  void note_error(const std::string& error) override { error_ = error; }
+  void leave(std::chrono::milliseconds) override { hub_->leave(self_, error_); }
   std::vector<PeerCounters> counters() const override { return place_.traffic.snapshot(); }
 
   void send(Node to, std::vector<Frame> frames) override {
@@ -190,6 +192,7 @@ class InprocMessenger final : public Messenger {
   const Node self_;
   InprocHub::Place& place_;
   std::atomic<std::uint64_t> exchange_count_{0};
+  std::string error_;  // what ends this node; its owner's alone
   std::thread thread_;
 };
 

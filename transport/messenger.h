@@ -89,6 +89,9 @@ class Sink {
   virtual void on_membership_changed(const std::string& text) { on_failure(text); }
   /// Learns that a peer has left cleanly; nothing more will come from it.
   virtual void on_goodbye(Node peer) = 0;
+  /// As on_goodbye(), of a peer that an error has ended (Messenger::note_error). By default that is a goodbye
+  /// as any.
+  virtual void on_error_exit(Node peer, const std::string& /*error*/) { on_goodbye(peer); }
   /// Learns that a server has died and the job goes on: `mirror` serves in its place. Nothing comes from it
   /// any more, and what was sent to it may be lost. Only where World::replicas says so.
   virtual void on_departure(Node /*server*/, Node /*mirror*/) {}
@@ -140,6 +143,9 @@ class Messenger {
     throw std::logic_error(
         "regroup: this job ends with its first failure; start it with on_failure=continue");
   }
+  /// Has the goodbye, which is to come, say that an error ends this node: one line, for people, of which long
+  /// ones are cut. Who waits for this node in vain hears of it.
+  virtual void note_error(const std::string& error) = 0;
   /// Says goodbye and flushes what is queued, for at most timeout. Then send() throws. Idempotent. The
   /// destructor leaves too, where this was not called.
   virtual void leave(std::chrono::milliseconds timeout) = 0;

@@ -28,6 +28,7 @@ class MpiMessenger final : public Messenger {
   void attach(Sink& sink) override { endpoint_->attach(place_, sink); }
   void detach() override { place_.inbox.detach(); }
   void fail(const std::string& text) override { endpoint_->fail(text); }
+  void note_error(const std::string& error) override { endpoint_->note_error(place_, error); }
   void leave(std::chrono::milliseconds timeout) override { endpoint_->leave(place_, timeout); }
   bool outlast(std::chrono::milliseconds timeout) override { return endpoint_->outlast(timeout); }
   std::vector<PeerCounters> counters() const override { return place_.traffic.snapshot(); }

@@ -259,6 +259,11 @@ void MpiEndpoint::fail(const std::string& text) {
   if (note_failure(text)) requests_.others.push_back([=, this] { peers_->spread_failure(text); });
 }
 
+void MpiEndpoint::note_error(Place& place, const std::string& error) {
+  const Lock lock(mutex_);
+  place.error = error;
+}
+
 void MpiEndpoint::leave(Place& place, milliseconds timeout) {
   Lock lock(mutex_);
   if (!place.is_leaving) {

@@ -41,6 +41,7 @@ class MpiEndpoint final : private MpiPeers::Events {
     Inbox inbox;
     Traffic traffic;
     bool is_leaving = false;    // guarded by the endpoint's mutex
+    std::string error;          // likewise: what ends the node
     bool has_left = false;      // likewise; all that it sent has arrived
     std::size_t under_way = 0;  // parcels; the I/O thread's
   };
@@ -60,6 +61,7 @@ class MpiEndpoint final : private MpiPeers::Events {
   std::vector<std::string> exchange(std::string_view name, std::string_view blob,
                                     std::chrono::milliseconds timeout);
   void fail(const std::string& text);
+  void note_error(Place& place, const std::string& error);
   void leave(Place& place, std::chrono::milliseconds timeout);
   /// Waits until MPI is not needed any more: every rank has left, or the job has failed and all know it.
   bool outlast(std::chrono::milliseconds timeout);
@@ -134,7 +136,7 @@ class MpiEndpoint final : private MpiPeers::Events {
   void give_up_mpi();
   void note_end_of_mpi();
   void on_frames(Node from, std::vector<Frame> frames) override;
-  void on_goodbye(Node peer) override;
+  void on_goodbye(Node peer, const std::string& error) override;
   void on_exchange_result(std::uint64_t sequence, ExchangeAnswer answer, std::string_view payload) override;
   void on_failure(const std::string& text) override;
 

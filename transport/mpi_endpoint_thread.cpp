@@ -75,9 +75,14 @@ void MpiEndpoint::start_sum(SumRequest request) {
 // A node whose job has failed must not look like one that left cleanly.
 void MpiEndpoint::start_leaving(Place& place) {
   if (worker_.inbox.failed()) return;
-  on_goodbye(place.node);
+  std::string error;
+  {
+    const Lock lock(mutex_);
+    error = place.error;
+  }
+  on_goodbye(place.node, error);
   ++place.under_way;
-  peers_->say_goodbye(place.node, [this, &place] { note_sent(place); });
+  peers_->say_goodbye(place.node, error, [this, &place] { note_sent(place); });
 }
 
 void MpiEndpoint::note_sent(Place& place) {
@@ -218,11 +223,11 @@ void MpiEndpoint::on_frames(Node from, std::vector<Frame> frames) {
   to.inbox.post_frames(from, std::move(frames));
 }
 
-void MpiEndpoint::on_goodbye(Node peer) {
+void MpiEndpoint::on_goodbye(Node peer, const std::string& error) {
   const Lock lock(mutex_);
   left_.insert(peer);
   for (Place* place : {&worker_, &server_}) {
-    if (!place->is_leaving) place->inbox.post_goodbye(peer);
+    if (!place->is_leaving) place->inbox.post_goodbye(peer, error);
   }
 }
 

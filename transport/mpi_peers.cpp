@@ -59,18 +59,18 @@ void MpiPeers::send_control(std::uint32_t rank, const FrameHeader& header, std::
   link_.send(rank, pack_for_mpi(std::move(frames)), confirm, std::move(sent));
 }
 
-void MpiPeers::say_goodbye(Node self, const MpiLink::Sent& sent) {
+void MpiPeers::say_goodbye(Node self, const std::string& error, const MpiLink::Sent& sent) {
   if (size_ == 1) sent();
   FrameHeader header = header_of(Kind::kGoodbye);
   header.sender = self;
   const auto unconfirmed = std::make_shared<std::uint32_t>(size_ - 1);  // owners: the parcels under way
   for (std::uint32_t rank = 0; rank < size_; ++rank) {
     if (rank == self_) continue;
-    send_control(rank, header, "", MpiLink::Confirm::kHead, [unconfirmed, sent] {
+    send_control(rank, header, error_text(error), MpiLink::Confirm::kHead, [unconfirmed, sent] {
       if (--*unconfirmed == 0) sent();
     });
   }
-  note_goodbye(self);
+  note_goodbye(self, error);
 }
 
 void MpiPeers::submit_exchange(std::uint64_t sequence, ExchangeAsk ask, std::string_view payload) {
@@ -138,9 +138,11 @@ void MpiPeers::take_control(std::uint32_t rank, const Frame& frame) {
     case Kind::kExchangeResult:
       return events_.on_exchange_result(header.key, static_cast<ExchangeAnswer>(header.step),
                                         payload_text(frame));
-    case Kind::kGoodbye:
-      note_goodbye(header.sender);
-      return events_.on_goodbye(header.sender);
+    case Kind::kGoodbye: {
+      const std::string error = parse_error(payload_text(frame));
+      note_goodbye(header.sender, error);
+      return events_.on_goodbye(header.sender, error);
+    }
     case Kind::kFailure:
       return take_failure(rank, payload_text(frame));
     default:
@@ -179,9 +181,9 @@ void MpiPeers::answer(const ExchangeReply& reply) {
   }
 }
 
-void MpiPeers::note_goodbye(Node peer) {
+void MpiPeers::note_goodbye(Node peer, const std::string& error) {
   if (self_ != kCoordinatorRank || peer.role != Role::kWorker) return;
-  for (const ExchangeReply& reply : desk_.leave(peer.rank)) answer(reply);
+  for (const ExchangeReply& reply : desk_.leave(peer.rank, error)) answer(reply);
 }
 
 }  // namespace gradwire::transport

@@ -32,7 +32,7 @@ class MpiPeers {
     virtual ~Events() = default;
     /// Frames of the data plane that came together, from a node of another rank.
     virtual void on_frames(Node from, std::vector<Frame> frames) = 0;
-    virtual void on_goodbye(Node peer) = 0;
+    virtual void on_goodbye(Node peer, const std::string& error) = 0;
     virtual void on_exchange_result(std::uint64_t sequence, ExchangeAnswer answer,
                                     std::string_view payload) = 0;
     /// The job has failed; the other ranks are told.
@@ -44,8 +44,9 @@ class MpiPeers {
            Events& events);
 
   void send(std::uint32_t rank, MpiParcel parcel, MpiLink::Sent sent);
-  /// sent: called once all other ranks have the goodbye, and so all that was sent to them before.
-  void say_goodbye(Node self, const MpiLink::Sent& sent);
+  /// error: what ends the node; empty: it has come to its end. sent: called once all other ranks have the
+  /// goodbye, and so all that was sent to them before.
+  void say_goodbye(Node self, const std::string& error, const MpiLink::Sent& sent);
   /// Takes part in an exchange, or asks after it; payload as kExchange's. The result comes by an event.
   void submit_exchange(std::uint64_t sequence, ExchangeAsk ask, std::string_view payload);
   /// Tells all other ranks that the job has failed. Each that hears it says so likewise, and sends no frames
@@ -65,7 +66,7 @@ class MpiPeers {
   void take_failure(std::uint32_t rank, const std::string& text);
   void take_exchange(std::uint32_t rank, std::uint64_t sequence, ExchangeAsk ask, std::string_view payload);
   void answer(const ExchangeReply& reply);
-  void note_goodbye(Node peer);
+  void note_goodbye(Node peer, const std::string& error);
   void fail(const std::string& text);
 
   bool is_watched(std::uint32_t rank) const;

@@ -64,6 +64,11 @@ class Colocated final : public Messenger {
     const auto other = parting == Parting::kLeaves ? other_messenger_.lock() : nullptr;
     if (other) other->regroup(text, parting);  // likewise
   }
+  void note_error(const std::string& error) override {
+    messenger_->note_error(error);
+    // The other ends with this process, and by the same error.
+    if (const auto other = other_messenger_.lock()) other->note_error(error);
+  }
   void leave(std::chrono::milliseconds timeout) override { messenger_->leave(timeout); }
   bool outlast(std::chrono::milliseconds timeout) override { return messenger_->outlast(timeout); }
   std::vector<PeerCounters> counters() const override { return messenger_->counters(); }

@@ -35,6 +35,7 @@ class PassingMessenger : public Messenger, protected Sink {
   void fail(const std::string& text) override { messenger_->fail(text); }
   std::uint32_t newcomers() const override { return messenger_->newcomers(); }
   void regroup(const std::string& text, Parting parting) override { messenger_->regroup(text, parting); }
+  void note_error(const std::string& error) override { messenger_->note_error(error); }
   void leave(std::chrono::milliseconds timeout) override { messenger_->leave(timeout); }
   bool outlast(std::chrono::milliseconds timeout) override { return messenger_->outlast(timeout); }
   std::vector<PeerCounters> counters() const override { return messenger_->counters(); }
@@ -44,6 +45,7 @@ class PassingMessenger : public Messenger, protected Sink {
   void on_failure(const std::string& text) override { sink_->on_failure(text); }
   void on_membership_changed(const std::string& text) override { sink_->on_membership_changed(text); }
   void on_goodbye(Node peer) override { sink_->on_goodbye(peer); }
+  void on_error_exit(Node peer, const std::string& error) override { sink_->on_error_exit(peer, error); }
   void on_departure(Node server, Node mirror) override { sink_->on_departure(server, mirror); }
 
  private:

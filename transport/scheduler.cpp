@@ -40,14 +40,18 @@ Scheduler::State::State(const ZmqOptions& options_)
       exchanges(std::make_unique<ExchangeDesk>(options_.workers)),
       refusals(options_.log) {
   require_scheduler_options(options);
-  allow_many_connections();
+  const std::size_t servers = options.servers == 0 ? options.workers : options.servers;
+  require_descriptors(options.workers + servers, "scheduler: " + std::to_string(options.workers) +
+                                                     " workers and " + std::to_string(servers) +
+                                                     " servers: listening to them");
   router.set(ZMQ_ROUTER_MANDATORY, 1);
   router.set(ZMQ_ROUTER_HANDOVER, 1);
   if (options.key && !is_ipc(options.scheduler)) {
     doorkeeper.emplace(context, *options.key);
     doorkeeper->guard(router);
   }
-  endpoint = router.bind(resolve_endpoint(options.scheduler));
+  listening = scheduler_listening(options);
+  endpoint = start_listening(router, listening);
   thread = std::thread([this] { run(); });
 }
 
@@ -169,9 +173,10 @@ void Scheduler::State::tick_roll_call(Clock::time_point now) {
   while (const auto lost = liveness.check(now)) forget_arrival(lost->name, lost->why);
   const auto since = options.servers_optional ? first_worker_at : started;
   if (since && now - *since >= options.rendezvous_timeout) {
+    const std::string note = listening.note.empty() ? "" : " (" + listening.note + ")";
     fail("roll call: still waiting for " + roll_call.awaited() + " after " +
              in_seconds(options.rendezvous_timeout) + ": check that all were started and can reach " +
-             endpoint,
+             endpoint + note + descriptor_shortage(),
          FailureCause::kDeadline);
   } else if (now >= next_progress) {
     next_progress = now + kProgressEvery;
@@ -339,24 +344,25 @@ void Scheduler::State::answer(ExchangeReply reply) {
   }
 }
 
-void Scheduler::State::on_goodbye(const std::string& peer, Peer& from, const Frame&) {
+void Scheduler::State::on_goodbye(const std::string& peer, Peer& from, const Frame& frame) {
   FrameHeader acknowledgement = header_of(Kind::kGoodbye);
   acknowledgement.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
   send(peer, acknowledgement);
   if (from.left) return;
   if (phase == Phase::kRollCall) return forget_arrival(peer, "left");
-  take_leave(peer, from);
+  take_leave(peer, from, parse_error(payload_text(frame)));
 }
 
-// Tells the others that they go on without a member whose work is done.
-void Scheduler::State::take_leave(const std::string& peer, Peer& from) {
+// Tells the others that they go on without a member whose work is done, or which an error has ended.
+void Scheduler::State::take_leave(const std::string& peer, Peer& from, const std::string& error) {
   liveness.forget(peer);
   from.left = true;
   if (phase != Phase::kRunning) return;
   // Servers that nobody used hear it too: from the last one on, they need no scheduler.
-  tell(Kind::kGoodbye, static_cast<std::uint64_t>(GoodbyeStage::kLeaving), goodbye_text(from.node));
+  tell(Kind::kGoodbye, static_cast<std::uint64_t>(GoodbyeStage::kLeaving),
+       goodbye_text(from.node) + error_text(error));
   if (from.node.role == Role::kWorker) {
-    for (ExchangeReply& reply : exchanges->leave(from.node.rank)) answer(std::move(reply));
+    for (ExchangeReply& reply : exchanges->leave(from.node.rank, error)) answer(std::move(reply));
   }
   if (!workers_left_at && all_left(Role::kWorker)) workers_left_at = Clock::now();
   if (workers_left_at && all_left(Role::kServer)) finish(Phase::kOver, nullptr);
@@ -470,6 +476,24 @@ void Scheduler::State::finish(Phase last, std::exception_ptr outcome) {
 Scheduler::Scheduler(const ZmqOptions& options) : state_(std::make_unique<State>(options)) {}
 Scheduler::~Scheduler() = default;
 std::string Scheduler::endpoint() const { return state_->endpoint; }
+
+std::string Scheduler::address() const {
+  const std::string& first = state_->listening.endpoints.front();
+  if (is_ipc(first)) return first;
+  const std::string host = parse_tcp(first).host;
+  return is_unspecified(host) ? "*" : host;
+}
+
+ZmqOptions Scheduler::beside(ZmqOptions node) const {
+  node.scheduler = endpoint();
+  if (is_ipc(node.scheduler)) return node;
+  const std::string host = address();
+  node.scheduler = to_endpoint({host == "*" ? "127.0.0.1" : host, parse_tcp(node.scheduler).port});
+  // Who listens for the whole job on all interfaces does so as a server, too.
+  if (host == "*" && node.bind_host.empty() && node.interface.empty()) node.bind_host = "*";
+  return node;
+}
+
 bool Scheduler::wait_for(milliseconds timeout) { return state_->wait_for(timeout); }
 void Scheduler::wait() {
   while (!wait_for(std::chrono::hours(1))) {

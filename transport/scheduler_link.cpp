@@ -5,6 +5,7 @@
 #include "transport/address.h"
 #include "transport/curve.h"
 #include "transport/data_links.h"
+#include "transport/descriptor_limit.h"
 #include "transport/nodes.h"
 
 namespace gradwire::transport {
@@ -37,7 +38,9 @@ SchedulerLink::SchedulerLink(const ZmqContext& context, const ZmqOptions& option
       self_{hello_.role, hello_.rank.value_or(kNoRank)} {
   socket_.set(ZMQ_ROUTING_ID, random_routing_id());
   if (options.key && !is_ipc(options.scheduler)) show_membership(socket_, *options.key);
-  socket_.connect(resolve_endpoint(options.scheduler));
+  const std::string endpoint = resolve_endpoint(options.scheduler);
+  if (!is_ipc(endpoint)) address_ = parse_tcp(endpoint).host;
+  socket_.connect(endpoint);
 }
 
 void SchedulerLink::take_messages() {
@@ -114,7 +117,8 @@ void SchedulerLink::handle(const Frame& frame) {
         acknowledged_ = true;
         return;
       }
-      if (is_news(frame)) events_.on_goodbye(parse_goodbye(payload_text(frame)));
+      if (is_news(frame))
+        events_.on_goodbye(parse_goodbye(payload_text(frame)), parse_error(payload_text(frame)));
       return;
     case Kind::kDeparture: {
       if (!is_news(frame)) return;
@@ -162,9 +166,16 @@ void SchedulerLink::check_rendezvous(Time now) {
   events_.on_failure(heard_ ? "roll call: " + options_.scheduler_name + " at " + options_.scheduler +
                                   " is still waiting for other nodes after " + time
                             : "roll call: no answer from " + options_.scheduler_name + " at " +
-                                  options_.scheduler + " within " + time +
-                                  "; check that it was started and can be reached from here",
+                                  options_.scheduler + as_resolved() + " within " + time +
+                                  "; check that it was started and can be reached from here" +
+                                  descriptor_shortage(),
                      FailureCause::kDeadline);
+}
+
+/// What a name stands for on this host: it may be wrong here alone.
+std::string SchedulerLink::as_resolved() const {
+  if (is_ipc(options_.scheduler) || parse_tcp(options_.scheduler).host == address_) return {};
+  return " (" + address_ + " here)";
 }
 
 FrameHeader SchedulerLink::header_of(Kind kind) const {
@@ -176,6 +187,9 @@ FrameHeader SchedulerLink::header_of(Kind kind) const {
 }
 
 void SchedulerLink::send(Kind kind, std::uint64_t key, std::uint64_t step, const std::string& payload) {
+  // Who fails as soon as it is made is heard, too: the first frame must be a hello.
+  if (!std::exchange(has_said_hello_, true) && kind != Kind::kHello)
+    send(Kind::kHello, 0, 0, to_text(hello_));
   FrameHeader header = header_of(kind);
   header.key = key;
   header.step = step;
@@ -183,8 +197,8 @@ void SchedulerLink::send(Kind kind, std::uint64_t key, std::uint64_t step, const
   socket_.send(pack(header, payload));
 }
 
-void SchedulerLink::say_goodbye() {
-  send(Kind::kGoodbye, static_cast<std::uint64_t>(GoodbyeStage::kLeaving), 0, "");
+void SchedulerLink::say_goodbye(const std::string& error) {
+  send(Kind::kGoodbye, static_cast<std::uint64_t>(GoodbyeStage::kLeaving), 0, error_text(error));
 }
 
 }  // namespace gradwire::transport

@@ -25,7 +25,7 @@ class SchedulerLink {
     virtual ~Events() = default;
     virtual void on_roster(const Roster& roster) = 0;
     virtual void on_exchange_result(const Frame& frame) = 0;
-    virtual void on_goodbye(Node peer) = 0;
+    virtual void on_goodbye(Node peer, const std::string& error) = 0;
     virtual void on_departure(Node server, Node mirror) = 0;
     virtual void on_newcomers(std::uint32_t count) = 0;
     virtual void on_failure(const std::string& text, FailureCause cause) = 0;
@@ -35,6 +35,8 @@ class SchedulerLink {
   SchedulerLink(const ZmqContext& context, const ZmqOptions& options, Hello hello, Traffic& traffic,
                 Refusals& refusals, Events& events);
 
+  /// The scheduler's numeric address, as this node reaches it; empty over ipc.
+  const std::string& address() const { return address_; }
   std::vector<void*> sockets() const { return {socket_.get(), watch_.get()}; }
   void take_messages();
   void tick(Time now);
@@ -42,7 +44,8 @@ class SchedulerLink {
   Time next_beat() const { return next_beat_; }
 
   void send(Kind kind, std::uint64_t key, std::uint64_t step, const std::string& payload);
-  void say_goodbye();
+  /// error: what ends this node; empty: it has come to its end.
+  void say_goodbye(const std::string& error);
   /// Whether the goodbye was answered, or nobody is there to answer.
   bool is_goodbye_answered() const { return acknowledged_ || lost_; }
   /// From now on the scheduler may go: the job is over.
@@ -56,6 +59,7 @@ class SchedulerLink {
   /// Why the scheduler will not let this node in, if that is certain by now.
   std::string shut_out(const ConnectionEvent& event, Time now);
   void check_rendezvous(Time now);
+  std::string as_resolved() const;
   FrameHeader header_of(Kind kind) const;
 
   const ZmqOptions& options_;
@@ -65,6 +69,7 @@ class SchedulerLink {
   Events& events_;
   ZmqSocket socket_;
   ConnectionWatch watch_;
+  std::string address_;
   Liveness liveness_;
   Time next_beat_;
   Time next_hello_;
@@ -73,6 +78,7 @@ class SchedulerLink {
   Node self_;
   std::uint64_t epoch_ = 0;       // 0 before the roster
   std::uint64_t news_heard_ = 0;  // of this job
+  bool has_said_hello_ = false;
   bool heard_ = false;
   bool held_ = false;  // and has said so
   bool acknowledged_ = false;

@@ -18,6 +18,7 @@
 #include "transport/control.h"
 #include "transport/curve.h"
 #include "transport/exchange_desk.h"
+#include "transport/listening.h"
 #include "transport/liveness.h"
 #include "transport/mirrors.h"
 #include "transport/refusals.h"
@@ -44,6 +45,7 @@ struct Scheduler::State {
   void ask_to_fail(const std::string& text);
 
   std::string endpoint;
+  Listening listening;
 
  private:
   enum class Phase : std::uint8_t {
@@ -106,7 +108,8 @@ struct Scheduler::State {
   void set_spare_aside();
   void on_exchange(const Peer& from, const Frame& frame);
   void on_goodbye(const std::string& peer, Peer& from, const Frame& frame);
-  void take_leave(const std::string& peer, Peer& from);
+  /// error: what has ended the member; empty: it came to its end.
+  void take_leave(const std::string& peer, Peer& from, const std::string& error = {});
   void on_heartbeat(const std::string& peer, const Peer& from, const Frame& frame);
   void on_mismatch(std::uint64_t exchange, const std::string& why);
   void answer(ExchangeReply reply);

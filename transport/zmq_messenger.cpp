@@ -15,6 +15,8 @@
 
 #include "transport/address.h"
 #include "transport/data_links.h"
+#include "transport/descriptor_limit.h"
+#include "transport/listening.h"
 #include "transport/nodes.h"
 #include "transport/scheduler_link.h"
 #include "transport/zmq_options.h"
@@ -54,6 +56,7 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   void fail(const std::string& text) override;
   std::uint32_t newcomers() const override { return newcomers_; }
   void regroup(const std::string& text, Parting parting) override;
+  void note_error(const std::string& error) override;
   void leave(milliseconds timeout) override;
   std::vector<PeerCounters> counters() const override { return traffic_.snapshot(); }
 
@@ -77,7 +80,7 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   std::vector<std::string> endpoints_for_here(const Roster& roster) const;
   void on_roster(const Roster& roster) override;
   void on_exchange_result(const Frame& frame) override;
-  void on_goodbye(Node peer) override;
+  void on_goodbye(Node peer, const std::string& error) override;
   void on_departure(Node server, Node mirror) override;
   void on_newcomers(std::uint32_t count) override { newcomers_ = count; }
   void on_failure(const std::string& text, FailureCause cause) override;
@@ -118,6 +121,7 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   std::vector<Outgoing> outgoing_;
   std::vector<ControlRequest> requests_;
   std::optional<milliseconds> leaving_;
+  std::string error_;  // what ends this node
   bool joined_ = false;
   bool closed_ = false;
   bool deadline_passed_ = false;  // why the roll call failed
@@ -131,8 +135,11 @@ ZmqMessenger::ZmqMessenger(const ZmqOptions& options)
     : options_(options), refusals_(options.log), self_{options.role, options.rank.value_or(kNoRank)} {
   require_node_options(options_);
   if (options_.role == Role::kServer) {
+    require_descriptors(std::size_t{options_.workers} * options_.streams_per_peer,
+                        "server: listening to " + std::to_string(options_.workers) + " workers with " +
+                            std::to_string(options_.streams_per_peer) + " streams each");
     data_ = std::make_unique<ServerLinks>(DataLinks::Report{inbox_, traffic_, refusals_}, *context_,
-                                          server_endpoint(options_), options_.max_frame_bytes, options_.key);
+                                          server_listening(options_), options_.max_frame_bytes, options_.key);
   }
   scheduler_ = std::make_unique<SchedulerLink>(*context_, options_, hello(), traffic_, refusals_, *this);
   thread_ = std::thread([this] { run(); });
@@ -288,6 +295,11 @@ void ZmqMessenger::regroup(const std::string& text, Parting parting) {
   changed_.notify_all();
 }
 
+void ZmqMessenger::note_error(const std::string& error) {
+  const std::lock_guard lock(mutex_);
+  error_ = error;
+}
+
 void ZmqMessenger::leave(milliseconds timeout) {
   std::unique_lock lock(mutex_);
   if (!leaving_) {
@@ -346,11 +358,13 @@ void ZmqMessenger::take_requests() {
   std::vector<Outgoing> outgoing;
   std::vector<ControlRequest> requests;
   std::optional<milliseconds> leaving;
+  std::string error;
   {
     const std::lock_guard lock(mutex_);
     outgoing.swap(outgoing_);
     requests.swap(requests_);
     leaving = leaving_;
+    error = error_;
   }
   if (!inbox_.failed() && data_) {
     for (Outgoing& message : outgoing) data_->send(std::move(message));
@@ -361,8 +375,8 @@ void ZmqMessenger::take_requests() {
   if (leaving && !leave_deadline_) {
     leave_deadline_ = Clock::now() + *leaving;
     if (inbox_.failed()) return;  // a node whose job has failed must not look like one that left cleanly
-    if (data_) data_->say_goodbye();
-    scheduler_->say_goodbye();
+    if (data_) data_->say_goodbye(error);
+    scheduler_->say_goodbye(error);
   }
 }
 
@@ -388,7 +402,9 @@ void ZmqMessenger::tick(Clock::time_point now) {
     changed_.notify_all();
   } else if (now >= join_deadline_) {
     on_failure("roll call: " + to_string(self_) + " has no connection with " + list_nodes(data_->awaited()) +
-                   "; check that its address can be reached from here",
+                   "; check that its address can be reached from here, and else have it listen at another "
+                   "(GRADWIRE_BIND_HOST or GRADWIRE_INTERFACE on its host)" +
+                   descriptor_shortage(),
                FailureCause::kDeadline);
   }
 }
@@ -414,6 +430,7 @@ std::vector<std::string> ZmqMessenger::endpoints_for_here(const Roster& roster) 
   for (std::size_t i = 0; options_.ipc && here.size() > 1 && i < roster.locals.size(); ++i) {
     if (roster.locals[i].starts_with(here)) endpoints[i] = roster.locals[i].substr(here.size());
   }
+  for (std::string& endpoint : endpoints) endpoint = as_reached(endpoint, scheduler_->address());
   return endpoints;
 }
 
@@ -422,6 +439,10 @@ void ZmqMessenger::on_roster(const Roster& roster) {
   world_ = {roster.workers, roster.servers, roster.epoch, roster.replicas, roster.generation};
   newcomers_ = 0;  // this node was one of them
   if (self_.role == Role::kWorker) {
+    require_descriptors(
+        std::size_t{2} * roster.servers * options_.streams_per_peer,  // of libzmq and the kernel
+        "connecting with " + std::to_string(roster.servers) + " servers by " +
+            std::to_string(options_.streams_per_peer) + " streams each");
     data_ = std::make_unique<WorkerLinks>(
         DataLinks::Report{inbox_, traffic_, refusals_}, *context_, endpoints_for_here(roster),
         options_.streams_per_peer, options_.max_frame_bytes, options_.key,
@@ -442,9 +463,9 @@ void ZmqMessenger::on_exchange_result(const Frame& frame) {
   changed_.notify_all();
 }
 
-void ZmqMessenger::on_goodbye(Node peer) {
+void ZmqMessenger::on_goodbye(Node peer, const std::string& error) {
   if (peer.role == Role::kWorker && ++workers_left_ == world_.workers) scheduler_->release();
-  if (data_) data_->announce_goodbye(peer, Clock::now());
+  if (data_) data_->announce_goodbye(peer, error, Clock::now());
 }
 
 void ZmqMessenger::on_departure(Node server, Node mirror) {
@@ -480,9 +501,16 @@ NodePair connect_zmq_pair(ZmqOptions options) {
   options.servers = options.workers;
   options.role = Role::kWorker;
   auto worker = std::make_unique<ZmqMessenger>(options);
+  const std::string name = options.rank ? to_string(Node{Role::kWorker, *options.rank}) : "a worker";
   options.role = Role::kServer;
   options.rank.reset();  // the worker's, by their common name
-  auto server = std::make_unique<ZmqMessenger>(options);
+  std::unique_ptr<ZmqMessenger> server;
+  try {
+    server = std::make_unique<ZmqMessenger>(options);
+  } catch (const std::exception& error) {  // the others would wait for it as long as they may
+    worker->fail(name + ": " + error.what());
+    throw;
+  }
   worker->join_job();
   server->join_job();
   return colocate({std::move(worker), std::move(server)});

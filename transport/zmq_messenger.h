@@ -29,10 +29,11 @@ struct ZmqOptions {
   /// Scheduler: node pairs may come instead, and leave the servers waiting; or nobody, so that the roll
   /// call's time begins with the first worker.
   bool servers_optional = false;
-  std::string
-      bind_host;  ///< server: name or address to listen on and to publish; empty: chosen by `interface`
-  std::string interface;  ///< server: take the address of this network interface ("eth0"); empty: the
-                          ///< address from which the scheduler is reached
+  /// Name or address to listen on and, of a server, to publish; "*": on all interfaces, published as without
+  /// it; empty: chosen by `interface`. A scheduler takes it where its own address cannot serve (listening.h).
+  std::string bind_host;
+  std::string interface;  ///< likewise the address of this network interface ("eth0"); empty: a server takes
+                          ///< the address from which the scheduler is reached
   std::uint32_t streams_per_peer =
       1;  ///< connections between a worker and a server; partitions spread over them
   std::chrono::milliseconds rendezvous_timeout{60'000};
@@ -80,16 +81,21 @@ std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options);
 /// are ignored. Throws as connect_zmq().
 NodePair connect_zmq_pair(ZmqOptions options);
 
-/// Serves roll call, exchanges and liveness from a thread of its own; binds options.scheduler (port 0 or *
-/// picks one) and takes workers, servers, the timeouts, max_frame_bytes and log from the options. The
-/// destructor ends a job that is not over: every node hears of it. With servers = 0 or servers_optional it
-/// serves a job of node pairs too.
+/// Serves roll call, exchanges and liveness from a thread of its own; listens at options.scheduler (port 0 or
+/// * picks one; listening.h) and takes workers, servers, the timeouts, max_frame_bytes and log from the
+/// options. The destructor ends a job that is not over: every node hears of it. With servers = 0 or
+/// servers_optional it serves a job of node pairs too.
 class Scheduler {
  public:
   explicit Scheduler(const ZmqOptions& options);
   ~Scheduler();
-  /// Where it listens, its address and port filled in.
+  /// Where it listens, its address and port filled in; with the name that it was given where it listens on
+  /// all interfaces because that name is another address elsewhere (listening.h).
   std::string endpoint() const;
+  /// The numeric address on which it listens; "*": on all interfaces.
+  std::string address() const;
+  /// The options of a node in this process, which joins this scheduler's job.
+  ZmqOptions beside(ZmqOptions node) const;
   /// Returns when all workers said goodbye. Throws TimeoutError (roll call) or TransportError (a node
   /// failed).
   void wait();

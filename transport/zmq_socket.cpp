@@ -11,10 +11,10 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <system_error>
 #include <utility>
 
 #include "transport/address.h"
+#include "transport/descriptor_limit.h"
 
 namespace gradwire::transport {
 namespace {
@@ -25,8 +25,16 @@ constexpr int kBacklog = 1024;           // connections that the kernel keeps un
 constexpr int kUnsentBytes = 256 << 10;  // 2 ms of a 1 Gbit wire; a 10 Gbit one needs 0.2 ms to ask for more
 constexpr int kHandshakeMilliseconds = 10'000;  // a connection that is not open by then is closed
 
+// libzmq calls it EMFILE, too, when a context has as many sockets as it may.
+constexpr int kMostSockets = 1 << 14;  // of a context: 64 streams to 250 servers
+// Two threads of libzmq's with two each, the context's and a first socket's: 6 in libzmq 4.3. Without these
+// it ends the process.
+constexpr std::size_t kDescriptorsOfAContext = 16;
+
 [[noreturn]] void throw_zmq(const std::string& what) {
-  throw TransportError(what + ": " + zmq_strerror(zmq_errno()));
+  const int error = zmq_errno();
+  const std::string shortage = error == EMFILE ? descriptor_shortage() : std::string();
+  throw TransportError(what + ": " + zmq_strerror(error) + shortage);
 }
 
 /// Whether a socket of this network namespace takes whatever its buffer holds: Linux's default.
@@ -40,8 +48,20 @@ void release_buffer(void*, void* hint) { delete static_cast<Buffer*>(hint); }
 
 }  // namespace
 
-ZmqContext::ZmqContext() : context_(zmq_ctx_new()) {
+ZmqContext::ZmqContext() {
+  require_descriptors(kDescriptorsOfAContext, "zmq: a node of the job");
+  context_ = zmq_ctx_new();
   if (context_ == nullptr) throw_zmq("zmq: no context");
+  zmq_ctx_set(context_, ZMQ_MAX_SOCKETS, kMostSockets);
+  // The first socket starts the threads: now, while there are descriptors for them.
+  void* first = zmq_socket(context_, ZMQ_PAIR);
+  if (first == nullptr) {
+    const int error = zmq_errno();
+    zmq_ctx_term(context_);
+    errno = error;
+    throw_zmq("zmq: no socket");
+  }
+  zmq_close(first);
 }
 
 ZmqContext::~ZmqContext() {
@@ -287,7 +307,7 @@ std::optional<ConnectionEvent> ConnectionWatch::next() {
 }
 
 Wakeup::Wakeup() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  if (fd_ < 0) throw TransportError(std::string("eventfd: ") + std::strerror(errno) + descriptor_shortage());
 }
 
 Wakeup::~Wakeup() { close(fd_); }

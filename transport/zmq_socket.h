@@ -21,6 +21,8 @@ namespace gradwire::transport {
 
 class ZmqContext {
  public:
+  /// Starts libzmq's threads. Throws TransportError, also where the process has too few file descriptors
+  /// left.
   ZmqContext();
   /// Blocks until every socket is closed and has flushed, or its linger time has passed.
   ~ZmqContext();
@@ -29,7 +31,7 @@ class ZmqContext {
   void* get() const noexcept { return context_; }
 
  private:
-  void* context_;
+  void* context_ = nullptr;
 };
 
 class ZmqMessage {

@@ -27,6 +27,8 @@ MAX_HOSTS = 250
 QUEUE_SECONDS = 0.02
 """How long a packet may wait before a link, unless something else is asked for."""
 _NEEDED = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+_INTERFACE = "eth0"  # every host's
+_OF_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _SUBNETS = ("10.77", "172.29", "192.168")
 # Linux's default. BBR, which some machines have instead, shares a link unevenly among a job's flows.
 _CONGESTION_CONTROL = "cubic"
@@ -97,8 +99,12 @@ class NetHost:
         return [*enter, "sh", "-c", set_name, self.namespace, *command]
 
     def environment(self, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Returns the environment (this process's if none is given) with this host's identity in it."""
-        return {**(os.environ if environment is None else environment), "GRADWIRE_HOST_ID": self.namespace}
+        """Returns the environment (this process's if none is given) with this host's identity in it, and its interface
+        for Gloo and NCCL, unless it names one: by this host's name they would find loopback.
+        """
+        given = os.environ if environment is None else environment
+        interfaces = {variable: given.get(variable) or _INTERFACE for variable in _OF_INTERFACES}
+        return {**given, **interfaces, "GRADWIRE_HOST_ID": self.namespace}
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Starts a command on this host. Options are those of subprocess.Popen, but for shell.
@@ -250,19 +256,19 @@ class NetLab:
         link, bridge = remains.link_of(self.name, host.index), remains.bridge_of(self.name)
         _ip(
             f"netns add {host.namespace}",
-            f"link add {link} type veth peer name eth0 netns {host.namespace}",
+            f"link add {link} type veth peer name {_INTERFACE} netns {host.namespace}",
             f"link set {link} master {bridge} up",
         )
         _ip(
-            f"addr add {host.address}/{subnet.prefixlen} dev eth0",
+            f"addr add {host.address}/{subnet.prefixlen} dev {_INTERFACE}",
             "link set lo up",
-            "link set eth0 up",
-            f"route change {subnet} dev eth0 proto kernel scope link src {host.address} {congestion_control()}",
+            f"link set {_INTERFACE} up",
+            f"route change {subnet} dev {_INTERFACE} proto kernel scope link src {host.address} {congestion_control()}",
             namespace=host.namespace,
         )
         if self._bits_per_second is not None:
             shape = shaping(self._bits_per_second, self._queue_seconds)
-            _demand([_program("tc"), "-n", host.namespace, "qdisc", "add", "dev", "eth0", "root", *shape])
+            _demand([_program("tc"), "-n", host.namespace, "qdisc", "add", "dev", _INTERFACE, "root", *shape])
             _demand([_program("tc"), "qdisc", "add", "dev", link, "root", *shape])
         if share := self._losses[host.index]:
             iptables = remains.program("iptables")
@@ -272,7 +278,7 @@ class NetLab:
                 )
             drop = ["-m", "statistic", "--mode", "random", "--probability", f"{share:.9f}", "-j", "DROP"]
             inside = [_program("nsenter"), f"--net={remains.NETNS / host.namespace}"]
-            _demand([*inside, iptables, "-w", "-A", "INPUT", "-i", "eth0", *drop])
+            _demand([*inside, iptables, "-w", "-A", "INPUT", "-i", _INTERFACE, *drop])
 
 
 def congestion_control() -> str:

@@ -569,8 +569,10 @@ class Engine:
         Waits until every slot of a set holds its sum. Returns False when seconds passed first.
         """
 
-    def close(self) -> None:
-        """Says goodbye and ends the threads. Idempotent."""
+    def close(self, error: str = '') -> None:
+        """
+        Says goodbye and ends the threads. Idempotent. error: what ends this worker, for the others; empty: it has come to its end.
+        """
 
     def outlast(self, seconds: float) -> bool:
         """
@@ -591,9 +593,28 @@ class Faults:
 def connect_engine(**settings: Any) -> Engine:
     """Joins a job as a worker. Keywords: gradwire.settings."""
 
-def connect_peers(serves_roll_call: bool, **settings: Any) -> Engine:
+class Scheduler:
     """
-    Joins a job whose every worker sums a share itself. Keywords: gradwire.settings.
+    The scheduler of a job: rendezvous, liveness, exchanges. It listens at once.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """Keywords: gradwire.settings."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where others reach it: tcp://host:port."""
+
+    @property
+    def address(self) -> str:
+        """The numeric address on which it listens; '*': on all interfaces."""
+
+    def serve(self) -> None:
+        """Serves the job to its end."""
+
+def connect_peers(serves: Scheduler | None, **settings: Any) -> Engine:
+    """
+    Joins a job whose every worker sums a share itself. serves: the job's scheduler, if this process serves it; it then belongs to the engine. Keywords: gradwire.settings.
     """
 
 def connect_mpi(library: str, **settings: Any) -> Engine:
@@ -606,7 +627,7 @@ def connect_mpi_native(library: str, **settings: Any) -> Engine:
     As connect_mpi, and MPI sums: every rank must push the same keys in the same order.
     """
 
-def connect_nccl(serves_roll_call: bool, library: str, device: int | None, share_gpu: bool, **settings: Any) -> Engine:
+def connect_nccl(serves: Scheduler | None, library: str, device: int | None, share_gpu: bool, **settings: Any) -> Engine:
     """
     NCCL sums: every rank must push the same keys in the same order. library: libnccl.so.2. device: number of the GPU; None: the rank modulo the number of GPUs. share_gpu: whether other ranks may use that GPU; call gradwire.nccl.share_gpus() first.
     """
@@ -625,9 +646,6 @@ def local_engine(**settings: Any) -> Engine:
 def run_server(**settings: Any) -> None:
     """Serves one job to its end in this process."""
 
-def run_scheduler(**settings: Any) -> None:
-    """Schedules one job to its end in this process."""
-
 def build_info() -> dict:
     """
     What the core was built with and runs on: version of ZeroMQ and whether it can encrypt, instruction set of the codecs, number of CUDA devices and, where there is none, the reason; why NCCL cannot be used by this build, if so.
@@ -635,6 +653,21 @@ def build_info() -> dict:
 
 def make_job_key() -> str:
     """Makes the secret of an encrypted job: 128 hexadecimal digits."""
+
+def resolve(host: str) -> str:
+    """
+    The numeric address of a host as this machine finds it, one that others can reach if it has one. Raises TransportError.
+    """
+
+def address_towards(peer_address: str) -> str:
+    """
+    The address of this machine from which packets to a numeric address leave. Raises TransportError.
+    """
+
+def address_of_interface(name: str, peer_address: str) -> str:
+    """
+    The address of a network interface, of the peer's family where there is a choice. Raises ValueError, listing the interfaces that there are.
+    """
 
 def read_front_end(folder: str, rank: int) -> tuple[int, int, bytes]:
     """

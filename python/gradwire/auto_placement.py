@@ -9,7 +9,7 @@ import json
 import sys
 from dataclasses import replace
 
-from gradwire import _core, endpoints, joining, measured_link, nccl, placement, settings
+from gradwire import _core, endpoints, joining, measured_link, nccl, placement, settings, torch_group
 from gradwire.placement import Option
 
 _OVER_MPI = ("dist_sync_mpi", "allreduce_mpi")
@@ -44,7 +44,7 @@ def _mpi_peers(values: settings.Settings) -> joining.Joined:
 
 def _zmq_peers(name: str, values: settings.Settings) -> joining.Joined:
     """The scheduler is left alone: it calls the roll once, and may yet be asked to."""
-    if values.master is None:
+    if values.master is None and torch_group.current() is None:
         raise ValueError(
             f"kv.create({name!r}): GRADWIRE_PLACEMENT=auto needs a place where workers meet before they choose; start "
             "the script with `gradwire run --placement auto` or torchrun, or set GRADWIRE_MASTER=tcp://host:port"
@@ -90,8 +90,7 @@ def _move(meeting: joining.Joined, store: str, values: settings.Settings) -> joi
         _leave(meeting.engine, values)
         return moved
     _leave(meeting.engine, values)
-    if store == "nccl" and values.scheduler is None:
-        assert values.master is not None
+    if store == "nccl" and values.scheduler is None and values.master is not None:
         values = replace(
             values, master=endpoints.next_port(values.master)
         )  # this one's roll call may still end

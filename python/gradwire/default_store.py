@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from gradwire import kv, settings
+from gradwire import environments, joining, kv, settings, torch_group
+from gradwire.settings import Settings
+from gradwire.torch_group import Group
 
-__all__ = ["default_store", "open_default"]
+__all__ = ["default_store", "open_default", "require_company", "require_one_job"]
 
 _default: kv.KVStore | None = None
+_INSTEAD = "or give the front end a store, which kv.create() of gradwire makes: 'local' trains alone"
 
 
 def default_store(front_end: str) -> kv.KVStore:
@@ -23,26 +26,64 @@ def default_store(front_end: str) -> kv.KVStore:
         return store
     if _default is None or not _default.is_open:
         _default = open_default(front_end)
+    require_company(front_end, _default)
     return _default
 
 
 def open_default(front_end: str) -> kv.KVStore:
-    """Opens a store: inside a job `dist_sync` if it has servers, else `allreduce`; outside `local`.
+    """Opens a store: inside a job `dist_sync` if it has servers, else `allreduce`; outside `local`. The ranks of
+    torch's process group are a job, too.
 
     Args:
         front_end: who asks, for the error, as "gradwire.torch".
 
     Raises:
-        ValueError: the environment tells of several workers and not of where they meet.
+        ValueError: the environment tells of several workers and not of where they meet; or it has other ranks than
+            torch's process group.
         As kv.create().
     """
     here = settings.read()
-    if here.is_in_a_job:
-        return kv.create("dist_sync" if here.num_servers else "allreduce")
-    if here.num_workers > 1:
+    if here.step_profile is not None:
+        return kv.create("local")
+    group = torch_group.current()
+    if group is not None and group.size > 1:
+        require_one_job(front_end, here, group)
+    if here.scheduler is not None and here.num_servers:
+        return kv.create("dist_sync")
+    if here.is_in_a_job or (group is not None and group.size > 1):
+        return kv.create("allreduce")
+    if (told := environments.several(here.num_workers)) is not None:
         raise ValueError(
-            f"{front_end}: the environment says {here.num_workers} workers and not where they meet, so each would "
-            "train alone; set MASTER_ADDR and MASTER_PORT on all of them (torchrun and `gradwire run` do), or under "
-            "mpirun create the store first: gradwire.kv.create('dist_sync_mpi')"
+            f"{front_end}: the environment says {told} and not where they meet, so each would train alone; start the "
+            "script with `gradwire run` or torchrun, or call torch.distributed.init_process_group() before this, or "
+            "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT on all ranks; under mpirun create the store first: "
+            f"gradwire.kv.create('dist_sync_mpi'); {_INSTEAD}"
         )
     return kv.create("local")
+
+
+def require_one_job(front_end: str, here: Settings, group: Group) -> None:
+    """Raises ValueError where a process group has other ranks than the job that the environment describes."""
+    if not here.is_in_a_job and here.num_workers == 1:
+        return
+    rank = group.rank if here.rank is None else here.rank
+    if (rank, here.num_workers) != (group.rank, group.size):
+        raise ValueError(
+            f"{front_end}: this process is rank {rank} of {here.num_workers} in gradwire's job and rank {group.rank} "
+            f"of {group.size} in torch's process group; give both the same ranks, or let gradwire join by the group: "
+            "start the script with torchrun, and create no store"
+        )
+
+
+def require_company(front_end: str, store: kv.KVStore) -> None:
+    """Raises ValueError where a store is a default one of this process alone, though torch's process group has others:
+    the group was made after the store. Costs a microsecond."""
+    if store is not _default or not joining.is_local(store.type):
+        return
+    group = torch_group.current()
+    if group is not None and group.size > 1 and settings.read().step_profile is None:
+        raise ValueError(
+            f"{front_end}: torch's process group has {group.size} ranks and was made after this process had opened a "
+            "store of its own, so that each rank would train alone; call torch.distributed.init_process_group() before "
+            f"anything of gradwire's, {_INSTEAD}"
+        )

@@ -46,6 +46,8 @@ def new_key() -> JobKey:
 def reaches_beyond(host: str) -> bool:
     """Tells whether who listens on a host's name or address can be reached from other machines. A name that has no
     address here may have one elsewhere: True."""
+    if host == "*":  # all interfaces
+        return True
     try:
         found = {str(row[4][0]).partition("%")[0] for row in socket.getaddrinfo(host, None)}
     except OSError:
@@ -83,9 +85,10 @@ def key_of_member(encrypt: str, key: JobKey | None) -> JobKey | None:
 
 def warn_if_open(encrypt: str, key: JobKey | None, host: str) -> None:
     """Warns where a job that no launcher of ours has started can be joined, and read, by other machines."""
+    where = "all interfaces" if host == "*" else host
     if encrypt == "auto" and key is None and reaches_beyond(host):
         warnings.warn(
-            f"this job meets on {host} and is not encrypted: whoever reaches that address can read and change what it "
+            f"this job listens on {where} and is not encrypted: whoever reaches that can read and change what it "
             f"learns; set {VARIABLE} on all ranks to what `gradwire key` prints, or GRADWIRE_ENCRYPT=off",
             stacklevel=2,
         )

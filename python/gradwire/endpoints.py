@@ -33,6 +33,11 @@ def host_of(text: str) -> str:
     return text.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
 
+def port_of(text: str) -> int:
+    """Returns the port of tcp://host:port."""
+    return int(text.rpartition(":")[2])
+
+
 def next_port(text: str) -> str:
     """Returns tcp://host:port with the port after it."""
     host, _, port = text.removeprefix("tcp://").rpartition(":")

@@ -12,6 +12,8 @@ import sys
 import zlib
 from collections.abc import Mapping
 
+from gradwire.endpoints import written
+
 # The first whose variables are all set is who started this process: the innermost launcher of several.
 _LAUNCHERS = {
     "gradwire run": ("GRADWIRE_RANK", "GRADWIRE_NUM_WORKERS"),
@@ -23,7 +25,11 @@ _LAUNCHERS = {
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     "srun": ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS"),
 }
+_LOOPBACK = "127.0.0.1"
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below those that systems hand out by themselves
+
+
+_NEIGHBOURS = 1_000  # ports next to MASTER_PORT that people give to further jobs
 
 
 def launcher(environ: Mapping[str, str] | None = None) -> tuple[str, tuple[str, ...]] | None:
@@ -35,16 +41,18 @@ def launcher(environ: Mapping[str, str] | None = None) -> tuple[str, tuple[str, 
     return None
 
 
-def tell(store: str, workers: int) -> None:
-    """Says on stderr who was taken for the launcher; `gradwire run` has said so itself."""
-    found = launcher()
-    if found is not None and not found[0].startswith("gradwire run"):
+def tell(store: str, workers: int, *, has_ranks_of_a_group: bool = False) -> None:
+    """Says on stderr who was taken for the launcher, or that ranks are those of torch's process group; `gradwire run`
+    has said so itself.
+    """
+    if has_ranks_of_a_group:
+        whose = "with the ranks of torch's process group"
+    elif (found := launcher()) is not None and not found[0].startswith("gradwire run"):
         name, variables = found
-        print(
-            f"gradwire: store {store!r} of {workers} workers, started by {name} ({', '.join(variables)})",
-            file=sys.stderr,
-            flush=True,
-        )
+        whose = f"started by {name} ({', '.join(variables)})"
+    else:
+        return
+    print(f"gradwire: store {store!r} of {workers} workers, {whose}", file=sys.stderr, flush=True)
 
 
 def meeting_of_one_host(size: str, local_size: str, job: str) -> str | None:
@@ -52,15 +60,73 @@ def meeting_of_one_host(size: str, local_size: str, job: str) -> str | None:
 
     job: what tells this mpirun from others on the host.
     """
-    return f"tcp://127.0.0.1:{_port(job)}" if size == local_size else None
+    return written(_LOOPBACK, _port(job)) if size == local_size else None
 
 
 def meeting_of_srun(nodes: str, job: str, step: str) -> str:
-    """Where the tasks of a Slurm step meet: on its first node, which has task 0, at a port that the step's id gives.
+    """Where the tasks of a Slurm step meet: on its first node, which has task 0, at a port that the step's id gives; on
+    loopback where it has no other.
 
     nodes: as Slurm writes them, "node[01-03,7],gpu2".
     """
-    return f"tcp://{first_node(nodes)}:{_port(f'{job}.{step}')}"
+    is_one = "," not in nodes and "[" not in nodes
+    return written(_LOOPBACK if is_one else first_node(nodes), _port(f"{job}.{step}"))
+
+
+def meeting_beside_torch(host: str, port: str) -> str:
+    """Where ranks meet that were given MASTER_ADDR and MASTER_PORT: on that host, at a port that MASTER_PORT gives.
+    MASTER_PORT itself is torch's, and those next to it are those of the next jobs.
+    """
+    if not port.isdecimal():
+        return written(host, port)
+    own = _port(f"MASTER_PORT={int(port)}")
+    if abs(own - int(port)) < _NEIGHBOURS:
+        own = _FIRST_PORT + (own - _FIRST_PORT + _PORTS // 2) % _PORTS
+    return written(host, own)
+
+
+def meeting_of_one_machine(host: str, port: str, size: str, local_size: str) -> str | None:
+    """As meeting_beside_torch(), where all ranks are on one host; None: they are on several."""
+    return meeting_beside_torch(_LOOPBACK, port) if size == local_size else None
+
+
+# Variables of launchers that say how many processes there are, each its own launcher's word.
+_SIZES = (
+    "WORLD_SIZE",
+    "HOROVOD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "JSM_NAMESPACE_SIZE",
+)
+
+
+def several(workers: int, environ: Mapping[str, str] | None = None) -> str | None:
+    """Says how many workers the environment tells of, if several: "4 workers (HOROVOD_SIZE)".
+
+    Args:
+        workers: as the settings have them; other launchers than those that they read count, too.
+    """
+    environ = os.environ if environ is None else environ
+    if workers > 1:
+        return f"{workers} workers"
+    for variable in _SIZES:
+        size = environ.get(variable, "")
+        if size.isdecimal() and int(size) > 1:
+            return f"{size} workers ({variable})"
+    return None
+
+
+def store_of_torchrun(environ: Mapping[str, str] | None = None) -> tuple[str, int] | None:
+    """Returns host and port of the store that torchrun serves; None: torchrun has not started this process, or leaves
+    the store to rank 0's own process.
+    """
+    environ = os.environ if environ is None else environ
+    found = launcher(environ)
+    if found is None or found[0] != "torchrun" or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
+    return (host, int(port)) if host and port.isdecimal() else None
 
 
 def first_node(nodes: str) -> str:

@@ -11,11 +11,12 @@ import functools
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from gradwire import _core, agreed_settings, encryption, endpoints, mpi, nccl, settings
+from gradwire import _core, agreed_settings, encryption, endpoints, mpi, nccl, rendezvous, settings
 from gradwire.log import Log
+from gradwire.rendezvous import Meeting, Place
 
 __all__ = [
     "Joined",
@@ -25,6 +26,7 @@ __all__ = [
     "is_local",
     "names",
     "open_engine",
+    "open_peers",
     "serve",
     "sums_in_one_order",
 ]
@@ -87,9 +89,7 @@ def open_engine(name: str, values: settings.Settings) -> Joined:
 
     Raises: as kv.create().
     """
-    _require_mirrored_servers(values, name)
-    if goes_on(name, values):
-        _require_that_it_can_go_on(name, values)
+    _require_what_goes_with(values, name)
     missed = 0
     while True:
         try:
@@ -98,6 +98,12 @@ def open_engine(name: str, values: settings.Settings) -> Joined:
             missed += 1
         else:
             return Joined(name, engine, engine.generation - missed)
+
+
+def _require_what_goes_with(values: settings.Settings, name: str) -> None:
+    _require_mirrored_servers(values, name)
+    if goes_on(name, values):
+        _require_that_it_can_go_on(name, values)
 
 
 def _require_that_it_can_go_on(name: str, values: settings.Settings) -> None:
@@ -133,8 +139,6 @@ def serve(values: settings.Settings) -> None:
         raise ValueError(
             f"a {values.role} needs GRADWIRE_SCHEDULER (or DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT)"
         )
-    if values.role == "scheduler":
-        encryption.warn_if_open(values.encrypt, values.job_key, endpoints.host_of(values.scheduler))
     options = _node_options(values) | {
         "credit_bytes": values.credit_bytes,
         "fusion_bytes": values.fusion_bytes,
@@ -142,16 +146,23 @@ def serve(values: settings.Settings) -> None:
     }
     if values.timeline is not None:
         options["timeline"] = values.timeline
-    run = _core.run_scheduler if values.role == "scheduler" else _core.run_server
     try:
-        while True:
-            with contextlib.suppress(_core.MembershipChanged):  # then it joins the next generation
-                run(**options)
-                break
+        if values.role == "scheduler":
+            scheduler = _core.Scheduler(**options)
+            encryption.warn_if_open(values.encrypt, values.job_key, scheduler.address)
+            scheduler.serve()
+        else:
+            _serve_generations(options)
     except ConnectionError as error:
         print(f"gradwire-{values.role}: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     sys.exit(0)
+
+
+def _serve_generations(options: dict[str, Any]) -> None:
+    while True:
+        with contextlib.suppress(_core.MembershipChanged):  # then it joins the next generation
+            return _core.run_server(**options)
 
 
 def _require_mirrored_servers(values: settings.Settings, name: str) -> None:
@@ -266,26 +277,55 @@ def _join_servers_in_slices(values: settings.Settings, name: str) -> _core.Engin
     return _join_servers(slices, name)
 
 
-def _roll_call(values: settings.Settings, name: str) -> tuple[bool, dict[str, Any]]:
-    """Whether this process serves the roll call of a job without servers; and what its engine needs."""
-    options = _node_options(values) | _engine_options(values)
+def _meet(values: settings.Settings, name: str) -> Meeting:
+    """Where this worker of a job without servers joins it, and what its engine needs."""
     if values.scheduler is not None:
-        return False, options
-    if values.master is None or values.rank is None:
+        return Meeting(None, _node_options(values) | _engine_options(values))
+    place = rendezvous.find(values)
+    if place is None:
         raise ValueError(
             f"kv.create({name!r}): there is no job to join; start the script with `gradwire run -n 2 python "
-            "script.py`, torchrun or srun, or mpirun on one host, or set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
+            "script.py`, torchrun or srun, or mpirun on one host, or call torch.distributed.init_process_group() "
+            "first, or set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
         )
-    if values.rank == 0:
-        encryption.warn_if_open(values.encrypt, values.job_key, endpoints.host_of(values.master))
-    options["scheduler"] = values.master
-    options["scheduler_name"] = "worker 0, which serves the roll call,"
-    return values.rank == 0, options
+    return _meet_at(place, values)
+
+
+def _meet_at(place: Place, values: settings.Settings) -> Meeting:
+    def options() -> dict[str, Any]:
+        name = "worker 0, which serves the roll call,"
+        return _node_options(values) | _engine_options(values) | {"scheduler_name": name}
+
+    return place.meet(values, options)
 
 
 def _join_peers(values: settings.Settings, name: str) -> _core.Engine:
-    serves, options = _roll_call(values, name)
-    return _core.connect_peers(serves, **options)
+    return _connect_peers(_meet(values, name))
+
+
+def open_peers(values: settings.Settings, place: Place) -> _core.Engine:
+    """Joins, as the store `allreduce` does, a job whose ranks meet at a place; rank and size are in the settings.
+
+    Raises: as kv.create().
+    """
+    _require_what_goes_with(values, "allreduce")
+    return _connect_peers(_meet_at(place, values))
+
+
+def _connect_peers(meeting: Meeting) -> _core.Engine:
+    with _cure_of(meeting):
+        return _core.connect_peers(meeting.scheduler, **meeting.options)
+
+
+@contextlib.contextmanager
+def _cure_of(meeting: Meeting) -> Iterator[None]:
+    """Where ranks of several machines do not find each other, the address is what a user can change."""
+    try:
+        yield
+    except _core.TimeoutError as error:
+        if endpoints.host_of(meeting.options["scheduler"]) in ("127.0.0.1", "::1", "localhost"):
+            raise  # all are on this machine
+        raise _core.TimeoutError(f"{error}; if that address is wrong, {rendezvous.CURE} there") from None
 
 
 def _refuse_hierarchy(values: settings.Settings, name: str, library: str, instead: str) -> None:
@@ -329,8 +369,9 @@ def _join_nccl(values: settings.Settings, name: str) -> _core.Engine:
             f"kv.create({name!r}): this job has {values.num_servers} servers, and NCCL needs none; start it with "
             f"`gradwire run -n {values.num_workers} -s 0 python script.py`"
         )
-    serves, options = _roll_call(values, name)
-    return _core.connect_nccl(serves, nccl.library(), nccl.device(values), shares, **options)
+    meeting = _meet(values, name)
+    with _cure_of(meeting):
+        return _core.connect_nccl(meeting.scheduler, nccl.library(), nccl.device(values), shares, **meeting.options)
 
 
 def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engine:

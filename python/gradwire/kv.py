@@ -30,10 +30,21 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from gradwire import _core, auto_placement, backend, environments, joining, settings, uncaught_error
+from gradwire import (
+    _core,
+    auto_placement,
+    backend,
+    environments,
+    joining,
+    rendezvous,
+    settings,
+    uncaught_error,
+)
 from gradwire.backend import AbstractKVStore, register
 from gradwire.checkpoint import Restored
+from gradwire.rendezvous import KnownAddress, Place
 from gradwire.store import KVStore
+from gradwire.torch_group import Group
 
 __all__ = [
     "AbstractKVStore",
@@ -102,11 +113,11 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
     more steps waits for the slowest; stats() counts how stale pushes were. Of tables (gradwire.sparse) each row is as
     one, and what waits is row_sparse_pull() and pushpull().
 
-    `allreduce` and `horovod` sum without: every worker owns a share of each
-    gradient, and sums that for all. They join by MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE (as torchrun sets
-    them) too. `dist_sync_mpi` is `allreduce` over MPI's messages, and in `allreduce_mpi` MPI sums as well, so that
-    every worker must push the same keys in the same order: start these with mpirun (`--bind-to none`, or the threads
-    of a rank share one core). What else in the process uses MPI (mpi4py) must have initialised it with
+    `allreduce` and `horovod` sum without: every worker owns a share of each gradient, and sums that for all. They join
+    by MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE (as torchrun sets them) too, and by torch's process group where the
+    environment gives no ranks. `dist_sync_mpi` is `allreduce` over MPI's messages, and in `allreduce_mpi` MPI sums as
+    well, so that every worker must push the same keys in the same order: start these with mpirun (`--bind-to none`, or
+    the threads of a rank share one core). What else in the process uses MPI (mpi4py) must have initialised it with
     MPI_THREAD_MULTIPLE; after a failure nobody finalises MPI, and mpirun ends the job. In `nccl` NCCL sums, on a GPU
     that each worker has to itself (arrays are still handed over on the CPU); it joins as `allreduce` does, and asks
     for the same order.
@@ -170,7 +181,8 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
             "one everywhere (a process is one worker)"
         )
     settings.warn_unknown_variables()
-    values = settings.read()
+    given = settings.read()
+    values = of_group = rendezvous.with_ranks_of_the_group(given)
     if staleness is not None:
         values = dataclasses.replace(values, staleness_bound=int(staleness))
     if on_failure is not None:
@@ -187,7 +199,7 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
     if not is_local:
         store.report_joined()
     if not is_local and store.rank == 0:
-        environments.tell(store.type, store.num_workers)
+        environments.tell(store.type, store.num_workers, has_ranks_of_a_group=of_group is not given)
     return store
 
 
@@ -207,10 +219,38 @@ def join(roll_call: str, rank: int, num_workers: int) -> KVStore:
         raise ValueError(f"kv.join: this process has joined its job already, by the store {other.type!r}")
     if settings.read().step_profile is not None:
         return create("local")
+    return _join_at(KnownAddress(roll_call), rank, num_workers)
+
+
+def join_group(group: Group) -> KVStore:
+    """Joins, as create("allreduce") does, the job whose workers are the ranks of a process group of torch's.
+
+    Raises:
+        ValueError: this process has joined a job already; or the group has no store through which ranks find each
+            other.
+        gradwire.TimeoutError: not every rank appeared in time; names those missing.
+    """
+    if (other := joined()) is not None:
+        raise ValueError(
+            f"kv.join_group: this process has joined its job already, by the store {other.type!r}"
+        )
+    here = settings.read()
+    if here.step_profile is not None:
+        return create("local")
+    place = rendezvous.of_group(group, here)
+    if place is None:
+        raise ValueError(
+            "kv.join_group: the backend of this process group has no store through which ranks could find each other; "
+            "set GRADWIRE_MASTER=tcp://HOST:PORT, alike on all ranks, to a free port of rank 0's host"
+        )
+    return _join_at(place, group.rank, group.size)
+
+
+def _join_at(place: Place, rank: int, num_workers: int) -> KVStore:
     here = dataclasses.replace(
-        settings.read(), master=roll_call, scheduler=None, rank=rank, num_workers=num_workers, num_servers=0
+        settings.read(), master=None, scheduler=None, rank=rank, num_workers=num_workers, num_servers=0
     )
-    store = KVStore("allreduce", joining.open_engine("allreduce", here).engine, here)
+    store = KVStore("allreduce", joining.open_peers(here, place), here)
     _enlist(store)
     return store
 

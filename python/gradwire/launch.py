@@ -38,6 +38,7 @@ from gradwire.child import (
     start,
 )
 from gradwire.job import Job, Placement, Process, make_job
+from gradwire.tracebacks import Tracebacks
 
 __all__ = ["Host", "JobResult", "Line", "LocalHost", "Placement", "run_job", "run_prepared"]
 
@@ -139,8 +140,10 @@ class _Run:
         self, job: Job, output: Callable[[Line], None], report: Callable[[str], None], timeout: float | None
     ) -> None:
         self.job = job
-        self.output = output
-        self.report = report
+        self._output = output
+        self._report = report
+        self.tracebacks = Tracebacks()
+        self.is_followed = False  # something was said after the failure that ends the job
         self.selector = selectors.DefaultSelector()
         self.guard = Guard()
         self.alive: list[Child] = []
@@ -160,6 +163,15 @@ class _Run:
         self.is_over = False  # a worker has come to the end, or the scheduler, which all have left
         self.is_done = False  # a worker has come to the end
 
+    def output(self, line: Line) -> None:
+        self.tracebacks.take(line)
+        self.is_followed = self.failed is not None
+        self._output(line)
+
+    def report(self, text: str) -> None:
+        self.is_followed = self.failed is not None
+        self._report(text)
+
     def to_the_end(self) -> JobResult:
         restore_signals = self._catch_signals()
         try:
@@ -176,6 +188,8 @@ class _Run:
                 os.close(self.announce_fd)
             self.selector.close()
             self.guard.close()
+        if self.is_followed and self.interrupted is None:
+            self._say_who_failed_first()
         wall = time.monotonic() - self.started_at
         role, rank = (self.failed.role, self.failed.rank) if self.failed else (None, None)
         lost = tuple(words for _, words, _ in self.lost)
@@ -332,8 +346,15 @@ class _Run:
             self._give_up()
 
     def _reconsider(self, child: Child, words: str, code: int) -> None:
-        """Takes what is heard late for the cause: 1 is the exit code of who has heard of another's failure."""
-        if self.job.hears_late and self.exit_code == 1 and code != 1:
+        """Takes what is heard late for the cause. A process that has heard of another's failure may end before that
+        one does; where other programs watch the processes, its exit code, 1, is all that tells.
+        """
+        if self.failed is None:
+            return
+        has_heard = self.tracebacks.is_of_another(self.failed.role, self.failed.rank)
+        is_cause = has_heard and not self.tracebacks.is_of_another(child.role, child.rank)
+        is_heard_late = self.job.hears_late and self.exit_code == 1 and code != 1
+        if (is_cause and child.role == "worker") or is_heard_late:
             self.failed, self.cause, self.exit_code = child, words, code
 
     def _goes_on_without(self, child: Child, words: str, code: int) -> bool:
@@ -368,8 +389,20 @@ class _Run:
         return child.role == "worker" or self.job.servers_asked_for
 
     def _fail(self, child: Child | None, cause: str, exit_code: int) -> None:
+        self._report(cause)
         self.failed, self.cause, self.exit_code = child, cause, exit_code
-        self.report(cause)
+
+    def _say_who_failed_first(self) -> None:
+        """The last word: what others have said since follows from it."""
+        assert self.failed is not None
+        role, rank = self.failed.role, self.failed.rank
+        name, error = self.failed.name, self.tracebacks.of(role, rank)
+        if rank is None and (first := self.tracebacks.first_own(role)) is not None:  # one child for all ranks
+            name, error = f"{role} {first[0]}", first[1]
+        how = f"{error}; see its traceback above"
+        if error is None:
+            how = f"it {str(self.cause).partition(f'(pid {self.failed.pid}) ')[2]}"
+        self._report(f"{name} failed first: {how}")
 
     # Ending
 

@@ -20,7 +20,12 @@ from typing import Any, Literal
 
 from gradwire import endpoints, settings_file
 from gradwire.encryption import JobKey, parse_job_key
-from gradwire.environments import meeting_of_one_host, meeting_of_srun
+from gradwire.environments import (
+    meeting_beside_torch,
+    meeting_of_one_host,
+    meeting_of_one_machine,
+    meeting_of_srun,
+)
 from gradwire.units import parse_duration, parse_size
 
 Role = Literal["worker", "server", "scheduler"]
@@ -112,10 +117,6 @@ def _positive(parse: Callable[[str], Any], least: str) -> Callable[[str], Any]:
     return checked
 
 
-def _beside_master(host: str, port: str) -> str:
-    return endpoints.written(host, int(port) + 1 if port.isdecimal() else port)
-
-
 def _first(text: str, *others: str) -> str:
     """Of variables that count only together."""
     return text
@@ -167,10 +168,12 @@ class Settings:
     master: str | None = _setting(
         endpoints.parse,
         None,
-        "where rank 0 of an all-reduce store serves the roll call itself, if there is no scheduler; torchrun's "
-        "MASTER_PORT is its own, so the next one is taken; under mpirun on one host, and under srun, a port by the "
-        "job's id: tcp://host:port",
-        Alias(("MASTER_ADDR", "MASTER_PORT"), _beside_master),
+        "where rank 0 of an all-reduce store serves as the scheduler, if there is none: tcp://host:port, alike on all "
+        "ranks. Unset: under torchrun, or with torch's process group, any free port, which ranks find through torch's "
+        "store; else on MASTER_ADDR at a port that MASTER_PORT gives; under mpirun on one host, and under srun, at one "
+        "that the job's id gives",
+        Alias(("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), meeting_of_one_machine),
+        Alias(("MASTER_ADDR", "MASTER_PORT"), meeting_beside_torch),
         Alias(
             ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"),
             meeting_of_one_host,
@@ -184,10 +187,17 @@ class Settings:
         ),
     )
     interface: str | None = _setting(
-        _text, None, "network interface whose address servers listen on: eth0", "DMLC_INTERFACE"
+        _text,
+        None,
+        "network interface whose address servers listen on, and rank 0 where it serves as the scheduler: eth0",
+        "DMLC_INTERFACE",
     )
     bind_host: str | None = _setting(
-        _text, None, "host name or address servers listen on; wins over interface", "DMLC_NODE_HOST"
+        _text,
+        None,
+        "host name or address servers listen on, and rank 0 where it serves as the scheduler; *: all interfaces; wins "
+        "over interface",
+        "DMLC_NODE_HOST",
     )
     host_id: str | None = _setting(
         _text,
@@ -498,6 +508,13 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         if row.error is not None:
             raise ValueError(row.error)
     return Settings(**{row.definition.name: row.value for row in rows})
+
+
+def is_given(name: str, environ: Mapping[str, str] | None = None) -> bool:
+    """Tells whether a setting's own variable, or the settings file, gives it, and no other program's variable."""
+    row = next(row for row in resolve(environ) if row.definition.name == name)
+    aliases = [" and ".join(alias.variables) for alias in row.definition.aliases]
+    return row.origin not in ("default", *aliases)
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

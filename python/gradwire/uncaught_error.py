@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 _exit_before: Callable[..., NoReturn] | None = None  # what sys.exit was before watch_exits()
 _exit_was_an_error = False
+_exit_in_words = ""
 
 
 def ended_the_script() -> bool:
@@ -22,6 +24,20 @@ def ended_the_script() -> bool:
     """
     is_uncaught = getattr(sys, "last_value", None) is not None or _exit_was_an_error
     return is_uncaught and not hasattr(sys, "ps1")
+
+
+def in_words() -> str:
+    """Says which error has ended the script: "ValueError: no such file", "exit code 3"; empty where none has."""
+    if not ended_the_script():
+        return ""
+    error = getattr(sys, "last_value", None)
+    return _exit_in_words if error is None else describe(error)
+
+
+def describe(error: BaseException) -> str:
+    """Writes an error as the last line of its traceback has it."""
+    line = " ".join(traceback.format_exception_only(error)).strip()
+    return line.encode("utf-8", "replace").decode()  # a lone surrogate cannot be sent
 
 
 def watch_exits() -> None:
@@ -40,8 +56,10 @@ class _ErrorExit(SystemExit):
 
     def __getattribute__(self, name: str) -> Any:
         if name == "code" and sys._getframe().f_back is None:
-            global _exit_was_an_error
+            global _exit_was_an_error, _exit_in_words
             _exit_was_an_error = True
+            code = super().__getattribute__(name)
+            _exit_in_words = f"exit code {code}" if isinstance(code, int) else f"SystemExit: {code}"
         return super().__getattribute__(name)
 
     def __reduce__(self) -> Any:

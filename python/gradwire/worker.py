@@ -221,7 +221,7 @@ class Worker(AbstractKVStore):
             recorder.stop()
         if uncaught_error.ended_the_script():
             self.give_up(getattr(sys, "last_value", None))
-        self.engine.close()
+        self.engine.close(self._own_error())
         self._print_messages()
         if recorder is not None:
             recorder.write()
@@ -238,6 +238,12 @@ class Worker(AbstractKVStore):
                 "process to its end",
             )
             pause = 60.0
+
+    def _own_error(self) -> str:
+        """What ends this process, for those who wait for it in vain; empty: nothing, or what they have heard, too."""
+        last = getattr(sys, "last_value", None)
+        is_known = isinstance(last, _core.TransportError | _core.TimeoutError | _core.MembershipChanged)
+        return "" if is_known else uncaught_error.in_words()
 
     def _say_that_the_job_ends(self) -> None:
         if not self.engine.outlast(0.0):

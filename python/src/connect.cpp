@@ -82,6 +82,53 @@ struct Line {
   }
 };
 
+// The scheduler of a job, in the process that serves it.
+class PyScheduler {
+ public:
+  explicit PyScheduler(const nb::kwargs& given) {
+    auto zmq = zmq_options(transport::Role::kScheduler, given);
+    if (given.contains("faults")) faults_ = nb::cast<PyFaults>(given["faults"]).faults;
+    zmq.witness = transport::scheduler_witness(faults_);
+    scheduler_ = std::make_unique<transport::Scheduler>(zmq);
+  }
+  // Its thread may be about to call Python.
+  ~PyScheduler() {
+    const nb::gil_scoped_release release;
+    scheduler_.reset();
+  }
+  PyScheduler(const PyScheduler&) = delete;
+  PyScheduler& operator=(const PyScheduler&) = delete;
+
+  std::string endpoint() const { return own().endpoint(); }
+  std::string address() const { return own().address(); }
+  void serve() {
+    if (faults_) faults_->saw({transport::Role::kScheduler, 0}, transport::FaultEvent::kStart);
+    const InterruptEnds interrupt;
+    const nb::gil_scoped_release release;
+    own().wait();
+  }
+  std::unique_ptr<transport::Scheduler> take() {
+    static_cast<void>(own());
+    return std::move(scheduler_);
+  }
+
+ private:
+  transport::Scheduler& own() const {
+    if (!scheduler_) throw std::logic_error("the scheduler belongs to an engine, which has joined its job");
+    return *scheduler_;
+  }
+  std::shared_ptr<transport::Faults> faults_;  // owners: as those of PyFaults
+  std::unique_ptr<transport::Scheduler> scheduler_;
+};
+
+// Takes over the scheduler, if this process serves the job's, and has its nodes join by it.
+std::unique_ptr<transport::Scheduler> serve_beside(PyScheduler* given, transport::ZmqOptions& nodes) {
+  if (given == nullptr) return nullptr;
+  auto scheduler = given->take();
+  nodes = scheduler->beside(nodes);
+  return scheduler;
+}
+
 std::unique_ptr<PyEngine> connect_engine(const nb::kwargs& given) {
   const auto zmq = zmq_options(transport::Role::kWorker, given);
   const auto options = engine_options(given);
@@ -93,16 +140,15 @@ std::unique_ptr<PyEngine> connect_engine(const nb::kwargs& given) {
   return line.of(std::make_unique<PyEngine>(std::move(messenger), options, connect_host));
 }
 
-std::unique_ptr<PyEngine> connect_peers(bool serves_roll_call, const nb::kwargs& given) {
+std::unique_ptr<PyEngine> connect_peers(PyScheduler* serves, const nb::kwargs& given) {
   auto zmq = zmq_options(transport::Role::kWorker, given);
   const auto options = engine_options(given);
   const auto connect_host = host_connector(given);
   const Line line(zmq, given);
+  auto scheduler = serve_beside(serves, zmq);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
   zmq.servers = 0;  // each worker brings one
-  zmq.witness = transport::scheduler_witness(line.faults.faults);
-  auto scheduler = serves_roll_call ? std::make_unique<transport::Scheduler>(zmq) : nullptr;
   auto pair = line.around(transport::connect_zmq_pair(zmq));
   return line.of(std::make_unique<PyEngine>(std::move(pair), options, connect_host, std::move(scheduler)));
 }
@@ -127,14 +173,14 @@ std::unique_ptr<PyEngine> connect_mpi_native(const std::string& library, const n
   return std::make_unique<PyEngine>(std::move(native.messenger), std::move(native.collective), options);
 }
 
-std::unique_ptr<PyEngine> connect_nccl(bool serves_roll_call, const std::string& library,
+std::unique_ptr<PyEngine> connect_nccl(PyScheduler* serves, const std::string& library,
                                        std::optional<int> device, bool share_gpu, const nb::kwargs& given) {
   auto zmq = zmq_options(transport::Role::kWorker, given);
   const auto options = engine_options(given);
+  auto scheduler = serve_beside(serves, zmq);
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
   zmq.servers = 0;
-  auto scheduler = serves_roll_call ? std::make_unique<transport::Scheduler>(zmq) : nullptr;
   auto control = transport::connect_zmq(zmq);
   const int rank = static_cast<int>(control->self().rank);
   const int chosen = device.value_or(rank % std::max(compress::cuda_devices().count, 1));
@@ -197,14 +243,6 @@ void run_server(const nb::kwargs& given) {
   server.reset();
 }
 
-void run_scheduler(const nb::kwargs& given) {
-  auto zmq = zmq_options(transport::Role::kScheduler, given);
-  zmq.witness = transport::scheduler_witness(faults_of(zmq, given).faults);
-  const InterruptEnds interrupt;
-  const nb::gil_scoped_release release;
-  transport::Scheduler(zmq).wait();
-}
-
 }  // namespace
 
 void bind_connect(nb::module_& module) {
@@ -218,9 +256,21 @@ void bind_connect(nb::module_& module) {
   module.def("connect_engine", &connect_engine,
              nb::sig("def connect_engine(**settings: typing.Any) -> Engine"),
              "Joins a job as a worker. Keywords: gradwire.settings.");
-  module.def("connect_peers", &connect_peers, "serves_roll_call"_a, "settings"_a,
-             nb::sig("def connect_peers(serves_roll_call: bool, **settings: typing.Any) -> Engine"),
-             "Joins a job whose every worker sums a share itself. Keywords: gradwire.settings.");
+  nb::class_<PyScheduler>(module, "Scheduler",
+                          "The scheduler of a job: rendezvous, liveness, exchanges. It listens at once.")
+      .def(
+          "__init__", [](PyScheduler* self, const nb::kwargs& given) { new (self) PyScheduler(given); },
+          "settings"_a, nb::sig("def __init__(self, **settings: typing.Any) -> None"),
+          "Keywords: gradwire.settings.")
+      .def_prop_ro("endpoint", &PyScheduler::endpoint, "Where others reach it: tcp://host:port.")
+      .def_prop_ro("address", &PyScheduler::address,
+                   "The numeric address on which it listens; '*': on all interfaces.")
+      .def("serve", &PyScheduler::serve, "Serves the job to its end.");
+  module.def("connect_peers", &connect_peers, "serves"_a.none(), "settings"_a,
+             nb::sig("def connect_peers(serves: Scheduler | None, **settings: typing.Any) -> Engine"),
+             "Joins a job whose every worker sums a share itself. serves: the job's scheduler, if this "
+             "process serves "
+             "it; it then belongs to the engine. Keywords: gradwire.settings.");
   module.def(
       "connect_mpi", &connect_mpi, "library"_a, "settings"_a,
       nb::sig("def connect_mpi(library: str, **settings: typing.Any) -> Engine"),
@@ -229,9 +279,9 @@ void bind_connect(nb::module_& module) {
              nb::sig("def connect_mpi_native(library: str, **settings: typing.Any) -> Engine"),
              "As connect_mpi, and MPI sums: every rank must push the same keys in the same order.");
   module.def(
-      "connect_nccl", &connect_nccl, "serves_roll_call"_a, "library"_a, "device"_a.none(), "share_gpu"_a,
+      "connect_nccl", &connect_nccl, "serves"_a.none(), "library"_a, "device"_a.none(), "share_gpu"_a,
       "settings"_a,
-      nb::sig("def connect_nccl(serves_roll_call: bool, library: str, device: int | None, share_gpu: bool, "
+      nb::sig("def connect_nccl(serves: Scheduler | None, library: str, device: int | None, share_gpu: bool, "
               "**settings: typing.Any) -> Engine"),
       "NCCL sums: every rank must push the same keys in the same order. library: libnccl.so.2. device: "
       "number "
@@ -253,8 +303,6 @@ void bind_connect(nb::module_& module) {
              "A store inside this process, of one worker.");
   module.def("run_server", &run_server, nb::sig("def run_server(**settings: typing.Any) -> None"),
              "Serves one job to its end in this process.");
-  module.def("run_scheduler", &run_scheduler, nb::sig("def run_scheduler(**settings: typing.Any) -> None"),
-             "Schedules one job to its end in this process.");
 }
 
 }  // namespace gradwire::python

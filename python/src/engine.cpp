@@ -232,7 +232,10 @@ void bind_engine(nb::module_& module) {
           },
           "seconds"_a = 1e9, "set"_a = 0,
           "Waits until every slot of a set holds its sum. Returns False when seconds passed first.")
-      .def("close", &PyEngine::close, "Says goodbye and ends the threads. Idempotent.")
+      .def("close", &PyEngine::close, "error"_a = "",
+           "Says goodbye and ends the threads. Idempotent. error: what ends this worker, for the others; "
+           "empty: "
+           "it has come to its end.")
       .def(
           "outlast",
           [](PyEngine& s, double seconds) {

@@ -9,6 +9,7 @@
 #include "kvstore/checkpoint_source.h"
 #include "kvstore/weight_replies.h"
 #include "python/src/bindings.h"
+#include "transport/address.h"
 #include "transport/fault_spec.h"
 #include "transport/job_key.h"
 #include "transport/mpi.h"
@@ -53,6 +54,23 @@ void bind_facts(nb::module_& module) {
   module.def(
       "make_job_key", [] { return transport::JobKey::make().text(); },
       "Makes the secret of an encrypted job: 128 hexadecimal digits.");
+  module.def(
+      "resolve",
+      [](const std::string& host) {
+        const nb::gil_scoped_release release;
+        return transport::resolve(host);
+      },
+      "host"_a,
+      "The numeric address of a host as this machine finds it, one that others can reach if it has one. "
+      "Raises "
+      "TransportError.");
+  module.def(
+      "address_towards", &transport::address_towards, "peer_address"_a,
+      "The address of this machine from which packets to a numeric address leave. Raises TransportError.");
+  module.def(
+      "address_of_interface", &transport::address_of_interface, "name"_a, "peer_address"_a,
+      "The address of a network interface, of the peer's family where there is a choice. Raises ValueError, "
+      "listing the interfaces that there are.");
   module.def(
       "read_front_end",
       [](const std::string& folder, std::uint32_t rank) {

@@ -117,13 +117,13 @@ class PyEngine {
   /// Of an operation that failed: threads that end with close() may still read its arrays.
   void keep_until_close(nanobind::object arrays) { kept_.keep_failed(std::move(arrays)); }
 
-  /// From any thread; who comes second waits for the first.
-  void close() {
+  /// From any thread; who comes second waits for the first. error: what ends this worker, if an error does.
+  void close(const std::string& error) {
     if (is_inherited()) return;
     {
       const nanobind::gil_scoped_release release;
       const std::scoped_lock lock(closing_);
-      engine_->close();
+      engine_->close(error);
     }
     kept_.release();
     const auto slots = std::exchange(slots_, {});  // their end, too, lets other threads in

@@ -18,14 +18,12 @@ from pathlib import Path
 
 import numpy as np
 from gradwire import _core
-from gradwire.job import free_port
 
 
-def work(rank: int, port: int, errors: list[BaseException]) -> None:
+def work(rank: int, scheduler: _core.Scheduler, endpoint: str, errors: list[BaseException]) -> None:
     try:
-        engine = _core.connect_peers(
-            rank == 0, rank=rank, workers=2, scheduler=f"tcp://127.0.0.1:{port}", ipc=rank == 1
-        )
+        serves = scheduler if rank == 0 else None
+        engine = _core.connect_peers(serves, rank=rank, workers=2, scheduler=endpoint, ipc=rank == 1)
         engine.set_compression("2bit:threshold=0.5", "exact")
         keys = engine.declare([("w", [70_000], "float32")])
         sums, gradient = np.zeros(70_000, np.float32), np.ones(70_000, np.float32)
@@ -40,9 +38,10 @@ def work(rank: int, port: int, errors: list[BaseException]) -> None:
 
 
 def one_job() -> None:
-    port = free_port("127.0.0.1")
+    scheduler = _core.Scheduler(workers=2, scheduler="tcp://127.0.0.1:0")
     errors: list[BaseException] = []
-    ranks = [threading.Thread(target=work, args=(rank, port, errors)) for rank in range(2)]
+    given = (scheduler, scheduler.endpoint, errors)
+    ranks = [threading.Thread(target=work, args=(rank, *given)) for rank in range(2)]
     for rank in ranks:
         rank.start()
     for rank in ranks:

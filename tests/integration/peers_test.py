@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
+from gradwire.job import free_port
 from integration.processes import (
     NOTICE_SECONDS,
     START_SECONDS,
@@ -26,23 +26,12 @@ ENDLESS = python(
 )
 
 
-def master_port() -> int:
-    """A port whose successor, where rank 0 will listen, is free too."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-
-
-def start_as_torchrun_does(job: Job, workers: int, command: list[str]) -> None:
-    at = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(master_port()), "WORLD_SIZE": str(workers)}
+def start_as_torchrun_does(
+    job: Job, workers: int, command: list[str], own: dict[int, dict[str, str]] | None = None
+) -> None:
+    at = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port("127.0.0.1")), "WORLD_SIZE": str(workers)}
     for rank in reversed(range(workers)):
-        job.start(("worker", rank), command, at | {"RANK": str(rank)})
+        job.start(("worker", rank), command, at | {"RANK": str(rank)} | (own or {}).get(rank, {}))
 
 
 def test_rank_0_serves_the_roll_call_where_nobody_else_does(tmp_path: Path) -> None:
@@ -125,6 +114,17 @@ def test_a_killed_worker_ends_the_job_under_the_launcher(tmp_path: Path) -> None
         own = "\n".join(line for line in ended.err.splitlines() if line.startswith(f"[worker {rank}]"))
         assert names(own, ("worker", 1)), str(ended)
         assert "server" not in own.splitlines()[-1], str(ended)
+
+
+def test_a_worker_that_cannot_listen_ends_the_others_at_once(tmp_path: Path) -> None:
+    """They had waited for it as long as they may."""
+    command = python("sums_worker.py", "store=allreduce")
+    with Job(tmp_path, {"GRADWIRE_RENDEZVOUS_TIMEOUT": "3600s"}) as job:
+        start_as_torchrun_does(job, 2, command, {1: {"GRADWIRE_BIND_HOST": "192.0.2.1"}})
+        ended = {rank: job.members["worker", rank].ended(START_SECONDS) for rank in range(2)}
+    assert [process.code for process in ended.values()] == [1, 1], str(ended)
+    assert "worker 1: zmq: cannot listen on tcp://192.0.2.1" in ended[0].err, str(ended[0])
+    assert "cannot listen on tcp://192.0.2.1" in ended[1].err, str(ended[1])
 
 
 def test_dedicated_servers_are_refused(tmp_path: Path) -> None:

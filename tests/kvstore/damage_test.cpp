@@ -47,6 +47,7 @@ class NoisyLine final : public Messenger, private Sink {
     return line_->exchange(name, blob, timeout);
   }
   void fail(const std::string& text) override { line_->fail(text); }
+  void note_error(const std::string& error) override { line_->note_error(error); }
   void leave(std::chrono::milliseconds timeout) override { line_->leave(timeout); }
   std::vector<PeerCounters> counters() const override { return line_->counters(); }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <future>
 #include <map>
 #include <mutex>
 
@@ -338,6 +339,29 @@ TEST(Engine, SlowWorkerIsNamedThenTheJobGivesUp) {
   }
   EXPECT_THAT(notice, HasSubstr("key 'w' step 0 has waited 1 s for worker 1"));
   EXPECT_THAT(text, HasSubstr("for worker 1"));
+}
+
+// Who is awaited was asked after retry_timeout alone, so that a warning before that blamed the server.
+TEST(Engine, AWarningBeforeAnyRetryNamesTheSlowWorker) {
+  JobSize size{2, 1};
+  size.engine.slow_warning = std::chrono::seconds(2);
+  size.engine.retry_timeout = std::chrono::seconds(100);
+  std::vector<std::string> notices;
+  std::promise<void> warned;
+  auto is_warned = warned.get_future().share();
+  run_job(size, [&](Engine& engine) {
+    const std::vector<KeySpec> specs = {{"w", {5}}};
+    const auto key = engine.declare(specs)[0];
+    std::vector<float> values(5, 1.0F);
+    if (engine.rank() == 1) is_warned.wait_for(std::chrono::seconds(60));
+    const Ticket sum = engine.push_pull(key, values, values, 0);
+    while (engine.rank() == 0 && notices.empty() && !sum.wait_for(std::chrono::milliseconds(20)))
+      notices = engine.take_notices();
+    if (engine.rank() == 0) warned.set_value();
+    sum.wait();
+  });
+  EXPECT_THAT(notices, testing::ElementsAre(
+                           testing::ContainsRegex("^key 'w' step 0 has waited [0-9]+ s for worker 1$")));
 }
 
 TEST(Engine, BadCallsAreNamed) {

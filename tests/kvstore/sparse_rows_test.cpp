@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -431,6 +432,26 @@ TEST(SparseRows, WhoIsSlowIsNamed) {
   EXPECT_THROW(run_job(size, body), transport::TransportError);  // the servers hear of it
   EXPECT_THAT(text, HasSubstr("rows of 'embedding' have waited 3 s for worker 1"));
   EXPECT_THAT(notices, testing::Contains(HasSubstr("for worker 1")));
+}
+
+TEST(SparseRows, AWarningBeforeAnyRetryNamesTheSlowWorker) {
+  JobSize size{2, 1, 1, {}};
+  size.engine.slow_warning = 2s;
+  size.engine.retry_timeout = 100s;
+  std::vector<std::string> notices;
+  std::promise<void> warned;
+  auto is_warned = warned.get_future().share();
+  run_job(size, [&](Engine& engine) {
+    const auto table = engine.sparse().declare(std::vector{embedding(6, 2)})[0];
+    engine.sparse().init(table, {}, {}, 0);
+    if (engine.rank() == 1) is_warned.wait_for(std::chrono::seconds(60));
+    const Ticket sum = engine.sparse().push_pull(table, Ids{1}, Values{1, 1}, 0).done;
+    while (engine.rank() == 0 && notices.empty() && !sum.wait_for(20ms)) notices = engine.take_notices();
+    if (engine.rank() == 0) warned.set_value();
+    sum.wait();
+  });
+  EXPECT_THAT(notices, testing::ElementsAre(testing::ContainsRegex(
+                           "^rows of 'embedding' have waited [0-9]+ s for worker 1$")));
 }
 
 // Rows do not go through leaders: every worker pushes its own.

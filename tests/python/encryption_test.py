@@ -206,8 +206,11 @@ def test_a_key_on_a_command_line_is_refused(on_failure: str) -> None:
 
 
 def test_a_scheduler_that_strangers_can_join_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_core, "run_scheduler", lambda **options: None)
-    values = settings.read({"GRADWIRE_ROLE": "scheduler", "GRADWIRE_SCHEDULER": "tcp://192.0.2.1:5"})
+    def serve(scheduler: _core.Scheduler) -> None:
+        assert scheduler.address == "*"  # that address is another machine's
+
+    monkeypatch.setattr(_core.Scheduler, "serve", serve)
+    values = settings.read({"GRADWIRE_ROLE": "scheduler", "GRADWIRE_SCHEDULER": "tcp://192.0.2.1:0"})
     with pytest.warns(UserWarning, match="is not encrypted: whoever reaches"), pytest.raises(SystemExit):
         joining.serve(values)
 
@@ -268,7 +271,7 @@ def test_what_cannot_be_encrypted_is_refused_where_it_must_be(store: str) -> Non
 
 def test_a_job_that_strangers_can_join_is_warned_of() -> None:
     with pytest.warns(
-        UserWarning, match=r"this job meets on 192\.0\.2\.1 and is not encrypted: whoever reaches"
+        UserWarning, match=r"this job listens on 192\.0\.2\.1 and is not encrypted: whoever reaches"
     ):
         encryption.warn_if_open("auto", None, "192.0.2.1")
 

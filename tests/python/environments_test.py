@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gradwire import settings
+from gradwire import environments, settings
 from gradwire.environments import first_node, launcher, tell
 
 TORCHRUN = {
@@ -95,7 +95,15 @@ def test_launchers_give_local_ranks() -> None:
 
 
 def test_where_workers_meet() -> None:
-    assert settings.read(TORCHRUN).master == "tcp://node0:29501"
+    at = settings.read(TORCHRUN).master
+    assert at is not None
+    assert at.startswith("tcp://node0:")
+    port = int(at.rpartition(":")[2])
+    assert port not in (29500, 29501)  # torch's, and that of the next job
+    assert settings.read(TORCHRUN | {"MASTER_PORT": "29501"}).master != at
+    here = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "1"}
+    assert settings.read(TORCHRUN | here).master == f"tcp://127.0.0.1:{port}"
+    assert settings.read(TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}).master == at
     at = settings.read(MPIRUN).master
     assert at is not None
     assert at.startswith("tcp://127.0.0.1:")
@@ -106,6 +114,47 @@ def test_where_workers_meet() -> None:
     assert at.startswith("tcp://gpu03:")
     assert settings.read(SRUN | {"SLURM_PROCID": "0"}).master == at
     assert settings.read(SRUN | {"SLURM_STEP_ID": "1"}).master != at
+    at = settings.read(SRUN | {"SLURM_STEP_NODELIST": "gpu03"}).master
+    assert at is not None
+    assert at.startswith("tcp://127.0.0.1:")
+
+
+def test_no_port_of_ranks_is_torchs_own_or_the_next_jobs() -> None:
+    for port in [29523, *range(1024, 65536, 61)]:
+        at = environments.meeting_beside_torch("node0", str(port))
+        assert int(at.rpartition(":")[2]) not in (port, *range(port + 1, port + 9)), (port, at)
+
+
+def test_a_port_that_is_no_number_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"MASTER_ADDR and MASTER_PORT.*tcp://host:port"):
+        settings.read(TORCHRUN | {"MASTER_PORT": "x"})
+
+
+def test_torchruns_store_is_joined_where_torchrun_serves_one() -> None:
+    serves = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert environments.store_of_torchrun(serves) == ("node0", 29500)
+    assert environments.store_of_torchrun(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}) is None
+    assert environments.store_of_torchrun(TORCHRUN) is None
+    assert environments.store_of_torchrun(serves | {"MASTER_PORT": ""}) is None
+    inside = {"GRADWIRE_RANK": "0", "GRADWIRE_NUM_WORKERS": "2"}  # another job's, of a rank
+    assert environments.store_of_torchrun(serves | inside) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({}, None),
+        ({"WORLD_SIZE": "1"}, None),
+        ({"WORLD_SIZE": "4"}, "4 workers (WORLD_SIZE)"),
+        ({"HOROVOD_SIZE": "2"}, "2 workers (HOROVOD_SIZE)"),
+        ({"PMI_SIZE": "8"}, "8 workers (PMI_SIZE)"),
+        ({"WORLD_SIZE": "many"}, None),
+        ({"SLURM_NTASKS": "4"}, None),  # of a batch script, which runs once
+    ],
+)
+def test_other_launchers_say_how_many_there_are(variables: dict[str, str], told: str | None) -> None:
+    assert environments.several(1, variables) == told
+    assert environments.several(3, variables) == "3 workers"
 
 
 def test_the_tasks_of_an_mpirun_inside_a_slurm_step_do_not_meet_where_the_step_began() -> None:

@@ -179,8 +179,20 @@ def test_the_first_failure_counts_and_later_ones_are_told(folder: Path, recorder
     program = "if rank == 1: sys.exit(7)\nawait_end('worker1'); sys.exit(9)"
     result = recorder.run(python(program), env={"GRADWIRE_LIVENESS_TIMEOUT": f"{SECONDS}s"})
     assert result.exit_code == 7
-    assert len(recorder.said) == 2
+    assert len(recorder.said) == 3
     assert recorder.said[1].endswith("ended with exit code 9")
+    assert recorder.said[2] == "worker 1 failed first: it ended with exit code 7"
+
+
+def test_who_has_heard_of_a_failure_is_not_first_though_it_ends_first(
+    folder: Path, recorder: Recorder
+) -> None:
+    heard = "import gradwire\nif rank == 0: raise gradwire.TransportError('worker 1 failed')\n"
+    fails = "await_end('worker0'); raise ValueError('no such image')"
+    result = recorder.run(python(heard + fails), env={"GRADWIRE_LIVENESS_TIMEOUT": f"{SECONDS}s"})
+    assert (result.exit_code, result.failed_role, result.failed_rank) == (1, "worker", 1), recorder.said
+    told = "worker 1 failed first: ValueError: no such image; see its traceback above"
+    assert recorder.said[-1] == told, recorder.said
 
 
 def test_signal_is_named_and_is_128_plus_n(folder: Path, recorder: Recorder) -> None:

@@ -134,6 +134,18 @@ def test_without_a_bandwidth_links_are_not_shaped() -> None:
 
 
 @needs_hosts
+def test_gloo_and_nccl_take_a_hosts_own_interface_unless_another_is_given() -> None:
+    """By its name they would find loopback, and no other host."""
+    with NetLab(hosts=1) as lab:
+        host = lab.host(0)
+        own = host.environment({})
+        assert (own["GLOO_SOCKET_IFNAME"], own["NCCL_SOCKET_IFNAME"]) == ("eth0", "eth0")
+        given = host.environment({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": ""})
+        assert (given["GLOO_SOCKET_IFNAME"], given["NCCL_SOCKET_IFNAME"]) == ("lo", "eth0")
+        assert run(host, "sh", "-c", "echo $GLOO_SOCKET_IFNAME").strip() == "eth0"
+
+
+@needs_hosts
 def test_a_host_is_itself_and_the_root_reaches_it() -> None:
     with NetLab(hosts=3) as three:
         host = three.host(2)

@@ -9,7 +9,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 TEST(Address, MachinesAreToldApartByNameToo) {
   EXPECT_EQ(machine_identity("a"), machine_identity("a"));
@@ -73,19 +72,25 @@ TEST(Address, AnInterfaceGivesItsAddressAndAWrongOneListsWhatThereIs) {
   }
 }
 
-TEST(Address, AServerListensWhereTheSchedulerIsReached) {
-  ZmqOptions options;
-  options.scheduler = "tcp://127.0.0.1:9091";
-  EXPECT_EQ(server_endpoint(options), "tcp://127.0.0.1:*");
-  options.scheduler = "tcp://[::1]:9091";
-  EXPECT_EQ(server_endpoint(options), "tcp://[::1]:*");
-  options.interface = "lo";
-  EXPECT_THAT(server_endpoint(options), testing::AnyOf("tcp://[::1]:*", "tcp://127.0.0.1:*"));
-  options.bind_host = "localhost";
-  EXPECT_EQ(server_endpoint(options), "tcp://127.0.0.1:*");
-  options = {};
-  options.scheduler = "ipc:///tmp/x";
-  EXPECT_THAT(server_endpoint(options), StartsWith("ipc:///tmp/x.server-"));
+TEST(Address, WhatKindAnAddressIs) {
+  for (const char* address : {"127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1"})
+    EXPECT_TRUE(is_loopback(address)) << address;
+  for (const char* address : {"128.0.0.1", "10.0.0.1", "0.0.0.0", "::", "fe80::1", "node1", ""})
+    EXPECT_FALSE(is_loopback(address)) << address;
+  for (const char* address : {"0.0.0.0", "::"}) EXPECT_TRUE(is_unspecified(address)) << address;
+  for (const char* address : {"127.0.0.1", "::1", "node1", "*"})
+    EXPECT_FALSE(is_unspecified(address)) << address;
+  for (const char* host : {"10.0.0.1", "::1"}) EXPECT_TRUE(is_numeric(host)) << host;
+  for (const char* host : {"localhost", "node-3", "10.0.0.1.example"}) EXPECT_FALSE(is_numeric(host)) << host;
+  for (const char* host : {"localhost", "localhost.localdomain", "a.localhost", "ip6-localhost"})
+    EXPECT_TRUE(names_loopback(host)) << host;
+  for (const char* host : {"node1", "mylocalhost", "127.0.0.1"}) EXPECT_FALSE(names_loopback(host)) << host;
+}
+
+TEST(Address, ThisMachinesAddressesAreItsOwn) {
+  for (const char* address : {"127.0.0.1", "127.0.1.1", "0.0.0.0", "::1"})
+    EXPECT_TRUE(is_of_this_machine(address)) << address;
+  EXPECT_FALSE(is_of_this_machine("192.0.2.1")) << "of no machine: RFC 5737";
 }
 
 }  // namespace

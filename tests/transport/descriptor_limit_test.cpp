@@ -1,15 +1,23 @@
 #include "transport/descriptor_limit.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <functional>
+#include <string>
 
 #include "tests/transport/zmq_jobs.h"
-#include "transport/data_links.h"
 
 namespace gradwire::transport {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 rlimit limit_now() {
   rlimit limit{};
@@ -38,14 +46,73 @@ TEST(DescriptorLimit, ASchedulerTakesAsManyAsTheSystemGives) {
   EXPECT_EQ(limit_now().rlim_cur, few.most());
 }
 
-TEST(DescriptorLimit, AServerDoesAlsoInAWorkersProcess) {
+TEST(DescriptorLimit, AWorkerDoesToo) {
   const FewDescriptors few;
-  const ZmqContext context;
-  Inbox inbox;
-  Traffic traffic;
-  Refusals refusals(nullptr);
-  const ServerLinks links({inbox, traffic, refusals}, context, "tcp://127.0.0.1:*", 1 << 20, std::nullopt);
+  ZmqOptions options = job_of(1, 0);
+  const Scheduler scheduler(options);
+  const FewDescriptors again;
+  connect_zmq(node_of(options, scheduler, Role::kWorker, 0));
   EXPECT_EQ(limit_now().rlim_cur, few.most());
+}
+
+/// In a process of its own, whose limit cannot be raised again: what `act` fails with, or how it ends the
+/// process.
+std::string fate_with(rlim_t free, const std::function<void()>& act) {
+  int report[2];
+  if (pipe(report) != 0) return "no pipe";
+  const pid_t child = fork();
+  if (child == 0) {
+    std::string fate = "no error";
+    int lowest_free = dup(0);
+    rlimit limit = limit_now();
+    limit.rlim_cur = limit.rlim_max = static_cast<rlim_t>(lowest_free) + free;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    close(lowest_free);
+    try {
+      act();
+    } catch (const TransportError& error) {
+      fate = std::string("an error: ") + error.what();
+    } catch (const TimeoutError& error) {
+      fate = std::string("an error: ") + error.what();
+    } catch (const std::exception& error) {
+      fate = std::string("another error: ") + error.what();
+    }
+    static_cast<void>(write(report[1], fate.data(), fate.size()));
+    _exit(0);
+  }
+  close(report[1]);
+  std::string fate;
+  char bytes[4096];
+  for (ssize_t count = 0; (count = read(report[0], bytes, sizeof(bytes))) > 0;)
+    fate.append(bytes, static_cast<std::size_t>(count));
+  close(report[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status)) : fate;
+}
+
+// libzmq ended the process (SIGABRT) where its threads got no descriptors.
+TEST(DescriptorLimit, TooFewAreAnErrorAndNoEndOfTheProcess) {
+  int errors = 0;
+  for (rlim_t free = 0; free <= 48; ++free) {
+    const std::string fate = fate_with(free, [] {
+      ZmqOptions options = job_of(1, 0);
+      options.rendezvous_timeout = std::chrono::milliseconds(200);
+      const Scheduler scheduler(options);
+      connect_zmq(node_of(options, scheduler, Role::kWorker, 0));
+    });
+    if (fate == "no error") break;
+    ++errors;
+    EXPECT_THAT(
+        fate, AllOf(StartsWith("an error: "), HasSubstr("file descriptors in use"), HasSubstr("ulimit -Hn")))
+        << free << " are free";
+  }
+  EXPECT_GT(errors, 16);
+}
+
+TEST(DescriptorLimit, AJobThatNeedsMoreThanThereAreIsRefusedAtOnce) {
+  const std::string fate = fate_with(100, [] { const Scheduler scheduler(job_of(200, 0)); });
+  EXPECT_THAT(fate, HasSubstr("scheduler: 200 workers and 200 servers: listening to them needs 400 more"));
 }
 
 TEST(DescriptorLimit, IsNeverLowered) {

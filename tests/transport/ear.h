@@ -37,6 +37,13 @@ class Ear final : public Sink {
     failures_.push_back(text);
     changed_.notify_all();
   }
+  void on_error_exit(Node peer, const std::string& error) override {
+    {
+      const std::lock_guard lock(mutex_);
+      errors_.push_back(error);
+    }
+    on_goodbye(peer);
+  }
   void on_goodbye(Node peer) override {
     const std::lock_guard lock(mutex_);
     goodbyes_.push_back(peer);
@@ -60,6 +67,11 @@ class Ear final : public Sink {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, kPatience, [&] { return std::ranges::count(goodbyes_, peer) == 1; });
   }
+  /// Of peers that errors have ended; ask goodbyes() first.
+  std::vector<std::string> errors() {
+    const std::lock_guard lock(mutex_);
+    return errors_;
+  }
   std::vector<Node> goodbyes(std::size_t count) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kPatience, [&] { return goodbyes_.size() >= count; });
@@ -73,6 +85,7 @@ class Ear final : public Sink {
   std::size_t frame_count_ = 0;
   std::vector<std::string> failures_;
   std::vector<Node> goodbyes_;
+  std::vector<std::string> errors_;
 };
 
 /// What call throws, with the name of its kind; "no error" where it returns.

@@ -50,6 +50,8 @@ void fuzz_goodbye(std::string_view text) {
   accepts([&] {
     const Node node = parse_goodbye(text);
     demand(parse_goodbye(goodbye_text(node)) == node, "a goodbye is of somebody else when written again");
+    const std::string error = parse_error(error_text(parse_error(text)));
+    demand(parse_error(error_text(error)) == error, "an error is another when written again");
   });
 }
 

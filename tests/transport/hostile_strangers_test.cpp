@@ -301,7 +301,8 @@ TEST(ServerLinks, KeepsShortMessagesForTheRosterAndRefusesLongOnes) {
   Inbox inbox;
   Traffic traffic;
   Refusals refusals(nullptr);
-  ServerLinks links({inbox, traffic, refusals}, context, "tcp://127.0.0.1:*", 1 << 20, std::nullopt);
+  ServerLinks links({inbox, traffic, refusals}, context, {{"tcp://127.0.0.1:*"}, {}, {}}, 1 << 20,
+                    std::nullopt);
   std::jthread serving([&](const std::stop_token& stop) {
     while (!stop.stop_requested()) {
       links.take_messages();

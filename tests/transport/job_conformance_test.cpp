@@ -120,6 +120,31 @@ TEST_P(JobConformance, GoodbyeComesAfterTheLastFrameAndEndsSending) {
   job->worker(0).detach();
 }
 
+TEST_P(JobConformance, WhoWaitsForAWorkerThatAnErrorHasEndedHearsOfIt) {
+  const auto job = start(3, 1);
+  Ear server_ear;
+  Ear worker_ear;
+  job->server(0).attach(server_ear);
+  job->worker(0).attach(worker_ear);
+  auto waiting = std::async(
+      std::launch::async, [&] { return error_of([&] { job->worker(1).exchange("init", "", kPatience); }); });
+  const Node failed{Role::kWorker, 2};
+  job->worker(2).note_error("ValueError: no\nsuch " + std::string(1000, 'x'));
+  job->worker(2).leave(5s);
+  EXPECT_THAT(server_ear.goodbyes(1), ElementsAre(failed));
+  EXPECT_THAT(worker_ear.goodbyes(1), ElementsAre(failed));
+  const auto names_it = HasSubstr("ValueError: no");
+  EXPECT_THAT(server_ear.errors(), ElementsAre(names_it));
+  EXPECT_THAT(worker_ear.errors(), ElementsAre(names_it));
+  EXPECT_THAT(waiting.get(), AllOf(HasSubstr("exchange 0 ('init'): worker 2 failed: ValueError: no"),
+                                   HasSubstr("see its traceback")));
+  job->worker(0).leave(5s);
+  EXPECT_THAT(server_ear.goodbyes(2), ElementsAre(failed, kWorker0));
+  EXPECT_EQ(server_ear.errors().size(), 1u) << "it came to its end";
+  job->server(0).detach();
+  job->worker(0).detach();
+}
+
 TEST_P(JobConformance, DestroyingAMessengerIsLeaving) {
   const auto job = start(2, 1);
   Ear ear;

@@ -157,7 +157,8 @@ struct Worker : End<WorkerLinks> {
 
 struct Server : End<ServerLinks> {
   explicit Server(const std::string& endpoint)
-      : End({Role::kServer, 0}, endpoint, std::uint64_t{1} << 20, std::optional<JobKey>()) {}
+      : End({Role::kServer, 0}, Listening{{endpoint}, {}, {}}, std::uint64_t{1} << 20,
+            std::optional<JobKey>()) {}
 };
 
 bool opens(Worker& worker, Server& server) {

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gradwire import kv, settings
+from gradwire import kv, settings, uncaught_error
 from gradwire._core import MembershipChanged
 from gradwire.horovod.errors import HorovodInternalError
 from gradwire.horovod.handle import Handle
@@ -135,7 +135,7 @@ class Coordinator:
         if is_awaited:
             self._thread.join(_LONGEST_PAUSE)
         if is_awaited and self._thread.is_alive():
-            self._store.engine.close()
+            self._store.engine.close(uncaught_error.in_words())
         self._thread.join(self._settings.slow_abort)
         self._end(ending)
         for handle in self._under_way.values():

@@ -15,6 +15,7 @@ from typing import Any
 
 from gradwire import joining, kv
 from gradwire._core import MembershipChanged
+from gradwire.default_store import require_company
 from gradwire.horovod import knobs, topology
 from gradwire.horovod.array_library import ArrayLibrary
 from gradwire.horovod.coordinator import Coordinator
@@ -63,10 +64,12 @@ class Session:
 
         Raises: what Coordinator.submit() and the operation raise.
         """
+        require_company("gradwire.horovod", self.store)
         return self.coordinator.submit(request, payload).wait(self.store)
 
     def submit(self, request: Request, payload: Any) -> int:
         """Submits an operation. Returns the number that poll() and synchronize() take."""
+        require_company("gradwire.horovod", self.store)
         handle = self.coordinator.submit(request, payload)
         number = next(_numbers)
         self.handles[number] = handle

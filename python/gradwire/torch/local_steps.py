@@ -161,9 +161,11 @@ class _LocalSteps(wrapped.Front):
         """Takes the wrapped optimizer's step on this worker's gradients; ends or begins rounds where it is time.
 
         Raises:
-            ValueError: at the first step, ranks that start from different weights.
+            ValueError: at the first step, ranks that start from different weights; torch's process group was made after
+                the optimizer, which trains alone.
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
+        session.require_company(self._store)
         self._note_step()
         self._take_in_added()  # by another way than add_param_group()
         if self._rounds is not None:

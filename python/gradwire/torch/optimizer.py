@@ -324,12 +324,14 @@ class _Distributed(wrapped.Front):
             RuntimeError: it has something to exchange, and there is a grad_scaler; or p.grad still is the mean momentum
                 that the last step has left (momentum_correction).
             ValueError: a closure, or a GradScaler, with overlap_step; a closure that the optimizer calls itself with
-                momentum_correction or what vetoes a step.
+                momentum_correction or what vetoes a step; torch's process group was made after the optimizer, which
+                trains alone.
             TypeError: such a closure returns something else than a loss.
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
         if self._ended is not None:
             raise self._ended
+        session.require_company(self._store)
         self._note_step()
         if self.overlap_step:
             require_no_gradient_is_needed(self, closure)

@@ -21,6 +21,7 @@ __all__ = [
     "own_store",
     "parse_chosen",
     "parse_compression",
+    "require_company",
     "require_sums",
 ]
 
@@ -54,6 +55,12 @@ def own_store(store: Any) -> kv.KVStore:
             f"gradwire.torch: store is {store!r}, expected what gradwire.kv.create() returns, or None"
         )
     return store
+
+
+def require_company(store: kv.KVStore) -> None:
+    """Raises ValueError where a default store trains alone, though torch's process group has other ranks: the group was
+    made after the store."""
+    stores.require_company("gradwire.torch", store)
 
 
 def require_sums(store: kv.KVStore) -> None:

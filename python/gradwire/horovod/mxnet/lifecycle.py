@@ -52,7 +52,7 @@ def _leave_at_exit() -> None:
     if session.exists() and (now := session.current()).library is numpy_arrays:
         if uncaught_error.ended_the_script():
             session.leave()
-            now.store.engine.close()  # ends what others may never take part in
+            now.store.engine.close(uncaught_error.in_words())  # ends what others may never take part in
         else:
             try:
                 mx.nd.waitall()
