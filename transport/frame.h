@@ -87,7 +87,8 @@ constexpr bool is_control(Kind kind) { return kind < Kind::kInit; }
 
 /// Part of the wire format, never renumber.
 enum Flags : std::uint32_t {
-  kFlagNonfinite = 1u << 0,   ///< a NaN, an infinity or a value beyond the format was met (OR-ed into the reply)
+  kFlagNonfinite =
+      1u << 0,  ///< a NaN, an infinity or a value beyond the format was met (OR-ed into the reply)
   kFlagNoChecksum = 1u << 1,  ///< the payload has no checksum; transport's own: no FrameHeader holds it
   kFlagSegments = 1u << 2,    ///< (kv) the payload is of several tensors: compress::Segmented
   kFlagLossless = 1u << 3,    ///< (kv) the payload is shortened: compress::lossless::restore

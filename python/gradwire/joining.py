@@ -371,7 +371,9 @@ def _join_nccl(values: settings.Settings, name: str) -> _core.Engine:
         )
     meeting = _meet(values, name)
     with _cure_of(meeting):
-        return _core.connect_nccl(meeting.scheduler, nccl.library(), nccl.device(values), shares, **meeting.options)
+        return _core.connect_nccl(
+            meeting.scheduler, nccl.library(), nccl.device(values), shares, **meeting.options
+        )
 
 
 def _join_mpi(connect: Any, values: settings.Settings, name: str) -> _core.Engine:

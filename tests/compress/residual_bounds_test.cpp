@@ -54,7 +54,7 @@ constexpr Promise kPromises[] = {
     {"2bit:threshold=auto,scale=0.5,reply_scale=0.5", 65536, {2, 1, 20}, {4, 2, 40}},
     {"1bit", 65536, {2, 1, 20}, {20, 2, 200}},            // half a word of rounds, for one element of it
     {"terngrad", 65536, {2, 1.5, 20}, {180, 10, 0}},      // sqrt(65536) / clip rounds, for one element
-    {"topk:ratio=0.1", 65536, {2, 1, 20}, {12, 2, 120}},  // 1 / ratio rounds
+    {"topk:ratio=0.1", 65536, {2, 1, 20}, {12, 3, 120}},  // 1 / ratio rounds
     {"topk:ratio=0.3,values=fp16", 65536, {2, 1, 20}, {4, 2, 40}},
     {"randomk:ratio=0.3", 65536, {40, 0, 280}, {40, 0, 280}},  // by chance: t rounds in (1 - ratio)^t cases
     {"2bit:threshold=1", 64, {1, 0.5, 20}, {}, 1},

@@ -41,7 +41,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, **given: str) -> tuple[Any, ...]:
     with_gpus(monkeypatch, 1)
     monkeypatch.setattr(nccl, "why_not", lambda: None)
     monkeypatch.setattr(_core, "connect_nccl", connect)
-    environment = {"GRADWIRE_RANK": "0", "GRADWIRE_NUM_WORKERS": "2", "GRADWIRE_MASTER": "tcp://127.0.0.1:9"}
+    environment = {"GRADWIRE_RANK": "1", "GRADWIRE_NUM_WORKERS": "2", "GRADWIRE_MASTER": "tcp://127.0.0.1:9"}
     joining._STORES["nccl"](settings.read(environment | given), "nccl")
     return asked[0]
 
