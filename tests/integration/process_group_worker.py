@@ -137,7 +137,9 @@ def work(rank: int, case: str, way: str, folder: str) -> None:
     else:
         begin(rank, way, folder)
         said = CASES[case](rank)
-    print(json.dumps({"rank": rank, **said}), flush=True)
+    # In one write: both ranks have one pipe, and print() may write the line break by itself.
+    sys.stdout.write(json.dumps({"rank": rank, **said}) + "\n")
+    sys.stdout.flush()
     dist.barrier()
     dist.destroy_process_group()
 

@@ -254,7 +254,7 @@ def two_bits_leave_one_model_that_learns(store: gw.kv.KVStore) -> None:
     assert optimizer.momentum_correction
     images, labels = batch(store.rank)
     losses = []
-    for _ in range(60):
+    for _ in range(80):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
