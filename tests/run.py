@@ -213,7 +213,8 @@ def suite(name: str, first: list[str], again: list[str]) -> Outcome:
 def python_suites(jobs: int, soak: bool, places: Sequence[str]) -> list[tuple[str, list[str], list[str]]]:
     """Arguments of suite(). What measures time, and all in the long form, has the machine for itself."""
     pytest = [sys.executable, "-m", "pytest", "-q", *places]
-    beside = ["-n", str(jobs), "--dist", "loadfile"]  # a file's tests stay together, with what they share
+    # A file's tests stay together, with what they share; files in order, of which the last folders are the quick ones.
+    beside = ["-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
     if soak:
         return [("Python tests", [*pytest, "-m", ""], [*pytest, "-m", "", "--last-failed"])]
     kinds = {"Python tests": "not soak and not alone", "Python tests alone": "alone and not soak"}

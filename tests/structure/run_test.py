@@ -61,7 +61,7 @@ def test_nothing_runs_again_where_much_fails(tmp_path: Path, monkeypatch: pytest
 
 def test_what_measures_time_runs_alone() -> None:
     beside, alone = run.python_suites(jobs=2, soak=False, places=["tests"])
-    assert beside[1][-4:] == ["-n", "2", "--dist", "loadfile"]
+    assert beside[1][-5:] == ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     assert beside[1][4:7] == ["tests", "-m", "not soak and not alone"]
     assert alone[1][4:] == ["tests", "-m", "alone and not soak"]
     ((_, long, again),) = run.python_suites(jobs=2, soak=True, places=["tests"])
