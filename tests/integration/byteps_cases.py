@@ -160,8 +160,8 @@ def ranks_ask_in_any_order() -> None:
 
 @case
 def an_urgent_sum_overtakes_one_that_is_under_way() -> None:
-    """Of 128 MB, which takes longer than the urgent one's negotiation; but the machine may be busy, so both ranks try until
-    each has seen it.
+    """Of 128 MB, which takes longer than the urgent one's negotiation; but the machine may be busy, so both ranks try
+    until each has seen it.
     """
     large, small = torch.ones(32_000_000), torch.ones(1000)
     seen = torch.zeros(2)  # by rank: how often
