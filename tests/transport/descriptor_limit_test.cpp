@@ -91,10 +91,16 @@ std::string fate_with(rlim_t free, const std::function<void()>& act) {
   return WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status)) : fate;
 }
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr rlim_t kFewest = 2;  // UBSan, which is there too, looks at objects by a pipe
+#else
+constexpr rlim_t kFewest = 0;
+#endif
+
 // libzmq ended the process (SIGABRT) where its threads got no descriptors.
 TEST(DescriptorLimit, TooFewAreAnErrorAndNoEndOfTheProcess) {
   int errors = 0;
-  for (rlim_t free = 0; free <= 48; ++free) {
+  for (rlim_t free = kFewest; free <= 48; ++free) {
     const std::string fate = fate_with(free, [] {
       ZmqOptions options = job_of(1, 0);
       options.rendezvous_timeout = std::chrono::milliseconds(200);
