@@ -99,6 +99,7 @@ struct Encoded {
 };
 
 class Bf16Residuals;
+class Float64Codec;
 class IntegerSums;
 
 class Codec {
@@ -127,6 +128,8 @@ class Codec {
   /// How a library may sum payloads as integers (integer_sums.h); null: it cannot. Lives as long as the
   /// codec.
   virtual const IntegerSums* integer_sums() const noexcept { return nullptr; }
+  /// This, where payloads are of float64 (float64_codec.h); null: they are made of float32.
+  virtual const Float64Codec* as_float64() const noexcept { return nullptr; }
 
   // Requires for all below: `elements` > 0; spans do not overlap unless said.
 

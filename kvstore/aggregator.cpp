@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
@@ -12,6 +13,7 @@
 
 #include "compress/codecs.h"
 #include "kvstore/answer.h"
+#include "kvstore/leftover.h"
 #include "kvstore/shortened.h"
 
 namespace gradwire::kvstore {
@@ -84,9 +86,15 @@ void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& 
 
 void Aggregator::on_init(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   const FrameHeader& header = frame.header;
-  if (header.count == 0 || frame.payload.size_bytes() != header.count * sizeof(float)) {
-    throw Refused{Refusal::kFinal, fmt::format("init of key {}: {} bytes do not hold {} float32 elements",
-                                               header.key, frame.payload.size_bytes(), header.count)};
+  if (header.dtype > static_cast<std::uint8_t>(Dtype::kFloat64)) {
+    throw Refused{Refusal::kFinal, fmt::format("init of key {}: elements of dtype {} are unknown here",
+                                               header.key, header.dtype)};
+  }
+  const bool is_float64 = dtype_of(header) == Dtype::kFloat64;
+  const std::size_t width = is_float64 ? sizeof(double) : sizeof(float);
+  if (header.count == 0 || frame.payload.size_bytes() != header.count * width) {
+    throw Refused{Refusal::kFinal, fmt::format("init of key {}: {} bytes do not hold {} elements of {} bytes",
+                                               header.key, frame.payload.size_bytes(), header.count, width)};
   }
   auto& partition = partitions_[{header.key, header.offset}];
   // A repeated request must undo neither pushes nor what was given later, by whomever.
@@ -95,7 +103,15 @@ void Aggregator::on_init(std::uint32_t worker, Frame frame, std::vector<Answer>&
     partition.told = {};
     partition.count = header.count;
     partition.value.resize(header.count);
-    std::memcpy(partition.value.data(), view(frame.payload).data(), frame.payload.size_bytes());
+    partition.first64.resize(is_float64 ? header.count : 0);
+    if (is_float64) {
+      std::memcpy(partition.first64.data(), view(frame.payload).data(), frame.payload.size_bytes());
+      std::ranges::transform(partition.first64, partition.value.begin(),
+                             [](double element) { return static_cast<float>(element); });
+      if (updater_) partition.first64 = {};
+    } else {
+      std::memcpy(partition.value.data(), view(frame.payload).data(), frame.payload.size_bytes());
+    }
   }
   answers.push_back({worker, answer_to(header, Kind::kAck)});
 }
@@ -318,9 +334,10 @@ Frame Aggregator::reply(Partition& partition, const Round& round) {
 Frame Aggregator::reply(Partition& partition, const Round& round, const compress::Codec& codec,
                         const Contributions& contributions) {
   const auto kind = static_cast<ReplyKind>(round.first.reply);
-  if (kind == ReplyKind::kSame && codec.lossy() && partition.residual.empty()) {
-    partition.residual.assign(partition.count, 0.0F);
-  }
+  const bool keeps_residual = kind == ReplyKind::kSame && codec.lossy();
+  if (!keeps_residual && !partition.residual.empty())
+    return sum_with_leftover(partition, round, codec, contributions);
+  if (keeps_residual && partition.residual.empty()) partition.residual.assign(partition.count, 0.0F);
   Buffer out = pool_.take(codec.max_reply_size(partition.count, contributions.ways(), kind));
   const auto encoded = contributions.encode_reply(
       codec, partition.count, kind,
@@ -328,20 +345,59 @@ Frame Aggregator::reply(Partition& partition, const Round& round, const compress
   out.truncate(encoded.bytes);
   tell(Moment::kSummed, round.first);
   partition.value = {};  // from now on the sum is what a pull gets
+  partition.first64 = {};
   const std::uint32_t segments = round.first.flags & transport::kFlagSegments;
   std::uint32_t flags = round.flags | segments | (encoded.nonfinite ? transport::kFlagNonfinite : 0U);
   if (kind == ReplyKind::kSame && round.takes_shortened && segments == 0)
     shorten(codec, partition.count, out, flags, pool_);
   Frame frame = answer_to(round.first, Kind::kReply, std::move(out));
   frame.header.content = static_cast<std::uint8_t>(Content::kSum);
+  frame.header.dtype = round.first.dtype;
   frame.header.flags = with_absent(flags, attendance_.away());
   return frame;
 }
 
+/// The sum and what replies of another kind have left, which this kind, being without loss, could not carry.
+Frame Aggregator::sum_with_leftover(Partition& partition, const Round& round, const compress::Codec& codec,
+                                    const Contributions& contributions) {
+  const auto answer_with = [&]<typename Element>(const std::vector<Element>& sum) {
+    tell(Moment::kSummed, round.first);
+    partition.value = {};  // as above
+    partition.first64 = {};
+    Buffer out = pool_.take(sum.size() * sizeof(Element));
+    out.truncate(sum.size() * sizeof(Element));
+    std::memcpy(out.bytes().data(), sum.data(), out.size_bytes());
+    const bool is_finite = std::ranges::all_of(sum, [](Element value) { return std::isfinite(value); });
+    Frame frame = answer_to(round.first, Kind::kValue, std::move(out));
+    frame.header.content = static_cast<std::uint8_t>(Content::kSum);
+    frame.header.dtype = round.first.dtype;
+    frame.header.flags =
+        with_absent(round.flags | (is_finite ? 0U : transport::kFlagNonfinite), attendance_.away());
+    return frame;
+  };
+  if (codec.as_float64() == nullptr) return answer_with(decoded_sum(partition, codec, contributions));
+  std::vector<double> sum(partition.count);
+  contributions.encode_reply(codec, partition.count, ReplyKind::kSame, {},
+                             std::as_writable_bytes(std::span(sum)));
+  add_leftover<double>(sum, partition.residual);
+  if (is_all_sent(partition.residual)) partition.residual = {};
+  return answer_with(sum);
+}
+
+/// With what is left of replies before.
+std::vector<float> Aggregator::decoded_sum(Partition& partition, const compress::Codec& codec,
+                                           const Contributions& contributions) {
+  std::vector<float> sum(partition.count);
+  contributions.decode_sum(codec, sum);
+  if (partition.residual.empty()) return sum;
+  add_leftover<float>(sum, partition.residual);
+  if (is_all_sent(partition.residual)) partition.residual = {};
+  return sum;
+}
+
 void Aggregator::update(Partition& partition, const Round& round, const compress::Codec& codec,
                         const Contributions& contributions) {
-  std::vector<float> gradient(partition.count);
-  contributions.decode_sum(codec, gradient);
+  const std::vector<float> gradient = decoded_sum(partition, codec, contributions);
   updater_->update(partition.value, gradient, partition.optimizer_state);
   tell(Moment::kSummed, round.first);
 }
@@ -369,6 +425,7 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
                               "your own, or init it",
                               header.key)};
   }
+  if (!partition.first64.empty()) return answers.push_back({worker, first_value(partition, header)});
   answers.push_back({worker, at_once_.has_policy()
                                  ? weight_at_once(worker, partition, header, Telling::kFirst)
                                  : weight(partition, header)});

@@ -132,6 +132,7 @@ class Aggregator {
   struct Partition {
     std::uint64_t count = 0;
     std::vector<float> value;     ///< first value or weight; empty: only sums are held
+    std::vector<double> first64;  ///< the first value, where it is of float64; while there are no weights
     std::vector<float> residual;  ///< what replies of a lossy codec have not told yet
     std::vector<float> told;      ///< the weight as workers have it where they get deltas; empty: none has
     std::map<std::uint32_t, Told> told_each;  ///< likewise, by worker, at once
@@ -189,6 +190,10 @@ class Aggregator {
   transport::Frame reply(Partition& partition, const Round& round);
   transport::Frame reply(Partition& partition, const Round& round, const compress::Codec& codec,
                          const Contributions& contributions);
+  transport::Frame sum_with_leftover(Partition& partition, const Round& round, const compress::Codec& codec,
+                                     const Contributions& contributions);
+  static std::vector<float> decoded_sum(Partition& partition, const compress::Codec& codec,
+                                        const Contributions& contributions);
   void update(Partition& partition, const Round& round, const compress::Codec& codec,
               const Contributions& contributions);
   void seal(transport::Frame& answer, const transport::FrameHeader& push);
@@ -198,6 +203,7 @@ class Aggregator {
   // aggregator_weights.cpp
   void begin_with_sum(Partition& partition);
   void set_weight_replies(std::string_view text);
+  transport::Frame first_value(const Partition& partition, const transport::FrameHeader& request);
   transport::Frame whole_weight(std::span<const float> weight, const transport::FrameHeader& request);
   transport::Frame encoded_weight(Content content, transport::Buffer payload,
                                   const transport::FrameHeader& request) const;

@@ -64,7 +64,10 @@ void Aggregator::require_no_round(const char* what) const {
 void Aggregator::set_optimizer(const std::string& text) {
   const OptimizerSpec spec = parse_optimizer(text);
   updater_ = make_updater(spec);
-  for (auto& [id, partition] : partitions_) begin_with_sum(partition);
+  for (auto& [id, partition] : partitions_) {
+    begin_with_sum(partition);
+    partition.first64 = {};  // weights are of float32
+  }
   if (spec.name == optimizer_) return;
   optimizer_ = spec.name;
   for (auto& [id, partition] : partitions_) partition.optimizer_state = {};

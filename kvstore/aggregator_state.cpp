@@ -42,8 +42,8 @@ void Aggregator::on_read_state(std::uint32_t worker, const FrameHeader& header,
       throw std::invalid_argument(fmt::format("{}: step {} is under way; end the rounds on all ranks before",
                                               name_of(header), partition.rounds.begin()->first));
     }
-    state = {partition.next_step, partition.value, partition.residual, partition.optimizer_state,
-             partition.told};
+    state = {partition.next_step,       partition.value, partition.residual,
+             partition.optimizer_state, partition.told,  partition.first64};
   }
   answers.push_back({worker, answer_to(header, Kind::kState, encode_state(state))});
 }
@@ -75,6 +75,7 @@ void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::v
   partition.given[worker] = header.step;
   partition.count = header.count;
   partition.value = std::move(state.value);
+  partition.first64 = std::move(state.first64);
   partition.residual = std::move(state.residual);
   // Where pushes are applied at once each worker is told apart, and first of all a whole weight.
   partition.told = at_once_.has_policy() ? std::vector<float>() : std::move(state.told);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "compress/float64_codec.h"
 #include "kvstore/aggregator.h"
 #include "kvstore/answer.h"
 #include "kvstore/shortened.h"
@@ -18,9 +19,20 @@ using transport::Kind;
 /// Where a job has summed so far, what a pull brings is the last sum, to the bit, and so what an optimizer
 /// goes on from. Not so of several tensors in one: where servers have an optimizer, each tensor goes alone.
 void Aggregator::begin_with_sum(Partition& partition) {
-  if (!partition.value.empty() || !partition.answer || partition.answer->header.kind != Kind::kReply) return;
+  if (!partition.value.empty() || !partition.answer) return;
   Frame sum = share(*partition.answer);
   const FrameHeader& header = sum.header;
+  if (content_of(header) != Content::kSum) return;
+  if (header.kind == Kind::kValue) {
+    partition.value.resize(partition.count);
+    const auto payload = std::as_const(sum.payload).bytes();
+    if (dtype_of(header) == Dtype::kFloat64) {
+      compress::Float64Codec().decode_reply(payload, 1, compress::ReplyKind::kSame, partition.value, {});
+    } else {
+      std::memcpy(partition.value.data(), payload.data(), payload.size());
+    }
+  }
+  if (header.kind != Kind::kReply) return;
   if ((header.flags & transport::kFlagSegments) != 0) return;
   restore(sum, pool_);
   const compress::Codec& codec = codecs_.of(header);
@@ -42,6 +54,17 @@ void Aggregator::set_weight_replies(std::string_view text) {
   weight_replies_ = std::move(replies);
 }
 
+Frame Aggregator::first_value(const Partition& partition, const FrameHeader& request) {
+  const auto bytes = std::as_bytes(std::span(partition.first64));
+  Buffer out = pool_.take(bytes.size());
+  out.truncate(bytes.size());
+  std::ranges::copy(bytes, out.bytes().begin());
+  Frame frame = answer_to(request, Kind::kValue, std::move(out));
+  frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
+  frame.header.dtype = static_cast<std::uint8_t>(Dtype::kFloat64);
+  return frame;
+}
+
 Frame Aggregator::whole_weight(std::span<const float> weight, const FrameHeader& request) {
   Buffer out = pool_.take(weight.size_bytes());
   out.truncate(weight.size_bytes());
@@ -60,14 +83,16 @@ Frame Aggregator::encoded_weight(Content content, Buffer payload, const FrameHea
   return frame;
 }
 
-/// The weight as workers have it after the last round, or would have it.
+/// The weight as workers have it after the last round, or would have it; with content 1 where they get deltas
+/// as it is.
 Frame Aggregator::weight(const Partition& partition, const FrameHeader& request) {
   if (weight_replies_.form() == WeightReplies::Form::kRounded) {
     if (auto rounded = round_weight(weight_replies_.codec(), partition.value, pool_))
       return encoded_weight(Content::kWeightRounded, std::move(*rounded), request);
     return whole_weight(round_what_fits(weight_replies_.codec(), partition.value), request);
   }
-  const bool is_told = weight_replies_.are_deltas() && !partition.told.empty();
+  const bool is_told =
+      weight_replies_.are_deltas() && !partition.told.empty() && content_of(request) != Content::kWeight;
   return whole_weight(is_told ? partition.told : partition.value, request);
 }
 

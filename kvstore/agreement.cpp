@@ -5,12 +5,16 @@
 #include <functional>
 #include <span>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "kvstore/key.h"
 
 namespace gradwire::kvstore {
 namespace {
+
+/// No blob of a call that is not refused begins so.
+constexpr std::string_view kRefusal{"\0refused\n", 9};
 
 using Comparison = std::function<void(std::span<const std::string>)>;
 
@@ -29,6 +33,15 @@ void agree(transport::Messenger& messenger, std::vector<std::string> texts, cons
 }
 
 }  // namespace
+
+std::string refusal(const std::string& text) { return std::string(kRefusal) + text; }
+
+void require_no_refusal(std::span<const std::string> blobs) {
+  for (std::size_t rank = 0; rank < blobs.size(); ++rank) {
+    if (!blobs[rank].starts_with(kRefusal)) continue;
+    throw std::invalid_argument(fmt::format("worker {}: {}", rank, blobs[rank].substr(kRefusal.size())));
+  }
+}
 
 void agree_on_keys(transport::Messenger& messenger, std::vector<std::string> texts) {
   agree(messenger, std::move(texts),

@@ -6,12 +6,20 @@
 // until they hear of that (MembershipChanged). Threading: as the exchange before it; blocks nowhere.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
 #include "transport/messenger.h"
 
 namespace gradwire::kvstore {
+
+/// What a worker gives to an exchange in the place of its blob when its own call is wrong: the others, which
+/// would wait for it, hear why.
+std::string refusal(const std::string& text);
+
+/// Throws std::invalid_argument with what the first of them has refused, and by which rank. Blobs by rank.
+void require_no_refusal(std::span<const std::string> blobs);
 
 /// Throws what require_same_keys() throws.
 void agree_on_keys(transport::Messenger& messenger, std::vector<std::string> texts_by_rank);

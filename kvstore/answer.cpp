@@ -22,6 +22,7 @@ Frame answer_to(const FrameHeader& request, Kind kind, Buffer payload) {
   header.kind = kind;
   header.flags = 0;
   header.content = 0;
+  header.dtype = 0;
   return {header, std::move(payload)};
 }
 

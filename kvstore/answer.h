@@ -22,7 +22,7 @@ struct Refused {
 
 transport::Buffer text_payload(std::string_view text);
 
-/// Answers keep the request's identity: key, step, offset, count, priority.
+/// Answers keep the request's identity: key, step, offset, count, priority. What they hold is theirs to say.
 transport::Frame answer_to(const transport::FrameHeader& request, transport::Kind kind,
                            transport::Buffer payload = {});
 

@@ -17,7 +17,9 @@
 namespace gradwire::kvstore {
 namespace {
 
-constexpr std::string_view kTitle = "gradwire checkpoint 1";
+constexpr std::string_view kTitle = "gradwire checkpoint 2";
+/// The same, but that its sgd with a momentum is what is called mxnet_sgd now.
+constexpr std::string_view kTitle1 = "gradwire checkpoint 1";
 constexpr std::string_view kExtension = ".state";
 
 bool is_bucket(const LayoutTensor& tensor) { return !tensor.members.empty(); }
@@ -198,10 +200,10 @@ class Words {
   bool is_next(std::string_view name) {
     const auto at = lines_.tellg();
     std::string text;
-    std::getline(lines_, text, '\t');
+    std::getline(lines_, text);
     lines_.clear();
     lines_.seekg(at);
-    return text == name;
+    return text.substr(0, text.find('\t')) == name;
   }
   std::string word_or_nothing() { return at_ == words_.size() ? std::string() : words_[at_++]; }
 
@@ -243,11 +245,12 @@ std::string sealed(std::string text) {
 
 std::string unsealed(const std::string& text, const Words& words) {
   const auto last = text.rfind("checksum\t");
-  if (!text.starts_with(kTitle) && text.starts_with(kTitle.substr(0, kTitle.rfind(' ')))) {
-    words.refuse(fmt::format("is '{}', and this program reads '{}'",
-                             text.substr(0, text.find('\n')).substr(0, 60), kTitle));
+  const std::string_view title = std::string_view(text).substr(0, text.find('\n'));
+  const bool is_known = title == kTitle || title == kTitle1;
+  if (!is_known && title.starts_with(kTitle.substr(0, kTitle.rfind(' ')))) {
+    words.refuse(fmt::format("is '{}', and this program reads '{}' and before", title.substr(0, 60), kTitle));
   }
-  if (!text.starts_with(kTitle) || last == std::string::npos) words.refuse("is no manifest of a checkpoint");
+  if (!is_known || last == std::string::npos) words.refuse("is no manifest of a checkpoint");
   if (sealed(text.substr(0, last)) != text) words.refuse("is damaged");
   return text.substr(0, last);
 }
@@ -301,7 +304,8 @@ std::string write_manifest(const Manifest& manifest) {
 Manifest read_manifest(const std::string& text, const std::filesystem::path& path) {
   Words words(unsealed(text, Words(text, path)), path);
   Manifest manifest;
-  words.line(kTitle);
+  const bool is_version_1 = words.is_next(kTitle1);
+  words.line(is_version_1 ? kTitle1 : kTitle);
   words.line("generation");
   manifest.generation = words.number<std::uint64_t>();
   words.line("workers");
@@ -310,6 +314,8 @@ Manifest read_manifest(const std::string& text, const std::filesystem::path& pat
   manifest.contributors = words.numbers<std::uint32_t>();
   words.line("optimizer");
   manifest.optimizer = words.word_or_nothing();
+  if (is_version_1 && has_momentum(manifest.optimizer))
+    manifest.optimizer = renamed_since_version_1(manifest.optimizer);
   words.line("tensors");
   const auto tensors = words.number<std::uint64_t>();
   for (std::uint64_t number = 0; number < tensors; ++number)

@@ -86,17 +86,18 @@ const TensorState& CheckpointSource::tensor(const Held& held) {
 }
 
 /// Copies or adds what `run` says of `from` to `into`, which gets so many elements first.
-void CheckpointSource::put(std::vector<float>& into, std::size_t elements, const Overlap& run,
-                           std::span<const float> from, bool adds) {
-  if (into.empty()) into.assign(elements, 0.0F);
-  const auto source = from.subspan(run.in_record, run.count);
+template <typename Element>
+void CheckpointSource::put(std::vector<Element>& into, std::size_t elements, const Overlap& run,
+                           const std::vector<Element>& from, bool adds) {
+  if (into.empty()) into.assign(elements, 0);
+  const auto source = std::span(from).subspan(run.in_record, run.count);
   const auto target = std::span(into).subspan(run.in_run, run.count);
   if (!adds) {
     std::ranges::copy(source, target.begin());
     return;
   }
   std::ranges::transform(source, target, target.begin(),
-                         [](float more, float there) { return there + more; });
+                         [](Element more, Element there) { return there + more; });
 }
 
 // ------------------------------------------------------------------------------------- servers' states
@@ -113,6 +114,7 @@ void CheckpointSource::add_own(PartitionState& state, const Range& range, std::u
     state.next_step = std::max(state.next_step, from.next_step);
     take_over(state.optimizer, range.count, *common, from.optimizer, held.record->name.count);
     if (!from.value.empty()) put(state.value, range.count, *common, from.value, false);
+    if (!from.first64.empty()) put(state.first64, range.count, *common, from.first64, false);
     if (is_told) {
       const auto& told = from.told.empty() ? from.value : from.told;
       if (!told.empty()) put(state.told, range.count, *common, told, false);

@@ -85,8 +85,9 @@ class CheckpointSource {
   void add_own(PartitionState& state, const Range& range, std::uint64_t saved);
   void add_residual_of(std::uint32_t rank, bool adds, const Range& range, const std::vector<Piece>& pieces,
                        std::vector<float>& residual);
-  static void put(std::vector<float>& into, std::size_t elements, const Overlap& run,
-                  std::span<const float> from, bool adds);
+  template <typename Element>
+  static void put(std::vector<Element>& into, std::size_t elements, const Overlap& run,
+                  const std::vector<Element>& from, bool adds);
 
   const Manifest manifest_;
   Layout here_;

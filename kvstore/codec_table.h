@@ -6,20 +6,24 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <utility>
+#include <tuple>
 
 #include "compress/codec.h"
 #include "transport/frame.h"
 
 namespace gradwire::kvstore {
 
+/// Makes the codec of a frame's payload. Throws as CodecTable::of().
+std::unique_ptr<compress::Codec> codec_named_by(const transport::FrameHeader& header);
+
 class CodecTable {
  public:
-  /// Throws compress::DecodeError for a codec or parameters that do not exist.
+  /// Throws compress::DecodeError for a codec, parameters or dtype that do not exist.
   const compress::Codec& of(const transport::FrameHeader& header);
 
  private:
-  std::map<std::pair<std::uint8_t, compress::WireParameters>, std::unique_ptr<compress::Codec>> codecs_;
+  using Name = std::tuple<std::uint8_t, std::uint8_t, compress::WireParameters>;  // codec, dtype, parameters
+  std::map<Name, std::unique_ptr<compress::Codec>> codecs_;
 };
 
 }  // namespace gradwire::kvstore

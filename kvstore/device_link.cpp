@@ -29,6 +29,7 @@ void DeviceLink::settle() noexcept {
 }
 
 const compress::DeviceCodec* DeviceLink::twin(const compress::Codec& codec) {
+  if (codec.as_float64() != nullptr) return nullptr;  // its name is that of another
   const std::lock_guard lock(twins_mutex_);
   const compress::CodecSpec spec = codec.spec();
   const auto [found, is_new] = twins_.try_emplace(compress::canonical_spec(spec));

@@ -67,6 +67,7 @@ class DeviceTensor {
   /// Gets ready for a round of `codec`, which has `units` units: a residual, of these floats of the host or
   /// of zeros where there is none yet, if it is lossy; scales, if it agrees them. May block.
   void prepare(const compress::Codec& codec, std::size_t units, std::span<const float> residual);
+  bool has_residual() const noexcept { return residual_ != nullptr; }
   /// Brings the residual to the host; empty where there is none. Blocks.
   std::vector<float> fetch_residual() const;
   /// Brings the scales to the host. Blocks.

@@ -14,6 +14,7 @@
 #include "kvstore/hierarchy.h"
 #include "kvstore/native.h"
 #include "kvstore/sparse_rows.h"
+#include "kvstore/standstill.h"
 #include "kvstore/trace_file.h"
 #include "kvstore/updater.h"
 
@@ -58,6 +59,33 @@ void require_replicas(const EngineOptions& options, const transport::Messenger& 
   }
 }
 
+using SharedCallers = std::shared_ptr<Callers>;  // owners: as Engine's
+
+Ticket submit(EngineThread& rounds, const SharedCallers& callers, const char* verb, KeyId key,
+              EngineThread::Operation operation) {
+  const Ticket done = operation.done;
+  done.concern(callers, {Callers::Wait::For::kKey, verb, key});
+  rounds.submit(key, std::move(operation));
+  return done;
+}
+
+/// Of a push that has what it sends: returns once that was taken.
+Ticket submit_push(EngineThread& rounds, const SharedCallers& callers, KeyId key,
+                   EngineThread::Operation operation, std::int32_t priority) {
+  operation.verb = Verb::kPush;
+  operation.priority = priority;
+  const Ticket taken = operation.taken;
+  const Ticket done = submit(rounds, callers, "push", key, std::move(operation));
+  taken.wait();
+  return done;
+}
+
+Ticket submit_pull(EngineThread& rounds, const SharedCallers& callers, KeyId key,
+                   EngineThread::Operation operation) {
+  operation.verb = Verb::kPull;
+  return submit(rounds, callers, "pull", key, std::move(operation));
+}
+
 }  // namespace
 
 ServerOptions hosted_server(const EngineOptions& options) {
@@ -76,6 +104,7 @@ Engine::Engine(std::unique_ptr<transport::Messenger> control,
 Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
                std::unique_ptr<Server> hosted, const ConnectHost& connect_host, bool in_order)
     : messenger_(std::move(messenger)),
+      standstill_(std::make_unique<Standstill>(*messenger_, callers_)),
       hosted_(std::move(hosted)),
       options_(checked(options)),
       in_order_(in_order),
@@ -103,9 +132,11 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
   collectives_ = std::make_unique<Collectives>(*messenger_, thread_->mail(),
                                                options_.partition_elements * sizeof(float), meet);
   if (!in_order_) {
-    sparse_ = std::make_unique<SparseRows>(*messenger_, thread_->row_client(), options_, server_load_, meet,
-                                           [this](const char* verb) { require_optimizer(verb); });
+    sparse_ = std::make_unique<SparseRows>(
+        *messenger_, thread_->row_client(), options_, server_load_, meet,
+        [this](const char* verb) { require_optimizer(verb); }, callers_);
   }
+  standstill_->watch(rounds(), sparse_.get());
 }
 
 Engine::~Engine() { close(); }
@@ -113,13 +144,15 @@ Engine::~Engine() { close(); }
 void Engine::begin_rounds() {
   const bool servers_in_workers = messenger_->local_peer().has_value();
   if (!hierarchy_) {
-    const EngineThread::Rounds rounds{in_order_, servers_in_workers, num_workers(), {}};
+    EngineThread::Rounds rounds{in_order_, servers_in_workers, num_workers(), {}};
+    rounds.standstill = standstill_.get();
     thread_ = std::make_unique<EngineThread>(*messenger_, options_, rounds);
     if (options_.at_once) agree_on_at_once();
     return;
   }
-  thread_ = std::make_unique<EngineThread>(*messenger_, Hierarchy::uplink_options(options_),
-                                           hierarchy_->uplink_rounds(servers_in_workers));
+  EngineThread::Rounds uplink = hierarchy_->uplink_rounds(servers_in_workers);
+  uplink.standstill = standstill_.get();
+  thread_ = std::make_unique<EngineThread>(*messenger_, Hierarchy::uplink_options(options_), uplink);
   if (rank() == 0) thread_->command(hierarchy_->command()).wait();
   messenger_->exchange("hierarchy", "", options_.slow_abort);  // the servers know whom to wait for
   hierarchy_->start(*thread_);
@@ -142,6 +175,7 @@ void Engine::regroup(const std::string& why, transport::Parting parting) {
 }
 
 void Engine::await_rounds(const char* what) {
+  const Callers::Waiting waiting(*callers_, {Callers::Wait::For::kOwnRounds, what});
   if (rounds().idle().wait_for(options_.slow_abort)) return;
   throw transport::TimeoutError(fmt::format("{}: rounds begun before it have not ended within {} s", what,
                                             options_.slow_abort.count() / 1000));
@@ -158,6 +192,15 @@ void Engine::barrier() {
 /// Servers hear of it first, so that nobody is held back for a worker that cannot push meanwhile: who is held
 /// back could not come here, and all would wait.
 std::vector<std::string> Engine::all_gather(std::string_view name, std::string_view blob) {
+  auto blobs = meet(name, blob);
+  require_no_refusal(blobs);
+  return blobs;
+}
+
+std::vector<std::string> Engine::meet(std::string_view name, std::string_view blob) {
+  callers_->note_call();
+  const Callers::Waiting waiting(*callers_,
+                                 {Callers::Wait::For::kExchange, std::string(name), messenger_->exchanges()});
   if (!thread_ || !options_.at_once || !options_.at_once->staleness_bound)
     return messenger_->exchange(name, blob, options_.slow_abort);
   thread_->command("meet").wait();
@@ -165,6 +208,21 @@ std::vector<std::string> Engine::all_gather(std::string_view name, std::string_v
     return messenger_->exchange(name, blob, options_.slow_abort);
   } catch (...) {
     come_back();
+    throw;
+  }
+}
+
+void Engine::refuse(std::string_view name, const std::string& text) {
+  if (generation() == 1) all_gather(name, refusal(text));
+}
+
+/// Has what a check of this worker's own call throws be thrown on all, which begin that call with the
+/// exchange.
+void Engine::check_for_all(std::string_view name, const std::function<void()>& check) {
+  try {
+    check();
+  } catch (const std::invalid_argument& wrong) {
+    refuse(name, wrong.what());
     throw;
   }
 }
@@ -192,6 +250,7 @@ Collectives& Engine::collectives() {
 }
 
 SparseRows& Engine::sparse() {
+  callers_->note_call();
   require_open("sparse");
   if (in_order_) {
     throw std::invalid_argument(
@@ -203,12 +262,14 @@ SparseRows& Engine::sparse() {
 }
 
 std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
-  for (const KeySpec& key : keys) {
-    if (key.elements() == 0) {
-      throw std::invalid_argument(fmt::format("declare: key '{}' has no element; leave it out", key.name));
+  std::string text;
+  check_for_all("declare", [&] {
+    for (const KeySpec& key : keys) {
+      if (key.elements() == 0)
+        throw std::invalid_argument(fmt::format("declare: key '{}' has no element; leave it out", key.name));
     }
-  }
-  const std::string text = write_keys(keys);
+    text = write_keys(keys);
+  });
   const auto texts = all_gather("declare", text);
   agree_on_keys(*messenger_, texts);
   const auto sorted = read_keys(text);
@@ -239,33 +300,43 @@ std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
 }
 
 // In pieces: one exchange of 400 MB kept rank 0 from sending heartbeats for longer than ranks wait for them.
-std::vector<float> Engine::value_of(std::uint32_t root, std::span<const float> own) {
+std::vector<std::byte> Engine::value_of(std::uint32_t root, std::span<const std::byte> own) {
   constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
-  std::vector<float> value(own.size());
-  const auto from = std::as_bytes(own);
-  const auto into = std::as_writable_bytes(std::span(value));
-  for (std::size_t at = 0; at < from.size(); at += kPieceBytes) {
-    const auto piece = from.subspan(at, std::min(kPieceBytes, from.size() - at));
+  std::vector<std::byte> value(own.size());
+  for (std::size_t at = 0; at < own.size(); at += kPieceBytes) {
+    const auto piece = own.subspan(at, std::min(kPieceBytes, own.size() - at));
     const std::string_view given(reinterpret_cast<const char*>(piece.data()),
                                  rank() == root ? piece.size() : 0);
     const std::string blob = std::move(all_gather("init value", given)[root]);
     if (blob.size() != piece.size())
       throw transport::TransportError(
           fmt::format("init: worker {} gave {} bytes, expected {}", root, blob.size(), piece.size()));
-    std::memcpy(into.subspan(at).data(), blob.data(), blob.size());
+    std::memcpy(value.data() + at, blob.data(), blob.size());
   }
   return value;
 }
 
 void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
   require_size("init", key, value.size());
+  init_with(key, value, root);
+}
+
+void Engine::init(KeyId key, std::span<const double> value, std::uint32_t root) {
+  require_float64("init", key, value.size());
+  init_with(key, value, root);
+}
+
+template <typename Element>
+void Engine::init_with(KeyId key, std::span<const Element> value, std::uint32_t root) {
   if (root >= num_workers()) {
     throw std::invalid_argument(
         fmt::format("init: root={} is not a worker rank; expected 0 to {}", root, num_workers() - 1));
   }
-  std::vector<float> roots;
+  std::vector<Element> roots;
   if (in_order_) {  // every rank answers itself, and needs root's value for that
-    roots = value_of(root, value);
+    const auto bytes = value_of(root, std::as_bytes(value));
+    roots.resize(value.size());
+    std::memcpy(roots.data(), bytes.data(), bytes.size());
     value = roots;
   }
   if (hierarchy_) {
@@ -275,7 +346,7 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
   } else if (rank() == root || in_order_) {
     EngineThread::Operation operation;
     operation.verb = Verb::kInit;
-    operation.in = value;
+    operation.set_in(value);
     const Ticket done = operation.done;
     thread_->submit(key, std::move(operation));
     done.wait();
@@ -284,8 +355,10 @@ void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
 }
 
 void Engine::set_optimizer(const std::string& text) {
-  make_updater(parse_optimizer(text));  // a bad one fails here, on every rank
-  require_weights("set_optimizer");
+  check_for_all("optimizer", [&] {
+    make_updater(parse_optimizer(text));
+    require_weights("set_optimizer");
+  });
   const bool is_first = !has_optimizer_;
   if (is_first) require_no_step("set_optimizer");
   if (sparse_) sparse_->settle(options_.slow_abort);
@@ -294,7 +367,10 @@ void Engine::set_optimizer(const std::string& text) {
   agree_on_settings(*messenger_, "set_optimizer", all_gather("optimizer", text));
   optimizer_ = text;
   has_optimizer_ = true;
-  if (is_first) leave_buckets();
+  if (is_first) {
+    leave_buckets();
+    rounds().forget_sums_of_float64();
+  }
   attempt("optimizer is set", [&] {
     if (rank() == 0 || in_order_) thread_->command("optimizer " + text).wait();
     return std::string();
@@ -311,38 +387,86 @@ std::optional<DeviceOperation> Engine::device_operation(const OnDevice& place) c
 }
 
 Ticket Engine::push(KeyId key, std::span<const float> grad, std::int32_t priority, const OnDevice& place) {
+  callers_->note_call();
   require_size("push", key, grad.size());
   require_optimizer("push");
   EngineThread::Operation operation;
   operation.device = device_operation(place);
-  operation.verb = Verb::kPush;
   operation.in = grad;
-  operation.priority = priority;
-  const Ticket done = operation.done;
-  const Ticket taken = operation.taken;
-  rounds().submit(key, std::move(operation));
-  taken.wait();
-  return done;
+  note_round(key, false);
+  return submit_push(rounds(), callers_, key, std::move(operation), priority);
+}
+
+Ticket Engine::push(KeyId key, std::span<const double> grad, std::int32_t priority) {
+  callers_->note_call();
+  require_float64("push", key, grad.size());
+  require_optimizer("push");
+  EngineThread::Operation operation;
+  operation.in64 = grad;
+  note_round(key, false);
+  return submit_push(rounds(), callers_, key, std::move(operation), priority);
 }
 
 Ticket Engine::pull(KeyId key, std::span<float> out, std::int32_t priority, const OnDevice& place) {
+  callers_->note_call();
   require_size("pull", key, out.size());
   EngineThread::Operation operation;
   operation.device = device_operation(place);
-  operation.verb = Verb::kPull;
   operation.out = out;
   operation.priority = priority;
-  const Ticket done = operation.done;
-  rounds().submit(key, std::move(operation));
-  return done;
+  if (takes_servers_own(key)) return hierarchy_->pull_upstream(key, std::move(operation), place.device);
+  return submit_pull(rounds(), callers_, key, std::move(operation));
+}
+
+Ticket Engine::pull(KeyId key, std::span<double> out, std::int32_t priority) {
+  callers_->note_call();
+  require_float64("pull", key, out.size());
+  EngineThread::Operation operation;
+  operation.out64 = out;
+  operation.priority = priority;
+  if (takes_servers_own(key)) return hierarchy_->pull_upstream(key, std::move(operation), nullptr);
+  return submit_pull(rounds(), callers_, key, std::move(operation));
+}
+
+/// Where a host's workers sum first, whether a pull is to bring the weight that servers have: the host has
+/// what the last round brought, and that was shown, or is not as weights are sent now.
+bool Engine::takes_servers_own(KeyId key) {
+  if (!hierarchy_ || !has_optimizer_) return false;
+  const std::lock_guard lock(shown_mutex_);
+  const bool are_deltas = weight_replies_.starts_with("delta");
+  return are_deltas ? !shown_.insert(key).second : shown_.contains(key);
+}
+
+/// Notes a round, for takes_servers_own(). is_shown: the caller gets what it brings.
+void Engine::note_round(KeyId key, bool is_shown) {
+  if (!hierarchy_) return;
+  const std::lock_guard lock(shown_mutex_);
+  is_shown&& weight_replies_.starts_with("delta") ? void(shown_.insert(key)) : void(shown_.erase(key));
 }
 
 Ticket Engine::push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
                          float scale, const OnDevice& place, std::uint32_t program_step) {
+  callers_->note_call();
   require_size("push_pull", key, in.size());
   require_size("push_pull", key, out.size());
   require_optimizer("push_pull");
   return submit_push_pull(key, in, out, priority, scale, device_operation(place), program_step);
+}
+
+Ticket Engine::push_pull(KeyId key, std::span<const double> in, std::span<double> out, std::int32_t priority,
+                         double scale, std::uint32_t program_step) {
+  callers_->note_call();
+  require_float64("push_pull", key, in.size());
+  require_float64("push_pull", key, out.size());
+  require_optimizer("push_pull");
+  EngineThread::Operation operation;
+  operation.program_step = program_step;
+  operation.in64 = in;
+  operation.out64 = out;
+  operation.priority = priority;
+  operation.scale = scale;
+  note_round(key, true);
+  return submit(rounds(), callers_, "push_pull", key, std::move(operation));
 }
 
 Ticket Engine::submit_push_pull(KeyId key, std::span<const float> in, std::span<float> out,
@@ -355,9 +479,8 @@ Ticket Engine::submit_push_pull(KeyId key, std::span<const float> in, std::span<
   operation.out = out;
   operation.priority = priority;
   operation.scale = scale;
-  const Ticket done = operation.done;
-  rounds().submit(key, std::move(operation));
-  return done;
+  note_round(key, true);
+  return submit(rounds(), callers_, "push_pull", key, std::move(operation));
 }
 
 std::vector<transport::PeerCounters> Engine::counters() const {
@@ -410,6 +533,7 @@ std::string Engine::write_trace(const std::string& folder, const std::string& st
 
 void Engine::close(const std::string& error) {
   if (!thread_) return;
+  standstill_->stop();
   if (!error.empty()) {
     messenger_->note_error(error);
     if (hierarchy_) hierarchy_->note_error(error);
@@ -480,6 +604,16 @@ void Engine::require_optimizer(const char* verb) const {
       "set_optimizer on every worker first, as set_optimizer(\"sgd\", learning_rate=0.1), or use a "
       "store that sums, as dist_sync",
       verb));
+}
+
+/// A key of another dtype has sums of float32, whatever it is given.
+void Engine::require_float64(const char* verb, KeyId key, std::size_t given) const {
+  require_size(verb, key, given);
+  const std::shared_lock lock(keys_mutex_);
+  if (keys_[key].is_float64()) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: key '{}' was declared as {}, and float64 was given; declare it as float64, or give float32", verb,
+      keys_[key].name, keys_[key].dtype));
 }
 
 void Engine::require_size(const char* verb, KeyId key, std::size_t given) const {

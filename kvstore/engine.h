@@ -16,7 +16,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -102,6 +104,8 @@ enum class Dump : std::uint8_t;
 class Collectives;
 class EngineThread;
 class SparseRows;
+struct Rows;
+class Standstill;
 class WeightReplies;
 struct DeviceOperation;
 class Hierarchy;
@@ -149,13 +153,23 @@ class Engine {
   /// push. Meanwhile no other collective may be called. Throws std::invalid_argument where a library or a
   /// host's workers sum, TimeoutError naming the ranks that did not join within slow_abort.
   std::uint32_t join();
+  /// Waits until this worker's own rounds are over: not a collective, but others have to push. what: who
+  /// waits, to people.
+  void await_rounds(const char* what);
   /// Gives blob to all and returns every worker's in rank order.
   std::vector<std::string> all_gather(std::string_view name, std::string_view blob);
+  /// Takes part in the exchange of that name, with which all begin the call that is wrong here: it throws
+  /// std::invalid_argument with this text on all of them. A job that has changed its members goes on without
+  /// this worker instead: no-op there.
+  void refuse(std::string_view name, const std::string& text);
   /// Has all workers give the same text, of lines. Throws std::invalid_argument that names the first line in
   /// which one differs from worker 0, on all of them (agreement.h).
   void agree(const std::string& what, const std::string& text);
   /// Exact collectives on arrays of many types. Lives until close(); throws std::logic_error after it.
   Collectives& collectives();
+  /// Who drives this Engine, and waits (callers.h). A wait with a timeout that is begun again until it ends
+  /// is to be within an Endless of these.
+  const std::shared_ptr<Callers>& callers() const { return callers_; }
   /// Whether there are tables of rows: wherever there are servers.
   bool has_sparse() const { return !in_order_; }
   /// Tables of rows. Lives until close(); throws std::logic_error after it, and std::invalid_argument where a
@@ -181,6 +195,9 @@ class Engine {
   std::vector<KeyId> declare(std::span<const KeySpec> keys);
   /// Stores root's value (others' are ignored) as the first value of a key; ranks then pull it.
   void init(KeyId key, std::span<const float> value, std::uint32_t root = 0);
+  /// The same of a key of float64, which all ranks then give as such; kept to the bit until a round, or an
+  /// optimizer, takes its place.
+  void init(KeyId key, std::span<const double> value, std::uint32_t root = 0);
   /// Sets the servers' optimizer ("sgd learning_rate=0.1"); replies are weights from then on, and slots that
   /// shared a bucket go alone. A key that was pushed before begins with the sum of its last round. Throws
   /// std::logic_error for the first one during a step, and std::invalid_argument for a bad one, in a job that
@@ -191,16 +208,23 @@ class Engine {
   // One key. Spans hold exactly the key's elements, all of a call's at one place. Where pushes are applied at
   // once, the answer is the weight, a push without an optimizer throws std::invalid_argument, and pull()
   // brings the weight as it is then.
+  // Spans of double are for keys that were declared as float64, and throw std::invalid_argument for others.
+  // With codec none their sums are of float64, in rank order; other codecs, and servers that keep weights,
+  // work in float32.
 
   /// Adds grad to this round's sum. Returns when grad has been taken.
   Ticket push(KeyId key, std::span<const float> grad, std::int32_t priority, const OnDevice& place = {});
+  Ticket push(KeyId key, std::span<const double> grad, std::int32_t priority);
   /// Copies the answer to this worker's last push (or, before any, the stored value) to out.
   Ticket pull(KeyId key, std::span<float> out, std::int32_t priority, const OnDevice& place = {});
+  Ticket pull(KeyId key, std::span<double> out, std::int32_t priority);
   /// Both in one; in and out may be the same memory. The answer is multiplied by scale. program_step: the
   /// step of the worker's program that this is of: where workers' differ, the job fails and says so; 0: not
   /// compared.
   Ticket push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
                    float scale = 1, const OnDevice& place = {}, std::uint32_t program_step = 0);
+  Ticket push_pull(KeyId key, std::span<const double> in, std::span<double> out, std::int32_t priority,
+                   double scale = 1, std::uint32_t program_step = 0);
 
   // Slots: gradients that stay in place, exchanged every step as backward() produces them. Several sets of
   // them, each with steps of its own, are for several models or optimizers at one store; `set` is the set's
@@ -248,6 +272,18 @@ class Engine {
   /// Replaces it. Throws std::invalid_argument naming the first value that is not finite, unless the key's
   /// codec keeps such values (nonfinite=mxnet); nothing has changed then.
   void set_residual(KeyId key, std::span<const float> values);
+  /// Returns what servers have not sent yet of a key's replies in its codec's own name; empty where that is
+  /// nothing. Throws std::invalid_argument while a round of the key is under way.
+  std::vector<float> server_residual(KeyId key);
+  /// Likewise of a table's rows.
+  Rows server_residual_of_rows(std::uint64_t table);
+  /// Takes what servers have not sent yet of replies in a codec's own name into the workers' residuals, so
+  /// that nothing is lost with servers that end. A collective between steps, behind which nothing is pushed
+  /// to them.
+  void draw_residuals();
+  /// Adds to it what a round brought and nobody used on any rank: all ranks call it with the same values,
+  /// and each adds its part of their sum; where a host's workers sum first, the leader adds those of all.
+  void add_to_residual(KeyId key, std::span<const float> values);
   /// Keeps, from the next round on, what roll_back() needs: a second copy of every residual.
   void keep_rollback(bool keep);
   /// Puts the residuals and agreed scales of keys back to what they were before their last round, whose
@@ -356,7 +392,8 @@ class Engine {
   void come_back();
   bool is_asked_after_close() const;
   void require_optional_workers() const;
-  void await_rounds(const char* what);
+  std::vector<std::string> meet(std::string_view name, std::string_view blob);
+  void check_for_all(std::string_view name, const std::function<void()>& check);
   std::uint64_t elements_of(KeyId key) const;
   void agree_on_at_once();
   void require_open(const char* verb) const;
@@ -365,7 +402,10 @@ class Engine {
   void require_weights(const char* verb) const;
   void require_size(const char* verb, KeyId key, std::size_t given) const;
   /// What root gives as own; for those who answer themselves.
-  std::vector<float> value_of(std::uint32_t root, std::span<const float> own);
+  void require_float64(const char* verb, KeyId key, std::size_t given) const;
+  std::vector<std::byte> value_of(std::uint32_t root, std::span<const std::byte> own);
+  template <typename Element>
+  void init_with(KeyId key, std::span<const Element> value, std::uint32_t root);
   Slots* slots_of(SlotSet set) const;
   std::string describe_buckets(const Slots& slots) const;
   void require_no_step(const char* verb) const;
@@ -388,13 +428,19 @@ class Engine {
     std::size_t part = 0;
     KeyId key = 0;
     std::uint64_t offset = 0, count = 0;  ///< elements of the key
+    std::uint64_t tensor_offset = 0;      ///< elements of the tensor
   };
   std::vector<std::string> attempt(const char* what, const std::function<std::string()>& work);
   void require_between_steps(const char* verb);
   std::vector<LayoutTensor> layout() const;
   std::vector<std::uint32_t> contributors() const;
   std::vector<HeldPart> held_parts();
+  std::vector<float> residual_of(const HeldPart& part);
   FileSeal write_states(const std::string& path, std::string_view front_end);
+  using Writes = std::vector<std::function<void()>>;  ///< to this worker's residuals
+  void draw_residual(const HeldPart& part, Writes& writes);
+  void draw_residual_of_rows(std::uint64_t table, std::span<const std::size_t> owners, Writes& writes);
+  void append_residual_of_rows(std::uint64_t table, std::size_t owner, Rows& rows);
   void write_manifest_of(const std::string& folder, std::uint64_t generation,
                          std::span<const std::string> seals);
   void require_loadable(const CheckpointSource& source) const;
@@ -414,11 +460,15 @@ class Engine {
   std::optional<DeviceOperation> device_operation(const OnDevice& place) const;
   std::optional<DeviceOperation> slots_on_device(const Slots& slots,
                                                  std::span<const std::uint32_t> members) const;
+  bool takes_servers_own(KeyId key);
+  void note_round(KeyId key, bool is_shown);
   Ticket submit_push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
                           float scale, std::optional<DeviceOperation> device, std::uint32_t program_step);
 
   std::map<std::vector<KeyId>, Together> together_;  // outlives what is sent from it
   std::unique_ptr<transport::Messenger> messenger_;
+  const std::shared_ptr<Callers> callers_ = std::make_shared<Callers>();  // owners: this, rows and tickets
+  std::unique_ptr<Standstill> standstill_;  ///< outlives the threads that call it
   std::unique_ptr<Server> hosted_;
   EngineOptions options_;
   const bool in_order_;   ///< placement native
@@ -435,6 +485,8 @@ class Engine {
   std::uint64_t optimizer_loads_ = 0;       ///< how often states were loaded
   std::string weight_replies_ = "fp32";     ///< likewise, how they send weights (weight_replies.h)
   std::unique_ptr<Hierarchy> hierarchy_;    ///< where a host's workers sum first
+  std::mutex shown_mutex_;                  ///< guards weight_replies_ and what follows
+  std::set<KeyId> shown_;  ///< there: keys of which the host has no other weight to show than it has shown
   std::unique_ptr<EngineThread> thread_;
   std::unique_ptr<Collectives> collectives_;
   std::unique_ptr<SparseRows> sparse_;  ///< none where a library sums

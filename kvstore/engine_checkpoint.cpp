@@ -14,6 +14,7 @@
 #include "kvstore/engine_slots.h"
 #include "kvstore/engine_thread.h"
 #include "kvstore/hierarchy.h"
+#include "kvstore/partition_state.h"
 #include "kvstore/sparse_rows.h"
 #include "kvstore/updater.h"
 
@@ -92,7 +93,8 @@ std::vector<Engine::HeldPart> Engine::held_parts() {
       std::vector<Part> parts;
       thread_->parts_of(stretch.tensor, parts).wait();
       for (std::size_t p = 0; p < parts.size(); ++p)
-        held.push_back({stretch.tensor, p, key, stretch.key_offset + parts[p].offset, parts[p].count});
+        held.push_back(
+            {stretch.tensor, p, key, stretch.key_offset + parts[p].offset, parts[p].count, parts[p].offset});
     }
   }
   return held;
@@ -196,6 +198,87 @@ void Engine::write_manifest_of(const std::string& folder, std::uint64_t generati
     }
   }
   write_unfinished(manifest_path(folder), write_manifest(manifest));
+}
+
+// ------------------------------------------------------------------------------------- servers that end
+
+/// Each part's by one of those who push: whose residual it adds to does not matter to the sum.
+/// Reads all before it writes any: where a rank cannot read, no rank has drawn what servers still owe.
+void Engine::draw_residuals() {
+  require_between_steps("draw_residuals");
+  Writes writes;
+  attempt("residuals are drawn", [&] {
+    const auto pushing = contributors();
+    const auto parts = held_parts();
+    for (std::size_t turn = 0; turn < parts.size(); ++turn) {
+      if (pushing[turn % pushing.size()] == rank()) draw_residual(parts[turn], writes);
+    }
+    const std::size_t count = tables().size();
+    for (std::uint64_t table = 0, turn = 0; table < count; ++table) {
+      std::vector<std::size_t> owners;
+      for (std::size_t owner = 0; owner < sparse_->owners(table); ++owner) {
+        if (turn++ % num_workers() == rank()) owners.push_back(owner);
+      }
+      draw_residual_of_rows(table, owners, writes);
+    }
+    return std::string();
+  });
+  for (const auto& write : writes) write();
+}
+
+std::vector<float> Engine::residual_of(const HeldPart& part) {
+  Buffer bytes;
+  thread_->read_state(part.tensor, part.part, bytes).wait();
+  return decode_partition_state(bytes.bytes(), part.count).residual;
+}
+
+void Engine::draw_residual(const HeldPart& part, Writes& writes) {
+  const std::vector<float> theirs = residual_of(part);
+  if (theirs.empty()) return;
+  std::vector<float> own(part.count);
+  bool found = false;
+  thread_->read_residual(part.tensor, part.tensor_offset, own, found).wait();
+  for (std::size_t i = 0; i < own.size(); ++i) own[i] += theirs[i];
+  writes.emplace_back([this, part, own = std::move(own)] {
+    thread_->write_residual(part.tensor, part.tensor_offset, own).wait();
+  });
+}
+
+void Engine::draw_residual_of_rows(std::uint64_t table, std::span<const std::size_t> owners, Writes& writes) {
+  if (owners.empty()) return;
+  Rows residual = sparse_->residual(table);
+  for (const std::size_t owner : owners) append_residual_of_rows(table, owner, residual);
+  writes.emplace_back([this, table, residual = std::move(residual)] {
+    const std::vector<std::int64_t> ids(residual.ids.begin(), residual.ids.end());
+    sparse_->set_residual(table, ids, residual.values);
+  });
+}
+
+void Engine::append_residual_of_rows(std::uint64_t table, std::size_t owner, Rows& rows) {
+  sparse_->read_server_state(table, owner, [&](const RowState& piece) {
+    rows.ids.insert(rows.ids.end(), piece.residuals.ids.begin(), piece.residuals.ids.end());
+    rows.values.insert(rows.values.end(), piece.residuals.values.begin(), piece.residuals.values.end());
+  });
+}
+
+std::vector<float> Engine::server_residual(KeyId key) {
+  require_open("server_residual");
+  std::vector<float> residual;
+  for (const HeldPart& part : held_parts()) {
+    if (part.key != key) continue;
+    const std::vector<float> theirs = residual_of(part);
+    if (theirs.empty()) continue;
+    residual.resize(elements_of(key));
+    std::ranges::copy(theirs, residual.begin() + static_cast<std::ptrdiff_t>(part.offset));
+  }
+  return residual;
+}
+
+Rows Engine::server_residual_of_rows(std::uint64_t table) {
+  Rows rows;
+  for (std::size_t owner = 0; owner < sparse().owners(table); ++owner)
+    append_residual_of_rows(table, owner, rows);
+  return rows;
 }
 
 // ------------------------------------------------------------------------------------- loading

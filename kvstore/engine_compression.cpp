@@ -79,15 +79,19 @@ void Engine::require_weights(const char* verb) const {
 
 void Engine::set_compression(const compress::CodecSpec& spec, const std::string& reply,
                              const std::string& weights) {
-  auto compression = make_compression(spec, reply);
-  require_own_scale("set_gradient_compression", *compression);
-  const auto replies = std::make_shared<const WeightReplies>(weights);
-  if (in_order_ && replies->form() != WeightReplies::Form::kFloats) {
-    throw std::invalid_argument(
-        fmt::format("set_gradient_compression: weights={} was given, and where a library sums no server "
-                    "sends weights; leave it out, or use a store such as 'dist_sync'",
-                    replies->text()));
-  }
+  std::shared_ptr<const Compression> compression;
+  std::shared_ptr<const WeightReplies> replies;
+  check_for_all("compression", [&] {
+    compression = make_compression(spec, reply);
+    require_own_scale("set_gradient_compression", *compression);
+    replies = std::make_shared<const WeightReplies>(weights);
+    if (in_order_ && replies->form() != WeightReplies::Form::kFloats) {
+      throw std::invalid_argument(
+          fmt::format("set_gradient_compression: weights={} was given, and where a library sums no server "
+                      "sends weights; leave it out, or use a store such as 'dist_sync'",
+                      replies->text()));
+    }
+  });
   await_rounds("set_gradient_compression");  // a push that has not begun yet is of the codec before
   agree_on_settings(*messenger_, "set_gradient_compression",
                     all_gather("compression", describe(*compression) + describe(*replies)));
@@ -102,13 +106,18 @@ void Engine::set_compression(const compress::CodecSpec& spec, const std::string&
 void Engine::tell_weight_replies(const std::shared_ptr<const WeightReplies>& replies) {
   if (rank() == 0) thread_->command("weights " + replies->text()).wait();
   thread_->set_weight_replies(replies);
-  weight_replies_ = replies->text();
+  {
+    const std::lock_guard lock(shown_mutex_);
+    weight_replies_ = replies->text();
+    for (KeyId key = 0; hierarchy_ && key < keys_.size(); ++key) shown_.insert(key);
+  }
   barrier();
 }
 
 void Engine::set_table_compression(std::span<const std::uint64_t> tables, const compress::CodecSpec& spec,
                                    const std::string& reply) {
-  const auto compression = make_compression(spec, reply);
+  std::shared_ptr<const Compression> compression;
+  check_for_all("table compression", [&] { compression = make_compression(spec, reply); });
   const std::string text = fmt::format("tables={}\n{}", fmt::join(tables, ","), describe(*compression));
   agree_on_settings(*messenger_, "set_table_compression", all_gather("table compression", text));
   for (const std::uint64_t table : tables) sparse().set_compression_of(table, compression);
@@ -116,10 +125,14 @@ void Engine::set_table_compression(std::span<const std::uint64_t> tables, const 
 
 void Engine::set_key_compression(std::span<const KeyId> keys, const compress::CodecSpec& spec,
                                  const std::string& reply) {
-  const auto compression = make_compression(spec, reply);
-  require_own_scale("set_key_compression", *compression);
-  for (const KeyId key : keys) elements_of(key);
-  const std::vector<KeyId> buckets = whole_buckets_of(keys);
+  std::shared_ptr<const Compression> compression;
+  std::vector<KeyId> buckets;
+  check_for_all("key compression", [&] {
+    compression = make_compression(spec, reply);
+    require_own_scale("set_key_compression", *compression);
+    for (const KeyId key : keys) elements_of(key);
+    buckets = whole_buckets_of(keys);
+  });
   await_rounds("set_key_compression");
   const std::string text = fmt::format("keys={}\n{}", fmt::join(keys, ","), describe(*compression));
   agree_on_settings(*messenger_, "set_key_compression", all_gather("key compression", text));
@@ -250,6 +263,16 @@ void Engine::write_residual(KeyId key, std::span<const float> values) {
   for (const Stretch& stretch : stretches(home_of(key), values.size())) {
     const auto part = values.subspan(stretch.key_offset, stretch.count);
     thread_->write_residual(stretch.tensor, stretch.tensor_offset, part).wait();
+  }
+}
+
+void Engine::add_to_residual(KeyId key, std::span<const float> values) {
+  require_size("add_to_residual", key, values.size());
+  if (hierarchy_ && !hierarchy_->leads()) return;
+  const auto workers = hierarchy_ ? static_cast<float>(hierarchy_->workers_here()) : 1.0F;
+  for (const Stretch& stretch : stretches(home_of(key), values.size())) {
+    const auto part = values.subspan(stretch.key_offset, stretch.count);
+    thread_->add_to_residual(stretch.tensor, stretch.tensor_offset, part, workers).wait();
   }
 }
 

@@ -118,14 +118,14 @@ void Engine::require_optional_workers() const {
 std::uint32_t Engine::join() {
   require_open("join");
   require_optional_workers();
-  if (!thread_->idle().wait_for(options_.slow_abort)) {
-    throw transport::TimeoutError(fmt::format("join: rounds begun before it have not ended within {} s",
-                                              options_.slow_abort.count() / 1000));
-  }
+  callers_->note_call();
+  await_rounds("join");
   std::vector<Acknowledgement> said;
   thread_->command("join", &said).wait();
   Joined own{said.front().step, {}};
   thread_->read_steps(own.steps).wait();
+  callers_->note_call();
+  const Callers::Waiting waiting(*callers_, {Callers::Wait::For::kExchange, "join", messenger_->exchanges()});
   std::vector<Joined> ranks;
   for (const std::string& text : messenger_->exchange("join", write(own), options_.slow_abort))
     ranks.push_back(read(text, own.steps.size()));

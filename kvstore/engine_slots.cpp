@@ -142,6 +142,7 @@ Engine::Together& Engine::together(const std::vector<KeyId>& members) {
 }
 
 void Engine::mark_ready(std::uint32_t slot, void* stream, SlotSet set) {
+  callers_->note_mark();
   require_open("mark_ready");
   Slots* const slots = slots_of(set);
   if (slots == nullptr || slot >= slots->slots.size()) {
@@ -159,7 +160,9 @@ void Engine::mark_ready(std::uint32_t slot, void* stream, SlotSet set) {
   }
   if (slots->device) slots->slots[slot].written = std::move(written);
   const std::uint32_t bucket = slots->layout.bucket_of_slot[slot];
-  if (slots->countdown.arrive(bucket)) submit_sealed(*slots, bucket);
+  if (!slots->countdown.arrive(bucket)) return;
+  submit_sealed(*slots, bucket);
+  callers_->note_mark();  // what was said while it was not begun is void, too
 }
 
 // Buckets that must go in order wait for those before them.
@@ -209,6 +212,7 @@ void Engine::submit_bucket(Slots& slots, std::uint32_t bucket) {
   operation.priority = fused.priority;
   operation.scale = scale;
   operation.program_step = program_step;
+  operation.done.concern(callers_, {Callers::Wait::For::kKey, "a step's gradients", fused.together->key});
   tickets.push_back(operation.done);
   rounds().submit(fused.together->key, std::move(operation));
 }

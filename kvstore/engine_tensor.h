@@ -16,6 +16,7 @@
 #include "compress/segmented.h"
 #include "kvstore/device_tensor.h"
 #include "kvstore/engine_thread.h"
+#include "kvstore/protocol.h"
 #include "transport/frame.h"
 
 namespace gradwire::kvstore {
@@ -26,7 +27,8 @@ struct EngineThread::PartState {
   transport::Kind request = transport::Kind::kPush;
   std::uint32_t flags = 0;
   bool answered = true;
-  bool is_held = false;  ///< the server has said that it has the request, and waits for others
+  bool is_held = false;         ///< the server has said that it has the request, and waits for others
+  bool brought_floats = false;  ///< the answer, which then has no scales for the next round
   int resends = 0;
   ShareSent share;            ///< of the last round that was measured
   bool holds_weight = false;  ///< `held` of the tensor has what the server last told of this part
@@ -45,8 +47,12 @@ struct EngineThread::Tensor {
   std::vector<float> residual_before;
   std::vector<compress::UnitScale> scales_before;
   bool scales_known_before = false;
-  std::vector<float> value;  ///< answer to the last push(), for pull()
+  std::vector<float> value;     ///< answer to the last push(), for pull()
+  std::vector<double> value64;  ///< in place of it, where that answer was of float64
   bool value_current = false;
+  bool is_shown = false;              ///< a pull, or a push_pull, has brought what its last push made
+  bool asks_for_servers_own = false;  ///< a pull in flight: for the weight that a server has, and not for
+                                      ///< what deltas have made of it here
   std::shared_ptr<const WeightReplies> weight_replies;  ///< of the operation in flight
   std::vector<float> held;  ///< where servers send deltas: the weight that these change
   std::uint64_t pulls = 0;  ///< and what else is of no round, begun: each has a number of its own
@@ -74,8 +80,17 @@ struct EngineThread::Tensor {
     if (segmented_codec) return *segmented_codec;
     return *compression->codec;
   }
+  /// Whether a lossy codec has left here what that of the round in flight, which is none, sends (leftover.h).
+  bool has_leftover() const { return !compression->codec->lossy() && !residual.empty(); }
+  /// Where a codec keeps what it does not send; empty where there is nothing to keep.
+  std::span<float> residual_of(const Part& part) {
+    return residual.empty() ? std::span<float>() : std::span(residual).subspan(part.offset, part.count);
+  }
+  Dtype dtype_of_push() const {
+    return compression->codec->as_float64() == nullptr ? Dtype::kFloat32 : Dtype::kFloat64;
+  }
   void expect_codec_of_push(const transport::FrameHeader& reply) const {
-    if (reply.codec != static_cast<std::uint8_t>(codec().wire_id()) ||
+    if (reply.codec != static_cast<std::uint8_t>(codec().wire_id()) || dtype_of(reply) != dtype_of_push() ||
         reply.codec_parameters != codec().wire_parameters() ||
         (reply.flags & transport::kFlagSegments) != push_flags()) {
       throw compress::DecodeError("reply: its codec is not that of the push");

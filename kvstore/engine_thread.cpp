@@ -1,12 +1,20 @@
 #include "kvstore/engine_thread.h"
 
-#include <algorithm>
-#include <cstring>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "compress/float64_codec.h"
+#include "compress/little_endian.h"
 #include "fusion/partition.h"
 #include "kvstore/engine_tensor.h"
+#include "kvstore/leftover.h"
 #include "kvstore/protocol.h"
 #include "kvstore/shortened.h"
+#include "kvstore/standstill.h"
 
 namespace gradwire::kvstore {
 
@@ -23,6 +31,20 @@ namespace {
 constexpr auto kLongestTick = std::chrono::milliseconds(250);
 constexpr auto kShortestTick = std::chrono::milliseconds(10);
 
+std::vector<float> to_float32(std::span<const double> values) {
+  std::vector<float> rounded(values.size());
+  std::ranges::transform(values, rounded.begin(), [](double value) { return static_cast<float>(value); });
+  return rounded;
+}
+
+/// Whether rounding has made an infinity of a number.
+bool has_overflowed(std::span<const double> values, std::span<const float> rounded) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (std::isinf(rounded[i]) && std::isfinite(values[i])) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions& options,
@@ -35,6 +57,8 @@ EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions&
       clock_probe_(messenger),
       compression_(
           std::make_shared<Compression>(Compression{compress::make({}), compress::ReplyKind::kSame})),
+      none_of_float64_(std::make_shared<Compression>(
+          Compression{std::make_unique<compress::Float64Codec>(), compress::ReplyKind::kSame})),
       outbox_(messenger, loop_, Role::kServer, messenger.world().servers, messenger.self().rank,
               {options.credit_bytes, options.fusion_bytes}, tracer_),
       mail_(messenger, loop_, outbox_, options.retry_timeout,
@@ -110,6 +134,12 @@ void EngineThread::set_compression_of(std::vector<KeyId> keys,
   });
 }
 
+void EngineThread::forget_sums_of_float64() {
+  loop_->post([this] {
+    for (auto& tensor : tensors_) tensor->value_current = tensor->value_current && tensor->value64.empty();
+  });
+}
+
 void EngineThread::set_weight_replies(std::shared_ptr<const WeightReplies> replies) {
   loop_->post([this, replies = std::move(replies)] { weight_replies_ = replies; });
 }
@@ -172,6 +202,10 @@ void EngineThread::on_frames(Node from, std::vector<Frame> frames) {
   });
 }
 
+void EngineThread::on_question(const std::set<std::string>& rounds) {
+  if (rounds_.standstill != nullptr) loop_->post([this, rounds] { rounds_.standstill->ask(rounds); });
+}
+
 void EngineThread::on_failure(const std::string& text) {
   fail(std::make_exception_ptr(transport::TransportError(text)));
 }
@@ -189,12 +223,15 @@ void EngineThread::start_next(Tensor& tensor) {
   tensor.current = std::move(tensor.waiting.front());
   tensor.waiting.pop_front();
   if (!tensor.current->staged.empty()) tensor.current->in = tensor.current->staged;
+  if (!tensor.current->staged64.empty()) tensor.current->in64 = tensor.current->staged64;
   tensor.error = nullptr;
   tensor.started = Clock::now();
   tensor.warned = false;
   tensor.parts_left = tensor.parts.size();
-  if (tensor.weight_replies != weight_replies_) tensor.forget_weight();
-  tensor.weight_replies = weight_replies_;
+  if (std::exchange(tensor.weight_replies, weight_replies_) != weight_replies_) {
+    tensor.forget_weight();
+    tensor.value_current = false;  // as it was sent; a pull brings it as it is sent now
+  }
   active_.insert(&tensor);
   if (tracer_.is_on()) note_start(tensor);
   start(tensor);
@@ -212,12 +249,19 @@ void EngineThread::start(Tensor& tensor) {
         return start_state(tensor);
       case Verb::kPush:
       case Verb::kPushPull:
-        tensor.use(tensor.own_compression ? tensor.own_compression : compression_);
+        tensor.use(compression_in_round(tensor));
         return tensor.current->device ? start_push_from_device(tensor) : start_push(tensor);
     }
   } catch (...) {  // a device, or memory. Posted: our caller is not done with this tensor
     fail(std::current_exception());
   }
+}
+
+/// Codec none takes keys of float64 in 64 bits; others take them in 32.
+std::shared_ptr<const Compression> EngineThread::compression_in_round(const Tensor& tensor) const {
+  const auto& chosen = compression_of(tensor);
+  const bool is_none = chosen->codec->wire_id() == compress::WireId::kNone;
+  return is_none && tensor.spec.is_float64() ? none_of_float64_ : chosen;
 }
 
 void EngineThread::start_push(Tensor& tensor) {
@@ -231,25 +275,31 @@ void EngineThread::start_push(Tensor& tensor) {
     if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
   }
   tensor.has_before = false;
-  if (codec.lossy() && keeps_rollback_) keep_what_was(tensor);
+  const bool keeps_residual = codec.lossy() || tensor.has_leftover();
+  if (keeps_residual && keeps_rollback_) keep_what_was(tensor);
   if (operation.verb == Verb::kPush && !options_.at_once) {
+    const bool is_wide = codec.as_float64() != nullptr;
     tensor.value_on_device = on_device;
-    if (!on_device) tensor.value.resize(elements);
+    tensor.value.resize(on_device || is_wide ? 0 : elements);
+    tensor.value64.resize(is_wide ? elements : 0);
     operation.out = on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
+    operation.out64 = tensor.value64;
   }
   tensor.value_current = false;
+  tensor.is_shown = operation.verb == Verb::kPushPull;
   tensor.restored_scales_of.clear();
   ++tensor.step;
-  raw_bytes_ += elements * sizeof(float);
+  raw_bytes_ += elements * (operation.in64.empty() ? sizeof(float) : sizeof(double));
   tensor.parts_to_take = tensor.parts.size();
   for (const std::size_t p : tensor.turns) {
     if (on_device) {
       encode_on_device(tensor, p);
-    } else if (!codec.lossy() &&
-               operation.verb == Verb::kPushPull) {  // the caller's own memory is the payload
+    } else if (is_payload_already(tensor)) {
       const auto& part = tensor.parts[p].part;
       ++tensor.jobs;
-      const auto values = std::as_bytes(operation.in.subspan(part.offset, part.count));
+      const auto values = operation.in64.empty()
+                              ? std::as_bytes(operation.in.subspan(part.offset, part.count))
+                              : std::as_bytes(operation.in64.subspan(part.offset, part.count));
       const auto keep = [owner = operation.owner] {};
       encoded(tensor, p, operation.owner ? Buffer::borrow(values, keep) : Buffer::borrow(values),
               tensor.push_flags(), nullptr);
@@ -259,18 +309,44 @@ void EngineThread::start_push(Tensor& tensor) {
   }
 }
 
+/// Whether the caller's own memory is what a push sends, and is there until it is answered.
+bool EngineThread::is_payload_already(const Tensor& tensor) const {
+  const compress::Codec& codec = tensor.codec();
+  const bool is_of_float64 = !tensor.current->in64.empty();
+  return !codec.lossy() && !tensor.has_leftover() && is_of_float64 == (codec.as_float64() != nullptr) &&
+         tensor.current->verb == Verb::kPushPull;
+}
+
 void EngineThread::start_pull(Tensor& tensor) {
-  if (!tensor.value_current) {
-    if (tensor.current->works_on_device()) return land(tensor);
+  const Operation& pull = *tensor.current;
+  const bool is_more = tensor.is_shown || pull.is_for_servers_own;
+  tensor.asks_for_servers_own = is_more && tensor.weight_replies->are_deltas();
+  const bool is_here = tensor.value_current && (pull.out64.empty() || !tensor.value_on_device);
+  if (!is_here || tensor.asks_for_servers_own) {
+    if (pull.works_on_device()) return land(tensor);  // which comes here again
+    tensor.is_shown = true;
     ++tensor.pulls;
     for (std::size_t p = 0; p < tensor.parts.size(); ++p) send(tensor, p, Kind::kPull, {}, 0);
     return;
   }
+  tensor.is_shown = true;
   tensor.parts_left = 1;
-  if (tensor.current->device || tensor.value_on_device) return copy_value(tensor);
+  if (pull.device && !tensor.value64.empty())
+    tensor.value.assign(tensor.value64.begin(), tensor.value64.end());
+  if (pull.device || tensor.value_on_device) return copy_value(tensor);
   ++tensor.jobs;
-  pool_.submit(tensor.current->priority, [this, &tensor] {
-    std::memcpy(tensor.current->out.data(), tensor.value.data(), tensor.value.size() * sizeof(float));
+  pool_.submit(pull.priority, [this, &tensor] {
+    const auto bring = [&tensor](const auto& value) {
+      std::ranges::copy(value, tensor.current->out64.begin());
+    };
+    if (!tensor.current->out64.empty()) {
+      tensor.value64.empty() ? bring(tensor.value) : bring(tensor.value64);
+    } else {
+      const auto rounded = [](auto element) { return static_cast<float>(element); };
+      tensor.value64.empty()
+          ? std::ranges::copy(tensor.value, tensor.current->out.begin()).out
+          : std::ranges::transform(tensor.value64, tensor.current->out.begin(), rounded).out;
+    }
     loop_->post([this, &tensor] { job_done(tensor, nullptr); });
   });
 }
@@ -279,8 +355,10 @@ void EngineThread::start_init(Tensor& tensor) {
   ++tensor.pulls;
   for (std::size_t p = 0; p < tensor.parts.size(); ++p) {
     const auto& part = tensor.parts[p].part;
-    const auto values = tensor.current->in.subspan(part.offset, part.count);
-    send(tensor, p, Kind::kInit, Buffer::borrow(std::as_bytes(values)), 0);
+    const Operation& init = *tensor.current;
+    const auto values = init.in64.empty() ? std::as_bytes(init.in.subspan(part.offset, part.count))
+                                          : std::as_bytes(init.in64.subspan(part.offset, part.count));
+    send(tensor, p, Kind::kInit, Buffer::borrow(values), 0);
   }
 }
 
@@ -289,6 +367,8 @@ void EngineThread::stage(Operation& operation) {
   if (operation.device) return stage_on_device(operation);
   operation.staged.assign(operation.in.begin(), operation.in.end());
   operation.in = operation.staged;
+  operation.staged64.assign(operation.in64.begin(), operation.in64.end());
+  operation.in64 = operation.staged64;
   operation.taken.succeed();
 }
 
@@ -300,30 +380,11 @@ void EngineThread::encode(Tensor& tensor, std::size_t index) {
                                     tensor.step - 1, tensor.parts[index].part.offset};
   pool_.submit(tensor.current->priority, [this, &tensor, index, position] {
     const auto begin = Clock::now();
-    const Part& part = tensor.parts[index].part;
-    const auto& codec = tensor.codec();
     Buffer payload;
     std::uint32_t flags = tensor.push_flags();
     std::exception_ptr error;
     try {
-      const auto residual =
-          codec.lossy() ? std::span(tensor.residual).subspan(part.offset, part.count) : std::span<float>();
-      const auto scales =
-          tensor.scales_known ? tensor.scales_of(part) : std::span<const compress::UnitScale>();
-      if (!residual.empty() && tensor.has_before)
-        std::ranges::copy(residual,
-                          tensor.residual_before.begin() + static_cast<std::ptrdiff_t>(part.offset));
-      payload = buffers_.take(codec.max_encoded_size(part.count));
-      const auto grad = tensor.current->in.subspan(part.offset, part.count);
-      const bool is_measured = !residual.empty() && measures_share(position.step);
-      ShareSent share{is_measured ? squares_of(grad, residual) : 0, 0, is_measured};
-      const auto encoded_run = codec.encode(grad, residual, scales, payload.bytes(), position);
-      if (is_measured) {
-        share.kept_squares = squares_of({}, residual);
-        tensor.parts[index].share = share;
-      }
-      payload.truncate(encoded_run.bytes);
-      if (encoded_run.nonfinite) flags |= transport::kFlagNonfinite;
+      encode_to(payload, flags, tensor, index, position);
       make_ready_to_go(tensor, index, payload, flags);
       if (tracer_.is_on()) note(Stage::kEncode, tensor, index, begin, payload.size_bytes());
     } catch (...) {
@@ -334,6 +395,62 @@ void EngineThread::encode(Tensor& tensor, std::size_t index) {
       encoded(tensor, index, std::move(payload), flags, error);
     });
   });
+}
+
+/// In the pool.
+void EngineThread::encode_to(Buffer& payload, std::uint32_t& flags, Tensor& tensor, std::size_t index,
+                             const compress::Position& position) {
+  const Part& part = tensor.parts[index].part;
+  const auto& codec = tensor.codec();
+  const auto residual = tensor.residual_of(part);
+  if (!residual.empty() && tensor.has_before)
+    std::ranges::copy(residual, tensor.residual_before.begin() + static_cast<std::ptrdiff_t>(part.offset));
+  payload = buffers_.take(codec.max_encoded_size(part.count));
+  if (codec.as_float64() != nullptr && !tensor.current->in64.empty()) {  // as it is
+    const auto values = tensor.current->in64.subspan(part.offset, part.count);
+    const auto bytes = payload.bytes();
+    payload.truncate(values.size_bytes());
+    if (residual.empty()) {
+      std::memcpy(bytes.data(), values.data(), values.size_bytes());
+    } else {
+      std::memcpy(bytes.data(), with_leftover(values, residual).data(), values.size_bytes());
+    }
+    return;
+  }
+  std::vector<float> rounded;  // codecs work in float32
+  if (!tensor.current->in64.empty()) {
+    const auto exact = tensor.current->in64.subspan(part.offset, part.count);
+    rounded = to_float32(exact);
+    if (has_overflowed(exact, rounded)) notify_of_overflow(tensor);
+  }
+  const auto grad =
+      rounded.empty() ? tensor.current->in.subspan(part.offset, part.count) : std::span<const float>(rounded);
+  const auto scales = tensor.scales_known ? tensor.scales_of(part) : std::span<const compress::UnitScale>();
+  const bool is_measured = codec.lossy() && measures_share(position.step);
+  ShareSent share{is_measured ? squares_of(grad, residual) : 0, 0, is_measured};
+  const auto encoded_run =
+      codec.lossy() || residual.empty()
+          ? codec.encode(grad, residual, scales, payload.bytes(), position)
+          : codec.encode(with_leftover(grad, residual), {}, scales, payload.bytes(), position);
+  if (is_measured) {
+    share.kept_squares = squares_of({}, residual);
+    tensor.parts[index].share = share;
+  }
+  payload.truncate(encoded_run.bytes);
+  if (encoded_run.nonfinite) flags |= transport::kFlagNonfinite;
+}
+
+/// Once for each key. In the pool.
+void EngineThread::notify_of_overflow(const Tensor& tensor) {
+  {
+    const std::lock_guard lock(notices_mutex_);
+    if (!overflowed_.insert(tensor.id).second) return;
+  }
+  notify(
+      fmt::format("key '{}': float64 values are beyond the largest float32, 3.4e38, in which codec {} works, "
+                  "and count as "
+                  "not finite; use codec none for this key, or smaller values",
+                  tensor.spec.name, tensor.codec().name()));
 }
 
 /// What is done to a payload wherever it was encoded. In the pool.
@@ -369,9 +486,12 @@ FrameHeader EngineThread::header_of(const Tensor& tensor, std::size_t index) con
     if (state.request == Kind::kWriteState && tensor.current->kept == Kept::kOptimizer)
       header.step = tensor.current->number;
   }
+  if (state.request == Kind::kInit && !tensor.current->in64.empty())
+    header.dtype = static_cast<std::uint8_t>(Dtype::kFloat64);
   if (state.request == Kind::kPush) {
     header.codec = static_cast<std::uint8_t>(tensor.compression->codec->wire_id());
     header.codec_parameters = tensor.compression->codec->wire_parameters();
+    header.dtype = static_cast<std::uint8_t>(tensor.dtype_of_push());
     header.reply = static_cast<std::uint8_t>(tensor.compression->reply);
     header.step = tensor.step - 1;
     header.program_step = tensor.current->program_step;
@@ -387,6 +507,7 @@ void EngineThread::send(Tensor& tensor, std::size_t index, Kind kind, Buffer pay
   if (kind == Kind::kPush) encoded_bytes_ += state.payload.size_bytes();
   state.answered = false;
   state.is_held = false;
+  state.brought_floats = false;
   state.resends = 0;
   state.asked = Clock::now();
   state.awaited.clear();
@@ -435,7 +556,9 @@ void EngineThread::finish(Tensor& tensor, std::exception_ptr error) {
   const bool pushed = operation.verb == Verb::kPush || operation.verb == Verb::kPushPull;
   if (pushed && !error) {
     tensor.value_current = operation.verb == Verb::kPush && !options_.at_once;  // else others push meanwhile
-    tensor.scales_known = tensor.compression->codec->agrees_scales() && is_in_force(tensor);
+    tensor.scales_known = tensor.compression->codec->agrees_scales() && is_in_force(tensor) &&
+                          std::ranges::none_of(tensor.parts, &PartState::brought_floats);
+    if (tensor.has_leftover() && is_all_sent(tensor.residual)) tensor.residual = {};
   }
   active_.erase(&tensor);
   if (error) {

@@ -6,6 +6,7 @@
 // thread. Lifetime: owned by Engine, dies before the Messenger.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <exception>
@@ -19,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "kvstore/callers.h"
 #include "kvstore/clock_probe.h"
 #include "kvstore/codec_pool.h"
 #include "kvstore/commands.h"
@@ -65,6 +67,8 @@ struct Acknowledgement {
   std::string text;
 };
 
+class Standstill;
+
 class EngineThread final : private transport::Sink {
  public:
   struct Operation {
@@ -72,9 +76,12 @@ class EngineThread final : private transport::Sink {
     Verb verb = Verb::kPushPull;
     std::span<const float> in;
     std::span<float> out;
-    std::vector<float> staged;  ///< owns what `in` shows when the caller could not wait
+    std::vector<float> staged;     ///< owns what `in` shows when the caller could not wait
+    std::span<const double> in64;  ///< in place of `in`, of a key of float64; always on the host
+    std::span<double> out64;       ///< likewise of `out`
+    std::vector<double> staged64;
     std::int32_t priority = 0;
-    float scale = 1;
+    double scale = 1;                       ///< in float32 of what is of float32
     std::vector<std::span<float>> scatter;  ///< of several tensors in one: where the parts of `out` are
                                             ///< copied to; on a device those of `in` come from there too
     std::uint64_t number = 0;               ///< among all pushes, when they go in order; of states: the step
@@ -85,10 +92,17 @@ class EngineThread final : private transport::Sink {
     transport::Buffer* state = nullptr;     ///< theirs, encoded (partition_state.h); lives as `in` does
     Kept kept = Kept::kAll;                 ///< theirs: what of it
     std::uint32_t program_step = 0;         ///< of pushes: FrameHeader's
+    bool is_for_servers_own = false;        ///< a pull: for the weight as a server has it (README.md)
+    bool* nonfinite = nullptr;  ///< set, before done, when any rank met a NaN or infinity; lives as `in` does
     Ticket done;
     Ticket taken;                        ///< `in` is no longer read
     TraceClock::time_point submitted{};  ///< the epoch, where that is not traced
 
+    void set_in(std::span<const float> values) { in = values; }
+    void set_in(std::span<const double> values) { in64 = values; }
+    void set_out(std::span<float> values) { out = values; }
+    void set_out(std::span<double> values) { out64 = values; }
+    std::size_t out_elements() const { return std::max(out.size(), out64.size()); }
     /// False too where the device's floats are handled in a landing on the host.
     bool works_on_device() const { return device && device->landing.size_bytes() == 0; }
   };
@@ -100,6 +114,7 @@ class EngineThread final : private transport::Sink {
     std::uint32_t contributors = 0;   ///< payloads in a sum
     std::function<void(const std::exception_ptr&)> on_failure{};  ///< hears the first, on this thread
     Tier tier = Tier::kJob;                                       ///< of what is traced
+    Standstill* standstill = nullptr;  ///< hears the job's questions, on this thread; lives as it does
   };
   EngineThread(transport::Messenger& messenger, const EngineOptions& options, const Rounds& rounds);
   ~EngineThread() override;
@@ -110,6 +125,8 @@ class EngineThread final : private transport::Sink {
   void set_compression(std::shared_ptr<const Compression> compression);
   /// Sets what some keys have apart from that.
   void set_compression_of(std::vector<KeyId> keys, std::shared_ptr<const Compression> compression);
+  /// Has pulls ask servers again that last brought sums of float64: as weights they are rounded.
+  void forget_sums_of_float64();
   /// Sets how servers send weights from the next operation on; they are told by a command of its own.
   void set_weight_replies(std::shared_ptr<const WeightReplies> replies);
   void submit(KeyId key, Operation operation);
@@ -133,6 +150,8 @@ class EngineThread final : private transport::Sink {
   /// Sets keeps to whether the key's codec lets NaN stay in a residual.
   Ticket keeps_nonfinite(KeyId key, bool& keeps);
   Ticket write_residual(KeyId key, std::uint64_t offset, std::span<const float> values);
+  /// Adds values times scale to it.
+  Ticket add_to_residual(KeyId key, std::uint64_t offset, std::span<const float> values, float scale);
   void keep_rollback(bool keep);
   Ticket roll_back(const std::vector<KeyId>& keys);
   // engine_thread_state.cpp. What is given lives until done
@@ -157,6 +176,14 @@ class EngineThread final : private transport::Sink {
   MailboxClient& mail() { return mail_; }
   RowClient& row_client() { return rows_; }
   ClockProbe& clock_probe() { return clock_probe_; }
+  // engine_thread_standstill.cpp
+  /// Runs task on the thread, behind all that was posted before; what follows may be called in it alone.
+  void post_behind(std::function<void()> task);
+  /// Adds to the report what a caller's wait needs of other workers.
+  void describe(const Callers::Wait& wait, transport::WaitReport& report) const;
+  /// Whether this worker, which stands still, holds nobody up in a round, in the words of describe(): it has
+  /// begun it, or is not awaited there.
+  bool has_begun(const std::string& round, const Callers::Standstill& standing) const;
   /// The link to a device, made when it is first asked for.
   std::shared_ptr<DeviceLink> link(const std::shared_ptr<compress::Device>& device);
   /// Bytes that have crossed from and to devices.
@@ -184,8 +211,11 @@ class EngineThread final : private transport::Sink {
   void on_membership_changed(const std::string& text) override {
     fail(std::make_exception_ptr(transport::MembershipChanged(text)));
   }
-  void on_goodbye(transport::Node peer) override { on_error_exit(peer, {}); }
-  void on_error_exit(transport::Node peer, const std::string& error) override;
+  void on_call_mismatch(const std::string& text) override {
+    fail(std::make_exception_ptr(transport::CallMismatch(text)));
+  }
+  void on_question(const std::set<std::string>& rounds) override;
+  void on_goodbye(transport::Node peer, const std::string& error) override;
   void on_departure(transport::Node server, transport::Node mirror) override;
 
   void run();
@@ -197,6 +227,7 @@ class EngineThread final : private transport::Sink {
   Tensor& add_tensor(KeySpec spec, const std::vector<Part>& parts);
   Ticket between_rounds(std::vector<KeyId> keys, std::function<void()> task);
   const std::shared_ptr<const Compression>& compression_of(const Tensor& tensor) const;
+  std::shared_ptr<const Compression> compression_in_round(const Tensor& tensor) const;
   bool is_in_force(const Tensor& tensor) const;
   void take_restored_scales(Tensor& tensor);
   void renew_scales(Tensor& tensor, const Compression& before);
@@ -228,6 +259,10 @@ class EngineThread final : private transport::Sink {
   void encode(Tensor& tensor, std::size_t part);
   void make_ready_to_go(const Tensor& tensor, std::size_t part, transport::Buffer& payload,
                         std::uint32_t& flags);
+  void encode_to(transport::Buffer& payload, std::uint32_t& flags, Tensor& tensor, std::size_t part,
+                 const compress::Position& position);
+  void notify_of_overflow(const Tensor& tensor);
+  bool is_payload_already(const Tensor& tensor) const;
   void encoded(Tensor& tensor, std::size_t part, transport::Buffer payload, std::uint32_t flags,
                std::exception_ptr error);
   void send(Tensor& tensor, std::size_t part, transport::Kind kind, transport::Buffer payload,
@@ -241,6 +276,8 @@ class EngineThread final : private transport::Sink {
   void handle_refusal(Tensor& tensor, std::size_t part, const transport::Frame& frame);
   std::uint32_t ways_of(const transport::FrameHeader& reply) const;
   void decode_answer(Tensor& tensor, std::size_t index, const transport::Frame& frame) const;
+  void decode_floats(Tensor& tensor, std::size_t index, const transport::Frame& frame, float scale,
+                     std::span<float> out) const;
   void decode(Tensor& tensor, std::size_t part, transport::Frame frame);
   // engine_thread_weights.cpp
   Content content_of_request(const Tensor& tensor, const PartState& state) const;
@@ -268,6 +305,7 @@ class EngineThread final : private transport::Sink {
   void ask(Tensor& tensor, std::size_t part);
   // engine_thread_departure.cpp
   void lose_server(std::uint32_t rank, const std::string& error);
+  std::optional<std::uint64_t> round_needed(const Tensor& tensor) const;
   bool is_handed_over(const Tensor& tensor) const;
   void tell_handed_over();
   void replace_server(std::uint32_t rank, std::uint32_t mirror);
@@ -289,6 +327,8 @@ class EngineThread final : private transport::Sink {
   std::set<Tensor*> active_;
   std::vector<Ticket> waiting_idle_, waiting_handed_over_;
   std::shared_ptr<const Compression> compression_;  // owners: this and jobs in the pool
+  /// In the place of codec none, for keys of float64. Owners likewise.
+  const std::shared_ptr<const Compression> none_of_float64_;
   std::shared_ptr<const WeightReplies> weight_replies_ =
       std::make_shared<const WeightReplies>();  // owners: this and tensors
   bool keeps_rollback_ = false;
@@ -318,6 +358,7 @@ class EngineThread final : private transport::Sink {
   mutable std::mutex links_mutex_;
   std::vector<std::pair<const compress::Device*, std::shared_ptr<DeviceLink>>> links_;
   std::set<std::string> landing_codecs_;  ///< of which a notice was given
+  std::set<KeyId> overflowed_;            ///< keys of which one was given; guarded by notices_mutex_
   std::atomic<std::uint64_t> codec_nanoseconds_{0};
   std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0};  ///< of pushes
   StalenessCounts staleness_;

@@ -6,7 +6,9 @@
 #include <span>
 #include <utility>
 
+#include "compress/float64_codec.h"
 #include "kvstore/answer.h"
+#include "kvstore/codec_table.h"
 #include "kvstore/engine_tensor.h"
 #include "kvstore/protocol.h"
 #include "kvstore/shortened.h"
@@ -54,6 +56,7 @@ void EngineThread::handle(Node from, Frame frame) {
     case Kind::kValue:
       found->answered = true;
       found->payload = {};
+      found->brought_floats = header.kind == Kind::kValue;
       expect_weight(tensor, *found, header);
       return decode(tensor, index, std::move(frame));
     case Kind::kState:
@@ -116,14 +119,38 @@ std::uint32_t EngineThread::ways_of(const FrameHeader& reply) const {
 void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame& frame) const {
   const FrameHeader& header = frame.header;
   const Part& part = tensor.parts[index].part;
-  if (tensor.current->out.size() < part.offset + part.count)
+  Operation& operation = *tensor.current;
+  if (operation.out_elements() < part.offset + part.count)
     throw compress::DecodeError("answer: values for a push that asked for none");
-  const auto out = tensor.current->out.subspan(part.offset, part.count);
-  const float scale = tensor.current->scale;
+  const auto payload = frame.payload.bytes();
+  if (dtype_of(header) == Dtype::kFloat64 && !operation.out64.empty()) {
+    const auto reply = header.kind == Kind::kValue ? compress::ReplyKind::kSame
+                                                   : static_cast<compress::ReplyKind>(header.reply);
+    if (header.kind == Kind::kReply && tensor.parts[index].request == Kind::kPush)
+      tensor.expect_codec_of_push(header);
+    return compress::Float64Codec().decode_reply(payload, reply, operation.scale,
+                                                 operation.out64.subspan(part.offset, part.count));
+  }
+  if (operation.out64.empty())
+    return decode_floats(tensor, index, frame, static_cast<float>(operation.scale),
+                         operation.out.subspan(part.offset, part.count));
+  std::vector<float> floats(part.count);
+  decode_floats(tensor, index, frame, 1, floats);
+  std::ranges::transform(floats, operation.out64.subspan(part.offset, part.count).begin(),
+                         [scale = operation.scale](float value) { return value * scale; });
+}
+
+/// An answer as float32, to what a caller has there for the part.
+void EngineThread::decode_floats(Tensor& tensor, std::size_t index, const Frame& frame, float scale,
+                                 std::span<float> out) const {
+  const FrameHeader& header = frame.header;
+  const Part& part = tensor.parts[index].part;
   const auto payload = frame.payload.bytes();
   const auto reply = static_cast<compress::ReplyKind>(header.reply);
   const std::uint32_t ways = ways_of(header);
-  if (header.kind == Kind::kValue) {
+  if (header.kind == Kind::kValue && dtype_of(header) == Dtype::kFloat64) {
+    compress::Float64Codec().decode_reply_scaled(payload, 1, compress::ReplyKind::kSame, scale, out, {});
+  } else if (header.kind == Kind::kValue) {
     if (payload.size() != out.size_bytes())
       throw compress::DecodeError("value: payload length is not the key's");
     std::memcpy(out.data(), payload.data(), payload.size());
@@ -136,8 +163,7 @@ void EngineThread::decode_answer(Tensor& tensor, std::size_t index, const Frame&
     const auto next = codec.agrees_scales() ? tensor.scales_of(part) : std::span<compress::UnitScale>();
     codec.decode_reply_scaled(payload, ways, reply, scale, out, next);
   } else {  // the answer to a round that may have had another codec; its scales are not ours to use
-    const auto codec =
-        compress::from_wire(static_cast<compress::WireId>(header.codec), header.codec_parameters);
+    const auto codec = codec_named_by(header);
     std::vector<compress::UnitScale> unused(codec->agrees_scales() ? compress::unit_count(part.count) : 0);
     codec->decode_reply_scaled(payload, ways, reply, scale, out, unused);
   }

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "kvstore/engine_tensor.h"
+#include "kvstore/standstill.h"
 
 namespace gradwire::kvstore {
 
@@ -35,6 +36,7 @@ void EngineThread::tick() {
   tick_commands(now);
   tick_client(mail_, warned_of_mail_, now);
   tick_client(rows_, warned_of_rows_, now);
+  if (rounds_.standstill != nullptr && !failure_) rounds_.standstill->tick();
 }
 
 /// What is no round of a tensor: letters, and rows.

@@ -15,7 +15,7 @@ using transport::FrameHeader;
 using transport::Node;
 using transport::Role;
 
-void EngineThread::on_error_exit(Node peer, const std::string& error) {
+void EngineThread::on_goodbye(Node peer, const std::string& error) {
   if (peer.role != Role::kServer) return;
   loop_->post([this, rank = peer.rank, error] { lose_server(rank, error); });
 }

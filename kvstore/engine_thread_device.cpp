@@ -85,9 +85,11 @@ void EngineThread::start_push_from_device(Tensor& tensor) {
 }
 
 /// Moves what is kept of the tensor to the operation's device. Returns false where the codec has no twin
-/// there.
+/// there, and where it is none and a lossy one before it has left something, which the host adds, once.
 bool EngineThread::settle_on_device(Tensor& tensor) {
   const std::shared_ptr<DeviceLink>& link = tensor.current->device->link;
+  const bool keeps_any = tensor.on_device ? tensor.on_device->has_residual() : !tensor.residual.empty();
+  if (keeps_any && !tensor.compression->codec->lossy()) return false;
   tensor.twin = link->twin(*tensor.compression->codec);
   if (tensor.twin == nullptr) {
     notify_of_landing(*tensor.compression->codec, link->device());
@@ -236,7 +238,7 @@ void EngineThread::decode_on_device(Tensor& tensor, std::size_t index, const Fra
   const Operation& operation = *tensor.current;
   DeviceRound round = tensor.device_round();
   DeviceAnswer answer{frame.payload.bytes(), 0, static_cast<compress::ReplyKind>(frame.header.reply),
-                      operation.scale};
+                      static_cast<float>(operation.scale)};
   try {
     answer.ways = ways_of(frame.header);
     if (frame.header.kind == transport::Kind::kValue) {  // floats as they are, which is what codec none sends

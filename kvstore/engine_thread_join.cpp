@@ -18,7 +18,7 @@ Ticket EngineThread::catch_up(std::vector<StepSpread> spreads) {
       tensor.scales_known = tensor.scales_known_before = false;
       tensor.has_before = false;
       if (tensor.step < most) {
-        tensor.value_current = false;
+        tensor.value_current = tensor.is_shown = false;
         tensor.forget_weight();
       }
       tensor.step = most;

@@ -1,6 +1,7 @@
 // EngineThread between rounds: what codecs have not sent yet is read, replaced and put back.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -80,6 +81,22 @@ Ticket EngineThread::write_residual(KeyId key, std::uint64_t offset, std::span<c
     if (tensor.on_device) return tensor.on_device->store_residual(offset, values);
     if (tensor.residual.empty()) tensor.residual.assign(tensor.spec.elements(), 0.0F);
     std::memcpy(tensor.residual.data() + offset, values.data(), values.size_bytes());
+  });
+}
+
+Ticket EngineThread::add_to_residual(KeyId key, std::uint64_t offset, std::span<const float> values,
+                                     float scale) {
+  return between_rounds({key}, [this, key, offset, values, scale] {
+    Tensor& tensor = *tensors_[key];
+    tensor.has_before = false;
+    std::vector<float> there;
+    if (tensor.on_device) there = tensor.on_device->fetch_residual();
+    std::vector<float>& residual = tensor.on_device ? there : tensor.residual;
+    if (residual.empty()) residual.assign(tensor.spec.elements(), 0.0F);
+    const auto sums = std::span(residual).subspan(offset, values.size());
+    std::ranges::transform(sums, values, sums.begin(),
+                           [scale](float sum, float value) { return sum + scale * value; });
+    if (tensor.on_device) tensor.on_device->store_residual(offset, sums);
   });
 }
 

@@ -47,7 +47,7 @@ Ticket EngineThread::write_tensor(KeyId key, const TensorState& state) {
     tensor.has_before = false;
     settle_on_host(tensor);
     tensor.step = state.step;
-    tensor.value_current = false;
+    tensor.value_current = tensor.is_shown = false;
     tensor.forget_weight();
     tensor.residual = state.residual;
     tensor.scales = state.scales;

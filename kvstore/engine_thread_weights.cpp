@@ -21,6 +21,8 @@ bool EngineThread::asks_for_weight(const Operation& operation, const PartState& 
 }
 
 Content EngineThread::content_of_request(const Tensor& tensor, const PartState& state) const {
+  if (state.request == Kind::kPull && !options_.at_once && tensor.asks_for_servers_own)
+    return Content::kWeight;
   if (!asks_for_weight(*tensor.current, state)) return Content::kSum;
   if (state.holds_weight) return Content::kWeightDelta;
   return options_.at_once && state.request == Kind::kPush ? Content::kWeight : Content::kSum;
@@ -28,7 +30,8 @@ Content EngineThread::content_of_request(const Tensor& tensor, const PartState& 
 
 /// Makes room for a weight that is to be held; jobs in the pool then write to it.
 void EngineThread::expect_weight(Tensor& tensor, const PartState& state, const FrameHeader& answer) const {
-  const bool is_held = answer.kind == Kind::kValue && tensor.weight_replies->are_deltas();
+  const bool is_weight = answer.kind == Kind::kValue && content_of(answer) != Content::kSum;
+  const bool is_held = is_weight && tensor.weight_replies->are_deltas();
   if (is_held && asks_for_weight(*tensor.current, state)) tensor.held.resize(tensor.spec.elements());
 }
 
@@ -36,7 +39,7 @@ void EngineThread::expect_weight(Tensor& tensor, const PartState& state, const F
 void EngineThread::take_weight(Tensor& tensor, std::size_t index, Frame& answer) {
   const FrameHeader& header = answer.header;
   const Content content = content_of(header);
-  if (header.kind != Kind::kValue) return;
+  if (header.kind != Kind::kValue || content == Content::kSum) return;
   PartState& state = tensor.parts[index];
   const WeightReplies& replies = *tensor.weight_replies;
   const bool is_whole = content != Content::kWeightDelta && content != Content::kWeightRounded;

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <atomic>
 #include <limits>
+#include <memory>
 #include <utility>
 
 #include "kvstore/host_relay.h"
@@ -84,6 +86,7 @@ void Hierarchy::add_keys(const std::vector<KeySpec>& keys, const fusion::OwnedCu
   for (std::size_t k = 0; k < keys.size(); ++k) {
     const KeyId key = runs_.size();
     auto& runs = runs_.emplace_back();
+    is_float64_.push_back(keys[k].is_float64());
     std::vector<KeySpec> sums;
     for (Part& part : parts[k]) {
       part.server = leader_;
@@ -106,45 +109,96 @@ void Hierarchy::add_bucket(const KeySpec& spec, const Part& home,
   part.server = leader_;
   if (relay_) relay_->add_key(runs_.size(), part.offset, upstream_keys_);
   runs_.push_back({{part, upstream_keys_++}});
+  is_float64_.push_back(false);
   uplink_->add_bucket(spec, home, segment_elements);
   rounds_->add_bucket(spec, part, segment_elements);
 }
 
-void Hierarchy::store_upstream(KeyId key, std::span<const float> value) {
+template <typename Element>
+void Hierarchy::store_upstream(KeyId key, std::span<const Element> value) {
   std::vector<Ticket> stored;
   for (const Run& run : runs_[key]) {
     Operation operation;
     operation.verb = Operation::Verb::kInit;
-    operation.in = value.subspan(run.part.offset, run.part.count);
+    operation.set_in(value.subspan(run.part.offset, run.part.count));
     stored.push_back(operation.done);
     uplink_->submit(run.upstream, std::move(operation));
   }
   wait_all(stored);
 }
 
+template void Hierarchy::store_upstream(KeyId key, std::span<const float> value);
+template void Hierarchy::store_upstream(KeyId key, std::span<const double> value);
+
 void Hierarchy::fetch_first_value(KeyId key) {
   std::uint64_t elements = 0;
   for (const Run& run : runs_[key]) elements += run.part.count;
-  std::vector<float> value(elements);
+  is_float64_[key] ? fetch_first(key, elements, abandoned64_) : fetch_first(key, elements, abandoned_);
+}
+
+template <typename Element>
+void Hierarchy::fetch_first(KeyId key, std::uint64_t elements, std::vector<std::vector<Element>>& abandoned) {
+  std::vector<Element> value(elements);
   std::vector<Ticket> pulled;
   for (const Run& run : runs_[key]) {
     Operation operation;
     operation.verb = Operation::Verb::kPull;
-    operation.out = std::span(value).subspan(run.part.offset, run.part.count);
+    operation.set_out(std::span(value).subspan(run.part.offset, run.part.count));
     pulled.push_back(operation.done);
     uplink_->submit(run.upstream, std::move(operation));
   }
   Operation store;
   store.verb = Operation::Verb::kInit;
-  store.in = value;
+  store.set_in(std::span<const Element>(value));
   const Ticket stored = store.done;
   try {
     wait_all(pulled);
     rounds_->submit(key, std::move(store));
     stored.wait();
   } catch (...) {
-    abandoned_.push_back(std::move(value));
+    abandoned.push_back(std::move(value));
     throw;
+  }
+}
+
+Ticket Hierarchy::pull_upstream(KeyId key, Operation pull, std::shared_ptr<compress::Device> device) {
+  const Upstream wanted{pull.out, pull.out64, pull.priority, std::move(device), {}};
+  pull.verb = Operation::Verb::kPull;
+  pull.done.then([this, key, wanted](const std::exception_ptr& error) {
+    if (error) return wanted.done.fail(error);
+    const std::lock_guard lock(mutex_);
+    if (uplink_ == nullptr)
+      return wanted.done.fail(std::make_exception_ptr(std::logic_error("pull: the store is closed")));
+    fetch_upstream(key, wanted);
+  });
+  rounds_->submit(key, std::move(pull));
+  return wanted.done;
+}
+
+/// With mutex_ held.
+void Hierarchy::fetch_upstream(KeyId key, const Upstream& wanted) {
+  struct Rest {
+    std::mutex mutex;
+    std::size_t runs;
+    std::exception_ptr error;  ///< the first
+  };
+  const auto rest = std::make_shared<Rest>();  // owners: the pulls
+  rest->runs = runs_[key].size();
+  for (const Run& run : runs_[key]) {
+    Operation operation;
+    operation.verb = Operation::Verb::kPull;
+    if (!wanted.out.empty()) operation.out = wanted.out.subspan(run.part.offset, run.part.count);
+    if (!wanted.out64.empty()) operation.out64 = wanted.out64.subspan(run.part.offset, run.part.count);
+    if (wanted.device) operation.device.emplace().link = uplink_->link(wanted.device);
+    operation.priority = wanted.priority;
+    operation.is_for_servers_own = true;
+    operation.done.then([done = wanted.done, rest](const std::exception_ptr& error) {
+      const std::lock_guard lock(rest->mutex);
+      if (error && !rest->error) rest->error = error;
+      if (--rest->runs > 0) return;  // the others still write to the caller's memory
+      rest->error ? done.fail(rest->error) : done.succeed();
+    });
+    uplink_->submit(run.upstream, std::move(operation));
   }
 }
 

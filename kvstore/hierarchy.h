@@ -50,6 +50,8 @@ class Hierarchy {
   void start(EngineThread& uplink);
 
   bool leads() const { return leads_; }
+  /// Workers of this host.
+  std::size_t workers_here() const { return transport::host_of(link_.hosts, leader_).size(); }
   /// Where this worker's rounds run.
   EngineThread& rounds() { return *rounds_; }
 
@@ -59,9 +61,14 @@ class Hierarchy {
   /// Adds a key for several tensors that travel as one; home is theirs at the main job's servers.
   void add_bucket(const KeySpec& spec, const Part& home, const std::vector<std::uint32_t>& segment_elements);
   /// Stores a key's first value at the main job's servers. Blocks.
-  void store_upstream(KeyId key, std::span<const float> value);
+  template <typename Element>
+  void store_upstream(KeyId key, std::span<const Element> value);
   /// Brings it to the host's Server. Blocks; leaders only.
   void fetch_first_value(KeyId key);
+
+  /// Brings a weight as the main job's servers have it to a pull's memory, whichever the host has; behind all
+  /// that this worker has submitted of the key. device: whose memory that is; null: the host's.
+  Ticket pull_upstream(KeyId key, EngineThread::Operation pull, std::shared_ptr<compress::Device> device);
 
   /// Where the uplink has a key.
   struct Run {
@@ -80,6 +87,17 @@ class Hierarchy {
   bool outlast(std::chrono::milliseconds timeout);
 
  private:
+  /// Where a weight is wanted.
+  struct Upstream {
+    std::span<float> out;
+    std::span<double> out64;
+    std::int32_t priority = 0;
+    std::shared_ptr<compress::Device> device;
+    Ticket done;
+  };
+  void fetch_upstream(KeyId key, const Upstream& wanted);
+  template <typename Element>
+  void fetch_first(KeyId key, std::uint64_t elements, std::vector<std::vector<Element>>& abandoned);
   void fail_job(const std::exception_ptr& error);
   void fail_rounds(const std::exception_ptr& error);
 
@@ -89,9 +107,11 @@ class Hierarchy {
   const bool leads_;
   std::vector<std::uint64_t> host_load_{0};
   std::vector<std::vector<Run>> runs_;  ///< by key
+  std::vector<bool> is_float64_;        ///< by key
   KeyId upstream_keys_ = 0;
-  std::vector<std::vector<float>>
-      abandoned_;                     ///< of pulls that failed: jobs of the uplink may still write there
+  /// Of pulls that failed: jobs of the uplink may still write there.
+  std::vector<std::vector<float>> abandoned_;
+  std::vector<std::vector<double>> abandoned64_;
   std::mutex mutex_;                  ///< guards uplink_, early_failure_ and the pointer rounds_
   EngineThread* uplink_ = nullptr;    ///< from start() to stop()
   std::exception_ptr early_failure_;  ///< of the uplink, before start()

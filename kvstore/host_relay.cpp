@@ -14,9 +14,10 @@ using transport::Buffer;
 using transport::Frame;
 using transport::Kind;
 
-std::span<float> floats(Buffer& buffer) {
+template <typename Element>
+std::span<Element> elements(Buffer& buffer) {
   const auto bytes = buffer.bytes();
-  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
+  return {reinterpret_cast<Element*>(bytes.data()), bytes.size() / sizeof(Element)};
 }
 
 /// What the workers of a round get that failed.
@@ -60,7 +61,11 @@ void HostRelay::take(Frame sum) {
   const auto round = std::make_shared<Round>();  // owners: this call and the operation's ticket
   round->frame = std::move(sum);
   EngineThread::Operation operation;
-  operation.in = operation.out = floats(round->frame.payload);
+  if (dtype_of(round->frame.header) == Dtype::kFloat64) {
+    operation.in64 = operation.out64 = elements<double>(round->frame.payload);
+  } else {
+    operation.in = operation.out = elements<float>(round->frame.payload);
+  }
   operation.owner = std::make_shared<Buffer>(round->frame.payload.share());
   operation.priority = round->frame.header.priority;
   operation.program_step = round->frame.header.program_step;

@@ -20,6 +20,7 @@ struct KeySpec {
   std::string name;
   std::vector<std::uint64_t> shape;  ///< elements per dimension; empty for a scalar
   std::string dtype = "float32";
+  bool is_float64() const { return dtype == "float64"; }
   bool operator==(const KeySpec&) const = default;
 
   /// Throws std::invalid_argument naming the key where they are more than fit in 2^63 bytes of float32.

@@ -15,6 +15,7 @@
 #include "kvstore/aggregator.h"
 #include "kvstore/answer.h"
 #include "kvstore/loop.h"
+#include "kvstore/protocol.h"
 #include "kvstore/sum_tail.h"
 
 namespace gradwire::kvstore {
@@ -32,11 +33,11 @@ using transport::Role;
 constexpr Node kItself{Role::kServer, 0};
 constexpr auto kTick = std::chrono::seconds(1);
 
-/// How a library sums a codec's payloads; nothing: it cannot.
-std::optional<ElementType> summable(std::uint8_t codec) {
-  switch (static_cast<WireId>(codec)) {
+/// How a library sums payloads; nothing: it cannot.
+std::optional<ElementType> summable(const FrameHeader& header) {
+  switch (static_cast<WireId>(header.codec)) {
     case WireId::kNone:
-      return ElementType::kFloat32;
+      return dtype_of(header) == Dtype::kFloat64 ? ElementType::kFloat64 : ElementType::kFloat32;
     case WireId::kFp16:
       return ElementType::kFloat16;
     case WireId::kBf16:
@@ -60,8 +61,8 @@ FrameHeader identity_of(FrameHeader header) {
 }
 
 std::string describe(const FrameHeader& header) {
-  return fmt::format("key {} offset {} step {} (codec {}, {} elements)", header.key, header.offset,
-                     header.step, header.codec, header.count);
+  return fmt::format("key {} offset {} step {} (codec {}, {} elements of dtype {})", header.key,
+                     header.offset, header.step, header.codec, header.count, header.dtype);
 }
 
 /// A round of codes that the library adds as integers: two of its operations.
@@ -101,6 +102,8 @@ class Native final : public transport::Messenger {
     return world;
   }
   std::optional<Node> local_peer() const override { return kItself; }
+  void report_wait(const transport::WaitReport& report) override { control_->report_wait(report); }
+  std::uint64_t exchanges() const override { return control_->exchanges(); }
   void fail(const std::string& text) override { control_->fail(text); }
   void note_error(const std::string& error) override { control_->note_error(error); }
   void leave(std::chrono::milliseconds timeout) override { control_->leave(timeout); }
@@ -147,7 +150,7 @@ class Native final : public transport::Messenger {
       return answer([&](auto& answers) { aggregator_.handle(rank_, std::move(frame), answers); });
     if (under_way) return;  // pushed again
     rounds_.insert(id_of(frame.header));
-    if (const auto type = summable(frame.header.codec)) return sum(std::move(frame), *type);
+    if (const auto type = summable(frame.header)) return sum(std::move(frame), *type);
     const auto payload = std::as_const(frame.payload).bytes();
     const bool is_summed = aggregator_.with_codec(frame.header, payload, [&](const compress::Codec& codec) {
       const auto width = integers_of(codec, payload);

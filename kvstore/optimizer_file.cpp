@@ -18,7 +18,9 @@ namespace {
 
 using Record = CheckpointReader::Record;
 
-constexpr std::string_view kStates = "states", kWithParameters = "states and parameters";
+constexpr std::string_view kStates = "states 2", kWithParameters = "states and parameters 2";
+/// Of version 1, whose sgd with a momentum is what is called mxnet_sgd now.
+constexpr std::string_view kStates1 = "states", kWithParameters1 = "states and parameters";
 
 Layout layout_of(std::vector<KeySpec> keys) {
   Layout layout(keys.size());
@@ -27,7 +29,7 @@ Layout layout_of(std::vector<KeySpec> keys) {
   return layout;
 }
 
-/// "states LF", the number of keys, a line each (write_keys), and the optimizer.
+/// "states 2 LF", the number of keys, a line each (write_keys), and the optimizer.
 std::string text_of(const OptimizerHead& head) {
   std::vector<KeySpec> keys;
   for (const LayoutTensor& key : head.keys) keys.push_back(key.spec);
@@ -41,13 +43,14 @@ OptimizerHead parse_head(const std::string& text) {
   std::string dump, number, keys;
   std::getline(lines, dump);
   std::getline(lines, number);
-  if (dump != kStates && dump != kWithParameters) throw std::invalid_argument(dump);
+  const bool has_parameters = dump == kWithParameters || dump == kWithParameters1;
+  if (dump != kStates && dump != kStates1 && !has_parameters) throw std::invalid_argument(dump);
   for (std::uint64_t left = std::stoull(number); left > 0; --left) {
     std::string key;
     if (!std::getline(lines, key)) throw std::invalid_argument(number);
     keys += key + "\n";
   }
-  OptimizerHead head{dump == kStates ? Dump::kStates : Dump::kStatesAndParameters, {}, {}};
+  OptimizerHead head{has_parameters ? Dump::kStatesAndParameters : Dump::kStates, {}, {}};
   head.keys = layout_of(read_keys(keys));
   head.optimizer.assign(std::istreambuf_iterator<char>(lines), {});
   make_updater(parse_optimizer(head.optimizer));
@@ -85,8 +88,11 @@ void OptimizerFile::read_head() {
   if (records.empty() || records.front().name.kind != RecordKind::kOptimizer)
     refuse("holds no optimizer's states");
   const auto bytes = file_.read(records.front());
+  const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const std::string_view dump = std::string_view(text).substr(0, text.find('\n'));
+  is_version_1_ = dump == kStates1 || dump == kWithParameters1;
   try {
-    head_ = parse_head({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    head_ = parse_head(text);
   } catch (const std::exception&) {  // of a number, a key or an optimizer
     refuse("does not say of which keys and optimizer its states are");
   }
@@ -104,10 +110,13 @@ void OptimizerFile::read_index() {
       refuse("holds what its head does not know");
     records_[name.tensor].push_back(&record);
   }
+  bool has_moments = false;
   for (std::uint64_t key = 0; key < records_.size(); ++key) {
     std::ranges::sort(records_[key], {}, [](const Record* record) { return record->name.offset; });
     require_whole(key, kept);
+    for (const Record* record : records_[key]) has_moments |= !read(*record).moments.empty();
   }
+  if (is_version_1_ && has_moments) head_.optimizer = renamed_since_version_1(head_.optimizer);
 }
 
 void OptimizerFile::require_whole(std::uint64_t key, std::size_t kept) const {

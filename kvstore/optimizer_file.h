@@ -57,6 +57,7 @@ class OptimizerFile {
   const std::filesystem::path path_;
   const CheckpointReader file_;
   OptimizerHead head_;
+  bool is_version_1_ = false;
   std::vector<std::vector<const CheckpointReader::Record*>> records_;  ///< by key, each list by offset
 };
 

@@ -19,16 +19,18 @@ using compress::store;
 constexpr std::size_t kHeadBytes = 24;
 /// Likewise of an optimizer's state alone: its steps u64.
 constexpr std::size_t kOptimizerHeadBytes = 8;
-constexpr std::uint32_t kHasValue = 1, kHasResidual = 2, kHasTold = 4;
+constexpr std::uint32_t kHasValue = 1, kHasResidual = 2, kHasTold = 4, kHasFirst64 = 8;
 
-std::byte* put(std::span<const float> values, std::byte* to) {
-  const auto bytes = std::as_bytes(values);
+template <typename Element>
+std::byte* put(const std::vector<Element>& values, std::byte* to) {
+  const auto bytes = std::as_bytes(std::span(values));
   return std::ranges::copy(bytes, to).out;
 }
 
-std::vector<float> take(const std::byte*& from, std::uint64_t elements) {
-  std::vector<float> values(elements);
-  const std::size_t bytes = elements * sizeof(float);
+template <typename Element = float>
+std::vector<Element> take(const std::byte*& from, std::uint64_t elements) {
+  std::vector<Element> values(elements);
+  const std::size_t bytes = elements * sizeof(Element);
   std::copy_n(from, bytes, std::as_writable_bytes(std::span(values)).data());
   from += bytes;
   return values;
@@ -40,18 +42,20 @@ transport::Buffer encode_state(const PartitionState& state) {
   const std::size_t count = std::max(state.value.size(), state.residual.size());
   const std::size_t moments = state.optimizer.moments.size();
   const std::size_t floats = state.value.size() + state.residual.size() + state.told.size() + moments;
-  transport::Buffer buffer = transport::Buffer::allocate(kHeadBytes + floats * sizeof(float));
+  transport::Buffer buffer = transport::Buffer::allocate(kHeadBytes + floats * sizeof(float) +
+                                                         state.first64.size() * sizeof(double));
   std::byte* to = buffer.bytes().data();
   store(state.next_step, to);
   store(state.optimizer.steps, to + 8);
   store((state.value.empty() ? 0U : kHasValue) | (state.residual.empty() ? 0U : kHasResidual) |
-            (state.told.empty() ? 0U : kHasTold),
+            (state.told.empty() ? 0U : kHasTold) | (state.first64.empty() ? 0U : kHasFirst64),
         to + 16);
   store(count == 0 ? 0U : static_cast<std::uint32_t>(moments / count), to + 20);
   to = put(state.value, to + kHeadBytes);
   to = put(state.residual, to);
   to = put(state.optimizer.moments, to);
-  put(state.told, to);
+  to = put(state.told, to);
+  put(state.first64, to);
   return buffer;
 }
 
@@ -67,14 +71,17 @@ PartitionState decode_partition_state(std::span<const std::byte> bytes, std::uin
   const auto arrays = load<std::uint32_t>(at + 16);
   const auto moments = load<std::uint32_t>(at + 20);
   if (state.next_step > kMaxSteps || state.optimizer.steps > kMaxSteps ||
-      arrays > (kHasValue | kHasResidual | kHasTold) || moments > kMaxMoments ||
-      ((moments > 0 || (arrays & kHasTold) != 0) && (arrays & kHasValue) == 0)) {
+      arrays > (kHasValue | kHasResidual | kHasTold | kHasFirst64) || moments > kMaxMoments ||
+      ((moments > 0 || (arrays & (kHasTold | kHasFirst64)) != 0) && (arrays & kHasValue) == 0)) {
     throw compress::DecodeError(fmt::format(
         "state: step {}, optimizer's step {}, arrays {:#x} and {} kinds of moments are none that a "
         "server has",
         state.next_step, state.optimizer.steps, arrays, moments));
   }
-  const std::uint64_t kinds = static_cast<std::uint64_t>(std::popcount(arrays)) + moments;
+  // In arrays of float32: one of float64 is two of them.
+  const bool has_first64 = (arrays & kHasFirst64) != 0;
+  const std::uint64_t kinds =
+      static_cast<std::uint64_t>(std::popcount(arrays)) + moments + (has_first64 ? 1 : 0);
   const std::uint64_t floats = (bytes.size() - kHeadBytes) / sizeof(float);
   const bool is_whole = (bytes.size() - kHeadBytes) % sizeof(float) == 0;
   if (!is_whole || (kinds == 0 ? floats != 0 : floats % kinds != 0 || floats / kinds != count)) {
@@ -86,6 +93,7 @@ PartitionState decode_partition_state(std::span<const std::byte> bytes, std::uin
   if ((arrays & kHasResidual) != 0) state.residual = take(at, count);
   state.optimizer.moments = take(at, moments * count);
   if ((arrays & kHasTold) != 0) state.told = take(at, count);
+  if (has_first64) state.first64 = take<double>(at, count);
   return state;
 }
 

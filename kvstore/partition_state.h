@@ -20,6 +20,7 @@ struct PartitionState {
   std::vector<float> residual;  ///< what replies of a lossy codec have not told yet; empty: none
   OptimizerState optimizer;
   std::vector<float> told{};  ///< the weight as workers have it where they get deltas; empty: they get none
+  std::vector<double> first64{};  ///< the value, where that is a first one of float64; empty: it is not
   bool operator==(const PartitionState&) const = default;
 };
 

@@ -18,6 +18,13 @@ enum class Content : std::uint8_t {
   kWeightRounded = 3,  ///< in 16 bits
 };
 
+/// What a payload's elements are (in header.dtype); count counts them. Part of the wire format, never
+/// renumber.
+enum class Dtype : std::uint8_t {
+  kFloat32 = 0,  ///< what a codec made of float32
+  kFloat64 = 1,  ///< only of codec none, and of first values
+};
+
 /// How final a kError is (in header.content). Part of the wire format, never renumber.
 enum class Refusal : std::uint8_t {
   kFinal = 0,      ///< the request is wrong; the text says why
@@ -42,6 +49,7 @@ inline constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
 /// once.
 inline constexpr int kMaxResends = 10;
 
+inline Dtype dtype_of(const transport::FrameHeader& header) { return static_cast<Dtype>(header.dtype); }
 inline Content content_of(const transport::FrameHeader& header) {
   return static_cast<Content>(header.content);
 }

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -14,6 +15,7 @@
 #include "compress/codecs.h"
 #include "compress/little_endian.h"
 #include "kvstore/answer.h"
+#include "kvstore/leftover.h"
 #include "kvstore/protocol.h"
 #include "kvstore/row_table.h"
 
@@ -206,19 +208,22 @@ void RowAggregator::carry_out(Table& table, const Round& round) {
 
 namespace {
 
-/// Calls visit(id, payloads) for every row that anybody sent, ascending; its payloads are in rank order.
+/// Calls visit(id, payloads) for every row that anybody sent, and for those that are `left` (ascending), in
+/// ascending order; its payloads are in rank order, none where nobody sent it.
 template <typename Contributions, typename Visit>
-void for_each_row(const Contributions& contributions, std::size_t row_bytes, const Visit& visit) {
+void for_each_row(const Contributions& contributions, std::size_t row_bytes, const Ids& left,
+                  const Visit& visit) {
   constexpr auto kNone = std::numeric_limits<std::uint64_t>::max();
   std::vector<std::size_t> at(contributions.size());
   std::vector<compress::Payload> payloads;
   const auto id_at = [&](std::size_t rank) {
     return at[rank] < contributions[rank]->ids.size() ? contributions[rank]->ids[at[rank]] : kNone;
   };
-  for (;;) {
-    std::uint64_t next = kNone;
+  for (auto at_left = left.begin();;) {
+    std::uint64_t next = at_left == left.end() ? kNone : *at_left;
     for (std::size_t rank = 0; rank < at.size(); ++rank) next = std::min(next, id_at(rank));
     if (next == kNone) return;
+    if (at_left != left.end() && *at_left == next) ++at_left;
     payloads.clear();
     for (std::size_t rank = 0; rank < at.size(); ++rank) {
       if (id_at(rank) != next) continue;
@@ -237,10 +242,12 @@ void RowAggregator::sum(Table& table, const Round& round) {
   const bool keeps_residual = kind == ReplyKind::kSame && codec.lossy();
   table.has_values = false;  // from now on the sums are what a pull gets
   table.values.clear();
+  table.has_sums = true;
+  if (!keeps_residual && table.residual.size() > 0) return sum_with_leftover(table, round);
   Table::Sums sums{round.first, {}, {0}, {}};
   sums.header.flags = round.flags;
   for_each_row(
-      round.contributions, codec.max_encoded_size(width), [&](std::uint64_t id, const auto& payloads) {
+      round.contributions, codec.max_encoded_size(width), {}, [&](std::uint64_t id, const auto& payloads) {
         const std::size_t begin = sums.bytes.size();
         sums.bytes.resize(begin + codec.max_reply_size(width, payloads.size(), kind));
         const auto residual = keeps_residual ? table.residual.at(id) : std::span<float>();
@@ -252,7 +259,49 @@ void RowAggregator::sum(Table& table, const Round& round) {
         sums.begins.push_back(sums.bytes.size());
       });
   table.sums = std::move(sums);
-  table.has_sums = true;
+}
+
+/// As float32: the sums of a round's rows, and what replies of another kind have left of these and of other
+/// rows, which this kind, being without loss, could not carry.
+void RowAggregator::sum_with_leftover(Table& table, const Round& round) {
+  const auto floats = compress::make({});
+  Table::Sums sums{round.first, {}, {0}, {}};
+  sums.header.flags = round.flags;
+  sums.header.codec = static_cast<std::uint8_t>(floats->wire_id());
+  sums.header.codec_parameters = floats->wire_parameters();
+  sums.header.reply = static_cast<std::uint8_t>(ReplyKind::kFp32);
+  for_each_sum(table, round, [&](std::uint64_t id, std::span<const float> sum) {
+    const auto bytes = std::as_bytes(sum);
+    sums.bytes.insert(sums.bytes.end(), bytes.begin(), bytes.end());
+    sums.begins.push_back(sums.bytes.size());
+    sums.ways.push_back(1);
+    if (!std::ranges::all_of(sum, [](float value) { return std::isfinite(value); }))
+      sums.header.flags |= transport::kFlagNonfinite;
+    table.last.push_back(id);
+  });
+  table.sums = std::move(sums);
+}
+
+/// Calls visit(id, sum) for the rows of a round, and for those of which replies before have left something;
+/// nothing is left of them then.
+void RowAggregator::for_each_sum(Table& table, const Round& round,
+                                 const std::function<void(std::uint64_t, std::span<const float>)>& visit) {
+  const auto& codec = codecs_.of(round.first);
+  StoredRows left = std::exchange(table.residual, StoredRows(table.shape.row_elements));
+  Ids left_ids = left.ids();
+  std::erase_if(left_ids, [&](std::uint64_t id) { return is_all_sent(left.find(id)); });
+  std::vector<float> sum(table.shape.row_elements);
+  for_each_row(round.contributions, codec.max_encoded_size(sum.size()), left_ids,
+               [&](std::uint64_t id, const auto& payloads) {
+                 std::ranges::fill(sum, 0.0F);
+                 if (!payloads.empty()) codec.decode_sum(payloads, sum);
+                 if (!left.find(id).empty()) {
+                   add_leftover<float>(sum, left.at(id));
+                   if (!is_all_sent(left.find(id)))
+                     std::ranges::copy(left.find(id), table.residual.at(id).begin());
+                 }
+                 visit(id, sum);
+               });
 }
 
 /// Where a job has summed so far, what a pull brings is what an optimizer goes on from: the last round's
@@ -272,22 +321,18 @@ void RowAggregator::begin_with_sums(Table& table) {
 }
 
 void RowAggregator::update(Table& table, const Round& round) {
-  const auto& codec = codecs_.of(round.first);
   if (std::exchange(table.optimizer, optimizer_) != optimizer_) {
     table.states.clear();
     table.optimizer_steps = 0;
   }
   table.sums = {};
   table.sums.header.flags = round.flags;
-  std::vector<float> gradient(table.shape.row_elements);
-  for_each_row(round.contributions, codec.max_encoded_size(gradient.size()),
-               [&](std::uint64_t id, const auto& payloads) {
-                 codec.decode_sum(payloads, gradient);
-                 OptimizerState& state = table.states[id];
-                 state.steps = table.optimizer_steps;
-                 updater_->update(table.values.at(id), gradient, state);
-                 table.last.push_back(id);
-               });
+  for_each_sum(table, round, [&](std::uint64_t id, std::span<const float> gradient) {
+    OptimizerState& state = table.states[id];
+    state.steps = table.optimizer_steps;
+    updater_->update(table.values.at(id), gradient, state);
+    table.last.push_back(id);
+  });
   ++table.optimizer_steps;
 }
 

@@ -17,10 +17,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -83,6 +85,9 @@ class RowAggregator {
   void complete(Table& table);
   void carry_out(Table& table, const Round& round);
   void sum(Table& table, const Round& round);
+  void sum_with_leftover(Table& table, const Round& round);
+  void for_each_sum(Table& table, const Round& round,
+                    const std::function<void(std::uint64_t id, std::span<const float> sum)>& visit);
   void begin_with_sums(Table& table);
   void update(Table& table, const Round& round);
   void answer_waiting(Table& table, std::vector<Answer>& answers);

@@ -237,7 +237,7 @@ void Server::on_membership_changed(const std::string& text) {
   end_->changed.notify_all();
 }
 
-void Server::on_error_exit(Node peer, const std::string& error) {
+void Server::on_goodbye(Node peer, const std::string& error) {
   if (peer.role != Role::kWorker) return lose_mirror(peer);
   for (auto& shard : shards_) shard->forget_worker(peer.rank, error);
   for (auto& shard : replica_) shard->forget_worker(peer.rank, error);

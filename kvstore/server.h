@@ -76,8 +76,7 @@ class Server final : private transport::Sink {
   void on_frames(transport::Node from, std::vector<transport::Frame> frames) override;
   void on_failure(const std::string& text) override;
   void on_membership_changed(const std::string& text) override;
-  void on_goodbye(transport::Node peer) override { on_error_exit(peer, {}); }
-  void on_error_exit(transport::Node peer, const std::string& error) override;
+  void on_goodbye(transport::Node peer, const std::string& error) override;
   void on_departure(transport::Node server, transport::Node mirror) override;
   void tell_time_to(transport::Node worker, const transport::FrameHeader& asked);
 

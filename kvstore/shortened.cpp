@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "compress/codecs.h"
 #include "compress/lossless_payload.h"
+#include "kvstore/codec_table.h"
 
 namespace gradwire::kvstore {
 
@@ -26,8 +26,7 @@ void restore(transport::Frame& frame, transport::BufferPool& pool) {
   if ((header.flags & transport::kFlagSegments) != 0) {
     throw compress::DecodeError("lossless: a payload of several tensors is said to be shortened");
   }
-  const auto codec =
-      compress::from_wire(static_cast<compress::WireId>(header.codec), header.codec_parameters);
+  const auto codec = codec_named_by(header);
   const std::size_t bytes = compress::lossless::restored_bytes(*codec, frame.payload.bytes(), header.count);
   Buffer out = pool.take(bytes);
   out.truncate(bytes);

@@ -12,6 +12,7 @@
 #include "compress/little_endian.h"
 #include "kvstore/agreement.h"
 #include "kvstore/engine_thread.h"
+#include "kvstore/leftover.h"
 #include "kvstore/sparse_table.h"
 
 namespace gradwire::kvstore {
@@ -47,13 +48,14 @@ class Timer {
 
 SparseRows::SparseRows(transport::Messenger& messenger, RowClient& client, const EngineOptions& options,
                        std::vector<std::uint64_t>& load, Collectives::Meet meet,
-                       RequireOptimizer require_optimizer)
+                       RequireOptimizer require_optimizer, std::shared_ptr<Callers> callers)
     : messenger_(messenger),
       client_(client),
       options_(options),
       load_(load),
       meet_(std::move(meet)),
       require_optimizer_(std::move(require_optimizer)),
+      callers_(std::move(callers)),
       plain_(std::make_shared<Compression>(Compression{compress::make({}), ReplyKind::kSame})) {
   compression_ = plain_;
 }
@@ -199,24 +201,58 @@ RowRequest SparseRows::push_to(Table& table, std::size_t owner, const Rows& rows
   return request;
 }
 
+/// The rows, and those of which a lossy codec before this one, which is none, has left something: with that,
+/// of which nothing is left then.
+Rows SparseRows::take_leftover(Table& table, const Rows& given) {
+  const std::uint32_t width = table.shape.row_elements;
+  StoredRows left = std::exchange(table.residual, StoredRows(width));
+  StoredRows sums(width);
+  for (std::size_t i = 0; i < given.ids.size(); ++i)
+    std::ranges::copy(given.row(i, width), sums.at(given.ids[i]).begin());
+  for (const std::uint64_t id : left.ids()) {
+    const auto residual = left.at(id);
+    if (is_all_sent(residual)) continue;
+    if (keeps_rollback_) table.before[id].assign(residual.begin(), residual.end());
+    add_leftover<float>(sums.at(id), residual);
+    if (!is_all_sent(residual)) std::ranges::copy(residual, table.residual.at(id).begin());
+  }
+  Rows rows{sums.ids(), {}};
+  for (const std::uint64_t id : rows.ids) {
+    const auto sum = sums.find(id);
+    rows.values.insert(rows.values.end(), sum.begin(), sum.end());
+  }
+  return rows;
+}
+
 /// One for each of the table's servers, the first of them not the same on all ranks.
-std::vector<RowRequest> SparseRows::push_requests(Table& table, const Rows& rows, std::int32_t priority) {
+std::vector<RowRequest> SparseRows::push_requests(Table& table, const Rows& given, std::int32_t priority) {
   const auto compression = compression_for(table);
   const Timer timer(codec_nanoseconds_);
+  table.before.clear();
+  const bool has_leftover = !compression->codec->lossy() && table.residual.size() > 0;
+  const Rows with_leftover = has_leftover ? take_leftover(table, given) : Rows();
+  const Rows& rows = has_leftover ? with_leftover : given;
   if (compression->codec->lossy() && measures_share(table.step)) table.share = {0, 0, true};
   const std::size_t owners = table.homes.servers.size();
   std::vector<std::vector<std::size_t>> chosen(owners);
   for (std::size_t i = 0; i < rows.ids.size(); ++i) chosen[table.homes.owner(rows.ids[i])].push_back(i);
-  table.before.clear();
   std::vector<RowRequest> requests;
   for (std::size_t turn = 0; turn < owners; ++turn) {
     const std::size_t owner = (messenger_.self().rank + 1 + turn) % owners;
     requests.push_back(push_to(table, owner, rows, chosen[owner], *compression, priority));
     encoded_bytes_ += requests.back().payload.size_bytes();
   }
-  raw_bytes_ += rows.values.size() * sizeof(float);
+  raw_bytes_ += given.values.size() * sizeof(float);
   ++table.step;
   return requests;
+}
+
+PulledRows SparseRows::submit_round(Table& table, const char* call, std::vector<RowRequest> requests) {
+  callers_->note_call();
+  PulledRows pulled = submit(table, std::move(requests));
+  if (table.step > 0)
+    pulled.done.concern(callers_, {Callers::Wait::For::kTable, call, table.id, table.step - 1});
+  return pulled;
 }
 
 PulledRows SparseRows::submit(Table& table, std::vector<RowRequest> requests) {
@@ -239,7 +275,8 @@ Ticket SparseRows::push(TableId id, std::span<const std::int64_t> ids, std::span
   Table& table = table_at(id);
   const Rows rows = sum_duplicates(ids, values, table.shape);
   const std::lock_guard lock(table.mutex);
-  table.last_push = submit(table, push_requests(table, rows, priority)).done;
+  callers_->note_call();
+  table.last_push = submit(table, push_requests(table, rows, priority)).done;  // acknowledged at once
   return *table.last_push;
 }
 
@@ -257,7 +294,7 @@ PulledRows SparseRows::push_pull(TableId id, std::span<const std::int64_t> ids, 
     for (const std::uint32_t server : table.homes.servers)
       requests.push_back({server, table.header(Kind::kRowPull, priority), {}});
   }
-  PulledRows pulled = submit(table, std::move(requests));
+  PulledRows pulled = submit_round(table, "push_pull", std::move(requests));
   table.last_push = pulled.done;
   return pulled;
 }
@@ -266,7 +303,7 @@ PulledRows SparseRows::pull(TableId id, std::span<const std::int64_t> ids, std::
   Table& table = table_at(id);
   const auto rows = distinct_ids(ids, table.shape);
   const std::lock_guard lock(table.mutex);
-  return submit(table, pull_requests(table, rows, priority));
+  return submit_round(table, "pull", pull_requests(table, rows, priority));
 }
 
 /// Asks each of the table's servers for those of the rows that it has; ids ascend.

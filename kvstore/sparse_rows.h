@@ -54,7 +54,8 @@ class SparseRows {
 
   /// load carries the bytes placed on each server so far, and is updated: it is the Engine's.
   SparseRows(transport::Messenger& messenger, RowClient& client, const EngineOptions& options,
-             std::vector<std::uint64_t>& load, Collectives::Meet meet, RequireOptimizer require_optimizer);
+             std::vector<std::uint64_t>& load, Collectives::Meet meet, RequireOptimizer require_optimizer,
+             std::shared_ptr<Callers> callers);
   ~SparseRows();
 
   /// Agrees on new tables: the first dimension is rows. Throws std::invalid_argument naming the first
@@ -97,6 +98,11 @@ class SparseRows {
   /// rank.
   void roll_back(std::span<const TableId> tables);
 
+  /// Rounds in words that are the same on all workers, and whether this one has begun one (standstill.h). Any
+  /// thread.
+  static std::string round_of_table(TableId table, std::uint64_t step);
+  bool has_begun(const std::string& round) const;
+
   // Checkpoints (sparse_rows_state.cpp). Between rounds, on all ranks.
 
   /// All tables, by number.
@@ -138,11 +144,14 @@ class SparseRows {
   std::shared_ptr<const Compression> compression_for(Table& table);
   RowRequest push_to(Table& table, std::size_t owner, const Rows& rows, std::span<const std::size_t> chosen,
                      const Compression& compression, std::int32_t priority);
-  std::vector<RowRequest> push_requests(Table& table, const Rows& rows, std::int32_t priority);
+  Rows take_leftover(Table& table, const Rows& given);
+  std::vector<RowRequest> push_requests(Table& table, const Rows& given, std::int32_t priority);
   std::vector<RowRequest> pull_requests(Table& table, std::span<const std::uint64_t> ids,
                                         std::int32_t priority);
   std::vector<RowRequest> init_requests(Table& table, const Rows& rows);
   PulledRows submit(Table& table, std::vector<RowRequest> requests);
+  /// The same of requests of a round, or behind one: who waits for them waits for others (callers.h).
+  PulledRows submit_round(Table& table, const char* call, std::vector<RowRequest> requests);
   void notify(std::string text);
 
   transport::Messenger& messenger_;
@@ -151,6 +160,7 @@ class SparseRows {
   std::vector<std::uint64_t>& load_;
   const Collectives::Meet meet_;
   const RequireOptimizer require_optimizer_;
+  const std::shared_ptr<Callers> callers_;  // owners: the Engine, this and tickets
   mutable std::shared_mutex tables_mutex_;
   std::vector<std::unique_ptr<Table>> tables_;
   mutable std::mutex compression_mutex_;

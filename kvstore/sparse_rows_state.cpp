@@ -1,5 +1,8 @@
 // SparseRows between rounds: what a worker keeps of a table, and what its servers do, read and put back.
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "kvstore/engine_thread.h"
@@ -33,6 +36,17 @@ std::vector<KeySpec> SparseRows::tables() const {
   std::vector<KeySpec> specs;
   for (const auto& table : tables_) specs.push_back(table->spec);
   return specs;
+}
+
+std::string SparseRows::round_of_table(TableId table, std::uint64_t step) {
+  return fmt::format("table {} round {}", table, step);
+}
+
+bool SparseRows::has_begun(const std::string& round) const {
+  unsigned long long id = 0, step = 0;
+  const std::shared_lock lock(tables_mutex_);
+  return std::sscanf(round.c_str(), "table %llu round %llu", &id, &step) == 2 && id < tables_.size() &&
+         step < tables_[id]->step;
 }
 
 bool SparseRows::has_begun() const {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -42,8 +43,8 @@ struct SparseRows::Table {
   std::mutex mutex;  ///< guards what follows, and the order of requests
   StoredRows residual;
   std::map<std::uint64_t, std::vector<float>>
-      before;              ///< residuals of the last round's rows, to be rolled back
-  std::uint64_t step = 0;  ///< rounds begun
+      before;                          ///< residuals of the last round's rows, to be rolled back
+  std::atomic<std::uint64_t> step{0};  ///< rounds begun; others read it
   std::uint64_t requests = 0;
   std::shared_ptr<const Compression> own_compression;
   bool has_told_of_codec = false;

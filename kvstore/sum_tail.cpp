@@ -11,10 +11,12 @@ namespace {
 using transport::ElementType;
 using transport::FrameHeader;
 
-/// An element that holds a small whole number.
-std::uint32_t bits_of(ElementType type, std::uint32_t number) {
+/// An element that holds a small whole number. Little endian: its first bytes are a narrower element.
+std::uint64_t bits_of(ElementType type, std::uint32_t number) {
   const auto value = static_cast<float>(number);
   switch (type) {
+    case ElementType::kFloat64:
+      return std::bit_cast<std::uint64_t>(double{value});
     case ElementType::kFloat32:
       return std::bit_cast<std::uint32_t>(value);
     case ElementType::kFloat16:
@@ -22,7 +24,7 @@ std::uint32_t bits_of(ElementType type, std::uint32_t number) {
     case ElementType::kBfloat16:
       return compress::dense::bf16_from_float(value);
     default:
-      return number;  // little endian: its first bytes are the narrower integer
+      return number;
   }
 }
 
@@ -34,8 +36,8 @@ std::uint32_t hash_of(const FrameHeader& header) {
   };
   for (const std::uint64_t value : {header.key, header.offset, header.step, header.count}) add(value);
   add(header.program_step);
-  add(std::uint64_t{header.flags & transport::kFlagSegments} << 16 | std::uint64_t{header.codec} << 8 |
-      header.reply);
+  add(std::uint64_t{header.dtype} << 48 | std::uint64_t{header.flags & transport::kFlagSegments} << 16 |
+      std::uint64_t{header.codec} << 8 | header.reply);
   for (const std::uint32_t parameter : header.codec_parameters) add(parameter);
   return static_cast<std::uint32_t>(mix >> 32);
 }
@@ -45,7 +47,7 @@ std::uint32_t hash_of(const FrameHeader& header) {
 void SumTail::write(const FrameHeader& header, ElementType type, std::span<std::byte> out) {
   const std::size_t width = transport::bytes_of(type);
   const auto set = [&](std::size_t i, std::uint32_t number) {
-    const std::uint32_t bits = bits_of(type, number);
+    const std::uint64_t bits = bits_of(type, number);
     std::memcpy(out.data() + i * width, &bits, width);
   };
   const std::uint32_t hash = hash_of(header);
@@ -57,7 +59,7 @@ SumTail SumTail::read(std::span<const std::byte> tail, ElementType type, const F
                       std::uint32_t ranks) {
   const std::size_t width = transport::bytes_of(type);
   const auto element = [&](std::size_t i) {
-    std::uint32_t bits = 0;
+    std::uint64_t bits = 0;
     std::memcpy(&bits, tail.data() + i * width, width);
     return bits;
   };

@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 namespace gradwire::kvstore {
@@ -17,7 +18,9 @@ struct Ticket::State {
     Tracer tracer;
     Span span;
   };
-  std::unique_ptr<Wait> wait;  ///< that is to be noted
+  std::unique_ptr<Wait> wait;        ///< that is to be noted
+  std::shared_ptr<Callers> callers;  ///< who hear of waits; null: nobody. Owners: Callers' (standstill.h)
+  Callers::Wait awaited;
 
   void begin_wait() const {
     if (wait && wait->span.begin == TraceClock::time_point()) wait->span.begin = TraceClock::now();
@@ -58,6 +61,11 @@ bool Ticket::failed() const {
 bool Ticket::wait_for(std::chrono::milliseconds timeout) const {
   std::unique_lock lock(state_->mutex);
   state_->begin_wait();
+  if (const auto callers = state_->done ? nullptr : state_->callers) {
+    callers->begin_wait(state_->awaited);
+    if (!state_->changed.wait_for(lock, timeout, [this] { return state_->done; })) return false;
+    callers->end_wait();
+  }
   if (!state_->changed.wait_for(lock, timeout, [this] { return state_->done; })) return false;
   state_->end_wait();
   if (state_->error) std::rethrow_exception(state_->error);
@@ -69,9 +77,20 @@ bool Ticket::nonfinite() const {
   return state_->nonfinite;
 }
 
+std::unique_ptr<Callers::Endless> Ticket::endless() const {
+  return state_->callers ? std::make_unique<Callers::Endless>(*state_->callers) : nullptr;
+}
+
 void Ticket::wait() const {
+  const auto until_done = endless();
   while (!wait_for(std::chrono::hours(1))) {
   }
+}
+
+void Ticket::concern(std::shared_ptr<Callers> callers, Callers::Wait wait) const {
+  const std::lock_guard lock(state_->mutex);
+  state_->callers = std::move(callers);
+  state_->awaited = std::move(wait);
 }
 
 void Ticket::then(std::function<void(std::exception_ptr)> next) const {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "kvstore/callers.h"
 #include "kvstore/trace.h"
 
 namespace gradwire::kvstore {
@@ -34,6 +35,12 @@ class Ticket {
   /// Calls next once, when done, on the thread that finishes, or here if it is done; with the error or null.
   /// next must return at once and not throw. At most one.
   void then(std::function<void(std::exception_ptr)> next) const;
+
+  /// Says what whoever waits for it waits for, to the callers of an Engine.
+  void concern(std::shared_ptr<Callers> callers, Callers::Wait wait) const;
+
+  /// While it lives, this thread waits for it until it is done; null where nobody would hear.
+  std::unique_ptr<Callers::Endless> endless() const;
 
   /// Notes, as a span like this one, for how long the first to wait is blocked, if it was not done before.
   /// What is given again replaces that, but for the begin of a wait.

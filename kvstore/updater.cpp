@@ -53,6 +53,11 @@ class Preparation {
   float rescale_, clip_;
 };
 
+/// Where the learning rate stands: outside the momentum, which is then one of gradients, or in each
+/// gradient's part of it, as at MXNet.
+enum class Momentum : std::uint8_t { kOfGradients, kOfSteps };
+
+template <Momentum form>
 class SgdUpdater final : public Updater {
  public:
   explicit SgdUpdater(const Parameters& p)
@@ -67,13 +72,17 @@ class SgdUpdater final : public Updater {
     auto& m = state.moments;
     if (momentum_ != 0 && m.empty()) m.assign(weight.size(), 0.0F);
     for (std::size_t i = 0; i < weight.size(); ++i) {
-      const float step = learning_rate_ * (prepared_(gradient[i]) + wd_ * weight[i]);
+      const float g = prepared_(gradient[i]) + wd_ * weight[i];
       if (momentum_ == 0) {
-        weight[i] -= step;
-        continue;
+        weight[i] -= learning_rate_ * g;
+      } else if constexpr (form == Momentum::kOfGradients) {
+        m[i] = momentum_ * m[i] + g;
+        weight[i] -= learning_rate_ * (is_nesterov_ ? g + momentum_ * m[i] : m[i]);
+      } else {
+        const float step = learning_rate_ * g;
+        m[i] = momentum_ * m[i] - step;
+        weight[i] += is_nesterov_ ? momentum_ * m[i] - step : m[i];
       }
-      m[i] = momentum_ * m[i] - step;
-      weight[i] += is_nesterov_ ? momentum_ * m[i] - step : m[i];
     }
   }
 
@@ -178,10 +187,12 @@ std::vector<Parameter> with_common(std::vector<Parameter> own) {
 const std::vector<Row>& table() {
   const std::vector<Parameter> adam = {
       {"learning_rate", 0.001, 0}, {"beta1", 0.9, 0, 1}, {"beta2", 0.999, 0, 1}, {"epsilon", 1e-8, 0}};
+  const std::vector<Parameter> sgd = {
+      {"learning_rate", 0.01, 0}, {"momentum", 0.0, 0}, {"nesterov", 0.0, 0, 2}};
   static const std::vector<Row> rows = {
       {"test", {{"rescale_grad", 1.0}}, make_as<TestUpdater>},
-      {"sgd", with_common({{"learning_rate", 0.01, 0}, {"momentum", 0.0, 0}, {"nesterov", 0.0, 0, 2}}),
-       make_as<SgdUpdater>},
+      {"sgd", with_common(sgd), make_as<SgdUpdater<Momentum::kOfGradients>>},
+      {"mxnet_sgd", with_common(sgd), make_as<SgdUpdater<Momentum::kOfSteps>>},
       {"adam", with_common(adam), make_as<AdamUpdater<false>>},
       {"adamw", with_common(adam), make_as<AdamUpdater<true>>},
       {"adagrad", with_common({{"learning_rate", 0.01, 0}, {"epsilon", 1e-10, 0}}), make_as<AdagradUpdater>},
@@ -250,6 +261,18 @@ OptimizerSpec parse_optimizer(const std::string& text) {
     spec.parameters.emplace_back(word.substr(0, equals), value);
   }
   return spec;
+}
+
+bool has_momentum(const std::string& text) {
+  return std::ranges::any_of(parse_optimizer(text).parameters, [](const auto& parameter) {
+    return parameter.first == "momentum" && parameter.second != 0;
+  });
+}
+
+std::string renamed_since_version_1(const std::string& text) {
+  constexpr std::string_view kThen = "sgd", kNow = "mxnet_sgd";
+  if (parse_optimizer(text).name != kThen) return text;
+  return std::string(kNow) + text.substr(text.find(kThen) + kThen.size());
 }
 
 std::unique_ptr<Updater> make_updater(const OptimizerSpec& spec) {

@@ -13,6 +13,8 @@ std::size_t bytes_of(ElementType type) noexcept {
     case ElementType::kFloat32:
     case ElementType::kInt32:
       return 4;
+    case ElementType::kFloat64:
+      return 8;
   }
   return 0;
 }

@@ -17,7 +17,7 @@
 
 namespace gradwire::transport {
 
-enum class ElementType : std::uint8_t { kFloat32, kFloat16, kBfloat16, kInt8, kInt16, kInt32 };
+enum class ElementType : std::uint8_t { kFloat32, kFloat16, kBfloat16, kInt8, kInt16, kInt32, kFloat64 };
 
 std::size_t bytes_of(ElementType type) noexcept;
 

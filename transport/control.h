@@ -109,6 +109,7 @@ enum class GoodbyeStage : std::uint64_t { kLeaving = 0, kAcknowledged = 1 };
 /// Header field key of kFailure; a worker's kMembership has its Parting (messenger.h) in step. Part of the
 /// wire format, never renumber. kMembership: only this generation has failed; its members come again, and the
 /// job goes on.
-enum class FailureCause : std::uint64_t { kFault = 0, kDeadline = 1, kMembership = 2 };
+/// kCalls: the workers' calls do not fit together.
+enum class FailureCause : std::uint64_t { kFault = 0, kDeadline = 1, kMembership = 2, kCalls = 3 };
 
 }  // namespace gradwire::transport

@@ -17,7 +17,7 @@ std::optional<ExchangeReply> ExchangeDesk::take(std::uint32_t worker, std::uint6
   const bool asks = ask == ExchangeAsk::kStatus;
   switch (exchanges_.state(sequence)) {
     case Exchanges::State::kMismatch:
-      throw TransportError(exchanges_.fault(sequence));
+      throw CallMismatch(exchanges_.fault(sequence));
     case Exchanges::State::kDeserted:
       return deserted(sequence);
     case Exchanges::State::kComplete:

@@ -28,12 +28,13 @@ class ExchangeDesk {
   explicit ExchangeDesk(std::uint32_t workers) : workers_(workers), exchanges_(workers) {}
 
   /// Takes the payload of a worker's kExchange. Returns the reply that is due, if any. Throws FrameError on a
-  /// payload that is none, TransportError when two workers are in exchanges of different names (odd()): the
+  /// payload that is none, CallMismatch when two workers are in exchanges of different names (odd()): the
   /// job is over, or goes on without one.
   std::optional<ExchangeReply> take(std::uint32_t worker, std::uint64_t sequence, ExchangeAsk ask,
                                     std::string_view payload);
   /// The workers whose exchange has another name than that of the lowest rank in it.
   std::vector<std::uint32_t> odd(std::uint64_t sequence) const { return exchanges_.odd(sequence); }
+  const Exchanges& exchanges() const { return exchanges_; }
   /// Notes that a worker has left the job; error: as Exchanges::leave(). Returns what those hear who wait for
   /// it in vain.
   std::vector<ExchangeReply> leave(std::uint32_t worker, const std::string& error = {});

@@ -34,6 +34,11 @@ Exchanges::State Exchanges::state(std::uint64_t sequence) const {
   return deserted ? State::kDeserted : State::kWaiting;
 }
 
+bool Exchanges::has_come(std::uint64_t sequence, std::uint32_t rank) const {
+  const auto newest = latest_.find(rank);
+  return newest != latest_.end() && newest->second >= sequence;
+}
+
 std::vector<std::string> Exchanges::blobs(std::uint64_t sequence) const {
   std::vector<std::string> blobs;
   for (const auto& [rank, offer] : tables_.at(sequence)) blobs.push_back(offer.blob);

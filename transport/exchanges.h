@@ -28,6 +28,8 @@ class Exchanges {
   void leave(std::uint32_t rank, const std::string& error = {});
 
   State state(std::uint64_t sequence) const;
+  /// Whether a worker is in this exchange or was, also long ago.
+  bool has_come(std::uint64_t sequence, std::uint32_t rank) const;
   /// In rank order. Requires state() == kComplete.
   std::vector<std::string> blobs(std::uint64_t sequence) const;
   std::vector<std::uint32_t> missing(std::uint64_t sequence) const;

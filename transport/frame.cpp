@@ -54,7 +54,7 @@ T load(const HeaderBytes& from, Offset at) {
 bool is_known(Kind kind) {
   const auto value = static_cast<std::uint8_t>(kind);
   return (value >= static_cast<std::uint8_t>(Kind::kHello) &&
-          value <= static_cast<std::uint8_t>(Kind::kDeparture)) ||
+          value <= static_cast<std::uint8_t>(Kind::kWait)) ||
          (value >= static_cast<std::uint8_t>(Kind::kInit) &&
           value <= static_cast<std::uint8_t>(Kind::kMirrored)) ||
          (value >= static_cast<std::uint8_t>(Kind::kRowInit) &&

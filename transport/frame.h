@@ -46,6 +46,7 @@ enum class Kind : std::uint8_t {
   kFailure = 7,         ///< scheduler -> all, or any node -> scheduler: a named node failed; text
   kReject = 8,          ///< to whoever sent a frame that could not be accepted; text
   kDeparture = 9,       ///< scheduler -> all: a server died and its mirror serves in its place; text
+  kWait = 10,           ///< worker -> scheduler: what it waits in; back: what of others' it has begun; text
   // data plane (kvstore/)
   kInit = 32,   ///< worker -> server: first value of a key
   kPush = 33,   ///< worker -> server: one contribution to a round; answered by kReply

@@ -54,6 +54,7 @@ class HostNode final : public Messenger, private Sink {
                                     std::chrono::milliseconds timeout) override {
     return node_->exchange(name, blob, timeout);
   }
+  std::uint64_t exchanges() const override { return node_->exchanges(); }
   void fail(const std::string& text) override { job_.fail(text); }
   void note_error(const std::string& error) override { node_->note_error(error); }
   void leave(std::chrono::milliseconds timeout) override {
@@ -81,14 +82,9 @@ class HostNode final : public Messenger, private Sink {
     sink_->on_frames(to_job(from), std::move(frames));
   }
 
-  void on_goodbye(Node peer) override {
+  void on_goodbye(Node peer, const std::string& error) override {
     if (peer.role == Role::kServer) ends();
-    sink_->on_goodbye(to_job(peer));
-  }
-
-  void on_error_exit(Node peer, const std::string& error) override {
-    if (peer.role == Role::kServer) ends();
-    sink_->on_error_exit(to_job(peer), error);
+    sink_->on_goodbye(to_job(peer), error);
   }
 
   void on_failure(const std::string& text) override {

@@ -19,6 +19,8 @@ void Inbox::post_goodbye(Node peer, const std::string& error) { post(Goodbye{pee
 
 void Inbox::post_departure(Node server, Node mirror) { post(Departure{server, mirror}); }
 
+void Inbox::post_question(std::set<std::string> rounds) { post(Question{std::move(rounds)}); }
+
 bool Inbox::post_failure(const std::string& text, Scope scope) {
   {
     const std::lock_guard lock(mutex_);
@@ -73,12 +75,15 @@ void Inbox::call(Sink& sink, Event& event) {
   if (auto* arrival = std::get_if<Arrival>(&event)) {
     sink.on_frames(arrival->from, std::move(arrival->frames));
   } else if (const auto* goodbye = std::get_if<Goodbye>(&event)) {
-    goodbye->error.empty() ? sink.on_goodbye(goodbye->peer)
-                           : sink.on_error_exit(goodbye->peer, goodbye->error);
+    sink.on_goodbye(goodbye->peer, goodbye->error);
   } else if (const auto* departure = std::get_if<Departure>(&event)) {
     sink.on_departure(departure->server, departure->mirror);
+  } else if (const auto* question = std::get_if<Question>(&event)) {
+    sink.on_question(question->rounds);
   } else if (const auto& failure = std::get<Failure>(event); failure.scope == Scope::kGeneration) {
     sink.on_membership_changed(failure.text);
+  } else if (failure.scope == Scope::kCalls) {
+    sink.on_call_mismatch(failure.text);
   } else {
     sink.on_failure(failure.text);
   }
@@ -107,6 +112,7 @@ void Inbox::rethrow() const {
   if (!failed()) return;
   const std::lock_guard lock(mutex_);
   if (scope_ == Scope::kGeneration) throw MembershipChanged(failure_);
+  if (scope_ == Scope::kCalls) throw CallMismatch(failure_);
   throw TransportError(failure_);
 }
 

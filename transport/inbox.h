@@ -11,6 +11,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <variant>
@@ -26,8 +27,10 @@ class Inbox {
   /// error: what has ended it; empty: it came to its end.
   void post_goodbye(Node peer, const std::string& error = {});
   void post_departure(Node server, Node mirror);
+  void post_question(std::set<std::string> rounds);
   /// What has failed: the job, or this generation of one that goes on.
-  enum class Scope : std::uint8_t { kJob, kGeneration };
+  /// kCalls: the job, since its workers' calls do not fit together.
+  enum class Scope : std::uint8_t { kJob, kGeneration, kCalls };
   /// Keeps the first text only; nothing posted later reaches the Sink. Returns whether this was the first.
   bool post_failure(const std::string& text, Scope scope = Scope::kJob);
 
@@ -44,7 +47,7 @@ class Inbox {
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// Requires failed().
   std::string failure() const;
-  /// Throws TransportError (MembershipChanged) with the first failure, if there is one.
+  /// Throws TransportError (MembershipChanged, CallMismatch) with the first failure, if there is one.
   void rethrow() const;
 
  private:
@@ -59,11 +62,14 @@ class Inbox {
   struct Departure {
     Node server, mirror;
   };
+  struct Question {
+    std::set<std::string> rounds;
+  };
   struct Failure {
     std::string text;
     Scope scope;
   };
-  using Event = std::variant<Arrival, Goodbye, Departure, Failure>;
+  using Event = std::variant<Arrival, Goodbye, Departure, Question, Failure>;
 
   void post(Event event);
   static void call(Sink& sink, Event& event);

@@ -11,6 +11,7 @@
 #include "transport/mirrors.h"
 #include "transport/nodes.h"
 #include "transport/traffic.h"
+#include "transport/wait_graph.h"
 
 namespace gradwire::transport {
 
@@ -44,8 +45,8 @@ class InprocHub {
     return left_.contains(node);
   }
 
-  void fail(const std::string& text) {
-    for (auto& [node, place] : places_) place.inbox.post_failure(text);
+  void fail(const std::string& text, Inbox::Scope scope = Inbox::Scope::kJob) {
+    for (auto& [node, place] : places_) place.inbox.post_failure(text, scope);
     const std::lock_guard lock(
         mutex_);  // a waiter is either before its check or asleep: none misses the call
     changed_.notify_all();
@@ -57,7 +58,10 @@ class InprocHub {
     {
       const std::lock_guard lock(mutex_);
       if (!left_.insert(node).second) return;
-      if (node.role == Role::kWorker) exchanges_.leave(node.rank, error);
+      if (node.role == Role::kWorker) {
+        exchanges_.leave(node.rank, error);
+        waits_.forget(node.rank);
+      }
       left = left_;
     }
     changed_.notify_all();
@@ -80,6 +84,20 @@ class InprocHub {
     }
   }
 
+  void take_wait(std::uint32_t worker, const WaitReport& report) {
+    std::map<std::uint32_t, std::set<std::string>> questions;
+    Deadlock found;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!waits_.take(worker, report)) return;
+      questions = waits_.take_questions();
+      found = waits_.deadlock(exchanges_);
+    }
+    for (auto& [rank, rounds] : questions)
+      places_.at({Role::kWorker, rank}).inbox.post_question(std::move(rounds));
+    if (!found.workers.empty()) fail(found.text, Inbox::Scope::kCalls);
+  }
+
   std::vector<std::string> exchange(std::uint64_t sequence, Node self, std::string_view name,
                                     std::string_view blob, std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
@@ -99,8 +117,8 @@ class InprocHub {
       case Exchanges::State::kMismatch: {
         const std::string text = exchanges_.fault(sequence);
         lock.unlock();
-        fail(text);
-        throw TransportError(text);
+        fail(text, Inbox::Scope::kCalls);
+        throw CallMismatch(text);
       }
       case Exchanges::State::kWaiting:
         break;
@@ -121,6 +139,7 @@ class InprocHub {
   std::set<Node> left_;
   std::optional<Mirrors> mirrors_;
   Exchanges exchanges_;
+  WaitGraph waits_;
 };
 
 namespace {
@@ -145,6 +164,10 @@ class InprocMessenger final : public Messenger {
   World world() const override { return hub_->world(); }
   void attach(Sink& sink) override { place_.inbox.attach(sink); }
   void detach() override { place_.inbox.detach(); }
+  void report_wait(const WaitReport& report) override {
+    if (self_.role == Role::kWorker) hub_->take_wait(self_.rank, report);
+  }
+  std::uint64_t exchanges() const override { return exchange_count_; }
   void fail(const std::string& text) override { hub_->fail(text); }
   void note_error(const std::string& error) override { error_ = error; }
   void leave(std::chrono::milliseconds) override { hub_->leave(self_, error_); }

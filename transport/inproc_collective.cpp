@@ -32,6 +32,8 @@ void add(std::span<std::byte> to, std::span<const std::byte> from) {
 
 void add(std::span<std::byte> to, std::span<const std::byte> from, ElementType type) {
   switch (type) {
+    case ElementType::kFloat64:
+      return add<double>(to, from);
     case ElementType::kFloat32:
       return add<float>(to, from);
     case ElementType::kInt32:  // unsigned: integers wrap

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -32,6 +33,13 @@ class TransportError : public std::runtime_error {
 /// The members of a job that goes on have changed, or are to: one has died, or newcomers wait. Its nodes
 /// leave and join again (ZmqOptions::on_failure).
 class MembershipChanged : public TransportError {
+ public:
+  using TransportError::TransportError;
+};
+
+/// The workers' calls do not fit together: each waits for another in a call that the other does not make.
+/// That is misuse, but of the job: it has failed with it.
+class CallMismatch : public TransportError {
  public:
   using TransportError::TransportError;
 };
@@ -76,6 +84,8 @@ struct PeerCounters {
   Counters counters;
 };
 
+struct WaitReport;
+
 class Sink {
  public:
   virtual ~Sink() = default;
@@ -87,11 +97,14 @@ class Sink {
   /// Learns that the job goes on with other members, which this node has to join anew; text says why. By
   /// default that is a failure.
   virtual void on_membership_changed(const std::string& text) { on_failure(text); }
-  /// Learns that a peer has left cleanly; nothing more will come from it.
-  virtual void on_goodbye(Node peer) = 0;
-  /// As on_goodbye(), of a peer that an error has ended (Messenger::note_error). By default that is a goodbye
-  /// as any.
-  virtual void on_error_exit(Node peer, const std::string& /*error*/) { on_goodbye(peer); }
+  /// Learns that the job has failed since the workers' calls do not fit together. By default that is a
+  /// failure as any.
+  virtual void on_call_mismatch(const std::string& text) { on_failure(text); }
+  /// Is asked which of these rounds (words) this worker has begun; answers by Messenger::report_wait().
+  virtual void on_question(const std::set<std::string>& /*rounds*/) {}
+  /// Learns that a peer has left; nothing more will come from it. error: of a peer that an error has ended
+  /// what that was (Messenger::note_error), else empty.
+  virtual void on_goodbye(Node peer, const std::string& error) = 0;
   /// Learns that a server has died and the job goes on: `mirror` serves in its place. Nothing comes from it
   /// any more, and what was sent to it may be lost. Only where World::replicas says so.
   virtual void on_departure(Node /*server*/, Node /*mirror*/) {}
@@ -128,10 +141,17 @@ class Messenger {
 
   /// Gives blob to all workers and returns every worker's blob in rank order. A collective of the workers:
   /// the n-th call of each meets. Throws TimeoutError naming the ranks that did not come, TransportError when
-  /// one has left the job or is in one of another name. The job fails with it, but where one has left.
+  /// one has left the job, CallMismatch when one is in one of another name, or waits in another call. The job
+  /// fails with it, but where one has left.
   virtual std::vector<std::string> exchange(std::string_view name, std::string_view blob,
                                             std::chrono::milliseconds timeout) = 0;
 
+  /// Tells whoever coordinates the job what this worker waits in, so that workers that wait for one another
+  /// are found (wait_graph.h): every rank's Sink hears of it as a call mismatch. Never blocks; no-op on a
+  /// node that has no coordinator.
+  virtual void report_wait(const WaitReport&) {}
+  /// How many exchanges this worker has begun: the last has that number less one.
+  virtual std::uint64_t exchanges() const = 0;
   /// Declares the whole job failed; every rank's Sink hears text. Used for a fault that no peer can survive.
   virtual void fail(const std::string& text) = 0;
   /// Workers that wait to be taken into the job, as last heard.

@@ -27,6 +27,10 @@ class MpiMessenger final : public Messenger {
   bool seals_payloads() const override { return endpoint_->seals_payloads(); }
   void attach(Sink& sink) override { endpoint_->attach(place_, sink); }
   void detach() override { place_.inbox.detach(); }
+  void report_wait(const WaitReport& report) override {
+    if (place_.node.role == Role::kWorker) endpoint_->report_wait(report);
+  }
+  std::uint64_t exchanges() const override { return endpoint_->exchanges(); }
   void fail(const std::string& text) override { endpoint_->fail(text); }
   void note_error(const std::string& error) override { endpoint_->note_error(place_, error); }
   void leave(std::chrono::milliseconds timeout) override { endpoint_->leave(place_, timeout); }

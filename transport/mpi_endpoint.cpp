@@ -244,11 +244,19 @@ std::vector<std::string> MpiEndpoint::await_exchange(Lock& lock, std::uint64_t s
   throw TimeoutError(late);
 }
 
-bool MpiEndpoint::note_failure(const std::string& text) {
+void MpiEndpoint::report_wait(const WaitReport& report) {
+  const Lock lock(mutex_);
+  if (failed_ || worker_.is_leaving) return;
+  requests_.others.push_back([this, report] { peers_->submit_wait(report); });
+  wake();
+}
+
+bool MpiEndpoint::note_failure(const std::string& text, FailureCause cause) {
   if (failed_) return false;
   failed_ = true;
-  worker_.inbox.post_failure(text);
-  server_.inbox.post_failure(text);
+  const auto scope = cause == FailureCause::kCalls ? Inbox::Scope::kCalls : Inbox::Scope::kJob;
+  worker_.inbox.post_failure(text, scope);
+  server_.inbox.post_failure(text, scope);
   changed_.notify_all();
   wake();
   return true;

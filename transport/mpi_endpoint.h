@@ -60,6 +60,8 @@ class MpiEndpoint final : private MpiPeers::Events {
   void send(Place& from, Node to, std::vector<Frame> frames);
   std::vector<std::string> exchange(std::string_view name, std::string_view blob,
                                     std::chrono::milliseconds timeout);
+  void report_wait(const WaitReport& report);
+  std::uint64_t exchanges() const { return exchange_count_; }
   void fail(const std::string& text);
   void note_error(Place& place, const std::string& error);
   void leave(Place& place, std::chrono::milliseconds timeout);
@@ -106,8 +108,8 @@ class MpiEndpoint final : private MpiPeers::Events {
   void ask(std::uint64_t sequence, ExchangeAsk ask, const std::string& payload);
   std::vector<std::string> await_exchange(Lock& lock, std::uint64_t sequence, std::string_view name,
                                           std::chrono::milliseconds timeout);
-  void wake();                                 // with mutex_ held
-  bool note_failure(const std::string& text);  // likewise
+  void wake();                                                                            // with mutex_ held
+  bool note_failure(const std::string& text, FailureCause cause = FailureCause::kFault);  // likewise
 
   // The watch's, while the I/O thread is stuck in MPI.
   /// How long MPI may keep the I/O thread. Longer than a silent peer is waited for: a rank that can say who
@@ -132,13 +134,14 @@ class MpiEndpoint final : private MpiPeers::Events {
   void part_when_all_have_left(Clock::time_point now);
   void finish_when_all_have_parted();
   bool on_fault(const std::string& text);
+  void on_question(const std::set<std::string>& rounds) override;
   void settle_failure(Clock::time_point now);
   void give_up_mpi();
   void note_end_of_mpi();
   void on_frames(Node from, std::vector<Frame> frames) override;
   void on_goodbye(Node peer, const std::string& error) override;
   void on_exchange_result(std::uint64_t sequence, ExchangeAnswer answer, std::string_view payload) override;
-  void on_failure(const std::string& text) override;
+  void on_failure(const std::string& text, FailureCause cause) override;
 
   const MpiOptions options_;
   const MpiJob job_;
@@ -172,7 +175,7 @@ class MpiEndpoint final : private MpiPeers::Events {
   bool mpi_was_ended_ = false;  // what mpi_is_over_ says
   bool has_ended_ = false;      // the I/O thread, or the wait for it
   std::exception_ptr start_error_;
-  std::uint64_t exchange_count_ = 0;
+  std::atomic<std::uint64_t> exchange_count_ = 0;
   std::map<std::uint64_t, AwaitedExchange> exchanges_;
 
   std::atomic<bool> is_stuck_{

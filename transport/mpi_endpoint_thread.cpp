@@ -240,9 +240,11 @@ void MpiEndpoint::on_exchange_result(std::uint64_t sequence, ExchangeAnswer answ
   changed_.notify_all();
 }
 
-void MpiEndpoint::on_failure(const std::string& text) {
+void MpiEndpoint::on_failure(const std::string& text, FailureCause cause) {
   const Lock lock(mutex_);
-  note_failure(text);
+  note_failure(text, cause);
 }
+
+void MpiEndpoint::on_question(const std::set<std::string>& rounds) { worker_.inbox.post_question(rounds); }
 
 }  // namespace gradwire::transport

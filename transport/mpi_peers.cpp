@@ -81,17 +81,39 @@ void MpiPeers::submit_exchange(std::uint64_t sequence, ExchangeAsk ask, std::str
   send_control(kCoordinatorRank, header, payload);
 }
 
-void MpiPeers::spread_failure(const std::string& text) {
+void MpiPeers::submit_wait(const WaitReport& report) {
+  if (failed_) return;
+  if (self_ == kCoordinatorRank) return take_wait(self_, report);
+  send_control(kCoordinatorRank, header_of(Kind::kWait), to_text(report));
+}
+
+// Workers that wait for one another would do so for ever.
+void MpiPeers::take_wait(std::uint32_t rank, WaitReport report) {
+  if (!waits_.take(rank, std::move(report))) return;
+  for (const auto& [asked, rounds] : waits_.take_questions()) {
+    if (asked == self_) {
+      events_.on_question(rounds);
+    } else {
+      send_control(asked, header_of(Kind::kWait), wait_question(rounds));
+    }
+  }
+  const Deadlock found = waits_.deadlock(desk_.exchanges());
+  if (!found.workers.empty()) fail(found.text, FailureCause::kCalls);
+}
+
+void MpiPeers::spread_failure(const std::string& text, FailureCause cause) {
   failed_ = true;
+  FrameHeader header = header_of(Kind::kFailure);
+  header.key = static_cast<std::uint64_t>(cause);
   for (std::uint32_t rank = 0; rank < size_; ++rank) {
-    if (rank != self_) send_control(rank, header_of(Kind::kFailure), text);
+    if (rank != self_) send_control(rank, header, text);
   }
 }
 
-void MpiPeers::fail(const std::string& text) {
+void MpiPeers::fail(const std::string& text, FailureCause cause) {
   if (failed_) return;
-  events_.on_failure(text);
-  spread_failure(text);
+  events_.on_failure(text, cause);
+  spread_failure(text, cause);
 }
 
 void MpiPeers::tick(Time now) {
@@ -143,17 +165,20 @@ void MpiPeers::take_control(std::uint32_t rank, const Frame& frame) {
       note_goodbye(header.sender, error);
       return events_.on_goodbye(header.sender, error);
     }
+    case Kind::kWait:
+      if (self_ != kCoordinatorRank) return events_.on_question(parse_wait_question(payload_text(frame)));
+      return take_wait(rank, parse_wait_report(payload_text(frame)));
     case Kind::kFailure:
-      return take_failure(rank, payload_text(frame));
+      return take_failure(rank, payload_text(frame), static_cast<FailureCause>(header.key));
     default:
       throw FrameError("frame: kind " + std::to_string(static_cast<int>(header.kind)) +
                        " does not travel over MPI");
   }
 }
 
-void MpiPeers::take_failure(std::uint32_t rank, const std::string& text) {
+void MpiPeers::take_failure(std::uint32_t rank, const std::string& text, FailureCause cause) {
   unaware_.erase(rank);
-  fail(text);
+  fail(text, cause);
 }
 
 void MpiPeers::take_exchange(std::uint32_t rank, std::uint64_t sequence, ExchangeAsk ask,
@@ -162,8 +187,8 @@ void MpiPeers::take_exchange(std::uint32_t rank, std::uint64_t sequence, Exchang
   std::optional<ExchangeReply> reply;
   try {
     reply = desk_.take(rank, sequence, ask, payload);
-  } catch (const TransportError& mismatch) {
-    return fail(mismatch.what());
+  } catch (const CallMismatch& mismatch) {
+    return fail(mismatch.what(), FailureCause::kCalls);
   }
   if (reply) answer(*reply);
 }
@@ -183,6 +208,7 @@ void MpiPeers::answer(const ExchangeReply& reply) {
 
 void MpiPeers::note_goodbye(Node peer, const std::string& error) {
   if (self_ != kCoordinatorRank || peer.role != Role::kWorker) return;
+  waits_.forget(peer.rank);
   for (const ExchangeReply& reply : desk_.leave(peer.rank, error)) answer(reply);
 }
 

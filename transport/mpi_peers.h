@@ -20,6 +20,7 @@
 #include "transport/mpi_link.h"
 #include "transport/mpi_roll_call.h"
 #include "transport/traffic.h"
+#include "transport/wait_graph.h"
 
 namespace gradwire::transport {
 
@@ -35,8 +36,9 @@ class MpiPeers {
     virtual void on_goodbye(Node peer, const std::string& error) = 0;
     virtual void on_exchange_result(std::uint64_t sequence, ExchangeAnswer answer,
                                     std::string_view payload) = 0;
+    virtual void on_question(const std::set<std::string>& rounds) = 0;
     /// The job has failed; the other ranks are told.
-    virtual void on_failure(const std::string& text) = 0;
+    virtual void on_failure(const std::string& text, FailureCause cause) = 0;
   };
 
   /// traffic: counts control frames, as the scheduler's.
@@ -49,9 +51,11 @@ class MpiPeers {
   void say_goodbye(Node self, const std::string& error, const MpiLink::Sent& sent);
   /// Takes part in an exchange, or asks after it; payload as kExchange's. The result comes by an event.
   void submit_exchange(std::uint64_t sequence, ExchangeAsk ask, std::string_view payload);
+  /// Says what this rank waits in.
+  void submit_wait(const WaitReport& report);
   /// Tells all other ranks that the job has failed. Each that hears it says so likewise, and sends no frames
   /// after.
-  void spread_failure(const std::string& text);
+  void spread_failure(const std::string& text, FailureCause cause = FailureCause::kFault);
   /// Whether all have said so that can.
   bool is_failure_known() const { return failed_ && unaware_.empty(); }
 
@@ -63,11 +67,12 @@ class MpiPeers {
  private:
   void take(std::uint32_t rank, std::vector<Frame> frames);
   void take_control(std::uint32_t rank, const Frame& frame);
-  void take_failure(std::uint32_t rank, const std::string& text);
+  void take_failure(std::uint32_t rank, const std::string& text, FailureCause cause);
+  void take_wait(std::uint32_t rank, WaitReport report);
   void take_exchange(std::uint32_t rank, std::uint64_t sequence, ExchangeAsk ask, std::string_view payload);
   void answer(const ExchangeReply& reply);
   void note_goodbye(Node peer, const std::string& error);
-  void fail(const std::string& text);
+  void fail(const std::string& text, FailureCause cause = FailureCause::kFault);
 
   bool is_watched(std::uint32_t rank) const;
   FrameHeader header_of(Kind kind) const;
@@ -82,6 +87,7 @@ class MpiPeers {
   Events& events_;
   MpiLink link_;
   ExchangeDesk desk_;  // rank 0's is used
+  WaitGraph waits_;    // likewise
   Liveness liveness_;
   Time next_beat_;
   bool failed_ = false;

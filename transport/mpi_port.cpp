@@ -282,6 +282,8 @@ void LibraryPort::receive_probed(std::span<std::byte> bytes, Done done) {
 
 Reduction LibraryPort::reduction_of(ElementType type) const {
   switch (type) {
+    case ElementType::kFloat64:
+      return {MPI_DOUBLE, MPI_SUM};
     case ElementType::kFloat32:
       return {MPI_FLOAT, MPI_SUM};
     case ElementType::kFloat16:

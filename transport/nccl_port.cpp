@@ -24,6 +24,8 @@ void expect(cudaError_t status, const char* call) {
 
 ncclDataType_t nccl_type(ElementType type) {
   switch (type) {
+    case ElementType::kFloat64:
+      return ncclFloat64;
     case ElementType::kFloat32:
       return ncclFloat32;
     case ElementType::kFloat16:

@@ -53,6 +53,8 @@ class Colocated final : public Messenger {
   std::optional<Node> local_peer() const override { return other_; }
   bool seals_payloads() const override { return messenger_->seals_payloads(); }
   bool loses_frames() const override { return messenger_->loses_frames(); }
+  void report_wait(const WaitReport& report) override { messenger_->report_wait(report); }
+  std::uint64_t exchanges() const override { return messenger_->exchanges(); }
   void fail(const std::string& text) override {
     messenger_->fail(text);
     // The other ends with this process: it must not look like one that leaves.

@@ -32,6 +32,8 @@ class PassingMessenger : public Messenger, protected Sink {
                                     std::chrono::milliseconds timeout) override {
     return messenger_->exchange(name, blob, timeout);
   }
+  void report_wait(const WaitReport& report) override { messenger_->report_wait(report); }
+  std::uint64_t exchanges() const override { return messenger_->exchanges(); }
   void fail(const std::string& text) override { messenger_->fail(text); }
   std::uint32_t newcomers() const override { return messenger_->newcomers(); }
   void regroup(const std::string& text, Parting parting) override { messenger_->regroup(text, parting); }
@@ -44,8 +46,9 @@ class PassingMessenger : public Messenger, protected Sink {
   void on_frames(Node from, std::vector<Frame> frames) override { sink_->on_frames(from, std::move(frames)); }
   void on_failure(const std::string& text) override { sink_->on_failure(text); }
   void on_membership_changed(const std::string& text) override { sink_->on_membership_changed(text); }
-  void on_goodbye(Node peer) override { sink_->on_goodbye(peer); }
-  void on_error_exit(Node peer, const std::string& error) override { sink_->on_error_exit(peer, error); }
+  void on_call_mismatch(const std::string& text) override { sink_->on_call_mismatch(text); }
+  void on_question(const std::set<std::string>& rounds) override { sink_->on_question(rounds); }
+  void on_goodbye(Node peer, const std::string& error) override { sink_->on_goodbye(peer, error); }
   void on_departure(Node server, Node mirror) override { sink_->on_departure(server, mirror); }
 
  private:

@@ -260,6 +260,8 @@ void Scheduler::State::handle(const std::string& peer, const Caller& caller, con
   switch (frame.header.kind) {
     case Kind::kExchange:
       return on_exchange(from, frame);
+    case Kind::kWait:
+      return on_wait(from, frame);
     case Kind::kGoodbye:
       return on_goodbye(peer, from, frame);
     case Kind::kFailure:
@@ -313,22 +315,41 @@ void Scheduler::State::on_exchange(const Peer& from, const Frame& frame) {
   try {
     const auto ask = static_cast<ExchangeAsk>(frame.header.step);
     reply = exchanges->take(from.node.rank, frame.header.key, ask, payload_text(frame));
-  } catch (const TransportError& mismatch) {
-    return on_mismatch(frame.header.key, mismatch.what());
+  } catch (const CallMismatch& mismatch) {
+    return on_mismatch(exchanges->odd(frame.header.key), mismatch.what());
   }
   if (reply) answer(std::move(*reply));
 }
 
+// Workers that wait for one another would do so for ever.
+void Scheduler::State::on_wait(const Peer& from, const Frame& frame) {
+  if (phase != Phase::kRunning || from.node.role != Role::kWorker || from.left) return;
+  if (!waits.take(from.node.rank, parse_wait_report(payload_text(frame)))) return;
+  for (const auto& [rank, rounds] : waits.take_questions()) send_question(rank, rounds);
+  const Deadlock found = waits.deadlock(exchanges->exchanges());
+  if (found.workers.empty()) return;
+  std::vector<std::uint32_t> odd = found.workers;
+  if (odd.front() < veterans) std::erase_if(odd, [this](std::uint32_t rank) { return rank < veterans; });
+  on_mismatch(odd.empty() ? found.workers : odd, found.text);
+}
+
+void Scheduler::State::send_question(std::uint32_t rank, const std::set<std::string>& rounds) {
+  for (const auto& [id, peer] : peers) {
+    if (peer.counts() && peer.node == Node{Role::kWorker, rank})
+      send(id, header_of(Kind::kWait), to_buffer(wait_question(rounds)));
+  }
+}
+
 // Who was let in while the job ran, and makes other calls than the others, leaves alone.
-void Scheduler::State::on_mismatch(std::uint64_t exchange, const std::string& why) {
+void Scheduler::State::on_mismatch(const std::vector<std::uint32_t>& ranks, const std::string& why) {
   std::set<std::string> newcomers;
-  for (const std::uint32_t rank : exchanges->odd(exchange)) {
-    if (rank < veterans) return fail(why, FailureCause::kFault);
+  for (const std::uint32_t rank : ranks) {
+    if (rank < veterans) return fail(why, FailureCause::kCalls);
     for (const auto& [id, peer] : peers) {
       if (peer.counts() && peer.node == Node{Role::kWorker, rank}) newcomers.insert(peer.hello.member);
     }
   }
-  if (newcomers.empty()) return fail(why, FailureCause::kFault);
+  if (newcomers.empty()) return fail(why, FailureCause::kCalls);
   dismiss(newcomers, why);
 }
 
@@ -362,6 +383,7 @@ void Scheduler::State::take_leave(const std::string& peer, Peer& from, const std
   tell(Kind::kGoodbye, static_cast<std::uint64_t>(GoodbyeStage::kLeaving),
        goodbye_text(from.node) + error_text(error));
   if (from.node.role == Role::kWorker) {
+    waits.forget(from.node.rank);
     for (ExchangeReply& reply : exchanges->leave(from.node.rank, error)) answer(std::move(reply));
   }
   if (!workers_left_at && all_left(Role::kWorker)) workers_left_at = Clock::now();

@@ -183,6 +183,7 @@ void Scheduler::State::begin_next() {
   ++generation;
   epoch = random_epoch();
   exchanges = std::make_unique<ExchangeDesk>(workers);
+  waits = {};
   call(members, workers, servers);
   await_next();
   for (const auto& [id, peer] : peers) {  // who came halfway, and waits on

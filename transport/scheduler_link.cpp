@@ -7,6 +7,7 @@
 #include "transport/data_links.h"
 #include "transport/descriptor_limit.h"
 #include "transport/nodes.h"
+#include "transport/wait_graph.h"
 
 namespace gradwire::transport {
 namespace {
@@ -125,6 +126,8 @@ void SchedulerLink::handle(const Frame& frame) {
       const Departure departure = parse_departure(payload_text(frame));
       return events_.on_departure({Role::kServer, departure.server}, {Role::kServer, departure.mirror});
     }
+    case Kind::kWait:
+      return events_.on_question(parse_wait_question(payload_text(frame)));
     case Kind::kFailure:
       return events_.on_failure(payload_text(frame), static_cast<FailureCause>(frame.header.key));
     case Kind::kReject:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ class SchedulerLink {
     virtual ~Events() = default;
     virtual void on_roster(const Roster& roster) = 0;
     virtual void on_exchange_result(const Frame& frame) = 0;
+    virtual void on_question(const std::set<std::string>& rounds) = 0;
     virtual void on_goodbye(Node peer, const std::string& error) = 0;
     virtual void on_departure(Node server, Node mirror) = 0;
     virtual void on_newcomers(std::uint32_t count) = 0;

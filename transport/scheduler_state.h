@@ -25,6 +25,7 @@
 #include "transport/regroup.h"
 #include "transport/roll_call.h"
 #include "transport/strangers.h"
+#include "transport/wait_graph.h"
 #include "transport/zmq_messenger.h"
 #include "transport/zmq_socket.h"
 
@@ -111,7 +112,9 @@ struct Scheduler::State {
   /// error: what has ended the member; empty: it came to its end.
   void take_leave(const std::string& peer, Peer& from, const std::string& error = {});
   void on_heartbeat(const std::string& peer, const Peer& from, const Frame& frame);
-  void on_mismatch(std::uint64_t exchange, const std::string& why);
+  void on_mismatch(const std::vector<std::uint32_t>& ranks, const std::string& why);
+  void on_wait(const Peer& from, const Frame& frame);
+  void send_question(std::uint32_t rank, const std::set<std::string>& rounds);
   void answer(ExchangeReply reply);
 
   void send(const std::string& peer, const FrameHeader& header, Buffer payload = {});
@@ -174,6 +177,7 @@ struct Scheduler::State {
   RollCall roll_call;
   Liveness liveness;
   std::unique_ptr<ExchangeDesk> exchanges;  // this generation's
+  WaitGraph waits;                          // likewise
   std::optional<Regroup> next;              // from the first generation on, with OnFailure::kContinue
   std::string change;                       // why the last generation ended
   std::vector<std::string> settings;        // what its workers have alike

@@ -19,6 +19,7 @@
 #include "transport/listening.h"
 #include "transport/nodes.h"
 #include "transport/scheduler_link.h"
+#include "transport/wait_graph.h"
 #include "transport/zmq_options.h"
 
 namespace gradwire::transport {
@@ -53,6 +54,8 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   bool seals_payloads() const override { return seals_some_; }
   std::vector<std::string> exchange(std::string_view name, std::string_view blob,
                                     milliseconds timeout) override;
+  void report_wait(const WaitReport& report) override;
+  std::uint64_t exchanges() const override { return exchange_count_; }
   void fail(const std::string& text) override;
   std::uint32_t newcomers() const override { return newcomers_; }
   void regroup(const std::string& text, Parting parting) override;
@@ -80,6 +83,7 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   std::vector<std::string> endpoints_for_here(const Roster& roster) const;
   void on_roster(const Roster& roster) override;
   void on_exchange_result(const Frame& frame) override;
+  void on_question(const std::set<std::string>& rounds) override { inbox_.post_question(rounds); }
   void on_goodbye(Node peer, const std::string& error) override;
   void on_departure(Node server, Node mirror) override;
   void on_newcomers(std::uint32_t count) override { newcomers_ = count; }
@@ -125,7 +129,7 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   bool joined_ = false;
   bool closed_ = false;
   bool deadline_passed_ = false;  // why the roll call failed
-  std::uint64_t exchange_count_ = 0;
+  std::atomic<std::uint64_t> exchange_count_ = 0;
   std::map<std::uint64_t, AwaitedExchange> exchanges_;
 
   std::thread thread_;
@@ -272,6 +276,12 @@ std::vector<std::string> ZmqMessenger::await_exchange(std::unique_lock<std::mute
   fail(to_string(self_) + " gave up: " + late);  // who comes later must not go past it
   lock.lock();
   throw TimeoutError(late);
+}
+
+void ZmqMessenger::report_wait(const WaitReport& report) {
+  if (self_.role != Role::kWorker) return;
+  const std::lock_guard lock(mutex_);
+  if (!leaving_ && !inbox_.failed()) ask({Kind::kWait, 0, 0, to_text(report)});
 }
 
 void ZmqMessenger::fail(const std::string& text) {
@@ -475,7 +485,9 @@ void ZmqMessenger::on_departure(Node server, Node mirror) {
 void ZmqMessenger::on_failure(const std::string& text, FailureCause cause) {
   {
     const std::lock_guard lock(mutex_);
-    const auto scope = cause == FailureCause::kMembership ? Inbox::Scope::kGeneration : Inbox::Scope::kJob;
+    const auto scope = cause == FailureCause::kMembership ? Inbox::Scope::kGeneration
+                       : cause == FailureCause::kCalls    ? Inbox::Scope::kCalls
+                                                          : Inbox::Scope::kJob;
     if (!inbox_.post_failure(text, scope)) return;
     deadline_passed_ = cause == FailureCause::kDeadline;
   }

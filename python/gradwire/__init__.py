@@ -7,8 +7,9 @@
 
 Errors besides ValueError (misuse) and TypeError: `DecodeError`, a ValueError: bytes that are no payload of the codec.
 `TransportError`, a ConnectionError: the job has failed; names the rank at fault. `MembershipChanged`, a TransportError:
-the job goes on with other members; `gradwire.elastic` joins it again. `TimeoutError`, Python's own among its
-bases: what was waited for did not come; names who is missing.
+the job goes on with other members; `gradwire.elastic` joins it again. `CallMismatch`, a TransportError and a
+ValueError: ranks make calls that can never meet, so that the job has failed; names who is in what. `TimeoutError`,
+Python's own among its bases: what was waited for did not come; names who is missing.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradwire import byteps, compress, elastic, horovod, kv, samplers, torch
-    from gradwire._core import DecodeError, MembershipChanged, TimeoutError, TransportError
+    from gradwire._core import CallMismatch, DecodeError, MembershipChanged, TimeoutError, TransportError
     from gradwire.sparse import RowSparse
 
     __version__: str
 
 __all__ = [
+    "CallMismatch",
     "DecodeError",
     "MembershipChanged",
     "RowSparse",
@@ -41,7 +43,7 @@ __all__ = [
 ]
 
 _MODULES = ("byteps", "compress", "elastic", "horovod", "kv", "samplers", "torch")
-_CORE = ("DecodeError", "MembershipChanged", "TimeoutError", "TransportError")
+_CORE = ("CallMismatch", "DecodeError", "MembershipChanged", "TimeoutError", "TransportError")
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,9 @@ class TransportError(ConnectionError):
 class MembershipChanged(TransportError):
     pass
 
+class CallMismatch(TransportError, ValueError):
+    pass
+
 class TimeoutError(TimeoutError):
     pass
 
@@ -331,6 +334,11 @@ class Engine:
         A copy of what the table's codec has not sent yet, as rows_of() gives rows.
         """
 
+    def server_row_residual(self, table: int) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.float32], dict(shape=(None,))]]:
+        """
+        A copy of what servers have not sent yet of the table's replies; a row may be there more than once. Between rounds of all workers.
+        """
+
     def set_row_residual(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None:
         """Replaces it."""
 
@@ -350,9 +358,24 @@ class Engine:
         Replaces it. Raises ValueError where a value is not finite, but with nonfinite=mxnet.
         """
 
+    def add_to_residual(self, key: int, values: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None:
+        """
+        Adds to it what a round brought and no rank used; all ranks call it with the same values.
+        """
+
     def keep_rollback(self, keep: bool) -> None:
         """
         Keeps, from the next round on, what roll_back() needs: a second copy of every residual.
+        """
+
+    def server_residual(self, key: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None,))]:
+        """
+        A copy of what servers have not sent yet of the key's replies, float32 (elements,); (0,) where there is none. Between rounds of all workers.
+        """
+
+    def draw_residuals(self) -> None:
+        """
+        Takes what servers have not sent yet of their replies into the workers' residuals, which send it next. Collective, between steps; before the servers end.
         """
 
     def roll_back(self, keys: Sequence[int]) -> None:
@@ -488,6 +511,19 @@ class Engine:
     def all_gather(self, name: str, blob: bytes) -> list:
         """Every worker's blob in rank order. Collective."""
 
+    def change_endless(self, by: int) -> None:
+        """
+        With 1: what this thread waits for from now on, however often it looks, it waits for until it has come; with -1 no longer. So workers that wait for one another are found.
+        """
+
+    def await_rounds(self) -> None:
+        """Waits until all rounds that this worker has begun are over."""
+
+    def refuse(self, name: str, text: str) -> None:
+        """
+        Raises ValueError with this text on all workers, which begin the call that is wrong here with the exchange of that name. No-op in a job whose members have changed.
+        """
+
     def agree(self, what: str, text: str) -> None:
         """
         Raises ValueError where a worker gives other lines, the same on all. Collective.
@@ -506,13 +542,26 @@ class Engine:
         Agrees on new keys (name, shape, dtype) and returns their ids. Collective.
         """
 
+    @overload
     def init(self, key: int, value: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], root: int = 0) -> None:
         """Stores root's value as the key's first. Collective."""
+
+    @overload
+    def init(self, key: int, value: Annotated[NDArray[numpy.float64], dict(order='C', device='cpu', writable=False)], root: int = 0) -> None:
+        """
+        The same of a key of float64. As of push(), pull() and push_pull(): ValueError for another key.
+        """
 
     def set_optimizer(self, text: str) -> None: ...
 
     @overload
     def push(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> Ticket: ...
+
+    @overload
+    def push(self, key: int, grad: Annotated[NDArray[numpy.float64], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> Ticket:
+        """
+        Of a key of float64: sums are of float64 with codec none; others work in float32.
+        """
 
     @overload
     def push(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], priority: int = 0, *, stream: int) -> Ticket:
@@ -524,11 +573,17 @@ class Engine:
     def pull(self, key: int, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], priority: int = 0) -> Ticket: ...
 
     @overload
+    def pull(self, key: int, out: Annotated[NDArray[numpy.float64], dict(order='C', device='cpu')], priority: int = 0) -> Ticket: ...
+
+    @overload
     def pull(self, key: int, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], priority: int = 0, *, stream: int) -> Ticket:
         """The same to a CUDA device, behind what `stream` has been given there."""
 
     @overload
     def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], priority: int = 0, scale: float = 1.0, program_step: int = 0) -> Ticket: ...
+
+    @overload
+    def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float64], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float64], dict(order='C', device='cpu')], priority: int = 0, scale: float = 1.0, program_step: int = 0) -> Ticket: ...
 
     @overload
     def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], priority: int = 0, scale: float = 1.0, program_step: int = 0, *, stream: int) -> Ticket:

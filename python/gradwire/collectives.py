@@ -7,8 +7,9 @@ Example:
 
 Arrays are NumPy's or PyTorch's, on the CPU, of uint8, int8, int32, int64, float16, bfloat16 (PyTorch), float32 or
 float64. Contiguous ones are sent from and received into their own memory; results are of the kind that was given.
-Every rank makes the same calls in the same order. What differs between ranks (operation, dtype, shape) is a ValueError
-with the same text on all of them, and the store lives on; anything else that goes wrong ends the store.
+Every rank makes the same calls in the same order. What differs between ranks (operation, dtype, shape), or cannot be
+sent on one of them (a sparse tensor, another dtype), is a ValueError with the same text on all of them, and the store
+lives on; anything else that goes wrong ends the store.
 
 Nothing is compressed. Results are made in rank order, so all ranks get the same bits, whatever the placement.
 """
@@ -21,12 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gradwire.arrays import layout_of
+from gradwire.refusals import told_to_all
+
 if TYPE_CHECKING:
     from gradwire import _core
 
 __all__ = ["Collectives"]
 
-_DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+_COMPLEX = {"complex64": "float32", "complex128": "float64"}  # two of which they are
+_DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64", *_COMPLEX)
 
 
 class Collectives:
@@ -44,20 +49,24 @@ class Collectives:
         Args:
             array: any shape, the same on all ranks.
             op: "sum", "average" (floats only), "min", "max" or "product". Float16 and bfloat16 are combined in
-                float32 and rounded once; integers wrap; NaN wins in min and max.
+                float32 and rounded once; integers wrap; NaN wins in min and max. Of complex numbers "sum" and "average"
+                only.
             out: where to write, of array's dtype and shape; may be array itself. Without: a new array.
 
         Returns:
             out, the same on every rank.
 
         Raises:
-            ValueError: a bad op, dtype or out; the average of integers; or ranks that differ.
+            ValueError: a bad op, dtype or out; the average of integers, another op than that or the sum of complex
+                numbers; or ranks that differ.
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
-        given = _given("all_reduce", array)
-        result = _like(given, tuple(given.shape)) if out is None else _writable("all_reduce", out, given)
+        with told_to_all(self._engine, "all_reduce"):
+            given = _given("all_reduce", array)
+            _require_op("all_reduce", op, given)
+            result = _like(given, tuple(given.shape)) if out is None else _writable("all_reduce", out, given)
         self._engine.collective_all_reduce(
-            _bytes(given), _bytes(result), _dtype(given), op, _agreed(shape=tuple(given.shape))
+            _bytes(given), _bytes(result), _real_dtype(given), op, _agreed(given, shape=tuple(given.shape))
         )
         return result if out is None else out
 
@@ -68,14 +77,16 @@ class Collectives:
             array: at least one dimension, the same shape on all ranks; cut along the first.
             op: as in all_reduce().
         """
-        given = _given("reduce_scatter", array)
-        row = _row_shape("reduce_scatter", given)
+        with told_to_all(self._engine, "reduce_scatter"):
+            given = _given("reduce_scatter", array)
+            _require_op("reduce_scatter", op, given)
+            row = _row_shape("reduce_scatter", given)
         ranks = self._engine.num_workers
         rows, longer = divmod(given.shape[0], ranks)
         result = _like(given, (rows + (self._engine.rank < longer), *row))
         self._engine.collective_reduce_scatter(
-            *(_bytes(given), _bytes(result), _dtype(given), op, math.prod(row)),
-            _agreed(shape=tuple(given.shape)),
+            *(_bytes(given), _bytes(result), _real_dtype(given), op, _numbers(given) * math.prod(row)),
+            _agreed(given, shape=tuple(given.shape)),
         )
         return result
 
@@ -88,9 +99,10 @@ class Collectives:
         Returns:
             array.
         """
-        target = _writable("broadcast", array, array)
+        with told_to_all(self._engine, "broadcast"):
+            target = _writable("broadcast", array, array)
         self._engine.collective_broadcast(
-            _bytes(target), _dtype(target), root, _agreed(shape=tuple(target.shape))
+            _bytes(target), _real_dtype(target), root, _agreed(target, shape=tuple(target.shape))
         )
         return array
 
@@ -103,9 +115,12 @@ class Collectives:
         Returns:
             One array a rank, in rank order: views of one run of memory.
         """
-        given = _given("all_gather", array)
-        row = _row_shape("all_gather", given) if given.shape else None
-        counts, raw = self._engine.collective_all_gather(_bytes(given), _dtype(given), _agreed(row_shape=row))
+        with told_to_all(self._engine, "all_gather"):
+            given = _given("all_gather", array)
+            row = _row_shape("all_gather", given) if given.shape else None
+        counts, raw = self._engine.collective_all_gather(
+            _bytes(given), _real_dtype(given), _agreed(given, row_shape=row)
+        )
         return _split(given, counts, raw, row)
 
     def all_to_all(self, arrays: Sequence[Any]) -> list[Any]:
@@ -120,17 +135,18 @@ class Collectives:
         Raises:
             ValueError: not one array for each rank, or arrays that differ in dtype or in a row's shape.
         """
-        given = [_given("all_to_all", array) for array in arrays]
-        if len(given) != self._engine.num_workers:
-            raise ValueError(
-                f"all_to_all: {len(given)} arrays given, expected one for each of {self._engine.num_workers} ranks"
-            )
-        rows = [_row_shape("all_to_all", array) for array in given]
-        kinds = [(_dtype(array), row) for array, row in zip(given, rows, strict=True)]
-        if len(set(kinds)) > 1:
-            raise ValueError(f"all_to_all: arrays differ in dtype or in the shape of a row: {kinds}")
+        with told_to_all(self._engine, "all_to_all"):
+            given = [_given("all_to_all", array) for array in arrays]
+            if len(given) != self._engine.num_workers:
+                raise ValueError(
+                    f"all_to_all: {len(given)} arrays given, expected one for each of {self._engine.num_workers} ranks"
+                )
+            rows = [_row_shape("all_to_all", array) for array in given]
+            kinds = [(_dtype(array), row) for array, row in zip(given, rows, strict=True)]
+            if len(set(kinds)) > 1:
+                raise ValueError(f"all_to_all: arrays differ in dtype or in the shape of a row: {kinds}")
         counts, raw = self._engine.collective_all_to_all(
-            [_bytes(array) for array in given], _dtype(given[0]), _agreed(row_shape=rows[0])
+            [_bytes(array) for array in given], _real_dtype(given[0]), _agreed(given[0], row_shape=rows[0])
         )
         return _split(given[0], counts, raw, rows[0])
 
@@ -139,13 +155,30 @@ class Collectives:
         self._engine.barrier()
 
 
-def _agreed(**settings: object) -> str:
-    """Settings as the engine compares them over the ranks."""
+def _agreed(array: Any, **settings: object) -> str:
+    """Settings as the engine compares them over the ranks, beside what it takes of an array."""
+    if _dtype(array) in _COMPLEX:
+        settings["numbers"] = "complex"
     return "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
 def _dtype(array: Any) -> str:
     return str(array.dtype).removeprefix("torch.")
+
+
+def _real_dtype(array: Any) -> str:
+    """What the engine sums."""
+    return _COMPLEX.get(_dtype(array), _dtype(array))
+
+
+def _numbers(array: Any) -> int:
+    """How many of those an element is."""
+    return 2 if _dtype(array) in _COMPLEX else 1
+
+
+def _require_op(verb: str, op: str, array: Any) -> None:
+    if _dtype(array) in _COMPLEX and op not in ("sum", "average"):
+        raise ValueError(f"{verb}: op={op!r} of {_dtype(array)}, expected 'sum' or 'average'")
 
 
 def _checked(verb: str, array: Any) -> Any:
@@ -156,13 +189,17 @@ def _checked(verb: str, array: Any) -> Any:
         raise ValueError(f"{verb}: dtype {_dtype(array)} is not one of {', '.join(_DTYPES)}")
     if isinstance(array, np.ndarray | np.generic):
         return np.asarray(array)
+    if layout := layout_of(array):
+        raise ValueError(f"{verb}: given a {layout} tensor, expected a dense one; give tensor.to_dense()")
     if array.device.type != "cpu":
         raise ValueError(f"{verb}: the tensor is on {array.device}; give a copy on the CPU, tensor.cpu()")
     return array.detach()
 
 
 def _is_contiguous(array: Any) -> bool:
-    return bool(array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous())
+    if isinstance(array, np.ndarray):
+        return bool(array.flags.c_contiguous)
+    return array.is_contiguous() and not array.is_neg()
 
 
 def _given(verb: str, array: Any) -> Any:
@@ -170,7 +207,7 @@ def _given(verb: str, array: Any) -> Any:
     checked = _checked(verb, array)
     if _is_contiguous(checked):
         return checked
-    return checked.copy(order="C") if isinstance(checked, np.ndarray) else checked.contiguous()
+    return checked.copy(order="C") if isinstance(checked, np.ndarray) else checked.resolve_neg().contiguous()
 
 
 def _writable(verb: str, out: Any, like: Any) -> Any:
@@ -222,7 +259,8 @@ def _split(like: Any, counts: Sequence[int], raw: Any, row: tuple[int, ...] | No
         # An empty array has strides that torch will not view.
         flat = torch.from_numpy(raw).view(like.dtype) if raw.size else like.new_empty(0)
     arrays, at = [], 0
-    for count in counts:
+    for numbers in counts:
+        count = numbers // _numbers(like)
         shape = () if row is None else (count // math.prod(row), *row)
         arrays.append(flat[at : at + count].reshape(shape))
         at += count

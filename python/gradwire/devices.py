@@ -36,28 +36,48 @@ class DeviceSum:
         self._spec, self._codec = spec, compress.make(spec)
 
     def add(self, key: Hashable, values: Sequence[Any]) -> Any:
-        """Returns the sum: float32, the values' shape.
+        """Returns the sum, of the values' shape: of their dtype, or float32 where a codec has compressed them.
 
         Args:
             key: names the tensor; the same shape at every call.
-            values: float32 contiguous arrays, one per device, all of one shape.
+            values: contiguous arrays of float32 or float64, NumPy's or PyTorch's on the CPU, one per device, all of one
+                shape and dtype.
         """
+        arrays = [np.asarray(value) for value in values]
         if not self._codec.lossy:
-            total = np.array(values[0], dtype=np.float32)
-            for value in values[1:]:
-                total += np.asarray(value)
+            total = np.array(arrays[0])
+            for array in arrays[1:]:
+                total += array
+            self._add_leftover(key, total)
             return total
         began = time.perf_counter()
         if self._scales_of != self._spec:
             self._scales, self._scales_of = {}, self._spec
-        payloads = [self._encode(key, device, np.asarray(value)) for device, value in enumerate(values)]
-        size = int(np.size(values[0]))
+        payloads = [
+            self._encode(key, device, np.asarray(array, np.float32)) for device, array in enumerate(arrays)
+        ]
+        size = int(arrays[0].size)
         reply = self._codec.encode_reply(payloads, size, reply="fp32")
         total, self._scales[key] = self._codec.decode_reply(reply, len(payloads), size, reply="fp32")
         self._bytes_raw += 4 * size * len(payloads)
         self._bytes_encoded += sum(payload.nbytes for payload in payloads)
         self._codec_seconds += time.perf_counter() - began
-        return total.reshape(np.shape(values[0]))
+        return total.reshape(arrays[0].shape)
+
+    def has_leftover(self, key: Hashable) -> bool:
+        """Whether a codec has not sent all of a key yet, on any device."""
+        return any(place[0] == key for place in self._residuals)
+
+    def _add_leftover(self, key: Hashable, total: Any) -> None:
+        """Adds what a lossy codec before this one has not sent of a key, on any device, to the sum that is stored. An
+        element that is not finite keeps it.
+        """
+        finite = np.isfinite(total)
+        for place in [place for place in self._residuals if place[0] == key]:
+            residual = self._residuals.pop(place).reshape(total.shape)
+            total += np.where(finite, residual, 0)
+            if (kept := np.where(finite, 0, residual)).any():
+                self._residuals[place] = kept.reshape(-1)
 
     @staticmethod
     def add_on_device(values: Sequence[Any]) -> Any:

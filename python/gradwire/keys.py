@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,25 @@ def pairs(verb: str, key: Key | Sequence[Key], value: Any) -> tuple[list[Key], l
         given = "none" if value is None else str(len(value))
         raise ValueError(f"{verb}: {len(keys)} keys but {given} values; give one value per key")
     return keys, list(value)
+
+
+def gathered(keys: Sequence[Key], *values: Sequence[Any]) -> tuple[list[Key], list[list[Any]]]:
+    """Returns each key once, in the order in which they came, and what each of values has for it: of a key that comes
+    several times a list, as if several devices had given it, which is what MXNet makes of it.
+    """
+    if len(set(keys)) == len(keys):
+        return list(keys), [list(each) for each in values]
+    places: dict[Key, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return list(places), [
+        [each[own[0]] if len(own) == 1 else _flat(each[place] for place in own) for own in places.values()]
+        for each in values
+    ]
+
+
+def _flat(values: Iterable[Any]) -> list[Any]:
+    return [part for value in values for part in (value if isinstance(value, list | tuple) else [value])]
 
 
 def _key(verb: str, key: Any) -> Key:

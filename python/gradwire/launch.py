@@ -323,9 +323,12 @@ class _Run:
         self.is_done = self.is_done or (code == 0 and child.role == "worker")
         self.is_over = self.is_done or self.is_over or (code == 0 and child.role == "scheduler")
         fails = code != 0 and not (self.phase == "running" and self._goes_on_without(child, words, code))
-        if fails and self.phase == "running" and child.role == "server" and self.job.settings.replicas:
-            # Whether the job goes on without it is the scheduler's to say, which then ends with it.
-            self.report(f"{words}; another server mirrors it, and the job goes on while that lives")
+        if fails and self._is_mirrored(child):
+            if self.phase == "running":
+                # Whether the job goes on without it is the scheduler's to say, which then ends with it.
+                self.report(f"{words}; another server mirrors it, and the job goes on while that lives")
+            else:  # one that was taken for dead may wake only now, and ends as it is told to
+                self.report(f"{words}; all workers have ended, and need it no more")
         elif fails and self.phase == "failing":
             self.report(words)
             self._reconsider(child, words, shell_code(code))
@@ -344,6 +347,11 @@ class _Run:
             self._set_phase("failing", _UNUSED_DRAIN_SECONDS)
         elif awaited and all(other.is_stopped() for other in awaited):
             self._give_up()
+
+    def _is_mirrored(self, child: Child) -> bool:
+        """Whether a child is a server whose end the job can do without, or could while workers needed it."""
+        serves = child.role == "server" and self.job.settings.replicas > 0
+        return serves and self.phase in ("running", "draining")
 
     def _reconsider(self, child: Child, words: str, code: int) -> None:
         """Takes what is heard late for the cause. A process that has heard of another's failure may end before that

@@ -20,11 +20,13 @@ Rows travel by the store's codec, each by itself; what that has not sent of a ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from gradwire.arrays import engine_dtype, expect_numbers, first_of, real_shape
 
 if TYPE_CHECKING:
     from gradwire import _core
@@ -120,21 +122,34 @@ def holds_rows(value: Any) -> bool:
     return isinstance(value, RowSparse)
 
 
+def zeros_like(verb: str, key: Key, value: Any) -> Any:
+    """What a key begins with that its first pushpull() declares: zeros of its value's shape.
+
+    Raises: as expect_numbers().
+    """
+    first = first_of(value)
+    if isinstance(first, RowSparse):
+        return RowSparse([], [], first.shape)
+    expect_numbers(verb, key, first)
+    return np.zeros(real_shape(first), engine_dtype(first))
+
+
 class SparseKeys:
     """The keys of one store that are tables of rows; `KVStore` hands calls on to it."""
 
     def __init__(self, store: KVStore) -> None:
         self._store = store
         self._tables: dict[Key, _Table] = {}
+        self._awaited: dict[Key, tuple[Any, Any]] = {}  # residuals of tables that are yet to be declared
 
     @property
     def names(self) -> list[Key]:
         """The keys, in the order of init()."""
         return list(self._tables)
 
-    def init(self, verb: str, keys: Sequence[Key], values: Sequence[Any], root: int = 0) -> None:
-        """Declares tables and stores root's rows. Collective."""
-        firsts = [_first(value) for value in values]
+    def checked(self, verb: str, keys: Sequence[Key], values: Sequence[Any]) -> list[RowSparse]:
+        """First rows as init() takes them. Raises ValueError for what is none."""
+        firsts = [first_of(value) for value in values]
         for key, value in zip(keys, firsts, strict=True):
             if not isinstance(value, RowSparse):
                 raise ValueError(
@@ -151,11 +166,30 @@ class SparseKeys:
                     "least one element, and sizes below 2^63"
                 )
             _expect_in_table(verb, key, value.row_ids, value.shape[0])
+        return firsts
+
+    def init(self, keys: Sequence[Key], firsts: Sequence[RowSparse], root: int) -> None:
+        """Declares tables and stores root's rows. Collective."""
         engine = self._store.engine
-        numbers = engine.declare_rows([(str(k), list(v.shape)) for k, v in zip(keys, firsts, strict=True)])
-        for key, value, number in zip(keys, firsts, numbers, strict=True):
-            self._tables[key] = _Table(number, value.shape)
+        shapes = [value.shape or () for value in firsts]  # checked() has found one each
+        numbers = engine.declare_rows([(str(k), list(shape)) for k, shape in zip(keys, shapes, strict=True)])
+        for key, value, shape, number in zip(keys, firsts, shapes, numbers, strict=True):
+            self._tables[key] = _Table(number, shape)
             engine.init_rows(number, value.row_ids, _floats(value.rows), root)
+            if (residual := self._awaited.pop(key, None)) is not None:
+                engine.set_row_residual(number, *residual)
+
+    def residuals(self) -> dict[Key, tuple[Any, Any]]:
+        """What this worker's codecs have not sent yet: ids and rows, of tables of which they have kept any."""
+        found = {key: self._store.engine.row_residual(table.number) for key, table in self._tables.items()}
+        return {key: residual for key, residual in found.items() if len(residual[0])} | self._awaited
+
+    def set_residuals(self, residuals: Mapping[Key, tuple[Any, Any]]) -> None:
+        """Goes on with what residuals() returned; with that of tables that are not declared yet once they are."""
+        nothing = (np.zeros(0, np.int64), np.zeros(0, np.float32))
+        for key, table in self._tables.items():
+            self._store.engine.set_row_residual(table.number, *residuals.get(key, nothing))
+        self._awaited = {key: residual for key, residual in residuals.items() if key not in self._tables}
 
     def push(self, keys: Sequence[Key], values: Sequence[Any], priority: int) -> None:
         """Adds rows to this round of each key."""
@@ -240,10 +274,6 @@ class SparseKeys:
         self._store.print_notices()
         ids, rows = self._store.engine.rows_of(pulled)
         return ids, rows.reshape(-1, *table.shape[1:])
-
-
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, list | tuple) else value
 
 
 def _dtype(array: Any) -> str:

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from gradwire import _core, checkpoint, settings
-from gradwire.arrays import Target, first_of
+from gradwire.arrays import Target
 from gradwire.checkpoint import Restored
 from gradwire.compress import Compression
 from gradwire.dense import DenseKeys
 from gradwire.devices import DeviceSum, is_on_device, stream_of
-from gradwire.keys import Key, check_priority, pairs
-from gradwire.sparse import RowSparse, SparseKeys, holds_rows
+from gradwire.keys import Key, check_priority, gathered, pairs
+from gradwire.refusals import told_to_all
+from gradwire.sparse import SparseKeys, holds_rows, zeros_like
+from gradwire.unsent import Unsent
 from gradwire.worker import Worker
 
 
@@ -32,6 +34,7 @@ class KVStore(Worker):
         super().__init__(kind, engine, values)
         self._compression = Compression()
         self.devices = DeviceSum("none")  # what local stores encode
+        self.asked_compression: Compression | None = None  # by set_gradient_compression(), last
         self._optimizer: tuple[str, dict[str, float]] | None = None
         self.rows = SparseKeys(self)  # keys that were initialised with RowSparse
         encodes_on_devices = not self._is_local and _core.build_info()["cuda_devices"] > 0
@@ -101,13 +104,15 @@ class KVStore(Worker):
                 of a store that has no servers; or ranks that differ (all ranks get the same error).
         """
         given = self._settings.compression or compression_params
-        parsed = Compression.parse(given, reply=self._settings.reply)
+        with told_to_all(self.engine, "compression"):
+            parsed = Compression.parse(given, reply=self._settings.reply)
         if not self._is_local:
-            return self.use_compression(parsed)
+            self.use_compression(parsed)
+            self.asked_compression = parsed
+            return
         parsed.require_whole_weights(f"set_gradient_compression: the store {self.type!r} has no servers")
         self.devices.use(parsed.spec)
         self._compression = parsed
-        return None
 
     def use_compression(self, compression: Compression) -> None:
         """Compresses what the engine sends, as given: for front ends that read settings themselves. Collective."""
@@ -122,9 +127,11 @@ class KVStore(Worker):
 
         Args:
             name: "sgd" (learning_rate, momentum, nesterov=0 or 1), "adam" and "adamw" (learning_rate, beta1, beta2,
-                epsilon), "adagrad" (learning_rate, epsilon), all with wd, rescale_grad and clip_gradient; or "test"
-                (rescale_grad), MXNet's. The formulas are torch.optim's; rescale_grad=1/num_workers makes means of sums.
-                A number is any that float() takes, NumPy's too, and True is 1; nesterov needs a momentum.
+                epsilon), "adagrad" (learning_rate, epsilon), all with wd, rescale_grad and clip_gradient, by
+                torch.optim's formulas; rescale_grad=1/num_workers makes means of sums. Or MXNet's own: "mxnet_sgd",
+                with the parameters of "sgd", whose momentum holds steps and not gradients, so that a new learning rate
+                leaves it as it is; and "test" (rescale_grad). A number is any that float() takes, NumPy's too, and True
+                is 1; nesterov needs a momentum.
 
         Keys that were pushed before begin with what pull() brings, the sum of their last round, as MXNet's do.
 
@@ -133,12 +140,13 @@ class KVStore(Worker):
                 threshold=auto, a store of on_failure="continue", or a key that has no value: one of a checkpoint of
                 sums, which was not pushed since.
         """
-        if not isinstance(name, str) or len(name.split()) != 1:
-            raise ValueError(
-                f"set_optimizer: name={name!r} was given, expected one word; give parameters beside it, as in "
-                "set_optimizer('sgd', learning_rate=0.1)"
-            )
-        numbers = {key: _number(name, key, value) for key, value in parameters.items()}
+        with told_to_all(self.engine, "optimizer"):
+            if not isinstance(name, str) or len(name.split()) != 1:
+                raise ValueError(
+                    f"set_optimizer: name={name!r} was given, expected one word; give parameters beside it, as in "
+                    "set_optimizer('sgd', learning_rate=0.1)"
+                )
+            numbers = {key: _number(name, key, value) for key, value in parameters.items()}
         self.engine.set_optimizer(" ".join([name, *(f"{key}={value!r}" for key, value in numbers.items())]))
         self._optimizer = (name, numbers)
 
@@ -200,8 +208,10 @@ class KVStore(Worker):
 
         Args:
             key: a str or an int, the same kind for all keys of a store; or a list of them.
-            value: an array of any shape and dtype of float; or a list of them, one per key. Or RowSparse with their
-                shapes: such a key is a table, to which rows are pushed (gradwire.sparse).
+            value: an array of any shape and dtype of float, complex ones included; or a list of them, one per key.
+                float64 and complex128 are summed in 64 bits while the codec is "none"; codecs, and servers with an
+                optimizer, work in float32. Or RowSparse with their shapes: such a key is a table, to which rows are
+                pushed (gradwire.sparse).
 
         Raises:
             ValueError: a key was declared before, int and str keys are mixed, or ranks differ in key, shape or
@@ -215,7 +225,8 @@ class KVStore(Worker):
 
         Args:
             key: as init() was given it.
-            value: an array of the key's size; float32 travels from its own memory. Or a RowSparse, of a table.
+            value: an array of the key's size; of the dtype that the key has it travels from its own memory. Or a
+                RowSparse, of a table.
             priority: higher is sent sooner; front layers first is priority=-index. A whole number of 32 bits.
 
         Raises:
@@ -223,7 +234,7 @@ class KVStore(Worker):
             gradwire.TransportError: the job has failed; names the rank at fault.
         """
         check_priority("push", priority)
-        keys, values = pairs("push", key, value)
+        keys, (values,) = gathered(*pairs("push", key, value))
         if holds_rows(values):
             return self.rows.push(keys, values, priority)
         checked = [self.dense.arrays("push", name, item) for name, item in zip(keys, values, strict=True)]
@@ -237,13 +248,17 @@ class KVStore(Worker):
         the weight when an optimizer is set, or the initial value. Waits for the other workers' pushes; in
         `dist_async*` only where this worker is too far ahead of them.
 
+        Where servers send weights as deltas, the first pull behind a push brings what all workers hold, which lags
+        behind by what the deltas' codec has left out; the next one, or one behind pushpull(), brings the server's own
+        weight: for an evaluation, a file or the end of training.
+
         Args:
             key: as init() was given it.
             out: an array, or a list of arrays that all get the value.
             priority: as in push().
         """
         check_priority("pull", priority)
-        keys, outs = pairs("pull", key, out)
+        keys, (outs,) = gathered(*pairs("pull", key, out))
         targets = [self.dense.target("pull", name, item) for name, item in zip(keys, outs, strict=True)]
         tickets = [
             self.engine.pull(self.dense.ids[name], target.array, priority, **stream_of(target.array))
@@ -259,20 +274,7 @@ class KVStore(Worker):
             out: as in pull(). Of a table a RowSparse, which is set to all rows of the round; in `dist_async*` to those
                 of value, as they are then.
         """
-        check_priority("pushpull", priority)
-        keys, values = pairs("pushpull", key, value)
-        _, outs = pairs("pushpull", key, value if out is None else out)
-        if holds_rows(values):
-            return self.rows.push_pull(keys, values, outs, priority)
-        checked = [self.dense.arrays("pushpull", name, item) for name, item in zip(keys, values, strict=True)]
-        targets = [self.dense.target("pushpull", name, item) for name, item in zip(keys, outs, strict=True)]
-        tickets = []
-        for name, arrays, target in zip(keys, checked, targets, strict=True):
-            merged = target.meet(self._merged(name, arrays))
-            identity, array = self.dense.ids[name], target.array
-            tickets.append(self.engine.push_pull(identity, merged, array, priority, **stream_of(array)))
-        self._finish(tickets, targets)
-        return None
+        self._push_pull("pushpull", key, value, out, priority)
 
     def row_sparse_pull(
         self, key: Key | Sequence[Key], out: Any, priority: int = 0, row_ids: Any = None
@@ -325,13 +327,16 @@ class KVStore(Worker):
         self, name: Key | Sequence[Key], tensor: Any, output: Any = None, priority: int = 0
     ) -> None:
         """As pushpull(name, tensor, output, priority), and a name that is new is declared, with zeros, by its first
-        call: then a collective.
+        call: then a collective. MXNet's RFC 16795 has this name for it.
         """
         names, values = pairs("push_pull", name, tensor)
+        firsts = dict(zip(names[::-1], values[::-1], strict=True))  # of a name that comes twice
         known = {*self.dense.ids, *self.rows.names}
-        if new := [i for i, one in enumerate(names) if one not in known]:
-            self.init([names[i] for i in new], [_zeros_like(first_of(values[i])) for i in new])
-        self.pushpull(name, tensor, output, priority)
+        if new := [each for each in dict.fromkeys(names) if each not in known]:
+            with told_to_all(self.engine, "declare rows" if holds_rows(firsts[new[0]]) else "declare"):
+                zeros = [zeros_like("push_pull", each, firsts[each]) for each in new]
+            self._declare("push_pull", new, zeros, 0)
+        self._push_pull("push_pull", name, tensor, output, priority)
 
     def save_checkpoint(self, folder: str | PathLike[str], extra: bytes = b"") -> None:
         """Writes what workers and servers keep from step to step to a folder. Collective, between steps.
@@ -377,28 +382,71 @@ class KVStore(Worker):
             self._optimizer = optimizer
         return restored
 
+    def unsent(self) -> Unsent:
+        """Returns what this worker's codecs have not sent yet, by key. Waits for this worker's own rounds."""
+        if self.dense.ids or self.rows.names:
+            self.engine.await_rounds()
+        return Unsent(self.dense.residuals(), self.rows.residuals(), self.devices.state())
+
+    def go_on_with(self, unsent: Unsent) -> None:
+        """Has the next pushes send what unsent() returned, maybe of another store; of keys that this one has not yet
+        once they are initialised. Between this worker's rounds.
+
+        Raises: ValueError: a key has another number of elements.
+        """
+        self.dense.set_residuals(unsent.keys)
+        self.rows.set_residuals(unsent.tables)
+        self.devices.load(*unsent.devices)
+
     # ---------------------------------------------------------------- inside
 
     # What a call was given is checked whole before any of it is sent: a call that fails halfway would leave this
     # worker a round ahead of the others in the keys before the mistake.
 
     def _declare(self, verb: str, key: Key | Sequence[Key], value: Any, root: int) -> None:
-        keys, values = pairs(verb, key, value)
-        if not 0 <= root < self.num_workers:
-            raise ValueError(f"{verb}: root_rank={root} is no worker's; expected 0 to {self.num_workers - 1}")
-        known = [*self.dense.ids, *self.rows.names]
-        if len({type(name) for name in [*known, *keys]}) > 1:
-            raise ValueError(
-                f"{verb}: mixed key types are not allowed; use either all int or all str keys in one store"
-            )
-        if holds_rows(values) or set(keys) & set(self.rows.names):
-            if twice := [name for name in keys if name in known]:
-                raise ValueError(f"{verb}: key {twice[0]!r} was declared before; declare each key once")
-            return self.rows.init(verb, keys, values, root)
-        return self.dense.init(verb, keys, values, root)
+        has_rows = holds_rows(value)
+        with told_to_all(self.engine, "declare rows" if has_rows else "declare"):
+            keys, values = pairs(verb, key, value)
+            if not 0 <= root < self.num_workers:
+                raise ValueError(
+                    f"{verb}: root_rank={root} is no worker's; expected 0 to {self.num_workers - 1}"
+                )
+            known = [*self.dense.ids, *self.rows.names]
+            if len({type(name) for name in [*known, *keys]}) > 1:
+                raise ValueError(
+                    f"{verb}: mixed key types are not allowed; use either all int or all str keys in one store"
+                )
+            once: set[Key] = set()
+            for name in keys:
+                if name in known or name in once:
+                    raise ValueError(f"{verb}: key {name!r} was declared before; declare each key once")
+                once.add(name)
+            first_rows = self.rows.checked(verb, keys, values) if has_rows else []
+            first_values = [] if has_rows else self.dense.checked(verb, keys, values)
+        if has_rows:
+            self.rows.init(keys, first_rows, root)
+        else:
+            self.dense.init(keys, first_values, root)
+
+    def _push_pull(self, verb: str, key: Key | Sequence[Key], value: Any, out: Any, priority: int) -> None:
+        check_priority(verb, priority)
+        names, given = pairs(verb, key, value)
+        _, targets_given = pairs(verb, key, value if out is None else out)
+        keys, (values, outs) = gathered(names, given, targets_given)
+        if holds_rows(values):
+            return self.rows.push_pull(keys, values, outs, priority)
+        checked = [self.dense.arrays(verb, name, item) for name, item in zip(keys, values, strict=True)]
+        targets = [self.dense.target(verb, name, item) for name, item in zip(keys, outs, strict=True)]
+        tickets = []
+        for name, arrays, target in zip(keys, checked, targets, strict=True):
+            merged = target.meet(self._merged(name, arrays))
+            identity, array = self.dense.ids[name], target.array
+            tickets.append(self.engine.push_pull(identity, merged, array, priority, **stream_of(array)))
+        self._finish(tickets, targets)
+        return None
 
     def _merged(self, key: Key, arrays: list[Any]) -> Any:
-        compresses = self._is_local and not self.passthrough
+        compresses = self._is_local and (not self.passthrough or self.devices.has_leftover(key))
         if len(arrays) > 1 and is_on_device(arrays[0]):
             return self.devices.add_on_device(arrays)
         return self.devices.summed(key, arrays) if len(arrays) > 1 or compresses else arrays[0]
@@ -417,9 +465,3 @@ def _number(optimizer: str, parameter: str, value: Any) -> float:
             f"set_optimizer: {parameter}={value!r} of {optimizer} is a {type(value).__name__}, expected a number"
         )
     return float(value)
-
-
-def _zeros_like(value: Any) -> Any:
-    if isinstance(value, RowSparse):
-        return RowSparse([], [], value.shape)
-    return np.zeros(np.shape(value), np.float32)

@@ -255,8 +255,12 @@ class Worker(AbstractKVStore):
     def wait_until(self, done: Callable[[float], bool]) -> None:
         """Calls done(seconds) until it returns True, and prints in between what the engine has to say."""
         began = time.perf_counter()
-        while not done(1.0):
-            self.print_notices()
+        self.engine.change_endless(1)
+        try:
+            while not done(1.0):
+                self.print_notices()
+        finally:
+            self.engine.change_endless(-1)
         self.waited_seconds += time.perf_counter() - began
 
     def print_notices(self) -> None:

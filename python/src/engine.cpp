@@ -40,9 +40,11 @@ void bind_engine(nb::module_& module) {
       .def(
           "wait",
           [](const Ticket& ticket, double seconds) {
+            const auto endless = seconds < kForEver ? nullptr : ticket.endless();
             return wait_interruptibly(seconds, [&](milliseconds slice) { return ticket.wait_for(slice); });
           },
-          "seconds"_a = 1e9, "Waits; returns False when seconds passed first. Raises the operation's error.");
+          "seconds"_a = kForEver,
+          "Waits; returns False when seconds passed first. Raises the operation's error.");
 
   nb::class_<PyEngine> engine(module, "Engine",
                               "A worker's end of the store. Made by connect_engine() or local_engine().");
@@ -89,6 +91,21 @@ void bind_engine(nb::module_& module) {
           },
           "name"_a, "blob"_a, "Every worker's blob in rank order. Collective.")
       .def(
+          "change_endless", [](PyEngine& s, int by) { s.engine().callers()->change_endless(by); }, "by"_a,
+          "With 1: what this thread waits for from now on, however often it looks, it waits for until it has "
+          "come; with -1 no longer. So workers that wait for one another are found.")
+      .def(
+          "await_rounds", [](PyEngine& s) { s.engine().await_rounds("commit"); }, Collective(),
+          "Waits until all rounds that this worker has begun are over.")
+      .def(
+          "refuse",
+          [](PyEngine& s, const std::string& name, const std::string& text) {
+            s.engine().refuse(name, text);
+          },
+          "name"_a, "text"_a, Collective(),
+          "Raises ValueError with this text on all workers, which begin the call that is wrong here with the "
+          "exchange of that name. No-op in a job whose members have changed.")
+      .def(
           "agree",
           [](PyEngine& s, const std::string& what, const std::string& text) { s.engine().agree(what, text); },
           "what"_a, "text"_a, Collective(),
@@ -126,6 +143,15 @@ void bind_engine(nb::module_& module) {
           },
           "key"_a, "value"_a.noconvert(), "root"_a = 0, "Stores root's value as the key's first. Collective.")
       .def(
+          "init",
+          [](PyEngine& s, KeyId key, const ConstDoubles& value, std::uint32_t root) {
+            const InterruptEnds interrupt;
+            const nb::gil_scoped_release release;
+            s.engine().init(key, flat(value), root);
+          },
+          "key"_a, "value"_a.noconvert(), "root"_a = 0,
+          "The same of a key of float64. As of push(), pull() and push_pull(): ValueError for another key.")
+      .def(
           "set_optimizer", [](PyEngine& s, const std::string& text) { s.engine().set_optimizer(text); },
           "text"_a, Collective())
       .def(
@@ -135,6 +161,14 @@ void bind_engine(nb::module_& module) {
             return s.engine().push(key, flat(grad), priority);
           },
           "key"_a, "grad"_a.noconvert(), "priority"_a = 0)
+      .def(
+          "push",
+          [](PyEngine& s, KeyId key, const ConstDoubles& grad, std::int32_t priority) {
+            const nb::gil_scoped_release release;
+            return s.engine().push(key, flat(grad), priority);
+          },
+          "key"_a, "grad"_a.noconvert(), "priority"_a = 0,
+          "Of a key of float64: sums are of float64 with codec none; others work in float32.")
       .def(
           "push",
           [](PyEngine& s, KeyId key, const ConstCudaFloats& grad, std::int32_t priority,
@@ -154,6 +188,12 @@ void bind_engine(nb::module_& module) {
           "key"_a, "out"_a.noconvert(), "priority"_a = 0)
       .def(
           "pull",
+          [](PyEngine& s, KeyId key, const Doubles& out, std::int32_t priority) {
+            return s.keep(s.engine().pull(key, flat(out), priority), nb::none(), nb::cast(out));
+          },
+          "key"_a, "out"_a.noconvert(), "priority"_a = 0)
+      .def(
+          "pull",
           [](PyEngine& s, KeyId key, const CudaFloats& out, std::int32_t priority, std::uintptr_t stream) {
             const kvstore::OnDevice place = s.on_cuda(out.device_id(), stream);
             return s.keep(s.engine().pull(key, flat(out), priority, place), nb::none(), nb::cast(out));
@@ -168,6 +208,15 @@ void bind_engine(nb::module_& module) {
                           nb::cast(grad), nb::cast(out));
           },
           "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0F,
+          "program_step"_a = 0)
+      .def(
+          "push_pull",
+          [](PyEngine& s, KeyId key, const ConstDoubles& grad, const Doubles& out, std::int32_t priority,
+             double scale, std::uint32_t program_step) {
+            return s.keep(s.engine().push_pull(key, flat(grad), flat(out), priority, scale, program_step),
+                          nb::cast(grad), nb::cast(out));
+          },
+          "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0,
           "program_step"_a = 0)
       .def(
           "push_pull",
@@ -227,10 +276,12 @@ void bind_engine(nb::module_& module) {
       .def(
           "drain",
           [](PyEngine& s, double seconds, kvstore::SlotSet set) {
+            std::optional<kvstore::Callers::Endless> endless;
+            if (seconds >= kForEver) endless.emplace(*s.engine().callers());
             return wait_interruptibly(seconds,
                                       [&](milliseconds slice) { return s.engine().drain_for(slice, set); });
           },
-          "seconds"_a = 1e9, "set"_a = 0,
+          "seconds"_a = kForEver, "set"_a = 0,
           "Waits until every slot of a set holds its sum. Returns False when seconds passed first.")
       .def("close", &PyEngine::close, "error"_a = "",
            "Says goodbye and ends the threads. Idempotent. error: what ends this worker, for the others; "

@@ -14,6 +14,20 @@ void bind_errors(nb::module_& module) {
                                                                         PyExc_ConnectionError);
   static const nb::exception<transport::MembershipChanged> membership_changed(module, "MembershipChanged",
                                                                               transport_error.ptr());
+  // Misuse, of the job: so it is both.
+  static PyObject* const call_mismatch =
+      PyErr_NewException("gradwire._core.CallMismatch",
+                         nb::make_tuple(transport_error, nb::handle(PyExc_ValueError)).ptr(), nullptr);
+  module.attr("CallMismatch") = nb::borrow(call_mismatch);
+  nb::register_exception_translator(
+      [](const std::exception_ptr& error, void* type) {
+        try {
+          std::rethrow_exception(error);
+        } catch (const transport::CallMismatch& mismatch) {
+          PyErr_SetString(static_cast<PyObject*>(type), mismatch.what());
+        }
+      },
+      call_mismatch);
   static const nb::exception<transport::TimeoutError> timeout_error(module, "TimeoutError",
                                                                     PyExc_TimeoutError);
   nb::register_exception_translator(

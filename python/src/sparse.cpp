@@ -121,6 +121,20 @@ void bind_sparse(nb::module_& module, nb::class_<PyEngine>& engine) {
           },
           "table"_a, "A copy of what the table's codec has not sent yet, as rows_of() gives rows.")
       .def(
+          "server_row_residual",
+          [](PyEngine& s, TableId table) {
+            Rows rows;
+            {
+              const nb::gil_scoped_release release;
+              rows = s.engine().server_residual_of_rows(table);
+            }
+            return to_numpy(std::move(rows));
+          },
+          "table"_a,
+          "A copy of what servers have not sent yet of the table's replies; a row may be there more than "
+          "once. "
+          "Between rounds of all workers.")
+      .def(
           "set_row_residual",
           [](PyEngine& s, TableId table, const Ids& ids, const ConstFloats& rows) {
             const nb::gil_scoped_release release;

@@ -27,6 +27,7 @@ nb::ndarray<nb::numpy, float, nb::ndim<1>> as_array(std::vector<float> values) {
 
 void bind_state(nb::class_<PyEngine>& engine) {
   using Release = nb::call_guard<nb::gil_scoped_release>;
+  using Collective = nb::call_guard<InterruptEnds, nb::gil_scoped_release>;
   engine
       .def(
           "residual",
@@ -49,8 +50,35 @@ void bind_state(nb::class_<PyEngine>& engine) {
           "key"_a, "values"_a.noconvert(),
           "Replaces it. Raises ValueError where a value is not finite, but with nonfinite=mxnet.")
       .def(
+          "add_to_residual",
+          [](PyEngine& s, KeyId key, const ConstFloats& values) {
+            const nb::gil_scoped_release release;
+            s.engine().add_to_residual(key, flat(values));
+          },
+          "key"_a, "values"_a.noconvert(),
+          "Adds to it what a round brought and no rank used; all ranks call it with the same values.")
+      .def(
           "keep_rollback", [](PyEngine& s, bool keep) { s.engine().keep_rollback(keep); }, "keep"_a,
           "Keeps, from the next round on, what roll_back() needs: a second copy of every residual.")
+      .def(
+          "server_residual",
+          [](PyEngine& s, KeyId key) {
+            std::vector<float> values;
+            {
+              const nb::gil_scoped_release release;
+              values = s.engine().server_residual(key);
+            }
+            return as_array(std::move(values));
+          },
+          "key"_a,
+          "A copy of what servers have not sent yet of the key's replies, float32 (elements,); (0,) where "
+          "there is "
+          "none. Between rounds of all workers.")
+      .def(
+          "draw_residuals", [](PyEngine& s) { s.engine().draw_residuals(); }, Collective(),
+          "Takes what servers have not sent yet of their replies into the workers' residuals, which send it "
+          "next. "
+          "Collective, between steps; before the servers end.")
       .def(
           "roll_back", [](PyEngine& s, const std::vector<KeyId>& keys) { s.engine().roll_back(keys); },
           "keys"_a, Release(), "Puts the residuals of keys back to what they were before their last round.")

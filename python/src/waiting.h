@@ -40,6 +40,9 @@ class InterruptEnds {
 
 inline constexpr auto kSignalCheck = std::chrono::milliseconds(100);
 
+/// Seconds; a wait of as many ends only when what it waits for has come.
+inline constexpr double kForEver = 1e9;
+
 inline std::chrono::milliseconds from_seconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
@@ -49,7 +52,7 @@ inline std::chrono::milliseconds from_seconds(double seconds) {
 template <typename Poll>
 bool wait_interruptibly(double seconds, const Poll& poll) {
   using std::chrono::milliseconds;
-  const auto deadline = std::chrono::steady_clock::now() + from_seconds(std::min(seconds, 1e9));
+  const auto deadline = std::chrono::steady_clock::now() + from_seconds(std::min(seconds, kForEver));
   for (;;) {
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
     {

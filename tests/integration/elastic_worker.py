@@ -69,7 +69,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 @gw.elastic.run
 def train(state: gw.elastic.TorchState) -> None:
     if state.store.generation > 1:
-        kept = state._kept["optimizer"].get("gradwire", {}).get("residuals", {})
+        kept = state._kept.values["optimizer"].get("gradwire", {}).get("residuals", {})
         had_none = first_generation > 1 or state.step == 0
         residuals_kept.append(same(residuals(), kept) and (had_none or bool(kept)))
     steps = (FOLDER / f"steps.{os.getpid()}").open("a")

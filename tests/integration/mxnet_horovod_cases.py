@@ -6,6 +6,7 @@ python mxnet_horovod_cases.py    as one rank of a gradwire job; prints "CASE pas
 from __future__ import annotations
 
 import pickle
+import time
 import warnings
 from typing import Any
 
@@ -208,11 +209,20 @@ def who_reads_what_has_failed_is_told_and_the_job_goes_on() -> None:
     mx.nd.waitall()
 
 
+def wait_until_under_way(name: str) -> None:
+    coordinator = session.current().coordinator
+    end = time.monotonic() + 60
+    while not any(key.name == name for key in [*coordinator._handles, *coordinator._under_way]):
+        assert time.monotonic() < end, name
+        time.sleep(0.001)
+
+
 @case
 def a_name_is_under_way_once() -> None:
     first, second = filled(1.0), filled(2.0)
     if hvd.rank() == 0:
         hvd.allreduce_(first, name="twice")
+        wait_until_under_way("twice")  # MXNet has several threads, and begins what is ready in any order
         hvd.allreduce_(second, name="twice")
         with raises(mx.MXNetError, "'twice' was submitted before"):
             second.wait_to_read()

@@ -265,9 +265,9 @@ def servers_have_some_optimizers(folder: Path) -> None:
     common = {"learning_rate": 0.25, "wd": 0.5, "rescale_grad": 0.125}
     rule = optimizers.server_rule
     sgd = mx.optimizer.SGD(momentum=0.75, clip_gradient=2.0, **common)
-    assert rule(sgd) == ("sgd", {**common, "momentum": 0.75, "clip_gradient": 2.0})
+    assert rule(sgd) == ("mxnet_sgd", {**common, "momentum": 0.75, "clip_gradient": 2.0})
     nag = mx.optimizer.NAG(momentum=0.75, **common)
-    assert rule(nag) == ("sgd", {**common, "momentum": 0.75, "nesterov": 1.0})
+    assert rule(nag) == ("mxnet_sgd", {**common, "momentum": 0.75, "nesterov": 1.0})
     adam = {"beta1": 0.5, "beta2": 0.25, "epsilon": 0.125}
     assert rule(mx.optimizer.Adam(**adam, **common)) == ("adam", {**common, **adam})
     assert rule(mx.optimizer.create("test", rescale_grad=2.0)) == ("test", {"rescale_grad": 2.0})
@@ -292,8 +292,8 @@ def defaults_of_servers_rules_are_mxnets(folder: Path) -> None:
     store = gradwire.kv.create("local")
     store.init("w", np.zeros(2, np.float32))
     for made, expected in (
-        (mx.optimizer.SGD(), ("sgd", sgd)),
-        (mx.optimizer.NAG(), ("sgd", {**sgd, "nesterov": 0.0})),
+        (mx.optimizer.SGD(), ("mxnet_sgd", sgd)),
+        (mx.optimizer.NAG(), ("mxnet_sgd", {**sgd, "nesterov": 0.0})),
         (mx.optimizer.Adam(), ("adam", adam)),
         (mx.optimizer.Test(), ("test", {"rescale_grad": 1.0})),
     ):

@@ -28,7 +28,7 @@ def require_equal(ours: Any, theirs: Any, where: str) -> None:
             ours, theirs, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{where}: {text}"
         )
     elif isinstance(theirs, dict):
-        assert ours.keys() == theirs.keys(), where
+        assert ours.keys() == theirs.keys(), (where, ours, theirs)
         for key in theirs:
             require_equal(ours[key], theirs[key], f"{where}.{key}")
     elif isinstance(theirs, list | tuple):

@@ -246,7 +246,8 @@ def half_precision_and_channels_last(store: gw.kv.KVStore) -> None:
         for rank in range(2):
             alone = copy.deepcopy(model)
             alone(images(rank).to(dtype)).square().mean().backward()
-            local.append([p.grad.float() for p in alone.parameters()])
+            wide = torch.promote_types(dtype, torch.float32)
+            local.append([p.grad.to(wide) for p in alone.parameters()])
         optimizer = wrap(model, store)
         model(images(store.rank).to(dtype)).square().mean().backward()
         for p, mine, theirs in zip(model.parameters(), *local, strict=True):

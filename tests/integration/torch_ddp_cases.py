@@ -490,18 +490,28 @@ def residuals_stay_with_their_parameters() -> None:
 
 
 @case
-def what_frozen_parameters_cost_is_told() -> None:
+def residuals_that_nobody_can_place_are_dropped_with_a_warning() -> None:
+    """Where torch leaves out what got no gradient, as before set_reduce_scatter_unused_params(), nobody knows what."""
+
+    class Ends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(20, 64), nn.Linear(64, 3)
+
+        def forward(self, x: torch.Tensor, whole: bool) -> torch.Tensor:
+            return self.last(self.first(x)) if whole else self.first(x)
+
     torch.manual_seed(0)
-    model = fully_shard(nn.Sequential(nn.Linear(20, 64), nn.Linear(64, 3)))
+    model = fully_shard(Ends())
     gw.torch.compress_reduce_scatter(model, codec="topk")
+    model.set_reduce_scatter_unused_params(False)
     told = []
-    for frozen in (False, False, True, True):
-        model[0].requires_grad_(not frozen)
+    for whole in (True, True, False, False, True):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            model(torch.ones(5, 20)).square().mean().backward()
+            model(torch.ones(5, 20), whole).square().mean().backward()
         told.append(any("has not sent yet is dropped" in str(w.message) for w in caught))
-    assert told == [False, False, True, False]
+    assert told == [False, False, True, False, True], told
 
 
 @case
@@ -551,6 +561,48 @@ def a_scalar_weight_is_learnt_through_2bit() -> None:
         optimizer.step()
     assert abs(linear.weight.item() - 3) < 0.05, linear.weight
     require_one_model(linear)
+
+
+class Scaled(nn.Module):
+    """Whose gradient is what it is called with, in each element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 4))
+
+    def forward(self, gradient: float) -> torch.Tensor:
+        return (self.weight * gradient).sum()
+
+
+@case
+def without_a_codec_the_hook_sends_what_the_codec_before_has_left() -> None:
+    first, state = hooked(Scaled(), "2bit:threshold=0.5")
+    first(3.0).backward()
+    assert torch.equal(first.module.weight.grad, torch.full((4, 4), 0.5))
+    later, other = hooked(Scaled(), "none")
+    other.load_state_dict(state.state_dict())
+    for given, found in ((1.0, 3.5), (1.0, 1.0)):
+        later.zero_grad()
+        later(given).backward()
+        assert torch.equal(later.module.weight.grad, torch.full((4, 4), found))
+
+
+@case
+def without_a_codec_shards_get_what_the_codec_before_has_left() -> None:
+    def sharded(codec: str) -> tuple[nn.Module, Any]:
+        model = fully_shard(Scaled())
+        return model, gw.torch.compress_reduce_scatter(model, codec=codec)
+
+    first, compressed = sharded("2bit:threshold=0.5")
+    first(3.0).backward()
+    assert torch.equal(first.weight.grad.to_local(), torch.full((2, 4), 0.5))
+    later, goes_on = sharded("none")
+    goes_on.load_state_dict(through_a_file(compressed.state_dict()))
+    for given, found in ((1.0, 3.5), (1.0, 1.0)):
+        later.zero_grad()
+        later(given).backward()
+        assert torch.equal(later.weight.grad.to_local(), torch.full((2, 4), found))
+    assert not any(own["residuals"].any() for own in goes_on.state_dict().get("modules", {}).values())
 
 
 def say(line: str) -> None:

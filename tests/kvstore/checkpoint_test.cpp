@@ -1,10 +1,12 @@
 #include "kvstore/checkpoint.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "compress/codec.h"
 #include "tests/kvstore/folder.h"
+#include "transport/checksum.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -65,6 +67,27 @@ TEST(Manifest, OtherVersionsAreNamed) {
       ThrowsMessage<compress::DecodeError>(HasSubstr("is 'gradwire checkpoint 9', and this program reads")));
   EXPECT_THAT([] { read_manifest("{}", "f"); },
               ThrowsMessage<compress::DecodeError>(HasSubstr("is no manifest")));
+}
+
+/// Of version 1: its sgd with a momentum is what is called mxnet_sgd now.
+TEST(Manifest, OfVersion1IsReadWithItsOptimizersNameOfToday) {
+  const auto written = [](const std::string& optimizer) {
+    Manifest saved = manifest();
+    saved.optimizer = optimizer;
+    std::string text = write_manifest(saved);
+    text.resize(text.rfind("checksum\t"));
+    text.replace(0, text.find('\n'), "gradwire checkpoint 1");
+    return text + fmt::format("checksum\t{:08x}\n", transport::checksum(std::as_bytes(std::span(text))));
+  };
+  for (const auto& [then, now] :
+       {std::pair{"sgd learning_rate=0.5 momentum=0.5", "mxnet_sgd learning_rate=0.5 momentum=0.5"},
+        {"sgd learning_rate=0.5 momentum=0", "sgd learning_rate=0.5 momentum=0"},
+        {"adam learning_rate=0.5", "adam learning_rate=0.5"},
+        {"", ""}}) {
+    Manifest expected = manifest();
+    expected.optimizer = now;
+    EXPECT_EQ(read_manifest(written(then), "f"), expected);
+  }
 }
 
 TEST(Inherited, RanksThatAreGoneGoToSurvivorsInTurns) {

@@ -46,6 +46,7 @@ class NoisyLine final : public Messenger, private Sink {
                                     std::chrono::milliseconds timeout) override {
     return line_->exchange(name, blob, timeout);
   }
+  std::uint64_t exchanges() const override { return line_->exchanges(); }
   void fail(const std::string& text) override { line_->fail(text); }
   void note_error(const std::string& error) override { line_->note_error(error); }
   void leave(std::chrono::milliseconds timeout) override { line_->leave(timeout); }
@@ -63,7 +64,7 @@ class NoisyLine final : public Messenger, private Sink {
     sink_->on_frames(from, std::move(frames));
   }
   void on_failure(const std::string& text) override { sink_->on_failure(text); }
-  void on_goodbye(Node peer) override { sink_->on_goodbye(peer); }
+  void on_goodbye(Node peer, const std::string& error) override { sink_->on_goodbye(peer, error); }
 
   bool is_hit(Node from, const FrameHeader& header) {
     return seen_[{from, header.offset, header.step}]++ < what_;

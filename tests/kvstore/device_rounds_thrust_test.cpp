@@ -12,7 +12,7 @@
 
 #include "compress/codecs.h"
 #include "tests/compress/streams_device.h"
-#include "tests/kvstore/job.h"
+#include "tests/kvstore/hosts.h"
 #include "tests/kvstore/sums.h"
 
 namespace gradwire::kvstore {
@@ -321,16 +321,18 @@ TEST(DeviceRounds, AgreedScalesOutliveAResidualThatOneRankReplaces) {
   EXPECT_EQ(after(run_native, exchange_on(device)), expected);
 }
 
-TEST(DeviceRounds, AResidualOutlivesRoundsThatNeedNone) {
+TEST(DeviceRounds, ARoundThatNeedsNoResidualSendsIt) {
   const auto device = std::make_shared<StreamsDevice>();
   run_job({1, 1}, [&](Engine& engine) {
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {3000}}}).front();
     engine.set_compression(spec("2bit:threshold=0.5"), "exact");
     engine.set_residual(key, random_floats(3000, 5));
     engine.set_compression(spec("none"), "none");
-    auto values = random_floats(3000, 1);
+    auto values = random_floats(3000, 1), expected = random_floats(3000, 5);
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = values[i] + expected[i];
     exchange_on(device)(engine, key, values, 1);
-    EXPECT_EQ(engine.residual(key), random_floats(3000, 5));
+    EXPECT_EQ(values, expected);
+    EXPECT_THAT(engine.residual(key), testing::IsEmpty());
   });
 }
 
@@ -384,6 +386,27 @@ TEST(DeviceRounds, WeightsOfAnOptimizerComeToTheDevice) {
     engine.push_pull(key, grad.span(), grad.span(), 0, 1, grad.place()).wait();
     EXPECT_EQ(grad.values(), std::vector<float>(100, 11.0F));
   });
+}
+
+TEST(DeviceRounds, OfDeltasTheSecondPullBringsTheServersOwnWeight) {
+  const auto device = std::make_shared<StreamsDevice>();
+  const auto body = [&](Engine& engine) {
+    engine.set_compression(spec("none"), "none", "delta:2bit:threshold=0.25");
+    const auto key = engine.declare(std::vector<KeySpec>{{"w", {20'000}}}).front();
+    engine.init(key, std::vector<float>(20'000));
+    engine.set_optimizer("sgd learning_rate=1");
+    const DeviceFloats grad(device, std::vector<float>(20'000, 0.1F)), weight(device, grad.values());
+    for (int round = 1; round <= 2; ++round) {
+      engine.push(key, grad.span(), 0, grad.place());
+      for (const double expected : {-0.25 * round, -0.3 * round}) {
+        engine.pull(key, weight.span(), 0, weight.place()).wait();
+        EXPECT_NEAR(weight.values().front(), expected, 1e-5);
+        EXPECT_NEAR(weight.values().back(), expected, 1e-5);
+      }
+    }
+  };
+  run_job({3, 2}, body);
+  run_hosts({3, 2}, {"x", "x", "y"}, body);
 }
 
 TEST(DeviceRounds, ADeviceThatFailsIsSaidByTheTicket) {

@@ -51,6 +51,28 @@ TEST(OptimizerFile, SaysWhoseStatesItHolds) {
             (OptimizerHead{Dump::kStatesAndParameters, "adam learning_rate=0.5", keys}));
 }
 
+/// Of version 1: its sgd that has moments is what is called mxnet_sgd now.
+TEST(OptimizerFile, OfVersion1SaysItsOptimizersNameOfToday) {
+  const Folder folder;
+  const auto name_in = [&](const std::string& head, const OptimizerState& state) {
+    {
+      CheckpointWriter file(folder / "a");
+      const std::string text = head;
+      file.add({RecordKind::kOptimizer}, std::as_bytes(std::span(text)));
+      add(file, 0, 0, 2, state);
+      file.finish();
+    }
+    return OptimizerFile(folder / "a").head().optimizer;
+  };
+  const OptimizerState moved{{1, 2}, 5};
+  EXPECT_EQ(name_in("states\n1\nb\tfloat32\t2\nsgd", moved), "mxnet_sgd");
+  EXPECT_EQ(name_in("states and parameters\n1\nb\tfloat32\t2\nsgd momentum=0.5", moved),
+            "mxnet_sgd momentum=0.5");
+  EXPECT_EQ(name_in("states\n1\nb\tfloat32\t2\nsgd", {{}, 5}), "sgd");
+  EXPECT_EQ(name_in("states\n1\nb\tfloat32\t2\nadagrad", moved), "adagrad");
+  EXPECT_EQ(name_in("states 2\n1\nb\tfloat32\t2\nsgd", moved), "sgd");
+}
+
 TEST(OptimizerFile, GivesStatesHoweverTheyAreCut) {
   const Folder folder;
   write(folder / "a");

@@ -154,12 +154,12 @@ TEST_F(TwoWorkersRows, AnotherOptimizerBeginsAnew) {
   optimize("sgd learning_rate=1 momentum=0.5");
   send(0, rows_frame(Kind::kRowInit, 0, {}, {}));
   for (const std::uint32_t rank : {0U, 1U}) push(rank, 0, {1}, {1, 1});
-  optimize("sgd learning_rate=0 momentum=0.5");  // the same one keeps its momentum
+  optimize("sgd learning_rate=0.5 momentum=0.5");  // the same one keeps its momentum, of which that is half
   for (const std::uint32_t rank : {0U, 1U}) push(rank, 1, {1}, {1, 1});
-  expect_rows(pull(0, 2, {1}), {1}, {-3, -3});
+  expect_rows(pull(0, 2, {1}), {1}, {-3.5F, -3.5F});
   optimize("test");
   for (const std::uint32_t rank : {0U, 1U}) push(rank, 2, {1}, {1, 1});
-  expect_rows(pull(0, 3, {1}), {1}, {-1, -1});
+  expect_rows(pull(0, 3, {1}), {1}, {-1.5F, -1.5F});
 }
 
 TEST_F(TwoWorkersRows, PullsOfATableThatNobodyKnowsAreRefusedAndMakeNone) {

@@ -162,9 +162,8 @@ class Oracle {
       for (std::size_t e = 0; e < kWidth; ++e) {
         float& weight = weights[begin + e];
         float& momentum = momenta_[begin + e];
-        const float change = 0.1F * (given.values[i * kWidth + e] + 0.01F * weight);
-        momentum = 0.9F * momentum - change;
-        weight += momentum;
+        momentum = 0.9F * momentum + (given.values[i * kWidth + e] + 0.01F * weight);
+        weight -= 0.1F * momentum;
       }
     }
   }

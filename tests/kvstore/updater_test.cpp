@@ -28,6 +28,24 @@ TEST(Updater, SgdWithMomentumAndDecay) {
   EXPECT_NEAR(weight[0], 0.852151F, 1e-6);
 }
 
+/// Three steps on a gradient of 1 at a rate of 1, three at 0.01.
+float at_two_rates(const std::string& optimizer) {
+  std::vector<float> weight = {0};
+  OptimizerState state;
+  for (const char* rate : {" learning_rate=1", " learning_rate=0.01"}) {
+    const auto updater = make_updater(parse_optimizer(optimizer + rate));
+    for (int step = 0; step < 3; ++step) updater->update(weight, std::vector<float>{1}, state);
+  }
+  return weight[0];
+}
+
+// torch.optim.SGD's weights, and MXNet 1.9.1's, whose momentum goes on at the rate of the steps that made it.
+TEST(Updater, MomentumOfGradientsFollowsANewRateAndMxnetsDoesNot) {
+  EXPECT_NEAR(at_two_rates("sgd momentum=0.9"), -5.7321969F, 1e-5);
+  EXPECT_NEAR(at_two_rates("sgd momentum=0.9 nesterov=1"), -8.1889772F, 1e-5);
+  EXPECT_NEAR(at_two_rates("mxnet_sgd momentum=0.9"), -12.2757897F, 1e-5);
+}
+
 TEST(Updater, SgdClips) {
   const auto updater = make_updater(parse_optimizer("sgd learning_rate=1 clip_gradient=0.5"));
   std::vector<float> weight = {0, 0};

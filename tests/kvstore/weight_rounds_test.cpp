@@ -123,6 +123,26 @@ INSTANTIATE_TEST_SUITE_P(Of, WeightRounds, testing::Values(run_job, run_peers, r
                                                                    : "Hosts";
                          });
 
+/// Also behind a round that is still under way.
+TEST_P(WeightRounds, APullAfterTheAnswerWasSeenBringsTheServersOwn) {
+  GetParam()(job(), [](Engine& engine) {
+    engine.set_compression(spec("none"), "none", "delta:2bit:threshold=0.25");
+    const KeySpec key{"w", {kElements}};
+    const KeyId id = engine.declare({&key, 1})[0];
+    engine.init(id, Floats(kElements));
+    engine.set_optimizer("sgd learning_rate=1");
+    for (int round = 1; round <= 3; ++round) {
+      Floats held(kElements, 0.1F), weight(kElements);
+      const Ticket answered = engine.push_pull(id, held, held, 0);
+      engine.pull(id, weight, 0).wait();
+      answered.wait();
+      EXPECT_NEAR(weight.front(), -0.3 * round, 1e-5);
+      EXPECT_NEAR(weight.back(), -0.3 * round, 1e-5);
+      EXPECT_NEAR(held.back(), -0.25 * round, 1e-5);
+    }
+  });
+}
+
 TEST(WeightRounds, AreFewerBytesOnTheWire) {
   std::map<std::string, double> bytes;
   for (const std::string weights : {"fp32", "fp16", "delta:int8", "delta:2bit:threshold=0.05"}) {
@@ -258,6 +278,19 @@ TEST(WeightRounds, AWorkerThatHasJoinedGoesOnWithTheOthersWeight) {
   });
   EXPECT_EQ(trained[1], trained[0]);
   EXPECT_EQ(trained[2], trained[0]);
+}
+
+TEST(WeightRounds, AWorkerThatWasBehindFirstPullsWhatTheOthersHold) {
+  std::array<Floats, kWorkers> pulled;
+  run_job(job(), [&](Engine& engine) {
+    engine.set_compression(spec("none"), "none", "delta:2bit:threshold=0.25");
+    Trainer trainer(engine);
+    trainer.steps(engine.rank() == 1 ? 1 : 2);
+    engine.join();
+    if (engine.rank() == 1) trainer.fetch();
+    pulled[engine.rank()] = trainer.weight();
+  });
+  EXPECT_EQ(pulled[1], pulled[0]);
 }
 
 TEST(WeightRounds, ACheckpointGoesOnBitForBit) {

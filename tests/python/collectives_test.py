@@ -91,7 +91,7 @@ def read_only() -> Any:
     ("call", "text"),
     [
         (lambda c: c.all_reduce(np.zeros(3), "mean"), "unknown op 'mean'; valid are sum, average"),
-        (lambda c: c.all_reduce(np.zeros(3, np.complex64)), "dtype complex64 is not one of uint8"),
+        (lambda c: c.all_reduce(np.zeros(3, np.uint16)), "dtype uint16 is not one of uint8"),
         (lambda c: c.all_reduce(torch.zeros(3, dtype=torch.bool)), "dtype bool is not one of"),
         (lambda c: c.all_reduce(np.zeros(3, np.int64), "average"), "'average' of int64 is not defined"),
         (lambda c: c.all_reduce(np.zeros(3), out=np.zeros(4)), r"float64 of shape \(4,\), expected float64"),

@@ -93,6 +93,58 @@ def test_optimizers_are_those_of_torch(kv: KVStore, name: str) -> None:
         assert (np.abs(weight - parameter.detach().numpy()) <= 8 * np.spacing(size)).all()
 
 
+@pytest.mark.parametrize("name", TORCH_OPTIMIZERS)
+def test_a_new_learning_rate_is_torchs_too(kv: KVStore, name: str) -> None:
+    """Large, then small, then none: a momentum that had the rate in it would go on at the old one."""
+    make, theirs, ours = TORCH_OPTIMIZERS[name]
+    start = np.linspace(-1, 1, 24, dtype=np.float32)
+    weight = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = make([weight], lr=0.5, **theirs)
+    kv.init("w", start)
+    kv.set_optimizer(name.split()[0], learning_rate=0.5, **ours)
+    random, out = np.random.default_rng(3), np.empty_like(start)
+    for rate in (0.5, 0.01, 0.0, 0.2):
+        kv.set_learning_rate(rate)
+        optimizer.param_groups[0]["lr"] = rate
+        for _ in range(3):
+            gradient = random.normal(size=24).astype(np.float32)
+            kv.push("w", gradient)
+            kv.pull("w", out)
+            weight.grad = torch.from_numpy(gradient)
+            optimizer.step()
+            np.testing.assert_allclose(out, weight.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_moments_go_on_at_the_rate_of_another_job(tmp_path: Path) -> None:
+    """As torch.optim.SGD, whose state was loaded into one of another rate."""
+    weight = torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.9)
+
+    def step(store: KVStore) -> Any:
+        weight.grad = torch.ones(4)
+        optimizer.step()
+        out = ones(4, value=0)
+        store.pushpull("w", ones(4), out=out)
+        np.testing.assert_allclose(out, weight.detach().numpy(), rtol=1e-6)
+        return out
+
+    first = gradwire.kv.create("local")
+    first.init("w", ones(4, value=0))
+    first.set_optimizer("sgd", learning_rate=1.0, momentum=0.9)
+    for _ in range(3):
+        held = step(first)
+    first.save_optimizer_states(tmp_path / "states")
+    first.close()
+    second = gradwire.kv.create("local")
+    second.init("w", held)
+    second.set_optimizer("sgd", learning_rate=0.01, momentum=0.9)
+    second.load_optimizer_states(tmp_path / "states")
+    optimizer.param_groups[0]["lr"] = 0.01
+    for _ in range(3):
+        step(second)
+    second.close()
+
+
 def test_a_learning_rate_changes_and_the_state_stays(kv: KVStore) -> None:
     parameter = torch.nn.Parameter(torch.zeros(4))
     optimizer = torch.optim.Adam([parameter], lr=0.1)

@@ -241,13 +241,13 @@ def test_what_a_worker_started_ends_with_it(folder: Path, recorder: Recorder) ->
 
 def test_failing_server_fails_the_job(folder: Path, recorder: Recorder) -> None:
     program = "if rank == 0: await_start('server0', 'server1'); (folder / 'done').touch()\ntime.sleep(600)"
-    result = recorder.run(python(program), servers=2, env={"FAKE_CODE_server1": "5"})
+    result = recorder.run(python(program), servers=2, env={"FAKE_END_server1": "5"})
     assert (result.exit_code, result.failed_role, result.failed_rank) == (5, "server", 1)
     assert_none_left(folder, {"worker0", "scheduler", "server0", "server1"})
 
 
 def test_server_failing_after_the_workers_counts(folder: Path, recorder: Recorder) -> None:
-    env = {"FAKE_CODE_server0": "6"}
+    env = {"FAKE_END_server0": "6"}
     program = "await_start('server0')\n(folder / 'done').touch()"
     result = recorder.run(python(program), workers=1, servers=1, env=env)
     assert (result.exit_code, result.failed_role) == (6, "server")
@@ -266,7 +266,7 @@ def test_unused_servers_end_without_fuss(
 
 
 def test_scheduler_that_dies_at_once_is_named(folder: Path, recorder: Recorder) -> None:
-    env = {"FAKE_MUTE": "1", "FAKE_SECONDS": "0", "FAKE_CODE_scheduler": "4"}
+    env = {"FAKE_MUTE": "1", "FAKE_SECONDS": "0", "FAKE_END_scheduler": "4"}
     result = recorder.run(python("pass"), servers=1, env=env)
     assert (result.exit_code, result.failed_role) == (4, "scheduler")
     assert "worker0" not in noted_pids(folder)
@@ -431,7 +431,7 @@ def test_a_job_that_all_leave_with_errors_has_failed(folder: Path) -> None:
 
 def test_the_schedulers_verdict_ends_a_job_that_goes_on(folder: Path) -> None:
     program = "if rank == 1: await_start('worker0'); (folder / 'done').touch()\ntime.sleep(600)\n"
-    variables = LASTING | {"FAKE_CODE_scheduler": "1"}
+    variables = LASTING | {"FAKE_END_scheduler": "1"}
     result = Recorder().run(python(program), 2, env=variables, timeout=SECONDS)
     assert (result.exit_code, result.failed_role) == (1, "scheduler")
     assert_none_left(folder, {"worker0", "worker1", "scheduler"})

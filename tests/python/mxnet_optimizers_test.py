@@ -19,7 +19,10 @@ from gradwire.kv import KVStore
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "mxnet191_optimizers.npz")
 ABOUT: dict[str, Any] = json.loads(GOLDEN["about"].tobytes())
-OURS: dict[str, tuple[str, dict[str, float]]] = {"nag": ("sgd", {"nesterov": 1})}  # what is called otherwise
+OURS: dict[str, tuple[str, dict[str, float]]] = {  # what is called otherwise
+    "sgd": ("mxnet_sgd", {}),
+    "nag": ("mxnet_sgd", {"nesterov": 1}),
+}
 NAMES = {"eps": "epsilon"}
 
 # Largest distances, in units of the last place of the largest value that a weight or a step of it has had so far. 4:

@@ -17,7 +17,7 @@ from python.experiment_files import load
 SCRIPT = Path(__file__).resolve().parents[2] / "python" / "reference.py"
 # The bindings' own: exceptions and words that speak for themselves. gradwire's docstring has the exceptions.
 WITHOUT_WORDS = {
-    *("DecodeError", "MembershipChanged", "TimeoutError", "TransportError"),
+    *("CallMismatch", "DecodeError", "MembershipChanged", "TimeoutError", "TransportError"),
     *("Codec.name", "Codec.has_exact_reply", "Codec.agrees_scales", "ErrorFeedback.elements"),
 }
 

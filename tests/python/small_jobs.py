@@ -17,7 +17,8 @@ SECONDS = (
 LONGER_AND_LONGER = (0.5, 4.0, 32.0)
 """Seconds, tried one after the other where they must suffice for processes to start, and pass whatever happens."""
 
-# Announces an endpoint, leaves pid and flags in a folder, ends after FAKE_SECONDS or once "done" is there.
+# Announces an endpoint, leaves pid and flags in a folder, ends after FAKE_SECONDS or once "done" is there: with what
+# FAKE_END_name says, "CODE" or "CODE after NAME", a signal's number being negative, once NAME has ended.
 FAKE_SERVER = """\
 #!{python}
 import os, pathlib, sys, time
@@ -36,7 +37,14 @@ if "--servers-optional" not in sys.argv:
 end = time.monotonic() + float(os.environ.get("FAKE_SECONDS", "600"))
 while time.monotonic() < end and not (folder / "done").exists():
     time.sleep(0.01)
-sys.exit(int(os.environ.get("FAKE_CODE_" + name, "0")))
+code, _, other = os.environ.get("FAKE_END_" + name, "0").partition(" after ")
+while other and not (folder / (other + ".pid")).exists():
+    time.sleep(0.01)
+while other and os.path.exists("/proc/" + (folder / (other + ".pid")).read_text()):
+    time.sleep(0.01)
+if int(code) < 0:
+    os.kill(os.getpid(), -int(code))
+sys.exit(int(code))
 """
 
 WORKER = """\

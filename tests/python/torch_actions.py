@@ -259,9 +259,17 @@ class OneProcess:
         self.is_exchanged = False
         self.hooks: dict[str, list[str]] = {}
         self.given: dict[str, torch.Tensor] = {}  # to the exchange, of all ranks and steps
+        self.travels_as: dict[str, torch.dtype] = {}  # for good, as of when it is declared
+        self.declare()
 
     def live(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.net.trained().items() if p.requires_grad}
+
+    def declare(self) -> None:
+        """Says that what is trained now is exchanged from now on."""
+        for name, parameter in self.live().items():
+            is_wide = parameter.dtype == torch.float64
+            self.travels_as.setdefault(name, torch.float64 if is_wide else torch.float32)
 
     def backward(self, number: int, kind: str) -> None:
         for rank, held in enumerate(self.held):
@@ -284,10 +292,13 @@ class OneProcess:
         Args:
             delivered: what the ranks have got, of a lossy codec.
         """
+        self.declare()
         for name, parameter in self.live().items():
             gradients = [held.get(name) for held in self.held]
+            dtype = self.travels_as[name]
             given = [
-                torch.zeros(parameter.shape) if g is None else g.detach().to(torch.float32) for g in gradients
+                torch.zeros(parameter.shape, dtype=dtype) if g is None else g.detach().to(dtype)
+                for g in gradients
             ]
             total = given[0] + given[1]
             self.given[name] = self.given.get(name, torch.zeros(parameter.shape)).double() + total.double()
@@ -528,6 +539,8 @@ class Rank:
         whose = self.optimizer if by == "front" else self.base
         whose.add_param_group({"params": list(self.net.head.parameters())})
         self.one.optimizer.add_param_group({"params": list(self.one.net.head.parameters())})
+        if by == "front":  # which takes it in at once
+            self.one.declare()
 
     def _hook(self, layer: str, kind: str) -> None:
         if not all(p.requires_grad for p in layer_parameters(self.net, layer)):

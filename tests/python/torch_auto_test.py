@@ -117,6 +117,11 @@ def test_a_codec_that_the_user_names_stays(slow_link: None) -> None:
     run_ranks(2, body)
 
 
+def unsent(store: gw.kv.KVStore, optimizer: Any) -> torch.Tensor:
+    """What of the first layer is still to be sent."""
+    return torch.from_numpy(store.engine.residual(optimizer._reducer.exchange._parameters[0].key))
+
+
 def train_until_owed(store: gw.kv.KVStore, model: nn.Module, optimizer: Any) -> torch.Tensor:
     """Trains to where a trial has just left int4 for none; returns what of the first layer is still to be sent."""
     exchange = optimizer._reducer.exchange
@@ -124,13 +129,16 @@ def train_until_owed(store: gw.kv.KVStore, model: nn.Module, optimizer: Any) -> 
         before = exchange.state()["auto"]["codecs"]["0.weight"]
         optimizer.zero_grad()
         loss_of(model, store.rank, step).backward()
-        if before == "int4" and (owed := exchange._auto.owed(0)) is not None:
-            return owed.clone()
+        after = exchange.state()["auto"]["codecs"]["0.weight"]
+        if (before, after) == ("int4", "none") and (owed := unsent(store, optimizer)).any():
+            return owed
     raise AssertionError("no trial has left int4 for none")
 
 
-def require_owed_arrives(store: gw.kv.KVStore, model: nn.Module, owed: torch.Tensor) -> None:
-    """The next gradient is every rank's own and what it owed, by none or by fp16."""
+def require_owed_arrives(store: gw.kv.KVStore, model: nn.Module, optimizer: Any, owed: torch.Tensor) -> None:
+    """The next gradient is every rank's own and what it owed, by none or by fp16; and what servers had not sent."""
+    key = optimizer._reducer.exchange._parameters[0].key
+    servers = torch.from_numpy(store.engine.server_residual(key))
     alone = make_model()
     loss_of(alone, store.rank, 99).backward()
     model.zero_grad()
@@ -138,6 +146,8 @@ def require_owed_arrives(store: gw.kv.KVStore, model: nn.Module, owed: torch.Ten
     own = alone[0].weight.grad.flatten()
     assert owed.norm() > 0.05 * own.norm()
     expected = store.collectives.all_reduce(own + owed, op="average")
+    if servers.numel():
+        expected += servers / store.num_workers
     assert (model[0].weight.grad.flatten() - expected).norm() < 1e-3 * expected.norm()
 
 
@@ -155,7 +165,7 @@ def test_what_is_owed_goes_into_a_checkpoint_and_out_of_it(
         again = make_model()
         optimizer = wrap(store, again, budget="60% error")
         optimizer.load_state_dict(state)
-        require_owed_arrives(store, again, owed)
+        require_owed_arrives(store, again, optimizer, owed)
         optimizer.close()
 
     run_ranks(2, body)
@@ -174,7 +184,7 @@ def test_what_is_owed_goes_into_a_checkpoint_of_the_whole_job_too(
         owed[store.rank] = train_until_owed(store, model, optimizer)
         optimizer._reducer.exchange._auto._controller._is_watching = is_proven
         gw.torch.save_checkpoint(tmp_path, model, optimizer)
-        require_owed_arrives(store, model, owed[store.rank])  # nothing has changed here
+        require_owed_arrives(store, model, optimizer, owed[store.rank])  # nothing has changed here
         optimizer.close()
 
     def load(store: gw.kv.KVStore) -> None:
@@ -185,8 +195,8 @@ def test_what_is_owed_goes_into_a_checkpoint_of_the_whole_job_too(
         assert codec == ("none" if is_proven else "int4")
         inherited = sum(owed[rank] for rank in range(store.rank, before, after))
         assert torch.equal(optimizer.state_dict()["gradwire"]["residuals"]["0.weight"], inherited)
-        if is_proven:  # else servers' own residuals, of int4 replies, arrive too
-            require_owed_arrives(store, model, inherited)
+        if is_proven:
+            require_owed_arrives(store, model, optimizer, inherited)
         optimizer.close()
 
     run_ranks(before, save)
@@ -256,8 +266,8 @@ def test_a_step_that_is_vetoed_leaves_what_is_owed(slow_link: None) -> None:
         model.zero_grad()
         (loss_of(model, store.rank, 98) * (float("inf") if store.rank == 0 else 1.0)).backward()
         optimizer.step()
-        require_owed_arrives(store, model, owed)
-        assert optimizer._reducer.exchange._auto.owed(0) is None  # and it is sent once
+        require_owed_arrives(store, model, optimizer, owed)
+        assert not unsent(store, optimizer).any()  # and it is sent once
         optimizer.close()
 
     run_ranks(2, body)

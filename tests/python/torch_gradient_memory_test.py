@@ -274,7 +274,10 @@ def test_a_parameter_of_another_shape_is_named() -> None:
         optimizer = wrapped(model, store)
         model.bias.data = torch.zeros(1)
         assert isinstance(optimizer, torch.optim.SGD)
-        with pytest.raises(ValueError, match=r"'bias' has shape \(1,\), and the parameter had \(2,\)"):
+        with pytest.raises(
+            ValueError,
+            match=r"'bias' is torch.float32 of shape \(1,\), and the parameter held real numbers of shape \(2,\)",
+        ):
             model(torch.ones(1, 3)).sum().backward()
 
     run_two(body)

@@ -4,6 +4,7 @@ the hook's gradients are.
 
 from __future__ import annotations
 
+import pickle
 import re
 import threading
 from collections.abc import Iterator
@@ -31,9 +32,40 @@ def group(tmp_path: Path) -> Iterator[None]:
         store.close()
 
 
-def test_without_torch_distributed_it_says_what_to_call() -> None:
-    with pytest.raises(ValueError, match=r"call torch\.distributed\.init_process_group\(\) first"):
-        gw.torch.HookState(codec="2bit")
+def test_it_can_be_made_before_torch_distributed_is_initialised() -> None:
+    """It had raised, so Lightning's DDPStrategy(ddp_comm_state=...) could not have one."""
+    state = gw.torch.HookState(codec="2bit")
+    assert state.state_dict() == {}
+    state.load_state_dict({"rank": 0, "residuals": {"weight": torch.ones(3)}})
+    assert torch.equal(state.state_dict()["residuals"]["weight"], torch.ones(3))
+    sent = pickle.loads(pickle.dumps(state))  # to a process that is spawned
+    assert torch.equal(sent.state_dict()["residuals"]["weight"], torch.ones(3))
+    with pytest.raises(RuntimeError, match=r"has joined no other rank yet; it does so where it is made"):
+        state.stats()
+    with pytest.raises(
+        ValueError, match="on_nonfinite='skip'"
+    ):  # what needs no other rank is checked at once
+        gw.torch.HookState("2bit", on_nonfinite="skip")  # type: ignore[arg-type]
+    state.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        (
+            "momentum_correction",
+            r"HookState has no momentum_correction, .*DistributedOptimizer\(momentum_correction=True\)",
+        ),
+        ("overlap_step", r"HookState has no overlap_step, .*in the place of DDP"),
+        ("max_grad_norm", r"call torch\.nn\.utils\.clip_grad_norm_\(\) after backward\(\)"),
+        ("compression", "it is called codec here"),
+        ("warmup", "HookState has no argument 'warmup'; it has budget, codec, codecs, grad_scaler"),
+    ],
+)
+def test_options_that_it_lacks_are_refused_with_what_to_use(option: str, text: str) -> None:
+    """They had been a bare TypeError of Python's."""
+    with pytest.raises(TypeError, match=text):
+        gw.torch.HookState(**{option: True})
 
 
 def test_bad_codecs_and_patterns_are_named(group: None) -> None:
@@ -119,7 +151,7 @@ def test_ranks_that_differ_hear_the_same(
     def body(store: gw.kv.KVStore) -> None:
         here.store = store
         with pytest.raises(ValueError, match=text) as raised:
-            gw.torch.HookState("2bit", **(of_rank_1 if store.rank else of_rank_0))
+            gw.torch.HookState("2bit", **(of_rank_1 if store.rank else of_rank_0))._join()
         heard[store.rank] = str(raised.value)
 
     run_ranks(2, body)

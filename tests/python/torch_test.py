@@ -237,10 +237,13 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], text: str, store: gw
 
 
 @pytest.mark.parametrize("compression", ["none", "fp16"])
-def test_complex_parameters_are_refused(compression: str, store: gw.kv.KVStore) -> None:
+def test_complex_parameters_keep_both_parts(compression: str, store: gw.kv.KVStore) -> None:
+    """They had been refused. Of several ranks: float64_test.py."""
     model = nn.ParameterDict({"phase": nn.Parameter(torch.zeros(3, dtype=torch.complex64))})
-    with pytest.raises(ValueError, match=r"'phase' is torch\.complex64, expected float32"):
-        wrap(model, store, compression=compression)
+    optimizer = wrap(model, store, compression=compression)
+    (model["phase"] * torch.tensor([1 + 2j, 3, -1j])).real.sum().backward()
+    torch.testing.assert_close(model["phase"].grad, torch.tensor([1 - 2j, 3, 1j]))
+    optimizer.close()
 
 
 def test_things_of_another_kind_are_named(store: gw.kv.KVStore) -> None:

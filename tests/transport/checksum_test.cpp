@@ -90,7 +90,7 @@ class Keeper : public Sink {
     }
   }
   void on_failure(const std::string& text) override { ADD_FAILURE() << text; }
-  void on_goodbye(Node) override {}
+  void on_goodbye(Node, const std::string&) override {}
   /// What came before a frame of step 1.
   std::vector<Frame> await() {
     EXPECT_EQ(last_.get_future().wait_for(kPatience), std::future_status::ready);

@@ -37,15 +37,9 @@ class Ear final : public Sink {
     failures_.push_back(text);
     changed_.notify_all();
   }
-  void on_error_exit(Node peer, const std::string& error) override {
-    {
-      const std::lock_guard lock(mutex_);
-      errors_.push_back(error);
-    }
-    on_goodbye(peer);
-  }
-  void on_goodbye(Node peer) override {
+  void on_goodbye(Node peer, const std::string& error) override {
     const std::lock_guard lock(mutex_);
+    if (!error.empty()) errors_.push_back(error);
     goodbyes_.push_back(peer);
     changed_.notify_all();
   }

@@ -179,7 +179,7 @@ TEST(Frame, ErrorsNameTheFieldWhatWasGivenAndWhatWasExpected) {
   EXPECT_THAT(error_of(forged(0, std::uint32_t{7}), payload), HasSubstr("magic is 7, expected 827806279"));
   EXPECT_THAT(error_of(forged(4, std::uint8_t{9}), payload), HasSubstr("version is 9, expected 1"));
   EXPECT_THAT(error_of(forged(5, std::uint8_t{0}), payload), HasSubstr("kind is 0, expected one of"));
-  EXPECT_THAT(error_of(forged(5, std::uint8_t{10}), payload), HasSubstr("kind is 10"));
+  EXPECT_THAT(error_of(forged(5, std::uint8_t{11}), payload), HasSubstr("kind is 11"));
   EXPECT_THAT(error_of(forged(5, std::uint8_t{31}), payload), HasSubstr("kind is 31"));
   EXPECT_THAT(error_of(forged(5, std::uint8_t{54}), payload), HasSubstr("kind is 54"));
   for (std::uint8_t kind = 32; kind <= 53; ++kind) EXPECT_EQ(error_of(forged(5, kind), payload), "no error");

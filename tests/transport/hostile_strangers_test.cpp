@@ -40,7 +40,7 @@ class Echo : public Sink {
     }
   }
   void on_failure(const std::string& text) override { ADD_FAILURE() << text; }
-  void on_goodbye(Node) override {}
+  void on_goodbye(Node, const std::string&) override {}
 
  private:
   static void answer(Frame& frame) {
@@ -75,7 +75,7 @@ class Pusher : public Sink {
     }
   }
   void on_failure(const std::string& text) override { ADD_FAILURE() << text; }
-  void on_goodbye(Node) override {}
+  void on_goodbye(Node, const std::string&) override {}
 
   /// Whether replies go on coming.
   bool makes_progress() {

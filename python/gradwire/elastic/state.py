@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
-from gradwire import kv
+from gradwire import compress, kv
 from gradwire._core import TransportError
+from gradwire.compress import Compression
 from gradwire.elastic.sampler import Sampler
 from gradwire.log import Log
 from gradwire.store import KVStore
+from gradwire.unsent import Unsent
 
 __all__ = ["State"]
 
@@ -30,10 +33,24 @@ class Stateful(Protocol):
         ...
 
 
+@dataclasses.dataclass
+class _Commit:
+    """What all go back to. values: by name."""
+
+    values: dict[str, Any]
+    unsent: Unsent
+    compression: str
+
+
 class State:
     """Attributes that can be committed, restored and made the same on all ranks. Each argument becomes one.
 
     A commit is whole: either all ranks that live have it, or none, so that all go back to the same.
+
+    What belongs to the store's own keys and tables goes along: its compression, and what this worker's codec has not
+    sent of each. The function declares keys anew each time it is called, since a generation's servers hold none. What
+    servers have not sent of replies in a codec's own name goes into the workers' residuals when newcomers are let in;
+    when a worker dies it is lost, as is what that worker had not sent. Replies "exact" and "fp32" leave nothing there.
 
     Attributes:
         store: of the generation that the job is in; run() replaces it.
@@ -60,9 +77,12 @@ class State:
                 "elastic: no store is open: call gradwire.kv.create(..., on_failure='continue') first"
             )
         self.store = found
+        # What a newcomer sets, too, before it gets here.
+        self._first_compression = found.asked_compression
         self._reset_callbacks: list[Callable[[], None]] = []
         self._commits = 0
         self._has_met = False  # whether it is one that a newcomer may go on from
+        self._has_drawn = False  # what servers had not sent, in the generation that ends
         self._kept = self._capture()
 
     # ---------------------------------------------------------------- in the training function
@@ -76,7 +96,8 @@ class State:
             TypeError: as State().
         """
         captured = self._capture()
-        waiting = self._waiting()
+        if waiting := self._waiting():
+            captured = self._capture_for_newcomers()
         self._kept = captured  # whoever lives has heard the same answer
         self._commits += 1
         if waiting:
@@ -90,15 +111,14 @@ class State:
         waiting = self._waiting()
         if not waiting:
             return
-        captured = self._capture()
-        self.store.barrier()
-        self._kept = captured
+        self._kept = self._capture_for_newcomers()
         self._commits += 1
         self._meet_again(waiting)
 
     def restore(self) -> None:
         """Goes back to what the last commit kept."""
-        for name, kept in self._kept.items():
+        self.store.go_on_with(copy.deepcopy(self._kept.unsent))
+        for name, kept in self._kept.values.items():
             value = getattr(self, name)
             if isinstance(value, Stateful):
                 self._load(name, value, copy.deepcopy(kept))
@@ -111,10 +131,14 @@ class State:
 
         Raises:
             RuntimeError: the job has been trained, and nobody is left that has been in it.
+            ValueError: ranks hold something else all the same, such as another learning rate; names it. On all ranks,
+                or, once the members have changed, on those that differ from rank 0, which leave the job.
             gradwire.MembershipChanged: as commit().
         """
         self._share_samplers()
-        own = json.dumps({"met": self._has_met, "commits": self._commits, "since": self.store.since})
+        codec = self._kept.compression if self._has_met else str(self.store.compression)
+        told = {"met": self._has_met, "commits": self._commits, "since": self.store.since, "codec": codec}
+        own = json.dumps(told | {"in_force": str(self.store.compression)})
         found = [json.loads(blob) for blob in self.store.engine.all_gather("elastic state", own.encode())]
         # Nobody has met without those that have been there from the first: then there are no weights to be lost.
         if not any(each["met"] or each["since"] == 1 for each in found):
@@ -125,16 +149,23 @@ class State:
         latest = max((each["met"], each["commits"]) for each in found)
         root = next(r for r, each in enumerate(found) if (each["met"], each["commits"]) == latest)
         was_there = self._has_met and self._commits == latest[1]
+        if any(each["in_force"] != found[root]["codec"] for each in found):
+            self.store.use_compression(Compression.parse(found[root]["codec"]))
+        own = self._own()
         self._broadcast(root)
         if was_there:
-            self._put_back_own()
+            self._put_back_own(own)
+        self.store.engine.agree(
+            "elastic: what all ranks share", "".join(f"{line}\n" for line in self._shared_lines())
+        )
         kept = self._capture()
         self.store.barrier()  # all have it, or go back together
         self._kept, self._commits, self._has_met = kept, latest[1], True
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Has run() call these whenever the job has met again, before it calls the function: for what depends on
-        store.rank or store.num_workers, such as a learning rate.
+        store.num_workers, such as a learning rate. They run on workers that were there before, and ahead of sync(),
+        which gives what they set of attributes, such as an optimizer's learning rate, to all ranks, newcomers included.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -142,7 +173,11 @@ class State:
 
     def rejoin(self) -> None:
         """Joins the job's next generation, and goes back to the last commit. A collective."""
+        self._tell_what_is_lost()
         self.store = kv.rejoin(self.store)
+        if self._first_compression is not None:
+            self.store.use_compression(self._first_compression)
+        self._has_drawn = False
         self._on_rejoined()
         self._share_samplers()
         self.restore()
@@ -165,7 +200,7 @@ class State:
 
     # ---------------------------------------------------------------- parts
 
-    def _capture(self) -> dict[str, Any]:
+    def _capture(self) -> _Commit:
         kept = {}
         for name in self._names:
             value = getattr(self, name)
@@ -173,7 +208,26 @@ class State:
             if self._is_plain(name):  # found on all ranks, and not on the one alone that is to send it
                 _require_plain(name, content)
             kept[name] = copy.deepcopy(content)
-        return kept
+        return _Commit(kept, copy.deepcopy(self.store.unsent()), str(self.store.compression))
+
+    def _capture_for_newcomers(self) -> _Commit:
+        """With what servers have not sent yet taken into the workers' residuals: they end with this generation."""
+        self.store.engine.draw_residuals()
+        captured = self._capture()
+        self.store.barrier()
+        self._has_drawn = True  # on all, who go on from this commit
+        return captured
+
+    def _tell_what_is_lost(self) -> None:
+        """Of codecs that servers, too, keep something back by."""
+        before = self.store.compression
+        is_own_reply = before.reply == before.spec.partition(":")[0]
+        if self._has_drawn or not is_own_reply or not compress.make(before.spec).lossy:
+            return
+        self.tell(
+            f"what servers had not sent yet of their replies (reply={before.reply}) is lost; with reply=fp32, or exact "
+            "where the codec has it, they keep nothing back"
+        )
 
     def _load(self, name: str, value: Stateful, kept: Any) -> None:
         value.load_state_dict(kept)
@@ -197,8 +251,19 @@ class State:
         """Whether an attribute goes to the others as JSON."""
         return True
 
-    def _put_back_own(self) -> None:
-        """After the root's state has come: what each survivor has of its own, as of the last commit."""
+    def _own(self) -> Any:
+        """What each worker has of its own, and the root's state would take the place of."""
+
+    def _put_back_own(self, own: Any) -> None:
+        """After the root's state has come."""
+
+    def _shared_lines(self) -> list[str]:
+        """What all ranks must hold alike by now, "WHAT=VALUE"."""
+        return [
+            f"{name}={json.dumps(value.state_dict() if isinstance(value, Stateful) else value)}"
+            for name in filter(self._is_plain, self._names)
+            for value in [getattr(self, name)]
+        ]
 
     def _on_rejoined(self) -> None:
         """Moves what belongs to the store to the new one. Collectives in the order in which newcomers make them."""

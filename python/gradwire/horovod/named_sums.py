@@ -10,19 +10,25 @@ and come back in any order.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from gradwire import _core, kv
 from gradwire.horovod.array_library import ArrayLibrary
+from gradwire.horovod.errors import HorovodInternalError
 from gradwire.horovod.negotiation import Response
 from gradwire.horovod.request import Request, TensorSpec
 
 _MOST_SEEN = 1 << 16  # names that have come once: a script may number its names for ever
 
 Specs = tuple[TensorSpec, ...]
+Name = tuple[str, TensorSpec, str]
+Unsent = dict[Name, Any]
 
 
 @dataclass
@@ -33,15 +39,51 @@ class _Names:
         keys: by the name of a tensor, its shape and its codec, which is empty for an exact sum.
         exact: tensors of the exact sums that have keys; a name has those of one shape.
         seen: of those that have come once since.
+        awaited: what this rank's codecs have not sent yet of names that have no key yet.
     """
 
-    keys: dict[tuple[str, TensorSpec, str], int] = field(default_factory=dict)
+    keys: dict[Name, int] = field(default_factory=dict)
     exact: dict[str, Specs] = field(default_factory=dict)
     seen: dict[str, Specs] = field(default_factory=dict)
+    awaited: Unsent = field(default_factory=dict)
 
 
 # A store's keys outlive init() and shutdown().
 _names_of: weakref.WeakKeyDictionary[kv.KVStore, _Names] = weakref.WeakKeyDictionary()
+
+
+def unsent(store: kv.KVStore) -> Unsent:
+    """Returns what this rank's codecs have not sent yet, float32 (elements,), by name. Waits for its own sums.
+
+    Raises: HorovodInternalError: the job's members have changed, or it has failed.
+    """
+    names = _names_of.setdefault(store, _Names())
+    compressed = {name: key for name, key in names.keys.items() if name[-1]}
+    if compressed:
+        _await_sums(store)
+    found = {name: store.engine.residual(key) for name, key in compressed.items()}
+    return {name: residual for name, residual in found.items() if residual.any()} | names.awaited
+
+
+def go_on_with(store: kv.KVStore, unsent: Unsent) -> None:
+    """Has the next sums send what unsent() returned, maybe of another store; of names that this one does not know yet
+    with their first. Waits, and raises, as unsent() does.
+    """
+    names = _names_of.setdefault(store, _Names())
+    compressed = {name: key for name, key in names.keys.items() if name[-1]}
+    if compressed:
+        _await_sums(store)
+    for name, key in compressed.items():
+        zeros = np.zeros(math.prod(name[1].shape), np.float32)
+        store.engine.set_residual(key, unsent.get(name, zeros))
+    names.awaited = {name: residual for name, residual in unsent.items() if name not in names.keys}
+
+
+def _await_sums(store: kv.KVStore) -> None:
+    try:
+        store.engine.await_rounds()
+    except (ConnectionError, TimeoutError) as error:
+        raise HorovodInternalError(f"sums that are under way: {error}") from error
 
 
 class NamedSums:
@@ -128,6 +170,9 @@ class NamedSums:
             spec_text, _, reply = codec.rpartition(" ")
             engine.set_key_compression(own, spec_text, reply)
         self._names.keys.update(zip(new, keys, strict=True))
+        for name, key in zip(new, keys, strict=True):
+            if (residual := self._names.awaited.pop(name, None)) is not None:
+                engine.set_residual(key, residual)
 
 
 def _wire_name(name: str, spec: TensorSpec, codec: str) -> str:

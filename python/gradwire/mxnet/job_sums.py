@@ -51,6 +51,9 @@ class JobSums:
         self._applies_at_once = joining.applies_at_once(store.type)
         self._dense: dict[Key, _Dense] = {}
         self._tables: dict[Key, _Table] = {}
+        # Of dense keys to which rows were pushed last: their sum, which a pull brings. None where a library sums.
+        self._sums_of_rows: dict[Key, Any] = {}
+        self._has_tables = not joining.sums_in_one_order(store.type)
 
     def use_compression(self, spec: str) -> None:
         """The store has been told already: its engine encodes."""
@@ -77,6 +80,10 @@ class JobSums:
         self._operations.raise_failure()
         if (table := self._tables.get(key)) is not None:
             return self._store.push(table.name, [rows.to_rows(value) for value in values], priority)
+        if self._are_rows(values):  # which waits, and brings the sum
+            self._sums_of_rows[key] = self._push_pull_rows(key, values, priority)
+            return None
+        self._sums_of_rows.pop(key, None)
         dense, value = self._dense[key], as_floats(values)
 
         def begin() -> None:
@@ -85,10 +92,14 @@ class JobSums:
         return self._operations.run(begin, [value], [dense.received], priority)
 
     def pull(self, key: Key, priority: int) -> Any:
-        """Returns the key's value after this worker's last push, dense float32; of a table all of it."""
+        """Returns the key's value after this worker's last push, dense float32; of a table all of it; where rows were
+        pushed to a dense key, a RowSparseNDArray of float32.
+        """
         self._operations.raise_failure()
         if (table := self._tables.get(key)) is not None:
             return self.pull_rows(key, np.arange(table.shape[0]), priority).tostype("default")
+        if (total := self._sums_of_rows.get(key)) is not None:
+            return total
         dense = self._dense[key]
         self._operations.run(
             lambda: self._store.engine.pull(dense.number, dense.values, priority),
@@ -107,9 +118,12 @@ class JobSums:
             into: an array that is to be written in place of the key's own: one of values where it is the only one.
         """
         self._operations.raise_failure()
-        has_rows = not self._applies_at_once and all(value.stype == "row_sparse" for value in values)
-        if key in self._tables or has_rows:
+        if key in self._tables:
             return self._push_pull_rows(key, values, priority)
+        if self._are_rows(values):
+            self._sums_of_rows[key] = self._push_pull_rows(key, values, priority)
+            return self._sums_of_rows[key]
+        self._sums_of_rows.pop(key, None)
         dense, value = self._dense[key], as_floats(values)
         if into is value and is_plain(value):
             return self._sum_in_place(dense, value, priority)
@@ -165,10 +179,15 @@ class JobSums:
         self._store.init(name, first)
         return _Table(name, first.shape)
 
-    def _push_pull_rows(self, key: Key, values: Sequence[Any], priority: int) -> Any:
-        """Of a dense key whose gradients are rows, a table beside it carries them: declared by the first such push. Not
-        at once, where it would be the table that servers update, and not the weight.
+    def _are_rows(self, values: Sequence[Any]) -> bool:
+        """Whether the values of a dense key travel as rows. Not where a library sums, which knows no rows; nor at once,
+        where a table beside the key would be what servers update, and not the weight.
         """
+        travels = self._has_tables and not self._applies_at_once
+        return travels and all(value.stype == "row_sparse" for value in values)
+
+    def _push_pull_rows(self, key: Key, values: Sequence[Any], priority: int) -> Any:
+        """Of a dense key whose gradients are rows, a table beside it carries them: declared by the first such push."""
         if self._applies_at_once:
             self.push(key, values, priority)
             return self.pull_rows(key, np.arange(self._tables[key].shape[0]), priority)

@@ -149,12 +149,14 @@ def _key_with_own_rate(optimizer: Any) -> Any:
 
 
 def _sgd(optimizer: Any) -> tuple[str, dict[str, float]]:
-    return "sgd", _rates(optimizer, momentum=optimizer.momentum)
+    return "mxnet_sgd", _rates(optimizer, momentum=optimizer.momentum)
 
 
 def _nag(optimizer: Any) -> tuple[str, dict[str, float]]:
     """Without a momentum, MXNet's default, its NAG is its SGD."""
-    return "sgd", _rates(optimizer, momentum=optimizer.momentum, nesterov=float(optimizer.momentum != 0))
+    return "mxnet_sgd", _rates(
+        optimizer, momentum=optimizer.momentum, nesterov=float(optimizer.momentum != 0)
+    )
 
 
 def _adam(optimizer: Any) -> tuple[str, dict[str, float]]:

@@ -251,17 +251,20 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             key: as init() was given it.
             out: an NDArray, or a list that all get the value.
             priority: as in push().
-            ignore_sparse: leaves row_sparse outs as they are, and warns once; use row_sparse_pull().
+            ignore_sparse: leaves row_sparse outs as they are, and warns once; use ignore_sparse=False, or
+                row_sparse_pull() where the key is a table.
 
         Raises:
-            KVStoreError: as push(); or a row_sparse out with ignore_sparse=False in a store of several workers.
+            KVStoreError: as push(); or a row_sparse out of a table with ignore_sparse=False in a store of several
+                workers.
         """
         for name, outs in self._given("pull", key, out):
-            dense = [one for one in outs if one.stype == "default" or (self._is_local and not ignore_sparse)]
-            if len(dense) < len(outs):
+            takes_rows = not ignore_sparse and (self._is_local or not self._is_table(name))
+            taken = [one for one in outs if one.stype == "default" or takes_rows]
+            if len(taken) < len(outs):
                 self._leave_out_sparse(name, ignore_sparse)
-            if dense:
-                self._deliver(self._held(name, priority), dense)
+            if taken:
+                self._deliver(self._held(name, priority), taken)
 
     @unrecorded
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -434,7 +437,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     def _deliver(self, held: Any, outs: Sequence[Any]) -> None:
         for one in outs:
-            (held.tostype("default") if one.stype == "default" else held).copyto(one)
+            (held if held.stype == one.stype else held.tostype(one.stype)).copyto(one)
 
     def _pull_rows(self, name: Key, out: Any, row_ids: Any, priority: int) -> None:
         if out.stype != "row_sparse":
@@ -452,14 +455,19 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             found = mx.nd.sparse.retain(self._weight(name), mx.nd.array(row_ids, dtype="int64"))
         (found if found.dtype == out.dtype else found.astype(out.dtype)).copyto(out)
 
+    def _is_table(self, name: Key) -> bool:
+        return bool(self._keys[name].stype == "row_sparse")
+
     def _leave_out_sparse(self, name: Key, ignore_sparse: bool) -> None:
         if not ignore_sparse:
             raise KVStoreError(
-                f"pull: out of key {name!r} is row_sparse, which is pulled by row_sparse_pull(); call that"
+                f"pull: out of key {name!r} is row_sparse, and the key a table, which is pulled by "
+                "row_sparse_pull(key, out, row_ids=...); call that"
             )
         if not self._warned_of_sparse:
+            instead = "row_sparse_pull()" if self._is_table(name) else "pull(..., ignore_sparse=False)"
             warnings.warn(
-                f"pull: row_sparse outs are left as they are (key {name!r}, and others); use row_sparse_pull()",
+                f"pull: row_sparse outs are left as they are (key {name!r}, and others); use {instead}",
                 stacklevel=4,
             )
             self._warned_of_sparse = True

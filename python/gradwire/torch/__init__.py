@@ -13,7 +13,7 @@ Gradients are sent while `backward()` still runs, the front layers first. What `
 logging need no change. Models that are wrapped already keep their wrapper:
 
     model = DistributedDataParallel(model)
-    model.register_comm_hook(gw.torch.HookState(codec="2bit"), gw.torch.ddp_hook)
+    model.register_comm_hook(gw.torch.HookState(codec="int8"), gw.torch.ddp_hook)
 
     fully_shard(model)
     gw.torch.compress_reduce_scatter(model, codec="int8")

@@ -1,19 +1,17 @@
 """AutoCodecs: has an exchange's parameters travel as gradwire.controller chooses, step by step.
 
 Parameters that travel by themselves have a codec of their own in the engine; small ones, which share buckets, follow
-the store's compression. Where a parameter goes from a codec that is lossy to none, what was not sent yet is added to
-its next gradient, so that nothing is lost whichever way the choice goes.
+the store's compression. Where a parameter goes from a codec that is lossy to none, the engine sends what was not sent
+yet with its next gradient, so that nothing is lost whichever way the choice goes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 
 from gradwire import joining, settings
@@ -91,8 +89,6 @@ class AutoCodecs:
         self._tensors: list[Tensor] = []
         self._codecs: list[str] = []  # in force
         self._default = controller.start  # of those that travel together
-        self._owed: dict[int, torch.Tensor] = {}  # by index: what goes with the next gradient
-        self._sent_owed: list[int] = []  # in the step in progress
         self._before = store.compression
         if shares_buckets:
             store.use_compression(compression_of(self._default))
@@ -121,75 +117,26 @@ class AutoCodecs:
         self._apply(self._controller.plan)
 
     def before_send(self, index: int, run: torch.Tensor) -> None:
-        """Adds what is owed to a gradient that is about to be sent, and samples it.
+        """Samples a gradient that is about to be sent.
 
         Args:
-            run: float32 (elements,), contiguous.
+            run: real (elements,), contiguous.
         """
-        if (owed := self._owed.get(index)) is not None:
-            run.add_(owed.to(run.device))
-            self._sent_owed.append(index)
         if blocks := self._controller.ready(index):
             sample = torch.cat([run[begin:end] for begin, end in blocks])
-            self._controller.put(index, sample.cpu().numpy())
-
-    def after_sums(self, *, vetoed: bool) -> None:
-        """Ends a step. vetoed: nobody takes it, so what was owed still is."""
-        if not vetoed:
-            for index in self._sent_owed:
-                del self._owed[index]
-        self._sent_owed.clear()
+            self._controller.put(index, sample.float().cpu().numpy())
 
     def advance(self) -> None:
         """Has the next step travel as the controller says. A collective."""
         self._apply(self._controller.advance())
 
     def state(self) -> dict[str, Any]:
-        """What was chosen, for a checkpoint; what is owed is this rank's own."""
+        """What was chosen, for a checkpoint."""
         return self._controller.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on with the codecs of what state() returned. A collective, between steps."""
         self._apply(self._controller.load(state))
-
-    def forget_owed(self) -> None:
-        """Has nothing be owed."""
-        self._owed.clear()
-
-    def take_over_residuals(self) -> None:
-        """Has what is owed be what the engine holds for tensors that travel by none."""
-        self.forget_owed()
-        self._keep_owed(
-            [i for i, codec in enumerate(self._codecs) if codec == "none" and self._tensors[i].free]
-        )
-
-    @contextlib.contextmanager
-    def owed_in_the_engine(self) -> Iterator[None]:
-        """Has the engine hold, inside, what is owed, so that a checkpoint of its has it; between steps."""
-        engine = self._store.engine
-        before: dict[int, Any] = {}
-        for index, owed in self._owed.items():
-            key = self._parameters[index].key
-            own = owed.detach().float().cpu().reshape(-1).numpy()
-            residual = engine.residual(key)
-            before[key] = residual if residual.size else np.zeros_like(own)
-            engine.set_residual(key, before[key] + own)
-        try:
-            yield
-        finally:
-            for key, residual in before.items():
-                engine.set_residual(key, residual)
-
-    def owed(self, index: int) -> torch.Tensor | None:
-        """Returns what goes with a parameter's next gradient."""
-        return self._owed.get(index)
-
-    def owe(self, index: int, residual: torch.Tensor) -> bool:
-        """Has a residual go with a parameter's next gradient. False where its codec is lossy and keeps residuals."""
-        if not self._tensors[index].free or self._codecs[index] != "none":
-            return False
-        self._owed[index] = residual
-        return True
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -201,8 +148,6 @@ class AutoCodecs:
                 changed.setdefault(after, []).append(index)
         for candidate, indices in changed.items():
             compression = compression_of(candidate)
-            if candidate == "none":
-                self._keep_owed(indices)
             alone = [index for index in indices if not self._tensors[index].together]
             if alone:
                 keys = [self._parameters[index].key for index in alone]
@@ -214,13 +159,3 @@ class AutoCodecs:
                 self._store.use_compression(compression)
             for index in indices:
                 self._codecs[index] = candidate
-
-    def _keep_owed(self, indices: Sequence[int]) -> None:
-        """Takes what lossy codecs have not sent yet out of the engine."""
-        engine = self._store.engine
-        for index in indices:
-            key = self._parameters[index].key
-            residual = engine.residual(key)
-            if residual.any():
-                self._owed[index] = torch.from_numpy(residual)
-                engine.set_residual(key, residual * 0)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from gradwire import joining, kv
+from gradwire.refusals import told_to_all
 from gradwire.torch import session
 from gradwire.torch.exchange import STATE_KEY
 
@@ -37,20 +38,25 @@ def broadcast_parameters(
         store: from `gradwire.kv.create()`. Default: as for DistributedOptimizer.
 
     Raises:
-        TypeError: parameters are not named.
-        ValueError: root_rank is no rank; or ranks differ, and the text, the same on all, names the first
-            difference. Where a job goes on with other members, on those alone that differ from the root.
+        TypeError: parameters are not named, on a rank; a ValueError on the others.
+        ValueError: root_rank is no rank; a tensor has no dense memory of its own (sparse, quantized, a DTensor, on the
+            meta device); or ranks differ. The text, the same on all, names the first such tensor. Where a job goes on
+            with other members, on those alone that differ from the root.
     """
-    pairs = _pairs(parameters)
     store = session.own_store(store)
-    named = [(name, value) for name, value in pairs if isinstance(value, torch.Tensor)]
-    _check_root(store, "broadcast_parameters", root_rank)
-    layout = [[name, _dtype_name(value), list(value.shape)] for name, value in named]
-    blobs = store.engine.all_gather("broadcast_parameters", json.dumps(layout).encode())
-    layouts = [json.loads(blob) for blob in blobs]
+    with told_to_all(store.engine, "broadcast_parameters"):
+        pairs = _pairs(parameters)
+        named = [(name, value) for name, value in pairs if isinstance(value, torch.Tensor)]
+        _check_root(store, "broadcast_parameters", root_rank)
+    described = json.dumps([root_rank, [[name, *_layout_of(value)] for name, value in named]])
+    blobs = store.engine.all_gather("broadcast_parameters", described.encode())
+    roots, layouts = zip(*(json.loads(blob) for blob in blobs), strict=True)
+    _require_same_root("broadcast_parameters", roots)
     for rank, found in enumerate(layouts):
         if store.generation == 1 or rank == store.rank:  # later, who differs has come later, and fails alone
             _require_same(layouts[root_rank], found, root_rank, rank)
+    for name, _, _, kind in layouts[root_rank]:
+        _require_memory("broadcast_parameters", repr(name), kind)
     _broadcast(store, [value for _, value in named], root_rank)
 
 
@@ -69,20 +75,33 @@ def broadcast_optimizer_state(
         store: from `gradwire.kv.create()`. Default: as for DistributedOptimizer.
 
     Raises:
-        ValueError: root_rank is no rank; the state holds something else than tensors, numbers, text, None,
-            lists, tuples and dicts; the parameter groups of the ranks differ.
+        ValueError: root_rank is no rank; the parameter groups of the ranks differ; or the state holds something else
+            than dense tensors, numbers (NumPy's too), text, None, lists, tuples and dicts, which the text names, the
+            same on all ranks.
     """
     store = session.own_store(store)
-    _check_root(store, "broadcast_optimizer_state", root_rank)
     tensors: list[torch.Tensor] = []
-    blob = b""
-    if store.rank == root_rank:
-        state = optimizer.state_dict()
-        state.pop(STATE_KEY, None)  # what a rank has not sent yet is its own
-        blob = json.dumps(_describe(state, tensors)).encode()
-    blob = store.engine.all_gather("broadcast_optimizer_state", blob)[root_rank]
+    described: Any = None
+    with told_to_all(store.engine, "broadcast_optimizer_state"):
+        _check_root(store, "broadcast_optimizer_state", root_rank)
+        if store.rank == root_rank:
+            state = optimizer.state_dict()
+            state.pop(STATE_KEY, None)  # what a rank has not sent yet is its own
+            described = _describe("the state", state, tensors)
+    groups = [len(group["params"]) for group in optimizer.param_groups]
+    blob = json.dumps([root_rank, groups, described]).encode()
+    blobs = store.engine.all_gather("broadcast_optimizer_state", blob)
+    roots, groups_of, states = zip(*(json.loads(blob) for blob in blobs), strict=True)
+    _require_same_root("broadcast_optimizer_state", roots)
+    for rank, found in enumerate(groups_of):
+        alone = store.generation > 1 and rank != store.rank  # as in broadcast_parameters()
+        if found != groups_of[root_rank] and not alone:
+            raise ValueError(
+                f"broadcast_optimizer_state: rank {root_rank} has parameter groups of {groups_of[root_rank]} "
+                f"parameters, rank {rank} of {found}; give the same parameter groups on every rank"
+            )
     if store.rank != root_rank:
-        state = _rebuild(json.loads(blob), tensors)
+        state = _rebuild(states[root_rank], tensors)
     _broadcast(store, tensors, root_rank)
     if store.rank != root_rank:
         # What this rank has not sent yet stays.
@@ -131,6 +150,14 @@ def _check_root(store: kv.KVStore, what: str, root_rank: int) -> None:
         raise ValueError(f"{what}: root_rank={root_rank} is no rank; expected 0 to {store.num_workers - 1}")
 
 
+def _require_same_root(verb: str, roots: Sequence[int]) -> None:
+    for rank, given in enumerate(roots):
+        if given != roots[0]:
+            raise ValueError(
+                f"{verb}: root_rank is {roots[0]} on rank 0 and {given} on rank {rank}; give the same on every rank"
+            )
+
+
 def _require_same(wanted: Sequence[Any], found: Sequence[Any], root_rank: int, rank: int) -> None:
     for ours, theirs in itertools.zip_longest(wanted, found):
         if ours != theirs:
@@ -141,12 +168,54 @@ def _require_same(wanted: Sequence[Any], found: Sequence[Any], root_rank: int, r
 
 
 def _entry(entry: Sequence[Any] | None) -> str:
-    return "nothing" if entry is None else f"{entry[0]!r} {entry[1]} {tuple(entry[2])}"
+    if entry is None:
+        return "nothing"
+    name, dtype, shape, kind = entry
+    return f"{name!r} {dtype} {tuple(shape)}" + (f" ({kind})" if kind else "")
+
+
+def _layout_of(tensor: torch.Tensor) -> list[Any]:
+    """Dtype, shape, and what is unusual about it: ranks must agree in all three."""
+    return [_dtype_name(tensor), list(tensor.shape), _kind_of(tensor)]
+
+
+def _kind_of(tensor: torch.Tensor) -> str:
+    if tensor.layout != torch.strided:
+        return str(tensor.layout)
+    if hasattr(tensor, "device_mesh"):
+        return "a DTensor"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.device.type == "meta":
+        return "on the meta device"
+    shared = [
+        i
+        for i, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+        if size > 1 and not stride
+    ]
+    return f"expanded in dimension {', '.join(map(str, shared))}" if shared else ""
+
+
+def _require_memory(verb: str, what: str, kind: str) -> None:
+    """Raises ValueError for a tensor that has no dense memory of its own."""
+    if kind and not kind.startswith("expanded"):
+        raise ValueError(
+            f"{verb}: {what} is {kind}, expected a dense tensor of this rank's own; leave it out, or give a dense copy"
+        )
+
+
+def _own_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of each element in memory once: of what was expanded, the tensor before."""
+    for dimension, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
 
 
 @torch.no_grad()
 def _broadcast(store: kv.KVStore, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
     """Overwrites tensors, whose layout is the same on all ranks, with the root's, all in one message."""
+    tensors = [_own_elements(tensor) for tensor in tensors]
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     # view() to a dtype asks for a start that is a multiple of its element: complex128 has 16 bytes.
     starts = list(itertools.accumulate((-(-size // 16) * 16 for size in sizes), initial=0))
@@ -157,7 +226,8 @@ def _broadcast(store: kv.KVStore, tensors: Sequence[torch.Tensor], root_rank: in
     runs = [octets[start : start + size] for start, size in zip(starts, sizes, strict=False)]
     if store.rank == root_rank:
         for run, tensor in zip(runs, tensors, strict=True):
-            run.copy_(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8))
+            plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            run.copy_(plain.view(-1).view(torch.uint8))
     if joining.sums_in_one_order(store.type):
         _broadcast_by_key(store, words, root_rank)
     else:
@@ -179,21 +249,32 @@ def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _describe(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Returns value as JSON has it, its tensors moved to the list and described by dtype and shape."""
+def _describe(what: str, value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Returns value as JSON has it, its tensors moved to the list and described by dtype and shape. what: value, to
+    people.
+    """
     if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return {"tensor": [_dtype_name(value), list(value.shape)]}
+        dtype, shape, kind = _layout_of(value)
+        _require_memory("broadcast_optimizer_state", what, kind)
+        tensors.append(value.contiguous() if kind else value)
+        return {"tensor": [dtype, shape]}
     if isinstance(value, Mapping):
-        return {"mapping": [[_describe(k, tensors), _describe(v, tensors)] for k, v in value.items()]}
+        return {
+            "mapping": [
+                [_describe(f"a key of {what}", k, tensors), _describe(f"{what}[{k!r}]", v, tensors)]
+                for k, v in value.items()
+            ]
+        }
     if isinstance(value, tuple):
-        return {"tuple": [_describe(item, tensors) for item in value]}
+        return {"tuple": [_describe(f"{what}[{i}]", item, tensors) for i, item in enumerate(value)]}
     if isinstance(value, list):
-        return [_describe(item, tensors) for item in value]
+        return [_describe(f"{what}[{i}]", item, tensors) for i, item in enumerate(value)]
+    if isinstance(value, np.generic):
+        return _describe(what, value.item(), tensors)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(
-        f"broadcast_optimizer_state: the state holds a {type(value).__name__}, expected tensors, numbers, "
+        f"broadcast_optimizer_state: {what} is a {type(value).__name__}, expected tensors, numbers, "
         "text, None, lists, tuples and dicts; load a checkpoint on every rank instead"
     )
 

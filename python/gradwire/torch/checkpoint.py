@@ -4,16 +4,20 @@ Example:
     gradwire.torch.save_checkpoint("run7", model, optimizer, {"step": step})
     # later, in a job that has made model and optimizer alike, with as many workers or others:
     step = gradwire.torch.load_checkpoint("run7", model, optimizer)["step"]
+
+With DDP's hook, or FSDP2's reduce-scatter, in the place of a gradwire optimizer:
+    extra = {"step": step, "optimizer": optimizer.state_dict()}
+    gradwire.torch.save_checkpoint("run7", ddp, hook_state, extra)
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -24,14 +28,61 @@ from gradwire.torch.momentum import inherited_momentum
 from gradwire.torch.reducer import GradientReducer
 
 # Of an exchange's state: the store's checkpoint has these.
-_OF_THE_STORE = ("rank", "residuals")
+OF_THE_STORE = ("rank", "residuals")
 # Of ours, beside what an exchange has.
 _ROWS_KEY, _MOMENTUM_KEY = "rows", "momentum_correction"
 
 # What a rank's error is for all, the first that it is an instance of; others are RuntimeErrors.
 _KINDS: tuple[type[Exception], ...] = (_core.DecodeError, ValueError)
 
+_KINDS_OF_PARTS = {
+    "optimizer": "a DistributedOptimizer or LocalStepOptimizer",
+    "hooks": "a HookState",
+    "reduce_scatters": "FSDP2's reduce-scatters",
+}
+
 Result = TypeVar("Result")
+
+
+class Part(Protocol):
+    """What of a job exchanges gradients, as a checkpoint has it beside the model and the store.
+
+    Attributes:
+        kind: what it is called in the checkpoint, and in error texts.
+        store: what it exchanges them through.
+    """
+
+    kind: str
+    store: kv.KVStore
+
+    def model_state(self, model: torch.nn.Module) -> Any:
+        """What this rank's file has of the model."""
+
+    def load_model(self, model: torch.nn.Module, saved: Any, folder: str | PathLike[str]) -> None:
+        """Loads it, out of a rank's file."""
+
+    def saved(self) -> Any:
+        """What there is of it that the store does not save."""
+
+    def fitting(self, saved: Any, restored: checkpoint.Restored, read: Read) -> Any:
+        """Returns what saved() was, as this rank goes on with it. No collective; changes nothing.
+
+        Raises:
+            ValueError: it cannot go on with that.
+        """
+
+    def prepare(self, fitting: Any) -> None:
+        """Precedes the store's load_checkpoint(), with what fitting() returned. A collective."""
+
+    def take_over(self, fitting: Any) -> None:
+        """Follows it, before the model is loaded."""
+
+    def go_on(self, fitting: Any) -> None:
+        """Follows that."""
+
+
+Read = Callable[[int], Any]
+"""Reads what another rank's saved() was."""
 
 
 def save_checkpoint(
@@ -40,41 +91,25 @@ def save_checkpoint(
     """Writes all that training goes on from, every rank its own, to a folder. Collective, between steps.
 
     It takes the place of what was in the folder only when all of it is on the disk. Random generators and the place in
-    the data are not in it: give them as extra.
+    the data are not in it: give them as extra, and so the state of an optimizer of torch's.
 
     Args:
         folder: one that all workers see, such as one on NFS; made if it is not there.
-        model: the module that is trained. Several: an nn.ModuleList or nn.ModuleDict of them.
-        optimizer: a DistributedOptimizer or a LocalStepOptimizer; a list or tuple of all that are at one store. The
-            store's part of the checkpoint, which has what was not sent yet, is of all of them in either case.
+        model: the module that is trained. One that is sharded (FSDP2) is gathered, and rank 0 writes it. Several: an
+            nn.ModuleList or nn.ModuleDict of them.
+        optimizer: a DistributedOptimizer or a LocalStepOptimizer, or a list or tuple of all of these that are at one
+            store; a HookState, or a list or tuple of all that are at one store; or what compress_reduce_scatter() has
+            returned. The store's part of the checkpoint, which has what was not sent yet, is of all in either case.
         extra: what torch.load(weights_only=True) can read: numbers, text, tensors, lists and dicts of them.
 
     Raises:
         RuntimeError: a file cannot be written, on any rank; or a step is under way.
         TypeError: optimizer is something else.
     """
-    optimizers = _listed(optimizer)
-    store = _store_of(optimizers)
-    states = [_state_of(each) for each in optimizers]
+    part = _part_of(optimizer, model)
     written = io.BytesIO()
-    state = states[0] if optimizer is optimizers[0] else states
-    torch.save({"model": model.state_dict(), "optimizer": state, "extra": extra}, written)
-    with contextlib.ExitStack() as stack:
-        for each in optimizers:
-            if (reducer := _reducer_of(each)) is not None:
-                stack.enter_context(reducer.exchange.owed_in_the_engine())
-        store.save_checkpoint(folder, written.getvalue())
-
-
-def _state_of(optimizer: Any) -> dict[str, Any]:
-    """What an optimizer goes on from, but for what the store's checkpoint has."""
-    state = optimizer.state_dict()
-    own = {name: value for name, value in state.get(STATE_KEY, {}).items() if name not in _OF_THE_STORE}
-    reducer = _reducer_of(optimizer)
-    if reducer is not None and reducer.row_names is not None:
-        own[_ROWS_KEY] = reducer.row_names
-    own[_MOMENTUM_KEY] = _sends_momentum(optimizer)
-    return {**state, STATE_KEY: own}
+    torch.save({"model": part.model_state(model), part.kind: part.saved(), "extra": extra}, written)
+    part.store.save_checkpoint(folder, written.getvalue())
 
 
 def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimizer: Any) -> Any:
@@ -90,7 +125,8 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
 
     Args:
         folder: as save_checkpoint() was given it.
-        model, optimizer: alike those that were saved, as many optimizers in the same order; changed in place.
+        model, optimizer: alike those that were saved, as many optimizers in the same order; changed in place. A
+            HookState has been registered with its model.
 
     Returns: this rank's extra; of a rank that is new, that of one that was there.
 
@@ -101,62 +137,44 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
         ValueError: it is of other keys, or of another kind or number of optimizers, or this job has taken a step.
         RuntimeError: a file cannot be read; or model and optimizer are not alike, which is found when the store goes on
             from the checkpoint already: begin the job anew.
-        TypeError: optimizer is neither a DistributedOptimizer nor a LocalStepOptimizer.
+        TypeError: optimizer is something else than save_checkpoint() takes.
     """
-    optimizers = _listed(optimizer)
-    store = _store_of(optimizers)
-    state = _attempt(store, lambda: _read_fitting(folder, optimizers, store))
-    saved = [
-        (each, found, found.get(STATE_KEY, {}))
-        for each, found in zip(optimizers, state["optimizer"], strict=True)
-    ]
-    for each, _, own in saved:
-        if (reducer := _reducer_of(each)) is not None:
-            # First: scales are agreed for a codec, and residuals may be those of a table's rows.
-            reducer.exchange.load_codecs(own)
-            if _ROWS_KEY in own:
-                reducer.take_over_rows(own[_ROWS_KEY])
-    store.load_checkpoint(folder)  # refuses what does not fit, before model and optimizers change
-    for each, _, own in saved:
-        if (reducer := _reducer_of(each)) is not None:
-            reducer.exchange.take_over_residuals()
-        if (rounds := _rounds_of(each)) is not None:
-            rounds.load_rounds(own)
-    model.load_state_dict(state["model"])
-    for each, found, _ in saved:
-        each.load_shared_state(found)
+    part = _part_of(optimizer, model)
+    state = _attempt(part.store, lambda: _read_fitting(folder, part))
+    own = state[part.kind]
+    part.prepare(own)
+    part.store.load_checkpoint(folder)  # refuses what does not fit, before model and optimizer change
+    part.take_over(own)
+    part.load_model(model, state["model"], folder)
+    part.go_on(own)
     return state["extra"]
 
 
-def _read_fitting(
-    folder: str | PathLike[str], optimizers: Sequence[Any], store: kv.KVStore
-) -> dict[str, Any]:
-    """Reads what save_checkpoint() wrote for this rank, with the momentum that it inherits, and a list of optimizers'
-    states. Changes nothing.
+def read_model(folder: str | PathLike[str], rank: int) -> Any:
+    """What a rank's file has of the model."""
+    return _unpack(checkpoint.read_extra(folder, rank))["model"]
+
+
+def _read_fitting(folder: str | PathLike[str], part: Part) -> dict[str, Any]:
+    """Reads what save_checkpoint() wrote for this rank, as it goes on with it. Changes nothing.
 
     Raises:
         As load_checkpoint().
     """
-    restored = checkpoint.read_extra(folder, store.rank)
+    restored = checkpoint.read_extra(folder, part.store.rank)
     state = _unpack(restored)
-    found, given = len(state["optimizer"]), len(optimizers)
-    if found != given:
+    if part.kind not in state:
+        there = next((kind for kind in _KINDS_OF_PARTS if kind in state), "something else")
         raise ValueError(
-            f"gradwire.torch: the checkpoint has {found} optimizer{'s' * (found > 1)}, and {given} "
-            f"{'is' if given == 1 else 'are'} given; give as many, in the same order"
+            f"gradwire.torch: the checkpoint is of {_KINDS_OF_PARTS.get(there, there)}, and given is "
+            f"{_KINDS_OF_PARTS[part.kind]}, to which what was not sent yet means something else; make the same as there"
         )
-    inherits = restored.num_workers != store.num_workers
-    ranks = range(store.rank, restored.num_workers, store.num_workers)
-    for place, optimizer in enumerate(optimizers):
-        own = state["optimizer"][place].get(STATE_KEY, {})
-        _require_same_kind(own, optimizer)
-        if inherits and _sends_momentum(optimizer):
-            theirs = [_unpack(checkpoint.read_extra(folder, rank))["optimizer"][place] for rank in ranks]
-            share = store.num_workers / restored.num_workers
-            state["optimizer"][place] = inherited_momentum(state["optimizer"][place], theirs, share)
-        if (rounds := _rounds_of(optimizer)) is not None:
-            rounds.require_fitting(own)
-    return state
+    read = functools.partial(_read_part, folder, part.kind)
+    return {**state, part.kind: part.fitting(state[part.kind], restored, read)}
+
+
+def _read_part(folder: str | PathLike[str], kind: str, rank: int) -> Any:
+    return _unpack(checkpoint.read_extra(folder, rank))[kind]
 
 
 def _attempt(store: kv.KVStore, work: Callable[[], Result]) -> Result:
@@ -179,56 +197,144 @@ def _attempt(store: kv.KVStore, work: Callable[[], Result]) -> Result:
 
 def _unpack(restored: checkpoint.Restored) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(io.BytesIO(restored.extra), map_location="cpu", weights_only=True)
-    state["optimizer"] = _listed(state["optimizer"])  # of one it is no list
     return state
 
 
-def _require_same_kind(own: Mapping[str, Any], optimizer: Any) -> None:
-    """Raises ValueError where what was saved would mean something else to this optimizer."""
-    here, there = _rounds_of(optimizer) is not None, ROUNDS_KEY in own
-    if here != there:
-        names = ("DistributedOptimizer", "LocalStepOptimizer")
-        raise ValueError(
-            f"gradwire.torch: the checkpoint is of a {names[there]} and optimizer is a {names[here]}, to which what "
-            "was not sent yet means something else; make the same as there"
-        )
-    if own.get(_MOMENTUM_KEY) and not _sends_momentum(optimizer):
-        raise ValueError(
-            "gradwire.torch: the checkpoint has the momentum of each worker, and optimizer is without "
-            "momentum_correction, where all have the same; give momentum_correction=True"
-        )
+class OptimizersPart:
+    """Those of DistributedOptimizers or LocalStepOptimizers at one store."""
+
+    kind = "optimizer"
+
+    def __init__(self, optimizers: Sequence[Any], store: kv.KVStore) -> None:
+        self.store = store
+        self._parts = [_OptimizerPart(optimizer, store) for optimizer in optimizers]
+
+    def model_state(self, model: torch.nn.Module) -> Any:
+        return model.state_dict()
+
+    def load_model(self, model: torch.nn.Module, saved: Any, folder: str | PathLike[str]) -> None:
+        model.load_state_dict(saved)
+
+    def saved(self) -> Any:
+        states = [part.saved() for part in self._parts]
+        return states[0] if len(states) == 1 else states
+
+    def fitting(self, saved: Any, restored: checkpoint.Restored, read: Read) -> list[dict[str, Any]]:
+        states, given = _listed(saved), len(self._parts)
+        if len(states) != given:
+            raise ValueError(
+                f"gradwire.torch: the checkpoint has {len(states)} optimizer{'s' * (len(states) > 1)}, and {given} "
+                f"{'is' if given == 1 else 'are'} given; give as many, in the same order"
+            )
+        return [
+            part.fitting(state, restored, lambda rank, place=place: _listed(read(rank))[place])  # type: ignore[misc]
+            for place, (part, state) in enumerate(zip(self._parts, states, strict=True))
+        ]
+
+    def prepare(self, fitting: list[dict[str, Any]]) -> None:
+        for part, state in zip(self._parts, fitting, strict=True):
+            part.prepare(state)
+
+    def take_over(self, fitting: list[dict[str, Any]]) -> None:
+        for part, state in zip(self._parts, fitting, strict=True):
+            part.take_over(state)
+
+    def go_on(self, fitting: list[dict[str, Any]]) -> None:
+        for part, state in zip(self._parts, fitting, strict=True):
+            part.go_on(state)
 
 
-def _sends_momentum(optimizer: Any) -> bool:
-    return bool(getattr(optimizer, "momentum_correction", False))
+class _OptimizerPart:
+    """One's."""
 
+    def __init__(self, optimizer: Any, store: kv.KVStore) -> None:
+        self._store = store
+        self._optimizer = optimizer
+        # None with local steps, and where a worker is alone and sends nothing.
+        self._reducer: GradientReducer | None = getattr(optimizer, "_reducer", None)
+        self._rounds: LocalRounds | None = getattr(optimizer, "_rounds", None)
 
-def _reducer_of(optimizer: Any) -> GradientReducer | None:
-    """None with local steps, and where a worker is alone and sends nothing."""
-    reducer: GradientReducer | None = getattr(optimizer, "_reducer", None)
-    return reducer
+    def saved(self) -> dict[str, Any]:
+        state = self._optimizer.state_dict()
+        own = {name: value for name, value in state.get(STATE_KEY, {}).items() if name not in OF_THE_STORE}
+        if self._reducer is not None and self._reducer.row_names is not None:
+            own[_ROWS_KEY] = self._reducer.row_names
+        own[_MOMENTUM_KEY] = self._sends_momentum
+        return {**state, STATE_KEY: own}
 
+    def fitting(self, saved: dict[str, Any], restored: checkpoint.Restored, read: Read) -> dict[str, Any]:
+        own = saved.get(STATE_KEY, {})
+        self._require_same_kind(own)
+        ranks = self._store.num_workers
+        if self._sends_momentum and restored.num_workers != ranks:
+            theirs = [read(rank) for rank in range(self._store.rank, restored.num_workers, ranks)]
+            saved = inherited_momentum(saved, theirs, ranks / restored.num_workers)
+        if self._rounds is not None:
+            self._rounds.require_fitting(own)
+        return saved
 
-def _rounds_of(optimizer: Any) -> LocalRounds | None:
-    rounds: LocalRounds | None = getattr(optimizer, "_rounds", None)
-    return rounds
+    def prepare(self, saved: Mapping[str, Any]) -> None:
+        own = saved.get(STATE_KEY, {})
+        if self._reducer is not None:
+            # First: scales are agreed for a codec, and residuals may be those of a table's rows.
+            self._reducer.exchange.load_codecs(own)
+            if _ROWS_KEY in own:
+                self._reducer.take_over_rows(own[_ROWS_KEY])
+
+    def take_over(self, saved: Mapping[str, Any]) -> None:
+        if self._rounds is not None:
+            self._rounds.load_rounds(saved.get(STATE_KEY, {}))
+
+    def go_on(self, saved: Mapping[str, Any]) -> None:
+        self._optimizer.load_shared_state(saved)
+
+    @property
+    def _sends_momentum(self) -> bool:
+        return bool(getattr(self._optimizer, "momentum_correction", False))
+
+    def _require_same_kind(self, own: Mapping[str, Any]) -> None:
+        """Raises ValueError where what was saved would mean something else to this optimizer."""
+        here, there = self._rounds is not None, ROUNDS_KEY in own
+        if here != there:
+            names = ("DistributedOptimizer", "LocalStepOptimizer")
+            raise ValueError(
+                f"gradwire.torch: the checkpoint is of a {names[there]} and optimizer is a {names[here]}, to which "
+                "what was not sent yet means something else; make the same as there"
+            )
+        if own.get(_MOMENTUM_KEY) and not self._sends_momentum:
+            raise ValueError(
+                "gradwire.torch: the checkpoint has the momentum of each worker, and optimizer is without "
+                "momentum_correction, where all have the same; give momentum_correction=True"
+            )
 
 
 def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-def _store_of(optimizers: Sequence[Any]) -> kv.KVStore:
+def _part_of(given: Any, model: torch.nn.Module) -> Part:
+    optimizers = _listed(given)
+    if any(hasattr(each, "checkpoint_part") for each in optimizers[1:]) and not hasattr(
+        optimizers[0], "checkpoint_part"
+    ):
+        raise TypeError(
+            f"gradwire.torch: optimizer holds a {type(optimizers[0]).__name__} beside what takes gradients of DDP or "
+            "FSDP2, expected things of one kind; save each kind to a folder of its own"
+        )
+    if optimizers and hasattr(optimizers[0], "checkpoint_part"):
+        # The hook's and FSDP2's, whose modules are imported where they are used.
+        part: Part = optimizers[0].checkpoint_part(given, model)
+        return part
     stores = [getattr(optimizer, "_store", None) for optimizer in optimizers]
     for optimizer, store in zip(optimizers, stores, strict=True):
         if not isinstance(store, kv.KVStore):
             raise TypeError(
-                f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected what DistributedOptimizer() or "
-                "LocalStepOptimizer() returns, or a list of these"
+                f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected what DistributedOptimizer(), "
+                "LocalStepOptimizer() or compress_reduce_scatter() returns, or a HookState; or a list of these"
             )
     if (distinct := len(set(map(id, stores)))) != 1:
         raise ValueError(
             f"gradwire.torch: {len(stores)} optimizers of {distinct} stores were given, expected those of one; save "
             "each store's by itself"
         )
-    return stores[0]  # type: ignore[return-value]
+    return OptimizersPart(optimizers, stores[0])  # type: ignore[arg-type]

@@ -20,7 +20,8 @@ class Torch(AbstractKVStore):
 
     Tensors are PyTorch's or NumPy's, contiguous, on devices that the group's backend takes. Uncompressed sums are in
     the group's own order. Compressed ones are of float32 on the CPU, in rank order; one to which any rank gave a NaN or
-    an infinity is NaN, with a warning, and residuals are as before. Integers are summed uncompressed.
+    an infinity is NaN, with a warning, and residuals are as before. Integers and complex numbers are summed
+    uncompressed.
     """
 
     def __init__(self) -> None:
@@ -78,10 +79,10 @@ def _in_place(tensor: Any) -> torch.Tensor:
 
 def _all_gather(payload: Any) -> Sequence[Any]:
     """Payloads may differ in length, which torch's all_gather does not take: they are padded to the longest."""
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(lengths, torch.tensor([payload.size]))
+    lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(dist.get_world_size())]
+    dist.all_gather(lengths, torch.tensor([payload.size], dtype=torch.int64, device="cpu"))
     padded = np.zeros(max(int(length) for length in lengths), np.uint8)
     padded[: payload.size] = payload
-    blocks = [torch.zeros(padded.size, dtype=torch.uint8) for _ in lengths]
+    blocks = [torch.zeros(padded.size, dtype=torch.uint8, device="cpu") for _ in lengths]
     dist.all_gather(blocks, torch.from_numpy(padded))
     return [block.numpy()[: int(length)] for block, length in zip(blocks, lengths, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.local_steps import steps_apart
 from gradwire.torch.optimizer import _Distributed
 from gradwire.torch.session import own_store
+from gradwire.torch.shared_state import shared_lines
 
 __all__ = ["TorchState"]
 
@@ -79,10 +79,19 @@ class TorchState(State):
                 broadcast_optimizer_state(value, root, self.store)
         super()._broadcast(root)
 
-    def _put_back_own(self) -> None:
-        for name, kept in self._kept.items():
-            if isinstance(value := getattr(self, name), torch.optim.Optimizer):
-                self._load(name, value, copy.deepcopy(kept))
+    def _own(self) -> list[tuple[_Distributed, Any]]:
+        return [(optimizer, optimizer.own_momentum()) for optimizer in self._optimizers()]
+
+    def _put_back_own(self, own: list[tuple[_Distributed, Any]]) -> None:
+        for optimizer, momentum in own:
+            optimizer.set_own_momentum(momentum)
+
+    def _shared_lines(self) -> list[str]:
+        found = super()._shared_lines()
+        for name in self._names:
+            if isinstance(value := getattr(self, name), torch.nn.Module | torch.optim.Optimizer):
+                found += shared_lines(name, value)
+        return found
 
 
 def _require_that_it_steps_together(name: str, value: object) -> None:

@@ -8,7 +8,6 @@ Threading: send() and send_from() never block; finish() waits without the GIL. O
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import warnings
@@ -23,6 +22,7 @@ import torch
 from gradwire.devices import stream_of
 from gradwire.torch import session
 from gradwire.torch.auto_codecs import AutoCodecs
+from gradwire.torch.elements import exchanged_dtype, real_elements, real_shape
 from gradwire.torch.exchange_options import ExchangeOptions
 from gradwire.torch.sparse_gradients import RowExchange, Rows, rows_of, rows_of_flat, saved_flat, saved_rows
 
@@ -47,7 +47,7 @@ class _Parameter:
     name: str
     key: int
     place: int  # in the order of the forward pass: the lower, the more urgent
-    run: torch.Tensor | None  # float32 elements in the order of memory; None: given every time
+    run: torch.Tensor | None  # real elements in the order of memory; None: given every time
     own: Compression | None
     shape: tuple[int, ...]
 
@@ -124,14 +124,18 @@ class Exchange:
         Args:
             named: names and parameters.
             places: where they are in the forward pass: the lowest is the most urgent.
-            runs: for each its memory: float32 (elements,), all on the CPU or on one device, kept as long as this; or
-                None: it will be given to send_from().
+            runs: for each its memory, kept as long as this: float32 (elements,), all on the CPU or on one device, or
+                float64 (elements,) on the CPU; of a complex parameter twice as many elements. Or None: it will be given
+                to send_from().
 
         Raises:
             ValueError: ranks differ in names, shapes or order; every rank gets the same text.
         """
         keys = self._engine.declare(
-            [(self._prefix + _wire_name(name, p), list(p.shape), "float32") for name, p in named]
+            [
+                (self._prefix + _wire_name(name, p), real_shape(p), _dtype_name(p, run))
+                for (name, p), run in zip(named, runs, strict=True)
+            ]
         )
         added = [
             _Parameter(name, key, place, run, self._options.codecs.of(name, p), tuple(p.shape))
@@ -144,7 +148,7 @@ class Exchange:
         for compression, own_keys in apart.items():
             self._engine.set_key_compression(own_keys, compression.spec, compression.reply)
         if self._auto is not None:
-            self._auto.add(added, [p.numel() for _, p in named])
+            self._auto.add(added, [real_elements(p) for _, p in named])
         self._parameters += added
 
     def use_rows(self, indices: Sequence[int]) -> None:
@@ -193,7 +197,7 @@ class Exchange:
         Args:
             taking_part: indices of all that are sent in the steps that follow; others keep what they have not sent.
         """
-        indices = [index for index in taking_part if self._parameters[index].run is not None]
+        indices = [index for index in taking_part if self._has_slot(index)]
         indices.sort(key=lambda index: self._parameters[index].place)  # neighbours travel together
         self._slots = [-1] * len(self._parameters)
         for slot, index in enumerate(indices):
@@ -205,6 +209,11 @@ class Exchange:
             self._engine.bind_slots(
                 [p.key for p in bound], arrays, [-p.place for p in bound], self._set, follows
             )
+
+    def _has_slot(self, index: int) -> bool:
+        """What is of float64 travels by itself."""
+        run = self._parameters[index].run
+        return run is not None and run.dtype == torch.float32
 
     # -- a step ----------------------------------------------------------------------------------------
 
@@ -223,7 +232,7 @@ class Exchange:
 
     def send(self, index: int) -> None:
         """Says that a parameter's own run holds its gradient, of the scaled loss if there is a scale."""
-        if not self._fuses:
+        if not self._fuses or not self._has_slot(index):
             self.send_apart(index)
             return
         run = self._parameters[index].run
@@ -239,7 +248,9 @@ class Exchange:
         self.send_from(index, run)
 
     def send_from(self, index: int, run: torch.Tensor) -> None:
-        """Sends the gradient that run holds: float32 (elements,), contiguous. The mean will be there."""
+        """Sends the gradient that run holds: real (elements,), contiguous, as add() takes it. The mean will be
+        there.
+        """
         self._apart.append((self._submit(index, run), index))
 
     def send_rows(self, index: int, gradient: torch.Tensor | None, parameter: torch.Tensor) -> None:
@@ -327,10 +338,18 @@ class Exchange:
             if nonfinite:
                 self._engine.roll_back([self._parameters[index].key for index in sorted(self._sent)])
                 self._rows.roll_back(self._sent)
-        if self._auto is not None:
-            self._auto.after_sums(vetoed=self._options.vetoes and nonfinite)
         self._dense.clear()
         return nonfinite
+
+    def add_to_residual(self, index: int, mean: torch.Tensor) -> None:
+        """Follows finish(): has what a step brought for a parameter travel once more, since no rank uses it. All ranks
+        call it with the same mean, but for what each has taken off it itself.
+
+        Args:
+            mean: real (elements,), in the loss's scale.
+        """
+        values = (mean if self._scale == 1.0 else mean / self._scale).float().contiguous()
+        self._engine.add_to_residual(self._parameters[index].key, values.numpy())
 
     def advance(self) -> None:
         """Follows finish(): what is sent next may travel by another codec. A collective where there is a controller."""
@@ -376,9 +395,7 @@ class Exchange:
                     residuals[parameter.name] = {"ids": torch.from_numpy(ids), "rows": torch.from_numpy(rows)}
                 continue
             residual = self._engine.residual(parameter.key)
-            if self._auto is not None and (owed := self._auto.owed(index)) is not None:
-                residuals[parameter.name] = owed
-            elif residual.size:
+            if residual.size:
                 residuals[parameter.name] = torch.from_numpy(residual)
         state: dict[str, Any] = {}
         if residuals:
@@ -388,17 +405,6 @@ class Exchange:
         if self._auto is not None:
             state["auto"] = self._auto.state()
         return state
-
-    def owed_in_the_engine(self) -> contextlib.AbstractContextManager[None]:
-        """Has the engine hold, inside, all that this rank has not sent yet; between steps."""
-        return contextlib.nullcontext() if self._auto is None else self._auto.owed_in_the_engine()
-
-    def take_over_residuals(self) -> None:
-        """Once the store has loaded a checkpoint, and load_codecs() the codecs that there were: goes on with its
-        residuals.
-        """
-        if self._auto is not None:
-            self._auto.take_over_residuals()
 
     def load_codecs(self, state: Mapping[str, Any]) -> None:
         """Has gradients travel as when state() returned this. A collective where that is of a warm-up, or of codecs
@@ -410,26 +416,29 @@ class Exchange:
         if self._auto is not None and "auto" in state:
             self._auto.load(state["auto"])
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], since: int = 0) -> None:
         """Goes on from what state() returned; parameters that it lacks begin with nothing left to send. Residuals of
         another rank are left, with a warning: they are what that rank still owes. A collective where the state is of
         a warm-up.
 
+        Args:
+            since: residuals alone, of parameters from this index on, which were added later; 0: all.
+
         Raises:
             ValueError: a residual has another number of elements than its parameter.
         """
-        self.load_codecs(state)
-        if self._auto is not None:
-            self._auto.forget_owed()
+        if since == 0:
+            self.load_codecs(state)
         residuals = state.get("residuals", {})
         if residuals and state["rank"] != self._store.rank:
-            warnings.warn(
-                f"gradwire.torch: the checkpoint holds the residuals of rank {state['rank']}, so rank "
-                f"{self._store.rank} begins without; save the optimizer's state on every rank to keep them",
-                stacklevel=3,
-            )
             residuals = {}
-        for index, parameter in enumerate(self._parameters):
+            if since == 0:
+                warnings.warn(
+                    f"gradwire.torch: the checkpoint holds the residuals of rank {state['rank']}, so rank "
+                    f"{self._store.rank} begins without; save the optimizer's state on every rank to keep them",
+                    stacklevel=3,
+                )
+        for index, parameter in enumerate(self._parameters[since:], since):
             residual = residuals.get(parameter.name)
             if index in self._rows:
                 rows = None if residual is None else saved_rows(residual, parameter.shape)
@@ -437,8 +446,6 @@ class Exchange:
                 continue
             if isinstance(residual, Mapping):
                 residual = saved_flat(residual, parameter.shape)
-            if residual is not None and self._auto is not None and self._auto.owe(index, residual):
-                residual = None
             if residual is not None:
                 self._engine.set_residual(parameter.key, residual.float().cpu().contiguous().numpy())
             elif elements := self._engine.residual(parameter.key).size:
@@ -456,6 +463,11 @@ def is_channels_last(parameter: torch.Tensor) -> bool:
         return False
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return parameter.dim() in formats and parameter.is_contiguous(memory_format=formats[parameter.dim()])
+
+
+def _dtype_name(parameter: torch.Tensor, run: torch.Tensor | None) -> str:
+    dtype = exchanged_dtype(parameter.dtype) if run is None else run.dtype
+    return str(dtype).removeprefix("torch.")
 
 
 def _wire_name(name: str, parameter: torch.Tensor) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from gradwire.torch.slots import Slot, gradient_dtype
+from gradwire.torch.sparse_gradients import has_float32_rows
 
 
 class GradientMemory:
@@ -21,6 +22,7 @@ class GradientMemory:
         self.parameters: list[torch.Tensor] = []
         self.index_of: dict[torch.Tensor, int] = {}
         self._slots: list[Slot | None] = []  # None: travels as rows
+        self._sparse_again: set[int] = set()  # summed as dense ones, and given back as sparse ones
         self._taken, self._delivered = _Seen(), _Seen()
 
     def add(self, name: str, parameter: torch.Tensor, slot: Slot | None) -> None:
@@ -34,8 +36,13 @@ class GradientMemory:
         return len(self.parameters)
 
     def use_rows(self, index: int) -> None:
-        """Has a parameter have no slot from now on."""
-        self._slots[index] = None
+        """Says that a parameter's gradients are sparse: they travel as rows from now on where rows can hold them, and
+        else as dense ones, which take_mean() gives back as sparse ones.
+        """
+        if has_float32_rows(self.parameters[index]):
+            self._slots[index] = None
+        else:
+            self._sparse_again.add(index)
 
     def travels_as_rows(self, index: int) -> bool:
         return self._slots[index] is None
@@ -65,6 +72,10 @@ class GradientMemory:
         gradient = parameter.grad
         if slot is None:
             self._delivered.note(index, gradient, keeps=True)
+            return
+        if index in self._sparse_again:
+            parameter.grad = slot.values.to(parameter).to_sparse(1)
+            self._delivered.note(index, parameter.grad, keeps=True)
             return
         if not slot.holds(gradient) and not self.share(index):
             self._convert_back(index)

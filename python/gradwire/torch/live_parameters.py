@@ -17,6 +17,7 @@ from gradwire.torch.gradient_hooks import GradientHooks
 from gradwire.torch.gradient_memory import GradientMemory
 from gradwire.torch.row_agreement import RowAgreement
 from gradwire.torch.slots import Slot, home_of, runs_of
+from gradwire.torch.sparse_gradients import has_float32_rows
 
 Named = Sequence[tuple[str, torch.Tensor]]
 TakesPart = Callable[[torch.Tensor], bool]
@@ -87,13 +88,14 @@ class LiveParameters:
         return range(first, len(self._memory))
 
     def use_rows(self, indices: Sequence[int]) -> None:
-        """Has the gradients of these travel as rows. A collective, between steps; then bind()."""
-        if not indices:
-            return
-        self._exchange.use_rows(indices)
+        """Has the gradients of these be sparse ones, which travel as rows where rows can hold them. A collective,
+        between steps; then bind().
+        """
         self._rows.add(indices)
         for index in indices:
             self._memory.use_rows(index)
+        if travelling := [index for index in indices if self._memory.travels_as_rows(index)]:
+            self._exchange.use_rows(travelling)
 
     def bind(self) -> None:
         """Has small parameters that take part travel together. A collective, between steps."""
@@ -111,7 +113,9 @@ class LiveParameters:
             return
         assert self._device is not None
         first = len(self._memory)
-        known = [self._rows.sends_rows and name in self._known_sparse for name, _ in named]
+        known = [
+            self._rows.sends_rows and name in self._known_sparse and has_float32_rows(p) for name, p in named
+        ]
         memory = iter(
             runs_of([p for (_, p), rows in zip(named, known, strict=True) if not rows], self._device)
         )

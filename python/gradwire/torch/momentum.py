@@ -123,6 +123,23 @@ class WorkerMomentum:
                     buffer.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         self._before.clear()
 
+    def buffers(self) -> dict[torch.Tensor, torch.Tensor]:
+        """Returns copies of this worker's momentum, by parameter; none of those that had no gradient yet."""
+        states = self._optimizer.state.items()
+        return {
+            parameter: buffer.clone()
+            for parameter, state in states
+            if (buffer := state.get("momentum_buffer")) is not None
+        }
+
+    def set_buffers(self, buffers: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Goes on with what buffers() returned."""
+        for parameter, state in self._optimizer.state.items():
+            if parameter not in buffers:
+                state.pop("momentum_buffer", None)
+        for parameter, buffer in buffers.items():
+            self._optimizer.state[parameter]["momentum_buffer"] = buffer
+
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """Has SGD take `p.grad`, now the mean momentum, as it is: w -= lr * p.grad."""

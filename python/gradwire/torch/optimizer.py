@@ -26,7 +26,7 @@ from gradwire.torch.exchange_options import (
 from gradwire.torch.momentum import WorkerMomentum
 from gradwire.torch.optimizer_options import has_momentum, known_sparse, require_valid, sparse_gradients
 from gradwire.torch.overlap_refused import require_no_gradient_is_needed, require_possible
-from gradwire.torch.parameter_names import GroupMembers, name_parameters, require_real, warn_of_ddp
+from gradwire.torch.parameter_names import GroupMembers, name_parameters, warn_of_ddp
 from gradwire.torch.reducer import GradientReducer
 from gradwire.torch.sparse_gradients import all_finite
 from gradwire.torch.subset_step import SubsetStep, is_divisible
@@ -72,8 +72,9 @@ def DistributedOptimizer(
     own. All ranks make them in the same order. `close()` releases an optimizer's parameters.
 
     Args:
-        optimizer: any torch.optim.Optimizer, with all its parameter groups. Parameters may be float32, or
-            bfloat16, float16 and float64 (sent as float32), on any device. One that is a DistributedOptimizer
+        optimizer: any torch.optim.Optimizer, with all its parameter groups. Parameters may be of any
+            dtype of float, complex ones included, on any device. Codec "none" sums float64 in 64 bits; others work in
+            float32, which bfloat16 and float16 are sent as. One that is a DistributedOptimizer
             already, ours or Horovod's, is taken over: the other no longer exchanges anything.
         named_parameters: `model.named_parameters()`. The names stand in error texts and in checkpoints; the
             order is the order of urgency, front layers first. Default: the optimizer's parameters by number.
@@ -208,7 +209,6 @@ def DistributedOptimizer(
         sparse_parameters=known_sparse(sparse_parameters, names),
     )
     momentum = WorkerMomentum(optimizer, vetoes=options.vetoes) if momentum_correction else None
-    require_real(named)
     alike = {
         "overlap_step": overlap_step,
         "max_grad_norm": max_grad_norm,
@@ -422,7 +422,6 @@ class _Distributed(wrapped.Front):
         """Notes parameters that have come into the groups, which are then to be exchanged, and returns them."""
         added = self._members.added(self.param_groups)
         if added:
-            require_real(added)
             _require_free(self._store, self, added)
             self._named += added  # in place: it is what the store serves
             if self._momentum is not None:
@@ -588,6 +587,15 @@ class _Distributed(wrapped.Front):
         """As load_state_dict(), but for what each rank has of its own."""
         self.synchronize()
         super().load_state_dict({name: value for name, value in state_dict.items() if name != STATE_KEY})
+
+    def own_momentum(self) -> dict[torch.Tensor, torch.Tensor]:
+        """With momentum_correction, this worker's momentum, by parameter; else nothing."""
+        return {} if self._momentum is None else self._momentum.buffers()
+
+    def set_own_momentum(self, momentum: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Goes on with what own_momentum() returned; all else stays as it is."""
+        if self._momentum is not None:
+            self._momentum.set_buffers(momentum)
 
     def __reduce__(self) -> Any:
         self.synchronize()

@@ -3,8 +3,9 @@
 step() exchanges what no backward() has brought: gradients that are set by hand, or a batch that reaches no parameter.
 
 Each parameter has a slot: a run of one flat float32 buffer, which the engine reads and writes in place. It lies
-where the parameters do, if that is one CUDA device, else on the CPU. For float32 parameters there `p.grad` is the
-slot's memory; others are converted on the way in and out.
+where the parameters do, if that is one CUDA device, else on the CPU. Slots of float64 parameters are float64, on the
+CPU; complex numbers are pairs of real ones. Where a parameter is of its slot's dtype and device, `p.grad` is the slot's
+memory; others are converted on the way in and out.
 
 A sparse gradient, as of nn.Embedding(sparse=True), has no slot but travels as rows. Which parameters have one only
 their first gradients tell, so in the first step they are summed as dense ones, and then all ranks agree.
@@ -27,7 +28,6 @@ from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.gradient_hooks import GradientHooks
 from gradwire.torch.gradient_memory import GradientMemory
 from gradwire.torch.live_parameters import LiveParameters, Named, TakesPart
-from gradwire.torch.parameter_names import require_real
 from gradwire.torch.row_agreement import RowAgreement
 from gradwire.torch.sparse_gradients import all_finite, gradient_of
 
@@ -195,7 +195,8 @@ class GradientReducer:
         gradient = parameter.grad
         if gradient is None:
             return None
-        if gradient.numel() != self._memory.slot(index).values.numel() or not gradient.is_floating_point():
+        values = self._memory.slot(index).values
+        if gradient.numel() != values.numel() or gradient.is_complex() != values.is_complex():
             self._refuse(index, gradient)
         is_sparse = gradient.layout != torch.strided
         self._rows.note(index, is_sparse=is_sparse)
@@ -206,12 +207,13 @@ class GradientReducer:
 
     def _refuse(self, index: int, gradient: torch.Tensor) -> NoReturn:
         """Raises ValueError for a parameter that a user has made another since the optimizer was made."""
-        name = self._memory.names[index]
-        require_real([(name, self._memory.parameters[index])])
+        values = self._memory.slot(index).values
+        then = "complex numbers" if values.is_complex() else "real numbers"
         raise ValueError(
-            f"gradwire.torch: the gradient of {name!r} has shape {tuple(gradient.shape)}, and the parameter had "
-            f"{tuple(self._memory.slot(index).values.shape)} when its optimizer was made; make the optimizer anew on "
-            "all ranks after a parameter has changed its shape"
+            f"gradwire.torch: the gradient of {self._memory.names[index]!r} is {gradient.dtype} of shape "
+            f"{tuple(gradient.shape)}, and the parameter held {then} of shape {tuple(values.shape)} when its optimizer "
+            "was made; make the optimizer anew on all ranks after a parameter has changed its shape, or from real to "
+            "complex"
         )
 
     def _tell_of_dense(self, index: int, layout: torch.layout) -> None:

@@ -19,7 +19,7 @@ class RowAgreement:
     """
     Attributes:
         is_made: there is nothing to agree on: until parameters are added.
-        rows: indices of those whose gradients travel as rows.
+        rows: indices of those whose gradients are sparse.
     """
 
     def __init__(self, exchange: Exchange, *, sends_rows: bool) -> None:
@@ -41,8 +41,8 @@ class RowAgreement:
         self._layouts[index] = _SPARSE if is_sparse else _STRIDED
 
     def make(self) -> list[int]:
-        """Returns the parameters that had a sparse gradient on some rank and no other kind on any, and whose gradients
-        are to travel as rows from the next step on. A collective, unless it is made.
+        """Returns the parameters that had a sparse gradient on some rank and no other kind on any, for
+        LiveParameters.use_rows(). A collective, unless it is made.
         """
         if self.is_made:
             return []
@@ -55,7 +55,7 @@ class RowAgreement:
         ]
 
     def add(self, indices: Iterable[int]) -> None:
-        """Notes that gradients of these travel as rows."""
+        """Notes that gradients of these are sparse."""
         self.rows |= set(indices)
 
     # -- ranks that have no batch left -----------------------------------------------------------------

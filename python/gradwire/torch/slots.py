@@ -14,9 +14,10 @@ import torch
 from torch.utils import dlpack
 
 from gradwire import _core
+from gradwire.torch.elements import exchanged_dtype, real_elements
 from gradwire.torch.exchange import is_channels_last
 
-_ALIGNMENT = 16  # float32 elements: slots begin on cache lines
+_ALIGNMENT = 16  # elements: slots begin on cache lines
 
 
 def home_of(parameters: Sequence[torch.Tensor]) -> torch.device:
@@ -32,15 +33,17 @@ class Slot:
     """One parameter's memory.
 
     Attributes:
-        values: float32, of the parameter's shape, and laid out as it was when this was made, which is the order in
-            which elements travel. Never handed out.
+        values: of float32 or float64, or complex numbers of these; of the parameter's shape, and laid out as it was
+            when this was made, which is the order in which elements travel. Never handed out.
     """
 
     def __init__(self, run: torch.Tensor, parameter: torch.Tensor) -> None:
         """
         Args:
-            run: float32 (elements,), of runs_of().
+            run: real (elements,), of runs_of().
         """
+        if parameter.is_complex():
+            run = torch.view_as_complex(run.view(-1, 2))
         self.values = run.view(parameter.shape)
         if is_channels_last(parameter):
             self.values = run.as_strided(parameter.shape, parameter.stride())
@@ -50,10 +53,10 @@ class Slot:
         self._shared: torch.Tensor | None = None  # as it was handed out last
 
     def fits(self, parameter: torch.Tensor) -> bool:
-        """True where p.grad can be this memory: of a parameter on its device, laid out as it is, whose gradients are
-        float32.
+        """True where p.grad can be this memory: of a parameter on its device, laid out as it is, whose gradients are of
+        its dtype.
         """
-        if gradient_dtype(parameter) != torch.float32 or parameter.device != self._device:
+        if gradient_dtype(parameter) != self.values.dtype or parameter.device != self._device:
             return False
         if parameter.shape != self.values.shape:
             return False
@@ -63,7 +66,7 @@ class Slot:
         """True where a gradient is this memory, whole."""
         if gradient is None or gradient.layout != torch.strided or gradient.data_ptr() != self._address:
             return False
-        if gradient.numel() != self._elements or gradient.dtype != torch.float32:
+        if gradient.numel() != self._elements or gradient.dtype != self.values.dtype:
             return False
         if gradient.stride() == self._strides:
             return True
@@ -82,14 +85,19 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
 
 
 def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Returns one run of float32 zeros (elements,) for each, out of one buffer."""
-    offsets, total = [], 0
+    """Returns one run of zeros (elements,) for each: of float32, out of one buffer there; or of float64, out of one on
+    the CPU, which is where those are summed.
+    """
+    homes = {torch.float32: device, torch.float64: torch.device("cpu")}
+    totals = dict.fromkeys(homes, 0)
+    places = []
     for parameter in parameters:
-        offsets.append(total)
-        total += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
+        dtype, elements = exchanged_dtype(parameter.dtype), real_elements(parameter)
+        places.append((dtype, totals[dtype], elements))
+        totals[dtype] += -(-elements // _ALIGNMENT) * _ALIGNMENT
     with torch.inference_mode(False):  # whoever makes the optimizer there trains elsewhere
-        flat = torch.zeros(total, dtype=torch.float32, device=device)
-        return [flat[o : o + p.numel()] for o, p in zip(offsets, parameters, strict=True)]
+        flat = {dtype: torch.zeros(totals[dtype], dtype=dtype, device=home) for dtype, home in homes.items()}
+        return [flat[dtype][offset : offset + elements] for dtype, offset, elements in places]
 
 
 def _is_laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:

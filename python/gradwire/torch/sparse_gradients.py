@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from gradwire.torch.elements import exchanged_dtype
+
 if TYPE_CHECKING:
     from gradwire import _core
     from gradwire.compress import Compression
@@ -31,6 +33,11 @@ def rows_of(gradient: torch.Tensor | None, parameter: torch.Tensor) -> Rows:
         gradient = gradient.to_dense().to_sparse(1)
     ids = gradient._indices()[0].cpu().contiguous().numpy()
     return ids, gradient._values().detach().float().cpu().contiguous().numpy().reshape(len(ids), elements)
+
+
+def has_float32_rows(parameter: torch.Tensor) -> bool:
+    """Whether a gradient can travel as rows, which are float32; what has more to it is summed as a dense one."""
+    return not parameter.is_complex() and exchanged_dtype(parameter.dtype) == torch.float32
 
 
 def gradient_of(parameter: torch.Tensor, rows: Rows) -> torch.Tensor:

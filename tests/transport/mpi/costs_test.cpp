@@ -39,7 +39,7 @@ class Echo final : public Sink {
     messenger_.send(from, std::move(frames));
   }
   void on_failure(const std::string& text) override { std::puts(text.c_str()); }
-  void on_goodbye(Node) override {}
+  void on_goodbye(Node, const std::string&) override {}
 
  private:
   Messenger& messenger_;
@@ -52,7 +52,7 @@ class Count final : public Sink {
     count_.notify_all();
   }
   void on_failure(const std::string& text) override { std::puts(text.c_str()); }
-  void on_goodbye(Node) override {}
+  void on_goodbye(Node, const std::string&) override {}
   void await(std::size_t count) {
     for (std::size_t now = count_; now < count; now = count_) count_.wait(now);
   }

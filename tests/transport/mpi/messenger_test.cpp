@@ -371,7 +371,7 @@ class ThrowingSink final : public Sink {
  public:
   void on_frames(Node, std::vector<Frame>) override { throw std::runtime_error("a bug in the sink"); }
   void on_failure(const std::string&) override {}
-  void on_goodbye(Node) override {}
+  void on_goodbye(Node, const std::string&) override {}
 };
 
 TEST(MpiRanks, ASinkThatThrowsFailsTheJobNamingItsNode) {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gradwire import kv
 from gradwire._core import MembershipChanged
 from gradwire.horovod import session
 from gradwire.horovod.objects import allgather_bytes
+from gradwire.horovod.submission import call_together
 from gradwire.horovod.torch.lifecycle import init, shutdown
 
 
@@ -20,6 +23,31 @@ def newcomers() -> int:
         return 0
     found = allgather_bytes(b"%d" % store.engine.newcomers, "elastic newcomers")
     return max(map(int, found))
+
+
+def draw_residuals() -> None:
+    """Takes what servers have not sent yet into the ranks' residuals, since servers end with what the ranks leave. A
+    collective, between steps.
+
+    Raises: HorovodInternalError: the job's members have changed, or it has failed.
+    """
+    call_together("elastic residuals", session.current().store.engine.draw_residuals)
+
+
+def require_same(lines: Iterable[str]) -> None:
+    """Compares what all ranks must hold alike. A collective.
+
+    Args:
+        lines: "WHAT=VALUE" each.
+
+    Raises:
+        ValueError: names the first that differs from rank 0's; on all ranks, or, once the members of the job have
+            changed, on those that differ, which leave it.
+        HorovodInternalError: as draw_residuals().
+    """
+    text = "".join(f"{line}\n" for line in lines)
+    engine = session.current().store.engine
+    call_together("elastic shared", lambda: engine.agree("hvd.elastic: what all ranks share", text))
 
 
 def meet_again() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gradwire.horovod import session
+from gradwire.horovod import named_sums, session
 from gradwire.horovod.errors import HostsUpdatedInterrupt
 from gradwire.horovod.objects import allgather_bytes
 from gradwire.horovod.torch.elastic import membership
@@ -17,6 +17,7 @@ from gradwire.horovod.torch.elastic.sampler import ElasticSampler
 from gradwire.horovod.torch.objects import broadcast_object
 from gradwire.horovod.torch.optimizer import Distributed
 from gradwire.horovod.torch.states import broadcast_optimizer_state, broadcast_parameters
+from gradwire.torch.shared_state import shared_lines
 
 
 def _sync_model(model: torch.nn.Module, root: int) -> None:
@@ -40,7 +41,12 @@ _STATEFUL: dict[type, Callable[[Any, int], None]] = {
 
 
 class TorchState:
-    """Attributes that can be committed, restored and made the same on all ranks. Each argument becomes one."""
+    """Attributes that can be committed, restored and made the same on all ranks. Each argument becomes one.
+
+    What this rank's codecs have not sent yet of gradients, and of other sums, goes along. What servers have not sent of
+    replies in a codec's own name goes into the ranks' residuals when newcomers are let in; when a rank dies it is lost,
+    as is what that rank had not sent.
+    """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
         """
@@ -65,6 +71,7 @@ class TorchState:
         for name in self._names:
             value = getattr(self, name)
             self._saved[name] = copy.deepcopy(value.state_dict()) if _sync_of(value) else value
+        self._unsent = named_sums.unsent(session.current().store) if session.exists() else {}
 
     def restore(self) -> None:
         """Goes back to what the last save() kept, and waits for no sum that an optimizer has under way."""
@@ -80,7 +87,10 @@ class TorchState:
         """Gives all ranks those of the first that has been synchronised before, or else rank 0's, and saves it. A
         collective of all ranks.
 
-        Raises: RuntimeError: the job has been trained, and nobody is left that has been in it.
+        Raises:
+            RuntimeError: the job has been trained, and nobody is left that has been in it.
+            ValueError: ranks hold something else all the same; names it. On all ranks, or, once the members have
+                changed, on those that differ, which leave the job.
         """
         root = self._root()
         plain: dict[str, Any] = {}
@@ -92,6 +102,7 @@ class TorchState:
                 plain[name] = value
         for name, value in broadcast_object(plain, root).items():
             setattr(self, name, value)
+        membership.require_same(self._shared_lines())
         self.save()
         self._has_met = True
 
@@ -127,6 +138,8 @@ class TorchState:
             HorovodInternalError: the job's members have changed: likewise.
         """
         if membership.newcomers():
+            membership.draw_residuals()
+            self._unsent = named_sums.unsent(session.current().store)
             raise HostsUpdatedInterrupt(skip_sync=False)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
@@ -135,12 +148,24 @@ class TorchState:
 
     def on_reset(self) -> None:
         """What run() calls before it begins the function again."""
-        if session.current().store.goes_on:
+        store = session.current().store
+        if store.goes_on:
             for optimizer in self._distributed():
                 optimizer.meet_others()
         self._forget_sums()
+        named_sums.go_on_with(store, copy.deepcopy(self._unsent))
         for callback in self._reset_callbacks:
             callback()
+
+    def _shared_lines(self) -> list[str]:
+        lines = []
+        for name in self._names:
+            value = getattr(self, name)
+            if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+                lines += shared_lines(name, value)
+            elif value is None or isinstance(value, bool | int | float | str):
+                lines.append(f"{name}={value!r}")
+        return lines
 
     def _forget_sums(self) -> None:
         for optimizer in self._distributed():

@@ -1,0 +1,41 @@
+"""Which elements of a tensor travel: real numbers of 32 or 64 bits.
+
+A complex number is two of them, real part first, each with a residual of its own. Codecs work in float32; "none" sends
+float64 as it is, so what a front end hands over keeps its 64 bits (compress/README.md, "none").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+_WIDE = (torch.float64, torch.complex128)
+
+
+def exchanged_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns float64 for what has 64 bits a number, else float32."""
+    return torch.float64 if dtype in _WIDE else torch.float32
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a strided tensor's own memory, a complex one's as (..., 2)."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def real_shape(tensor: torch.Tensor) -> list[int]:
+    """The shape of as_real()."""
+    return [*tensor.shape, 2] if tensor.is_complex() else list(tensor.shape)
+
+
+def real_elements(tensor: torch.Tensor) -> int:
+    """How many numbers travel."""
+    return math.prod(real_shape(tensor))
+
+
+def in_memory_order(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Returns a strided tensor with its dimensions in the order of these strides, the longest first: as a tensor that
+    has them lies in memory.
+    """
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension]))

@@ -1,0 +1,213 @@
+"""What two ranks do in torch_fsdp_test.py: FSDP2's compressed reduce-scatter beside torch's own, of any gradients.
+
+python -m torch.distributed.run --nproc-per-node 2 torch_fsdp_cases.py
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import warnings
+from collections.abc import Callable
+
+import gradwire as gw
+import gradwire.torch
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch_programs import CASES, case
+
+
+class Product(nn.Module):
+    """Multiplies its input by each of its parameters."""
+
+    def __init__(self, *parameters: torch.Tensor) -> None:
+        super().__init__()
+        self.own = nn.ParameterList(nn.Parameter(p) for p in parameters)
+
+    def forward(self, factor: torch.Tensor) -> torch.Tensor:
+        return torch.stack(
+            [(p * factor).real.sum() if p.is_complex() else (p * factor).sum() for p in self.own]
+        ).sum()
+
+
+def gradients(
+    make: Callable[[], nn.Module], codec: str | None, run: Callable[[nn.Module], torch.Tensor]
+) -> list[torch.Tensor]:
+    model = make()
+    fully_shard(model)
+    if codec is not None:
+        gw.torch.compress_reduce_scatter(model, codec=codec)
+    for _ in range(2):
+        model.zero_grad()
+        run(model).backward()
+    return [p.grad.full_tensor() for p in model.parameters()]
+
+
+def require_torchs(make: Callable[[], nn.Module], run: Callable[[nn.Module], torch.Tensor]) -> None:
+    """Uncompressed to the bit; with a codec nearly."""
+    true = gradients(make, None, run)
+    for ours, theirs in zip(gradients(make, "none", run), true, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    for ours, theirs in zip(gradients(make, "int8:block=32", run), true, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02 * float(theirs.abs().max()))
+
+
+@case
+def complex_gradients_keep_their_imaginary_parts() -> None:
+    factor = 1 + 1j * (1 + dist.get_rank())
+    for dtype in (torch.cfloat, torch.cdouble):
+        require_torchs(
+            lambda dtype=dtype: Product(torch.ones(4, dtype=dtype), torch.ones(5, 3, dtype=dtype)),  # type: ignore[misc]
+            lambda model: model(torch.tensor(factor)),
+        )
+
+
+@case
+def float64_is_summed_in_64_bits() -> None:
+    x = torch.tensor([1 + 2.0**-40, 1 / 3, 1e-60, 5.0], dtype=torch.float64) * (1 + dist.get_rank())
+    require_torchs(lambda: Product(torch.ones(4, dtype=torch.float64)), lambda model: model(x))
+    large = torch.tensor([1e60, 1.0], dtype=torch.float64)
+    make = lambda: Product(torch.ones(2, dtype=torch.float64))  # noqa: E731
+    run = lambda model: model(large)  # noqa: E731
+    assert torch.equal(gradients(make, "none", run)[0], gradients(make, None, run)[0])
+
+
+@case
+def what_float32_cannot_hold_is_told() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (gradient,) = gradients(
+            lambda: Product(torch.ones(2, dtype=torch.float64)),
+            "int8",
+            lambda model: model(torch.tensor([1e60, 1.0], dtype=torch.float64)),
+        )
+    assert bool(gradient.isnan().all())
+    assert any("beyond the largest float32, 3.4e38, in which codec int8" in str(w.message) for w in caught)
+
+
+@case
+def half_precision_is_torchs() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.tensor([1.0, 3.0, 0.125, 200.0], dtype=dtype) * (1 + dist.get_rank())
+        require_torchs(lambda dtype=dtype: Product(torch.ones(4, dtype=dtype)), lambda model, x=x: model(x))  # type: ignore[misc]
+
+
+@case
+def reduced_in_another_dtype() -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+    def run(codec: str | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        fully_shard(model, mp_policy=policy)
+        if codec is not None:
+            gw.torch.compress_reduce_scatter(model, codec=codec)
+        model(torch.full((2, 6), 0.3 + dist.get_rank())).square().sum().backward()
+        return [p.grad.full_tensor() for p in model.parameters()]
+
+    for ours, theirs in zip(run("none"), run(None), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@case
+def huge_means_are_none() -> None:
+    run = lambda model: model(torch.full((4,), 3e38))  # noqa: E731
+    (gradient,) = gradients(lambda: Product(torch.ones(4)), "none", run)
+    assert torch.equal(gradient, torch.full((4,), 3e38))
+
+
+@case
+def divide_factors() -> None:
+    """torch's own reduce-scatter multiplies first on NCCL alone; the right value is the sum by the factor."""
+    for codec in ("none", "int8:block=32"):
+        for forced in (False, True):
+            for factor in (3.0, 2.0, 1.0):
+                torch.manual_seed(0)
+                model = nn.Linear(4, 4)
+                fully_shard(model)
+                model.set_gradient_divide_factor(factor)
+                if forced:
+                    model.set_force_sum_reduction_for_comms(True)
+                gw.torch.compress_reduce_scatter(model, codec=codec)
+                model(torch.full((1, 4), 1.0 + dist.get_rank())).sum().backward()
+                near = {"rtol": 1e-6 if codec == "none" else 0.02, "atol": 0.0}
+                torch.testing.assert_close(
+                    model.bias.grad.full_tensor(), torch.full((4,), 2 / factor), **near
+                )
+                torch.testing.assert_close(
+                    model.weight.grad.full_tensor(), torch.full((4, 4), 3 / factor), **near
+                )
+
+
+@case
+def another_op_is_named() -> None:
+    model = nn.Linear(4, 4)
+    fully_shard(model)
+    compressed = gw.torch.compress_reduce_scatter(model, codec="none")
+    (scatter,) = compressed._scatters.values()
+    for op in (dist.ReduceOp.MAX, dist.ReduceOp(dist.ReduceOp.PRODUCT)):
+        with pytest.raises(
+            ValueError, match=r"op is (MAX|PRODUCT), expected SUM, AVG or PREMUL_SUM.*set_force_sum"
+        ):
+            scatter(torch.zeros(2), torch.zeros(4), dist.group.WORLD, op)
+
+
+@case
+def what_is_frozen_keeps_what_it_has_not_sent() -> None:
+    """Given is delivered or left to send, whichever layers are frozen meanwhile; also of shapes that are padded."""
+
+    def run(codec: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(20, 33, bias=False), nn.Linear(33, 3), nn.Linear(3, 5, bias=False))
+        fully_shard(model)
+        gw.torch.compress_reduce_scatter(model, codec=codec)
+        delivered = [torch.zeros(p.shape) for p in model.parameters()]
+        for step in range(14):
+            model[0].requires_grad_(not 3 <= step < 6)
+            model[2].requires_grad_(not 5 <= step < 8)
+            model.zero_grad()
+            x = torch.randn(30, 20, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+            loss = model(x).square().sum() / 30
+            (loss if step < 8 else 0 * loss).backward()
+            for place, parameter in enumerate(model.parameters()):
+                if parameter.grad is not None:
+                    delivered[place] += parameter.grad.full_tensor()
+        return delivered
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        compressed, plain = run("topk:ratio=0.25"), run("none")
+    for ours, true in zip(compressed, plain, strict=True):  # all is sent in the end
+        torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-4)
+
+
+@case
+def pickling_is_refused_by_name() -> None:
+    model = nn.Linear(4, 4)
+    fully_shard(model)
+    compressed = gw.torch.compress_reduce_scatter(model, codec="int8")
+    for take in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"compress_reduce_scatter\(\) returned cannot be pickled"):
+            take(compressed)
+
+
+def say(line: str) -> None:
+    os.write(1, f"{line}\n".encode())
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for name, run in CASES.items():
+        run()
+        say(f"{name} passed")
+    dist.destroy_process_group()
+    say(f"ended {os.environ['RANK']}")
+
+
+if __name__ == "__main__":
+    main()

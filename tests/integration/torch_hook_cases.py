@@ -1,0 +1,671 @@
+"""What two ranks do in torch_hook_ranks_test.py: DDP's hook on models that are not all float32, all used, all there.
+
+python -m torch.distributed.run --nproc-per-node 2 torch_hook_cases.py
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gradwire as gw
+import gradwire.torch
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch_programs import CASES, case
+
+STATES: list[gw.torch.HookState] = []  # of the case that runs
+BEFORE_THE_GROUP = gw.torch.HookState("none")  # as Lightning's DDPStrategy(ddp_comm_state=...) makes one
+
+# Replies of float32: what is left to send is all with the workers, where it can be read.
+CODECS = (
+    "2bit:threshold=0.02",
+    "2bit:reply=fp32",
+    "int4:reply=fp32",
+    "topk:reply=fp32",
+    "1bit:reply=fp32",
+    "none",
+)
+DDP = DistributedDataParallel
+
+
+def hooked(model: nn.Module, codec: str, **options: Any) -> tuple[DDP, gw.torch.HookState]:
+    wrapped = DDP(model, **{"bucket_cap_mb": 0.004} | options)  # a bucket for each layer of Branches
+    state = gw.torch.HookState(codec)
+    wrapped.register_comm_hook(state, gw.torch.ddp_hook)
+    STATES.append(state)
+    return wrapped, state
+
+
+def total(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum over all ranks."""
+    summed = tensor.clone()
+    dist.all_reduce(summed)
+    return summed
+
+
+class Branches(nn.Module):
+    """Of two layers behind a first one, some are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(40, 40, bias=False)
+        self.a, self.b = nn.Linear(40, 40, bias=False), nn.Linear(40, 40, bias=False)
+
+    def forward(self, x: torch.Tensor, use: str) -> torch.Tensor:
+        x = self.first(x)
+        for branch in use:
+            x = self.get_submodule(branch)(x)
+        return x
+
+
+def make_branches() -> Branches:
+    torch.manual_seed(2)
+    return Branches()
+
+
+class Ledger:
+    """What a model's layers were given, and what came of it: all of it is delivered or left to send, or it is lost."""
+
+    def __init__(self, model: Branches) -> None:
+        self.model = model
+        self.given = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+        self.delivered = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+
+    def step(self, wrapped: DDP, step: int, use: str) -> None:
+        """One backward() whose gradients are cleared before it."""
+        loss = self.loss(self.model, step, use)
+        used = {
+            n: p
+            for n, p in self.model.named_parameters()
+            if p.requires_grad and n.split(".")[0] in (*use, "first")
+        }
+        for name, gradient in zip(used, torch.autograd.grad(loss, list(used.values())), strict=True):
+            self.given[name] += gradient
+        self.loss(wrapped, step, use).backward()
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                self.delivered[name] += parameter.grad * dist.get_world_size()
+
+    @staticmethod
+    def loss(model: nn.Module, step: int, use: str) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(99 * dist.get_rank() + step)
+        x = torch.randn(16, 40, generator=generator) * torch.rand(40, generator=generator)
+        loss: torch.Tensor = model(x, use).pow(3).mean()
+        return loss
+
+    def require_nothing_lost(self, state: gw.torch.HookState, what: str, least: float = 1e-3) -> None:
+        residuals = state.state_dict().get("residuals", {})
+        for name, given in self.given.items():
+            left = residuals.get(name, torch.zeros(given.numel()))
+            lost = total(given) - self.delivered[name] - total(left).view_as(given)
+            share = float(lost.norm() / total(given).norm().clamp(min=1e-12))
+            assert share < least, (what, name, share)
+
+
+@case
+def a_state_made_before_the_group_joins_with_the_first_bucket() -> None:
+    model = make_branches()
+    theirs = DDP(copy.deepcopy(model))
+    wrapped = DDP(model)
+    wrapped.register_comm_hook(BEFORE_THE_GROUP, gw.torch.ddp_hook)
+    with pytest.raises(RuntimeError, match="has joined no other rank yet"):
+        BEFORE_THE_GROUP.stats()
+    for each in (wrapped, theirs):
+        Ledger.loss(each, 0, "ab").backward()
+    for ours, true in zip(model.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(ours.grad, true.grad)
+    assert BEFORE_THE_GROUP.stats()["bytes_encoded"] > 0
+    STATES.append(BEFORE_THE_GROUP)
+
+
+@case
+def nothing_of_a_layer_is_lost_that_no_rank_uses() -> None:
+    """DDP leaves the gradient of such a layer as it was, whatever the hook makes of its bucket."""
+    ways: dict[str, Callable[[int], str]] = {
+        "in turns": lambda step: "ab"[step % 2],
+        "now and then": lambda step: "ab" if step % 5 == 0 else "b",
+        "another on each rank": lambda step: "ab"[dist.get_rank()],  # as experts are
+        "on one rank, or none": lambda step: "a" if step % 3 == 0 and dist.get_rank() == 0 else "b",
+    }
+    for codec in CODECS:
+        for way, use in ways.items():
+            for as_view in (False, True):
+                model = make_branches()
+                wrapped, state = hooked(
+                    model, codec, find_unused_parameters=True, gradient_as_bucket_view=as_view
+                )
+                ledger = Ledger(model)
+                for step in range(10):
+                    wrapped.zero_grad()
+                    ledger.step(wrapped, step, use(step))
+                ledger.require_nothing_lost(state, f"{codec} {way} {as_view}")
+                state.close()
+
+
+@case
+def residuals_of_servers_are_not_lost_either() -> None:
+    """A reply in the codec's own form leaves a part with the server that made it: what is left stays bounded, however
+    often the layer is not used.
+    """
+    for codec in ("int4", "2bit:threshold=0.02,reply=2bit"):
+        lost = []
+        for steps in (4, 60):
+            model = make_branches()
+            wrapped, state = hooked(model, codec, find_unused_parameters=True)
+            ledger = Ledger(model)
+            for step in range(steps):
+                wrapped.zero_grad()
+                ledger.step(wrapped, step, "ab"[step % 2])
+            left = total(state.state_dict()["residuals"]["a.weight"]).view(40, 40)
+            behind = total(ledger.given["a.weight"]) - ledger.delivered["a.weight"] - left
+            lost.append(float(behind.norm()))
+            state.close()
+        assert lost[1] < 4 * lost[0] + 1e-6, (codec, lost)
+
+
+@case
+def gradients_that_are_not_cleared_count_once() -> None:
+    """DDP hands its hook what is in p.grad, of unused layers too, and leaves it there where no rank used them."""
+    for codec in CODECS:
+        for as_view in (False, True):
+            model = make_branches()
+            wrapped, state = hooked(
+                model, codec, find_unused_parameters=True, gradient_as_bucket_view=as_view
+            )
+            ledger = Ledger(model)
+            for step in range(8):
+                ledger.step(wrapped, step, "ab"[step % 2])
+            for name, parameter in model.named_parameters():
+                ledger.delivered[name] = parameter.grad * dist.get_world_size()
+            ledger.require_nothing_lost(state, f"{codec} {as_view}")
+            state.close()
+
+
+@case
+def zeros_in_place_of_nothing() -> None:
+    """optimizer.zero_grad(set_to_none=False): p.grad is there, and may be the bucket's memory."""
+    for codec in CODECS:
+        for as_view in (False, True):
+            model = make_branches()
+            wrapped, state = hooked(
+                model, codec, find_unused_parameters=True, gradient_as_bucket_view=as_view
+            )
+            ledger = Ledger(model)
+            for step in range(8):
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.zero_()
+                ledger.step(wrapped, step, "ab"[step % 2])
+            ledger.require_nothing_lost(state, f"{codec} {as_view}")
+            state.close()
+
+
+@case
+def nothing_of_a_frozen_layer_is_lost() -> None:
+    """It was trained when DDP was made, so DDP awaits it as one that is not used."""
+    for codec in CODECS:
+        model = make_branches()
+        wrapped, state = hooked(model, codec, find_unused_parameters=True)
+        ledger = Ledger(model)
+        for step in range(9):
+            model.a.requires_grad_(not 3 <= step < 6)
+            wrapped.zero_grad()
+            ledger.step(wrapped, step, "ab")
+        ledger.require_nothing_lost(state, codec)
+        state.close()
+
+
+@case
+def ranks_that_have_joined_lose_nothing() -> None:
+    """They stand in for the others' rounds with zeros, and with what they have not sent yet."""
+    for codec in CODECS:
+        for use in ("ab", "in turns"):
+            model = make_branches()
+            wrapped, state = hooked(model, codec, find_unused_parameters=True)
+            ledger = Ledger(model)
+            with wrapped.join():
+                for step in range(4 if dist.get_rank() == 0 else 11):
+                    wrapped.zero_grad()
+                    ledger.step(wrapped, step, "ab"[step % 2] if use == "in turns" else use)
+            for delivered in ledger.delivered.values():
+                dist.broadcast(delivered, 1)  # whose model the others then get
+            ledger.require_nothing_lost(state, f"{codec} {use}")
+            state.close()
+
+
+@case
+def graphs_that_stay_the_same() -> None:
+    """static_graph, and buckets that DDP leaves out since nothing in them is used (skip_all_reduce_unused_params)."""
+    skips = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    for options in ({"static_graph": True}, skips):
+        for use in ("a", "b"):
+            for codec in CODECS:
+                model = make_branches()
+                theirs = DDP(copy.deepcopy(model), **options)
+                wrapped, state = hooked(model, codec, **options)
+                ledger = Ledger(model)
+                for step in range(4):
+                    for each in (wrapped, theirs):
+                        each.zero_grad()
+                    ledger.step(wrapped, step, use)
+                    ledger.loss(theirs, step, use).backward()
+                    for ours, true in zip(model.parameters(), theirs.parameters(), strict=True):
+                        assert (ours.grad is None) == (true.grad is None)
+                        assert codec != "none" or true.grad is None or torch.equal(ours.grad, true.grad)
+                ledger.require_nothing_lost(state, f"{codec} {options} {use}")
+                state.close()
+
+
+@case
+def layers_that_come_later() -> None:
+    """Buckets that DDP leaves out until something in them is used come beside others that are known."""
+    skips = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    for codec in CODECS:
+        for first in (1, 2, 5):
+            model = make_branches()
+            theirs = DDP(copy.deepcopy(model), **skips)
+            wrapped, state = hooked(model, codec, **skips)
+            ledger = Ledger(model)
+            for step in range(8):
+                for each in (wrapped, theirs):
+                    each.zero_grad()
+                use = "a" if step < first else "ab"
+                ledger.step(wrapped, step, use)
+                ledger.loss(theirs, step, use).backward()
+                for ours, true in zip(model.parameters(), theirs.parameters(), strict=True):
+                    assert codec != "none" or true.grad is None or torch.equal(ours.grad, true.grad)
+            ledger.require_nothing_lost(state, f"{codec} {first}")
+            state.close()
+
+
+@case
+def a_codec_that_gives_way_to_none_leaves_nothing() -> None:
+    """The last step that it serves, or the first one after it, is one in which no rank uses the layer."""
+    for unused in (2, 3, 4):
+        model = make_branches()
+        wrapped = DDP(model, find_unused_parameters=True)
+        state = gw.torch.HookState("none", warm_up=[("2bit:threshold=0.0005", 3)])
+        wrapped.register_comm_hook(state, gw.torch.ddp_hook)
+        ledger = Ledger(model)
+        for step in range(7):
+            wrapped.zero_grad()
+            ledger.step(wrapped, step, "b" if step == unused else "ab")
+        ledger.require_nothing_lost(state, f"unused in step {unused}", least=1e-5)
+        state.close()
+
+
+class FirstUnused(nn.Module):
+    """Its first layer is in the last bucket, which DDP then never hands the hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.used = nn.Linear(40, 40, bias=False), nn.Linear(40, 40, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+@case
+def a_last_bucket_that_never_comes() -> None:
+    torch.manual_seed(3)
+    model = FirstUnused()
+    wrapped, _ = hooked(model, "none", find_unused_parameters=True, skip_all_reduce_unused_params=True)
+    for _ in range(3):
+        wrapped.zero_grad()
+        wrapped(torch.ones(2, 40)).sum().backward()
+        assert model.unused.weight.grad is None
+        assert torch.equal(model.used.weight.grad, torch.full((40, 40), 2.0))
+
+
+# ---- what gradients are made of ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def default_device(device: str) -> Iterator[None]:
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+class Kinds(nn.Module):
+    """Multiplies its input by each of its parameters."""
+
+    def __init__(self, *parameters: torch.Tensor) -> None:
+        super().__init__()
+        self.own = nn.ParameterList(nn.Parameter(p) for p in parameters)
+
+    def forward(self, factor: float) -> torch.Tensor:
+        parts = [
+            (p * factor * (1 + 0.5j if p.is_complex() else 1)).abs().pow(2).sum().double() for p in self.own
+        ]
+        return torch.stack(parts).sum()
+
+
+def kinds() -> dict[str, Kinds]:
+    generator = torch.Generator().manual_seed(5)
+
+    def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
+
+    large = (100, 700)  # travels by itself, from DDP's own memory
+    return {
+        "complex64": Kinds(
+            numbers(3, 3, dtype=torch.cfloat), numbers(3, 3), numbers(*large, dtype=torch.cfloat)
+        ),
+        "complex128": Kinds(numbers(3, 3, dtype=torch.cdouble), numbers(*large, dtype=torch.cdouble)),
+        "no elements": Kinds(numbers(3, 0), numbers(4, 2), numbers(0)),
+        "float64": Kinds(numbers(4, 4, dtype=torch.float64), numbers(*large, dtype=torch.float64)),
+        "all sorts": Kinds(
+            numbers(4, 4, dtype=torch.float64),
+            numbers(3),
+            numbers(5).bfloat16(),
+            numbers(2, dtype=torch.cdouble),
+        ),
+        "a scalar": Kinds(numbers(), numbers(dtype=torch.float64)),
+        "permuted": Kinds(numbers(4, 6).t(), numbers(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+    }
+
+
+def require_ddps_gradients(codec: str, model: nn.Module, factor: float = 0.7, **options: Any) -> None:
+    theirs = DDP(copy.deepcopy(model), **options)
+    wrapped, state = hooked(model, codec, **options)
+    for step in range(3):
+        for each in (wrapped, theirs):
+            each.zero_grad()
+            each(factor * (1 + dist.get_rank() + step / 3)).backward()
+        for ours, true in zip(model.parameters(), theirs.parameters(), strict=True):
+            if codec == "none":
+                torch.testing.assert_close(ours.grad, true.grad, rtol=0, atol=0)
+            else:
+                torch.testing.assert_close(
+                    ours.grad,
+                    true.grad,
+                    rtol=0.02,
+                    atol=0.02 * float(true.grad.abs().sum() and true.grad.abs().max()),
+                )
+    state.close()
+
+
+@case
+def gradients_of_any_kind_are_ddps() -> None:
+    """Uncompressed to the bit, float64 in 64 bits; compressed in float32, real and imaginary parts alike."""
+    for name, model in kinds().items():
+        for codec in ("none", "int8:block=32"):
+            for as_view in (False, True):
+                try:
+                    require_ddps_gradients(codec, copy.deepcopy(model), gradient_as_bucket_view=as_view)
+                except Exception as error:
+                    raise AssertionError((name, codec, as_view)) from error
+
+
+@case
+def defaults_of_torch_change_nothing() -> None:
+    for dtype in (torch.float64, torch.bfloat16):
+        with default_dtype(dtype):
+            require_ddps_gradients("none", Kinds(torch.ones(3, 3), torch.ones(300)))
+            require_ddps_gradients("int8:block=32", Kinds(torch.ones(3, 3), torch.ones(300)))
+    model = Kinds(torch.ones(3, 3), torch.ones(80_000))
+    with default_device("meta"):
+        wrapped, state = hooked(model, "int8")
+        for _ in range(2):
+            wrapped.zero_grad()
+            wrapped(1.0 + dist.get_rank()).backward()
+        saved = state.state_dict()
+        state.load_state_dict(saved)
+    torch.testing.assert_close(model.own[0].grad, torch.full((3, 3), 5.0), rtol=0.01, atol=0)
+    with default_device("meta"):
+        store = gw.kv.create("torch")
+        store.set_gradient_compression("int8")
+        values = torch.ones(300, device="cpu")
+        store.push_pull("a", values)
+    torch.testing.assert_close(values, torch.full((300,), 2.0), rtol=0.01, atol=0)
+
+
+@case
+def large_means_are_ddps() -> None:
+    """Their sum is beyond what a gradient of float16 holds."""
+    for value, dtype in ((1.5e38, torch.float32), (1e60, torch.float64), (6e4, torch.float16)):
+        require_ddps_gradients("none", _Constant(value, dtype), 1.0)
+
+
+class _Constant(nn.Module):
+    def __init__(self, value: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(100, 700, dtype=dtype))
+        self.small = nn.Parameter(torch.zeros(3, dtype=dtype))
+        self._value = value
+
+    def forward(self, _: float) -> torch.Tensor:
+        w = torch.cat([self.w.flatten(), self.small])
+        return (w * torch.full_like(w, self._value)).sum()
+
+
+@case
+def what_float32_cannot_hold_is_told() -> None:
+    """A codec works in float32: it says so where that makes an infinity of a number."""
+    model = _Constant(1e60, torch.float64)
+    wrapped, _ = hooked(model, "int8")
+    store = gw.kv.joined()
+    assert store is not None
+    notices: list[str] = []
+    store.print_notices = lambda: notices.extend(store.engine.take_notices())  # type: ignore[method-assign]
+    with pytest.warns(RuntimeWarning, match="a worker's gradient held a NaN or an infinity"):
+        wrapped(1.0).backward()
+    del store.print_notices
+    assert any("beyond the largest float32, 3.4e38, in which codec int8 works" in each for each in notices), (
+        notices
+    )
+
+
+# ---- what it is called, copies, checkpoints ----------------------------------------------------------------------
+
+
+@case
+def parameters_have_the_names_of_the_module() -> None:
+    model = make_branches()
+    wrapped, state = hooked(model, "2bit:threshold=0.02")
+    Ledger.loss(wrapped, 0, "ab").backward()
+    assert set(state.state_dict()["residuals"]) == {"first.weight", "a.weight", "b.weight"}
+    # Saved when they were numbers: in the order of DDP's first buckets, the first layer first.
+    numbered = {f"parameter.{i}": torch.full((1600,), float(i)) for i in range(3)}
+    state.load_state_dict({"rank": dist.get_rank(), "residuals": numbered})
+    for number, name in enumerate(("first.weight", "a.weight", "b.weight")):
+        assert torch.equal(state.state_dict()["residuals"][name], numbered[f"parameter.{number}"])
+
+
+@case
+def models_are_copied_and_saved_whole() -> None:
+    """As for averages of weights, or by torch.save(ddp)."""
+    model = make_branches()
+    wrapped, state = hooked(model, "2bit:threshold=0.02")
+    average = torch.optim.swa_utils.AveragedModel(wrapped)
+    for step in range(3):
+        wrapped.zero_grad()
+        Ledger.loss(wrapped, step, "ab").backward()
+        average.update_parameters(wrapped)
+    copied = copy.deepcopy(wrapped)
+    for each in (average.module, copied):
+        assert torch.equal(each.module.a.weight, model.a.weight)
+        ((_, own),) = each._comm_hooks
+        assert own is not state
+        assert own.state_dict() == {}  # what was not sent is owed once
+    written = io.BytesIO()
+    torch.save(wrapped, written)
+    loaded = torch.load(io.BytesIO(written.getvalue()), weights_only=False)
+    ((_, own),) = loaded._comm_hooks
+    STATES.append(own)
+    assert torch.equal(own.state_dict()["residuals"]["a.weight"], state.state_dict()["residuals"]["a.weight"])
+    # A hook has to be registered again, as any of torch's.
+    loaded._comm_hooks.clear()
+    loaded.register_comm_hook(own, gw.torch.ddp_hook)
+    for each in (wrapped, loaded):
+        each.zero_grad()
+        Ledger.loss(each, 3, "ab").backward()
+    for ours, theirs in zip(loaded.parameters(), wrapped.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    with pytest.raises(TypeError, match="has a process group of its own, which cannot be pickled"):
+        torch.save(gw.torch.HookState("none", dist.new_group()), io.BytesIO())
+
+
+def leave_the_store() -> None:
+    """For another one, as of another job."""
+    dist.barrier()
+    STATES.clear()
+    if (store := gw.kv.joined()) is not None:
+        store.close()
+    dist.barrier()
+
+
+def shared_folder() -> Path:
+    """One that all ranks see, removed when the process ends."""
+    names = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(names)
+    return Path(names[0])
+
+
+@case
+def torchs_checkpoints_have_every_ranks_residuals() -> None:
+    """torch.distributed.checkpoint keeps one of what all ranks call alike."""
+
+    class Job:
+        """Some other state of a script's, that has a hook's in it."""
+
+        def __init__(self, state: gw.torch.HookState) -> None:
+            self.hook = state
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"hook": self.hook.state_dict()}
+
+        def load_state_dict(self, saved: dict[str, Any]) -> None:
+            self.hook.load_state_dict(saved["hook"])
+
+    for wrap in (lambda state: state, Job):
+        folder = shared_folder()
+        model = make_branches()
+        wrapped, state = hooked(model, "2bit:threshold=0.02")
+        for step in range(3):
+            wrapped.zero_grad()
+            Ledger.loss(wrapped, step, "ab").backward()
+        dcp.save({"model": wrapped.state_dict(), "hook": wrap(state)}, checkpoint_id=folder)
+        saved = state.state_dict()["residuals"]
+        state.close()
+        later = make_branches()
+        wrapped, state = hooked(later, "2bit:threshold=0.02")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            dcp.load({"model": wrapped.state_dict(), "hook": wrap(state)}, checkpoint_id=folder)
+        for name, residual in state.state_dict()["residuals"].items():
+            assert torch.equal(residual, saved[name]), name
+        state.close()
+    with pytest.raises(
+        ValueError, match=f"has the state of 'rank 0 of 3' and not of 'rank {dist.get_rank()} of 2'"
+    ):
+        state.load_state_dict({"rank 0 of 3": b""})
+
+
+@case
+def a_checkpoint_of_some_layers_begins_a_job_of_more() -> None:
+    """A head was trained on a frozen body; then both are, from its checkpoint."""
+    for bias in (False, True):
+        folder = shared_folder() / "saved"
+        leave_the_store()
+
+        def make(bias: bool = bias) -> nn.Sequential:
+            torch.manual_seed(5)
+            return nn.Sequential(nn.Linear(40, 40, bias=False), nn.Linear(40, 40, bias=bias))
+
+        def backward(each: nn.Module, step: int) -> None:
+            x = torch.randn(4, 40, generator=torch.Generator().manual_seed(9 * dist.get_rank() + step))
+            each(x).square().sum().backward()
+
+        model = make()
+        model[0].requires_grad_(False)
+        wrapped, state = hooked(model, "int8")
+        backward(wrapped, 0)
+        gw.torch.save_checkpoint(folder, wrapped, state)
+        leave_the_store()
+
+        later = make()
+        wrapped, state = hooked(later, "int8", find_unused_parameters=True)
+        gw.torch.load_checkpoint(folder, wrapped, state)
+        theirs = DDP(copy.deepcopy(later))
+        for step in range(1, 4):
+            for each in (wrapped, theirs):
+                each.zero_grad()
+                backward(each, step)
+            for ours, true in zip(later.parameters(), theirs.parameters(), strict=True):
+                scale = float(true.grad.abs().max())
+                torch.testing.assert_close(ours.grad, true.grad, rtol=0, atol=0.05 * scale)
+        leave_the_store()
+
+
+@case
+def what_a_checkpoint_cannot_hold_is_refused() -> None:
+    model = make_branches()
+    wrapped, state = hooked(model, "2bit:threshold=0.02")
+    state.load_state_dict({"rank": dist.get_rank(), "residuals": {"a.weight": torch.ones(1600)}})
+    with pytest.raises(ValueError, match="no step has been taken with it; take one first"):
+        gw.torch.save_checkpoint(shared_folder(), wrapped, state)
+    Ledger.loss(wrapped, 0, "ab").backward()
+    store = gw.kv.joined()
+    optimizer = gw.torch.DistributedOptimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1), store=store)
+    with pytest.raises(TypeError, match="beside what takes gradients of DDP or FSDP2"):
+        gw.torch.save_checkpoint(shared_folder(), wrapped, [optimizer, state])
+    with pytest.raises(TypeError, match="beside HookStates"):
+        gw.torch.save_checkpoint(shared_folder(), wrapped, [state, optimizer])
+    optimizer.close()
+
+
+# ---- compilers ---------------------------------------------------------------------------------------------------
+
+
+@case
+def a_compiled_backward_without_buckets_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"given a tuple, expected one of DDP's buckets.*'python_reducer'"):
+        gw.torch.ddp_hook(STATES[-1] if STATES else BEFORE_THE_GROUP, (torch.ones(3), torch.ones(3)))  # type: ignore[arg-type]
+
+
+def say(line: str) -> None:
+    """Writes a line whole: print() would write its end apart, and both ranks have one pipe."""
+    os.write(1, f"{line}\n".encode())
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for name, run in CASES.items():
+        run()
+        for state in STATES:
+            state.close()
+        STATES.clear()
+        say(f"{name} passed")
+    dist.destroy_process_group()
+    say(f"ended {os.environ['RANK']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""gradwire.torch.save_checkpoint() of DDP's hook and of FSDP2's reduce-scatters: two ranks go on bit for bit, and three
+lose nothing of what two have not sent.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from integration.processes import clean_environment
+from integration.torch_jobs import torchrun
+
+PROGRAM = "torch_hook_checkpoint_worker.py"
+
+
+def run(tmp_path: Path, workers: int, *arguments: str) -> str:
+    ended = subprocess.run(
+        torchrun(PROGRAM, *arguments, workers=workers),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=clean_environment(tmp_path, {}),
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_jobs_are_gone_on_from(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    said = run(tmp_path, 2, kind, "save", str(folder))
+    assert said.count("every codec goes on bit for bit") == 2, said
+    assert said.count("others are refused") == 2, said
+    said = run(tmp_path, 3, kind, "load", str(folder))
+    assert said.count("every codec goes on with others") == 3, said

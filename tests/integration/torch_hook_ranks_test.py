@@ -1,0 +1,35 @@
+"""DDP's hook on models that are not all float32, all used, all there: two ranks that torchrun starts, on Gloo. One job
+runs all cases.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from integration.processes import clean_environment
+from integration.torch_jobs import case_names, torchrun
+
+PROGRAM = Path(__file__).with_name("torch_hook_cases.py")
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        torchrun(PROGRAM.name),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=clean_environment(tmp_path_factory.mktemp("torch_hook"), {}),
+    )
+
+
+@pytest.mark.parametrize("name", case_names(PROGRAM))
+def test_two_ranks(name: str, outcome: subprocess.CompletedProcess[str]) -> None:
+    assert outcome.stdout.count(f"{name} passed") == 2, outcome.stdout + outcome.stderr
+
+
+def test_the_job_ends_by_itself(outcome: subprocess.CompletedProcess[str]) -> None:
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert outcome.stdout.count("ended") == 2
