@@ -153,7 +153,7 @@ def test_an_optimizers_state_goes_on_without_compression() -> None:
 
 
 def test_a_state_that_one_rank_loads_and_the_others_are_sent() -> None:
-    """As Horovod's scripts go on, here with another codec: what rank 0 has not sent goes along, and ranks stay alike."""
+    """As Horovod scripts go on, here with another codec: what rank 0 has not sent goes along, and ranks stay alike."""
 
     def body(store: KVStore) -> None:
         _, weight = one_weight()
