@@ -151,7 +151,9 @@ def timeline(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Written by gradwire run --timeline; or a folder of parts.")
     ],
-    step: Annotated[int | None, typer.Option(min=0, help="Look at this one. Unset: the mean of all.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Look at this one. Unset: the mean of all but the first.")
+    ] = None,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw a step: a lane for each stage of each rank.")
     ] = None,
@@ -167,7 +169,8 @@ def timeline(
     its way, and [bold]hidden[/bold] the part of it that nobody waited for. A partition's stages on its worker are ready
     (given, not begun), encode, queue (until priority and credit let it go), send, receive, decode; on its server
     receive, sum, reply encode, reply queue, reply send. Of each: seconds of all spans together, and busy, when at
-    least one lasted. Clocks of all ranks are aligned, by asking each other the time at the beginning and the end.
+    least one lasted. The mean leaves out the first step, in which keys are declared and many codecs send float32; what
+    it took is said apart. Clocks of all ranks are aligned, by asking each other the time at the beginning and the end.
 
     The file itself opens at https://ui.perfetto.dev: a process per rank, a thread per stage, arrows from pushes to
     sums to answers. Without gradwire run, set GRADWIRE_TIMELINE to a folder that all ranks share, and give that.
