@@ -226,52 +226,64 @@ def _show(found: Answer, question: Question, console: Console) -> None:
 
 
 def _table(rows: Sequence[Prediction], best: Prediction | None) -> object:
+    """A row for each prediction. What all have in common stands above it, or the table would be too wide."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from gradwire.units import format_bytes, format_duration, format_rate
-
-    table = Table(box=SIMPLE_HEAD)
-    for title in ("codec", "placement", "partition", "credit"):
-        table.add_column(title)
-    for title in (
-        "workers",
-        "servers",
-        "link",
-        "efficiency",
-        "bound",
-        "step",
-        "exposed",
-        "sent",
-        "link busy",
-    ):
-        table.add_column(title, justify="right")
-    for row in rows:
-        table.add_row(
-            str(row.variant),
-            row.network.placement,
-            format_bytes(row.schedule.partition_bytes),
-            "-" if row.schedule.credit_bytes is None else format_bytes(row.schedule.credit_bytes),
-            str(row.network.workers),
-            str(row.network.servers or "-"),
-            format_rate(row.network.bandwidth),
-            f"{100 * row.efficiency:.1f} %",
-            f"{100 * row.bound:.1f} %",
-            _step(row),
-            format_duration(row.exposed_seconds),
-            format_bytes(row.sent_bytes),
-            f"{100 * row.busiest_link:.0f} %",
-            style="bold" if row is best else None,
-        )
+    cells = [_cells(row) for row in rows]
+    varied = [name for name in cells[0] if name in _ALWAYS or len({row[name] for row in cells}) > 1]
+    common = [f"{name} {text}" for name, text in cells[0].items() if name not in varied]
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=", ".join(common),
+        title_justify="left",
+        title_style="dim",
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for name in varied:
+        left = name in ("codec", "placement")
+        table.add_column(name, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    for row, texts in zip(rows, cells, strict=True):
+        table.add_row(*(texts[name] for name in varied), style="bold" if row is best else None)
     return table
 
 
-def _step(row: Prediction) -> str:
-    """Writes "120 ms [110 ms, 150 ms]"."""
+_ALWAYS = ("codec", "effi-\nciency", "bound", "step", "interval", "exposed", "sent", "link\nbusy")
+
+
+def _cells(row: Prediction) -> dict[str, str]:
+    from gradwire.units import format_bytes, format_duration, format_rate
+
+    credit, servers = row.schedule.credit_bytes, row.network.servers
+    return {
+        "codec": str(row.variant),
+        "placement": f"{row.network.placement}: {servers}" if servers else row.network.placement,
+        "partition": format_bytes(row.schedule.partition_bytes),
+        "credit": "-" if credit is None else format_bytes(credit),
+        "workers": str(row.network.workers),
+        "link": format_rate(row.network.bandwidth),
+        "effi-\nciency": f"{100 * row.efficiency:.1f}%",
+        "bound": f"{100 * row.bound:.1f}%",
+        "step": format_duration(row.step_seconds),
+        "interval": _interval(row),
+        "exposed": format_duration(row.exposed_seconds),
+        "sent": format_bytes(row.sent_bytes),
+        "link\nbusy": f"{100 * row.busiest_link:.0f}%",
+    }
+
+
+def _interval(row: Prediction) -> str:
+    """Writes "110-150", both ends in the unit of the step beside it."""
     from gradwire.units import format_duration
 
-    ends = "" if row.step_interval is None else f" [{', '.join(map(format_duration, row.step_interval))}]"
-    return f"{format_duration(row.step_seconds)}{ends}"
+    if row.step_interval is None:
+        return "-"
+    scale = (
+        float(format_duration(row.step_seconds).split()[0]) / row.step_seconds if row.step_seconds else 1.0
+    )
+    low, high = (f"{scale * end:.3g}" for end in row.step_interval)
+    return f"{low}-{high}"
 
 
 def _sweep(

@@ -52,9 +52,9 @@ def planned(codec: str) -> planner.Prediction:
     return planner.predict(asked, network, Variant.parse(codec), Schedule(), calibration.load())
 
 
-def benched(codec: str) -> float:
+def benched(codec: str, *bench: str) -> float:
     words = ["-n", str(WORKERS), "--bytes", str(4 * ELEMENTS), "--codec", codec, "--bandwidth", "unshaped"]
-    command = [str(PROGRAMS / "gradwire"), "bench", "allreduce", *words, "--repeat", "2", "--launches", "1"]
+    command = [str(PROGRAMS / "gradwire"), "bench", *bench, *words, "--repeat", "2", "--launches", "1"]
     done = subprocess.run([*command, "--json", "-"], capture_output=True, text=True, timeout=300, check=True)
     [row] = json.loads(done.stdout)
     assert row["bytes_sent_per_rank"] <= row["link_bytes_sent_per_rank"]
@@ -75,7 +75,9 @@ def test_all_tools_say_what_leaves_the_interface(codec: str, tmp_path: Path) -> 
 
     expect("kv.stats", sockets)
     expect("plan", planned(codec).sent_bytes)
-    expect("bench allreduce", benched(codec))
+    expect("bench allreduce", benched(codec, "allreduce"))
+    if codec == "2bit":  # each worker beside a server sends what a peer does, here with Ethernet's headers
+        expect("bench ps", benched(codec, "ps", "--colocated") / MOST_HEADERS)
     timeline = load(out)
     summary = summarise(timeline)
     assert summary.first_step is not None

@@ -75,6 +75,27 @@ def test_each_prediction_has_an_interval_around_it() -> None:
     assert all(row.step_interval is not None for row in rows)
 
 
+def test_the_table_fits_a_terminal_and_says_the_interval_in_the_unit_of_the_step() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "gradwire.cli",
+        "plan",
+        "--model",
+        "vgg16",
+        "-n",
+        "2",
+        "--bandwidth",
+        "1gbit",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    found = planner.answer(replace(question(layer_profile.find("vgg16"), 1e9), workers=2), COSTS)
+    dense = next(row for row in found.predictions if str(row.variant) == "none")
+    assert dense.step_interval is not None
+    assert f"{dense.step_seconds:.2f} s  {dense.step_interval[0]:.2f}-" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
 def test_the_interval_widens_with_the_spread_of_steps_and_holds_the_optimism_of_a_link_that_rules() -> None:
     steady, wild = (
         planner.answer(question(profile), COSTS).predictions

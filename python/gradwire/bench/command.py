@@ -120,7 +120,8 @@ def ps(
 
     Encode, residual, servers and decode are included, the slowest rank counts, and every round's result is
     checked. With --bandwidth each worker and server has a network namespace of its own. "limit" is the time
-    that the links need for the encoded bytes. Returns 1 when a result was wrong or a system failed; the others are
+    that the links need for the encoded bytes. "sent" is what a worker's sockets sent; with --colocated it is what left
+    its host, which is known only with --bandwidth. Returns 1 when a result was wrong or a system failed; the others are
     shown.
 
     [bold]Examples[/bold]

@@ -34,8 +34,10 @@ def measure(plan: ServersPlan, say: Callable[[str], None]) -> tuple[list[dict[st
 
 
 def _record(plan: ServersPlan, system: System, launches: Sequence[Launch]) -> dict[str, Any]:
-    own = {"colocated": plan.colocated, "replicas": system.replicas}
-    return record(plan, system, launches) | own
+    common = record(plan, system, launches)
+    if plan.colocated:  # a worker's sockets are not all that its host sends
+        common["bytes_sent_per_rank"] = common["link_bytes_sent_per_rank"]
+    return common | {"colocated": plan.colocated, "replicas": system.replicas}
 
 
 def _gradwire(plan: ServersPlan, replicas: int, fused: bool | None) -> System:
