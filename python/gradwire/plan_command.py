@@ -106,8 +106,9 @@ def plan(
     Nothing is sent: steps are simulated with the store's own decisions, layer by layer. What codecs cost was measured;
     --calibrate does so here. Compute is taken to be undisturbed by codecs and sums, and all workers to be alike. Where
     a codec or the link rules, measured steps are often longer than predicted, so each prediction has an interval: from
-    the fast steps of the profile, to its slow steps with codecs and messages at twice their cost and a link that
-    carries nine tenths. "sent" is what leaves a worker's host in a step: its pushes, and the replies of a server on it.
+    the fast steps of the profile, to its slow steps on cores that codecs and sums share, with these and messages at
+    twice their cost and a link that carries nine tenths. "sent" is what leaves a worker's host in a step: its pushes,
+    and the replies of a server on it.
 
     With CMD, it is run on this machine until 30 steps of its optimizer are timed layer by layer (PyTorch), and ended.
     It is alone meanwhile, whatever store it asks for, and its gradients are not encoded: CMD is the command of a

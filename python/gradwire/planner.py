@@ -134,13 +134,15 @@ def predict(
 def with_interval(question: Question, row: Prediction, calibration: Calibration) -> Prediction:
     """Adds between which seconds a measured step is to be expected.
 
-    From: compute as in the fast steps of the profile, and all else as predicted. To: compute as in its slow steps,
-    codecs and messages at twice their cost, as on cores that also compute, and a link that carries nine tenths.
+    From: compute as in the fast steps of the profile, and all else as predicted. To: compute as in its slow steps, and
+    longer by what codecs and sums take of the same cores; these and messages at twice their cost; and a link that
+    carries nine tenths.
     """
     spread, typical = question.profile.spread, question.profile.compute_seconds
     fast, slow = (
         (1.0, 1.0) if spread is None else (min(1.0, spread[0] / typical), max(1.0, spread[1] / typical))
     )
+    slow += _codec_seconds(question.profile, row, calibration) / typical
     ends = []
     for factor, network, costs in (
         (fast, row.network, calibration),
@@ -154,6 +156,15 @@ def with_interval(question: Question, row: Prediction, calibration: Calibration)
         done = simulation.predict(profile, network, row.variant, row.schedule, costs)
         ends.append(done.step_seconds)
     return replace(row, step_interval=(min(ends[0], row.step_seconds), max(ends[1], row.step_seconds)))
+
+
+def _codec_seconds(profile: Profile, row: Prediction, calibration: Calibration) -> float:
+    """Seconds of one core in a step, for the codec of a worker and the sums of a server beside it."""
+    network = row.network
+    cost = row.variant.element_cost(network.workers, calibration, network.placement)
+    sums = {"peers": 1 / network.workers, "servers": 0.0, "ring": 1.0}
+    share = sums.get(network.placement, 1 / max(1, network.servers))
+    return profile.elements * (cost.encode + cost.decode + share * cost.total)
 
 
 def _predictions(

@@ -112,6 +112,17 @@ def test_the_interval_widens_with_the_spread_of_steps_and_holds_the_optimism_of_
     assert dense.step_interval[1] > 1.08 * dense.step_seconds
 
 
+def test_the_interval_holds_a_codec_that_shares_cores_with_compute() -> None:
+    """On a link that is fast enough the codec is hidden in the prediction, and takes its time where cores are few."""
+    row = next(
+        row for row in planner.answer(question(STEADY), COSTS).predictions if str(row.variant) == "2bit"
+    )
+    speed = COSTS.speed("2bit")
+    codec = STEADY.elements * (speed.encode_with_residual_seconds + speed.decode_seconds)
+    assert row.step_interval is not None
+    assert row.step_interval[1] > row.step_seconds + codec
+
+
 def test_a_codec_that_cannot_be_predicted_costs_itself_alone() -> None:
     costs = replace(COSTS, codecs=tuple(row for row in COSTS.codecs if row.codec != "int8"))
     asked = replace(question(STEADY), codecs=("none", "int8", "2bit"))
