@@ -351,15 +351,21 @@ Simulated Job::result() const {
   for (const SimulatedLayer& layer : setup_.layers) {
     result.compute_seconds += layer.forward_seconds + layer.backward_seconds;
   }
-  // With peers, a worker sends to the others only; with fewer servers than workers, some send to all.
   const double steps = setup_.steps + 1.0;
   const bool is_beside = network_.topology == Topology::kServersBeside;
   const double remote = is_beside ? 1.0 - 1.0 / network_.servers : 0.0;
-  const double share = is_beside && network_.servers == network_.workers ? remote : 1.0;
-  result.sent_bytes = share * sent_bytes_ / steps;
-  result.received_bytes = share * received_bytes_ / steps;
+  result.sent_bytes = sent_bytes_ / steps;
+  result.received_bytes = received_bytes_ / steps;
+  // A host without a server carries its worker's alone; with peers there is none.
+  const bool some_are_apart = !is_beside || network_.servers < network_.workers;
+  double busiest = some_are_apart ? std::max(result.sent_bytes, result.received_bytes) : 0.0;
+  if (is_beside) {
+    // Each push and each reply leaves one host for another, but for those of a server to the worker beside
+    // it: whatever the number of servers, that is one worker's part of all N workers' bytes.
+    const double leaves = 1.0 - 1.0 / network_.workers;
+    result.sent_bytes = result.received_bytes = leaves * (sent_bytes_ + received_bytes_) / steps;
+  }
   const double peers = network_.workers - (is_beside ? 1.0 : 0.0);
-  double busiest = std::max(result.sent_bytes, result.received_bytes);
   for (const ServerState& server : servers_) {
     const double in = (peers * server.received_bytes + remote * received_bytes_) / steps;
     const double out = (peers * server.sent_bytes + remote * sent_bytes_) / steps;

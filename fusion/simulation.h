@@ -65,8 +65,10 @@ struct LayerTimes {
 struct Simulated {
   double step_seconds = 0;     ///< mean of the measured steps
   double compute_seconds = 0;  ///< of a step: what it would take without communication
-  double sent_bytes = 0;       ///< by one worker in a step: its pushes, to servers on other hosts
-  double received_bytes = 0;   ///< by one worker in a step: the replies to them
+  /// What leaves a worker's host in a step, mean over these hosts: its pushes, and the replies of a server on
+  /// it to other hosts. Without the headers of Ethernet, IP and TCP.
+  double sent_bytes = 0;
+  double received_bytes = 0;  ///< what arrives there: the replies to it, and pushes to a server on it
   double busiest_link = 0;  ///< share of the step for which the busiest link is busy, in its busier direction
   std::vector<LayerTimes> layers;  ///< of the last step
   std::uint64_t events = 0;

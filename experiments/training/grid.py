@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradwire.ab import Plan, RunFailed, network, run_plan
-from gradwire.ab_command import ProgressView, show, show_failure
+from gradwire.ab import Interrupted, Plan, RunFailed, network, run_plan
+from gradwire.ab_command import ProgressView, show
 from gradwire.console import say
 from gradwire.doctor import gradwire_version, machine_description
 from gradwire.json_option import write_json
@@ -64,7 +64,8 @@ def measure(plan: Plan, console: Console) -> Measured:
     """Runs a row, writes its page and shows its table.
 
     Raises:
-        RunFailed: a run failed or was stopped; nothing is left running.
+        RunFailed: a run failed; nothing is left running.
+        Interrupted: a signal came.
     """
     load, began = os.getloadavg()[0], time.monotonic()
     with network(plan) as conditions:
@@ -73,7 +74,11 @@ def measure(plan: Plan, console: Console) -> Measured:
             warning = f"the link is NOT shaped to {plan.bandwidth}, so times say nothing: {conditions.reason}"
             console.print(f"NOTE: {warning}", style="bold yellow")
         with ProgressView(console, len(plan.arms) * len(plan.seeds)) as view:
-            runs = run_plan(plan, conditions, view)
+            runs = []
+            for run in run_plan(plan, conditions, view):
+                if isinstance(run, RunFailed):
+                    raise run
+                runs.append(run)
     outcome = summarise(runs, plan.arms, None, conditions.link)
     facts = {
         "command": shlex.join(["python", *sys.argv]),
@@ -126,8 +131,7 @@ class Grid:
             console.print(f"\n{row}", style="bold")
             try:
                 results[row] = self.record(row, measure(self.plan(row), console))
-            except RunFailed as failure:
-                show_failure(failure, console)
+            except (RunFailed, Interrupted) as failure:
                 say(f"{self.name}: {row}: {failure}")
                 return failure.exit_code
             file.write_text(json.dumps(self._known(results), indent=1) + "\n")

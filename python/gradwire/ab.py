@@ -6,6 +6,7 @@ that slows down or warms up weighs on all arms alike.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import tempfile
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 from gradwire import result
 from gradwire.child import Host, Line, LocalHost
-from gradwire.launch import JobResult, Placement, run_job
+from gradwire.launch import Placement, run_job
 from gradwire.result import RunResult
 from gradwire.units import parse_rate
 
@@ -97,9 +98,15 @@ class Run:
         values = {
             name: value for name, value in vars(self.result).items() if name not in ("metric", "per_epoch")
         }
-        wall = round(self.wall_seconds, 3)
-        own = {"seed": self.seed, self.result.metric: self.result.final, "wall_seconds": wall}
-        return own | {f"{self.result.metric}_per_epoch": self.result.per_epoch} | values
+        per_epoch = [value if math.isfinite(value) else None for value in self.result.per_epoch]
+        return {
+            "seed": self.seed,
+            self.result.metric: per_epoch[-1],
+            "diverged": self.result.diverged,
+            "wall_seconds": round(self.wall_seconds, 3),
+            f"{self.result.metric}_per_epoch": per_epoch,
+            **values,
+        }
 
 
 def check_arms(arms: Sequence[str]) -> None:
@@ -126,15 +133,42 @@ class Progress(Protocol):
     def started(self, arm: str, seed: int) -> None: ...
     def line(self, line: Line) -> None: ...
     def finished(self, run: Run) -> None: ...
+    def failed(self, failure: RunFailed) -> None: ...
 
 
 class RunFailed(Exception):
-    """A run failed or was interrupted; exit_code is the failing process's own."""
+    """One arm failed under one seed. It costs the other runs nothing.
 
-    def __init__(self, text: str, exit_code: int, last_lines: Sequence[str] = ()) -> None:
-        super().__init__(text)
+    Attributes:
+        exit_code: the failing process's own.
+        last_lines: of its output.
+    """
+
+    def __init__(
+        self, arm: str, seed: int, cause: str, exit_code: int, last_lines: Sequence[str] = ()
+    ) -> None:
+        super().__init__(f"{arm}, seed {seed}: {cause}")
+        self.arm = arm
+        self.seed = seed
+        self.cause = cause
         self.exit_code = exit_code
         self.last_lines = tuple(last_lines)
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "cause": self.cause,
+            "exit_code": self.exit_code,
+            "last_lines": list(self.last_lines),
+        }
+
+
+class Interrupted(Exception):
+    """A signal ended the experiment; the runs that had ended before are kept."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 @dataclass
@@ -204,26 +238,36 @@ class _Log:
             yield take
 
 
-def run_plan(plan: Plan, conditions: Conditions, progress: Progress) -> list[Run]:
-    """Runs all arms and seeds, one after the other.
+def run_plan(plan: Plan, conditions: Conditions, progress: Progress) -> Iterator[Run | RunFailed]:
+    """Runs all arms and seeds, one after the other, and yields each run as it ends.
+
+    A run that fails is yielded, too, and the others go on. Only where every arm has failed under the first seed, which
+    is the command's own fault, no further seed is tried.
 
     Raises:
-        RunFailed: a process failed, wrote no usable record, or a signal came; nothing is left running.
-        OSError: a program cannot be started.
+        Interrupted: a signal came; nothing is left running.
     """
     logs = plan.report / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    runs: list[Run] = []
-    for arm, seed in plan.order():
+    first: Run | None = None
+    for number, (arm, seed) in enumerate(plan.order(), start=1):
         progress.started(arm, seed)
         log = _Log(logs / f"{re.sub(r'[^A-Za-z0-9.=_-]+', '-', arm)}-seed{seed}.log", progress)
-        run = _run_one(plan, arm, seed, conditions, log)
-        if runs and runs[0].result.metric != run.result.metric:
-            metrics = f"{run.result.metric}, but {runs[0].arm} gave {runs[0].result.metric}"
-            raise RunFailed(f"{arm}, seed {seed}: the record gives {metrics}: all runs must give the same", 1)
-        runs.append(run)
-        progress.finished(run)
-    return runs
+        try:
+            run = _run_one(plan, arm, seed, conditions, log)
+            first = first or run
+            if first.result.metric != run.result.metric:
+                metrics = f"{run.result.metric}, but {first.arm} gave {first.result.metric}"
+                cause = f"the record gives {metrics}: all runs must give the same"
+                raise RunFailed(arm, seed, cause, 1)
+        except RunFailed as failure:
+            progress.failed(failure)
+            yield failure
+        else:
+            progress.finished(run)
+            yield run
+        if number == len(plan.arms) and first is None:
+            return
 
 
 def _run_one(plan: Plan, arm: str, seed: int, conditions: Conditions, log: _Log) -> Run:
@@ -233,32 +277,33 @@ def _run_one(plan: Plan, arm: str, seed: int, conditions: Conditions, log: _Log)
         def worker_env(rank: int) -> Mapping[str, str]:
             return {"GRADWIRE_RESULT": str(path if rank == 0 else path.with_name(f"result-{rank}.json"))}
 
-        with log.open() as output:
-            job = run_job(
-                plan.command,
-                plan.workers,
-                plan.servers,
-                env={"GRADWIRE_COMPRESSION": arm, "GRADWIRE_SEED": str(seed)},
-                worker_env=worker_env,
-                placement=conditions.placement,
-                output=output,
-            )
+        try:
+            with log.open() as output:
+                job = run_job(
+                    plan.command,
+                    plan.workers,
+                    plan.servers,
+                    env={"GRADWIRE_COMPRESSION": arm, "GRADWIRE_SEED": str(seed)},
+                    worker_env=worker_env,
+                    placement=conditions.placement,
+                    output=output,
+                )
+        except OSError as error:  # a program cannot be started, or the log not written
+            raise RunFailed(arm, seed, str(error), 1) from None
+        if job.interrupted is not None:
+            raise Interrupted(f"{arm}, seed {seed}: {job.cause}", job.exit_code)
         if job.exit_code != 0:
-            raise _failure(job, arm, seed, log)
+            lines = log.last.get((job.failed_role or "", job.failed_rank), ())
+            raise RunFailed(arm, seed, f"{job.cause}; all output: {log.path}", job.exit_code, tuple(lines))
         try:
             record = result.read(path)
         except FileNotFoundError:
             what = "the command ended well but wrote nothing to GRADWIRE_RESULT"
             how = "call gradwire.result.write(accuracy_per_epoch=[...]) at its end"
-            raise RunFailed(f"{arm}, seed {seed}: {what}: {how}", 1) from None
+            raise RunFailed(arm, seed, f"{what}: {how}", 1) from None
         except ValueError as error:
-            raise RunFailed(f"{arm}, seed {seed}: {error}", 1) from None
+            raise RunFailed(arm, seed, str(error), 1) from None
     return Run(arm, seed, record, job.wall_seconds)
-
-
-def _failure(job: JobResult, arm: str, seed: int, log: _Log) -> RunFailed:
-    lines = log.last.get((job.failed_role or "", job.failed_rank), ())
-    return RunFailed(f"{arm}, seed {seed}: {job.cause}; all output: {log.path}", job.exit_code, tuple(lines))
 
 
 def mean_or_none(values: Sequence[float | None]) -> float | None:

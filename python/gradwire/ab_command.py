@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -12,8 +14,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradwire.ab import UNSHAPED, Conditions, Plan, Run, RunFailed, check_arms, network, run_plan
+from gradwire.ab import (
+    UNSHAPED,
+    Conditions,
+    Interrupted,
+    Plan,
+    Run,
+    RunFailed,
+    check_arms,
+    network,
+    run_plan,
+)
 from gradwire.doctor import gradwire_version, machine_description
+from gradwire.json_option import write_json
 from gradwire.live_job import LiveJob
 from gradwire.outcome import Outcome, summarise
 from gradwire.report import summary_rows, write_page
@@ -37,41 +50,91 @@ class ProgressView(LiveJob):
             if run.result.metric == "accuracy"
             else f"{run.result.final:.4g}"
         )
+        if run.result.diverged:
+            value = f"{run.result.final:.4g}, diverged"
         speed = run.result.images_per_second
         images = f", {speed:.0f} images/s" if speed is not None else ""
         text = f"{run.arm}, seed {run.seed}: {run.result.metric} {value}{images}, {run.wall_seconds:.1f} s"
         self.console.print(text, highlight=False)
 
+    def failed(self, failure: RunFailed) -> None:
+        self.advance()
+        show_failure(failure, self.console)
+        self.console.print(Text(f"{failure}: failed", style="bold"), soft_wrap=True)
 
-def run_experiment(plan: Plan, target: float | None, console: Console) -> Outcome:
-    """Runs plan, writes its page, and shows the table and verdict on console.
+
+@dataclass(frozen=True)
+class Ended:
+    """An experiment that has ended. exit_code: 0, or that of the first run that failed, or of the signal that came.
+
+    cause: of an exit_code that is not 0.
+    """
+
+    outcome: Outcome
+    exit_code: int = 0
+    cause: str = ""
+
+
+def run_experiment(plan: Plan, target: float | None, json_file: str | None, console: Console) -> Ended:
+    """Runs plan, and shows the table and verdict on console.
+
+    The page and the record are written after each run: what ends this process leaves the runs that had ended.
+
+    Args:
+        json_file: as JsonOption has it. stdout gets one record, at the end.
 
     Raises:
         ValueError: an arm is no codec.
-        RunFailed: a run failed; nothing is left running and no page is written.
     """
     check_arms(plan.arms)
     started_at = time.strftime("%Y-%m-%d %H:%M:%S %z")
     begin = time.monotonic()
+    expected = len(plan.arms) * len(plan.seeds)
+    machine = ", ".join(f"{name} {value}" for name, value in machine_description().items())
+    ended: list[Run | RunFailed] = []
+    interrupted: Interrupted | None = None
     with network(plan) as conditions:
         warning = _warning(plan, conditions)
+
+        def write() -> tuple[Outcome, Path]:
+            outcome = summarise(ended, plan.arms, target, conditions.link, expected)
+            facts = {
+                "command": shlex.join(["gradwire", *sys.argv[1:]]),
+                "workers, servers": f"{plan.workers}, {plan.workers if plan.servers is None else plan.servers}",
+                "link": _describe_link(conditions),
+                "seeds": ", ".join(map(str, plan.seeds))
+                + "; arms interleaved, order rotated from seed to seed",
+                "machine": machine,
+                "started": f"{started_at}, {time.monotonic() - begin:.0f} s in all",
+                "gradwire": gradwire_version(),
+            }
+            page = write_page(plan.report, outcome, facts, warning)
+            if json_file != "-":
+                write_json(outcome.record(), json_file)
+            return outcome, page
+
         if warning:
             console.print(Text(f"NOTE: {warning}", style="bold yellow"))
-        with ProgressView(console, len(plan.arms) * len(plan.seeds)) as view:
-            runs = run_plan(plan, conditions, view)
-    outcome = summarise(runs, plan.arms, target, conditions.link)
-    facts = {
-        "command": shlex.join(["gradwire", *sys.argv[1:]]),
-        "workers, servers": f"{plan.workers}, {plan.workers if plan.servers is None else plan.servers}",
-        "link": _describe_link(conditions),
-        "seeds": ", ".join(map(str, plan.seeds)) + "; arms interleaved, order rotated from seed to seed",
-        "machine": ", ".join(f"{name} {value}" for name, value in machine_description().items()),
-        "started": f"{started_at}, {time.monotonic() - begin:.0f} s in all",
-        "gradwire": gradwire_version(),
-    }
-    path = write_page(plan.report, outcome, facts, warning)
-    show(outcome, path, console)
-    return outcome
+        with ProgressView(console, expected) as view:
+            try:
+                for run in run_plan(plan, conditions, view):
+                    ended.append(run)
+                    write()
+            except Interrupted as stopped:
+                interrupted = stopped
+            except KeyboardInterrupt:  # between two runs
+                interrupted = Interrupted("stopped by SIGINT", 128 + signal.SIGINT)
+    outcome, page = write()
+    show(outcome, page, console)
+    if json_file == "-":
+        write_json(outcome.record(), json_file)
+    if interrupted is not None:
+        return Ended(outcome, interrupted.exit_code, str(interrupted))
+    failures = [run for run in ended if isinstance(run, RunFailed)]
+    if failures:
+        more = f" ({len(failures)} of {expected} runs failed)"
+        return Ended(outcome, failures[0].exit_code, f"{failures[0]}{more}")
+    return Ended(outcome)
 
 
 def _warning(plan: Plan, conditions: Conditions) -> str | None:

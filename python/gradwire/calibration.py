@@ -11,7 +11,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,23 @@ class Calibration:
     def hop_seconds(self) -> float:
         """What a message takes from one rank's store to another's beside the wire and the threads' work: wake-ups."""
         return max(0.0, self.round_trip_seconds / 2 - 2 * self.message_seconds)
+
+    def times(self, factor: float) -> Calibration:
+        """Returns what the same would cost on cores that are so many times as slow."""
+        codecs = tuple(
+            CodecSpeed(
+                row.codec,
+                row.bits,
+                *(factor * value for name, value in vars(row).items() if name not in ("codec", "bits")),
+            )
+            for row in self.codecs
+        )
+        return replace(
+            self,
+            codecs=codecs,
+            message_seconds=factor * self.message_seconds,
+            round_trip_seconds=factor * self.round_trip_seconds,
+        )
 
     def speed(self, codec: str) -> CodecSpeed:
         """Raises: ValueError: the codec was not calibrated; names those that were."""

@@ -30,7 +30,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """limit, note and colour (an index) count in a panel_chart."""
+    """limit and colour (an index) count in a panel_chart; note too, and in a bar_chart where there is no value."""
 
     name: str
     value: float | None  # None: not measured
@@ -113,13 +113,13 @@ def line_chart(
 ) -> str:
     """Draws one curve per series, its band behind it, and a dashed reference line across.
 
-    Unless told, the x axis is logarithmic where the curves end more than 8 times apart, or the shorter could not be
-    read. legend: the names stand below the chart.
+    A series without points is named, and not drawn. Unless told, the x axis is logarithmic where the curves end more
+    than 8 times apart, or the shorter could not be read. legend: the names stand below the chart.
     """
     width, height, left, right, top, bottom = 560.0, 330.0, 62.0, 16.0, 14.0, 46.0
     xs = [x for row in series for x in row.x]
     ys = [y for row in series for y in (*row.low, *row.high)] + ([reference[0]] if reference else [])
-    ends = [row.x[-1] for row in series]
+    ends = [row.x[-1] for row in series if row.x]
     if logarithmic is None:
         logarithmic = min(xs) > 0 and max(ends) > 8 * min(ends)
     pad = 0.06 * (max(ys) - min(ys)) or abs(max(ys)) * 0.05 or 1.0
@@ -182,6 +182,8 @@ def _frame(x_axis: Axis, y_axis: Axis, x_label: str, y_label: str, x_format: For
 
 
 def _curve(index: int, row: Series, x_axis: Axis, y_axis: Axis, x_format: Format, y_format: Format) -> str:
+    if not row.x:
+        return ""
     colour = COLOURS[index % len(COLOURS)]
     points = [f"{x_axis(x):.1f},{y_axis(y):.1f}" for x, y in zip(row.x, row.y, strict=True)]
     upper = [f"{x_axis(x):.1f},{y_axis(y):.1f}" for x, y in zip(row.x, row.high, strict=True)]
@@ -208,7 +210,7 @@ def bar_chart(title: str, bars: Sequence[Bar], form: Format) -> str:
     for index, bar in enumerate(bars):
         y = top + index * row_height
         if bar.value is None:
-            body.append(_text(6, y + 14, "not given by the script"))
+            body.append(_text(6, y + 14, bar.note or "not given by the script"))
             continue
         colour = COLOURS[index % len(COLOURS)]
         tip = f"<title>{html.escape(bar.name)}: {form(bar.value)}</title>"

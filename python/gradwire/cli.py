@@ -93,7 +93,13 @@ def ab(
     servers: Annotated[
         int | None, typer.Option("-s", "--num-servers", min=0, help="Servers. Unset: as many as workers.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm, with seeds 0, 1, ...")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm, each with a seed of its own.")] = 3,
+    first_seed: Annotated[
+        int,
+        typer.Option(
+            min=0, help="The first seed; others follow it. Seeds not used before confirm an earlier result."
+        ),
+    ] = 0,
     bandwidth: Annotated[
         str | None, typer.Option(metavar="RATE", help="Shape every host's link: 100mbit. Needs root.")
     ] = None,
@@ -112,26 +118,28 @@ def ab(
 
       gradwire.result.write(accuracy_per_epoch=accuracies)
 
-    [bold]Example[/bold]
+    A run that fails, or whose loss is NaN or infinite, costs its own arm alone. The page and the record are written
+    after each run, so Ctrl-C leaves those that have ended. Returns the exit code of the first run that failed, if any.
+
+    [bold]Examples[/bold]
 
       gradwire ab -n 2 --arm none --arm 2bit --bandwidth 100mbit --report report -- python train.py
+
+      gradwire ab -n 2 --arm none --arm 2bit --first-seed 3 --report confirmed -- python train.py
     """
     from rich.console import Console
 
-    from gradwire.ab import Plan, RunFailed
-    from gradwire.ab_command import run_experiment, show_failure
+    from gradwire.ab import Plan
+    from gradwire.ab_command import run_experiment
+    from gradwire.console import say
 
     console = Console(stderr=json_file == "-")
-    plan = Plan(tuple(command), tuple(arms), tuple(range(seeds)), workers, servers, bandwidth, report)
-    try:
-        outcome = run_experiment(plan, target, console)
-    except RunFailed as failure:
-        from gradwire.console import say
-
-        show_failure(failure, console)
-        say(f"ab: {failure}")
-        raise typer.Exit(failure.exit_code) from None
-    write_json(outcome.record(), json_file)
+    chosen = tuple(range(first_seed, first_seed + seeds))
+    plan = Plan(tuple(command), tuple(arms), chosen, workers, servers, bandwidth, report)
+    ended = run_experiment(plan, target, json_file, console)
+    if ended.exit_code:
+        say(f"ab: {ended.cause}")
+        raise typer.Exit(ended.exit_code)
 
 
 app.command(context_settings=_TAKES_COMMAND)(plan)
@@ -143,7 +151,9 @@ def timeline(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Written by gradwire run --timeline; or a folder of parts.")
     ],
-    step: Annotated[int | None, typer.Option(min=0, help="Look at this one. Unset: the mean of all.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Look at this one. Unset: the mean of all but the first.")
+    ] = None,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw a step: a lane for each stage of each rank.")
     ] = None,
@@ -159,7 +169,8 @@ def timeline(
     its way, and [bold]hidden[/bold] the part of it that nobody waited for. A partition's stages on its worker are ready
     (given, not begun), encode, queue (until priority and credit let it go), send, receive, decode; on its server
     receive, sum, reply encode, reply queue, reply send. Of each: seconds of all spans together, and busy, when at
-    least one lasted. Clocks of all ranks are aligned, by asking each other the time at the beginning and the end.
+    least one lasted. The mean leaves out the first step, in which keys are declared and many codecs send float32; what
+    it took is said apart. Clocks of all ranks are aligned, by asking each other the time at the beginning and the end.
 
     The file itself opens at https://ui.perfetto.dev: a process per rank, a thread per stage, arrows from pushes to
     sums to answers. Without gradwire run, set GRADWIRE_TIMELINE to a folder that all ranks share, and give that.

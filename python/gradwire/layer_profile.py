@@ -8,10 +8,13 @@ from __future__ import annotations
 import importlib.resources
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gradwire.units import format_duration
+
+_MOST_SPREAD = 1.2  # slow steps over fast ones: beyond it, a figure says more of other load than of the job
 KNOWN = ("vgg16", "resnet50", "bert_large")
 
 
@@ -27,17 +30,42 @@ class Layer:
 
 @dataclass(frozen=True)
 class Profile:
-    """Layers in the order of forward(). images_per_second is what one worker alone reaches (sentences for BERT)."""
+    """Layers in the order of forward(). images_per_second is what one worker alone reaches (sentences for BERT).
+
+    spread: seconds of a step, 10th and 90th percentile of those that were measured; None: not known.
+    """
 
     name: str
     source: str
     batch: int
     images_per_second: float
     layers: tuple[Layer, ...]
+    spread: tuple[float, float] | None = None
 
     @property
     def compute_seconds(self) -> float:
         return sum(layer.forward_seconds + layer.backward_seconds for layer in self.layers)
+
+    @property
+    def warning(self) -> str | None:
+        """Says that steps varied too much to predict from, if they did."""
+        if self.spread is None or self.spread[1] <= _MOST_SPREAD * self.spread[0]:
+            return None
+        fast, slow = map(format_duration, self.spread)
+        return (
+            f"steps varied from {fast} to {slow} (10th to 90th percentile): measure again on a machine that does "
+            "nothing else"
+        )
+
+    def scaled(self, factor: float) -> Profile:
+        """Returns the profile of a machine that takes factor times as long."""
+        layers = tuple(
+            replace(
+                x, forward_seconds=factor * x.forward_seconds, backward_seconds=factor * x.backward_seconds
+            )
+            for x in self.layers
+        )
+        return replace(self, layers=layers, images_per_second=self.images_per_second / factor, spread=None)
 
     @property
     def elements(self) -> int:
@@ -80,11 +108,14 @@ def load(path: Path) -> Profile:
 
 def _read(given: Any, where: str) -> Profile:
     expected = {"name", "source", "batch", "images_per_second", "layers"}
-    if not isinstance(given, dict) or set(given) != expected:
-        raise ValueError(f"profile {where}: expected an object with exactly {sorted(expected)}")
+    if not isinstance(given, dict) or set(given) - {"spread"} != expected:
+        raise ValueError(
+            f"profile {where}: expected an object with exactly {sorted(expected)}, and spread or not"
+        )
     try:
         layers = tuple(Layer(**layer) for layer in given["layers"])
-        profile = Profile(**{**given, "layers": layers})
+        spread = given.get("spread")
+        profile = Profile(**{**given, "layers": layers, "spread": None if spread is None else tuple(spread)})
         validate(profile)
     except (TypeError, ValueError) as error:
         raise ValueError(f"profile {where}: {error}") from None
@@ -110,6 +141,12 @@ def validate(profile: Profile) -> None:
         raise ValueError(
             f"batch={profile.batch}, images_per_second={profile.images_per_second}; expected both above 0"
         )
+    if profile.spread is not None:
+        is_pair = len(profile.spread) == 2 and all(isinstance(end, int | float) for end in profile.spread)
+        if not is_pair or not 0 < profile.spread[0] <= profile.spread[1] < math.inf:
+            raise ValueError(
+                f"spread={profile.spread!r}; expected two numbers of seconds above 0, in their order"
+            )
     step = profile.batch / profile.images_per_second
     if not math.isclose(profile.compute_seconds, step, rel_tol=1e-3):
         raise ValueError(
@@ -120,7 +157,7 @@ def validate(profile: Profile) -> None:
 
 def text_of(profile: Profile) -> str:
     """Writes a profile as its file has it: one layer a line."""
-    head = {key: value for key, value in vars(profile).items() if key != "layers"}
+    head = {key: value for key, value in vars(profile).items() if key != "layers" and value is not None}
     lines = ",\n".join("  " + json.dumps(vars(layer)) for layer in profile.layers)
     fields = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
     return "{\n" + fields + ' "layers": [\n' + lines + "\n ]\n}\n"

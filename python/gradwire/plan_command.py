@@ -85,6 +85,14 @@ def plan(
             metavar="FILE", help="With --calibrate: codecs from this record of `gradwire bench codec --json`."
         ),
     ] = None,
+    copies: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=_MOST_THREADS,
+            help="Copies of CMD to time at once: as many workers as will share a machine.",
+        ),
+    ] = 1,
     profile_file: Annotated[
         Path | None,
         typer.Option(
@@ -96,11 +104,16 @@ def plan(
     """Predict how a job scales, and say which codec, placement, servers and partition to take, or not to compress.
 
     Nothing is sent: steps are simulated with the store's own decisions, layer by layer. What codecs cost was measured;
-    --calibrate does so here. Compute is taken to be undisturbed by codecs and sums, and all workers to be alike.
+    --calibrate does so here. Compute is taken to be undisturbed by codecs and sums, and all workers to be alike. Where
+    a codec or the link rules, measured steps are often longer than predicted, so each prediction has an interval: from
+    the fast steps of the profile, to its slow steps on cores that codecs and sums share, with these and messages at
+    twice their cost and a link that carries nine tenths. "sent" is what leaves a worker's host in a step: its pushes,
+    and the replies of a server on it.
 
     With CMD, it is run on this machine until 30 steps of its optimizer are timed layer by layer (PyTorch), and ended.
     It is alone meanwhile, whatever store it asks for, and its gradients are not encoded: CMD is the command of a
-    worker, without `gradwire run`.
+    worker, without `gradwire run`. Where several workers will share a machine, --copies times as many at once. A
+    warning says when steps varied so much that they have to be measured again.
 
     [bold]Examples[/bold]
 
@@ -109,6 +122,8 @@ def plan(
       gradwire plan --model bert_large -n 16 --bandwidth 1gbit --sweep bandwidth --svg bert.svg
 
       gradwire plan -n 4 --bandwidth 1gbit -- python train.py
+
+      gradwire plan -n 8 --copies 2 --bandwidth 1gbit -- python train.py
     """
     from rich.console import Console
 
@@ -125,6 +140,8 @@ def plan(
         raise ValueError("plan: --codec-speeds goes with --calibrate")
     if svg is not None and sweep is None:
         raise ValueError("plan: --svg draws a sweep: give --sweep bandwidth or --sweep workers")
+    if copies > 1 and model is not None:
+        raise ValueError(f"plan: --copies {copies} times copies of a command: give one in place of --model")
     if profile_file is not None and model is not None:
         raise ValueError("plan: --profile keeps the profile of a command: give one in place of --model")
     places = tuple(simulation.placement_of(text) for text in placements or ("peers", "servers"))
@@ -148,7 +165,7 @@ def plan(
         schedule=simulation.Schedule(
             per_layer=not drain, codec_threads=codec_threads, server_threads=server_threads
         ),
-        profile=_profile(model, command or [], profile_file),  # last: it may take minutes
+        profile=_profile(model, command or [], copies, profile_file),  # last: it may take minutes
     )
     found = planner.answer(question, costs)
     _show(found, question, console)
@@ -175,7 +192,7 @@ def _require_none_but(
         )
 
 
-def _profile(model: str | None, command: Sequence[str], keep: Path | None) -> Profile:
+def _profile(model: str | None, command: Sequence[str], copies: int, keep: Path | None) -> Profile:
     from gradwire import layer_profile, step_profile
     from gradwire.console import say
 
@@ -184,8 +201,9 @@ def _profile(model: str | None, command: Sequence[str], keep: Path | None) -> Pr
         raise ValueError(f"plan: expected either --model ({known}, or a file) or a command to profile")
     if model is not None:
         return layer_profile.find(model)
-    say(f"profiling {shlex.join(command)}: {step_profile.STEPS} steps")
-    profile = step_profile.of_command(command)
+    at_once = f", {copies} copies at once" if copies > 1 else ""
+    say(f"profiling {shlex.join(command)}: {step_profile.STEPS} steps{at_once}")
+    profile = step_profile.of_command(command, copies)
     if keep is not None:
         keep.write_text(layer_profile.text_of(profile), encoding="utf-8")
     return profile
@@ -200,6 +218,8 @@ def _show(found: Answer, question: Question, console: Console) -> None:
         f"{format_duration(profile.compute_seconds)} of compute a step",
         highlight=False,
     )
+    if profile.warning is not None:
+        console.print(f"WARNING: {profile.warning}", style="bold yellow", highlight=False)
     console.print(_table(found.predictions, found.best))
     for text in (found.left_out, found.reason):
         if text is not None:
@@ -207,44 +227,64 @@ def _show(found: Answer, question: Question, console: Console) -> None:
 
 
 def _table(rows: Sequence[Prediction], best: Prediction | None) -> object:
+    """A row for each prediction. What all have in common stands above it, or the table would be too wide."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    cells = [_cells(row) for row in rows]
+    varied = [name for name in cells[0] if name in _ALWAYS or len({row[name] for row in cells}) > 1]
+    common = [f"{name} {text}" for name, text in cells[0].items() if name not in varied]
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=", ".join(common),
+        title_justify="left",
+        title_style="dim",
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for name in varied:
+        left = name in ("codec", "placement")
+        table.add_column(name, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    for row, texts in zip(rows, cells, strict=True):
+        table.add_row(*(texts[name] for name in varied), style="bold" if row is best else None)
+    return table
+
+
+_ALWAYS = ("codec", "effi-\nciency", "bound", "step", "interval", "exposed", "sent", "link\nbusy")
+
+
+def _cells(row: Prediction) -> dict[str, str]:
     from gradwire.units import format_bytes, format_duration, format_rate
 
-    table = Table(box=SIMPLE_HEAD)
-    for title in ("codec", "placement", "partition", "credit"):
-        table.add_column(title)
-    for title in (
-        "workers",
-        "servers",
-        "link",
-        "efficiency",
-        "bound",
-        "step",
-        "exposed",
-        "sent",
-        "link busy",
-    ):
-        table.add_column(title, justify="right")
-    for row in rows:
-        table.add_row(
-            str(row.variant),
-            row.network.placement,
-            format_bytes(row.schedule.partition_bytes),
-            "-" if row.schedule.credit_bytes is None else format_bytes(row.schedule.credit_bytes),
-            str(row.network.workers),
-            str(row.network.servers or "-"),
-            format_rate(row.network.bandwidth),
-            f"{100 * row.efficiency:.1f} %",
-            f"{100 * row.bound:.1f} %",
-            format_duration(row.step_seconds),
-            format_duration(row.exposed_seconds),
-            format_bytes(row.sent_bytes),
-            f"{100 * row.busiest_link:.0f} %",
-            style="bold" if row is best else None,
-        )
-    return table
+    credit, servers = row.schedule.credit_bytes, row.network.servers
+    return {
+        "codec": str(row.variant),
+        "placement": f"{row.network.placement}: {servers}" if servers else row.network.placement,
+        "partition": format_bytes(row.schedule.partition_bytes),
+        "credit": "-" if credit is None else format_bytes(credit),
+        "workers": str(row.network.workers),
+        "link": format_rate(row.network.bandwidth),
+        "effi-\nciency": f"{100 * row.efficiency:.1f}%",
+        "bound": f"{100 * row.bound:.1f}%",
+        "step": format_duration(row.step_seconds),
+        "interval": _interval(row),
+        "exposed": format_duration(row.exposed_seconds),
+        "sent": format_bytes(row.sent_bytes),
+        "link\nbusy": f"{100 * row.busiest_link:.0f}%",
+    }
+
+
+def _interval(row: Prediction) -> str:
+    """Writes "110-150", both ends in the unit of the step beside it."""
+    from gradwire.units import format_duration
+
+    if row.step_interval is None:
+        return "-"
+    scale = (
+        float(format_duration(row.step_seconds).split()[0]) / row.step_seconds if row.step_seconds else 1.0
+    )
+    low, high = (f"{scale * end:.3g}" for end in row.step_interval)
+    return f"{low}-{high}"
 
 
 def _sweep(

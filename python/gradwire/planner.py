@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ BANDWIDTHS = tuple(
 WORKERS = tuple(2**power for power in range(1, 13))
 _PARTITIONS = (2**18, 2**20, 2**22)  # bytes
 _CREDITS = (2**16, 2**18, 2**20)  # bytes
+_SLOW_LINK, _BUSY_CORES = 0.9, 2.0  # in the slow end of an interval
 _WORTH = 0.01  # of efficiency: what a codec or more hosts must gain
 
 
@@ -65,12 +66,13 @@ class Prediction:
     sent_bytes: float
     received_bytes: float
     busiest_link: float
+    step_interval: tuple[float, float] | None = None  # with_interval()
 
     def record(self) -> dict[str, Any]:
         figures = {
             name: value
             for name, value in asdict(self).items()
-            if name not in ("variant", "network", "schedule")
+            if name not in ("variant", "network", "schedule", "step_interval")
         }
         return {
             "codec": str(self.variant),
@@ -82,6 +84,7 @@ class Prediction:
             "partition_bytes": self.schedule.partition_bytes,
             "credit_bytes": self.schedule.credit_bytes,
             "overlap_step": self.schedule.per_layer,
+            "step_seconds_interval": None if self.step_interval is None else list(self.step_interval),
             **figures,
         }
 
@@ -128,24 +131,77 @@ def predict(
     )
 
 
+def with_interval(question: Question, row: Prediction, calibration: Calibration) -> Prediction:
+    """Adds between which seconds a measured step is to be expected.
+
+    From: compute as in the fast steps of the profile, and all else as predicted. To: compute as in its slow steps, and
+    longer by what codecs and sums take of the same cores; these and messages at twice their cost; and a link that
+    carries nine tenths.
+    """
+    spread, typical = question.profile.spread, question.profile.compute_seconds
+    fast, slow = (
+        (1.0, 1.0) if spread is None else (min(1.0, spread[0] / typical), max(1.0, spread[1] / typical))
+    )
+    slow += _codec_seconds(question.profile, row, calibration) / typical
+    ends = []
+    for factor, network, costs in (
+        (fast, row.network, calibration),
+        (
+            slow,
+            replace(row.network, bandwidth=_SLOW_LINK * row.network.bandwidth),
+            calibration.times(_BUSY_CORES),
+        ),
+    ):
+        profile = question.profile.scaled(factor)
+        done = simulation.predict(profile, network, row.variant, row.schedule, costs)
+        ends.append(done.step_seconds)
+    return replace(row, step_interval=(min(ends[0], row.step_seconds), max(ends[1], row.step_seconds)))
+
+
+def _codec_seconds(profile: Profile, row: Prediction, calibration: Calibration) -> float:
+    """Seconds of one core in a step, for the codec of a worker and the sums of a server beside it."""
+    network = row.network
+    cost = row.variant.element_cost(network.workers, calibration, network.placement)
+    sums = {"peers": 1 / network.workers, "servers": 0.0, "ring": 1.0}
+    share = sums.get(network.placement, 1 / max(1, network.servers))
+    return profile.elements * (cost.encode + cost.decode + share * cost.total)
+
+
+def _predictions(
+    question: Question,
+    candidates: Iterable[tuple[Network, Variant]],
+    calibration: Calibration,
+    of: Callable[[Question, Network, Variant, Calibration], Prediction],
+) -> tuple[list[Prediction], list[str]]:
+    """Predicts each candidate that can be. Returns these, and of each other one why not, once."""
+    rows, reasons = [], []
+    for network, variant in candidates:
+        try:
+            rows.append(of(question, network, variant, calibration))
+        except ValueError as error:  # it costs itself alone
+            reasons.append(f"not predicted: {variant} with {_place(network)} ({error})")
+    return rows, list(dict.fromkeys(reasons))
+
+
 def answer(question: Question, calibration: Calibration) -> Answer:
     """Tries every codec on every network with the partitions and credits that it knows, and says which to take.
 
-    Raises: ValueError: nothing to try, numbers that no job has, or a codec without calibration.
+    Raises: ValueError: a codec that is not planned, or nothing that can be predicted; says why.
     """
     variants = [Variant.parse(spec) for spec in question.codecs]
-    networks = question.networks()
-    predictions = [
-        _best_schedule(question, network, variant, calibration)
+    candidates = [
+        (network, variant)
         for variant in variants
-        for network in networks
+        for network in question.networks()
         if variant.goes_with(network.placement)
     ]
-    left_out = _left_out(question, variants)
+    predictions, reasons = _predictions(question, candidates, calibration, _best_schedule)
+    left_out = "; ".join([*filter(None, [_left_out(question, variants)]), *reasons]) or None
     if not predictions:
         raise ValueError(
             f"plan: nothing to try: {left_out or 'expected at least one codec and one placement'}"
         )
+    predictions = [with_interval(question, row, calibration) for row in predictions]
     predictions.sort(key=lambda row: -row.efficiency)
     best = choose(predictions)
     return Answer(tuple(predictions), best, _reason(question, predictions, best), left_out)
@@ -246,14 +302,18 @@ def sweep(question: Question, over: str, calibration: Calibration) -> list[Predi
         networks = [row for row in each.networks() if row.placement != "beside" or row.servers <= row.workers]
         for spec in question.codecs if networks else ():
             variant = Variant.parse(spec)
-            options = [
-                predict(each, network, variant, question.schedule, calibration)
-                for network in networks
-                if variant.goes_with(network.placement)
-            ]
+            candidates = [(network, variant) for network in networks if variant.goes_with(network.placement)]
+            options, _ = _predictions(each, candidates, calibration, _as_scheduled)
             if options:
-                rows.append(max(options, key=lambda row: row.efficiency))
+                best = max(options, key=lambda row: row.efficiency)
+                rows.append(with_interval(each, best, calibration))
     return rows
+
+
+def _as_scheduled(
+    question: Question, network: Network, variant: Variant, calibration: Calibration
+) -> Prediction:
+    return predict(question, network, variant, question.schedule, calibration)
 
 
 def pays_below(rows: Sequence[Prediction]) -> float | None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import html
+import itertools
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from gradwire.ab import UNSHAPED, Run
+from gradwire.ab import UNSHAPED, Run, RunFailed
 from gradwire.chart import COLOURS, Bar, Series, bar_chart, line_chart, marker
 from gradwire.outcome import ArmSummary, Outcome, write_interval
 from gradwire.page import document, facts_list, record_section, table
 from gradwire.units import format_bytes, format_duration
+
+Value = TypeVar("Value")
 
 
 def write_page(folder: Path, outcome: Outcome, facts: Mapping[str, str], warning: str | None = None) -> Path:
@@ -32,7 +37,8 @@ def page(outcome: Outcome, facts: Mapping[str, str], warning: str | None = None)
     arms = [arm.arm for arm in outcome.arms]
     title = f"{arms[0]} against {', '.join(arms[1:])}" if len(arms) > 1 else arms[0]
     link = "unshaped link" if outcome.link == UNSHAPED else f"link of {outcome.link}"
-    seeds = ", ".join(str(run.seed) for run in outcome.arms[0].runs)
+    used = {run.seed for arm in outcome.arms for run in arm.runs} | {run.seed for run in _failures(outcome)}
+    seeds = ", ".join(map(str, sorted(used)))
     sections = [
         f"<h1>{html.escape(title)}</h1>",
         f'<p class="sub">gradwire A/B experiment, {html.escape(link)}, seeds {seeds}</p>',
@@ -43,10 +49,10 @@ def page(outcome: Outcome, facts: Mapping[str, str], warning: str | None = None)
         f'<div class="grid bars">{"".join(_bars(outcome.arms))}</div>',
         "<h2>Means over the seeds</h2>",
         table(*summary_rows(outcome)),
-        f"<p class='sub'>Target: {outcome.metric} {write_metric(outcome, outcome.target)}, "
-        f"{html.escape(outcome.target_reason)}.</p>",
+        f"<p class='sub'>Target: {_target(outcome)}{html.escape(outcome.target_reason)}.</p>",
         "<h2>Every run</h2>",
         table(*_run_rows(outcome)),
+        *_failure_sections(outcome),
         "<h2>How this was measured</h2>",
         facts_list(facts),
         record_section(outcome.record()),
@@ -54,7 +60,32 @@ def page(outcome: Outcome, facts: Mapping[str, str], warning: str | None = None)
     return document(f"{title} - gradwire ab", sections)
 
 
+def _target(outcome: Outcome) -> str:
+    if outcome.target is None:
+        return ""
+    return f"{outcome.metric} {write_metric(outcome, outcome.target)}, "
+
+
+def _failures(outcome: Outcome) -> list[RunFailed]:
+    return [failure for arm in outcome.arms for failure in arm.failures]
+
+
+def _failure_sections(outcome: Outcome) -> list[str]:
+    """Each failed run with its last words."""
+    failures = _failures(outcome)
+    if not failures:
+        return []
+    sections = ["<h2>Runs that failed</h2>"]
+    for failure in failures:
+        sections.append(f"<p>{html.escape(str(failure))}</p>")
+        if failure.last_lines:
+            sections.append(f"<pre>{html.escape(chr(10).join(failure.last_lines))}</pre>")
+    return sections
+
+
 def write_metric(outcome: Outcome, value: float) -> str:
+    if not math.isfinite(value):
+        return "diverged"
     return f"{100 * value:.2f} %" if outcome.metric == "accuracy" else f"{value:.4g}"
 
 
@@ -69,7 +100,9 @@ def summary_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
 
 def _summary_row(outcome: Outcome, arm: ArmSummary) -> list[str]:
     base = outcome.arms[0]
-    final = write_metric(outcome, arm.final)
+    final = "diverged" if arm.diverged else "failed" if arm.failures else "-"
+    if arm.final is not None:
+        final = write_metric(outcome, arm.final)
     if arm.final_std is not None:
         std = 100 * arm.final_std if outcome.metric == "accuracy" else arm.final_std
         final += f" \u00b1 {std:.2g}"
@@ -81,15 +114,21 @@ def _summary_row(outcome: Outcome, arm: ArmSummary) -> list[str]:
         final,
         "-" if arm.difference is None else outcome.write_difference(arm.difference),
         _or_dash(arm.images_per_second, "{:.0f}".format),
-        "1x" if arm.speed_ratio is None else write_interval(arm.speed_ratio, "{:.3g}x"),
+        "1x" if arm is base else _or_dash(arm.speed_ratio, lambda ratio: write_interval(ratio, "{:.3g}x")),
         _or_dash(arm.bytes_per_step, format_bytes),
         fewer,
-        "not reached" if arm.seconds_to_target is None else format_duration(arm.seconds_to_target),
+        _reached(arm),
         _or_dash(arm.codec_seconds, format_duration),
     ]
 
 
-def _or_dash(value: float | None, form: Callable[[float], str]) -> str:
+def _reached(arm: ArmSummary) -> str:
+    if not arm.runs:
+        return "-"
+    return "not reached" if arm.seconds_to_target is None else format_duration(arm.seconds_to_target)
+
+
+def _or_dash(value: Value | None, form: Callable[[Value], str]) -> str:
     return "-" if value is None else form(value)
 
 
@@ -117,6 +156,7 @@ def _run_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
                     *(format_duration(run.wall_seconds), (given.weights_sha256 or "-")[:12]),
                 ]
             )
+        rows += [[failure.arm, str(failure.seed), "failed", *["-"] * 5] for failure in arm.failures]
     return titles, rows
 
 
@@ -129,7 +169,8 @@ def _legend(arms: Sequence[str]) -> str:
 
 
 def _curves(outcome: Outcome) -> list[str]:
-    reference = (outcome.target, f"target {write_metric(outcome, outcome.target)}")
+    target = outcome.target
+    reference = None if target is None else (target, f"target {write_metric(outcome, target)}")
     charts: list[tuple[str, Callable[[Run], tuple[float, ...] | None], str, Callable[[float], str]]] = [
         ("against time", Run.seconds, "training time", format_duration),
         ("against bytes", Run.bytes, "bytes of one worker at the socket", format_bytes),
@@ -140,6 +181,8 @@ def _curves(outcome: Outcome) -> list[str]:
         present = [row for row in series if row is not None]
         if len(present) < len(series):
             chart = "<p>The script's records give no bytes_per_step and steps.</p>"
+        elif not any(row.x for row in present):
+            chart = "<p>No run is finite.</p>"
         else:
             chart = line_chart(
                 present, label, outcome.metric, form, lambda value: _metric_tick(outcome, value), reference
@@ -155,14 +198,15 @@ def _metric_tick(outcome: Outcome, value: float) -> str:
 
 
 def _series(arm: ArmSummary, x_of: Callable[[Run], tuple[float, ...] | None]) -> Series | None:
-    """Averages an arm's runs epoch by epoch, as far as the shortest run goes."""
+    """Averages an arm's runs epoch by epoch, as far as the shortest run goes and all are finite."""
     xs = [x for run in arm.runs if (x := x_of(run)) is not None]
     if len(xs) < len(arm.runs):
         return None
-    metric = list(zip(*(run.result.per_epoch for run in arm.runs), strict=False))
+    columns = zip(*(run.result.per_epoch for run in arm.runs), strict=False)
+    metric = list(itertools.takewhile(lambda column: all(map(math.isfinite, column)), columns))
     return Series(
         name=arm.arm,
-        x=tuple(statistics.fmean(column) for column in zip(*xs, strict=False)),
+        x=tuple(statistics.fmean(column) for column in zip(*xs, strict=False))[: len(metric)],
         y=tuple(statistics.fmean(column) for column in metric),
         low=tuple(min(column) for column in metric),
         high=tuple(max(column) for column in metric),
@@ -183,6 +227,8 @@ def _bars(arms: Sequence[ArmSummary]) -> list[str]:
 
 def _bar(arm: ArmSummary, name: str) -> Bar:
     values = [value for run in arm.runs if (value := getattr(run.result, name)) is not None]
+    if not arm.runs:
+        return Bar(arm.arm, None, note="no run has ended")
     if len(values) < len(arm.runs):
         return Bar(arm.arm, None)
     return Bar(arm.arm, statistics.fmean(values), (min(values), max(values)))

@@ -27,7 +27,7 @@ class RunResult:
 
     Attributes:
         metric: what per_epoch holds: accuracy as a fraction, more is better; or loss, less is better.
-        per_epoch: the metric at the end of each epoch; at least one.
+        per_epoch: the metric at the end of each epoch; at least one. A loss may be NaN or infinite: training diverged.
         seconds_per_epoch: training seconds from the start to the end of each epoch, or none.
         images_per_second: of all workers together.
         bytes_per_step: median bytes of one worker at the socket, sent and received, in one step.
@@ -46,6 +46,11 @@ class RunResult:
     bytes_total: float | None = None
     codec_seconds: float | None = None
     weights_sha256: str | None = None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the metric is NaN or infinite at the end of some epoch."""
+        return not all(map(math.isfinite, self.per_epoch))
 
     @property
     def final(self) -> float:
@@ -98,7 +103,8 @@ def parse(record: Any) -> RunResult:
             f"result: the record is {type(record).__name__}, expected an object with accuracy_per_epoch"
         )
     metric: Metric = "accuracy" if any(_values(record, f"accuracy{end}") for end in _ENDS) else "loss"
-    per_epoch = next((found for end in _ENDS if (found := _values(record, metric + end))), None)
+    # A loss that is NaN is a result: an experiment has to say which codec diverged.
+    per_epoch = next((found for end in _ENDS if (found := _numbers(record, metric + end))), None)
     if per_epoch is None:
         fields = ", ".join(sorted(record)) or "nothing"
         raise ValueError(f"result: the record has {fields}, expected accuracy_per_epoch or loss_per_epoch")
@@ -112,8 +118,12 @@ def parse(record: Any) -> RunResult:
             f"result: seconds_per_epoch has {len(seconds)} values for {len(per_epoch)} epochs, or falls: "
             "expected the seconds from the start to the end of each epoch"
         )
+    if seconds is not None and not (seconds[0] >= 0 and seconds[-1] > 0):
+        raise ValueError(f"result: seconds_per_epoch is {list(seconds)}, expected times above 0")
     names = ("images_per_second", "bytes_per_step", "steps", "bytes_total", "codec_seconds")
     numbers = {name: found[0] for name in names if (found := _values(record, name))}
+    if below := [name for name, value in numbers.items() if value < 0]:
+        raise ValueError(f"result: {below[0]} is {numbers[below[0]]:g}, expected 0 or more")
     return RunResult(metric, per_epoch, seconds, weights_sha256=record.get("weights_sha256"), **numbers)
 
 
@@ -122,10 +132,18 @@ _ENDS = ("_per_epoch", "")
 
 def _values(record: dict[str, Any], name: str) -> tuple[float, ...] | None:
     """Returns the finite numbers of a field that holds one or a list; None where it is absent."""
+    values = _numbers(record, name)
+    if values is not None and not all(map(math.isfinite, values)):
+        raise ValueError(f"result: {name} is {record[name]!r}, expected finite numbers")
+    return values
+
+
+def _numbers(record: dict[str, Any], name: str) -> tuple[float, ...] | None:
+    """As _values(), NaN and infinity among them."""
     given = record.get(name)
     if given is None or given == []:
         return None
     values = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+    if not all(isinstance(value, int | float) for value in values):
         raise ValueError(f"result: {name} is {given!r}, expected finite numbers")
     return tuple(float(value) for value in values)

@@ -46,21 +46,35 @@ class Step:
     ready: dict[int, float] = field(default_factory=dict)  # module -> its last gradient is complete
 
 
-def of_command(command: Sequence[str]) -> Profile:
+def of_command(command: Sequence[str], copies: int = 1) -> Profile:
     """Runs a training job here until its profile is written.
+
+    Args:
+        copies: run at once, each with its share of the cores, as `gradwire run` gives it: as many as will share a
+            machine. The profile is that of the slowest, which the others wait for in every step.
 
     Raises: RuntimeError: it ended, or half an hour passed, without STEPS steps of a PyTorch optimizer; where it failed,
         with its last words.
     """
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "profile.json"
-        code, last_words = _run(command, {**os.environ, **clock_variables(file)})
-        if file.exists():
-            return load(file)
-    ended = f"plan: {command[0]} {describe_exit(code)} before {STEPS} steps of a PyTorch optimizer"
+        files = [Path(folder) / f"profile-{copy}.json" for copy in range(copies)]
+        for file in files:
+            _pending(file).touch()
+        threads = max(1, len(os.sched_getaffinity(0)) // copies)
+        shared = {} if copies == 1 else {"OMP_NUM_THREADS": str(threads)}
+        ended = _run(command, [{**shared, **os.environ, **clock_variables(file)} for file in files], files)
+        if all(file.exists() for file in files):
+            return max(map(load, files), key=lambda profile: profile.compute_seconds)
+        code, last_words = next(end for file, end in zip(files, ended, strict=True) if not file.exists())
+    text = f"plan: {command[0]} {describe_exit(code)} before {STEPS} steps of a PyTorch optimizer"
     if code == 0:
-        raise RuntimeError(f"{ended}: give a command that trains for longer")
-    raise RuntimeError(f"{ended}: {last_words or 'it wrote no error'}")
+        raise RuntimeError(f"{text}: give a command that trains for longer")
+    raise RuntimeError(f"{text}: {last_words or 'it wrote no error'}")
+
+
+def _pending(file: Path) -> Path:
+    """Is there as long as the copy that writes file measures: the others go on training, or its steps were too fast."""
+    return file.with_suffix(".pending")
 
 
 def clock_variables(file: Path) -> dict[str, str]:
@@ -72,33 +86,60 @@ def clock_variables(file: Path) -> dict[str, str]:
     }
 
 
-def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
-    """Runs a command in a session of its own. What it has started ends with it.
+@dataclass(frozen=True)
+class _Copy:
+    """A process of the command. last: what it wrote last on stderr."""
 
-    Returns: its exit code, as Popen has it, and what it said last on stderr, which is this process's.
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    reader: threading.Thread
+    last: deque[str]
+    file: Path
 
-    Raises: RuntimeError: it took too long.
+
+def _run(
+    command: Sequence[str], environments: Sequence[Mapping[str, str]], files: Sequence[Path]
+) -> list[tuple[int, str]]:
+    """Runs copies of a command, each in a session of its own. What they have started ends with them.
+
+    Returns: of each its exit code, as Popen has it, and what it said last on stderr, which is this process's.
+
+    Raises: RuntimeError: they took too long.
     """
     guard = Guard()
+    copies: list[_Copy] = []
+    try:
+        for env, file in zip(environments, files, strict=True):
+            copies.append(_start(command, env, file, guard))
+        until = time.monotonic() + _DEADLINE
+        waiting = {copy.pidfd: copy for copy in copies}
+        while waiting:
+            ended = select.select(list(waiting), [], [], max(0.0, until - time.monotonic()))[0]
+            if not ended:
+                raise RuntimeError(f"plan: {command[0]} took more than {_DEADLINE:.0f} s for {STEPS} steps")
+            for pidfd in ended:
+                _pending(waiting.pop(pidfd).file).unlink(missing_ok=True)  # also of one that failed
+    finally:
+        for copy in copies:
+            signal_session(copy.process.pid, signal.SIGKILL)  # before the id may be another's
+            guard.forget(copy.process.pid)
+            os.close(copy.pidfd)
+            copy.process.wait()
+        guard.close()
+    for copy in copies:
+        copy.reader.join(_LAST_WORDS_SECONDS)  # else what left the session still writes
+    return [(copy.process.returncode, _last_words(list(copy.last))) for copy in copies]
+
+
+def _start(command: Sequence[str], env: Mapping[str, str], file: Path, guard: Guard) -> _Copy:
     process = LocalHost().popen(
         command, env=env, stdout=sys.stderr, stderr=subprocess.PIPE, start_new_session=True
     )
     guard.watch(process.pid)
-    pidfd = os.pidfd_open(process.pid)
     last: deque[str] = deque(maxlen=_KEPT_LINES)
     reader = threading.Thread(target=_pass_on, args=(process.stderr, last), daemon=True)
     reader.start()
-    try:
-        if not select.select([pidfd], [], [], _DEADLINE)[0]:
-            raise RuntimeError(f"plan: {command[0]} took more than {_DEADLINE:.0f} s for {STEPS} steps")
-    finally:
-        signal_session(process.pid, signal.SIGKILL)  # before the id may be another's
-        guard.forget(process.pid)
-        guard.close()
-        os.close(pidfd)
-        process.wait()
-    reader.join(_LAST_WORDS_SECONDS)  # else what left the session still writes
-    return process.returncode, _last_words(list(last))
+    return _Copy(process, os.pidfd_open(process.pid), reader, last, file)
 
 
 def _pass_on(errors: Any, last: deque[str]) -> None:
@@ -171,9 +212,18 @@ def profile_of(
     if compute <= 0:
         raise ValueError("plan: the steps took no time at all")
     source = f"measured on this machine: median of {len(forward[order[0]])} steps"
-    profile = Profile("measured", source, batch, batch / compute, layers)
+    profile = Profile("measured", source, batch, batch / compute, layers, _spread(whole))
     validate(profile)
     return profile
+
+
+def _spread(steps: Sequence[Step]) -> tuple[float, float]:
+    """Returns the 10th and the 90th percentile of what steps took, from last gradient to last gradient."""
+    taken = sorted(
+        max(step.ready.values()) - max(before.ready.values()) for before, step in itertools.pairwise(steps)
+    )
+    cut = len(taken) // 10
+    return taken[cut], taken[-1 - cut]
 
 
 class StepClock:
@@ -192,6 +242,7 @@ class StepClock:
         self._steps: list[Step] = []
         self._step = Step()
         self._batch = 0
+        self._is_written = False
 
     def before_forward(self, module: Any, inputs: tuple[Any, ...]) -> None:
         """Notes when a module with parameters of its own begins, in a step that trains."""
@@ -226,10 +277,13 @@ class StepClock:
             self._step.ready[number] = self._now()  # the last one counts
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
-        """Ends a step; after the last one, writes the profile and ends the process.
+        """Ends a step; after the last one, writes the profile. Ends the process once all copies have written theirs.
 
         Raises: RuntimeError: the optimizer trains parameters of no module that goes forward.
         """
+        if self._is_written:
+            self._end_if_last()
+            return
         self._give_the_rest(optimizer)
         if not self._step.ready:
             return  # another optimizer of the same step
@@ -239,6 +293,14 @@ class StepClock:
             return
         profile = profile_of(self._steps[_WARM_UP:], self._elements, self._names, max(1, self._batch))
         Path(self._file).write_text(text_of(profile), encoding="utf-8")
+        self._is_written = True
+        _pending(Path(self._file)).unlink(missing_ok=True)
+        self._end_if_last()
+
+    def _end_if_last(self) -> None:
+        """Ends the process, unless a copy beside it still measures what it is to be disturbed by."""
+        if any(Path(self._file).parent.glob("*.pending")):
+            return
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # now: what training does when it is interrupted is not ours to start

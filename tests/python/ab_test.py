@@ -188,7 +188,10 @@ def test_order_is_seed_major_and_rotates() -> None:
         ([], "the record is list, expected an object"),
         ({"steps": 3}, "the record has steps, expected accuracy_per_epoch or loss_per_epoch"),
         ({"accuracy": 87.3}, "accuracy 87.3 is outside 0 to 1: write a fraction"),
-        ({"loss_per_epoch": [1.0, math.nan]}, "loss_per_epoch is .*expected finite numbers"),
+        ({"accuracy_per_epoch": [0.5, math.nan]}, "accuracy_per_epoch is .*expected finite numbers"),
+        ({"loss": 1.0, "images_per_second": math.inf}, "images_per_second is inf, expected finite numbers"),
+        ({"loss": 1.0, "images_per_second": -1}, "images_per_second is -1, expected 0 or more"),
+        ({"loss": 1.0, "seconds_per_epoch": [0.0]}, "expected times above 0"),
         ({"accuracy": "0.9"}, "accuracy is '0.9', expected finite numbers"),
         (
             {"accuracy_per_epoch": [0.1, 0.2], "seconds_per_epoch": [1.0]},
@@ -260,6 +263,9 @@ class Recorder:
     def finished(self, run: Run) -> None:
         assert (run.arm, run.seed) == self.events[-1]
 
+    def failed(self, failure: ab.RunFailed) -> None:
+        assert (failure.arm, failure.seed) == self.events[-1]
+
 
 def make_plan(tmp_path: Path, body: str = "", seeds: int = 2) -> Plan:
     return Plan(
@@ -270,7 +276,7 @@ def make_plan(tmp_path: Path, body: str = "", seeds: int = 2) -> Plan:
 def test_an_experiment_from_end_to_end(tmp_path: Path) -> None:
     plan, recorder = make_plan(tmp_path), Recorder()
     with ab.network(plan) as conditions:
-        runs = ab.run_plan(plan, conditions, recorder)
+        runs = list(ab.run_plan(plan, conditions, recorder))
     assert conditions.link == "unshaped"
     assert recorder.events == [("none", 0), ("2bit", 0), ("2bit", 1), ("none", 1)]
     found = outcome.summarise(runs, plan.arms, None, conditions.link)
@@ -282,19 +288,31 @@ def test_an_experiment_from_end_to_end(tmp_path: Path) -> None:
     assert sorted(log.splitlines()) == ["[worker 0] epoch 0 2bit 1 0", "[worker 1] epoch 0 2bit 1 1"]
 
 
-def test_failing_run_stops_all_and_shows_the_last_lines(tmp_path: Path) -> None:
+def test_a_failing_run_keeps_its_last_lines_and_costs_itself_alone(tmp_path: Path) -> None:
     body = "if arm == '2bit' and rank == '1': print('oh no', file=sys.stderr); sys.exit(23)"
     plan, recorder = make_plan(tmp_path, body), Recorder()
-    with pytest.raises(ab.RunFailed, match=r"2bit, seed 0: worker 1 .* ended with exit code 23") as caught:
-        ab.run_plan(plan, ab.Conditions(), recorder)
-    assert caught.value.exit_code == 23
-    assert caught.value.last_lines == ("epoch 0 2bit 0 1", "oh no")
-    assert len(recorder.events) == 2
+    ended = list(ab.run_plan(plan, ab.Conditions(), recorder))
+    assert recorder.events == [("none", 0), ("2bit", 0), ("2bit", 1), ("none", 1)]
+    good = [run for run in ended if isinstance(run, Run)]
+    failures = [run for run in ended if isinstance(run, ab.RunFailed)]
+    assert [(run.arm, run.seed) for run in good] == [("none", 0), ("none", 1)]
+    assert [(run.arm, run.seed, run.exit_code) for run in failures] == [("2bit", 0, 23), ("2bit", 1, 23)]
+    assert re.match(r"2bit, seed 0: worker 1 .* ended with exit code 23", str(failures[0]))
+    assert failures[0].last_lines == ("epoch 0 2bit 0 1", "oh no")
 
 
-def test_a_command_that_leaves_no_record_is_told_how(tmp_path: Path) -> None:
-    with pytest.raises(ab.RunFailed, match="wrote nothing to GRADWIRE_RESULT: call "):
-        ab.run_plan(make_plan(tmp_path, "sys.exit(0)"), ab.Conditions(), Recorder())
+def test_a_command_that_fails_under_every_arm_is_not_tried_with_another_seed(tmp_path: Path) -> None:
+    recorder = Recorder()
+    [first, second] = ab.run_plan(make_plan(tmp_path, "sys.exit(0)"), ab.Conditions(), recorder)
+    for failure in (first, second):
+        assert "wrote nothing to GRADWIRE_RESULT: call " in str(failure)
+    assert recorder.events == [("none", 0), ("2bit", 0)]
+
+
+def test_a_program_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+    plan = Plan(("/nowhere/train",), ("none",), (0, 1), 1, 0, None, tmp_path / "report")
+    [failure] = ab.run_plan(plan, ab.Conditions(), Recorder())
+    assert "/nowhere/train" in str(failure)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +382,9 @@ def test_command_returns_the_failing_code(tmp_path: Path) -> None:
     assert "| the reason" in out
     assert err.startswith("gradwire: ab: none, seed 0: worker ")
     assert "Traceback" not in err
-    assert not (tmp_path / "report/index.html").exists()
+    page = (tmp_path / "report/index.html").read_text()
+    assert "failed in 1 of 1 runs" in page
+    assert "the reason" in page
 
 
 def test_ctrl_c_ends_all(tmp_path: Path) -> None:

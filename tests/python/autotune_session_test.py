@@ -12,7 +12,7 @@ import pytest
 from gradwire import layer_profile, simulation
 from gradwire.ab import Conditions
 from gradwire.autotune import box as boxes
-from gradwire.autotune import start
+from gradwire.autotune import launches, start
 from gradwire.autotune.box import Setting
 from gradwire.autotune.launches import Job, Launch, Launcher, LaunchFailed, steps_for
 from gradwire.autotune.search import Interrupted
@@ -145,6 +145,31 @@ def test_a_job_that_fails_at_first_is_an_error_and_later_ends_the_search() -> No
 
 
 # Where it begins
+
+
+def test_what_the_simulator_refuses_costs_its_advice_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> list[Setting]:
+        raise ValueError("simulation: 0 bytes a second")
+
+    monkeypatch.setattr(start, "starts", refuse)
+    one = session(two_streams)
+    assert BOX.changes(one.run().search.found) == {"streams": 2}
+    assert "beginning at the defaults: simulation: 0 bytes a second" in one.watcher.texts  # type: ignore[attr-defined]
+
+
+def test_a_setting_under_which_nothing_can_be_started_costs_itself_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(launches, "run_job", refuse)
+    launcher = Launcher(JOB, BOX, Conditions())
+    other = BOX.of({"streams": 2})
+    launch = launcher.launch(other, 10)
+    assert (launch.times, launch.failure) == (None, "Too many open files")
+    with pytest.raises(LaunchFailed, match="tune: Too many open files"):
+        launcher.launch(BOX.default, 10)
 
 
 def test_the_simulator_needs_to_know_the_link_the_store_and_the_codec() -> None:

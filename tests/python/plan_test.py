@@ -160,7 +160,9 @@ def test_every_codec_is_planned(codec: str) -> None:
     profile = layer_profile.find("vgg16")
     done = simulation.predict(profile, Network("peers", 8, 0, GBIT, 0), variant, Schedule(), COSTS)
     bits = 8 * len(compress.make(codec).encode(np.zeros(2**18, np.float32))) / 2**18
-    assert done.sent_bytes == pytest.approx(7 / 8 * profile.elements * bits / 8, rel=0.05)
+    reply = 5 if codec == "2bit" else bits  # exact: sums of 8 workers' -1, 0 and 1
+    assert done.sent_bytes == pytest.approx(7 / 8 * profile.elements * (bits + reply) / 8, rel=0.05)
+    assert done.received_bytes == pytest.approx(done.sent_bytes)
 
 
 def test_exact_replies_grow_with_the_workers() -> None:
@@ -169,9 +171,12 @@ def test_exact_replies_grow_with_the_workers() -> None:
     profile = layer_profile.find("vgg16")
     few = simulation.predict(profile, network, variant, Schedule(), COSTS)
     many = simulation.predict(profile, replace(network, workers=64), variant, Schedule(), COSTS)
-    assert few.sent_bytes == pytest.approx(7 / 8 * profile.elements / 4, rel=0.01)
-    assert few.received_bytes == pytest.approx(7 / 8 * profile.elements * 5 / 8, rel=0.01)
-    assert many.received_bytes == pytest.approx(63 / 64 * profile.elements, rel=0.01)
+    assert few.sent_bytes == pytest.approx(7 / 8 * profile.elements * (2 + 5) / 8, rel=0.01)
+    assert many.sent_bytes == pytest.approx(63 / 64 * profile.elements * (2 + 8) / 8, rel=0.01)
+    apart = Network("servers", 8, 8, GBIT, 0)
+    worker = simulation.predict(profile, apart, variant, Schedule(), COSTS)
+    assert worker.sent_bytes == pytest.approx(profile.elements * 2 / 8, rel=0.01)
+    assert worker.received_bytes == pytest.approx(profile.elements * 5 / 8, rel=0.01)
 
 
 def test_the_calibration_is_made_from_the_committed_bench() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from gradwire.timeline import clocks, picture
-from gradwire.timeline.command import reservations
+from gradwire.timeline.command import conclusions, reservations
 from gradwire.timeline.merge import merge, merge_folder
 from gradwire.timeline.part import Part, Reading, read_part
 from gradwire.timeline.recorder import Recorder
@@ -409,7 +409,7 @@ def test_union_joins_what_touches() -> None:
 def test_the_summary_says_what_was_hidden_and_who_was_late() -> None:
     found = summarise(merge(two_workers(late=MS // 5)))
     record = found.record()
-    assert record["steps"] == 3
+    assert record["steps"] == 2  # without the first, and without the last, whose end is not known
     assert record["step_seconds"] == pytest.approx(10e-3)
     assert record["compute"] == pytest.approx(6e-3)
     assert record["communication"] == pytest.approx(8e-3)
@@ -426,6 +426,27 @@ def test_the_summary_says_what_was_hidden_and_who_was_late() -> None:
     assert stages["server", 0, "sum"].spans == 1
     assert stages["server", 0, "reply send"].seconds == pytest.approx(2e-3)
     assert stages["server", 0, "reply send"].busy == pytest.approx(1e-3)
+
+
+def test_the_first_step_is_said_apart() -> None:
+    parts = two_workers()
+    for part in parts[:2]:
+        part.rows = [[*r[:5], 32 * r[5], *r[6:]] if r[6] == 0 else r for r in part.rows]  # float32 for 1 bit
+    found = summarise(merge(parts))
+    record = found.record()
+    assert record["first_step"] == {
+        "seconds": pytest.approx(10e-3),
+        "pushed_bytes": 32 * 64,
+        "later_pushed_bytes": 64,
+    }
+    sent = {(rank.role, rank.rank): s.bytes for rank in found.ranks for s in rank.stages if s.stage == "send"}
+    assert sent == {("worker", 0): 64, ("worker", 1): 64}
+    assert any(
+        "In it a worker pushed 2.05 KB; in each later step 64 B." in text for text in conclusions(found)
+    )
+    assert summarise(merge(parts), 0).first_step is None
+    only = summarise(merge(two_workers(steps=2)))  # the second has no end: the first is all there is
+    assert (only.record()["steps"], only.first_step) == (1, None)
 
 
 def test_one_step_can_be_asked_for() -> None:
@@ -525,4 +546,4 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
 def test_json_alone_goes_to_stdout(tmp_path: Path) -> None:
     write_trace(merge(two_workers()), tmp_path / "out.json")
     done = gradwire("timeline", str(tmp_path / "out.json"), "--json", "-")
-    assert json.loads(done.stdout)["steps"] == 3
+    assert json.loads(done.stdout)["steps"] == 2

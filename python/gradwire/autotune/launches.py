@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -76,17 +77,23 @@ class Launcher:
             LaunchFailed: it cannot run under the defaults.
         """
         self._last.clear()
-        with tempfile.TemporaryDirectory(prefix="gradwire-tune-") as folder:
-            result = self._run(setting, steps, Path(folder))
-            if result.interrupted is not None:
-                raise Interrupted(result.cause)
-            times = step_times.read(Path(folder), self.job.workers)
+        began = time.monotonic()
+        try:
+            with tempfile.TemporaryDirectory(prefix="gradwire-tune-") as folder:
+                result = self._run(setting, steps, Path(folder))
+                if result.interrupted is not None:
+                    raise Interrupted(result.cause)
+                times = step_times.read(Path(folder), self.job.workers)
+        except OSError as error:  # a program cannot be started
+            return self._failed(setting, str(error), 1, time.monotonic() - began)
         if times is not None:
             return Launch(setting, times, result.wall_seconds)
-        failure = self._failure(result, steps)
+        return self._failed(setting, self._failure(result, steps), result.exit_code or 1, result.wall_seconds)
+
+    def _failed(self, setting: Setting, failure: str, exit_code: int, wall_seconds: float) -> Launch:
         if setting == self.box.default:
-            raise LaunchFailed(f"tune: {failure}", result.exit_code or 1, tuple(self._last))
-        return Launch(setting, None, result.wall_seconds, failure)
+            raise LaunchFailed(f"tune: {failure}", exit_code, tuple(self._last))
+        return Launch(setting, None, wall_seconds, failure)
 
     def _run(self, setting: Setting, steps: int, folder: Path) -> JobResult:
         def take(line: Line) -> None:

@@ -88,7 +88,7 @@ class Session:
         self.watcher.expects(self.trials, seconds, self.steps)
         try:
             found = start.starts(self.launcher.job, self.box, first.times)
-        except start.NoStart as reason:
+        except (start.NoStart, ValueError) as reason:  # what the simulator refuses costs its advice alone
             self.watcher.says(f"beginning at the defaults: {reason}")
             return []
         what = self.box.text(found[0]) if found else "the defaults, which are as good as any"

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradwire.bench import peer_gloo, peer_mxnet, peer_openmpi, stores
 from gradwire.bench.hosts import Network
-from gradwire.bench.launches import BenchFailed, Launch, record, take_turns
+from gradwire.bench.launches import BenchFailed, Launch, record, records_of, take_turns
 from gradwire.bench.plan import AllReducePlan
 from gradwire.bench.system import System
 
@@ -19,23 +19,26 @@ _CONTROL_BYTES = 16_384  # barriers and heartbeats of a round
 _ROUNDING = 0.001  # of the payload: encoded in partitions of another length, it ends in other bytes
 
 
-def measure(plan: AllReducePlan, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Runs everything plan asks for and returns one record per system.
+def measure(
+    plan: AllReducePlan, say: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], list[BenchFailed]]:
+    """Runs everything plan asks for. Returns one record per system, and what went wrong.
 
     Raises:
         ValueError: an unknown store.
-        BenchFailed, PeerUnavailable, NetLabUnavailable: says what and why.
+        PeerUnavailable, NetLabUnavailable: says what and why.
     """
     rows = [*stores.systems(plan), *(row for peer in plan.peers for row in _peer(plan, peer, say))]
     with Network.open(plan.ranks, plan.ranks, plan.bandwidth, colocated=True) as network:
-        taken = take_turns(plan, rows, network, plan.tensors, say, partial(check_bytes, plan))
-    records = [_record(plan, system, launches) for system, launches in zip(rows, taken, strict=True)]
-    peers = {row["label"]: row["seconds_median"] for row in records if row["system"] != "gradwire"}
-    for row in records:
+        turns = take_turns(plan, rows, network, say, partial(check_bytes, plan))
+    records = records_of(turns, rows, partial(_record, plan))
+    measured = [row for row in records if row["failure"] is None]
+    peers = {row["label"]: row["seconds_median"] for row in measured if row["system"] != "gradwire"}
+    for row in measured:
         own = row["seconds_median"]
         ours = row["system"] == "gradwire"
         row["speed_over"] = {label: seconds / own for label, seconds in peers.items()} if ours else {}
-    return records
+    return records, turns.troubles
 
 
 def _peer(plan: AllReducePlan, peer: str, say: Callable[[str], None]) -> list[System]:
@@ -81,10 +84,7 @@ def _record(plan: AllReducePlan, system: System, launches: Sequence[Launch]) -> 
     if system.servers:  # a worker's sockets are not all that its host sends
         common["bytes_sent_per_rank"] = common["link_bytes_sent_per_rank"]
     return common | {
-        "label": system.label,
         "store": system.store or None,
-        "tensors": plan.tensors,
-        "fused": system.fused,
         "payload_checksum": system.payload_checksum,
         "payload_bytes_per_rank": round(payload_bytes(plan, system)),
     }

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from gradwire.bench.tables import all_reduce_table, codec_table, servers_table, speed_table, speed_titles
 from gradwire.json_option import JsonOption, write_json
+
+if TYPE_CHECKING:
+    from gradwire.bench.launches import BenchFailed
 
 app = typer.Typer(
     name="bench",
@@ -53,16 +57,22 @@ def codec(
     from gradwire.console import say
 
     plan = Plan(elements, piece_elements, threads, repeat)
+    specs = codecs or compress.list()
+    for spec in specs:
+        compress.Compression.parse(spec)  # a misspelt one is to cost no minutes
     console = Console(stderr=json_file == "-")
     records: list[dict[str, Any]] = []
-    for spec in codecs or compress.list():
-        with console.status(f"{spec} ..."):
-            rows = measure(spec, plan)
-        records += rows
-        console.print(codec_table(rows))
-    if report is not None:
-        say(f"wrote {codec_page.write_page(report, records, codec_page.facts_of(plan))}")
-    write_json(records, json_file)
+    try:
+        for spec in specs:
+            with console.status(f"{spec} ..."):
+                rows = measure(spec, plan)
+            records += rows
+            console.print(codec_table(rows))
+    finally:  # Ctrl-C, too, leaves what was measured
+        if report is not None and records:
+            say(f"wrote {codec_page.write_page(report, records, codec_page.facts_of(plan))}")
+        if records:
+            write_json(records, json_file)
 
 
 @app.command()
@@ -83,6 +93,16 @@ def ps(
     ] = "zmq",
     peer: Annotated[str, typer.Option(help="Other systems in the same run, by commas: mxnet.")] = "",
     repeat: Annotated[int, typer.Option(min=1, help="Timed rounds of each system.")] = 7,
+    launches: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Jobs of each system, which take turns. Unset: 2 with --peer or --replicas, else 1.",
+        ),
+    ] = None,
+    tensors: Annotated[
+        int, typer.Option(min=1, help="Tensors that the gradient consists of; several run fused and not.")
+    ] = 1,
     colocated: Annotated[bool, typer.Option("--colocated", help="Server i on the host of worker i.")] = False,
     encrypt: Annotated[
         bool, typer.Option("--encrypt", help="Encrypt gradwire's connections; peers' stay as they are.")
@@ -100,7 +120,9 @@ def ps(
 
     Encode, residual, servers and decode are included, the slowest rank counts, and every round's result is
     checked. With --bandwidth each worker and server has a network namespace of its own. "limit" is the time
-    that the links need for the encoded bytes. Returns 1 when a result was wrong.
+    that the links need for the encoded bytes. "sent" is what a worker's sockets sent; with --colocated it is what left
+    its host, which is known only with --bandwidth. Returns 1 when a result was wrong or a system failed; the others are
+    shown.
 
     [bold]Examples[/bold]
 
@@ -123,16 +145,18 @@ def ps(
         transport=transport,
         peers=_words(peer),
         repeat=repeat,
-        launches=2 if peer or replicas else 1,
+        launches=launches or (2 if peer or replicas else 1),
+        tensors=tensors,
         colocated=colocated,
         encrypt=encrypt,
         replicas=replicas,
         mxnet_python=mxnet_python,
     )
-    records = measure(plan, say)
-    Console(stderr=json_file == "-").print(servers_table(records))
+    records, troubles = measure(plan, say)
+    if measured := _measured(records):
+        Console(stderr=json_file == "-").print(servers_table(measured))
     write_json(records, json_file)
-    _expect_right_sums("ps", records)
+    _expect_success("ps", measured, troubles)
 
 
 @app.command(name="allreduce")
@@ -189,7 +213,7 @@ def all_reduce(
     checked. All systems run in turns on the same links. "limit" is the time that the links need for the encoded
     bytes: (N-1)/N of what is pushed and of what comes back leaves each host. "sent" is counted at gradwire's
     sockets, and must be that formula to within headers; for peers it is counted at the link. Returns 1 when a
-    result was wrong.
+    result was wrong or a system failed; the others are shown.
 
     [bold]Peers[/bold]
 
@@ -230,22 +254,35 @@ def all_reduce(
         encrypt=encrypt,
         mxnet_python=mxnet_python,
     )
-    records = measure(plan, say)
+    records, troubles = measure(plan, say)
     console = Console(stderr=json_file == "-")
-    console.print(all_reduce_table(records))
-    if speed_titles(records):
-        console.print(speed_table(records))
-    if report is not None:
-        say(f"wrote {page.write_page(report, records, page.facts_of(plan))}")
+    if measured := _measured(records):
+        console.print(all_reduce_table(measured))
+        if speed_titles(measured):
+            console.print(speed_table(measured))
+        if report is not None:
+            facts = page.facts_of(plan)
+            if troubles:
+                facts["failed"] = "; ".join(map(str, troubles))
+            say(f"wrote {page.write_page(report, measured, facts)}")
     write_json(records, json_file)
-    _expect_right_sums("allreduce", records)
+    _expect_success("allreduce", measured, troubles)
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(",") if word)
 
 
-def _expect_right_sums(command: str, records: list[dict[str, Any]]) -> None:
-    wrong = [row.get("label", f"{row['system']} {row['codec']}") for row in records if not row["checksum"]]
+def _measured(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in records if row["failure"] is None]
+
+
+def _expect_success(
+    command: str, measured: Sequence[dict[str, Any]], troubles: Sequence[BenchFailed]
+) -> None:
+    """Raises the first that went wrong, once all that was measured has been written."""
+    if troubles:
+        raise troubles[0]
+    wrong = [row["label"] for row in measured if not row["checksum"]]
     if wrong:
         raise RuntimeError(f"bench {command}: wrong sums: {', '.join(wrong)}")

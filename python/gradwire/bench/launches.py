@@ -6,7 +6,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,49 +95,99 @@ class Collector:
         )
 
 
+class Interrupted(BenchFailed):
+    """A signal ended a job, and with it the bench."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What came of the systems of a bench, in their order.
+
+    Attributes:
+        launches: of each system; none of one that failed.
+        failures: of each system that failed, by its place.
+        interruption: what ended the bench early; systems may then lack launches without a failure.
+    """
+
+    launches: list[list[Launch]]
+    failures: dict[int, BenchFailed]
+    interruption: Interrupted | None = None
+
+    @property
+    def troubles(self) -> list[BenchFailed]:
+        """All that went wrong; the first says what the command is to return."""
+        return [*([self.interruption] if self.interruption else []), *self.failures.values()]
+
+
 def take_turns(
     plan: RoundPlan,
     systems: Sequence[System],
     network: Network,
-    tensors: int,
     say: Callable[[str], None],
     check: Callable[[System, Launch], None],
-) -> list[list[Launch]]:
-    """Launches every system once, then every system again, and so on. Returns each one's launches.
+) -> Turns:
+    """Launches every system once, then every system again, and so on.
+
+    A system whose job fails is not launched again; the others go on. A signal ends all, and what was measured is kept.
 
     check: called after each launch; raises BenchFailed where its traffic was not what it had to be.
-
-    Raises: BenchFailed: a job failed; says which, and what it said last.
     """
     launches = min(plan.launches, plan.repeat)
     counts = [plan.repeat * (i + 1) // launches - plan.repeat * i // launches for i in range(launches)]
-    taken: list[list[Launch]] = [[] for _ in systems]
+    turns = Turns([[] for _ in systems], {})
     for number, count in enumerate(counts, start=1):
-        for system, done in zip(systems, taken, strict=True):
+        for place, system in enumerate(systems):
+            if place in turns.failures:
+                continue
             say(f"{system.label}: launch {number} of {launches}, {count} rounds")
-            launch = _run(plan, system, network, tensors, count)
-            check(system, launch)
-            done.append(launch)
-    return taken
+            try:
+                launch = _run(plan, system, network, count)
+                check(system, launch)
+            except Interrupted as stopped:
+                return replace(turns, interruption=stopped)
+            except BenchFailed as failure:
+                say(f"{failure}\n{system.label} failed; the others go on")
+                turns.launches[place].clear()
+                turns.failures[place] = failure
+            else:
+                turns.launches[place].append(launch)
+    return turns
 
 
-def _run(plan: RoundPlan, system: System, network: Network, tensors: int, count: int) -> Launch:
+def _run(plan: RoundPlan, system: System, network: Network, count: int) -> Launch:
     network.forget_processes()
     dense = plan.wire_limit(plan.gradient_bytes, plan.gradient_bytes) or 0.0
     round_patience = 10 * dense + plan.ranks * plan.gradient_bytes / _SLOWEST_BYTES_PER_SECOND
     patience = _START_SECONDS + (WARM_UP + count) * round_patience
     with tempfile.TemporaryDirectory(prefix="gradwire-bench-") as folder:
         collector = Collector(network, Path(folder))
-        task = system.task(plan.ranks, plan.elements, tensors, count, folder)
+        task = system.task(plan.ranks, plan.elements, plan.tensors, count, folder)
         job = system.start(network, task, collector, patience)
         if job.interrupted is not None:
-            raise BenchFailed(f"{plan.command}: {job.cause}", job.exit_code)
+            raise Interrupted(f"{plan.command}: {job.cause}", job.exit_code)
         if job.exit_code != 0:
             raise BenchFailed(f"{plan.command}: {system.label}: {job.cause}{collector.last_words()}")
         try:
             return collector.launch(plan.ranks)
         except BenchFailed as error:
             raise BenchFailed(f"{plan.command}: {system.label}: {error}") from None
+
+
+def records_of(
+    turns: Turns,
+    systems: Sequence[System],
+    record_of: Callable[[System, Sequence[Launch]], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Returns a record for each system that was measured or failed; of one that failed "failure" says why, and figures
+    are absent."""
+    rows = []
+    for place, (system, launches) in enumerate(zip(systems, turns.launches, strict=True)):
+        if (failure := turns.failures.get(place)) is not None:
+            named = {"system": system.name, "codec": system.codec, "reply": system.reply}
+            rows.append(named | {"label": system.label, "failure": str(failure)})
+        elif launches:
+            rows.append(record_of(system, launches) | {"label": system.label, "failure": None})
+    return rows
 
 
 def record(plan: RoundPlan, system: System, launches: Sequence[Launch]) -> dict[str, Any]:
@@ -154,6 +204,8 @@ def record(plan: RoundPlan, system: System, launches: Sequence[Launch]) -> dict[
         "ranks": plan.ranks,
         "servers": system.servers,
         "bytes": plan.gradient_bytes,
+        "tensors": plan.tensors,
+        "fused": system.fused,
         "bandwidth": plan.bandwidth,
         "transport": system.transport,
         "seconds_min": min(seconds),

@@ -21,7 +21,7 @@ class RoundPlan:
     """What both benches are told.
 
     bandwidth: of each link; None: one host, over loopback. launches: jobs of each system, which take turns.
-    encrypt: gradwire's connections; peers' stay as they are.
+    encrypt: gradwire's connections; peers' stay as they are. tensors: of equal length, into which the gradient is cut.
 
     Raises: ValueError: an option that is out of its range, or does not go with another.
     """
@@ -35,16 +35,23 @@ class RoundPlan:
     peers: tuple[str, ...] = ()
     repeat: int = 7
     launches: int = 1
+    tensors: int = 1
     encrypt: bool = False
     mxnet_python: Path | None = None
 
     def __post_init__(self) -> None:
-        for option in ("ranks", "repeat", "launches"):
+        for option in ("ranks", "repeat", "launches", "tensors"):
             self._expect(getattr(self, option) >= 1, f"--{option} {getattr(self, option)}", "1 or more")
         size = self.gradient_bytes
         self._expect(size >= 4 and size % 4 == 0, f"--bytes {size}", "a multiple of 4, the bytes of a float")
         for peer in self.peers:
             self._expect(peer in self.known_peers, f"--peer {peer}", f"one of {', '.join(self.known_peers)}")
+        whole = self.elements % self.tensors == 0
+        self._expect(
+            whole, f"--tensors {self.tensors}", f"a divisor of the {self.elements} floats of --bytes"
+        )
+        single = self.tensors == 1 or "mxnet" not in self.peers
+        self._expect(single, f"--tensors {self.tensors} with --peer mxnet", "--tensors 1")
         if self.bandwidth is not None and self.bandwidth != UNSHAPED:
             parse_rate(self.bandwidth)
 
@@ -110,6 +117,7 @@ class ServersPlan(RoundPlan):
             expected = "--ranks 1 --servers 1, no --bandwidth and no --peer"
             self._expect(alone, "--transport inproc here", expected)
             self._expect(not self.encrypt, "--transport inproc --encrypt", "zmq: memory is not encrypted")
+            self._expect(self.tensors == 1, f"--transport inproc --tensors {self.tensors}", "--tensors 1")
 
     @property
     def compression(self) -> Compression:
@@ -126,8 +134,7 @@ class AllReducePlan(RoundPlan):
     """`gradwire bench allreduce`.
 
     stores: names in the bench's table of stores. codecs: what they run with, all in the same run; reply: where a codec
-    names none. tensors: into how many of equal length the gradient is cut. checksums: what GRADWIRE_CHECKSUM is set
-    to, one after the other.
+    names none. checksums: what GRADWIRE_CHECKSUM is set to, one after the other.
     """
 
     command: ClassVar[str] = "bench allreduce"
@@ -136,18 +143,10 @@ class AllReducePlan(RoundPlan):
     stores: tuple[str, ...]
     codecs: tuple[str, ...] = ("none",)
     reply: str = "exact"
-    tensors: int = 1
     checksums: tuple[str, ...] = ("auto",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._expect(self.tensors >= 1, f"--tensors {self.tensors}", "1 or more")
-        whole = self.elements % self.tensors == 0
-        self._expect(
-            whole, f"--tensors {self.tensors}", f"a divisor of the {self.elements} floats of --bytes"
-        )
-        single = self.tensors == 1 or "mxnet" not in self.peers
-        self._expect(single, f"--tensors {self.tensors} with --peer mxnet", "--tensors 1")
         for word in self.checksums:
             self._expect(word in CHECKSUMS, f"--checksum {word}", f"one of {', '.join(CHECKSUMS)}")
 

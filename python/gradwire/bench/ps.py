@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from gradwire.bench import peer_mxnet
 from gradwire.bench.hosts import Network
-from gradwire.bench.launches import BenchFailed, Launch, record, take_turns
+from gradwire.bench.launches import BenchFailed, Launch, record, records_of, take_turns
 from gradwire.bench.plan import ServersPlan
 from gradwire.bench.rounds import Task
 from gradwire.bench.system import System, encoded_bytes, fixed_threshold
@@ -17,27 +17,32 @@ from gradwire.child import Line
 from gradwire.launch import JobResult, run_job
 
 
-def measure(plan: ServersPlan, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Runs everything plan asks for and returns one record per system and codec.
+def measure(plan: ServersPlan, say: Callable[[str], None]) -> tuple[list[dict[str, Any]], list[BenchFailed]]:
+    """Runs everything plan asks for. Returns one record per system and codec, and what went wrong.
 
     Raises:
         ValueError: an unknown codec or reply.
-        BenchFailed, PeerUnavailable, NetLabUnavailable: says what and why.
+        PeerUnavailable, NetLabUnavailable: says what and why.
     """
-    rows = [_gradwire(plan, replicas) for replicas in range(plan.replicas + 1)]
+    ways = (None,) if plan.tensors == 1 else (True, False)
+    rows = [_gradwire(plan, replicas, fused) for replicas in range(plan.replicas + 1) for fused in ways]
     if "mxnet" in plan.peers:
         rows += peer_mxnet.systems(plan, plan.servers, [plan.compression], say)
     with Network.open(plan.ranks, plan.servers, plan.bandwidth, plan.colocated) as network:
-        taken = take_turns(plan, rows, network, 1, say, partial(_check_link, plan))
-    return [
-        record(plan, system, launches) | {"colocated": plan.colocated, "replicas": system.replicas}
-        for system, launches in zip(rows, taken, strict=True)
-    ]
+        turns = take_turns(plan, rows, network, say, partial(_check_link, plan))
+    return records_of(turns, rows, partial(_record, plan)), turns.troubles
 
 
-def _gradwire(plan: ServersPlan, replicas: int) -> System:
+def _record(plan: ServersPlan, system: System, launches: Sequence[Launch]) -> dict[str, Any]:
+    common = record(plan, system, launches)
+    if plan.colocated:  # a worker's sockets are not all that its host sends
+        common["bytes_sent_per_rank"] = common["link_bytes_sent_per_rank"]
+    return common | {"colocated": plan.colocated, "replicas": system.replicas}
+
+
+def _gradwire(plan: ServersPlan, replicas: int, fused: bool | None) -> System:
     wanted = plan.compression
-    pushed, replied = encoded_bytes(wanted, plan.ranks, plan.elements)
+    pushed, replied = encoded_bytes(wanted, plan.ranks, plan.elements // plan.tensors)
 
     def start(network: Network, task: Task, output: Callable[[Line], None], timeout: float) -> JobResult:
         return run_job(
@@ -49,6 +54,7 @@ def _gradwire(plan: ServersPlan, replicas: int) -> System:
                 "GRADWIRE_COMPRESSION": "",
                 "GRADWIRE_HIERARCHY": "",
                 "GRADWIRE_REPLICAS": str(replicas),
+                **({"GRADWIRE_FUSION_BYTES": "0"} if fused is False else {}),
                 **plan.security,
             },
             placement=network.place,
@@ -61,14 +67,15 @@ def _gradwire(plan: ServersPlan, replicas: int) -> System:
         codec=plan.codec,
         spec=wanted.spec,
         reply=wanted.reply,
-        pushed=pushed,
-        replied=replied,
+        pushed=pushed * plan.tensors,
+        replied=replied * plan.tensors,
         start=start,
         threshold=fixed_threshold(wanted),
         store="local" if plan.transport == "inproc" else "dist_sync",
         transport=plan.transport,
         servers=plan.servers,
         replicas=replicas,
+        fused=fused,
     )
 
 

@@ -51,10 +51,12 @@ def servers_table(records: Sequence[Record]) -> Table:
     """Rounds through parameter servers, a row per system."""
     first = records[0]
     hosts = " on the same hosts" if first["colocated"] else ""
-    title = f"{first['ranks']} workers, {first['servers']} servers{hosts}, {_what_and_where(first)}"
+    tensors = _tensors(first)
+    title = f"{first['ranks']} workers, {first['servers']} servers{hosts}, {_what_and_where(first, tensors)}"
     table = _round_table(title, "system, codec, reply")
     for row in records:
         reply = "" if row["reply"] == "none" else f", {row['reply']}"
+        reply += {None: "", True: ", fused", False: ", not fused"}[row["fused"]]
         reply += ", mirrored" if row["replicas"] else ""
         table.add_row(f"{row['system']} {row['codec']}{reply}{_verdict(row)}", *_figures(row))
     return table
@@ -62,8 +64,11 @@ def servers_table(records: Sequence[Record]) -> Table:
 
 def all_reduce_title(records: Sequence[Record]) -> str:
     first = records[0]
-    tensors = "" if first["tensors"] == 1 else f" in {first['tensors']} tensors"
-    return f"{first['ranks']} ranks, {_what_and_where(first, tensors)}"
+    return f"{first['ranks']} ranks, {_what_and_where(first, _tensors(first))}"
+
+
+def _tensors(row: Record) -> str:
+    return "" if row["tensors"] == 1 else f" in {row['tensors']} tensors"
 
 
 def all_reduce_table(records: Sequence[Record]) -> Table:

@@ -90,6 +90,11 @@ def _share(value: float | None, rank: RankTime) -> str:
 def conclusions(summary: Summary) -> list[str]:
     """Says in words who and what was slowest."""
     texts = []
+    if (first := summary.first_step) is not None:
+        texts.append(
+            f"Left out of the mean: the first step ({format_duration(first.seconds)}). In it a worker pushed "
+            f"{format_bytes(first.pushed_bytes)}; in each later step {format_bytes(first.later_pushed_bytes)}."
+        )
     if (late := summary.waiting_for) is not None:
         texts.append(
             f"Slowest rank: worker {late.worker}. It came last with {100 * late.share:.0f} % of the partitions; for "

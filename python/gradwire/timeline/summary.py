@@ -81,11 +81,31 @@ class LongestTensor:
 
 
 @dataclass(frozen=True)
+class FirstStep:
+    """What the mean leaves out: keys are declared and connections made in it, and codecs that agree on a scale send
+    float32. Means over the workers.
+
+    Attributes:
+        pushed_bytes: of payloads of one worker, to all servers. later_pushed_bytes: in a step of the mean.
+    """
+
+    seconds: float
+    pushed_bytes: float
+    later_pushed_bytes: float
+
+
+@dataclass(frozen=True)
 class Summary:
-    """What `gradwire timeline` shows. step: the number of the one step asked for; None: the mean of all whole ones."""
+    """What `gradwire timeline` shows.
+
+    Attributes:
+        step: the number of the one step asked for; None: the mean of all whole ones but the first.
+        first_step: left out of the mean; None: it is not, as one step was asked for, or there is no other.
+    """
 
     timeline: Timeline
     step: int | None
+    first_step: FirstStep | None
     ranks: list[RankTime]
     waiting_for: WaitingFor | None
     longest_tensor: LongestTensor | None
@@ -112,6 +132,7 @@ class Summary:
             "waiting_for": None if self.waiting_for is None else asdict(self.waiting_for),
             "longest_tensor": None if self.longest_tensor is None else asdict(self.longest_tensor),
             "step": self.step,
+            "first_step": None if self.first_step is None else asdict(self.first_step),
             "steps": max((rank.steps for rank in self.workers), default=0),
             "ranks": [asdict(rank) for rank in self.ranks],
             **facts,
@@ -119,7 +140,7 @@ class Summary:
 
 
 def summarise(timeline: Timeline, step: int | None = None) -> Summary:
-    """Summarises all whole steps, or one.
+    """Summarises all whole steps but the first, or one.
 
     Raises:
         ValueError: there is no step, or no worker has that one; names those there are.
@@ -144,6 +165,7 @@ def summarise(timeline: Timeline, step: int | None = None) -> Summary:
     return Summary(
         timeline,
         step,
+        _first_step(found, chosen) if step is None else None,
         [*workers, *servers],
         _waiting_for(spans_of, chosen),
         _longest_tensor(users_tier(timeline), chosen),
@@ -154,7 +176,27 @@ def _choose(steps: Sequence[Step], number: int | None) -> list[Step]:
     if number is not None:
         return [step for step in steps if step.number == number]
     whole = [step for step in steps if not step.is_last]
-    return whole or list(steps)
+    return whole[1:] or whole or list(steps)
+
+
+def _first_step(
+    found: Mapping[int, Sequence[Step]], chosen: Mapping[int, Sequence[Step]]
+) -> FirstStep | None:
+    left_out = [
+        steps[0] for worker, steps in found.items() if chosen[worker] and steps[0] not in chosen[worker]
+    ]
+    if not left_out:
+        return None
+    counted = [step for steps in chosen.values() for step in steps]
+    return FirstStep(
+        statistics.fmean(step.seconds for step in left_out),
+        statistics.fmean(map(_pushed_bytes, left_out)),
+        statistics.fmean(map(_pushed_bytes, counted)),
+    )
+
+
+def _pushed_bytes(step: Step) -> int:
+    return sum(span.bytes for span in step.spans if span.stage == "send")
 
 
 def _worker_time(worker: int, steps: Sequence[Step]) -> RankTime:
