@@ -189,6 +189,17 @@ class Child:
         self.signal_all(signal.SIGTERM)
         self.signal_all(signal.SIGCONT)
 
+    def hand_on(self, number: signal.Signals) -> None:
+        """Gives a signal to the program alone and not to what it has started, which may be what it saves with: a
+        loader's processes. One on another host gets it as a line of its input."""
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.write(b"%d\n" % number)
+            return
+        signal.pidfd_send_signal(self.pidfd, number)
+        if number == signal.SIGTERM:  # a stopped process must be continued to hear it
+            self.signal_all(signal.SIGCONT)
+
     def read(self, stream: Stream) -> list[Line] | None:
         """Reads once. Returns the lines this completes, or None when the stream is empty or has ended."""
         try:

@@ -8,9 +8,11 @@ A job goes through these phases, each with at most one deadline:
 
     starting -> running -> draining -> (all gone)
         \\__________|___________|____ failing -> stopping -> killing -> (all gone)
+         \\_________|___________|______|_ saving __/
 
-failing: a process failed, and the others get liveness_timeout + 3 s to notice and name it. stopping: SIGTERM
-was sent.
+failing: a process failed, and the others get liveness_timeout + 3 s to notice and name it. saving: the launcher got
+SIGTERM, and so did the workers, which get grace_period to save and end; servers and scheduler serve them meanwhile.
+stopping: SIGTERM was sent to all that are left.
 """
 
 from __future__ import annotations
@@ -42,13 +44,16 @@ from gradwire.tracebacks import Tracebacks
 
 __all__ = ["Host", "JobResult", "Line", "LocalHost", "Placement", "run_job", "run_prepared"]
 
-Phase = Literal["starting", "running", "draining", "failing", "stopping", "killing"]
+Phase = Literal["starting", "running", "draining", "failing", "saving", "stopping", "killing"]
 
 _ANNOUNCE_SECONDS = 30.0  # in which a cluster, where the scheduler runs in one, makes what it needs
 _DRAIN_SECONDS = 5.0  # for servers and the scheduler to end once all workers have
 _UNUSED_DRAIN_SECONDS = 0.5  # the same, where nobody asked for servers
 _NOTICE_SECONDS = 3.0  # beyond the liveness timeout, for the others to name a dead rank and end
-_STOP_SECONDS = 2.0  # between SIGTERM and SIGKILL
+_STOP_SECONDS = 2.0  # between SIGTERM and SIGKILL, but for workers that save
+_ENDS_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# With which schedulers of clusters announce the end of an allocation, and people ask for a checkpoint or a traceback.
+_HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _TIMED_OUT = 124
 _LONGEST_WAIT = 3600.0  # one look at the children an hour; the system's own limit is a month
 
@@ -112,8 +117,9 @@ def run_job(
     Returns: the first failing process's name and its own exit code (128 + n for signal n). With
         GRADWIRE_ON_FAILURE=continue a worker's failure counts only where no worker is left, none of which has come to
         the end: then that of the last; a job that cannot go on (too few workers, a server's death) ends with the code
-        of the server, or with 1, the scheduler's. On SIGINT, SIGTERM or SIGHUP (main thread only) everything is stopped
-        at once, and exit_code is 128 + the signal.
+        of the server, or with 1, the scheduler's. On SIGTERM or SIGHUP (main thread only) workers get SIGTERM and
+        GRADWIRE_GRACE_PERIOD to end, then the others are stopped; on SIGINT all are stopped within 2 s, and on a
+        second one at once. exit_code is then 128 + the signal. SIGUSR1, SIGUSR2 and SIGQUIT are handed to the workers.
 
     Raises:
         ValueError: bad counts or a bad setting.
@@ -226,10 +232,12 @@ class _Run:
             self._stop()
         elif self.phase == "failing":
             self._give_up()
+        elif self.phase == "saving":
+            self._kill_late(self._workers(), f"{self.job.settings.grace_period:g} s (--grace)")
+            self._stop()
         elif self.phase == "stopping":
+            self._kill_late(self.alive, f"{_STOP_SECONDS:g} s")
             self._set_phase("killing")
-            for child in self.alive:
-                child.signal_all(signal.SIGKILL)
 
     def _set_phase(self, phase: Phase, seconds: float | None = None) -> None:
         self.phase = phase
@@ -320,6 +328,12 @@ class _Run:
         words = f"{child.name} (pid {child.pid}) {describe_exit(code)}"
         if self.phase in ("stopping", "killing"):
             return
+        if self.phase == "saving":
+            if child.role == "worker" and code not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+                self.report(f"{words} after SIGTERM")
+            if not self._has_workers():
+                self._stop()
+            return
         self.is_done = self.is_done or (code == 0 and child.role == "worker")
         self.is_over = self.is_done or self.is_over or (code == 0 and child.role == "scheduler")
         fails = code != 0 and not (self.phase == "running" and self._goes_on_without(child, words, code))
@@ -389,8 +403,11 @@ class _Run:
         self.report(f"{words}; the job goes on without it")
         return True
 
+    def _workers(self) -> list[Child]:
+        return [child for child in self.alive if child.role == "worker"]
+
     def _has_workers(self) -> bool:
-        return any(child.role == "worker" for child in self.alive)
+        return bool(self._workers())
 
     def _is_awaited(self, child: Child) -> bool:
         """Whether a child must end by itself when the job is over: nobody may ever have met the others."""
@@ -429,6 +446,19 @@ class _Run:
         for child in self.alive:
             child.ask_to_end()
 
+    def _save(self) -> None:
+        """Asks workers to end, and lets them save, for which they may need servers and scheduler."""
+        grace = self.job.settings.grace_period
+        self._set_phase("saving", grace)
+        self.report(f"asked all workers to end by SIGTERM; they have {grace:g} s (--grace) to save")
+        for child in self._workers():
+            child.hand_on(signal.SIGTERM)
+
+    def _kill_late(self, children: Sequence[Child], after: str) -> None:
+        for child in children:
+            self.report(f"{child.name} (pid {child.pid}) has not ended within {after} of SIGTERM: killing it")
+            child.signal_all(signal.SIGKILL)
+
     def _kill_all(self) -> None:
         """Leaves nothing, whatever interrupted the loop."""
         for child in self.alive:
@@ -438,13 +468,30 @@ class _Run:
             child.reap()
 
     def _on_signal(self, number: int) -> None:
-        if self.phase in ("stopping", "killing"):  # asked twice: no more waiting
-            self._set_phase("stopping", 0.0)
-            return
-        self.interrupted = signal.Signals(number)
-        self.cause = f"stopped by {self.interrupted.name}"
-        self.exit_code = 128 + number
-        self._stop()
+        given = signal.Signals(number)
+        if given in _HANDED_ON:
+            self._hand_on(given)
+        elif self.phase in ("stopping", "killing"):
+            if given == signal.SIGINT:  # asked twice: no more waiting
+                self._set_phase("killing")
+                for child in self.alive:
+                    child.signal_all(signal.SIGKILL)
+        elif given == signal.SIGINT or not self._has_workers():
+            self._interrupt(given)
+            self._stop()
+        elif self.phase != "saving":
+            self._interrupt(given)
+            self._save()
+
+    def _interrupt(self, given: signal.Signals) -> None:
+        if self.interrupted is None:
+            self.interrupted, self.cause, self.exit_code = given, f"stopped by {given.name}", 128 + given
+
+    def _hand_on(self, given: signal.Signals) -> None:
+        if not self._has_workers():
+            self.report(f"{given.name}: there is no worker to hand it to")
+        for child in self._workers():
+            child.hand_on(given)
 
     def _catch_signals(self) -> Callable[[], None]:
         """Turns signals into events of the loop. Returns what undoes it."""
@@ -452,7 +499,7 @@ class _Run:
             return lambda: None
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        caught = (*_ENDS_THE_JOB, *_HANDED_ON)
         numbers = [
             number for number in caught if signal.getsignal(number) != signal.SIG_IGN
         ]  # as under nohup

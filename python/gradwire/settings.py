@@ -297,6 +297,11 @@ class Settings:
         30.0,
         "likewise: how long a worker that gives no sign of life is awaited when the others meet again",
     )
+    grace_period: float = _setting(
+        parse_duration,
+        30.0,
+        "how long workers may save after SIGTERM has reached `gradwire run`, before they are killed",
+    )
     slow_warning: float = _setting(_positive(parse_duration, "1ms"), 60.0, "warn when one round takes longer")
     slow_abort: float = _setting(
         _positive(parse_duration, "1ms"), 1800.0, "give up when one round takes longer"
