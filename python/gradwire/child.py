@@ -121,6 +121,12 @@ class OwnLines:
 
 
 MakeSplitter = Callable[[str, int | None, Stream], Splitter]
+Deliver = Callable[[int, signal.Signals], None]
+"""Hands a signal on to the program, or the programs, that a process with a pid runs or stands for."""
+
+
+class NotHandedOnError(RuntimeError):
+    """A signal cannot be handed on to a worker; says why."""
 
 
 class Guard:
@@ -162,6 +168,7 @@ class Child:
     process: subprocess.Popen[bytes]
     pidfd: int
     splitters: Mapping[Stream, Splitter]
+    deliver: Deliver
 
     @property
     def pid(self) -> int:
@@ -191,12 +198,15 @@ class Child:
 
     def hand_on(self, number: signal.Signals) -> None:
         """Gives a signal to the program alone and not to what it has started, which may be what it saves with: a
-        loader's processes. One on another host gets it as a line of its input."""
+        loader's processes. One on another host gets it as a line of its input.
+
+        Raises: NotHandedOnError: who has started it there has no way to do so.
+        """
         if self.process.stdin is not None:
             with suppress(BrokenPipeError):
                 self.process.stdin.write(b"%d\n" % number)
             return
-        signal.pidfd_send_signal(self.pidfd, number)
+        self.deliver(self.pid, number)
         if number == signal.SIGTERM:  # a stopped process must be continued to hear it
             self.signal_all(signal.SIGCONT)
 
@@ -246,6 +256,7 @@ def start(
     env: Mapping[str, str],
     pass_fds: Sequence[int] = (),
     make_splitter: MakeSplitter = OwnLines,
+    deliver: Deliver = os.kill,
 ) -> Child:
     """Starts command on host.
 
@@ -270,7 +281,7 @@ def start(
         bufsize=0,
     )
     splitters = {stream: make_splitter(role, rank, stream) for stream in STREAMS}
-    child = Child(role, rank, process, os.pidfd_open(process.pid), splitters)
+    child = Child(role, rank, process, os.pidfd_open(process.pid), splitters, deliver)
     for stream in STREAMS:
         os.set_blocking(child.pipe(stream).fileno(), False)
     return child

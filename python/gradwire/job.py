@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from gradwire import agreed_settings, encryption, endpoints
 from gradwire import settings as settings_module
-from gradwire.child import Host, LocalHost, MakeSplitter, OwnLines
+from gradwire.child import Deliver, Host, LocalHost, MakeSplitter, OwnLines
 from gradwire.settings import Settings
 from gradwire.ssh import SshHost
 
@@ -91,6 +91,7 @@ class Process:
     command: Sequence[str]
     environment: Mapping[str, str] = field(repr=False)  # a key may be in it
     make_splitter: MakeSplitter = OwnLines
+    deliver: Deliver = os.kill  # of signals for what it runs
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,11 @@ class Job:
         """Whether the failure that ended the job may be heard of after those that followed from it: other programs
         watch its processes."""
         return False
+
+    @property
+    def lets_workers_save(self) -> bool:
+        """Whether workers can be asked to end and be given time for it, while servers go on."""
+        return True
 
     def advice(self, scheduler: str) -> str:
         """What is to be known of adding workers to this job, or of being added; empty: nothing."""

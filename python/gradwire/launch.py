@@ -34,6 +34,7 @@ from gradwire.child import (
     Host,
     Line,
     LocalHost,
+    NotHandedOnError,
     Stream,
     describe_exit,
     shell_code,
@@ -290,6 +291,7 @@ class _Run:
             process.environment,
             pass_fds,
             process.make_splitter,
+            process.deliver,
         )
         self.guard.watch(child.pid)
         self.alive.append(child)
@@ -448,6 +450,10 @@ class _Run:
 
     def _save(self) -> None:
         """Asks workers to end, and lets them save, for which they may need servers and scheduler."""
+        if not self.job.lets_workers_save:
+            self.report("what has started the workers gives them no time to save (--grace); ending them")
+            self._stop()
+            return
         grace = self.job.settings.grace_period
         self._set_phase("saving", grace)
         self.report(f"asked all workers to end by SIGTERM; they have {grace:g} s (--grace) to save")
@@ -491,7 +497,10 @@ class _Run:
         if not self._has_workers():
             self.report(f"{given.name}: there is no worker to hand it to")
         for child in self._workers():
-            child.hand_on(given)
+            try:
+                child.hand_on(given)
+            except NotHandedOnError as error:
+                self.report(f"{given.name}: {error}")
 
     def _catch_signals(self) -> Callable[[], None]:
         """Turns signals into events of the loop. Returns what undoes it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from gradwire.timeline.command import load
+from integration import launched
 from integration.mpi_jobs import mpirun
 from integration.own_tmp import own_tmp
 from integration.processes import (
@@ -300,6 +301,16 @@ def test_a_signal_to_the_launcher_mpi_ends_all(number: signal.Signals, tmp_path:
             for pid in processes_with(token):
                 os.kill(pid, signal.SIGKILL)
     assert ended.code == (-number if number == signal.SIGKILL else 128 + number), str(ended)
+
+
+def test_workers_of_mpirun_save(tmp_path: Path) -> None:
+    launched.expect_workers_to_save(launched.Bed("mpi"), tmp_path, "OMPI_COMM_WORLD_RANK")
+
+
+@needs_sshd
+def test_workers_behind_ssh_save(hosts: SshLab, tmp_path: Path) -> None:
+    options = ("--ssh", hosts.client, "-H", ",".join(hosts.hosts))
+    launched.expect_workers_to_save(launched.Bed("ssh", options), tmp_path, "GRADWIRE_RANK")
 
 
 def test_torchrun(reference: object, tmp_path: Path) -> None:
