@@ -55,6 +55,7 @@ _STOP_SECONDS = 2.0  # between SIGTERM and SIGKILL, but for workers that save
 _ENDS_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # With which schedulers of clusters announce the end of an allocation, and people ask for a checkpoint or a traceback.
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_UNFINISHED_SECONDS = 0.1  # after which what is there of a line counts as a prompt that nobody ends
 _TIMED_OUT = 124
 _LONGEST_WAIT = 3600.0  # one look at the children an hour; the system's own limit is a month
 
@@ -98,6 +99,8 @@ def run_job(
     restarts: int = 0,
     joins: str | None = None,
     role_env: Mapping[str, Mapping[str, str]] | None = None,
+    stdin_rank: int | None = None,
+    unfinished: Callable[[Line], None] | None = None,
 ) -> JobResult:
     """Runs command as every worker of a job, with its servers and scheduler, to the end of all of them.
 
@@ -114,6 +117,8 @@ def run_job(
         restarts: with GRADWIRE_ON_FAILURE=continue, how often a worker is started in the place of one that failed.
         joins: the scheduler of a running job of that kind, to which the workers are added; nothing else is started.
         role_env: variables for all of a role, "worker" or "server", over env.
+        stdin_rank: the worker, here, that reads this process's stdin; None: none does.
+        unfinished: takes what has come of a line whose end is awaited, such as a prompt; output takes the whole line.
 
     Returns: the first failing process's name and its own exit code (128 + n for signal n). With
         GRADWIRE_ON_FAILURE=continue a worker's failure counts only where no worker is left, none of which has come to
@@ -126,8 +131,10 @@ def run_job(
         ValueError: bad counts or a bad setting.
         OSError: a program is not there or cannot be started.
     """
-    job = make_job(command, workers, servers, env, worker_env, placement, restarts, joins, role_env)
-    return run_prepared(job, output or (lambda line: None), report or (lambda text: None), timeout)
+    job = make_job(
+        command, workers, servers, env, worker_env, placement, restarts, joins, role_env, stdin_rank
+    )
+    return run_prepared(job, output or (lambda _: None), report or (lambda _: None), timeout, unfinished)
 
 
 def run_prepared(
@@ -135,20 +142,30 @@ def run_prepared(
     output: Callable[[Line], None],
     report: Callable[[str], None],
     timeout: float | None = None,
+    unfinished: Callable[[Line], None] | None = None,
 ) -> JobResult:
     """As run_job, of a job that was made already."""
-    return _Run(job, output, report, timeout).to_the_end()
+    return _Run(job, output, report, timeout, unfinished).to_the_end()
 
 
 class _Run:
     """The running processes of one job and the loop that watches them."""
 
     def __init__(
-        self, job: Job, output: Callable[[Line], None], report: Callable[[str], None], timeout: float | None
+        self,
+        job: Job,
+        output: Callable[[Line], None],
+        report: Callable[[str], None],
+        timeout: float | None,
+        unfinished: Callable[[Line], None] | None,
     ) -> None:
         self.job = job
         self._output = output
         self._report = report
+        self._unfinished = unfinished
+        self.unfinished_at: dict[
+            tuple[Child, Stream], float
+        ] = {}  # when the beginning of a line is to be shown
         self.tracebacks = Tracebacks()
         self.is_followed = False  # something was said after the failure that ends the job
         self.selector = selectors.DefaultSelector()
@@ -204,13 +221,14 @@ class _Run:
 
     def _step(self) -> None:
         """Waits for one batch of events, or for the next deadline, and handles it."""
-        times = [at for at in (self.deadline, self.end) if at is not None]
+        times = [at for at in (self.deadline, self.end, *self.unfinished_at.values()) if at is not None]
         patience = min([at - time.monotonic() for at in times], default=_LONGEST_WAIT)
         events = self.selector.select(min(max(0.0, patience), _LONGEST_WAIT))
         for key, _ in events:
             if self.selector.get_map().get(key.fd) is key:  # else an event just before removed it
                 key.data()
         now = time.monotonic()
+        self._show_unfinished(now)
         if self.end is not None and now >= self.end:
             self.end = None
             if self.phase in ("starting", "running", "draining"):
@@ -292,6 +310,7 @@ class _Run:
             pass_fds,
             process.make_splitter,
             process.deliver,
+            process.stdin,
         )
         self.guard.watch(child.pid)
         self.alive.append(child)
@@ -309,6 +328,17 @@ class _Run:
             lines = child.close_stream(stream)
         for line in lines:
             self.output(line)
+        self.unfinished_at.pop((child, stream), None)
+        if self._unfinished is not None and child.splitters[stream].unfinished is not None:
+            self.unfinished_at[child, stream] = time.monotonic() + _UNFINISHED_SECONDS
+
+    def _show_unfinished(self, now: float) -> None:
+        for (child, stream), at in list(self.unfinished_at.items()):
+            line = child.splitters[stream].unfinished
+            if now >= at:
+                del self.unfinished_at[child, stream]
+                if self._unfinished is not None and line is not None:
+                    self._unfinished(line)
 
     def _on_end(self, child: Child) -> None:
         self._judge(child, self._bury(child))
@@ -319,6 +349,7 @@ class _Run:
         self.alive.remove(child)
         self.selector.unregister(child.pidfd)
         for stream in STREAMS:
+            self.unfinished_at.pop((child, stream), None)
             if not child.pipe(stream).closed:
                 self.selector.unregister(child.pipe(stream))
         child.drain(self.output)

@@ -165,6 +165,16 @@ def run(
             metavar="SPEC", help="Disturb the job as a bad network would, or kill a process: see below."
         ),
     ] = None,
+    stdin_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--stdin",
+            metavar="RANK",
+            min=0,
+            help="The worker that reads the stdin of gradwire run, as breakpoint() does: 0. Only under local. "
+            "Unset: none.",
+        ),
+    ] = None,
     grace: Annotated[
         str | None,
         typer.Option(
@@ -245,6 +255,8 @@ def run(
 
       gradwire run -n 4 -s 2 --launcher ssh -H node1:2,node2:2 --sync-dst-dir job python train.py
 
+      gradwire run -n 2 --stdin 0 python train.py     (with a breakpoint() in worker 0)
+
       salloc -n 4 gradwire run -n 4 --launcher slurm python train.py
 
       gradwire run -n 4 -s 2 --launcher sge --queue gpu.q python train.py
@@ -302,6 +314,7 @@ def run(
             f"run: --min-workers {min_workers} counts where the job goes on without workers that die: give "
             "--on-failure continue too, or leave it out"
         )
+    show = Prefixer(sys.stderr if json_file == "-" else sys.stdout, sys.stderr)
     request = launchers.Request(
         command=command,
         workers=workers,
@@ -320,11 +333,12 @@ def run(
         image=image,
         namespace=namespace,
         recording=recording,
+        stdin_rank=stdin_rank,
+        unfinished=show.begin,
     )
     if dry_run:
         sys.stdout.write(f"{launchers.manifest(request)}\n")
         return
-    show = Prefixer(sys.stderr if json_file == "-" else sys.stdout, sys.stderr)
     with contextlib.ExitStack() as stack:
         keep = None if output_dir is None else stack.enter_context(OutputFolder(output_dir))
 

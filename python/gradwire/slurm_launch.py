@@ -79,6 +79,10 @@ class LabelledSplitter:
             whole, self._pending = [self._pending], b""
         return [line for text in whole for line in self._take(text, now)]
 
+    @property
+    def unfinished(self) -> Line | None:
+        return None  # more of it may belong to another rank
+
     def _take(self, text: bytes, now: float) -> list[Line]:
         label = _LABEL.match(text)
         rank = int(label[1]) if label else self._own
