@@ -11,7 +11,6 @@ To add a setting, add one field to `Settings`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from gradwire.environments import (
     meeting_of_one_machine,
     meeting_of_srun,
 )
+from gradwire.suggestions import nearest
 from gradwire.units import parse_duration, parse_size
 
 Role = Literal["worker", "server", "scheduler"]
@@ -525,12 +525,13 @@ def is_given(name: str, environ: Mapping[str, str] | None = None) -> bool:
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Describes every GRADWIRE_* variable that no setting has, with the nearest valid name."""
     environ = os.environ if environ is None else environ
-    valid = [definition.variable for definition in DEFINITIONS]
+    valid = [definition.variable.removeprefix(PREFIX) for definition in DEFINITIONS]
     texts = []
     for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in valid:
-            near = difflib.get_close_matches(variable, valid, n=1, cutoff=0.0)[0]
-            texts.append(f"{variable} is set but no setting has this name: did you mean {near}?")
+        if variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in valid:
+            near = nearest(variable.removeprefix(PREFIX), valid)
+            meant = f": did you mean {PREFIX}{near}?" if near else "; `gradwire doctor` lists all"
+            texts.append(f"{variable} is set but no setting has this name{meant}")
     return texts
 
 
