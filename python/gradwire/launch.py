@@ -24,7 +24,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gradwire.child import (
@@ -41,6 +41,7 @@ from gradwire.child import (
     start,
 )
 from gradwire.job import Job, Placement, Process, make_job
+from gradwire.ssh import GREETING, LAUNCHES_AT_ONCE, UNREACHABLE, SshHost
 from gradwire.tracebacks import Tracebacks
 
 __all__ = ["Host", "JobResult", "Line", "LocalHost", "Placement", "run_job", "run_prepared"]
@@ -171,6 +172,9 @@ class _Run:
         self.selector = selectors.DefaultSelector()
         self.guard = Guard()
         self.alive: list[Child] = []
+        self.connecting: dict[Child, Process] = {}  # by ssh, which has not reached its host yet
+        self.waiting: list[Process] = []  # for their turn to connect
+        self.retried: list[Process] = []
         self.phase: Phase = "starting"
         self.deadline: float | None = None  # of the phase
         self.started_at = time.monotonic()
@@ -301,23 +305,55 @@ class _Run:
                 self._spawn(process)
 
     def _spawn(self, process: Process, pass_fds: tuple[int, ...] = ()) -> None:
-        child = start(
-            process.host,
-            process.role,
-            process.rank,
-            process.command,
-            process.environment,
-            pass_fds,
-            process.make_splitter,
-            process.deliver,
-            process.stdin,
-        )
+        if self._is_host_busy(process.host):
+            self.waiting.append(process)
+            return
+        try:
+            child = start(
+                process.host,
+                process.role,
+                process.rank,
+                process.command,
+                process.environment,
+                pass_fds,
+                process.make_splitter,
+                process.deliver,
+                process.stdin,
+            )
+        except OSError as error:
+            who = process.role if process.rank is None else f"{process.role} {process.rank}"
+            what = f"{process.command[0]}, the program of {who},"
+            raise OSError(f"run: {what} cannot be started ({error.strerror or error}): correct it") from error
         self.guard.watch(child.pid)
         self.alive.append(child)
+        if isinstance(process.host, SshHost):
+            self.connecting[child] = process
         self.selector.register(child.pidfd, selectors.EVENT_READ, functools.partial(self._on_end, child))
         for stream in STREAMS:
             on_output = functools.partial(self._on_output, child, stream)
             self.selector.register(child.pipe(stream), selectors.EVENT_READ, on_output)
+
+    def _is_host_busy(self, host: Host) -> bool:
+        """Whether so many connect to a host that sshd might refuse one more."""
+        names = [other.host.name for other in self.connecting.values() if isinstance(other.host, SshHost)]
+        return isinstance(host, SshHost) and names.count(host.name) >= LAUNCHES_AT_ONCE
+
+    def _start_waiting(self) -> None:
+        """Starts those whose host can take one more; who has to wait waits on, in the same order."""
+        waiting, self.waiting = self.waiting, []
+        for process in waiting:
+            if self.phase == "running":
+                self._spawn(process)
+
+    def _has_another_try(self, child: Child, code: int) -> bool:
+        """Has ssh try once more where it has failed before it reached the host: others may have kept sshd busy."""
+        process = self.connecting.pop(child, None)
+        if process is None or code != UNREACHABLE or process in self.retried or self.phase != "running":
+            return False
+        self.retried.append(process)
+        self.waiting.append(process)
+        self.report(f"{child.name} (pid {child.pid}): ssh has not reached its host; trying once more")
+        return True
 
     # What happens to a child
 
@@ -327,10 +363,23 @@ class _Run:
             self.selector.unregister(child.pipe(stream))
             lines = child.close_stream(stream)
         for line in lines:
-            self.output(line)
+            self._on_line(child, line)
         self.unfinished_at.pop((child, stream), None)
-        if self._unfinished is not None and child.splitters[stream].unfinished is not None:
+        if (
+            self._unfinished is not None
+            and child not in self.connecting
+            and child.splitters[stream].unfinished is not None
+        ):
             self.unfinished_at[child, stream] = time.monotonic() + _UNFINISHED_SECONDS
+
+    def _on_line(self, child: Child, line: Line) -> None:
+        if child in self.connecting and line.text.endswith(GREETING):
+            del self.connecting[child]
+            line = replace(line, text=line.text.removesuffix(GREETING))
+            self._start_waiting()
+            if not line.text:
+                return
+        self.output(line)
 
     def _show_unfinished(self, now: float) -> None:
         for (child, stream), at in list(self.unfinished_at.items()):
@@ -341,7 +390,11 @@ class _Run:
                     self._unfinished(line)
 
     def _on_end(self, child: Child) -> None:
-        self._judge(child, self._bury(child))
+        code = self._bury(child)
+        is_tried_again = self._has_another_try(child, code)
+        self._start_waiting()
+        if not is_tried_again:
+            self._judge(child, code)
 
     def _bury(self, child: Child) -> int:
         """Collects an ended child, ends what it started and left behind, and hands over its last lines."""
@@ -352,7 +405,7 @@ class _Run:
             self.unfinished_at.pop((child, stream), None)
             if not child.pipe(stream).closed:
                 self.selector.unregister(child.pipe(stream))
-        child.drain(self.output)
+        child.drain(functools.partial(self._on_line, child))
         self.guard.forget(child.pid)
         return child.reap()
 
@@ -440,7 +493,7 @@ class _Run:
         return [child for child in self.alive if child.role == "worker"]
 
     def _has_workers(self) -> bool:
-        return bool(self._workers())
+        return bool(self._workers()) or any(process.role == "worker" for process in self.waiting)
 
     def _is_awaited(self, child: Child) -> bool:
         """Whether a child must end by itself when the job is over: nobody may ever have met the others."""

@@ -334,13 +334,14 @@ def run(
         namespace=namespace,
         recording=recording,
         stdin_rank=stdin_rank,
-        unfinished=show.begin,
+        # A file gets whole lines, each once.
+        unfinished=show.begin if sys.stdout.isatty() or stdin_rank is not None else None,
     )
     if dry_run:
         sys.stdout.write(f"{launchers.manifest(request)}\n")
         return
     with contextlib.ExitStack() as stack:
-        keep = None if output_dir is None else stack.enter_context(OutputFolder(output_dir))
+        keep = None if output_dir is None else stack.enter_context(OutputFolder(output_dir, say))
 
         def output(line: Line) -> None:
             show(line)

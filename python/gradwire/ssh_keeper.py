@@ -19,7 +19,10 @@ from gradwire.kept_process import KeptProcess
 
 
 def start(order: dict[str, Any]) -> KeptProcess:
-    """order: "folder", "environment" (over this host's own), "command"."""
+    """order: "folder", "environment" (over this host's own), "command"; "greeting" (a line to write first) may be left
+    out."""
+    if "greeting" in order:
+        os.write(1, f"{order['greeting']}\n".encode())
     os.chdir(order["folder"])
     return KeptProcess(order["command"], env={**os.environ, **order["environment"]})
 
