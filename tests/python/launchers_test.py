@@ -376,7 +376,7 @@ def test_this_machine_has_the_address_that_the_route_gives_it() -> None:
 
 
 def test_every_process_has_its_own_files(tmp_path: Path) -> None:
-    with OutputFolder(tmp_path / "a" / "b") as keep:
+    with OutputFolder(tmp_path / "a" / "b", pytest.fail) as keep:
         keep(Line("worker", 1, "stdout", "one"))
         keep(Line("worker", 1, "stdout", "two"))
         keep(Line("scheduler", None, "stderr", "up"))
