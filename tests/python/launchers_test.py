@@ -331,7 +331,7 @@ def test_processes_start_whatever_the_login_shell_and_python_is_called(
     assert process.stdout is not None
     assert process.stderr is not None
     text = process.stdout.read().decode()
-    assert (process.wait(300), text) == (0, "a 'b' $c 3\n"), process.stderr.read().decode()
+    assert (process.wait(300), text) == (0, f"{ssh.GREETING}\na 'b' $c 3\n"), process.stderr.read().decode()
 
 
 def test_a_folder_is_copied_to_one_of_any_name(tmp_path: Path) -> None:
