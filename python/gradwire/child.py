@@ -75,6 +75,7 @@ class LineSplitter:
 
     def __init__(self) -> None:
         self._pending = b""
+        self._is_bar = False  # what is pending is a state of a progress bar
         self._shown_at = -_PROGRESS_INTERVAL
 
     def feed(self, data: bytes, now: float) -> list[str]:
@@ -84,8 +85,10 @@ class LineSplitter:
             return [_decode(rest)] if rest else []
         *whole, self._pending = (self._pending + data).replace(b"\r\n", b"\n").split(b"\n")
         lines = [_decode(line.rpartition(b"\r")[2] or line) for line in whole]
+        self._is_bar = self._is_bar and not whole
         before, bar, after = self._pending[:-1].rpartition(b"\r")  # a \r at the end may be half of a \r\n
         if bar:
+            self._is_bar = True
             self._pending = after + self._pending[-1:]
             state = before.rpartition(b"\r")[2]
             if state and now - self._shown_at >= _PROGRESS_INTERVAL:
@@ -96,13 +99,25 @@ class LineSplitter:
             self._pending = b""
         return lines
 
+    @property
+    def unfinished(self) -> str:
+        """What has been read of a line that is not whole; "" for a progress bar, whose states feed() returns."""
+        return "" if self._is_bar else _decode(self._pending)
+
 
 def _decode(line: bytes) -> str:
     return line.strip(b"\r").decode("utf-8", "replace")
 
 
 class Splitter(Protocol):
-    """Cuts what a process writes to one stream into lines."""
+    """Cuts what a process writes to one stream into lines.
+
+    Attributes: unfinished: the beginning of a line, such as a prompt, whose end has not come; None: there is none, or
+        nobody can tell whose it is.
+    """
+
+    @property
+    def unfinished(self) -> Line | None: ...
 
     def feed(self, data: bytes, now: float) -> list[Line]:
         """Takes what was read (b"" at the end of the stream) and returns the lines it completes."""
@@ -119,8 +134,19 @@ class OwnLines:
     def feed(self, data: bytes, now: float) -> list[Line]:
         return [Line(*self._writer, text) for text in self._splitter.feed(data, now)]
 
+    @property
+    def unfinished(self) -> Line | None:
+        text = self._splitter.unfinished
+        return Line(*self._writer, text) if text else None
+
 
 MakeSplitter = Callable[[str, int | None, Stream], Splitter]
+Deliver = Callable[[int, signal.Signals], None]
+"""Hands a signal on to the program, or the programs, that a process with a pid runs or stands for."""
+
+
+class NotHandedOnError(RuntimeError):
+    """A signal cannot be handed on to a worker; says why."""
 
 
 class Guard:
@@ -162,6 +188,7 @@ class Child:
     process: subprocess.Popen[bytes]
     pidfd: int
     splitters: Mapping[Stream, Splitter]
+    deliver: Deliver
 
     @property
     def pid(self) -> int:
@@ -188,6 +215,20 @@ class Child:
             return
         self.signal_all(signal.SIGTERM)
         self.signal_all(signal.SIGCONT)
+
+    def hand_on(self, number: signal.Signals) -> None:
+        """Gives a signal to the program alone and not to what it has started, which may be what it saves with: a
+        loader's processes. One on another host gets it as a line of its input.
+
+        Raises: NotHandedOnError: who has started it there has no way to do so.
+        """
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.write(b"%d\n" % number)
+            return
+        self.deliver(self.pid, number)
+        if number == signal.SIGTERM:  # a stopped process must be continued to hear it
+            self.signal_all(signal.SIGCONT)
 
     def read(self, stream: Stream) -> list[Line] | None:
         """Reads once. Returns the lines this completes, or None when the stream is empty or has ended."""
@@ -235,8 +276,10 @@ def start(
     env: Mapping[str, str],
     pass_fds: Sequence[int] = (),
     make_splitter: MakeSplitter = OwnLines,
+    deliver: Deliver = os.kill,
+    stdin: int = subprocess.DEVNULL,
 ) -> Child:
-    """Starts command on host.
+    """Starts command on host. stdin: as for subprocess.Popen; on another host it is the launcher's own pipe.
 
     Raises: OSError: the program is not there or cannot be run.
     """
@@ -250,7 +293,7 @@ def start(
     process = host.popen(
         list(command),
         env=dict(env),
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
@@ -259,7 +302,7 @@ def start(
         bufsize=0,
     )
     splitters = {stream: make_splitter(role, rank, stream) for stream in STREAMS}
-    child = Child(role, rank, process, os.pidfd_open(process.pid), splitters)
+    child = Child(role, rank, process, os.pidfd_open(process.pid), splitters, deliver)
     for stream in STREAMS:
         os.set_blocking(child.pipe(stream).fileno(), False)
     return child

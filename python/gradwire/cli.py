@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -17,6 +17,7 @@ from gradwire.autotune.command import tune
 from gradwire.json_option import JsonOption, SecretJsonOption, write_json, write_secret_json
 from gradwire.plan_command import plan
 from gradwire.run_command import ALIASES, run
+from gradwire.suggestions import did_you_mean
 
 app = typer.Typer(
     name="gradwire",
@@ -54,6 +55,7 @@ CommandLineError: Any = next(
 
 # Options end at the first word that is not one: the rest is the user's command, options of its own included.
 _TAKES_COMMAND = {"allow_interspersed_args": False}
+_TAKES_ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 app.command(context_settings=_TAKES_COMMAND | ALIASES)(run)
@@ -230,9 +232,29 @@ def version(json_file: JsonOption = None) -> None:
 
 
 def _mount(module: str, name: str) -> None:
-    """Adds the command group of a part of gradwire; a part that is not installed must not cost the others."""
-    if importlib.util.find_spec(module) is not None:
-        app.add_typer(importlib.import_module(module).app, name=name)
+    """Adds the command group of a part of gradwire. One that is not installed, or cannot be loaded, must not cost the
+    others: --help, version, and doctor, which says why."""
+    if importlib.util.find_spec(module) is None:
+        return
+    try:
+        group = importlib.import_module(module).app
+    except ImportError as error:
+        if not _is_of_the_core(error):
+            raise
+        app.command(name, hidden=True, context_settings=_TAKES_ANYTHING)(_unavailable(error))
+        return
+    app.add_typer(group, name=name)
+
+
+def _is_of_the_core(error: ImportError) -> bool:
+    return error.name in ("_core", "gradwire._core")  # that cannot be loaded, or is not there
+
+
+def _unavailable(error: ImportError) -> Callable[[], None]:
+    def command() -> None:
+        raise error
+
+    return command
 
 
 _mount("gradwire.bench", "bench")
@@ -253,8 +275,8 @@ def _explain_misuse(error: Any, words: list[str]) -> str:
     text = error.format_message().replace("\n", " ").rstrip(".?")
     names = _command_names()
     if words and not words[0].startswith("-") and words[0] not in names:
-        nearest = difflib.get_close_matches(words[0], names, n=1, cutoff=0.0)[0]
-        text = f"no such command {words[0]!r}: did you mean {nearest}"
+        meant = did_you_mean(words[0], names).rstrip("?")
+        text = f"no such command {words[0]!r}{meant or ': expected one of ' + ', '.join(names)}"
     return f"{text}? See: {path} --help" if "did you mean" in text.lower() else f"{text}. See: {path} --help"
 
 
@@ -279,6 +301,13 @@ def main(arguments: list[str] | None = None) -> None:
     except CommandLineError as error:
         say(_explain_misuse(error, words))
         code = error.exit_code
+    except ImportError as error:
+        if not _is_of_the_core(error):
+            raise
+        from gradwire.doctor import core_fault
+
+        say(core_fault(error))
+        code = 1
     except (ValueError, OSError, RuntimeError) as error:
         if os.environ.get("GRADWIRE_LOG_LEVEL") == "debug":
             raise

@@ -10,7 +10,8 @@ import os
 import platform
 import socket
 import struct
-from dataclasses import dataclass
+import subprocess
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +22,8 @@ from gradwire.encryption import JobKey
 from gradwire.units import format_bytes, format_duration
 
 _SIOCGIFADDR = 0x8915
+_TRY_SECONDS = 20.0
+_CORRECT_IT = "correct or unset GRADWIRE_SERVER_PROGRAM, or install gradwire again"
 
 
 @dataclass(frozen=True)
@@ -107,14 +110,19 @@ def examine() -> Finding:
         _examine_mpi(transports, libraries, missing)
         _examine_nccl(libraries, missing)
     except ImportError as error:
-        missing["core"] = f"the compiled part cannot be loaded ({error}); install gradwire again"
+        missing["core"] = core_fault(error)
     except AttributeError as error:
         missing["core"] = f"the compiled part is of another version ({error}); install gradwire again"
     rows = settings.resolve()
+    addresses = interfaces()
+    if "core" not in missing:
+        rows = _as_a_job_reads(rows, addresses)
     program = {row.definition.name: row.value for row in rows}["server_program"]
     try:
-        libraries["gradwire-server"] = job.find_server_program(settings.Settings(server_program=program))
-    except FileNotFoundError as error:
+        path = job.find_server_program(settings.Settings(server_program=program))
+        _try_server_program(path)
+        libraries["gradwire-server"] = path
+    except OSError as error:
         missing["server"] = str(error).removeprefix("run: ")
     if (reason := netlab_reason()) is not None:
         missing["netlab"] = reason
@@ -131,10 +139,54 @@ def examine() -> Finding:
         missing=missing,
         libraries=libraries,
         machine=machine,
-        interfaces=interfaces(),
+        interfaces=addresses,
         settings=rows,
         unknown=settings.unknown_variables(),
     )
+
+
+def core_fault(error: ImportError) -> str:
+    """Says that the compiled part cannot be loaded, and what to do."""
+    return (
+        f"the compiled part cannot be loaded ({error}); unset LD_LIBRARY_PATH if it names another version of that "
+        "library, or install gradwire again"
+    )
+
+
+def _as_a_job_reads(
+    rows: list[settings.Resolved], addresses: dict[str, list[str]]
+) -> list[settings.Resolved]:
+    """Adds errors that a job would find in settings after it has read them."""
+    values = {row.definition.name: row.value for row in rows}
+    found = importlib.import_module("gradwire.settings_check").faults(values, addresses)
+    if not any(row.error for row in rows):
+        try:
+            settings.Settings(**values)
+        except ValueError as error:
+            found.setdefault("rank", str(error).removeprefix("settings: "))
+    return [
+        row
+        if row.error is not None or row.definition.name not in found
+        else replace(row, error=f"settings: {row.definition.variable}: {found[row.definition.name]}")
+        for row in rows
+    ]
+
+
+def _try_server_program(path: str) -> None:
+    """Raises: OSError: it does not run, or is another program."""
+    try:
+        tried = subprocess.run(
+            [path, "--help"], capture_output=True, text=True, errors="replace", timeout=_TRY_SECONDS
+        )
+    except OSError as error:
+        raise OSError(f"{path} cannot be run ({error.strerror}); {_CORRECT_IT}") from None
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{path} --help has not ended within {_TRY_SECONDS:g} s; {_CORRECT_IT}") from None
+    if tried.returncode != 0:
+        said = (tried.stderr.strip() or "it says nothing").splitlines()[-1]
+        raise OSError(f"{path} --help ended with exit code {tried.returncode} ({said}); {_CORRECT_IT}")
+    if "--announce" not in tried.stdout:
+        raise OSError(f"{path} is not gradwire-server, whose --help names --announce; {_CORRECT_IT}")
 
 
 def _examine_nccl(libraries: dict[str, str], missing: dict[str, str]) -> None:

@@ -22,7 +22,10 @@ def read_hosts(text: str) -> list[HostSlots]:
 
     Raises: ValueError: no host, or slots that are no number above 0.
     """
-    entries = Path(text).read_text(encoding="utf-8").splitlines() if os.path.isfile(text) else text.split(",")
+    # utf-8-sig: editors of Windows begin a file with a byte-order mark.
+    entries = (
+        Path(text).read_text(encoding="utf-8-sig").splitlines() if os.path.isfile(text) else text.split(",")
+    )
     words = [entry.partition("#")[0].strip() for entry in entries]
     hosts = [_read_host(word) for word in words if word]
     if not hosts:

@@ -7,6 +7,7 @@ import random
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,11 +16,13 @@ from typing import TypeVar
 
 from gradwire import agreed_settings, encryption, endpoints
 from gradwire import settings as settings_module
-from gradwire.child import Host, LocalHost, MakeSplitter, OwnLines
+from gradwire.child import Deliver, Host, LocalHost, MakeSplitter, OwnLines
 from gradwire.settings import Settings
 from gradwire.ssh import SshHost
+from gradwire.stdin_program import reads_program_from_stdin
 
 Placement = Callable[[str, int], Host | None]
+_STDIN = 0
 _Job = TypeVar("_Job", bound="Job")
 
 _MEETING_PORTS = (
@@ -91,6 +94,8 @@ class Process:
     command: Sequence[str]
     environment: Mapping[str, str] = field(repr=False)  # a key may be in it
     make_splitter: MakeSplitter = OwnLines
+    deliver: Deliver = os.kill  # of signals for what it runs
+    stdin: int = subprocess.DEVNULL  # as for subprocess.Popen
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ class Job:
     local: LocalHost
     restarts: int = 0  # of workers that die, where the job goes on without them
     joins: str | None = None  # the scheduler of a running job, which these workers are added to
+    stdin_rank: int | None = None  # the worker that reads the launcher's stdin
     key_is_given: bool = False  # by the user, who can give it to others
     meeting: Mapping[str, str] = field(
         default_factory=dict
@@ -142,6 +148,11 @@ class Job:
         watch its processes."""
         return False
 
+    @property
+    def lets_workers_save(self) -> bool:
+        """Whether workers can be asked to end and be given time for it, while servers go on."""
+        return True
+
     def advice(self, scheduler: str) -> str:
         """What is to be known of adding workers to this job, or of being added; empty: nothing."""
         encrypted = encryption.VARIABLE in self.environment
@@ -172,7 +183,8 @@ class Job:
     def worker(self, rank: int, scheduler: str) -> Process:
         """The worker of a rank."""
         environment = self.of_role("worker").worker_env(rank, scheduler)
-        return Process("worker", rank, self.host("worker", rank), self.command, environment)
+        stdin = _STDIN if rank == self.stdin_rank else subprocess.DEVNULL
+        return Process("worker", rank, self.host("worker", rank), self.command, environment, stdin=stdin)
 
     def replacement(self, rank: int, scheduler: str) -> Process:
         """The worker in the place of one that died: to the outside the same, but for no fault to kill it again."""
@@ -323,6 +335,7 @@ def make_job(
     restarts: int = 0,
     joins: str | None = None,
     role_env: Mapping[str, Mapping[str, str]] | None = None,
+    stdin_rank: int | None = None,
 ) -> Job:
     """Checks what was asked for and finds the programs. Arguments: as for launch.run_job.
 
@@ -335,6 +348,7 @@ def make_job(
         raise ValueError(f"run: {given}: expected at least 1 worker and no negative number of servers")
     if not command:
         raise ValueError("run: no command: give the program that every worker runs")
+    _check_stdin(command, workers, stdin_rank)
     for variables in (env or {}, *(role_env or {}).values()):
         if encryption.VARIABLE in variables:
             raise ValueError(
@@ -383,11 +397,28 @@ def make_job(
         local=local,
         restarts=restarts,
         joins=joins,
+        stdin_rank=stdin_rank,
         key_is_given=own_key is not None,
         meeting=_meeting(placed, workers, count, local) if chosen else {},
         master=_master(base, settings, placed, local) if joins is None else {},
         role_variables=role_variables,
     )
+
+
+def _check_stdin(command: Sequence[str], workers: int, rank: int | None) -> None:
+    if rank is not None:
+        if not 0 <= rank < workers:
+            raise ValueError(f"run: --stdin {rank}: expected the rank of a worker, 0 to {workers - 1}")
+        try:
+            os.fstat(_STDIN)
+        except OSError:
+            raise ValueError(f"run: --stdin {rank}: stdin is closed: leave --stdin out, or open it") from None
+    if reads_program_from_stdin(command) and (rank is None or workers > 1):
+        one = "" if workers > 1 else ", or give --stdin 0"
+        raise ValueError(
+            f"run: {shlex.join(command)} reads its program from stdin, which workers have not: write the program to a "
+            f"file and give that as CMD{one}"
+        )
 
 
 def _role_variables(given: Mapping[str, Mapping[str, str]], servers: int) -> dict[str, dict[str, str]]:

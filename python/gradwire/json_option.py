@@ -6,10 +6,22 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+
+def check_folder(folder: Path) -> None:
+    """Makes a folder, if it is not there, and writes and removes a file in it: permissions, a read-only file system and
+    a full disk show in no other way.
+
+    Raises: OSError: it cannot be made, or nothing can be written there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder, prefix=".gradwire-") as file:
+        file.write(b"x" * 4096)
 
 
 def check_output(file: Path | None) -> Path | None:
@@ -61,11 +73,17 @@ SecretJsonOption = Annotated[
 
 
 def write_json(record: Any, file: str | None) -> None:
-    """Writes a command's record where --json says."""
+    """Writes a command's record where --json says.
+
+    Raises: OSError: it cannot be written any more; names the file.
+    """
     if file == "-":
         sys.stdout.write(_text_of(record))
     elif file is not None:
-        Path(file).write_text(_text_of(record), encoding="utf-8")
+        try:
+            Path(file).write_text(_text_of(record), encoding="utf-8")
+        except OSError as error:
+            raise OSError(f"--json {file} cannot be written ({error.strerror})") from error
 
 
 def write_secret_json(record: Any, file: str | None) -> None:

@@ -61,6 +61,14 @@ class KeptProcess:
         time.sleep(GRACE_SECONDS)
         self._signal(signal.SIGKILL)
 
+    def hand_on(self, number: int) -> None:
+        """Gives a signal to the program alone, and not to what it has started."""
+        if self.process.returncode is None:  # else its id may be another's
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+        if number == signal.SIGTERM:  # a stopped process must be continued to hear it
+            self._signal(signal.SIGCONT)
+
     def _signal(self, number: signal.Signals) -> None:
         if self.process.returncode is None:  # else the session's id may be another's
             signal_session(self.process.pid, number)

@@ -8,9 +8,11 @@ A job goes through these phases, each with at most one deadline:
 
     starting -> running -> draining -> (all gone)
         \\__________|___________|____ failing -> stopping -> killing -> (all gone)
+         \\_________|___________|______|_ saving __/
 
-failing: a process failed, and the others get liveness_timeout + 3 s to notice and name it. stopping: SIGTERM
-was sent.
+failing: a process failed, and the others get liveness_timeout + 3 s to notice and name it. saving: the launcher got
+SIGTERM, and so did the workers, which get grace_period to save and end; servers and scheduler serve them meanwhile.
+stopping: SIGTERM was sent to all that are left.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gradwire.child import (
@@ -32,23 +34,29 @@ from gradwire.child import (
     Host,
     Line,
     LocalHost,
+    NotHandedOnError,
     Stream,
     describe_exit,
     shell_code,
     start,
 )
 from gradwire.job import Job, Placement, Process, make_job
+from gradwire.ssh import GREETING, LAUNCHES_AT_ONCE, UNREACHABLE, SshHost
 from gradwire.tracebacks import Tracebacks
 
 __all__ = ["Host", "JobResult", "Line", "LocalHost", "Placement", "run_job", "run_prepared"]
 
-Phase = Literal["starting", "running", "draining", "failing", "stopping", "killing"]
+Phase = Literal["starting", "running", "draining", "failing", "saving", "stopping", "killing"]
 
 _ANNOUNCE_SECONDS = 30.0  # in which a cluster, where the scheduler runs in one, makes what it needs
 _DRAIN_SECONDS = 5.0  # for servers and the scheduler to end once all workers have
 _UNUSED_DRAIN_SECONDS = 0.5  # the same, where nobody asked for servers
 _NOTICE_SECONDS = 3.0  # beyond the liveness timeout, for the others to name a dead rank and end
-_STOP_SECONDS = 2.0  # between SIGTERM and SIGKILL
+_STOP_SECONDS = 2.0  # between SIGTERM and SIGKILL, but for workers that save
+_ENDS_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# With which schedulers of clusters announce the end of an allocation, and people ask for a checkpoint or a traceback.
+_HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+_UNFINISHED_SECONDS = 0.1  # after which what is there of a line counts as a prompt that nobody ends
 _TIMED_OUT = 124
 _LONGEST_WAIT = 3600.0  # one look at the children an hour; the system's own limit is a month
 
@@ -92,6 +100,8 @@ def run_job(
     restarts: int = 0,
     joins: str | None = None,
     role_env: Mapping[str, Mapping[str, str]] | None = None,
+    stdin_rank: int | None = None,
+    unfinished: Callable[[Line], None] | None = None,
 ) -> JobResult:
     """Runs command as every worker of a job, with its servers and scheduler, to the end of all of them.
 
@@ -108,19 +118,24 @@ def run_job(
         restarts: with GRADWIRE_ON_FAILURE=continue, how often a worker is started in the place of one that failed.
         joins: the scheduler of a running job of that kind, to which the workers are added; nothing else is started.
         role_env: variables for all of a role, "worker" or "server", over env.
+        stdin_rank: the worker, here, that reads this process's stdin; None: none does.
+        unfinished: takes what has come of a line whose end is awaited, such as a prompt; output takes the whole line.
 
     Returns: the first failing process's name and its own exit code (128 + n for signal n). With
         GRADWIRE_ON_FAILURE=continue a worker's failure counts only where no worker is left, none of which has come to
         the end: then that of the last; a job that cannot go on (too few workers, a server's death) ends with the code
-        of the server, or with 1, the scheduler's. On SIGINT, SIGTERM or SIGHUP (main thread only) everything is stopped
-        at once, and exit_code is 128 + the signal.
+        of the server, or with 1, the scheduler's. On SIGTERM or SIGHUP (main thread only) workers get SIGTERM and
+        GRADWIRE_GRACE_PERIOD to end, then the others are stopped; on SIGINT all are stopped within 2 s, and on a
+        second one at once. exit_code is then 128 + the signal. SIGUSR1, SIGUSR2 and SIGQUIT are handed to the workers.
 
     Raises:
         ValueError: bad counts or a bad setting.
         OSError: a program is not there or cannot be started.
     """
-    job = make_job(command, workers, servers, env, worker_env, placement, restarts, joins, role_env)
-    return run_prepared(job, output or (lambda line: None), report or (lambda text: None), timeout)
+    job = make_job(
+        command, workers, servers, env, worker_env, placement, restarts, joins, role_env, stdin_rank
+    )
+    return run_prepared(job, output or (lambda _: None), report or (lambda _: None), timeout, unfinished)
 
 
 def run_prepared(
@@ -128,25 +143,38 @@ def run_prepared(
     output: Callable[[Line], None],
     report: Callable[[str], None],
     timeout: float | None = None,
+    unfinished: Callable[[Line], None] | None = None,
 ) -> JobResult:
     """As run_job, of a job that was made already."""
-    return _Run(job, output, report, timeout).to_the_end()
+    return _Run(job, output, report, timeout, unfinished).to_the_end()
 
 
 class _Run:
     """The running processes of one job and the loop that watches them."""
 
     def __init__(
-        self, job: Job, output: Callable[[Line], None], report: Callable[[str], None], timeout: float | None
+        self,
+        job: Job,
+        output: Callable[[Line], None],
+        report: Callable[[str], None],
+        timeout: float | None,
+        unfinished: Callable[[Line], None] | None,
     ) -> None:
         self.job = job
         self._output = output
         self._report = report
+        self._unfinished = unfinished
+        self.unfinished_at: dict[
+            tuple[Child, Stream], float
+        ] = {}  # when the beginning of a line is to be shown
         self.tracebacks = Tracebacks()
         self.is_followed = False  # something was said after the failure that ends the job
         self.selector = selectors.DefaultSelector()
         self.guard = Guard()
         self.alive: list[Child] = []
+        self.connecting: dict[Child, Process] = {}  # by ssh, which has not reached its host yet
+        self.waiting: list[Process] = []  # for their turn to connect
+        self.retried: list[Process] = []
         self.phase: Phase = "starting"
         self.deadline: float | None = None  # of the phase
         self.started_at = time.monotonic()
@@ -197,13 +225,14 @@ class _Run:
 
     def _step(self) -> None:
         """Waits for one batch of events, or for the next deadline, and handles it."""
-        times = [at for at in (self.deadline, self.end) if at is not None]
+        times = [at for at in (self.deadline, self.end, *self.unfinished_at.values()) if at is not None]
         patience = min([at - time.monotonic() for at in times], default=_LONGEST_WAIT)
         events = self.selector.select(min(max(0.0, patience), _LONGEST_WAIT))
         for key, _ in events:
             if self.selector.get_map().get(key.fd) is key:  # else an event just before removed it
                 key.data()
         now = time.monotonic()
+        self._show_unfinished(now)
         if self.end is not None and now >= self.end:
             self.end = None
             if self.phase in ("starting", "running", "draining"):
@@ -226,10 +255,12 @@ class _Run:
             self._stop()
         elif self.phase == "failing":
             self._give_up()
+        elif self.phase == "saving":
+            self._kill_late(self._workers(), f"{self.job.settings.grace_period:g} s (--grace)")
+            self._stop()
         elif self.phase == "stopping":
+            self._kill_late(self.alive, f"{_STOP_SECONDS:g} s")
             self._set_phase("killing")
-            for child in self.alive:
-                child.signal_all(signal.SIGKILL)
 
     def _set_phase(self, phase: Phase, seconds: float | None = None) -> None:
         self.phase = phase
@@ -274,21 +305,55 @@ class _Run:
                 self._spawn(process)
 
     def _spawn(self, process: Process, pass_fds: tuple[int, ...] = ()) -> None:
-        child = start(
-            process.host,
-            process.role,
-            process.rank,
-            process.command,
-            process.environment,
-            pass_fds,
-            process.make_splitter,
-        )
+        if self._is_host_busy(process.host):
+            self.waiting.append(process)
+            return
+        try:
+            child = start(
+                process.host,
+                process.role,
+                process.rank,
+                process.command,
+                process.environment,
+                pass_fds,
+                process.make_splitter,
+                process.deliver,
+                process.stdin,
+            )
+        except OSError as error:
+            who = process.role if process.rank is None else f"{process.role} {process.rank}"
+            what = f"{process.command[0]}, the program of {who},"
+            raise OSError(f"run: {what} cannot be started ({error.strerror or error}): correct it") from error
         self.guard.watch(child.pid)
         self.alive.append(child)
+        if isinstance(process.host, SshHost):
+            self.connecting[child] = process
         self.selector.register(child.pidfd, selectors.EVENT_READ, functools.partial(self._on_end, child))
         for stream in STREAMS:
             on_output = functools.partial(self._on_output, child, stream)
             self.selector.register(child.pipe(stream), selectors.EVENT_READ, on_output)
+
+    def _is_host_busy(self, host: Host) -> bool:
+        """Whether so many connect to a host that sshd might refuse one more."""
+        names = [other.host.name for other in self.connecting.values() if isinstance(other.host, SshHost)]
+        return isinstance(host, SshHost) and names.count(host.name) >= LAUNCHES_AT_ONCE
+
+    def _start_waiting(self) -> None:
+        """Starts those whose host can take one more; who has to wait waits on, in the same order."""
+        waiting, self.waiting = self.waiting, []
+        for process in waiting:
+            if self.phase == "running":
+                self._spawn(process)
+
+    def _has_another_try(self, child: Child, code: int) -> bool:
+        """Has ssh try once more where it has failed before it reached the host: others may have kept sshd busy."""
+        process = self.connecting.pop(child, None)
+        if process is None or code != UNREACHABLE or process in self.retried or self.phase != "running":
+            return False
+        self.retried.append(process)
+        self.waiting.append(process)
+        self.report(f"{child.name} (pid {child.pid}): ssh has not reached its host; trying once more")
+        return True
 
     # What happens to a child
 
@@ -298,10 +363,38 @@ class _Run:
             self.selector.unregister(child.pipe(stream))
             lines = child.close_stream(stream)
         for line in lines:
-            self.output(line)
+            self._on_line(child, line)
+        self.unfinished_at.pop((child, stream), None)
+        if (
+            self._unfinished is not None
+            and child not in self.connecting
+            and child.splitters[stream].unfinished is not None
+        ):
+            self.unfinished_at[child, stream] = time.monotonic() + _UNFINISHED_SECONDS
+
+    def _on_line(self, child: Child, line: Line) -> None:
+        if child in self.connecting and line.text.endswith(GREETING):
+            del self.connecting[child]
+            line = replace(line, text=line.text.removesuffix(GREETING))
+            self._start_waiting()
+            if not line.text:
+                return
+        self.output(line)
+
+    def _show_unfinished(self, now: float) -> None:
+        for (child, stream), at in list(self.unfinished_at.items()):
+            line = child.splitters[stream].unfinished
+            if now >= at:
+                del self.unfinished_at[child, stream]
+                if self._unfinished is not None and line is not None:
+                    self._unfinished(line)
 
     def _on_end(self, child: Child) -> None:
-        self._judge(child, self._bury(child))
+        code = self._bury(child)
+        is_tried_again = self._has_another_try(child, code)
+        self._start_waiting()
+        if not is_tried_again:
+            self._judge(child, code)
 
     def _bury(self, child: Child) -> int:
         """Collects an ended child, ends what it started and left behind, and hands over its last lines."""
@@ -309,9 +402,10 @@ class _Run:
         self.alive.remove(child)
         self.selector.unregister(child.pidfd)
         for stream in STREAMS:
+            self.unfinished_at.pop((child, stream), None)
             if not child.pipe(stream).closed:
                 self.selector.unregister(child.pipe(stream))
-        child.drain(self.output)
+        child.drain(functools.partial(self._on_line, child))
         self.guard.forget(child.pid)
         return child.reap()
 
@@ -319,6 +413,12 @@ class _Run:
         """Decides what the end of a child means for the job."""
         words = f"{child.name} (pid {child.pid}) {describe_exit(code)}"
         if self.phase in ("stopping", "killing"):
+            return
+        if self.phase == "saving":
+            if child.role == "worker" and code not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+                self.report(f"{words} after SIGTERM")
+            if not self._has_workers():
+                self._stop()
             return
         self.is_done = self.is_done or (code == 0 and child.role == "worker")
         self.is_over = self.is_done or self.is_over or (code == 0 and child.role == "scheduler")
@@ -389,8 +489,11 @@ class _Run:
         self.report(f"{words}; the job goes on without it")
         return True
 
+    def _workers(self) -> list[Child]:
+        return [child for child in self.alive if child.role == "worker"]
+
     def _has_workers(self) -> bool:
-        return any(child.role == "worker" for child in self.alive)
+        return bool(self._workers()) or any(process.role == "worker" for process in self.waiting)
 
     def _is_awaited(self, child: Child) -> bool:
         """Whether a child must end by itself when the job is over: nobody may ever have met the others."""
@@ -429,6 +532,23 @@ class _Run:
         for child in self.alive:
             child.ask_to_end()
 
+    def _save(self) -> None:
+        """Asks workers to end, and lets them save, for which they may need servers and scheduler."""
+        if not self.job.lets_workers_save:
+            self.report("what has started the workers gives them no time to save (--grace); ending them")
+            self._stop()
+            return
+        grace = self.job.settings.grace_period
+        self._set_phase("saving", grace)
+        self.report(f"asked all workers to end by SIGTERM; they have {grace:g} s (--grace) to save")
+        for child in self._workers():
+            child.hand_on(signal.SIGTERM)
+
+    def _kill_late(self, children: Sequence[Child], after: str) -> None:
+        for child in children:
+            self.report(f"{child.name} (pid {child.pid}) has not ended within {after} of SIGTERM: killing it")
+            child.signal_all(signal.SIGKILL)
+
     def _kill_all(self) -> None:
         """Leaves nothing, whatever interrupted the loop."""
         for child in self.alive:
@@ -438,13 +558,33 @@ class _Run:
             child.reap()
 
     def _on_signal(self, number: int) -> None:
-        if self.phase in ("stopping", "killing"):  # asked twice: no more waiting
-            self._set_phase("stopping", 0.0)
-            return
-        self.interrupted = signal.Signals(number)
-        self.cause = f"stopped by {self.interrupted.name}"
-        self.exit_code = 128 + number
-        self._stop()
+        given = signal.Signals(number)
+        if given in _HANDED_ON:
+            self._hand_on(given)
+        elif self.phase in ("stopping", "killing"):
+            if given == signal.SIGINT:  # asked twice: no more waiting
+                self._set_phase("killing")
+                for child in self.alive:
+                    child.signal_all(signal.SIGKILL)
+        elif given == signal.SIGINT or not self._has_workers():
+            self._interrupt(given)
+            self._stop()
+        elif self.phase != "saving":
+            self._interrupt(given)
+            self._save()
+
+    def _interrupt(self, given: signal.Signals) -> None:
+        if self.interrupted is None:
+            self.interrupted, self.cause, self.exit_code = given, f"stopped by {given.name}", 128 + given
+
+    def _hand_on(self, given: signal.Signals) -> None:
+        if not self._has_workers():
+            self.report(f"{given.name}: there is no worker to hand it to")
+        for child in self._workers():
+            try:
+                child.hand_on(given)
+            except NotHandedOnError as error:
+                self.report(f"{given.name}: {error}")
 
     def _catch_signals(self) -> Callable[[], None]:
         """Turns signals into events of the loop. Returns what undoes it."""
@@ -452,7 +592,7 @@ class _Run:
             return lambda: None
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        caught = (*_ENDS_THE_JOB, *_HANDED_ON)
         numbers = [
             number for number in caught if signal.getsignal(number) != signal.SIG_IGN
         ]  # as under nohup

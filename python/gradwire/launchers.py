@@ -50,6 +50,7 @@ class Request:
         cores, memory: of each worker and server, where clusters are told; memory in bytes; None: the cluster's choice.
         image, namespace: of Kubernetes; namespace None: the one that kubectl is set to.
         recording: of a timeline; its environment is in env.
+        stdin_rank, unfinished: as for launch.run_job.
     """
 
     command: Sequence[str]
@@ -69,6 +70,8 @@ class Request:
     namespace: str | None = None
     role_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     recording: Recording | None = None
+    stdin_rank: int | None = None
+    unfinished: Callable[[Line], None] | None = None
 
     @property
     def folder(self) -> str:
@@ -165,6 +168,11 @@ def _require_options_of(request: Request) -> None:
                 f"run: {option} goes with --launcher {' or '.join(_WITH_SIZES)}; {launcher} is not told how much of a "
                 "machine a process takes: leave it out"
             )
+    if request.stdin_rank is not None and launcher != "local":
+        raise ValueError(
+            f"run: --stdin {request.stdin_rank} goes with --launcher local; workers of {launcher} run where nobody can "
+            "hand them this stdin: leave it out"
+        )
     if request.memory is not None and request.memory < _LEAST_MEMORY:
         raise ValueError(f"run: --memory {request.memory} bytes: expected 1MiB or more, such as 4GB")
     for option, given in (("--image", request.image), ("--namespace", request.namespace)):
@@ -254,6 +262,8 @@ def _run_here(request: Request, output: Callable[[Line], None], report: Callable
         report=report,
         restarts=request.restarts,
         joins=request.joins,
+        stdin_rank=request.stdin_rank,
+        unfinished=request.unfinished,
     )
 
 
@@ -345,6 +355,7 @@ def _run_by_ssh(request: Request, output: Callable[[Line], None], report: Callab
         report=report,
         restarts=request.restarts,
         joins=request.joins,
+        unfinished=request.unfinished,
     )
     _bring_parts(request, hosts, report)
     return result

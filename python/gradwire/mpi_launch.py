@@ -5,13 +5,15 @@ Ranks are MPI's own. The scheduler runs here, so that stores over sockets work a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradwire import ssh
-from gradwire.child import Line, LocalHost, MakeSplitter
+from gradwire.child import Deliver, Line, LocalHost, MakeSplitter, NotHandedOnError
 from gradwire.job import make_job
 from gradwire.launch import JobResult, run_prepared
 from gradwire.mpi_output import TaggedSplitter
@@ -32,6 +34,16 @@ class MpiJob(StarterJob):
     def splitter(self) -> MakeSplitter:
         return TaggedSplitter
 
+    @property
+    def lets_workers_save(self) -> bool:
+        return (
+            not self.hosts
+        )  # mpirun ends ranks within a second of its SIGTERM, and hands none on to other hosts
+
+    @property
+    def deliver(self) -> Deliver:
+        return _by_mpirun if self.hosts else _to_ranks_here
+
     def start(self, ranks: int, environment: Mapping[str, str], command: Sequence[str]) -> list[str]:
         words = ["mpirun", "--tag-output", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
         if os.geteuid() == 0:
@@ -41,6 +53,22 @@ class MpiJob(StarterJob):
             for name in ssh.forwarded(environment, self.variables):
                 words += ["-x", name]
         return [*words, *command]
+
+
+def _by_mpirun(pid: int, number: signal.Signals) -> None:
+    """Open MPI hands on SIGUSR1 and SIGUSR2 to all ranks, and of those here nothing else."""
+    if number not in (signal.SIGUSR1, signal.SIGUSR2):
+        raise NotHandedOnError("mpirun hands on SIGUSR1 and SIGUSR2 only to ranks on other hosts")
+    os.kill(pid, number)
+
+
+def _to_ranks_here(pid: int, number: signal.Signals) -> None:
+    """Ranks on this machine are mpirun's children."""
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        ranks = [int(word) for word in file.read().split()]
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, number)
 
 
 def run_mpi_job(

@@ -42,6 +42,10 @@ class TaggedSplitter:
                 lines += self._feed(writer, b"", now)
         return lines
 
+    @property
+    def unfinished(self) -> Line | None:
+        return None  # more of it may belong to another rank
+
     def _take(self, text: bytes, now: float) -> list[Line]:
         """Takes what lies between two tags: the rank's to the end of a line, and mpirun's own beyond it."""
         if self._writer != self._mpirun and b"\n" in text:

@@ -165,6 +165,24 @@ def run(
             metavar="SPEC", help="Disturb the job as a bad network would, or kill a process: see below."
         ),
     ] = None,
+    stdin_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--stdin",
+            metavar="RANK",
+            min=0,
+            help="The worker that reads the stdin of gradwire run, as breakpoint() does: 0. Only under local. "
+            "Unset: none.",
+        ),
+    ] = None,
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="How long workers may save after SIGTERM, before they are killed: 30s, 2min. "
+            "Unset: GRADWIRE_GRACE_PERIOD, or 30s.",
+        ),
+    ] = None,
     on_failure: Annotated[
         Literal["abort", "continue"] | None,
         typer.Option(
@@ -200,7 +218,12 @@ def run(
 
     Every line is shown behind the name of the process that wrote it. When a process fails, the others are
     ended and its own exit code is returned; with --on-failure continue a worker's failure is reported, and the job's
-    exit code is 0 if those that are left come to the end. Ctrl-C ends everything. Options end at the first word of CMD.
+    exit code is 0 if those that are left come to the end. Options end at the first word of CMD.
+
+    Ctrl-C ends everything within 2 s, a second one at once. At SIGTERM or SIGHUP, as at the end of an allocation, each
+    worker's CMD gets SIGTERM and has the time of --grace to save; servers and scheduler go on until all workers have
+    ended. SIGUSR1, SIGUSR2 and SIGQUIT are handed to each worker's CMD, as for sbatch --signal=B:USR1@90. A shell
+    script in the place of CMD has to exec its program, which else does not get the signal.
 
     On other hosts a job has the variables of --env, those of gradwire, MXNet and BytePS, of Python and of thread
     libraries, and PATH. Workers fill the slots of -H in order; servers take the hosts that are left, or else share
@@ -232,6 +255,8 @@ def run(
 
       gradwire run -n 4 -s 2 --launcher ssh -H node1:2,node2:2 --sync-dst-dir job python train.py
 
+      gradwire run -n 2 --stdin 0 python train.py     (with a breakpoint() in worker 0)
+
       salloc -n 4 gradwire run -n 4 --launcher slurm python train.py
 
       gradwire run -n 4 -s 2 --launcher sge --queue gpu.q python train.py
@@ -260,6 +285,7 @@ def run(
         "GRADWIRE_ENCRYPT": None if encrypt is None else "on" if encrypt else "off",
         "GRADWIRE_REPLICAS": None if replicas is None else str(replicas),
         "GRADWIRE_FAULTS": faults,
+        "GRADWIRE_GRACE_PERIOD": grace,
         "GRADWIRE_ON_FAILURE": "continue" if join is not None else on_failure,
         "GRADWIRE_MIN_WORKERS": None if min_workers is None else str(min_workers),
     }
@@ -288,6 +314,7 @@ def run(
             f"run: --min-workers {min_workers} counts where the job goes on without workers that die: give "
             "--on-failure continue too, or leave it out"
         )
+    show = Prefixer(sys.stderr if json_file == "-" else sys.stdout, sys.stderr)
     request = launchers.Request(
         command=command,
         workers=workers,
@@ -306,13 +333,15 @@ def run(
         image=image,
         namespace=namespace,
         recording=recording,
+        stdin_rank=stdin_rank,
+        # A file gets whole lines, each once.
+        unfinished=show.begin if sys.stdout.isatty() or stdin_rank is not None else None,
     )
     if dry_run:
         sys.stdout.write(f"{launchers.manifest(request)}\n")
         return
-    show = Prefixer(sys.stderr if json_file == "-" else sys.stdout, sys.stderr)
     with contextlib.ExitStack() as stack:
-        keep = None if output_dir is None else stack.enter_context(OutputFolder(output_dir))
+        keep = None if output_dir is None else stack.enter_context(OutputFolder(output_dir, say))
 
         def output(line: Line) -> None:
             show(line)

@@ -11,7 +11,6 @@ To add a setting, add one field to `Settings`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from gradwire.environments import (
     meeting_of_one_machine,
     meeting_of_srun,
 )
+from gradwire.suggestions import nearest
 from gradwire.units import parse_duration, parse_size
 
 Role = Literal["worker", "server", "scheduler"]
@@ -297,6 +297,11 @@ class Settings:
         30.0,
         "likewise: how long a worker that gives no sign of life is awaited when the others meet again",
     )
+    grace_period: float = _setting(
+        parse_duration,
+        30.0,
+        "how long workers may save after SIGTERM has reached `gradwire run`, before they are killed",
+    )
     slow_warning: float = _setting(_positive(parse_duration, "1ms"), 60.0, "warn when one round takes longer")
     slow_abort: float = _setting(
         _positive(parse_duration, "1ms"), 1800.0, "give up when one round takes longer"
@@ -520,12 +525,13 @@ def is_given(name: str, environ: Mapping[str, str] | None = None) -> bool:
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Describes every GRADWIRE_* variable that no setting has, with the nearest valid name."""
     environ = os.environ if environ is None else environ
-    valid = [definition.variable for definition in DEFINITIONS]
+    valid = [definition.variable.removeprefix(PREFIX) for definition in DEFINITIONS]
     texts = []
     for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in valid:
-            near = difflib.get_close_matches(variable, valid, n=1, cutoff=0.0)[0]
-            texts.append(f"{variable} is set but no setting has this name: did you mean {near}?")
+        if variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in valid:
+            near = nearest(variable.removeprefix(PREFIX), valid)
+            meant = f": did you mean {PREFIX}{near}?" if near else "; `gradwire doctor` lists all"
+            texts.append(f"{variable} is set but no setting has this name{meant}")
     return texts
 
 

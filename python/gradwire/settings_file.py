@@ -5,10 +5,11 @@ The environment wins over it, and it wins over the defaults. `gradwire run --set
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
+
+from gradwire.suggestions import did_you_mean
 
 # What a launcher says of one process, or of the job; a file is the same for all processes and any job.
 NOT_IN_A_FILE = frozenset(
@@ -26,7 +27,7 @@ def load(path: str | Path, known: Collection[str]) -> dict[str, str]:
     Raises: ValueError: it cannot be read, has no settings, or one that may not stand there; says which.
     """
     try:
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        given = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:  # no JSON, or no text
         raise ValueError(
             f"the settings file {path} cannot be read ({error}): expected what `gradwire tune --json FILE` writes"
@@ -47,8 +48,10 @@ def _text(path: str | Path, name: str, value: object, known: Collection[str]) ->
             "leave it out"
         )
     if name not in known:
-        near = difflib.get_close_matches(name, sorted(set(known) - NOT_IN_A_FILE), n=1, cutoff=0.0)[0]
-        raise ValueError(f"the settings file {path} has {name}, which is no setting: did you mean {near}?")
+        meant = did_you_mean(name.lower().removeprefix("gradwire_"), sorted(set(known) - NOT_IN_A_FILE))
+        raise ValueError(
+            f"the settings file {path} has {name}, which is no setting{meant or '; `gradwire doctor` lists all'}"
+        )
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"the settings file {path} has {name}={value!r}: expected text or a number")
     return str(value)

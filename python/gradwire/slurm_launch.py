@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gradwire import srun_keeper, ssh
 from gradwire.child import Line, LineSplitter, LocalHost, MakeSplitter, Stream
@@ -29,6 +30,10 @@ _LABEL = re.compile(rb" *(\d+): ")
 @dataclass(frozen=True)
 class SlurmJob(StarterJob):
     """A job that srun starts. hosts: a node for each worker, in the order of the ranks; none: Slurm chooses."""
+
+    servers_ignore: ClassVar[str] = (
+        "TERM USR1 USR2 QUIT"  # Slurm announces the end of an allocation to all steps
+    )
 
     @property
     def rank_variable(self) -> str:
@@ -73,6 +78,10 @@ class LabelledSplitter:
         if not data and self._pending:
             whole, self._pending = [self._pending], b""
         return [line for text in whole for line in self._take(text, now)]
+
+    @property
+    def unfinished(self) -> Line | None:
+        return None  # more of it may belong to another rank
 
     def _take(self, text: bytes, now: float) -> list[Line]:
         label = _LABEL.match(text)

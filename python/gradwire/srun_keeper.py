@@ -1,8 +1,9 @@
-"""What `gradwire run --launcher slurm` runs in the place of srun: srun, with two things that srun has not.
+"""What `gradwire run --launcher slurm` runs in the place of srun: srun, with three things that srun has not.
 
 A step outlives the srun that began it when that is killed; this one is cancelled, by a process that waits for our end
 in a session of its own. And srun's exit code is the largest of all tasks', those included that it ended because one had
-failed; ours is that of the first to fail.
+failed; ours is that of the first to fail. At SIGTERM srun kills the step; we hand SIGTERM, and other signals with which
+workers are asked to save, to its tasks.
 
     python srun_keeper.py NAME srun --job-name=NAME ...
 
@@ -17,6 +18,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 
 ASK_SECONDS = 20
 _FAILED = re.compile(
@@ -39,19 +41,31 @@ def code_of(line: bytes) -> int | None:
     return 128 + _SIGNALS[told[2]] if told[2] in _SIGNALS else _UNKNOWN
 
 
+def steps_named(name: str) -> list[str]:
+    """Returns the ids of the running steps of a name."""
+    listed = subprocess.run(
+        ["squeue", "--noheader", "--me", "--steps", "--format=%i %j"],
+        capture_output=True,
+        text=True,
+        timeout=ASK_SECONDS,
+    )
+    return [line.split()[0] for line in listed.stdout.splitlines() if line.split()[1:] == [name]]
+
+
 def cancel(name: str) -> None:
     """Cancels the step or job of a name, wherever it is in its life."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        listed = subprocess.run(
-            ["squeue", "--noheader", "--me", "--steps", "--format=%i %j"],
-            capture_output=True,
-            text=True,
-            timeout=ASK_SECONDS,
-        )
-        steps = [line.split()[0] for line in listed.stdout.splitlines() if line.split()[1:] == [name]]
-        for of in ([[step] for step in steps], [["--me", f"--name={name}"]]):
+        for of in ([[step] for step in steps_named(name)], [["--me", f"--name={name}"]]):
             for words in of:
                 subprocess.run(["scancel", *words], capture_output=True, timeout=ASK_SECONDS)
+
+
+def signal_tasks(name: str, number: int) -> None:
+    """Hands a signal to the tasks of the step of a name."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        for step in steps_named(name):
+            words = ["scancel", f"--signal={number}", step]
+            subprocess.run(words, capture_output=True, timeout=ASK_SECONDS)
 
 
 def watch(name: str) -> int:
@@ -76,12 +90,15 @@ def main(name: str, command: list[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error}\n")
         return 127
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # srun has had it too; what it says of it is awaited
+
+    def hand_on(number: int, _: object) -> None:
+        threading.Thread(target=signal_tasks, args=(name, number), daemon=True).start()
+
+    for number in (signal.SIGINT, signal.SIGHUP):  # srun has had it too; what it says of it is awaited
         signal.signal(number, lambda *_: None)
+    # Where all is to end at once, srun has had SIGTERM too, and kills the step.
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
+        signal.signal(number, hand_on)
     first = None
     assert srun.stderr is not None
     for line in srun.stderr:

@@ -19,6 +19,12 @@ from gradwire import sent_along, ssh_keeper
 from gradwire.hosts import address_of
 
 _CONNECT_SECONDS = 10
+GREETING = "gradwire: ssh has connected"
+"""The first line of a process on another host: what comes before is the host's own."""
+LAUNCHES_AT_ONCE = 8
+"""Connections to one host that may be under way: sshd's default MaxStartups begins to refuse some at 10."""
+UNREACHABLE = 255
+"""ssh's exit code where it has failed itself."""
 # A host that has died is noticed by its silence; nobody is asked for a password; the user's own options count first.
 _OPTIONS = (
     *("-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}", "-o", "LogLevel=ERROR"),
@@ -77,6 +83,7 @@ class SshHost:
             "folder": self.folder,
             "environment": forwarded(options.pop("env", os.environ), self.variables),
             "command": list(command),
+            "greeting": GREETING,
         }
         process = subprocess.Popen(
             self.command(_python(sent_along.program(ssh_keeper))),

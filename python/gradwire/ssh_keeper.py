@@ -1,7 +1,8 @@
 """What ssh runs on a host for each process of a job: starts it, and ends it when the connection ends.
 
 ssh leaves what it has started running when it is killed. So the launcher's end of stdin is held open for the life of
-the job: its first line is the order, and its end, whatever brings it about, is that of the process and all it started.
+the job: its first line is the order, each further one the number of a signal for the process, and its end, whatever
+brings it about, is that of the process and all it started.
 
 Runs by itself on a host that may not have gradwire (sent_along.py): only the standard library and kept_process.py.
 """
@@ -18,14 +19,20 @@ from gradwire.kept_process import KeptProcess
 
 
 def start(order: dict[str, Any]) -> KeptProcess:
-    """order: "folder", "environment" (over this host's own), "command"."""
+    """order: "folder", "environment" (over this host's own), "command"; "greeting" (a line to write first) may be left
+    out."""
+    if "greeting" in order:
+        os.write(1, f"{order['greeting']}\n".encode())
     os.chdir(order["folder"])
     return KeptProcess(order["command"], env={**os.environ, **order["environment"]})
 
 
 def end_with_the_connection(kept: KeptProcess) -> None:
-    while os.read(0, 4096):
-        pass
+    rest = b""
+    while data := os.read(0, 4096):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            kept.hand_on(int(line))
     kept.end()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from gradwire.child import LocalHost, MakeSplitter
+from gradwire.child import Deliver, LocalHost, MakeSplitter
 from gradwire.job import Job, Process
 
 _Starter = TypeVar("_Starter", bound="StarterJob")
@@ -24,6 +25,10 @@ class StarterJob(Job, ABC):
         variables: names of those that were given for all hosts.
         looking: words before each command, which look at where it is about to run, and may refuse to.
     """
+
+    servers_ignore: ClassVar[str] = (
+        "USR1 USR2 QUIT"  # signals that reach all that was started, and mean workers
+    )
 
     hosts: Sequence[str] = ()
     elsewhere: bool = False
@@ -56,6 +61,11 @@ class StarterJob(Job, ABC):
     def splitter(self) -> MakeSplitter:
         """Cuts what the starter writes into lines of ranks."""
 
+    @property
+    def deliver(self) -> Deliver:
+        """How a signal for the workers reaches them by way of the starter."""
+        return os.kill
+
     @abstractmethod
     def start(self, ranks: int, environment: Mapping[str, str], command: Sequence[str]) -> list[str]:
         """Returns the starter's command."""
@@ -64,11 +74,12 @@ class StarterJob(Job, ABC):
         own = self.of_role("worker")
         environment = own.workers_environment(scheduler, beside=self.workers)
         command = own.start(self.workers, environment, [*self.looking, *self.command])
-        processes = [Process("worker", None, self.local, command, environment, self.splitter)]
+        processes = [Process("worker", None, self.local, command, environment, self.splitter, self.deliver)]
         if self.servers:
             own = self.of_role("server")
             server = own._node_command("server", scheduler) + own._options_of_all_servers()
-            with_rank = ["sh", "-c", f'exec "$0" "$@" --rank "${self.rank_variable}"', *server]
+            run = f'trap \'\' {self.servers_ignore}; exec "$0" "$@" --rank "${self.rank_variable}"'
+            with_rank = ["sh", "-c", run, *server]
             command = own.start(self.servers, own.environment, [*self.looking, *with_rank])
             processes.insert(0, Process("server", None, self.local, command, own.environment, self.splitter))
         return processes

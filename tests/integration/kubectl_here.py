@@ -42,9 +42,11 @@ def main() -> int:
         "--tail",
         "--container",
         "--since-time",
+        "--timeout",
     ):
         parser.add_argument(flag)
     parser.add_argument("--wait", choices=("true", "false"))
+    parser.add_argument("--cascade", choices=("foreground",))
     for flag in ("--prefix", "--ignore-errors", "--ignore-not-found", "--follow"):
         parser.add_argument(flag, action="store_true")
     given = parser.parse_args()
@@ -140,16 +142,34 @@ def logs(given: argparse.Namespace) -> int:
 
 
 def delete(given: argparse.Namespace) -> int:
-    assert given.words == ["jobs,services,secrets"]
+    """With --cascade=foreground objects are there until their pods have ended."""
+    assert given.words in (["jobs,services,secrets"], ["jobs"])
+    waits = given.wait == "true"
+    assert waits == (given.cascade == "foreground"), "else kubectl waits for no pod"
     with locked():
         pods = kept("Pod", given.selector)
         others = [item for kind in ("Job", "Service", "Secret") for item in kept(kind, given.selector)]
-        for item in others + pods:
-            (FOLDER / f"{item['kind']}-{item['metadata']['name']}.json").unlink()
-    for kubelet in [pod["kubelet"] for pod in pods if "kubelet" in pod]:
+        items = [
+            item for item in others + pods if f"{item['kind'].lower()}s" in given.words[0] or item in pods
+        ]
+        if not waits:
+            unlink(items)
+    kubelets = [pod["kubelet"] for pod in pods if "kubelet" in pod]
+    for kubelet in kubelets:
         with contextlib.suppress(ProcessLookupError):
             os.kill(kubelet, signal.SIGTERM)
+    if waits:
+        until = time.monotonic() + float(given.timeout.removesuffix("s"))
+        while any(Path(f"/proc/{kubelet}").exists() for kubelet in kubelets) and time.monotonic() < until:
+            time.sleep(0.02)
+        with locked():
+            unlink(items)
     return 0
+
+
+def unlink(items: list[dict[str, Any]]) -> None:
+    for item in items:
+        (FOLDER / f"{item['kind']}-{item['metadata']['name']}.json").unlink(missing_ok=True)
 
 
 # Pods

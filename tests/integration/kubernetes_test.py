@@ -65,6 +65,12 @@ def test_a_signal_to_the_launcher_deletes_all(number: signal.Signals, bed: Bed, 
     wait_until(lambda: not objects(tmp_path), launched.NOTICE_SECONDS, "all objects to be deleted")
 
 
+def test_workers_save_before_their_pods_end(bed: Bed, tmp_path: Path) -> None:
+    ended = launched.expect_workers_to_save(bed, tmp_path, "GRADWIRE_RANK", ())
+    assert "(--grace) to save" in ended.err
+    wait_until(lambda: not objects(tmp_path), launched.NOTICE_SECONDS, "all objects to be deleted")
+
+
 def test_no_kubectl_is_an_error(tmp_path: Path) -> None:
     with Job(tmp_path, {"PATH": str(tmp_path)}) as job:
         launched.start(job, Bed("kubernetes", OPTIONS), ["true"], "-s", "0")

@@ -145,6 +145,63 @@ def expect_a_timeline_to_be_refused_that_no_machine_sees(
     assert "begun" not in ended.out, str(ended)
 
 
+SAVER = """
+import os, pathlib, signal, sys, time
+rank = os.environ[os.environ["RANK_VARIABLE"]]
+folder = pathlib.Path(os.environ["TEST_FOLDER"])
+def save(number, _):
+    (folder / f"worker{rank}.saving").touch()
+    time.sleep(3)  # longer than what is left between SIGTERM and SIGKILL elsewhere
+    print("saved", rank, "after", number, flush=True)
+    (folder / f"worker{rank}.saved").touch()
+    if number == signal.SIGTERM:
+        sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
+    signal.signal(number, save)
+(folder / f"worker{rank}.running").touch()
+while not (folder / "end").exists():
+    time.sleep(0.05)
+"""
+
+
+def await_saved(folder: Path, workers: int) -> None:
+    saved = [folder / f"worker{rank}.saved" for rank in range(workers)]
+    wait_until(lambda: all(path.exists() for path in saved), NOTICE_SECONDS, "all workers to have saved")
+    for path in saved:
+        path.unlink()
+
+
+def expect_workers_to_save(
+    bed: Bed,
+    folder: Path,
+    rank_variable: str,
+    signals: Sequence[signal.Signals] = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT),
+    *,
+    workers: int = 2,
+    through: Sequence[str] = (),
+) -> Ended:
+    """Workers get the signals, one after the other, and go on; then SIGTERM, after which they save for 3 s and end."""
+    job = bed.job(folder, RANK_VARIABLE=rank_variable)
+    command = [sys.executable, "-c", SAVER]
+    rank_of = ("--env", f"RANK_VARIABLE={rank_variable}")
+    with token() as word, job:
+        start(job, bed, command, "-s", "1", "--env", word, *rank_of, workers=workers, through=through)
+        job.wait_until_training(workers)
+        first = job.members["run", 0].process.pid
+        launcher = next(pid for pid in [first, *descendants(first)] if is_launcher(pid))
+        for number in signals:
+            os.kill(launcher, number)
+            await_saved(folder, workers)
+        os.kill(launcher, signal.SIGTERM)
+        ended = end(job, NOTICE_SECONDS)
+        wait_until(lambda: not processes_with(word), NOTICE_SECONDS, "what was started to end")
+    assert ended.code == 128 + signal.SIGTERM, str(ended)
+    for rank in range(workers):
+        for number in (*signals, signal.SIGTERM):
+            assert f"saved {rank} after {int(number)}\n" in ended.out, str(ended)
+    return ended
+
+
 def signal_the_launcher(job: Job, number: signal.Signals, started: Sequence[int]) -> Ended:
     """How a job ends whose launcher gets a signal, and with it all processes started."""
     first = job.members["run", 0].process.pid

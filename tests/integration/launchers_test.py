@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from gradwire.timeline.command import load
+from integration import launched
 from integration.mpi_jobs import mpirun
 from integration.own_tmp import own_tmp
 from integration.processes import (
@@ -300,6 +301,31 @@ def test_a_signal_to_the_launcher_mpi_ends_all(number: signal.Signals, tmp_path:
             for pid in processes_with(token):
                 os.kill(pid, signal.SIGKILL)
     assert ended.code == (-number if number == signal.SIGKILL else 128 + number), str(ended)
+
+
+def test_workers_of_mpirun_save(tmp_path: Path) -> None:
+    launched.expect_workers_to_save(launched.Bed("mpi"), tmp_path, "OMPI_COMM_WORLD_RANK")
+
+
+@needs_sshd
+def test_many_workers_on_one_host(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """sshd refuses whoever comes while 10 others connect; its default is to refuse some from then on."""
+    with (
+        ssh_lab(1, tmp_path_factory.mktemp("one"), max_startups="10:100:10") as lab,
+        Job(tmp_path, {}) as job,
+    ):
+        words = [str(PROGRAMS / "gradwire"), "run", "-n", "24", "-s", "0", "--launcher", "ssh"]
+        words += ["--ssh", lab.client, "-H", f"{lab.hosts[0]}:24", "sh", "-c", "echo is here"]
+        ended = job.start(("run", 0), words).ended(120)
+    assert ended.code == 0, str(ended)
+    assert ended.out.count("is here") == 24, str(ended)
+    assert "trying once more" not in ended.err, str(ended)
+
+
+@needs_sshd
+def test_workers_behind_ssh_save(hosts: SshLab, tmp_path: Path) -> None:
+    options = ("--ssh", hosts.client, "-H", ",".join(hosts.hosts))
+    launched.expect_workers_to_save(launched.Bed("ssh", options), tmp_path, "GRADWIRE_RANK")
 
 
 def test_torchrun(reference: object, tmp_path: Path) -> None:

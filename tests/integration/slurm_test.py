@@ -113,6 +113,36 @@ def test_a_signal_to_the_launcher_ends_all(
     assert ended.code == (0 if killed_in_allocation else launched.shell_code(number)), str(ended)
 
 
+@pytest.mark.parametrize("through", [SALLOC, ()], ids=["salloc", "no allocation"])
+def test_workers_save_at_signals_of_the_launcher(through: tuple[str, ...], bed: Bed, tmp_path: Path) -> None:
+    launched.expect_workers_to_save(bed, tmp_path, "SLURM_PROCID", workers=WORKERS, through=through)
+
+
+def test_a_signal_before_the_end_of_the_allocation_reaches_workers_alone(bed: Bed, tmp_path: Path) -> None:
+    """Slurm counts in minutes, and sends it up to one earlier."""
+    through = (*SALLOC, "--time=1", "--signal=USR1@5")
+    job = bed.job(tmp_path)
+    variables = ("--env", "RANK_VARIABLE=SLURM_PROCID")
+    with job:
+        launched.start(
+            job,
+            bed,
+            [sys.executable, "-c", launched.SAVER],
+            "-s",
+            "1",
+            *variables,
+            workers=WORKERS,
+            through=through,
+        )
+        job.wait_until_training(WORKERS)
+        launched.await_saved(tmp_path, WORKERS)
+        (tmp_path / "end").touch()
+        ended = launched.end(job)
+    assert ended.code == 0, str(ended)
+    for rank in range(WORKERS):
+        assert f"saved {rank} after {int(signal.SIGUSR1)}\n" in ended.out, str(ended)
+
+
 def test_slurm_that_is_not_up_is_an_error(tmp_path: Path) -> None:
     with Job(tmp_path, {"SLURM_CONF": str(tmp_path / "nothing.conf")}) as job:
         launched.start(job, Bed("slurm"), ["true"], "-s", "0", workers=WORKERS)

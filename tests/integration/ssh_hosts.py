@@ -39,8 +39,8 @@ class SshLab:
 
 
 @contextmanager
-def ssh_lab(count: int, folder: Path) -> Iterator[SshLab]:
-    """Makes hosts that take one key, and removes them with all that runs there."""
+def ssh_lab(count: int, folder: Path, max_startups: str = "100") -> Iterator[SshLab]:
+    """Makes hosts that take one key, and removes them with all that runs there. max_startups: as sshd_config has it."""
     folder.chmod(0o755)
     for name in ("host_key", "user_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
@@ -50,7 +50,7 @@ def ssh_lab(count: int, folder: Path) -> Iterator[SshLab]:
         "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n"
     )
     with NetLab(hosts=count) as lab:
-        servers = [_start(host, folder) for host in lab.hosts]
+        servers = [_start(host, folder, max_startups) for host in lab.hosts]
         try:
             for host, server in zip(lab.hosts, servers, strict=True):
                 _wait(host, server, folder)
@@ -61,12 +61,12 @@ def ssh_lab(count: int, folder: Path) -> Iterator[SshLab]:
                 server.wait()
 
 
-def _start(host: NetHost, folder: Path) -> subprocess.Popen[bytes]:
+def _start(host: NetHost, folder: Path, max_startups: str) -> subprocess.Popen[bytes]:
     config = folder / f"sshd{host.index}.conf"
     config.write_text(
         f"Port {PORT}\nListenAddress {host.address}\nHostKey {folder / 'host_key'}\nPidFile none\n"
         f"AuthorizedKeysFile {folder / 'user_key.pub'}\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
-        "PermitRootLogin yes\nMaxStartups 100\n"
+        f"PermitRootLogin yes\nMaxStartups {max_startups}\n"
     )
     Path("/run/sshd").mkdir(
         exist_ok=True

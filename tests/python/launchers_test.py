@@ -16,7 +16,7 @@ from gradwire.child import Line, LocalHost
 from gradwire.hosts import HostSlots
 from gradwire.job import Job, make_job
 from gradwire.output_folder import OutputFolder
-from gradwire.ssh import HostUnreachable, SshHost, forwarded, own_address, resolve
+from gradwire.ssh import GREETING, HostUnreachable, SshHost, forwarded, own_address, resolve
 from python.prepared_jobs import request
 
 HERE = LocalHost("10.0.0.9")
@@ -331,7 +331,7 @@ def test_processes_start_whatever_the_login_shell_and_python_is_called(
     assert process.stdout is not None
     assert process.stderr is not None
     text = process.stdout.read().decode()
-    assert (process.wait(300), text) == (0, "a 'b' $c 3\n"), process.stderr.read().decode()
+    assert (process.wait(300), text) == (0, f"{GREETING}\na 'b' $c 3\n"), process.stderr.read().decode()
 
 
 def test_a_folder_is_copied_to_one_of_any_name(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_this_machine_has_the_address_that_the_route_gives_it() -> None:
 
 
 def test_every_process_has_its_own_files(tmp_path: Path) -> None:
-    with OutputFolder(tmp_path / "a" / "b") as keep:
+    with OutputFolder(tmp_path / "a" / "b", pytest.fail) as keep:
         keep(Line("worker", 1, "stdout", "one"))
         keep(Line("worker", 1, "stdout", "two"))
         keep(Line("scheduler", None, "stderr", "up"))

@@ -54,6 +54,8 @@ def test_a_file_becomes_the_variables_that_nobody_has_set(tmp_path: Path) -> Non
         ("[]", "has no settings: expected an object"),
         ('{"verdict": "x"}', "has no settings: expected an object"),
         ('{"settings": {"partition_byte": 1}}', "is no setting: did you mean partition_bytes"),
+        ('{"settings": {"GRADWIRE_STREAMS": 2}}', "which is no setting: did you mean streams[?]$"),
+        ('{"settings": {"foo": 1}}', "which is no setting; `gradwire doctor` lists all"),
         ('{"settings": {"rank": 1}}', "has rank, which is of one process or one job"),
         ('{"settings": {"settings": "other.json"}}', "has settings, which is of one process"),
         ('{"settings": {"streams": true}}', "has streams=True: expected text or a number"),

@@ -67,7 +67,8 @@ def test_srun_is_told_where_and_every_process_who_it_is(monkeypatch: pytest.Monk
         assert {f"--ntasks={tasks}", f"--nodelist={nodes}", "--distribution=arbitrary"} <= set(
             process.command
         )
-    assert 'exec "$0" "$@" --rank "$SLURM_PROCID"' in server.command
+    run = """trap '' TERM USR1 USR2 QUIT; exec "$0" "$@" --rank "$SLURM_PROCID\""""
+    assert run in server.command
     assert worker.environment["GRADWIRE_SCHEDULER"] == "tcp://10.0.0.9:1"
 
 

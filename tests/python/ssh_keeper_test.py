@@ -108,3 +108,27 @@ def test_what_cannot_be_started_is_told(tmp_path: Path) -> None:
     code, _, err = ended(start(tmp_path / "nowhere", ["true"]))
     assert code == 127
     assert "nowhere" in err
+
+
+HANDLER = """
+import signal, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda number, _: print(number, child.poll(), flush=True))
+print("up", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+def test_a_line_is_a_signal_for_the_program_alone(tmp_path: Path) -> None:
+    keeper = start(tmp_path, [sys.executable, "-c", HANDLER])
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    assert keeper.stdout.readline() == b"up\n"
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        keeper.stdin.write(b"%d\n" % number)
+        keeper.stdin.flush()
+        assert keeper.stdout.readline() == b"%d None\n" % number
+    keeper.stdin.close()
+    keeper.wait(300)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gradwire import ssh
-from gradwire.child import Line, LocalHost, MakeSplitter
+from gradwire.child import Deliver, Line, LocalHost, MakeSplitter
 from gradwire.clusters import keeper
 from gradwire.hosts import address_of, is_this_machine
 from gradwire.job import make_job
@@ -47,6 +47,14 @@ class ClusterJob(StarterJob):
     @property
     def splitter(self) -> MakeSplitter:
         return LabelledSplitter
+
+    @property
+    def deliver(self) -> Deliver:
+        return keeper.deliver
+
+    @property
+    def lets_workers_save(self) -> bool:
+        return False  # qdel and YARN end tasks at once, or by a notice of their own
 
     def start(self, ranks: int, environment: Mapping[str, str], command: Sequence[str]) -> list[str]:
         order = {

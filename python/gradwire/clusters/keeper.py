@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from gradwire.child import NotHandedOnError
+
 RANK = "GRADWIRE_RANK"  # in which a process that a cluster has started finds its rank
 RANK_VARIABLES = (RANK, "DMLC_RANK")
 
@@ -28,6 +30,15 @@ def script(environment: Mapping[str, str], names: Collection[str], words: Sequen
     lines = [f"export {name}={shlex.quote(environment[name])}" for name in sorted(names)]
     lines += [f'export {name}="$rank"' for name in RANK_VARIABLES]
     return "\n".join([*lines, f"{shlex.join(words)} </dev/null"]) + "\n"
+
+
+def deliver(pid: int, number: signal.Signals) -> None:
+    """As child.Deliver, for a keeper: SIGTERM asks it to end what it stands for; it can hand no other signal on."""
+    if number != signal.SIGTERM:
+        raise NotHandedOnError(
+            "a cluster's tasks get no signals from here; send it by the cluster's own means"
+        )
+    os.kill(pid, number)
 
 
 @contextlib.contextmanager

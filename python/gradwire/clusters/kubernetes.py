@@ -71,7 +71,7 @@ class KubernetesJob(Job):
     @property
     def manifest(self) -> Manifest:
         key = self.environment.get(encryption.VARIABLE)
-        return Manifest(self.name, self.image, key, self.cores, self.memory)
+        return Manifest(self.name, self.image, key, self.cores, self.memory, self.settings.grace_period)
 
     def documents(self) -> list[Document]:
         """Returns all that the job is made of, in the order in which it is made."""
@@ -115,11 +115,12 @@ class KubernetesJob(Job):
             "tasks": tasks,
             "role": role,
             "notice_seconds": self.settings.liveness_timeout,
+            "grace_seconds": self.settings.grace_period,
             **more,
         }
         environment = {**self.environment, DOCUMENTS: json.dumps(as_list(documents))}
         words = keeper.command(_KEEPER, order, [])
-        return Process(role, None, self.local, words, environment, LabelledSplitter)
+        return Process(role, None, self.local, words, environment, LabelledSplitter, keeper.deliver)
 
 
 def make_kubernetes_job(

@@ -112,6 +112,18 @@ class Pods:
                 [*words, "--wait=false", "--ignore-not-found"], capture_output=True, timeout=_ASK_SECONDS
             )
 
+    def let_end(self) -> None:
+        """Has them deleted, and waits until they have ended, with what they write until then: they may save."""
+        seconds = self._order["grace_seconds"]
+        words = ["kubectl", "delete", "jobs", *self._where, *self._selected, "--ignore-not-found"]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                [*words, "--cascade=foreground", "--wait=true", f"--timeout={seconds:g}s"],
+                capture_output=True,
+                timeout=seconds + _ASK_SECONDS,
+            )
+        self.finish()
+
     def look(self) -> tuple[list[PodState], str]:
         """Returns the pods that there are, and why the Job has failed, if it has.
 
@@ -212,6 +224,10 @@ def main(order: Mapping[str, Any]) -> int:
         except TimeoutError as error:
             keeper.say(str(error))
             code = 1
+        except SystemExit:  # we were asked to end
+            if order["role"] == "worker":
+                pods.let_end()
+            raise
         pods.finish()
         return code
 

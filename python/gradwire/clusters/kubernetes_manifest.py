@@ -7,6 +7,7 @@ define-interdependent-environment-variables ($(NAME), $$).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,8 @@ SCHEDULER_PORT = 9091
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _POD_ADDRESS = "GRADWIRE_POD_ADDRESS"
 _KEY = "job-key"
-_GRACE_SECONDS = 2  # between SIGTERM and SIGKILL, as under every launcher
+# Longer than workers have: as a container's first process a server does not end at SIGTERM, and serves them meanwhile.
+_SERVERS_SECONDS = 2
 _KEPT_SECONDS = 3600  # a job that has ended and that nobody has deleted
 # A name is known once its pod has an address; who looks it up before that gives up at once.
 _WAIT = """\
@@ -39,13 +41,15 @@ for left in range(86400, -1, -1):
 @dataclass(frozen=True)
 class Manifest:
     """name: of the job, and what its objects' names begin with. image: of all containers. key: the job's, if any.
-    cores, memory (bytes): of each worker and server, if that is said."""
+    cores, memory (bytes): of each worker and server, if that is said. grace_seconds: for workers to save, between
+    SIGTERM and SIGKILL: also where Kubernetes drains a node."""
 
     name: str
     image: str
     key: str | None
     cores: int | None = None
     memory: int | None = None
+    grace_seconds: float = 30.0
 
     @property
     def service(self) -> str:
@@ -128,7 +132,8 @@ class Manifest:
     def _job(self, role: str, count: int, container: Document, before: list[Document]) -> Document:
         pod: Document = {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": _GRACE_SECONDS,
+            "terminationGracePeriodSeconds": math.ceil(self.grace_seconds)
+            + (0 if role == "worker" else _SERVERS_SECONDS),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             **({"initContainers": before} if before else {}),

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gradwire.json_option import check_folder
 from gradwire.timeline.command import reservations
 from gradwire.timeline.merge import merge_folder
 from gradwire.timeline.trace_event import write_trace
@@ -49,11 +50,28 @@ class Recording:
         self.folder = file.absolute().with_name(file.name + ".parts")
         self.there = _ANYWHERE / f"gradwire-{secrets.token_hex(8)}.parts" if fetched else self.folder
         self._remove_parts()  # of a launcher that was killed
+        self._try_to_write()
 
     @property
     def environment(self) -> dict[str, str]:
         """What the job's processes need to know."""
         return {"GRADWIRE_TIMELINE": str(self.there)}
+
+    def _try_to_write(self) -> None:
+        """Finds out before the training whether there will be a timeline after it."""
+        is_new = not self._file.exists()
+        try:
+            check_folder(self.folder)
+            self.folder.rmdir()
+            with self._file.open("a", encoding="utf-8"):
+                pass
+            if is_new:
+                self._file.unlink()
+        except OSError as error:
+            raise ValueError(
+                f"run: --timeline {self._file} cannot be written ({error.strerror}: {error.filename}): name a file in "
+                "a folder that you may write to"
+            ) from None
 
     @contextlib.contextmanager
     def seen(self) -> Iterator[list[str]]:

@@ -1,0 +1,96 @@
+"""What a job writes is tried before it begins, and a log that cannot be written later costs itself alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gradwire.child import Line
+from gradwire.hosts import HostSlots, read_hosts
+from gradwire.json_option import write_json
+from gradwire.output_folder import OutputFolder
+from gradwire.timeline.recording import Recording
+from python.small_jobs import SECONDS, folder_of_a_job, python
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return folder_of_a_job(tmp_path, monkeypatch)
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    words = [
+        sys.executable,
+        "-m",
+        "gradwire.cli",
+        "run",
+        "-n",
+        "1",
+        "-s",
+        "0",
+        "--env",
+        "FAKE_SECONDS=0",
+        *options,
+    ]
+    return subprocess.run(
+        [*words, "--", *python("print('trained')")], capture_output=True, text=True, timeout=SECONDS
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "file"),
+    [
+        ("--timeline", "/proc/out.json"),
+        ("--output-dir", "/proc/logs"),
+        ("--output-dir", "{folder}/fake-server/logs"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_job(option: str, file: str, folder: Path) -> None:
+    given = file.format(folder=folder)
+    done = run(option, given)
+    assert done.returncode != 0
+    assert done.stderr.startswith(f"gradwire: run: {option} {given} cannot be written (")
+    assert "trained" not in done.stdout
+    assert not (folder / "worker0.pid").exists(), "the job has begun"
+
+
+def test_the_trial_leaves_nothing(tmp_path: Path) -> None:
+    Recording(tmp_path / "out.json")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "old.json").write_text("as it was")
+    Recording(tmp_path / "old.json")
+    assert (tmp_path / "old.json").read_text() == "as it was"
+    with OutputFolder(tmp_path / "logs", pytest.fail):
+        assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_a_log_on_a_full_disk_is_a_warning_and_the_others_are_kept(folder: Path) -> None:
+    logs = folder / "logs"
+    logs.mkdir()
+    (logs / "worker-0.stdout").symlink_to("/dev/full")
+    said: list[str] = []
+    with OutputFolder(logs, said.append) as keep:
+        for text in ("one", "two"):
+            keep(Line("worker", 0, "stdout", text))
+            keep(Line("worker", 0, "stderr", text))
+    assert said == [
+        f"{logs}/worker-0.stdout cannot be written (No space left on device): the job goes on, and its further lines "
+        "are not kept"
+    ]
+    assert (logs / "worker-0.stderr").read_text() == "one\ntwo\n"
+    done = run("--output-dir", str(logs))
+    assert (done.returncode, done.stdout) == (0, "[worker 0] trained\n"), done.stderr
+    assert done.stderr == f"gradwire: {said[0]}\n"
+
+
+def test_a_record_on_a_full_disk_is_named() -> None:
+    with pytest.raises(OSError, match=r"^--json /dev/full cannot be written \(No space left on device\)$"):
+        write_json({}, "/dev/full")
+
+
+def test_a_hosts_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_bytes(b"\xef\xbb\xbfnode1:2\r\nnode2\r\n")
+    assert read_hosts(str(file)) == [HostSlots("node1", 2), HostSlots("node2", 1)]
