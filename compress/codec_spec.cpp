@@ -2,27 +2,38 @@
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "compress/codecs.h"
 #include "compress/parameters.h"
+#include "compress/suggestions.h"
 
 namespace gradwire::compress {
 namespace {
 
+/// Insertions, deletions, substitutions and swaps of neighbours that make b of a (optimal string alignment).
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
+  std::vector<std::size_t> before = row;  // of i - 1
   for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i + 1;
+    std::vector<std::size_t> next(b.size() + 1, i + 1);
     for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i] != b[j]);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({substituted, row[j] + 1, row[j + 1] + 1});
+      next[j + 1] = std::min({row[j] + (a[i] != b[j]), next[j] + 1, row[j + 1] + 1});
+      const bool is_swapped = i > 0 && j > 0 && a[i] == b[j - 1] && a[i - 1] == b[j];
+      if (is_swapped) next[j + 1] = std::min(next[j + 1], before[j - 1] + 1);
     }
+    before = std::exchange(row, std::move(next));
   }
   return row[b.size()];
+}
+
+/// Whether a word may be what was meant: one typing error in a short word, one more for every four letters.
+bool is_near(std::string_view given, std::string_view word) {
+  if (given.empty()) return false;
+  if (given.size() > 1 && word.starts_with(given)) return true;
+  return edit_distance(given, word) <= 1 + (given.size() - 1) / 4;
 }
 
 Parameter parse_parameter(std::string_view codec, std::string_view text) {
@@ -44,7 +55,12 @@ std::string nearest(std::string_view given, std::span<const std::string_view> va
       std::min_element(valid.begin(), valid.end(), [&](std::string_view a, std::string_view b) {
         return edit_distance(given, a) < edit_distance(given, b);
       });
-  return found == valid.end() ? std::string() : std::string(*found);
+  return found == valid.end() || !is_near(given, *found) ? std::string() : std::string(*found);
+}
+
+std::string did_you_mean(std::string_view given, std::span<const std::string_view> valid) {
+  const std::string near = nearest(given, valid);
+  return near.empty() ? near : "did you mean " + near + "? ";
 }
 
 std::string join(std::span<const std::string_view> words) {

@@ -15,6 +15,7 @@
 #include "compress/parameters.h"
 #include "compress/qsgd.h"
 #include "compress/random_k.h"
+#include "compress/suggestions.h"
 #include "compress/terngrad.h"
 #include "compress/top_k.h"
 #include "compress/two_bit.h"
@@ -58,8 +59,8 @@ const CodecEntry& entry_named(std::string_view name) {
     if (entry.name == name) return entry;
     names.push_back(entry.name);
   }
-  throw std::invalid_argument("unknown codec " + std::string(name) + ", did you mean " +
-                              nearest(name, names) + "? valid: " + join(names));
+  throw std::invalid_argument("unknown codec " + std::string(name) + "; " + did_you_mean(name, names) +
+                              "valid: " + join(names));
 }
 
 /// Refuses names that the codec does not have, and a name given twice.
@@ -71,8 +72,8 @@ void check_parameter_names(const CodecEntry& entry, const CodecSpec& spec) {
     const std::string who = spec.name + ": parameter " + parameter.name;
     if (valid.empty()) throw std::invalid_argument(who + " was given, but this codec has none");
     if (std::find(valid.begin(), valid.end(), parameter.name) == valid.end()) {
-      throw std::invalid_argument(who + " is unknown, did you mean " + nearest(parameter.name, valid) +
-                                  "? valid: " + join(valid));
+      throw std::invalid_argument(who + " is unknown; " + did_you_mean(parameter.name, valid) +
+                                  "valid: " + join(valid));
     }
     if (std::find(seen.begin(), seen.end(), parameter.name) != seen.end()) {
       throw std::invalid_argument(who + " was given twice");
@@ -124,8 +125,8 @@ ReplyKind reply_kind(const Codec& codec, std::string_view reply) {
       throw std::invalid_argument(given + " needs integer sums, which " + codecs_with_exact_reply() +
                                   " has; replies of this codec: " + join(valid));
     }
-    throw std::invalid_argument(given + " is unknown, did you mean " + nearest(reply, valid) +
-                                "? valid: " + join(valid));
+    throw std::invalid_argument(given + " is unknown; " + did_you_mean(reply, valid) +
+                                "valid: " + join(valid));
   }
   if (reply == "fp32") return ReplyKind::kFp32;
   return reply == "exact" ? ReplyKind::kExact : ReplyKind::kSame;

@@ -52,7 +52,7 @@ bool keeps_nonfinite(const Codec& codec);
 /// has.
 ReplyKind reply_kind(const Codec& codec, std::string_view reply);
 
-/// The word nearest to `given` by edit distance, for error texts.
+/// The word nearest to `given` by edit distance, for error texts; empty where none is near.
 std::string nearest(std::string_view given, std::span<const std::string_view> valid);
 
 /// "a, b, c", for error texts.

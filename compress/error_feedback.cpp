@@ -14,6 +14,7 @@
 #include "compress/little_endian.h"
 #include "compress/parameters.h"
 #include "compress/payloads.h"
+#include "compress/suggestions.h"
 
 namespace gradwire::compress {
 namespace {
@@ -95,9 +96,8 @@ ResidualType residual_type(std::string_view name) {
   for (std::size_t i = 0; i < kResidualTypes.size(); ++i) {
     if (name == kResidualTypes[i]) return static_cast<ResidualType>(i);
   }
-  throw std::invalid_argument("error feedback: residual=\"" + std::string(name) +
-                              "\" is unknown, did you mean " + nearest(name, kResidualTypes) +
-                              "? valid: " + join(kResidualTypes));
+  throw std::invalid_argument("error feedback: residual=\"" + std::string(name) + "\" is unknown; " +
+                              did_you_mean(name, kResidualTypes) + "valid: " + join(kResidualTypes));
 }
 
 ErrorFeedback::ErrorFeedback(const Codec& codec, std::size_t elements, const ErrorFeedbackOptions& options)

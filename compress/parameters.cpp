@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "compress/codecs.h"
+#include "compress/suggestions.h"
 
 namespace gradwire::compress {
 namespace {
@@ -100,9 +101,8 @@ std::size_t word_index(const CodecSpec& spec, std::string_view name,
   const auto found = std::find(valid.begin(), valid.end(), text);
   if (found != valid.end()) return static_cast<std::size_t>(found - valid.begin());
   const std::vector<std::string_view> words(valid);
-  throw std::invalid_argument(spec.name + ": " + std::string(name) + "=" + text +
-                              " is unknown, did you mean " + nearest(text, words) +
-                              "? valid: " + join(words));
+  throw std::invalid_argument(spec.name + ": " + std::string(name) + "=" + text + " is unknown; " +
+                              did_you_mean(text, words) + "valid: " + join(words));
 }
 
 float positive_float_from_wire(std::string_view codec, std::string_view name, std::uint32_t bits) {

@@ -200,15 +200,19 @@ const std::vector<Row>& table() {
   return rows;
 }
 
+std::string suggestion(const std::string& given, const std::vector<std::string_view>& valid) {
+  const std::string near = compress::nearest(given, valid);
+  return near.empty() ? near : fmt::format("did you mean '{}'? ", near);
+}
+
 const Row& row_of(const std::string& optimizer) {
   std::vector<std::string_view> names;
   for (const Row& row : table()) {
     if (row.name == optimizer) return row;
     names.push_back(row.name);
   }
-  throw std::invalid_argument(
-      fmt::format("set_optimizer: unknown optimizer '{}'; the server knows {}; did you mean '{}'?", optimizer,
-                  fmt::join(names, ", "), compress::nearest(optimizer, names)));
+  throw std::invalid_argument(fmt::format("set_optimizer: unknown optimizer '{}'; {}the server knows {}",
+                                          optimizer, suggestion(optimizer, names), fmt::join(names, ", ")));
 }
 
 void require_valid(const Row& row, const std::string& name, double value) {
@@ -227,9 +231,8 @@ void require_valid(const Row& row, const std::string& name, double value) {
         "set_optimizer: {}={} of {} is out of range; expected at least {}{}", name, value, row.name,
         parameter.least, is_bounded ? fmt::format(" and below {}", parameter.below) : ""));
   }
-  throw std::invalid_argument(
-      fmt::format("set_optimizer: {} has no parameter '{}'; did you mean '{}'? It takes {}", row.name, name,
-                  compress::nearest(name, valid), fmt::join(valid, ", ")));
+  throw std::invalid_argument(fmt::format("set_optimizer: {} has no parameter '{}'; {}it takes {}", row.name,
+                                          name, suggestion(name, valid), fmt::join(valid, ", ")));
 }
 
 /// As torch: without a momentum there is nothing to look ahead by.

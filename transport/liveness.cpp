@@ -43,8 +43,10 @@ std::optional<Liveness::Lost> Liveness::check(Time now) {
     if (watched.disconnected && now - *watched.disconnected >= return_time()) {
       return Lost{name, "closed its connection and did not come back within " + in_seconds(return_time())};
     }
-    if (now - watched.heard >= timeout_)
-      return Lost{name, "sent no heartbeat for " + in_seconds(now - watched.heard)};
+    if (now - watched.heard >= timeout_) {
+      const std::string limit = "GRADWIRE_LIVENESS_TIMEOUT is " + in_seconds(timeout_);
+      return Lost{name, "sent no heartbeat for " + in_seconds(now - watched.heard) + " (" + limit + ")"};
+    }
   }
   return std::nullopt;
 }

@@ -242,7 +242,9 @@ def codecs() -> list:
     """One dict per codec: name, summary, parameters, lossy, exact_reply."""
 
 def nearest(given: str, valid: Sequence[str]) -> str:
-    """The valid word nearest to given by edit distance."""
+    """
+    The valid word nearest to given by edit distance; empty where none is near enough to be what was meant.
+    """
 
 UNIT_ELEMENTS: int = 65536
 

@@ -101,8 +101,9 @@ class DenseKeys:
         self._tables.require_dense(verb, key)
         if key not in self.ids:
             known = [str(name) for name in self.ids]
-            near = f"; did you mean {_core.nearest(str(key), known)!r}?" if known else ""
-            raise ValueError(f"{verb}: key {key!r} has not been initialised{near}; call init first")
+            near = _core.nearest(str(key), known)
+            meant = f"; did you mean {near!r}?" if near else ""
+            raise ValueError(f"{verb}: key {key!r} has not been initialised{meant}; call init first")
 
     def _expect_size(self, verb: str, key: Key, given: int) -> None:
         if given != self._sizes[key]:

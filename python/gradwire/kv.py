@@ -296,10 +296,9 @@ def _check_staleness(name: str, staleness: Any) -> None:
 def _foreign(name: str) -> type[AbstractKVStore]:
     if (kind := backend.find(name.lower())) is not None:
         return kind
-    near = _core.nearest(name.lower(), stores()) if name else stores()[0]
-    raise ValueError(
-        f"kv.create: unknown store {name!r}; did you mean {near!r}? Valid are {', '.join(stores())}"
-    )
+    near = _core.nearest(name.lower(), stores())
+    meant = f"did you mean {near!r}? " if near else ""
+    raise ValueError(f"kv.create: unknown store {name!r}; {meant}valid are {', '.join(stores())}")
 
 
 def joined() -> KVStore | None:

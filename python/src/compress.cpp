@@ -489,7 +489,9 @@ void bind_compress(nb::module_& module) {
         const std::vector<std::string_view> words(valid.begin(), valid.end());
         return compress::nearest(given, words);
       },
-      "given"_a, "valid"_a, "The valid word nearest to given by edit distance.");
+      "given"_a, "valid"_a,
+      "The valid word nearest to given by edit distance; empty where none is near enough to be what was "
+      "meant.");
   module.attr("UNIT_ELEMENTS") = compress::kUnitElements;
   module.def(
       "copy",

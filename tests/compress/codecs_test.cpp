@@ -175,7 +175,8 @@ TEST(Codecs, NearestIsByEditDistance) {
   const std::string_view words[] = {"dist_sync", "local", "device"};
   EXPECT_EQ(nearest("dits_sync", words), "dist_sync");
   EXPECT_EQ(nearest("loc", words), "local");
-  EXPECT_EQ(nearest("", words), "local");
+  EXPECT_EQ(nearest("", words), "");
+  EXPECT_EQ(nearest("foo", words), "");
   EXPECT_EQ(nearest("x", {}), "");
 }
 

@@ -185,7 +185,7 @@ def test_a_worker_count_that_differs_on_one_rank(tmp_path: Path) -> None:
     assert all(process.code != 0 for process in ended.values())
 
 
-@pytest.mark.parametrize(("name", "near"), [("dist_snyc", "dist_sync"), ("locale", "local"), ("", "local")])
+@pytest.mark.parametrize(("name", "near"), [("dist_snyc", "dist_sync"), ("locale", "local")])
 def test_an_unknown_store(name: str, near: str) -> None:
     with pytest.raises(ValueError, match=f"did you mean '{near}'") as caught:
         gradwire.kv.create(name)

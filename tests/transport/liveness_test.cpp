@@ -36,7 +36,7 @@ TEST_F(LivenessTest, ASilentNodeIsLostAfterTheTimeoutAndNotBefore) {
   const auto lost = run_until(start + 6s);
   ASSERT_TRUE(lost);
   EXPECT_EQ(lost->name, "worker 1");
-  EXPECT_EQ(lost->why, "sent no heartbeat for 5.0 s");
+  EXPECT_EQ(lost->why, "sent no heartbeat for 5.0 s (GRADWIRE_LIVENESS_TIMEOUT is 5.0 s)");
 }
 
 TEST_F(LivenessTest, ABeatingNodeIsNeverLost) {

@@ -69,9 +69,8 @@ def _known(verb: str, name: str) -> str:
     valid = [*joining.names(), *mx.kvstore.KVStoreBase.kv_registry]
     if kind not in valid:
         near = _core.nearest(kind, valid)
-        raise KVStoreError(
-            f"{verb}: unknown store {name!r}; did you mean {near!r}? Valid are {', '.join(valid)}"
-        )
+        meant = f"did you mean {near!r}? " if near else ""
+        raise KVStoreError(f"{verb}: unknown store {name!r}; {meant}valid are {', '.join(valid)}")
     return kind
 
 

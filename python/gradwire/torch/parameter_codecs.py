@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from gradwire import _core
 from gradwire.compress import Compression
 from gradwire.torch import session
 
 DENSE = Compression("none", "none")
+_SHOWN = 5  # names in an error
 
 
 class ParameterCodecs:
@@ -63,9 +63,10 @@ class ParameterCodecs:
         known = list(names)
         for pattern in self._patterns:
             if not fnmatch.filter(known, pattern):
-                near = f"; the nearest name is {_core.nearest(pattern, known)!r}" if known else ""
+                shown = ", ".join(map(repr, known[:_SHOWN])) + (", ..." if len(known) > _SHOWN else "")
+                meant = f"; names are {shown}" if known else ""
                 raise ValueError(
-                    f"gradwire.torch: codecs: no parameter's name matches {pattern!r}{near}; patterns are tried "
+                    f"gradwire.torch: codecs: no parameter's name matches {pattern!r}{meant}; patterns are tried "
                     "against the names in named_parameters"
                 )
 
