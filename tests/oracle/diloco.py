@@ -16,18 +16,15 @@ from torch import nn
 
 @torch.no_grad()
 def outer_step(shared: nn.Module, workers: Sequence[nn.Module], names: set[str], optimizer: Any) -> None:
-    """One step of the outer optimizer on the parameters of these names: the mean is summed in rank order, and divided
-    before, as DistributedDataParallel divides.
-    """
-    share = 1.0 / len(workers)
+    """One step of the outer optimizer on the parameters of these names: the mean is summed in rank order."""
     own = [dict(worker.named_parameters()) for worker in workers]
     for name, weight in shared.named_parameters():
         weight.grad = None
         if name in names:
-            total = (weight - own[0][name]) * share
+            total = weight - own[0][name]
             for one in own[1:]:
-                total = total + (weight - one[name]) * share
-            weight.grad = total
+                total = total + (weight - one[name])
+            weight.grad = total * (1.0 / len(workers))
     optimizer.step()
 
 

@@ -26,7 +26,12 @@ def everywhere(body: Callable[[KVStore, int], None]) -> None:
         store = gw.kv.create(name)
         body(store, 1)
         store.close()
-    run_ranks(2, lambda store: body(store, 2))
+
+    def on_rank(store: KVStore) -> None:
+        body(store, 2)
+        store.barrier()  # each hosts the server of its share
+
+    run_ranks(2, on_rank)
 
 
 @pytest.mark.parametrize("codec", ["none", "2bit:threshold=1"])

@@ -270,14 +270,14 @@ def fresh(dtype: torch.dtype) -> Net:
 
 
 def means_of(net: Net, ranks: int, step: int) -> list[torch.Tensor]:
-    """What DistributedDataParallel would leave in p.grad: divided, then added in rank order."""
+    """Gradients added in rank order, and divided."""
     total: list[torch.Tensor] = []
     for rank in range(ranks):
         net.zero_grad()
         net.loss(rank, step).backward()
-        parts = [p.grad * (1.0 / ranks) for p in net.parameters() if p.grad is not None]
+        parts = [p.grad.clone() for p in net.parameters() if p.grad is not None]
         total = parts if not total else [a + b for a, b in zip(total, parts, strict=True)]
-    return total
+    return [each * (1.0 / ranks) for each in total]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
