@@ -46,9 +46,10 @@ class InprocHub {
   }
 
   void fail(const std::string& text, Inbox::Scope scope = Inbox::Scope::kJob) {
+    // Who hears of it may leave at once, and others are to hear of that behind it. And a waiter is either
+    // before its check or asleep: none misses the call.
+    const std::lock_guard lock(mutex_);
     for (auto& [node, place] : places_) place.inbox.post_failure(text, scope);
-    const std::lock_guard lock(
-        mutex_);  // a waiter is either before its check or asleep: none misses the call
     changed_.notify_all();
   }
 

@@ -199,7 +199,10 @@ def test_loss_is_the_share_asked_for_on_the_host_asked_for() -> None:
 @needs_hosts
 def test_leaving_the_block_kills_what_runs_and_removes_everything() -> None:
     with NetLab(hosts=2) as left:
-        process = left.host(0).popen(["sh", "-c", "trap '' TERM; setsid sleep 300 & sleep 300"])
+        program = "trap '' TERM; echo there; setsid sleep 300 & sleep 300"
+        process = left.host(0).popen(["sh", "-c", program], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"  # nsenter begins outside
         assert remains_of(left.name)
     assert process.wait(timeout=300) == -signal.SIGKILL
     assert not remains_of(left.name)
