@@ -152,7 +152,8 @@ RESTARTED = """
 import gradwire, numpy, os, sys
 kv = gradwire.kv.create("allreduce")
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-print("attempt", attempt, "sums", kv.collectives.all_reduce(numpy.ones(1, numpy.float32)).tolist(), flush=True)
+sums = kv.collectives.all_reduce(numpy.ones(1, numpy.float32)).tolist()
+os.write(1, f"attempt {attempt} sums {sums}\n".encode())  # print() writes words apart under -u
 sys.exit(5 if attempt == "0" and kv.rank == 1 else 0)
 """
 

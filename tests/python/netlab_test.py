@@ -98,7 +98,7 @@ def remains_of(name: str) -> list[str]:
     return names + [path.name for path in remains.RECORDS.glob(f"*{name}*")]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "not within the time"

@@ -27,7 +27,14 @@ def prepared(asked: launchers.Request, monkeypatch: pytest.MonkeyPatch) -> Job:
     jobs: list[Job] = []
 
     def run_job(
-        command: Any, workers: int, servers: int, *, output: Any, report: Any, **options: Any
+        command: Any,
+        workers: int,
+        servers: int,
+        *,
+        output: Any,
+        report: Any,
+        unfinished: Any = None,
+        **options: Any,
     ) -> None:
         jobs.append(make_job(command, workers, servers, **options))
 

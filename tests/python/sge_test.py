@@ -79,5 +79,5 @@ def test_an_array_is_all_of_a_role_and_only_what_a_job_needs_goes_along(
         assert not {"SECRET", "GRADWIRE_HOST_ID"} & set(order["variables"])
         assert job.environment["GRADWIRE_JOB_KEY"] not in " ".join(process.command)
     assert worker.environment["GRADWIRE_SCHEDULER"] == "tcp://10.0.0.9:1"
-    assert 'exec "$0" "$@" --rank "$GRADWIRE_RANK"' in server.command
+    assert 'trap \'\' USR1 USR2 QUIT; exec "$0" "$@" --rank "$GRADWIRE_RANK"' in server.command
     assert "--bind-host" not in server.command
