@@ -123,12 +123,14 @@ print("first joined", kv.rank, flush=True)
 folder = pathlib.Path(os.environ["TEST_FOLDER"])
 (folder / f"joined{kv.rank}").touch()
 while not (folder / "go on").exists(): time.sleep(0.05)
-print("first sums", kv.collectives.all_reduce(numpy.ones(1, numpy.float32)).tolist(), flush=True)
+sums = kv.collectives.all_reduce(numpy.ones(1, numpy.float32)).tolist()
+os.write(1, f"first sums {sums}\\n".encode())
 """
 SECOND = """
-import gradwire.horovod.torch as hvd, torch
+import gradwire.horovod.torch as hvd, os, torch
 hvd.init()
-print("second sums", hvd.allreduce(torch.ones(1), op=hvd.Sum).tolist(), "of", hvd.size(), flush=True)
+sums = hvd.allreduce(torch.ones(1), op=hvd.Sum).tolist()
+os.write(1, f"second sums {sums} of {hvd.size()}\\n".encode())
 """
 
 
@@ -153,7 +155,7 @@ import gradwire, numpy, os, sys
 kv = gradwire.kv.create("allreduce")
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 sums = kv.collectives.all_reduce(numpy.ones(1, numpy.float32)).tolist()
-os.write(1, f"attempt {attempt} sums {sums}\n".encode())  # print() writes words apart under -u
+os.write(1, f"attempt {attempt} sums {sums}\\n".encode())  # print() writes words apart under -u
 sys.exit(5 if attempt == "0" and kv.rank == 1 else 0)
 """
 
