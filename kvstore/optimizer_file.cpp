@@ -110,13 +110,15 @@ void OptimizerFile::read_index() {
       refuse("holds what its head does not know");
     records_[name.tensor].push_back(&record);
   }
-  bool has_moments = false;
   for (std::uint64_t key = 0; key < records_.size(); ++key) {
     std::ranges::sort(records_[key], {}, [](const Record* record) { return record->name.offset; });
     require_whole(key, kept);
-    for (const Record* record : records_[key]) has_moments |= !read(*record).moments.empty();
   }
-  if (is_version_1_ && has_moments) head_.optimizer = renamed_since_version_1(head_.optimizer);
+  const auto has_moments = [this](const std::vector<const Record*>& records) {
+    return std::ranges::any_of(records, [this](const Record* one) { return !read(*one).moments.empty(); });
+  };
+  if (is_version_1_ && std::ranges::any_of(records_, has_moments))
+    head_.optimizer = renamed_since_version_1(head_.optimizer);
 }
 
 void OptimizerFile::require_whole(std::uint64_t key, std::size_t kept) const {
