@@ -379,8 +379,7 @@ Frame Aggregator::sum_with_leftover(Partition& partition, const Round& round, co
   std::vector<double> sum(partition.count);
   contributions.encode_reply(codec, partition.count, ReplyKind::kSame, {},
                              std::as_writable_bytes(std::span(sum)));
-  add_leftover<double>(sum, partition.residual);
-  if (is_all_sent(partition.residual)) partition.residual = {};
+  take_leftover<double>(sum, partition.residual);
   return answer_with(sum);
 }
 
@@ -389,9 +388,7 @@ std::vector<float> Aggregator::decoded_sum(Partition& partition, const compress:
                                            const Contributions& contributions) {
   std::vector<float> sum(partition.count);
   contributions.decode_sum(codec, sum);
-  if (partition.residual.empty()) return sum;
-  add_leftover<float>(sum, partition.residual);
-  if (is_all_sent(partition.residual)) partition.residual = {};
+  if (!partition.residual.empty()) take_leftover<float>(sum, partition.residual);
   return sum;
 }
 

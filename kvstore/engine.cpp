@@ -441,7 +441,11 @@ bool Engine::takes_servers_own(KeyId key) {
 void Engine::note_round(KeyId key, bool is_shown) {
   if (!hierarchy_) return;
   const std::lock_guard lock(shown_mutex_);
-  is_shown&& weight_replies_.starts_with("delta") ? void(shown_.insert(key)) : void(shown_.erase(key));
+  if (is_shown && weight_replies_.starts_with("delta")) {
+    shown_.insert(key);
+  } else {
+    shown_.erase(key);
+  }
 }
 
 Ticket Engine::push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
@@ -459,29 +463,25 @@ Ticket Engine::push_pull(KeyId key, std::span<const double> in, std::span<double
   require_float64("push_pull", key, in.size());
   require_float64("push_pull", key, out.size());
   require_optimizer("push_pull");
-  EngineThread::Operation operation;
-  operation.program_step = program_step;
-  operation.in64 = in;
-  operation.out64 = out;
-  operation.priority = priority;
-  operation.scale = scale;
-  note_round(key, true);
-  return submit(rounds(), callers_, "push_pull", key, std::move(operation));
+  return submit_push_pull(key, in, out, priority, scale, std::nullopt, program_step);
 }
 
-Ticket Engine::submit_push_pull(KeyId key, std::span<const float> in, std::span<float> out,
-                                std::int32_t priority, float scale, std::optional<DeviceOperation> device,
+template <typename Element>
+Ticket Engine::submit_push_pull(KeyId key, std::span<const Element> in, std::span<Element> out,
+                                std::int32_t priority, double scale, std::optional<DeviceOperation> device,
                                 std::uint32_t program_step) {
   EngineThread::Operation operation;
   operation.device = std::move(device);
   operation.program_step = program_step;
-  operation.in = in;
-  operation.out = out;
+  operation.set_in(in);
+  operation.set_out(out);
   operation.priority = priority;
   operation.scale = scale;
   note_round(key, true);
   return submit(rounds(), callers_, "push_pull", key, std::move(operation));
 }
+template Ticket Engine::submit_push_pull(KeyId, std::span<const float>, std::span<float>, std::int32_t,
+                                         double, std::optional<DeviceOperation>, std::uint32_t);
 
 std::vector<transport::PeerCounters> Engine::counters() const {
   auto counters = messenger_->counters();

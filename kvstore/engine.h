@@ -462,8 +462,10 @@ class Engine {
                                                  std::span<const std::uint32_t> members) const;
   bool takes_servers_own(KeyId key);
   void note_round(KeyId key, bool is_shown);
-  Ticket submit_push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
-                          float scale, std::optional<DeviceOperation> device, std::uint32_t program_step);
+  template <typename Element>
+  Ticket submit_push_pull(KeyId key, std::span<const Element> in, std::span<Element> out,
+                          std::int32_t priority, double scale, std::optional<DeviceOperation> device,
+                          std::uint32_t program_step);
 
   std::map<std::vector<KeyId>, Together> together_;  // outlives what is sent from it
   std::unique_ptr<transport::Messenger> messenger_;

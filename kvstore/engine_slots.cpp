@@ -193,8 +193,8 @@ void Engine::submit_bucket(Slots& slots, std::uint32_t bucket) {
   if (fused.together == nullptr) {
     for (const std::uint32_t slot : slots.layout.buckets[bucket].slots) {
       const auto& bound = slots.slots[slot];
-      tickets.push_back(submit_push_pull(bound.key, bound.values, bound.values, bound.priority, scale,
-                                         slots_on_device(slots, {&slot, 1}), program_step));
+      tickets.push_back(submit_push_pull<float>(bound.key, bound.values, bound.values, bound.priority, scale,
+                                                slots_on_device(slots, {&slot, 1}), program_step));
     }
     return;
   }

@@ -322,14 +322,14 @@ void EngineThread::start_pull(Tensor& tensor) {
   const bool is_more = tensor.is_shown || pull.is_for_servers_own;
   tensor.asks_for_servers_own = is_more && tensor.weight_replies->are_deltas();
   const bool is_here = tensor.value_current && (pull.out64.empty() || !tensor.value_on_device);
-  if (!is_here || tensor.asks_for_servers_own) {
-    if (pull.works_on_device()) return land(tensor);  // which comes here again
-    tensor.is_shown = true;
+  const bool asks = !is_here || tensor.asks_for_servers_own;
+  if (asks && pull.works_on_device()) return land(tensor);  // which comes here again
+  tensor.is_shown = true;
+  if (asks) {
     ++tensor.pulls;
     for (std::size_t p = 0; p < tensor.parts.size(); ++p) send(tensor, p, Kind::kPull, {}, 0);
     return;
   }
-  tensor.is_shown = true;
   tensor.parts_left = 1;
   if (pull.device && !tensor.value64.empty())
     tensor.value.assign(tensor.value64.begin(), tensor.value64.end());

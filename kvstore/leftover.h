@@ -33,4 +33,11 @@ std::vector<Element> with_leftover(std::span<const Element> values, std::span<fl
 /// Whether nothing is left in a residual.
 bool is_all_sent(std::span<const float> residual);
 
+/// As add_leftover(), of a residual that is given up once nothing is left.
+template <typename Element>
+void take_leftover(std::span<Element> values, std::vector<float>& residual) {
+  add_leftover<Element>(values, residual);
+  if (is_all_sent(residual)) residual = {};
+}
+
 }  // namespace gradwire::kvstore

@@ -61,12 +61,10 @@ bool Ticket::failed() const {
 bool Ticket::wait_for(std::chrono::milliseconds timeout) const {
   std::unique_lock lock(state_->mutex);
   state_->begin_wait();
-  if (const auto callers = state_->done ? nullptr : state_->callers) {
-    callers->begin_wait(state_->awaited);
-    if (!state_->changed.wait_for(lock, timeout, [this] { return state_->done; })) return false;
-    callers->end_wait();
-  }
+  const auto callers = state_->done ? nullptr : state_->callers;
+  if (callers) callers->begin_wait(state_->awaited);
   if (!state_->changed.wait_for(lock, timeout, [this] { return state_->done; })) return false;
+  if (callers) callers->end_wait();
   state_->end_wait();
   if (state_->error) std::rethrow_exception(state_->error);
   return true;
