@@ -34,4 +34,11 @@ inline std::span<const double> flat(const ConstDoubles& array) { return {array.d
 inline std::span<float> flat(const Floats& array) { return {array.data(), array.size()}; }
 inline std::span<const float> flat(const ConstFloats& array) { return {array.data(), array.size()}; }
 
+/// What read() returns, read without the GIL.
+template <typename Read>
+auto without_gil(const Read& read) {
+  const nanobind::gil_scoped_release release;
+  return read();
+}
+
 }  // namespace gradwire::python

@@ -112,23 +112,13 @@ void bind_sparse(nb::module_& module, nb::class_<PyEngine>& engine) {
       .def(
           "row_residual",
           [](PyEngine& s, TableId table) {
-            Rows rows;
-            {
-              const nb::gil_scoped_release release;
-              rows = s.engine().sparse().residual(table);
-            }
-            return to_numpy(std::move(rows));
+            return to_numpy(without_gil([&] { return s.engine().sparse().residual(table); }));
           },
           "table"_a, "A copy of what the table's codec has not sent yet, as rows_of() gives rows.")
       .def(
           "server_row_residual",
           [](PyEngine& s, TableId table) {
-            Rows rows;
-            {
-              const nb::gil_scoped_release release;
-              rows = s.engine().server_residual_of_rows(table);
-            }
-            return to_numpy(std::move(rows));
+            return to_numpy(without_gil([&] { return s.engine().server_residual_of_rows(table); }));
           },
           "table"_a,
           "A copy of what servers have not sent yet of the table's replies; a row may be there more than "

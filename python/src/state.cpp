@@ -32,12 +32,7 @@ void bind_state(nb::class_<PyEngine>& engine) {
       .def(
           "residual",
           [](PyEngine& s, KeyId key) {
-            std::vector<float> values;
-            {
-              const nb::gil_scoped_release release;
-              values = s.engine().residual(key);
-            }
-            return as_array(std::move(values));
+            return as_array(without_gil([&] { return s.engine().residual(key); }));
           },
           "key"_a,
           "A copy of what the key's codec has not sent yet, float32 (elements,); (0,) where there is none.")
@@ -63,12 +58,7 @@ void bind_state(nb::class_<PyEngine>& engine) {
       .def(
           "server_residual",
           [](PyEngine& s, KeyId key) {
-            std::vector<float> values;
-            {
-              const nb::gil_scoped_release release;
-              values = s.engine().server_residual(key);
-            }
-            return as_array(std::move(values));
+            return as_array(without_gil([&] { return s.engine().server_residual(key); }));
           },
           "key"_a,
           "A copy of what servers have not sent yet of the key's replies, float32 (elements,); (0,) where "
