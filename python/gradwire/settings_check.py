@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from gradwire import _core, endpoints
+from gradwire import _core, endpoints, hosts
 from gradwire.compress import Compression
 from gradwire.controller.budget import requested
 
@@ -51,9 +51,10 @@ def _require_own_address(host: str) -> None:
     if host == _ALL_INTERFACES:
         return
     address = _address_of(host)
-    with socket.socket(address[0], socket.SOCK_STREAM) as probe:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
-            probe.bind((address[1], 0))
+            probe.bind((address, 0))
         except OSError as error:
             raise ValueError(
                 f"{host!r} is no address of this machine ({error.strerror}): expected one of its own, or *"
@@ -65,14 +66,13 @@ def _require_address(endpoint: str) -> None:
         _address_of(endpoints.host_of(endpoint))
 
 
-def _address_of(host: str) -> tuple[socket.AddressFamily, str]:
+def _address_of(host: str) -> str:
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        return hosts.address_of(host)
     except OSError as error:
         raise ValueError(
             f"{host!r} has no address here ({error.strerror}): give it one in /etc/hosts or DNS, or correct it"
         ) from None
-    return family, str(address[0])
 
 
 def _require_codec(text: str, reply: str) -> None:

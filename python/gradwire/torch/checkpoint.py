@@ -314,16 +314,15 @@ def _listed(given: Any) -> list[Any]:
 
 def _part_of(given: Any, model: torch.nn.Module) -> Part:
     optimizers = _listed(given)
-    if any(hasattr(each, "checkpoint_part") for each in optimizers[1:]) and not hasattr(
-        optimizers[0], "checkpoint_part"
-    ):
+    # The hook's and FSDP2's, whose modules are imported where they are used.
+    doors = [each for each in optimizers if hasattr(each, "checkpoint_part")]
+    if doors and doors[0] is not optimizers[0]:
         raise TypeError(
             f"gradwire.torch: optimizer holds a {type(optimizers[0]).__name__} beside what takes gradients of DDP or "
             "FSDP2, expected things of one kind; save each kind to a folder of its own"
         )
-    if optimizers and hasattr(optimizers[0], "checkpoint_part"):
-        # The hook's and FSDP2's, whose modules are imported where they are used.
-        part: Part = optimizers[0].checkpoint_part(given, model)
+    if doors:
+        part: Part = doors[0].checkpoint_part(optimizers, model)
         return part
     stores = [getattr(optimizer, "_store", None) for optimizer in optimizers]
     for optimizer, store in zip(optimizers, stores, strict=True):

@@ -9,7 +9,7 @@ last only begin to be sent; the last one waits for all, when there is nothing le
 
 # No `from __future__ import annotations`: DDP looks at the types that the hook declares, and takes no text for them.
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -188,22 +188,21 @@ class HookState:
         """state_dict(), whoever asks."""
         return dict(self._restored) if self._exchange is None else self._exchange.state()
 
-    def checkpoint_part(self, given: Any, model: torch.nn.Module) -> HooksPart:
+    def checkpoint_part(self, listed: Sequence[Any], model: torch.nn.Module) -> HooksPart:
         """What save_checkpoint() and load_checkpoint() call, to write and read what has not been sent.
 
         Args:
-            given: this, or the list of all HookStates of the store, of which it is the first.
+            listed: all HookStates of the store, of which this is the first.
             model: what is trained.
 
         Raises:
             TypeError: the list has something else in it.
         """
-        states = given if isinstance(given, list | tuple) else [given]
-        if wrong := [each for each in states if not isinstance(each, HookState)]:
+        if wrong := [each for each in listed if not isinstance(each, HookState)]:
             raise TypeError(
                 f"gradwire.torch: optimizer holds a {type(wrong[0]).__name__} beside HookStates, expected these alone"
             )
-        return HooksPart([state._join() for state in states], model)
+        return HooksPart([state._join() for state in listed], model)
 
     @property
     def _ranks(self) -> tuple[int, int]:

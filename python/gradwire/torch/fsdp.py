@@ -112,13 +112,13 @@ class ReduceScatters:
     def store(self) -> KVStore:
         return self._store
 
-    def checkpoint_part(self, given: Any, model: torch.nn.Module) -> ScattersPart:
+    def checkpoint_part(self, listed: Sequence[Any], model: torch.nn.Module) -> ScattersPart:
         """What save_checkpoint() writes of it.
 
         Raises:
-            TypeError: given is a list with more in it.
+            TypeError: there is more than this in the list.
         """
-        if len(given if isinstance(given, list | tuple) else [given]) > 1:
+        if len(listed) > 1:
             raise TypeError(
                 "gradwire.torch: optimizer holds several things, of which one is what compress_reduce_scatter() has "
                 "returned, expected that alone; save each sharded model to a folder of its own"
