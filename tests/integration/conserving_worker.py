@@ -124,7 +124,7 @@ class TorchDoor:
         return CODEC, float(self.weight.detach().mean()), self.optimizer.param_groups[0]["lr"]
 
 
-class HorovodDoor:
+class HorovodDoor(TorchDoor):
     """The same by Horovod's names."""
 
     def __init__(self) -> None:
@@ -156,21 +156,8 @@ class HorovodDoor:
 
         membership.draw_residuals()
 
-    def begin(self) -> None:
-        pass
-
-    def exchange(self, step: int) -> tuple[float, float]:
-        before, rate = self.weight.detach().clone(), self.optimizer.param_groups[0]["lr"]
-        self.optimizer.zero_grad()
-        (self.weight * VALUE).sum().backward()
-        self.optimizer.step()
-        return 16 * VALUE, self.store.num_workers * float((before - self.weight.detach()).sum()) / rate
-
     def owed(self) -> float:
         return float(sum(each.sum() for each in self.named_sums.unsent(self.store).values()))
-
-    def at_the_end(self) -> tuple[str, float, float]:
-        return CODEC, float(self.weight.detach().mean()), self.optimizer.param_groups[0]["lr"]
 
 
 DOORS: dict[str, Callable[[], Any]] = {"kv": PlainDoor, "torch": TorchDoor, "horovod": HorovodDoor}

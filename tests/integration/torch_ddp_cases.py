@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import os
 import warnings
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch_programs import CASES, Net, case, images
+from torch_programs import Net, case, images, run_cases_in_a_group
 
 STATES: list[gw.torch.HookState] = []  # of the case that runs
 
@@ -605,23 +604,11 @@ def without_a_codec_shards_get_what_the_codec_before_has_left() -> None:
     assert not any(own["residuals"].any() for own in goes_on.state_dict().get("modules", {}).values())
 
 
-def say(line: str) -> None:
-    """Writes a line whole: print() would write its end apart, and both ranks have one pipe."""
-    os.write(1, f"{line}\n".encode())
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    for name, run in CASES.items():
-        run()
-        for state in STATES:
-            state.close()
-        STATES.clear()
-        say(f"{name} passed")
-    dist.destroy_process_group()
-    say(f"ended {os.environ['RANK']}")
+def leave_states() -> None:
+    for state in STATES:
+        state.close()
+    STATES.clear()
 
 
 if __name__ == "__main__":
-    main()
+    run_cases_in_a_group(leave_states)

@@ -6,21 +6,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from integration.processes import Job, clean_environment
-from integration.torch_jobs import case_names, torchrun
+from integration.processes import Job
+from integration.torch_jobs import case_names, run_cases_by_torchrun, torchrun
 
 PROGRAM = Path(__file__).with_name("torch_ddp_cases.py")
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        torchrun(PROGRAM.name),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=clean_environment(tmp_path_factory.mktemp("torch_ddp"), {}),
-    )
+    return run_cases_by_torchrun(PROGRAM, tmp_path_factory.mktemp("torch_ddp"))
 
 
 @pytest.mark.parametrize("name", case_names(PROGRAM))

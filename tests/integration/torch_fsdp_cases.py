@@ -6,7 +6,6 @@ python -m torch.distributed.run --nproc-per-node 2 torch_fsdp_cases.py
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import warnings
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch_programs import CASES, case
+from torch_programs import case, run_cases_in_a_group
 
 
 class Product(nn.Module):
@@ -195,19 +194,5 @@ def pickling_is_refused_by_name() -> None:
             take(compressed)
 
 
-def say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    for name, run in CASES.items():
-        run()
-        say(f"{name} passed")
-    dist.destroy_process_group()
-    say(f"ended {os.environ['RANK']}")
-
-
 if __name__ == "__main__":
-    main()
+    run_cases_in_a_group()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch_programs import CASES, case
+from torch_programs import case, run_cases_in_a_group
 
 STATES: list[gw.torch.HookState] = []  # of the case that runs
 BEFORE_THE_GROUP = gw.torch.HookState("none")  # as Lightning's DDPStrategy(ddp_comm_state=...) makes one
@@ -114,6 +113,17 @@ class Ledger:
             assert share < least, (what, name, share)
 
 
+@contextmanager
+def audited(codec: str, what: str, **options: Any) -> Iterator[tuple[DDP, Ledger]]:
+    """A model with the hook, of whose gradients nothing is lost until the end of the block."""
+    model = make_branches()
+    wrapped, state = hooked(model, codec, **options)
+    ledger = Ledger(model)
+    yield wrapped, ledger
+    ledger.require_nothing_lost(state, what)
+    state.close()
+
+
 @case
 def a_state_made_before_the_group_joins_with_the_first_bucket() -> None:
     model = make_branches()
@@ -142,16 +152,11 @@ def nothing_of_a_layer_is_lost_that_no_rank_uses() -> None:
     for codec in CODECS:
         for way, use in ways.items():
             for as_view in (False, True):
-                model = make_branches()
-                wrapped, state = hooked(
-                    model, codec, find_unused_parameters=True, gradient_as_bucket_view=as_view
-                )
-                ledger = Ledger(model)
-                for step in range(10):
-                    wrapped.zero_grad()
-                    ledger.step(wrapped, step, use(step))
-                ledger.require_nothing_lost(state, f"{codec} {way} {as_view}")
-                state.close()
+                options = {"find_unused_parameters": True, "gradient_as_bucket_view": as_view}
+                with audited(codec, f"{codec} {way} {as_view}", **options) as (wrapped, ledger):
+                    for step in range(10):
+                        wrapped.zero_grad()
+                        ledger.step(wrapped, step, use(step))
 
 
 @case
@@ -180,17 +185,12 @@ def gradients_that_are_not_cleared_count_once() -> None:
     """DDP hands its hook what is in p.grad, of unused layers too, and leaves it there where no rank used them."""
     for codec in CODECS:
         for as_view in (False, True):
-            model = make_branches()
-            wrapped, state = hooked(
-                model, codec, find_unused_parameters=True, gradient_as_bucket_view=as_view
-            )
-            ledger = Ledger(model)
-            for step in range(8):
-                ledger.step(wrapped, step, "ab"[step % 2])
-            for name, parameter in model.named_parameters():
-                ledger.delivered[name] = parameter.grad * dist.get_world_size()
-            ledger.require_nothing_lost(state, f"{codec} {as_view}")
-            state.close()
+            options = {"find_unused_parameters": True, "gradient_as_bucket_view": as_view}
+            with audited(codec, f"{codec} {as_view}", **options) as (wrapped, ledger):
+                for step in range(8):
+                    ledger.step(wrapped, step, "ab"[step % 2])
+                for name, parameter in ledger.model.named_parameters():
+                    ledger.delivered[name] = parameter.grad * dist.get_world_size()
 
 
 @case
@@ -198,33 +198,24 @@ def zeros_in_place_of_nothing() -> None:
     """optimizer.zero_grad(set_to_none=False): p.grad is there, and may be the bucket's memory."""
     for codec in CODECS:
         for as_view in (False, True):
-            model = make_branches()
-            wrapped, state = hooked(
-                model, codec, find_unused_parameters=True, gradient_as_bucket_view=as_view
-            )
-            ledger = Ledger(model)
-            for step in range(8):
-                for parameter in model.parameters():
-                    if parameter.grad is not None:
-                        parameter.grad.zero_()
-                ledger.step(wrapped, step, "ab"[step % 2])
-            ledger.require_nothing_lost(state, f"{codec} {as_view}")
-            state.close()
+            options = {"find_unused_parameters": True, "gradient_as_bucket_view": as_view}
+            with audited(codec, f"{codec} {as_view}", **options) as (wrapped, ledger):
+                for step in range(8):
+                    for parameter in ledger.model.parameters():
+                        if parameter.grad is not None:
+                            parameter.grad.zero_()
+                    ledger.step(wrapped, step, "ab"[step % 2])
 
 
 @case
 def nothing_of_a_frozen_layer_is_lost() -> None:
     """It was trained when DDP was made, so DDP awaits it as one that is not used."""
     for codec in CODECS:
-        model = make_branches()
-        wrapped, state = hooked(model, codec, find_unused_parameters=True)
-        ledger = Ledger(model)
-        for step in range(9):
-            model.a.requires_grad_(not 3 <= step < 6)
-            wrapped.zero_grad()
-            ledger.step(wrapped, step, "ab")
-        ledger.require_nothing_lost(state, codec)
-        state.close()
+        with audited(codec, codec, find_unused_parameters=True) as (wrapped, ledger):
+            for step in range(9):
+                ledger.model.a.requires_grad_(not 3 <= step < 6)
+                wrapped.zero_grad()
+                ledger.step(wrapped, step, "ab")
 
 
 @case
@@ -232,17 +223,13 @@ def ranks_that_have_joined_lose_nothing() -> None:
     """They stand in for the others' rounds with zeros, and with what they have not sent yet."""
     for codec in CODECS:
         for use in ("ab", "in turns"):
-            model = make_branches()
-            wrapped, state = hooked(model, codec, find_unused_parameters=True)
-            ledger = Ledger(model)
-            with wrapped.join():
-                for step in range(4 if dist.get_rank() == 0 else 11):
-                    wrapped.zero_grad()
-                    ledger.step(wrapped, step, "ab"[step % 2] if use == "in turns" else use)
-            for delivered in ledger.delivered.values():
-                dist.broadcast(delivered, 1)  # whose model the others then get
-            ledger.require_nothing_lost(state, f"{codec} {use}")
-            state.close()
+            with audited(codec, f"{codec} {use}", find_unused_parameters=True) as (wrapped, ledger):
+                with wrapped.join():
+                    for step in range(4 if dist.get_rank() == 0 else 11):
+                        wrapped.zero_grad()
+                        ledger.step(wrapped, step, "ab"[step % 2] if use == "in turns" else use)
+                for delivered in ledger.delivered.values():
+                    dist.broadcast(delivered, 1)  # whose model the others then get
 
 
 @case
@@ -274,20 +261,16 @@ def layers_that_come_later() -> None:
     skips = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
     for codec in CODECS:
         for first in (1, 2, 5):
-            model = make_branches()
-            theirs = DDP(copy.deepcopy(model), **skips)
-            wrapped, state = hooked(model, codec, **skips)
-            ledger = Ledger(model)
-            for step in range(8):
-                for each in (wrapped, theirs):
-                    each.zero_grad()
-                use = "a" if step < first else "ab"
-                ledger.step(wrapped, step, use)
-                ledger.loss(theirs, step, use).backward()
-                for ours, true in zip(model.parameters(), theirs.parameters(), strict=True):
-                    assert codec != "none" or true.grad is None or torch.equal(ours.grad, true.grad)
-            ledger.require_nothing_lost(state, f"{codec} {first}")
-            state.close()
+            with audited(codec, f"{codec} {first}", **skips) as (wrapped, ledger):
+                theirs = DDP(copy.deepcopy(ledger.model), **skips)
+                for step in range(8):
+                    for each in (wrapped, theirs):
+                        each.zero_grad()
+                    use = "a" if step < first else "ab"
+                    ledger.step(wrapped, step, use)
+                    ledger.loss(theirs, step, use).backward()
+                    for ours, true in zip(wrapped.parameters(), theirs.parameters(), strict=True):
+                        assert codec != "none" or true.grad is None or torch.equal(ours.grad, true.grad)
 
 
 @case
@@ -649,23 +632,11 @@ def a_compiled_backward_without_buckets_is_refused() -> None:
         gw.torch.ddp_hook(STATES[-1] if STATES else BEFORE_THE_GROUP, (torch.ones(3), torch.ones(3)))  # type: ignore[arg-type]
 
 
-def say(line: str) -> None:
-    """Writes a line whole: print() would write its end apart, and both ranks have one pipe."""
-    os.write(1, f"{line}\n".encode())
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    for name, run in CASES.items():
-        run()
-        for state in STATES:
-            state.close()
-        STATES.clear()
-        say(f"{name} passed")
-    dist.destroy_process_group()
-    say(f"ended {os.environ['RANK']}")
+def leave_states() -> None:
+    for state in STATES:
+        state.close()
+    STATES.clear()
 
 
 if __name__ == "__main__":
-    main()
+    run_cases_in_a_group(leave_states)

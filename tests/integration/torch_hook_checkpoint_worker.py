@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +55,7 @@ class Net(nn.Module):
         return self.last(torch.relu(self.wide(torch.relu(self.first(x)))))
 
 
-class Job:
+class Job(ABC):
     """One that trains from the first step on."""
 
     def __init__(self, codec: str, seed: int) -> None:
@@ -64,8 +65,9 @@ class Job:
 
     hook: Any  # what exchanges gradients
 
+    @abstractmethod
     def wrap(self, net: nn.Module, codec: str) -> nn.Module:
-        raise NotImplementedError
+        """Has what exchanges gradients be self.hook; returns what is trained."""
 
     def optimizer_state(self) -> Any:
         return self.optimizer.state_dict()
@@ -73,9 +75,9 @@ class Job:
     def load_optimizer(self, state: Any) -> None:
         self.optimizer.load_state_dict(state)
 
+    @abstractmethod
     def residuals(self) -> dict[str, torch.Tensor]:
         """What this rank has not sent yet, by parameter."""
-        raise NotImplementedError
 
     def train(self, steps: range) -> None:
         for step in steps:

@@ -8,21 +8,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from integration.processes import clean_environment
-from integration.torch_jobs import case_names, torchrun
+from integration.torch_jobs import case_names, run_cases_by_torchrun
 
 PROGRAM = Path(__file__).with_name("torch_hook_cases.py")
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        torchrun(PROGRAM.name),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=clean_environment(tmp_path_factory.mktemp("torch_hook"), {}),
-    )
+    return run_cases_by_torchrun(PROGRAM, tmp_path_factory.mktemp("torch_hook"))
 
 
 @pytest.mark.parametrize("name", case_names(PROGRAM))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 from gradwire.launch import run_job
-from integration.processes import HERE
+from integration.processes import HERE, clean_environment
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
@@ -24,6 +25,21 @@ def case_names(program: Path) -> list[str]:
     names = [f.name for f in functions if any(ast.unparse(d) == "case" for d in f.decorator_list)]
     assert names, f"{program} has no cases"
     return names
+
+
+def run_cases_by_torchrun(program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a program of cases as two ranks, which end with torch_programs.run_cases_in_a_group().
+
+    Args:
+        folder: the home of what they write.
+    """
+    return subprocess.run(
+        torchrun(program.name),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=clean_environment(folder, {}),
+    )
 
 
 class CaseJob:

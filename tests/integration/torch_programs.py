@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 Case = TypeVar("Case", bound=Callable[..., None])
@@ -16,6 +18,23 @@ def case(function: Case) -> Case:
     """Adds a function to the table of what this program runs; torch_jobs.case_names() reads it without importing."""
     CASES[function.__name__] = function
     return function
+
+
+def say(line: str) -> None:
+    """Writes a line whole: print() would write its end apart, and all ranks have one pipe."""
+    os.write(1, f"{line}\n".encode())
+
+
+def run_cases_in_a_group(after_each: Callable[[], None] = lambda: None) -> None:
+    """Runs them all as a rank that torchrun has started, on Gloo: torch_jobs.run_cases_by_torchrun() does."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for name, run in CASES.items():
+        run()
+        after_each()
+        say(f"{name} passed")
+    dist.destroy_process_group()
+    say(f"ended {os.environ['RANK']}")
 
 
 class Net(nn.Module):

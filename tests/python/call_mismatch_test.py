@@ -7,7 +7,6 @@ followed by a barrier, as a script's next step.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,9 +16,8 @@ import gradwire as gw
 import numpy as np
 import pytest
 import torch
-from gradwire import _core, kv, settings
 from gradwire.kv import KVStore
-from python.inproc_ranks import DEADLINE
+from python.inproc_ranks import errors_of_ranks
 
 RANKS = 3
 
@@ -97,33 +95,18 @@ MEET = {
 
 def run_pair(first: Verb, others: Verb, folder: Path) -> list[BaseException | None]:
     """What rank 0 gets, which makes one call, and the others, which make another."""
-    network = _core.InprocNetwork(RANKS)
-    errors: list[BaseException | None] = [None] * RANKS
 
-    def run(rank: int) -> None:
-        engine = network.connect(rank, codec_threads=1)
-        store = kv.KVStore("allreduce", engine, settings.read())
-        try:
-            store.init(["a", "b"], [ones(), ones()])
-            if not {VERBS["join"]} & {first, others}:  # which is refused beside tables
-                store.init("table", gw.RowSparse([], [], (3, 2)))
-            verb = first if rank == 0 else others
-            verb.call(store, folder)
-            if verb.ends:
-                store.barrier()
-        except BaseException as error:
-            errors[rank] = error
-        finally:
-            store.close()
+    def body(store: KVStore) -> None:
+        store.init(["a", "b"], [ones(), ones()])
+        if not {VERBS["join"]} & {first, others}:  # which is refused beside tables
+            store.init("table", gw.RowSparse([], [], (3, 2)))
+        verb = first if store.rank == 0 else others
+        verb.call(store, folder)
+        if verb.ends:
+            store.barrier()
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(RANKS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(4 * DEADLINE)
-        if thread.is_alive():
-            errors.append(AssertionError("a rank hangs"))
-    return errors
+    errors = errors_of_ranks(RANKS, body)
+    return [errors.get(rank) for rank in range(RANKS)]
 
 
 def wrong(names: tuple[str, str], folder: Path) -> str | None:
@@ -166,31 +149,19 @@ def test_who_has_left_is_named_to_those_who_wait(name: str, tmp_path: Path) -> N
 
 def test_local_steps_of_unequal_number_are_told_at_synchronize() -> None:
     """23, 26 and 23 steps with a round every 5."""
-    network = _core.InprocNetwork(RANKS)
-    errors: dict[int, BaseException] = {}
 
-    def run(rank: int) -> None:
-        store = kv.KVStore("allreduce", network.connect(rank, codec_threads=1), settings.read())
+    def body(store: KVStore) -> None:
         weight = torch.nn.Parameter(torch.zeros(4, 8))
         optimizer = gw.torch.LocalStepOptimizer(
             torch.optim.SGD([weight], lr=1.0), [("w", weight)], store=store, sync_every=5
         )
-        try:
-            for _ in range(26 if rank == 1 else 23):
-                optimizer.zero_grad()
-                (weight * 0.01).sum().backward()
-                optimizer.step()
-            optimizer.synchronize()
-        except BaseException as error:
-            errors[rank] = error
-        finally:
-            store.close()
+        for _ in range(26 if store.rank == 1 else 23):
+            optimizer.zero_grad()
+            (weight * 0.01).sum().backward()
+            optimizer.step()
+        optimizer.synchronize()
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(RANKS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(4 * DEADLINE)
+    errors = errors_of_ranks(RANKS, body)
     assert len({str(error) for error in errors.values()}) == 1, errors
     assert sorted(errors) == [0, 1, 2]
     assert all(isinstance(error, ValueError) for error in errors.values())

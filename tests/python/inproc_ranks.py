@@ -14,7 +14,16 @@ DEADLINE = 30.0  # seconds
 def run_ranks(
     workers: int, body: Callable[[kv.KVStore], None], name: str = "allreduce", **options: Any
 ) -> None:
-    """Runs body(store) as every rank of a job, and raises the lowest rank's error.
+    """As errors_of_ranks(); raises the lowest rank's error."""
+    errors = errors_of_ranks(workers, body, name, **options)
+    if errors:
+        raise errors[min(errors)]
+
+
+def errors_of_ranks(
+    workers: int, body: Callable[[kv.KVStore], None], name: str = "allreduce", **options: Any
+) -> dict[int, BaseException]:
+    """Runs body(store) as every rank of a job. Returns what ranks have raised; fails where one hangs.
 
     Args:
         name: of the store; whatever it is, every rank hosts the server of its share.
@@ -39,9 +48,8 @@ def run_ranks(
         thread.start()
     for thread in threads:
         thread.join(4 * DEADLINE)
-    if errors:
-        raise errors[min(errors)]
-    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    assert errors or not any(thread.is_alive() for thread in threads), "a rank hangs"
+    return errors
 
 
 def await_event(event: threading.Event, what: str) -> None:

@@ -106,6 +106,27 @@ def step(optimizer: Any, weight: torch.nn.Parameter, gradient: float) -> None:
     optimizer.step()
 
 
+def after_a_step(store: KVStore) -> tuple[torch.nn.Parameter, Any]:
+    """A weight, and the state of the optimizer that has taken a step of it and has something left."""
+    _, weight = one_weight()
+    optimizer = wrapped(store, weight, CODEC)
+    step(optimizer, weight, 3.0)
+    state = optimizer.state_dict()
+    optimizer.close()
+    return weight, state
+
+
+def with_local_steps(store: KVStore, weight: torch.nn.Parameter, codec: str) -> Any:
+    return gw.torch.LocalStepOptimizer(
+        torch.optim.SGD([weight], lr=1.0),
+        [("w", weight)],
+        codec,
+        store=store,
+        sync_every=1,
+        outer=lambda weights: torch.optim.SGD(weights, lr=1.0),
+    )
+
+
 def test_a_lossy_checkpoint_goes_on_without_compression(tmp_path: Path) -> None:
     def save(store: KVStore) -> None:
         model, weight = one_weight()
@@ -139,11 +160,7 @@ def test_a_change_of_the_stores_codec_under_an_optimizer() -> None:
 
 def test_an_optimizers_state_goes_on_without_compression() -> None:
     def body(store: KVStore) -> None:
-        _, weight = one_weight()
-        first = wrapped(store, weight, CODEC)
-        step(first, weight, 3.0)
-        state = first.state_dict()
-        first.close()
+        weight, state = after_a_step(store)
         second = wrapped(store, weight, "none")
         second.load_state_dict(state)
         step(second, weight, 0.0)
@@ -156,11 +173,7 @@ def test_a_state_that_one_rank_loads_and_the_others_are_sent() -> None:
     """As Horovod scripts go on, here with another codec: what rank 0 has not sent goes along, and ranks stay alike."""
 
     def body(store: KVStore) -> None:
-        _, weight = one_weight()
-        first = wrapped(store, weight, CODEC)
-        step(first, weight, 3.0)
-        state = first.state_dict()
-        first.close()
+        weight, state = after_a_step(store)
         second = wrapped(store, weight, "none")
         if store.rank == 0:
             second.load_state_dict(state)
@@ -201,14 +214,7 @@ def test_a_rank_that_runs_out_as_a_codec_gives_way_to_none() -> None:
 def test_local_steps_saved_with_a_codec_go_on_without(tmp_path: Path) -> None:
     def body(store: KVStore, codec: str, load: bool) -> None:
         model, weight = one_weight()
-        optimizer = gw.torch.LocalStepOptimizer(
-            torch.optim.SGD([weight], lr=1.0),
-            [("w", weight)],
-            codec,
-            store=store,
-            sync_every=1,
-            outer=lambda weights: torch.optim.SGD(weights, lr=1.0),
-        )
+        optimizer = with_local_steps(store, weight, codec)
         if load:
             gw.torch.load_checkpoint(tmp_path, model, optimizer)
             step(optimizer, weight, 0.0)
@@ -226,14 +232,7 @@ def test_local_steps_send_what_is_left() -> None:
         _, weight = one_weight()
 
         def rounds(codec: str, state: Any) -> Any:
-            optimizer = gw.torch.LocalStepOptimizer(
-                torch.optim.SGD([weight], lr=1.0),
-                [("w", weight)],
-                codec,
-                store=store,
-                sync_every=1,
-                outer=lambda weights: torch.optim.SGD(weights, lr=1.0),
-            )
+            optimizer = with_local_steps(store, weight, codec)
             if state is not None:
                 optimizer.load_state_dict(state)
             step(optimizer, weight, 3.0 if state is None else 0.0)
