@@ -6,14 +6,46 @@ process under test would inherit it, and Ctrl-C would rightly do nothing.
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gradwire
 import pytest
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+FORK_SERVER = Path(__file__).parent / "fork_server"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where tests run side by side, starts the fork server for their programs (fork_server/server.py says why)."""
+    if not getattr(config.option, "numprocesses", None) or "TEST_FORK_SERVER" in os.environ:
+        return  # a few tests, one of the processes that share many, or a server that is there
+    folder = tempfile.TemporaryDirectory(prefix="fork-server-")
+    path = f"{folder.name}/socket"
+    server = subprocess.Popen(
+        [sys.executable, FORK_SERVER / "server.py", path],
+        stdin=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    os.environ["TEST_FORK_SERVER"] = path
+    given = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(FORK_SERVER), *([given] if given else [])])
+
+    def stop() -> None:
+        assert server.stdin is not None
+        server.stdin.close()
+        server.wait()
+        folder.cleanup()
+
+    config.add_cleanup(stop)
 
 
 @pytest.fixture
