@@ -50,18 +50,15 @@ class Network:
         return self.bandwidth / 8 * PAYLOAD_SHARE
 
     @property
-    def out_of_order_bytes(self) -> int:
-        """What a full connection holds below the engine: urgent parts wait for it, whatever their priority.
-
-        The kernel's unsent bytes; in a netlab also the connection's share of the link's queue, which TCP fills.
-        """
+    def queued_bytes(self) -> int:
+        """A full connection's share of the queue before a netlab's link, which TCP fills; elsewhere none is known."""
         if not self.netlab:
-            return SOCKET_BYTES
+            return 0
         from gradwire.netlab import QUEUE_SECONDS
 
         flows = max(self.workers, self.servers) if self.placement == "servers" else 2 * (self.workers - 1)
         share: float = QUEUE_SECONDS * self.bytes_per_second / max(1, flows)
-        return SOCKET_BYTES + min(_MOST_IN_FLIGHT, round(share))
+        return min(_MOST_IN_FLIGHT, round(share))
 
     def machine(self, where: Machine | None, byte_seconds: float) -> _core.CoreModel:
         """Describes the cores that a worker shares. where: None: every thread has one."""
@@ -85,7 +82,8 @@ class Schedule:
     """How gradients travel. Defaults are gradwire's own; codec_threads and server_threads those of two cores.
 
     credit_bytes: None: that of a library that sums, which takes what it has room for. in_order: as backward() produces
-    them, without priorities. per_layer: overlap_step; else forward waits for all.
+    them, without priorities. per_layer: overlap_step; else forward waits for all. socket_bytes: what the kernel holds
+    unsent of a connection, which urgent parts wait for, too; 0: a schedule by itself, with nothing below the engine.
     """
 
     partition_bytes: int = 2**20
@@ -94,6 +92,7 @@ class Schedule:
     shard_bound: int = 131_072
     in_order: bool = False
     per_layer: bool = True
+    socket_bytes: int = SOCKET_BYTES
     whole: bool = False  # every server's share of a tensor travels as one part
     codec_threads: int = 1
     server_threads: int = 1
@@ -217,7 +216,7 @@ def setup(
     credit = (
         _SUMS_UNDER_WAY * part_bytes
         if schedule.credit_bytes is None
-        else schedule.credit_bytes + network.out_of_order_bytes
+        else schedule.credit_bytes + schedule.socket_bytes + network.queued_bytes
     )
     return _core.SimulationSetup(
         layers=[
