@@ -49,7 +49,7 @@ CODECS = ("none", "fp16", "int8", "2bit")
 PLACEMENTS = {"servers": 1, "peers": 0}  # and how many servers
 WORKERS = 2
 LATENCY = "20us"  # of a netlab, which has no delay of its own
-SECONDS = 5.0  # of timed steps in a cell, unless the fewest take longer
+SECONDS = 4.5  # of timed steps in a cell, unless the fewest take longer
 FEWEST_STEPS, MOST_STEPS = 10, 400
 _DEADLINE = 600.0  # of a job
 
@@ -297,7 +297,7 @@ def parse_arguments() -> argparse.Namespace:
         "--steps",
         type=int,
         metavar="N",
-        help=f"timed steps of a cell (default: about {SECONDS:.0f} s of them)",
+        help=f"timed steps of a cell (default: about {SECONDS:g} s of them)",
     )
     add("--seed", type=int, default=0, help="of weights and inputs (default: 0)")
     add("--calibration", type=Path, metavar="FILE", help="costs to predict from (default: measured here)")

@@ -161,6 +161,10 @@ def plan(
         raise ValueError(
             f"plan: --server-threads {server_threads} goes with servers and peers: a ring has neither"
         )
+    if netlab and model is None and copies != workers:
+        raise ValueError(
+            f"plan: with --netlab, all {workers} workers share this machine: give --copies {workers}, not {copies}"
+        )
     costs = calibrations.load(calibration)
     console = Console(stderr=json_file == "-")
     question = planner.Question(

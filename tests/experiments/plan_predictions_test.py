@@ -45,7 +45,7 @@ def test_there_are_72_cells_with_a_name_each(files: dict[str, Any]) -> None:
 def test_steps_are_seconds_long_and_ten_at_least(files: dict[str, Any]) -> None:
     run = files["run"]
     assert run.steps_for(10.0) == run.FEWEST_STEPS == 10
-    assert run.steps_for(0.1) == 50
+    assert run.steps_for(0.1) == 45
     assert run.steps_for(1.0) == 10
     assert run.steps_for(1e-3) == run.MOST_STEPS
     for step in (0.01, 0.05, 0.3, 1.0):

@@ -132,3 +132,6 @@ def test_a_netlab_needs_a_profile_of_all_workers_on_one_machine(tmp_path: Path) 
         assert bad.returncode != 0
         assert known in " ".join(bad.stderr.split())
         assert f"with --copies {workers}" in " ".join(bad.stderr.split())
+    early = gradwire("-n", "2", "--bandwidth", "100mbit", "--netlab", "--", "no-such-program")
+    assert early.returncode != 0
+    assert "give --copies 2, not 1" in " ".join(early.stderr.split()), "said before a profile is made"
