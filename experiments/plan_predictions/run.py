@@ -6,8 +6,8 @@
     python experiments/plan_predictions/run.py --fit                 measures nothing: fits factors, one model left out
 
 Parts: the costs of messages (calibration.json), a profile of each model (profiles/), a prediction of each cell, and
-each cell itself. What is in the folder already is kept: a run that was stopped goes on where it was, and --again begins
-anew. The profile is that of `gradwire plan --copies 2`, the predictions are those of `gradwire plan --netlab`.
+each cell itself. What is in the folder already is kept: a run that was stopped goes on where it was. --again forgets
+it. The profile is that of `gradwire plan --copies 2`, the predictions are those of `gradwire plan --netlab`.
 
 A cell is a job of two workers on hosts of their own (netlab, so root), with one server on a host of its own, or as
 peers. It runs with the partition and the credit that its prediction is for.
@@ -243,6 +243,16 @@ def write(folder: Path, cells: dict[str, Cell], seed: int) -> None:
     (folder / "machine.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
+def forget(run: Run, names: Sequence[Name], cells: dict[str, Cell]) -> None:
+    """Takes cells out of the results, and the profile of a model of which none is left: cells of one share theirs."""
+    for name in names:
+        cells.pop(str(name), None)
+    for model in {name.model for name in names} - {cell.model for cell in cells.values()}:
+        run.profile(model).unlink(missing_ok=True)
+    if (run.folder / "results.csv").exists():
+        write(run.folder, cells, run.seed)
+
+
 def measure_all(run: Run, names: Sequence[Name], cells: dict[str, Cell]) -> None:
     """Measures what is missing, part by part, and writes after each cell."""
     began = time.monotonic()
@@ -292,7 +302,11 @@ def parse_arguments() -> argparse.Namespace:
         help="cells whose names (MODEL-RATE-CODEC-PLACEMENT) begin so; repeatable; default: all",
     )
     add("--list", action="store_true", help="measure nothing, print the names of the chosen cells")
-    add("--again", action="store_true", help="measure the chosen cells again, and their models' profiles")
+    add(
+        "--again",
+        action="store_true",
+        help="forget the chosen cells first, and profiles of models of which no other cell is left",
+    )
     add(
         "--steps",
         type=int,
@@ -323,10 +337,9 @@ def main() -> int:
     run = Run(given.folder, given.seed, given.steps, given.calibration or given.folder / "calibration.json")
     cells = read(run.folder / "results.csv")
     if given.again:
-        for model in {name.model for name in given.names}:
-            run.profile(model).unlink(missing_ok=True)
+        forget(run, given.names, cells)
     if not given.tables and not given.fit:
-        measure_all(run, [name for name in given.names if given.again or str(name) not in cells], cells)
+        measure_all(run, [name for name in given.names if str(name) not in cells], cells)
     if not cells:
         print(
             f"plan_predictions: {run.folder} has no results.csv yet: run without --tables and --fit",

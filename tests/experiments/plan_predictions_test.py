@@ -134,6 +134,23 @@ def test_the_whole_chain_of_one_cell(tmp_path: Path, files: dict[str, Any]) -> N
     assert command(tmp_path, "--fit").returncode == 0
 
 
+def test_what_is_measured_again_is_forgotten_with_a_profile_that_no_other_cell_has(
+    tmp_path: Path, files: dict[str, Any]
+) -> None:
+    run = files["run"]
+    asked = run.Run(tmp_path, 0, None, tmp_path / "calibration.json")
+    names = [name for name in run.NAMES if str(name).startswith(("mlp-1gbit-2bit-peers", "lenet-1gbit-2bit"))]
+    cells = {str(name): cell(files, **vars(name)) for name in names}
+    for model in ("mlp", "lenet"):
+        asked.profile(model).parent.mkdir(exist_ok=True)
+        asked.profile(model).touch()
+    run.write(tmp_path, cells, 0)
+    run.forget(asked, [name for name in names if name.placement == "peers"], cells)
+    assert list(run.read(tmp_path / "results.csv")) == list(cells) == ["lenet-1gbit-2bit-servers"]
+    assert not asked.profile("mlp").exists()
+    assert asked.profile("lenet").exists(), "the other cell was predicted from it"
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     none = command(tmp_path, "--tables")
     assert none.returncode == 1
