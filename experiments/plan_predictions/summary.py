@@ -188,6 +188,10 @@ def folds(cells: Sequence[Cell], predict: Predict) -> list[Fold]:
 
 def fit_table(found: Sequence[Fold]) -> str:
     """Says for each model how factors that were fitted on the others predict it."""
+    if not found:
+        return (
+            "Nothing to fit: expected steady cells of two models or more, one to fit on and one to judge on."
+        )
     lines = [
         "| judged on | cells | costs of codecs and messages | rate of links | median error, factors of 1 | fitted |",
         "|---|---|---|---|---|---|",

@@ -99,6 +99,7 @@ def test_factors_are_fitted_on_the_other_models_and_judged_on_the_one_left_out(f
     assert "| transformer | 1 | x 2 | x 1 | 0.0% | 50.0% |" in text
     assert text.endswith("Factors fitted on the other models predict 0 of 3 models better than 1 does.")
     assert summary.folds(doubled[:1], predict) == []
+    assert summary.fit_table([]).startswith("Nothing to fit: expected steady cells of two models")
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
