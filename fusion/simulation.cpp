@@ -21,18 +21,31 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-enum class What : std::uint8_t { kForward, kBackward, kCodecJob, kAtServer, kSummed, kAtWorker };
+enum class Work : std::uint8_t { kForward, kBackward, kCodecJob, kSum };
+enum class Place : std::uint8_t { kAtServer, kAtWorker };
 
-/// Something that ends at a known time. index: of a layer, a codec job or a part.
+/// What a thread does. index: of a layer, a codec job or a part.
+struct Task {
+  Work work = Work::kForward;
+  std::uint64_t index = 0;
+};
+
+/// A part that reaches a place at a known time.
 struct Event {
   double time = 0;
   std::uint64_t sequence = 0;  ///< breaks ties by age
-  What what = What::kForward;
-  std::uint64_t index = 0;
+  Place place = Place::kAtServer;
+  std::uint64_t part = 0;
   bool operator>(const Event& other) const {
     return std::tie(time, sequence) > std::tie(other.time, other.sequence);
   }
 };
+
+/// Which of running_ counts it.
+std::size_t group_of(Work work) {
+  if (work == Work::kCodecJob) return 1;
+  return work == Work::kSum ? 2 : 0;
+}
 
 class Job {
  public:
@@ -72,9 +85,11 @@ class Job {
   void begin_sums(std::uint32_t server);
   void send_pushes();
   void send_replies(std::uint32_t server);
-  void share_links();
+  void share();
+  void handle(const Task& task);
   void handle(const Event& event);
-  void at(double time, What what, std::uint64_t index);
+  void run(double seconds, Work work, std::uint64_t index);
+  void at(double time, Place place, std::uint64_t part);
   std::int32_t priority_of(std::size_t part) const;
   std::uint64_t message_bytes(std::size_t part, double bytes_per_element) const;
   double wire_bytes(std::uint64_t bytes) const;
@@ -102,7 +117,9 @@ class Job {
   double now_ = 0;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::uint64_t sequence_ = 0;
-  std::array<std::uint32_t, 2> sharing_{};  // busy lanes up and down when the links were last shared out
+  SharedWork<Task> threads_;
+  std::array<std::uint32_t, 3> running_{};  // layers, codec jobs and sums
+  std::array<std::uint32_t, 5> sharing_{};  // busy lanes up and down, and running_, when last shared out
   std::vector<double> began_;               // start of each step's backward
   std::vector<LayerTimes> times_;
   double sent_bytes_ = 0;
@@ -136,43 +153,52 @@ Simulated Job::run() {
   try_forward();
   while (!done()) {
     const double event = events_.empty() ? kNever : events_.top().time;
+    const double work = threads_.next_end().value_or(kNever);
     const double up = up_.next_end().value_or(kNever);
     const double down = down_.next_end().value_or(kNever);
-    now_ = std::min({event, up, down});
+    now_ = std::min({event, work, up, down});
     if (now_ == kNever) throw std::invalid_argument("simulation: these times and rates add up to infinity");
     if (now_ == event) {
       const Event next = events_.top();
       events_.pop();
       handle(next);
+    } else if (now_ == work) {
+      handle(threads_.end(now_));
     } else if (now_ == up) {
       end_push(up_.end(now_));
     } else {
       end_reply(down_.end(now_));
     }
-    share_links();
+    share();
   }
   return result();
 }
 
-void Job::handle(const Event& event) {
-  const auto index = static_cast<std::uint32_t>(event.index);
-  switch (event.what) {
-    case What::kForward:
+void Job::handle(const Task& task) {
+  --running_[group_of(task.work)];
+  const auto index = static_cast<std::uint32_t>(task.index);
+  switch (task.work) {
+    case Work::kForward:
       return end_forward();
-    case What::kBackward:
+    case Work::kBackward:
       return end_backward(index);
-    case What::kCodecJob:
-      return end_codec_job(event.index);
-    case What::kAtServer:
-      return reach_server(event.index);
-    case What::kSummed:
-      return end_sum(event.index);
-    case What::kAtWorker:
-      return reach_worker(event.index);
+    case Work::kCodecJob:
+      return end_codec_job(task.index);
+    case Work::kSum:
+      return end_sum(task.index);
   }
 }
 
-void Job::at(double time, What what, std::uint64_t index) { events_.push({time, sequence_++, what, index}); }
+void Job::handle(const Event& event) {
+  return event.place == Place::kAtServer ? reach_server(event.part) : reach_worker(event.part);
+}
+
+void Job::run(double seconds, Work work, std::uint64_t index) {
+  ++running_[group_of(work)];
+  threads_.add(now_, seconds, {work, index});
+}
+
+void Job::at(double time, Place place, std::uint64_t part) { events_.push({time, sequence_++, place, part}); }
 
 // ------------------------------------------------------------------------------------------------ compute
 
@@ -185,7 +211,7 @@ void Job::try_forward() {
   forward_waits_ = !has_sums(forward_);
   if (forward_waits_) return;
   times_[forward_].forward_seconds = now_;
-  at(now_ + setup_.layers[forward_].forward_seconds, What::kForward, forward_);
+  run(setup_.layers[forward_].forward_seconds, Work::kForward, forward_);
 }
 
 void Job::end_forward() {
@@ -195,7 +221,7 @@ void Job::end_forward() {
 }
 
 void Job::begin_backward(std::uint32_t layer) {
-  at(now_ + setup_.layers[layer].backward_seconds, What::kBackward, layer);
+  run(setup_.layers[layer].backward_seconds, Work::kBackward, layer);
 }
 
 void Job::end_backward(std::uint32_t layer) {
@@ -222,7 +248,7 @@ void Job::seal(std::uint32_t key) {
 }
 
 void Job::begin_codec_jobs() {
-  while (const auto job = codec_.begin()) at(now_ + job->seconds, What::kCodecJob, job->id);
+  while (const auto job = codec_.begin()) run(job->seconds, Work::kCodecJob, job->id);
 }
 
 void Job::end_codec_job(std::uint64_t job) {
@@ -252,12 +278,12 @@ void Job::end_push(const FluidLanes::Ended& ended) {
   sent_bytes_ += ended.transfer.bytes;
   if (is_ring()) {
     received_bytes_ += ended.transfer.bytes;
-    return at(now_ + ring_rounds() * network_.latency_seconds, What::kAtServer, part);
+    return at(now_ + ring_rounds() * network_.latency_seconds, Place::kAtServer, part);
   }
   servers_[ended.lane].received_bytes += ended.transfer.bytes;
   pushes_.release(ended.lane, message_bytes(part, setup_.codec.push_bytes));
   send_pushes();
-  at(now_ + network_.latency_seconds, What::kAtServer, part);
+  at(now_ + network_.latency_seconds, Place::kAtServer, part);
 }
 
 void Job::reach_server(std::size_t part) {
@@ -271,7 +297,7 @@ void Job::reach_server(std::size_t part) {
 }
 
 void Job::begin_sums(std::uint32_t server) {
-  while (const auto job = servers_[server].threads.begin()) at(now_ + job->seconds, What::kSummed, job->id);
+  while (const auto job = servers_[server].threads.begin()) run(job->seconds, Work::kSum, job->id);
 }
 
 void Job::end_sum(std::size_t part) {
@@ -295,7 +321,7 @@ void Job::end_reply(const FluidLanes::Ended& ended) {
   servers_[ended.lane].sent_bytes += ended.transfer.bytes;
   servers_[ended.lane].replies.release(0, message_bytes(ended.transfer.id, setup_.codec.reply_bytes));
   send_replies(ended.lane);
-  at(now_ + network_.latency_seconds, What::kAtWorker, ended.transfer.id);
+  at(now_ + network_.latency_seconds, Place::kAtWorker, ended.transfer.id);
 }
 
 void Job::reach_worker(std::size_t part) {
@@ -317,15 +343,22 @@ void Job::end_part(std::size_t part) {
   if (forward_waits_) try_forward();
 }
 
-// ---------------------------------------------------------------------------------------------------- links
+// ------------------------------------------------------------------------------------------ links and cores
 
-void Job::share_links() {
-  const std::array<std::uint32_t, 2> sharing{up_.busy(), down_.busy()};
+void Job::share() {
+  const auto [layers, codec_jobs, sums] = running_;
+  const std::array<std::uint32_t, 5> sharing{up_.busy(), down_.busy(), layers, codec_jobs, sums};
   if (sharing == sharing_) return;
   sharing_ = sharing;
   const FlowRates rates = flow_rates(network_, up_.busy(), down_.busy());
-  up_.set_rate(now_, rates.push);
-  down_.set_rate(now_, rates.reply);
+  const double remote = network_.topology == Topology::kServersBeside ? 1.0 - 1.0 / network_.servers : 1.0;
+  const double bytes = remote * (up_.busy() * rates.push + down_.busy() * rates.reply);
+  const double speed =
+      core_speed(setup_.machine, {layers * setup_.machine.compute_threads + codec_jobs, 1.0 * sums, bytes},
+                 network_.workers);
+  up_.set_rate(now_, speed * rates.push);
+  down_.set_rate(now_, speed * rates.reply);
+  threads_.set_speed(now_, speed);
 }
 
 std::int32_t Job::priority_of(std::size_t part) const {
@@ -378,7 +411,7 @@ Simulated Job::result() const {
     result.layers.push_back(
         {layer.ready_seconds - began, layer.arrived_seconds - began, layer.forward_seconds - began});
   }
-  result.events = sequence_;
+  result.events = sequence_ + threads_.begun();
   return result;
 }
 
@@ -395,6 +428,7 @@ constexpr std::uint64_t kMostElements = std::uint64_t{1} << 40;
 
 void validate(const SimulationSetup& setup) {
   validate(setup.network);
+  validate(setup.machine);
   require(!setup.layers.empty(), "no layers", "at least one");
   for (std::size_t i = 0; i < setup.layers.size(); ++i) {
     const SimulatedLayer& layer = setup.layers[i];

@@ -3,8 +3,9 @@
 //
 // One worker stands for all of them, which are alike and begin together (network_model.h says how their flows
 // add up); every server is simulated, because they own different parts. So N costs nothing with servers apart
-// and a server each with peers. What this leaves out: workers that are slower than others, unequal flows,
-// lost packets, and cores that compute and codecs share.
+// and a server each with peers. Where a machine has fewer cores than threads, all that runs there is slower
+// (shared_cores.h). What this leaves out: workers that are slower than others, unequal flows and lost
+// packets.
 //
 // Threading: pure; no clock, no thread, no I/O. Equal setups give equal results.
 #pragma once
@@ -14,6 +15,7 @@
 
 #include "fusion/network_model.h"
 #include "fusion/schedule_bound.h"
+#include "fusion/shared_cores.h"
 #include "fusion/step_plan.h"
 
 namespace gradwire::fusion {
@@ -46,13 +48,15 @@ struct SimulationSetup {
   CodecCosts codec;
   PlanLimits limits;
   std::uint64_t message_bytes = 112;  ///< of a header
-  /// Handed to a socket and not yet on the wire, per server; in a ring, to the library and not yet summed.
+  /// What has left the send queue and is not yet on the wire, per server, in the engine, the socket and the
+  /// link's queue: more urgent parts do not overtake it. In a ring, with the library and not yet summed.
   std::uint64_t credit_bytes = 256U << 10;
   SendOrder order = SendOrder::kPriority;  ///< of pushes, replies and codec jobs
   NextForward next_forward = NextForward::kPerLayer;
   unsigned codec_threads = 1;
   unsigned server_threads = 1;
   unsigned steps = 3;  ///< measured, after one to warm up
+  CoreModel machine;   ///< by default every thread has a core
 };
 
 /// Seconds from the start of the step's backward.

@@ -24,9 +24,10 @@ RATES = (0.5e9, 1e9, 2e9, 5e9, 10e9, 25e9)
 LATENCY = 50e-6
 COSTS = calibration.load()
 
-OURS = Schedule()
-UNBOUNDED = Schedule(credit_bytes=2**60)
-FIFO = Schedule(in_order=True)
+# The schedule by itself: what the kernel holds of a connection is not part of it.
+OURS = Schedule(socket_bytes=0)
+UNBOUNDED = replace(OURS, credit_bytes=2**60)
+FIFO = replace(OURS, in_order=True)
 # MXNet's: whole tensors (cut over the servers from a million elements on) in the order of backward.
 WHOLE = Schedule(whole=True, in_order=True, shard_bound=1_000_000, fusion_bytes=0, credit_bytes=2**60)
 # Horovod's: buckets of 64 MB, one after the other, and all of them before the next step.
@@ -153,7 +154,7 @@ def other_simulation() -> list[Row]:
         ("vgg16", 8): (100, 100, 100, 99.61),
         ("resnet50", 2): (99.34, 77.81, 73.46, None),
     }
-    small = Schedule(partition_bytes=2**18, credit_bytes=2**16)
+    small = replace(OURS, partition_bytes=2**18, credit_bytes=2**16)
     rows = []
     for (model, servers), (priority, in_order, whole, mxnet) in theirs.items():
         network = Network("servers", 8, servers, 10e9, 0)

@@ -868,8 +868,13 @@ class CodecCosts:
     @property
     def push_bytes(self) -> float: ...
 
+class CoreModel:
+    """The machine that a worker shares with others and with servers."""
+
+    def __init__(self, cores: float, compute_threads: float, workers: float, servers_share: float, byte_seconds: float) -> None: ...
+
 class SimulationSetup:
-    def __init__(self, layers: Sequence[SimulatedLayer], network: NetworkModel, codec: CodecCosts, limits: PlanLimits, message_bytes: int, credit_bytes: int, order: SendOrder, next_forward: NextForward, codec_threads: int, server_threads: int, steps: int) -> None: ...
+    def __init__(self, layers: Sequence[SimulatedLayer], network: NetworkModel, codec: CodecCosts, limits: PlanLimits, message_bytes: int, credit_bytes: int, order: SendOrder, next_forward: NextForward, codec_threads: int, server_threads: int, steps: int, machine: CoreModel) -> None: ...
 
 def shortest_piece(unit_elements: int, unit_payload_bytes: int) -> int:
     """

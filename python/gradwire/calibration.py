@@ -19,6 +19,7 @@ from gradwire import compress
 
 PLANNED = tuple(compress.list())  # each with its own parameters
 _FEW, _MANY = 2, 8  # payloads in the sums that `gradwire bench codec` times
+_PROBED = {"GRADWIRE_FUSION_BYTES": "0", "GRADWIRE_IPC": "off", "GRADWIRE_COMPRESSION": "none"}
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,16 @@ class CodecSpeed:
 
 @dataclass(frozen=True)
 class Calibration:
-    """message_seconds: of a thread, to send or receive one message; round_trip_seconds: of one on loopback."""
+    """message_seconds: of a thread, to send or receive one message; round_trip_seconds: of one on loopback;
+    byte_seconds: of a core, to send or receive a byte over TCP; 0: not measured.
+    """
 
     made_by: str
     machine: Mapping[str, str | int]
     message_seconds: float
     round_trip_seconds: float
     codecs: tuple[CodecSpeed, ...]
+    byte_seconds: float = 0.0
 
     @property
     def hop_seconds(self) -> float:
@@ -67,6 +71,7 @@ class Calibration:
             codecs=codecs,
             message_seconds=factor * self.message_seconds,
             round_trip_seconds=factor * self.round_trip_seconds,
+            byte_seconds=factor * self.byte_seconds,
         )
 
     def speed(self, codec: str) -> CodecSpeed:
@@ -92,7 +97,8 @@ def load(file: Path | None = None) -> Calibration:
         codecs = tuple(CodecSpeed(**row) for row in given.pop("codecs"))
         calibration = Calibration(**given, codecs=codecs)
         numbers = [value for row in codecs for value in vars(row).values() if not isinstance(value, str)]
-        for number in (calibration.message_seconds, calibration.round_trip_seconds, *numbers):
+        links = (calibration.message_seconds, calibration.round_trip_seconds, calibration.byte_seconds)
+        for number in (*links, *numbers):
             if not math.isfinite(number) or number < 0:
                 raise ValueError(f"{number!r} is not a cost: expected a number of at least 0")
     except (TypeError, KeyError, AttributeError, ValueError) as error:
@@ -166,6 +172,7 @@ def measure(say: Callable[[str], None], codec_speeds: Path | None = None) -> Cal
         probe["message_seconds"],
         probe["round_trip_seconds"],
         speeds,
+        probe["byte_seconds"],
     )
 
 
@@ -190,7 +197,7 @@ def _bench(say: Callable[[str], None]) -> list[dict[str, Any]]:
 
 
 def probe_messages() -> dict[str, float]:
-    """Runs link_probe in a job of one worker and one server on loopback.
+    """Runs link_probe in a job of one worker and one server on loopback, over TCP as between hosts.
 
     Raises: RuntimeError: the job failed; ends with its last words.
     """
@@ -206,7 +213,7 @@ def probe_messages() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "probe.json"
         command = [sys.executable, "-m", "gradwire.link_probe", str(file)]
-        result = run_job(command, 1, 1, env={"GRADWIRE_FUSION_BYTES": "0"}, output=keep, timeout=60)
+        result = run_job(command, 1, 1, env=_PROBED, output=keep, timeout=60)
         if result.exit_code or not file.exists():
             words = "; ".join(last) or result.cause
             raise RuntimeError(f"plan: the probe of messages failed: {words}")

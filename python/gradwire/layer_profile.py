@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib.resources
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gradwire.units import format_duration
 
 _MOST_SPREAD = 1.2  # slow steps over fast ones: beyond it, a figure says more of other load than of the job
+_OPTIONAL = frozenset({"spread", "machine"})  # that older files do not have
 KNOWN = ("vgg16", "resnet50", "bert_large")
 
 
@@ -29,10 +30,26 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """Where a profile was measured: what compute shares with codecs, sums and the network.
+
+    Attributes:
+        cores: that the process may use.
+        workers: that ran there at once.
+        compute_threads: of each, while it computes; 0: a GPU does.
+    """
+
+    cores: int
+    workers: int
+    compute_threads: int
+
+
+@dataclass(frozen=True)
 class Profile:
     """Layers in the order of forward(). images_per_second is what one worker alone reaches (sentences for BERT).
 
     spread: seconds of a step, 10th and 90th percentile of those that were measured; None: not known.
+    machine: None: not known; every thread is then taken to have a core.
     """
 
     name: str
@@ -41,6 +58,7 @@ class Profile:
     images_per_second: float
     layers: tuple[Layer, ...]
     spread: tuple[float, float] | None = None
+    machine: Machine | None = None
 
     @property
     def compute_seconds(self) -> float:
@@ -108,14 +126,22 @@ def load(path: Path) -> Profile:
 
 def _read(given: Any, where: str) -> Profile:
     expected = {"name", "source", "batch", "images_per_second", "layers"}
-    if not isinstance(given, dict) or set(given) - {"spread"} != expected:
+    if not isinstance(given, dict) or set(given) - _OPTIONAL != expected:
         raise ValueError(
-            f"profile {where}: expected an object with exactly {sorted(expected)}, and spread or not"
+            f"profile {where}: expected an object with exactly {sorted(expected)}, and {sorted(_OPTIONAL)} or not"
         )
     try:
         layers = tuple(Layer(**layer) for layer in given["layers"])
         spread = given.get("spread")
-        profile = Profile(**{**given, "layers": layers, "spread": None if spread is None else tuple(spread)})
+        machine = given.get("machine")
+        profile = Profile(
+            **{
+                **given,
+                "layers": layers,
+                "spread": None if spread is None else tuple(spread),
+                "machine": None if machine is None else Machine(**machine),
+            }
+        )
         validate(profile)
     except (TypeError, ValueError) as error:
         raise ValueError(f"profile {where}: {error}") from None
@@ -147,6 +173,11 @@ def validate(profile: Profile) -> None:
             raise ValueError(
                 f"spread={profile.spread!r}; expected two numbers of seconds above 0, in their order"
             )
+    if profile.machine is not None:
+        least = {"cores": 1, "workers": 1, "compute_threads": 0}
+        for name, value in vars(profile.machine).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < least[name]:
+                raise ValueError(f"machine: {name}={value!r}; expected a whole number, {least[name]} or more")
     step = profile.batch / profile.images_per_second
     if not math.isclose(profile.compute_seconds, step, rel_tol=1e-3):
         raise ValueError(
@@ -157,7 +188,7 @@ def validate(profile: Profile) -> None:
 
 def text_of(profile: Profile) -> str:
     """Writes a profile as its file has it: one layer a line."""
-    head = {key: value for key, value in vars(profile).items() if key != "layers" and value is not None}
+    head = {key: value for key, value in asdict(profile).items() if key != "layers" and value is not None}
     lines = ",\n".join("  " + json.dumps(vars(layer)) for layer in profile.layers)
     fields = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
     return "{\n" + fields + ' "layers": [\n' + lines + "\n ]\n}\n"

@@ -93,6 +93,14 @@ def plan(
             help="Copies of CMD to time at once: as many workers as will share a machine.",
         ),
     ] = 1,
+    netlab: Annotated[
+        bool,
+        typer.Option(
+            "--netlab",
+            help="The hosts are netlab's, as of `gradwire ab --bandwidth`: all on this machine, whose cores servers "
+            "share, too, with a queue of 20 ms before each link. Needs --copies of all workers.",
+        ),
+    ] = False,
     profile_file: Annotated[
         Path | None,
         typer.Option(
@@ -104,11 +112,11 @@ def plan(
     """Predict how a job scales, and say which codec, placement, servers and partition to take, or not to compress.
 
     Nothing is sent: steps are simulated with the store's own decisions, layer by layer. What codecs cost was measured;
-    --calibrate does so here. Compute is taken to be undisturbed by codecs and sums, and all workers to be alike. Where
-    a codec or the link rules, measured steps are often longer than predicted, so each prediction has an interval: from
-    the fast steps of the profile, to its slow steps on cores that codecs and sums share, with these and messages at
-    twice their cost and a link that carries nine tenths. "sent" is what leaves a worker's host in a step: its pushes,
-    and the replies of a server on it.
+    --calibrate does so here. All workers are taken to be alike. Compute, codecs and sums share the cores of the machine
+    that a command was profiled on; a --model without such a machine has a core for every thread. Measured steps are
+    often longer than predicted, so each prediction has an interval: from the fast steps of the profile, to its slow
+    steps, with codecs, sums and messages at twice their cost and a link that carries nine tenths. "sent" is what
+    leaves a worker's host in a step: its pushes, and the replies of a server on it.
 
     With CMD, it is run on this machine until 30 steps of its optimizer are timed layer by layer (PyTorch), and ended.
     It is alone meanwhile, whatever store it asks for, and its gradients are not encoded: CMD is the command of a
@@ -153,6 +161,10 @@ def plan(
         raise ValueError(
             f"plan: --server-threads {server_threads} goes with servers and peers: a ring has neither"
         )
+    if netlab and model is None and copies != workers:
+        raise ValueError(
+            f"plan: with --netlab, all {workers} workers share this machine: give --copies {workers}, not {copies}"
+        )
     costs = calibrations.load(calibration)
     console = Console(stderr=json_file == "-")
     question = planner.Question(
@@ -165,8 +177,11 @@ def plan(
         schedule=simulation.Schedule(
             per_layer=not drain, codec_threads=codec_threads, server_threads=server_threads
         ),
+        netlab=netlab,
         profile=_profile(model, command or [], copies, profile_file),  # last: it may take minutes
     )
+    if netlab:
+        _require_one_machine(question)
     found = planner.answer(question, costs)
     _show(found, question, console)
     record = found.record()
@@ -189,6 +204,16 @@ def _require_none_but(
     if given:
         raise ValueError(
             f"plan: --calibrate measures this machine and predicts nothing: leave {', '.join(given)} out"
+        )
+
+
+def _require_one_machine(question: Question) -> None:
+    machine = question.profile.machine
+    if machine is None or machine.workers != question.workers:
+        known = "not known" if machine is None else f"one that {machine.workers} at once were timed on"
+        raise ValueError(
+            f"plan: with --netlab, {question.workers} workers share a machine, and the profile's is {known}: profile a "
+            f"command with --copies {question.workers}"
         )
 
 

@@ -35,6 +35,7 @@ class Question:
     codecs: tuple[str, ...] = CODECS
     placements: tuple[Placement, ...] = ("peers", "servers")
     schedule: Schedule = field(default_factory=Schedule)
+    netlab: bool = False  # as Network has it
 
     def networks(self) -> list[Network]:
         rows = []
@@ -43,7 +44,8 @@ class Question:
             if placement in ("peers", "ring"):
                 counts = [0]
             rows += [
-                Network(placement, self.workers, count, self.bandwidth, self.latency) for count in counts
+                Network(placement, self.workers, count, self.bandwidth, self.latency, self.netlab)
+                for count in counts
             ]
         return rows
 
@@ -135,14 +137,15 @@ def with_interval(question: Question, row: Prediction, calibration: Calibration)
     """Adds between which seconds a measured step is to be expected.
 
     From: compute as in the fast steps of the profile, and all else as predicted. To: compute as in its slow steps, and
-    longer by what codecs and sums take of the same cores; these and messages at twice their cost; and a link that
-    carries nine tenths.
+    longer by what codecs and sums take of the same cores where the profile does not say how many there are; these and
+    messages at twice their cost; and a link that carries nine tenths.
     """
     spread, typical = question.profile.spread, question.profile.compute_seconds
     fast, slow = (
         (1.0, 1.0) if spread is None else (min(1.0, spread[0] / typical), max(1.0, spread[1] / typical))
     )
-    slow += _codec_seconds(question.profile, row, calibration) / typical
+    if question.profile.machine is None:  # else the simulator has cores share
+        slow += _codec_seconds(question.profile, row, calibration) / typical
     ends = []
     for factor, network, costs in (
         (fast, row.network, calibration),

@@ -8,11 +8,13 @@ from typing import Literal, NamedTuple, get_args
 
 from gradwire import _core
 from gradwire.calibration import PLANNED, Calibration
-from gradwire.layer_profile import Profile
+from gradwire.layer_profile import Machine, Profile
 
 Placement = Literal["servers", "beside", "peers", "ring"]
 PAYLOAD_SHARE = 0.955  # of a link at MTU 1500: what headers of Ethernet, IP and TCP leave
 HEADER_BYTES = 112  # of a frame of ours
+SOCKET_BYTES = 256 * 2**10  # that the kernel holds unsent of a connection: transport/zmq_socket.cpp
+_MOST_IN_FLIGHT = 4 * 2**20  # bytes of a connection: Linux's largest send buffer
 _SUMS_UNDER_WAY = 16  # of MPI, at most: transport/mpi_sums.cpp
 SUMMED = ("none", "fp16", "bf16")  # by a library; others' payloads it gathers: kvstore/native.cpp
 
@@ -31,7 +33,8 @@ class Network:
     """workers and servers behind links of `bandwidth` bits a second each way; latency in seconds, one way.
 
     placement: servers: on hosts of their own; beside: on workers' hosts; peers: one in each worker; ring: a library's
-    all-reduce, as of the store allreduce_mpi.
+    all-reduce, as of the store allreduce_mpi. netlab: the hosts are namespaces of one machine: servers of their own
+    share its cores, too, and a queue stands before each link.
     """
 
     placement: Placement
@@ -39,6 +42,35 @@ class Network:
     servers: int
     bandwidth: float
     latency: float
+    netlab: bool = False
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Payload that a link carries in each direction."""
+        return self.bandwidth / 8 * PAYLOAD_SHARE
+
+    @property
+    def queued_bytes(self) -> int:
+        """A full connection's share of the queue before a netlab's link, which TCP fills; elsewhere none is known."""
+        if not self.netlab:
+            return 0
+        from gradwire.netlab import QUEUE_SECONDS
+
+        flows = max(self.workers, self.servers) if self.placement == "servers" else 2 * (self.workers - 1)
+        share: float = QUEUE_SECONDS * self.bytes_per_second / max(1, flows)
+        return min(_MOST_IN_FLIGHT, round(share))
+
+    def machine(self, where: Machine | None, byte_seconds: float) -> _core.CoreModel:
+        """Describes the cores that a worker shares. where: None: every thread has one."""
+        if where is None:
+            return _core.CoreModel(math.inf, 1, 1, 0, 0)
+        servers_share = {
+            "servers": float(self.netlab),
+            "beside": where.workers / self.workers,
+            "peers": where.workers / self.workers,
+            "ring": float(where.workers),
+        }[self.placement]
+        return _core.CoreModel(where.cores, where.compute_threads, where.workers, servers_share, byte_seconds)
 
     @property
     def hosts(self) -> int:
@@ -50,7 +82,8 @@ class Schedule:
     """How gradients travel. Defaults are gradwire's own; codec_threads and server_threads those of two cores.
 
     credit_bytes: None: that of a library that sums, which takes what it has room for. in_order: as backward() produces
-    them, without priorities. per_layer: overlap_step; else forward waits for all.
+    them, without priorities. per_layer: overlap_step; else forward waits for all. socket_bytes: what the kernel holds
+    unsent of a connection, which urgent parts wait for, too; 0: a schedule by itself, with nothing below the engine.
     """
 
     partition_bytes: int = 2**20
@@ -59,6 +92,7 @@ class Schedule:
     shard_bound: int = 131_072
     in_order: bool = False
     per_layer: bool = True
+    socket_bytes: int = SOCKET_BYTES
     whole: bool = False  # every server's share of a tensor travels as one part
     codec_threads: int = 1
     server_threads: int = 1
@@ -164,8 +198,9 @@ def setup(
     schedule: Schedule,
     message_seconds: float = 0.0,
     steps: int = 3,
+    byte_seconds: float = 0.0,
 ) -> _core.SimulationSetup:
-    """Describes a job to the core. steps: measured, after one to warm up."""
+    """Describes a job to the core. steps: measured, after one to warm up. byte_seconds: as Calibration has it."""
     topologies = {
         "servers": _core.Topology.SERVERS_APART,
         "beside": _core.Topology.SERVERS_BESIDE,
@@ -178,7 +213,11 @@ def setup(
     part_bytes = HEADER_BYTES + math.ceil(
         min(schedule.partition_elements, profile.elements) * costs.push_bytes
     )
-    credit = _SUMS_UNDER_WAY * part_bytes if schedule.credit_bytes is None else schedule.credit_bytes
+    credit = (
+        _SUMS_UNDER_WAY * part_bytes
+        if schedule.credit_bytes is None
+        else schedule.credit_bytes + schedule.socket_bytes + network.queued_bytes
+    )
     return _core.SimulationSetup(
         layers=[
             _core.SimulatedLayer(x.elements, x.forward_seconds, x.backward_seconds) for x in profile.layers
@@ -187,7 +226,7 @@ def setup(
             topologies[network.placement],
             network.workers,
             servers,
-            network.bandwidth / 8 * PAYLOAD_SHARE,
+            network.bytes_per_second,
             network.latency,
             message_seconds,
         ),
@@ -200,6 +239,7 @@ def setup(
         codec_threads=schedule.codec_threads,
         server_threads=schedule.server_threads,
         steps=steps,
+        machine=network.machine(profile.machine, byte_seconds),
     )
 
 
@@ -216,7 +256,16 @@ def predict(
     """
     costs = variant.costs(network.workers, calibration, network.placement)
     reached = replace(network, latency=network.latency + calibration.hop_seconds)
-    return _core.simulate(setup(profile, reached, costs, schedule, calibration.message_seconds))
+    return _core.simulate(
+        setup(
+            profile,
+            reached,
+            costs,
+            schedule,
+            calibration.message_seconds,
+            byte_seconds=calibration.byte_seconds,
+        )
+    )
 
 
 def bound(

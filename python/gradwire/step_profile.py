@@ -22,13 +22,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gradwire import step_clock
 from gradwire.child import Guard, LocalHost, describe_exit
-from gradwire.layer_profile import Layer, Profile, load, text_of, validate
+from gradwire.layer_profile import Layer, Machine, Profile, load, text_of, validate
 from gradwire.session import signal_session
 
 STEPS = 30
@@ -64,7 +64,9 @@ def of_command(command: Sequence[str], copies: int = 1) -> Profile:
         shared = {} if copies == 1 else {"OMP_NUM_THREADS": str(threads)}
         ended = _run(command, [{**shared, **os.environ, **clock_variables(file)} for file in files], files)
         if all(file.exists() for file in files):
-            return max(map(load, files), key=lambda profile: profile.compute_seconds)
+            slowest = max(map(load, files), key=lambda profile: profile.compute_seconds)
+            assert slowest.machine is not None  # the clock writes it
+            return replace(slowest, machine=replace(slowest.machine, workers=copies))
         code, last_words = next(end for file, end in zip(files, ended, strict=True) if not file.exists())
     text = f"plan: {command[0]} {describe_exit(code)} before {STEPS} steps of a PyTorch optimizer"
     if code == 0:
@@ -291,7 +293,10 @@ class StepClock:
         self._step = Step()
         if len(self._steps) < _WARM_UP + STEPS:
             return
-        profile = profile_of(self._steps[_WARM_UP:], self._elements, self._names, max(1, self._batch))
+        profile = replace(
+            profile_of(self._steps[_WARM_UP:], self._elements, self._names, max(1, self._batch)),
+            machine=self._machine(),
+        )
         Path(self._file).write_text(text_of(profile), encoding="utf-8")
         self._is_written = True
         _pending(Path(self._file)).unlink(missing_ok=True)
@@ -324,6 +329,13 @@ class StepClock:
                 f"belong to no torch.nn.Module which goes forward (shapes {shapes}): make them parameters of a module "
                 "and call that, so that their layer can be timed"
             )
+
+    @staticmethod
+    def _machine() -> Machine:
+        import torch
+
+        threads = 0 if torch.cuda.is_available() else torch.get_num_threads()
+        return Machine(len(os.sched_getaffinity(0)), 1, threads)
 
     @staticmethod
     def _now() -> float:

@@ -76,11 +76,14 @@ void bind_setup(nb::module_& module) {
       .def(nb::init<double, double, double, double, double>(), "push_bytes"_a, "reply_bytes"_a,
            "encode_seconds"_a, "decode_seconds"_a, "sum_seconds"_a)
       .def_ro("push_bytes", &CodecCosts::push_bytes);
+  nb::class_<CoreModel>(module, "CoreModel", "The machine that a worker shares with others and with servers.")
+      .def(nb::init<double, double, double, double, double>(), "cores"_a, "compute_threads"_a, "workers"_a,
+           "servers_share"_a, "byte_seconds"_a);
   nb::class_<SimulationSetup>(module, "SimulationSetup")
       .def(nb::init<std::vector<SimulatedLayer>, NetworkModel, CodecCosts, PlanLimits, std::uint64_t,
-                    std::uint64_t, SendOrder, NextForward, unsigned, unsigned, unsigned>(),
+                    std::uint64_t, SendOrder, NextForward, unsigned, unsigned, unsigned, CoreModel>(),
            "layers"_a, "network"_a, "codec"_a, "limits"_a, "message_bytes"_a, "credit_bytes"_a, "order"_a,
-           "next_forward"_a, "codec_threads"_a, "server_threads"_a, "steps"_a);
+           "next_forward"_a, "codec_threads"_a, "server_threads"_a, "steps"_a, "machine"_a);
 }
 
 }  // namespace

@@ -86,6 +86,44 @@ TEST(Simulation, ARingsMessagesAndAnswersTakeOneThread) {
   EXPECT_NEAR(simulate(setup).step_seconds, 1.475 + 4 * 0.85 + 0.1 + 1, 1e-9);
 }
 
+// Backward of the front layer runs beside the encoding of the back layer's gradient, forward of the front
+// layer beside the decoding of the back layer's sum.
+SimulationSetup with_codec() {
+  SimulationSetup setup = plain();
+  setup.layers = {{1000, 2, 2}, {1000, 1, 1}};
+  setup.network.latency_seconds = 0;
+  setup.codec = {0.4, 0.4, 1e-3, 1e-3, 0};  // encode 1 s, push 0.1 s, reply 0.1 s, decode 1 s
+  return setup;
+}
+
+TEST(Simulation, CodecsSlowComputeWhereTheyShareItsCore) {
+  SimulationSetup setup = with_codec();
+  const double alone = simulate(setup).step_seconds;
+  setup.machine = {.cores = 2, .compute_threads = 1, .workers = 1};
+  EXPECT_NEAR(simulate(setup).step_seconds, alone, 1e-9) << "a core for each";
+  setup.machine.cores = 1;
+  // Six seconds of layers and four of the codec on one core; 0.2 s in which it waits for the front layer's
+  // bytes.
+  EXPECT_NEAR(simulate(setup).step_seconds, 10.2, 1e-9);
+  EXPECT_NEAR(simulate(setup).compute_seconds, 6, 1e-9) << "what it takes alone";
+  setup.machine = {.cores = 2, .compute_threads = 1, .workers = 2};
+  EXPECT_NEAR(simulate(setup).step_seconds, 10.2, 1e-9) << "two workers on two cores";
+  setup.machine.compute_threads = 0;
+  EXPECT_NEAR(simulate(setup).step_seconds, alone, 1e-9) << "a device computes";
+}
+
+TEST(Simulation, SumsAndBytesTakeCoresOnlyWhereTheyAre) {
+  SimulationSetup setup = with_codec();
+  setup.codec.sum_seconds = 1e-3;
+  setup.machine = {.cores = 1, .compute_threads = 1, .workers = 1};
+  const double apart = simulate(setup).step_seconds;
+  setup.machine.servers_share = 1;
+  EXPECT_GT(simulate(setup).step_seconds, apart + 0.4);
+  setup.machine.servers_share = 0;
+  setup.machine.byte_seconds = 1.0 / 4000;  // a core for a link
+  EXPECT_GT(simulate(setup).step_seconds, apart + 0.05);
+}
+
 // The back layer is ready first. Its two parts and the front layer's one take 1 s each, up and down; the
 // front layer's gradient comes while the first of them is under way.
 SimulationSetup two_layers() {
@@ -152,6 +190,17 @@ SimulationSetup random_setup(std::mt19937& random) {
   setup.codec.push_bytes = 0.25 * static_cast<double>(1 + random() % 16);
   setup.codec.reply_bytes = 0.25 * static_cast<double>(1 + random() % 16);
   return setup;
+}
+
+TEST(Simulation, FewerCoresAreNeverFaster) {
+  std::mt19937 random(15);
+  for (int trial = 0; trial < 100; ++trial) {
+    SimulationSetup setup = random_setup(random);
+    setup.codec.encode_seconds = setup.codec.decode_seconds = 1e-5;
+    const double free = simulate(setup).step_seconds;
+    setup.machine = {.cores = 1, .compute_threads = 1, .workers = 1, .servers_share = 1};
+    EXPECT_GE(simulate(setup).step_seconds, free * (1 - 1e-3)) << "trial " << trial;
+  }
 }
 
 TEST(Simulation, NoScheduleBeatsTheBound) {

@@ -106,7 +106,7 @@ class Launcher:
             self.job.workers,
             self.job.servers,
             env=self.box.environment(setting),
-            worker_env=lambda rank: _clock_variables(folder, steps),
+            worker_env=lambda rank: clock_variables(folder, steps),
             placement=self.conditions.placement,
             output=take,
             timeout=self.timeout,
@@ -121,7 +121,7 @@ class Launcher:
         )
 
 
-def _clock_variables(folder: Path, steps: int) -> Mapping[str, str]:
+def clock_variables(folder: Path, steps: int) -> Mapping[str, str]:
     """Returns what a worker needs to have its steps timed."""
     return {
         "PYTHONPATH": step_clock.python_path(),
