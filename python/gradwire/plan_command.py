@@ -110,8 +110,8 @@ def plan(
     twice their cost and a link that carries nine tenths. "sent" is what leaves a worker's host in a step: its pushes,
     and the replies of a server on it.
 
-    With CMD, it is run on this machine until 30 steps of its optimizer are timed layer by layer (PyTorch), and ended.
-    It is alone meanwhile, whatever store it asks for, and its gradients are not encoded: CMD is the command of a
+    With CMD, it is run on this machine until it has taken 30 steps of its optimizer, and ended. Its layers are timed
+    (PyTorch). It is alone meanwhile, whatever store it asks for, and its gradients are not encoded: CMD is the command of a
     worker, without `gradwire run`. Where several workers will share a machine, --copies times as many at once. A
     warning says when steps varied so much that they have to be measured again.
 
