@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -108,7 +109,7 @@ def plan(
     a codec or the link rules, measured steps are often longer than predicted, so each prediction has an interval: from
     the fast steps of the profile, to its slow steps on cores that codecs and sums share, with these and messages at
     twice their cost and a link that carries nine tenths. "sent" is what leaves a worker's host in a step: its pushes,
-    and the replies of a server on it.
+    and the replies of a server on it. Ctrl-C during --sweep leaves what was predicted until then.
 
     With CMD, it is run on this machine until it has taken 30 steps of its optimizer, and ended. Its layers are timed
     (PyTorch). It is alone meanwhile, whatever store it asks for, and its gradients are not encoded: CMD is the command of a
@@ -170,10 +171,14 @@ def plan(
     found = planner.answer(question, costs)
     _show(found, question, console)
     record = found.record()
+    interrupted = False
     if sweep is not None:
-        rows = _sweep(question, sweep, costs, svg, console)
+        rows, interrupted = _sweep(question, sweep, costs, svg, console)
         record["sweep"] = [row.record() for row in rows]
     write_json(record, json_file)
+    if interrupted:
+        say("plan: stopped by SIGINT before the sweep was complete")
+        raise typer.Exit(128 + signal.SIGINT)
 
 
 def _require_none_but(
@@ -293,11 +298,20 @@ def _sweep(
     costs: Calibration,
     svg: Path | None,
     console: Console,
-) -> list[Prediction]:
+) -> tuple[list[Prediction], bool]:
+    """Shows and draws a sweep. Returns its rows, and whether Ctrl-C ended it before the last of them."""
     from gradwire import planner
     from gradwire.units import format_rate
 
-    rows = planner.sweep(question, over, costs)
+    rows: list[Prediction] = []
+    interrupted = False
+    try:
+        for row in planner.sweep(question, over, costs):
+            rows.append(row)  # noqa: PERF402 (a list that is extended may lose what it has when it is interrupted)
+    except KeyboardInterrupt:
+        interrupted = True
+    if not rows:
+        return rows, interrupted
     console.print(_table(rows, None))
     if over == "bandwidth":
         highest = planner.pays_below(rows)
@@ -307,7 +321,7 @@ def _sweep(
         console.print(told, highlight=False)
     if svg is not None:
         svg.write_text(chart_of(rows, over), encoding="utf-8")
-    return rows
+    return rows, interrupted
 
 
 def chart_of(rows: Sequence[Prediction], over: Literal["bandwidth", "workers"]) -> str:

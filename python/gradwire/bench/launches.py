@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -144,6 +145,9 @@ def take_turns(
                 launch = _run(plan, system, network, count)
                 check(system, launch)
             except Interrupted as stopped:
+                return replace(turns, interruption=stopped)
+            except KeyboardInterrupt:  # between two jobs
+                stopped = Interrupted(f"{plan.command}: stopped by SIGINT", 128 + signal.SIGINT)
                 return replace(turns, interruption=stopped)
             except BenchFailed as failure:
                 say(f"{failure}\n{system.label} failed; the others go on")
