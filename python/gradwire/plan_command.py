@@ -112,8 +112,8 @@ def plan(
     and the replies of a server on it. Ctrl-C during --sweep leaves what was predicted until then.
 
     With CMD, it is run on this machine until it has taken 30 steps of its optimizer, and ended. Its layers are timed
-    (PyTorch). It is alone meanwhile, whatever store it asks for, and its gradients are not encoded: CMD is the command of a
-    worker, without `gradwire run`. Where several workers will share a machine, --copies times as many at once. A
+    (PyTorch). It is alone meanwhile, whatever store it asks for, and its gradients are not encoded: CMD is the command
+    of a worker, without `gradwire run`. Where several workers will share a machine, --copies times as many at once. A
     warning says when steps varied so much that they have to be measured again.
 
     [bold]Examples[/bold]
@@ -307,7 +307,7 @@ def _sweep(
     interrupted = False
     try:
         for row in planner.sweep(question, over, costs):
-            rows.append(row)  # noqa: PERF402 (a list that is extended may lose what it has when it is interrupted)
+            rows.append(row)  # one by one: each is there when Ctrl-C comes
     except KeyboardInterrupt:
         interrupted = True
     if not rows:

@@ -148,8 +148,9 @@ def test_no_worker_becomes_the_master_of_the_others_connection(
     hosts: SshLab, sockets: Path, tmp_path: Path
 ) -> None:
     """It would seem to run until they have ended."""
-    program = "import os, pathlib, sys, time; f = pathlib.Path(os.environ['TEST_FOLDER']); r = os.environ['GRADWIRE_RANK']"
-    program += "; (f / f'worker{r}.running').touch()\n"
+    program = "import os, pathlib, sys, time\n"
+    program += "f = pathlib.Path(os.environ['TEST_FOLDER']); r = os.environ['GRADWIRE_RANK']\n"
+    program += "(f / f'worker{r}.running').touch()\n"
     program += "while not (f / 'go on').exists(): time.sleep(0.05)\n"
     program += "sys.exit(7 if r == '0' else time.sleep(600))"
     with Job(tmp_path, {"GRADWIRE_LIVENESS_TIMEOUT": "1s"}) as job:

@@ -37,7 +37,7 @@ def help_of(command: str) -> str:
             f"Unset: {launches._STEPS_SECONDS:g} s of them, but {launches._FEWEST_STEPS} to {launches._MOST_STEPS}.",
         ),
         ("tune", f"in {duel.REPEATS} pairs of launches"),
-        ("tune", f"fights, up to {'one two three four'.split()[search._MOST_DUELS - 1]} in all"),
+        ("tune", f"fights, up to {('one', 'two', 'three', 'four')[search._MOST_DUELS - 1]} in all"),
         (
             "tune",
             f"one wins once in {LUCK} times, and so one of three once in {round(LUCK / search._MOST_DUELS)}",

@@ -25,7 +25,9 @@ def test_a_word_is_suggested_where_one_is_near(given: str, valid: list[str], nea
     assert nearest(given, valid) == near
 
 
-@pytest.mark.parametrize("given", ["2bits", "int5", "foo", "zstd", "tpok", "rand", "t", "terngrda", "1bti", "naturl"])
+@pytest.mark.parametrize(
+    "given", ["2bits", "int5", "foo", "zstd", "tpok", "rand", "t", "terngrda", "1bti", "naturl"]
+)
 def test_the_compiled_part_suggests_the_same(given: str) -> None:
     with pytest.raises(ValueError, match="unknown codec") as raised:
         compress.make(given)
