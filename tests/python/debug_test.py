@@ -90,7 +90,7 @@ def terminal(words: list[str], environment: dict[str, str]) -> Iterator[Terminal
         stdin=its,
         stdout=its,
         stderr=its,
-        env=environment,
+        env=environment | {"NO_COLOR": "1"},
         start_new_session=True,
         preexec_fn=take_terminal,
     ) as run:

@@ -147,8 +147,8 @@ def take_turns(
             except Interrupted as stopped:
                 return replace(turns, interruption=stopped)
             except KeyboardInterrupt:  # between two jobs
-                stopped = Interrupted(f"{plan.command}: stopped by SIGINT", 128 + signal.SIGINT)
-                return replace(turns, interruption=stopped)
+                between = Interrupted(f"{plan.command}: stopped by SIGINT", 128 + signal.SIGINT)
+                return replace(turns, interruption=between)
             except BenchFailed as failure:
                 say(f"{failure}\n{system.label} failed; the others go on")
                 turns.launches[place].clear()
