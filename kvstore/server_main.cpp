@@ -121,7 +121,9 @@ void declare(CLI::App& app, Arguments& a) {
       ->capture_default_str();
   app.add_flag("--servers-optional", a.zmq.servers_optional,
                "scheduler: workers that host servers of their own may come instead of using the servers");
-  app.add_option("--liveness-timeout", a.liveness_timeout, "seconds of silence after which a node is dead; one whose connection has closed is dead within 2 s")
+  app.add_option(
+         "--liveness-timeout", a.liveness_timeout,
+         "seconds of silence after which a node is dead; one whose connection has closed is dead within 2 s")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--mirror-patience", a.mirror_patience,
