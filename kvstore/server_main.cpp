@@ -41,7 +41,7 @@ struct Arguments {
   ServerOptions server;
   int rank = -1;
   double rendezvous_timeout = 60;
-  double liveness_timeout = 5;
+  double liveness_timeout = 20;
   double mirror_patience = 0.5;
   double slow_warning = 60;
   double slow_abort = 1800;
@@ -121,7 +121,9 @@ void declare(CLI::App& app, Arguments& a) {
       ->capture_default_str();
   app.add_flag("--servers-optional", a.zmq.servers_optional,
                "scheduler: workers that host servers of their own may come instead of using the servers");
-  app.add_option("--liveness-timeout", a.liveness_timeout, "seconds of silence after which a node is dead")
+  app.add_option(
+         "--liveness-timeout", a.liveness_timeout,
+         "seconds of silence after which a node is dead; one whose connection has closed is dead within 2 s")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--mirror-patience", a.mirror_patience,

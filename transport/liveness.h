@@ -16,7 +16,7 @@ class Liveness {
 
   struct Lost {
     std::string name;
-    std::string why;  ///< "sent no heartbeat for 5.0 s (GRADWIRE_LIVENESS_TIMEOUT is 5.0 s)"
+    std::string why;  ///< "sent no heartbeat for 20.0 s (GRADWIRE_LIVENESS_TIMEOUT is 20.0 s)"
   };
 
   explicit Liveness(std::chrono::milliseconds timeout) : timeout_(timeout) {}

@@ -26,8 +26,8 @@ namespace gradwire::transport {
 struct MpiOptions {
   std::string library;  ///< path of libgradwire_mpi.so
   std::chrono::milliseconds rendezvous_timeout{60'000};
-  std::chrono::milliseconds leave_timeout{5'000};     ///< of a destructor, for what is still to be sent
-  std::chrono::milliseconds liveness_timeout{5'000};  ///< a silent peer is dead after this
+  std::chrono::milliseconds leave_timeout{5'000};      ///< of a destructor, for what is still to be sent
+  std::chrono::milliseconds liveness_timeout{20'000};  ///< a silent peer is dead after this
   /// Longer payloads and arrays go in pieces, since MPI counts in int. The same on all ranks.
   std::size_t largest_message_bytes = std::size_t{1} << 30;
   std::string host;  ///< this host's name, for people and to tell hosts apart; empty: what the system says

@@ -37,7 +37,8 @@ struct ZmqOptions {
   std::uint32_t streams_per_peer =
       1;  ///< connections between a worker and a server; partitions spread over them
   std::chrono::milliseconds rendezvous_timeout{60'000};
-  std::chrono::milliseconds liveness_timeout{5'000};  ///< a silent peer is dead after this
+  /// A silent peer is dead after this; one that has closed its connection after 1.5 s.
+  std::chrono::milliseconds liveness_timeout{20'000};
   std::uint64_t max_frame_bytes = std::uint64_t{1} << 31;
   std::string host;  ///< this host's name, for people and to tell hosts apart; empty: what the system says
   bool ipc = true;   ///< worker: reach servers of the same host and network namespace by a local socket

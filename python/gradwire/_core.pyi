@@ -241,11 +241,6 @@ def canonical_spec(spec: str) -> str:
 def codecs() -> list:
     """One dict per codec: name, summary, parameters, lossy, exact_reply."""
 
-def nearest(given: str, valid: Sequence[str]) -> str:
-    """
-    The valid word nearest to given by edit distance; empty where none is near enough to be what was meant.
-    """
-
 UNIT_ELEMENTS: int = 65536
 
 def copy(to: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], from_: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None:

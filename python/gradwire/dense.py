@@ -22,6 +22,7 @@ from gradwire.arrays import (
 from gradwire.devices import is_on_device
 from gradwire.keys import Key
 from gradwire.sparse import SparseKeys
+from gradwire.suggestions import nearest
 
 
 class FirstValue(NamedTuple):
@@ -101,7 +102,7 @@ class DenseKeys:
         self._tables.require_dense(verb, key)
         if key not in self.ids:
             known = [str(name) for name in self.ids]
-            near = _core.nearest(str(key), known)
+            near = nearest(str(key), known)
             meant = f"; did you mean {near!r}?" if near else ""
             raise ValueError(f"{verb}: key {key!r} has not been initialised{meant}; call init first")
 

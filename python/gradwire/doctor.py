@@ -114,9 +114,8 @@ def examine() -> Finding:
     except AttributeError as error:
         missing["core"] = f"the compiled part is of another version ({error}); install gradwire again"
     rows = settings.resolve()
-    addresses = interfaces()
     if "core" not in missing:
-        rows = _as_a_job_reads(rows, addresses)
+        rows = _as_a_job_reads(rows)
     program = {row.definition.name: row.value for row in rows}["server_program"]
     try:
         path = job.find_server_program(settings.Settings(server_program=program))
@@ -139,7 +138,7 @@ def examine() -> Finding:
         missing=missing,
         libraries=libraries,
         machine=machine,
-        interfaces=addresses,
+        interfaces=interfaces(),
         settings=rows,
         unknown=settings.unknown_variables(),
     )
@@ -153,12 +152,10 @@ def core_fault(error: ImportError) -> str:
     )
 
 
-def _as_a_job_reads(
-    rows: list[settings.Resolved], addresses: dict[str, list[str]]
-) -> list[settings.Resolved]:
+def _as_a_job_reads(rows: list[settings.Resolved]) -> list[settings.Resolved]:
     """Adds errors that a job would find in settings after it has read them."""
     values = {row.definition.name: row.value for row in rows}
-    found = importlib.import_module("gradwire.settings_check").faults(values, addresses)
+    found = importlib.import_module("gradwire.settings_check").faults(values)
     if not any(row.error for row in rows):
         try:
             settings.Settings(**values)

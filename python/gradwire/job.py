@@ -30,6 +30,7 @@ _MEETING_PORTS = (
     32_000,
 )  # of a host where nobody can look which is free; below those that systems hand out
 _SOME_ADDRESS = "0.0.0.0"  # of an interface, which is no loopback
+_CLOSED_SECONDS = 5.0  # ample: a closed connection is known to all within 2 s
 _NO_TIMEOUT = 7 * 86400.0  # seconds; for the roll call of servers that may never be wanted
 # What says who a process is in a job; a job started from inside another must not inherit it.
 _IDENTITY = (
@@ -147,6 +148,12 @@ class Job:
         """Whether the failure that ended the job may be heard of after those that followed from it: other programs
         watch its processes."""
         return False
+
+    @property
+    def notice_seconds(self) -> float:
+        """Seconds in which the others know of a process whose end is known here: its connections have closed, or its
+        host had been silent for most of the liveness timeout when ssh said so."""
+        return min(self.settings.liveness_timeout, _CLOSED_SECONDS)
 
     @property
     def lets_workers_save(self) -> bool:
@@ -408,11 +415,15 @@ def make_job(
 def _check_stdin(command: Sequence[str], workers: int, rank: int | None) -> None:
     if rank is not None:
         if not 0 <= rank < workers:
-            raise ValueError(f"run: --stdin {rank}: expected the rank of a worker, 0 to {workers - 1}")
+            raise ValueError(
+                f"run: --stdin or --debug {rank}: expected the rank of a worker, 0 to {workers - 1}"
+            )
         try:
             os.fstat(_STDIN)
         except OSError:
-            raise ValueError(f"run: --stdin {rank}: stdin is closed: leave --stdin out, or open it") from None
+            raise ValueError(
+                f"run: stdin is closed: leave --stdin or --debug {rank} out, or open it"
+            ) from None
     if reads_program_from_stdin(command) and (rank is None or workers > 1):
         one = "" if workers > 1 else ", or give --stdin 0"
         raise ValueError(

@@ -44,6 +44,7 @@ from gradwire.backend import AbstractKVStore, register
 from gradwire.checkpoint import Restored
 from gradwire.rendezvous import KnownAddress, Place
 from gradwire.store import KVStore
+from gradwire.suggestions import nearest
 from gradwire.torch_group import Group
 
 __all__ = [
@@ -296,7 +297,7 @@ def _check_staleness(name: str, staleness: Any) -> None:
 def _foreign(name: str) -> type[AbstractKVStore]:
     if (kind := backend.find(name.lower())) is not None:
         return kind
-    near = _core.nearest(name.lower(), stores())
+    near = nearest(name.lower(), stores())
     meant = f"did you mean {near!r}? " if near else ""
     raise ValueError(f"kv.create: unknown store {name!r}; {meant}valid are {', '.join(stores())}")
 

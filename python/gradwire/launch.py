@@ -10,7 +10,7 @@ A job goes through these phases, each with at most one deadline:
         \\__________|___________|____ failing -> stopping -> killing -> (all gone)
          \\_________|___________|______|_ saving __/
 
-failing: a process failed, and the others get liveness_timeout + 3 s to notice and name it. saving: the launcher got
+failing: a process failed, and the others get notice_seconds + 3 s to name it and end. saving: the launcher got
 SIGTERM, and so did the workers, which get grace_period to save and end; servers and scheduler serve them meanwhile.
 stopping: SIGTERM was sent to all that are left.
 """
@@ -51,7 +51,7 @@ Phase = Literal["starting", "running", "draining", "failing", "saving", "stoppin
 _ANNOUNCE_SECONDS = 30.0  # in which a cluster, where the scheduler runs in one, makes what it needs
 _DRAIN_SECONDS = 5.0  # for servers and the scheduler to end once all workers have
 _UNUSED_DRAIN_SECONDS = 0.5  # the same, where nobody asked for servers
-_NOTICE_SECONDS = 3.0  # beyond the liveness timeout, for the others to name a dead rank and end
+_NOTICE_SECONDS = 3.0  # for the others to name a dead rank and end, once they know of it
 _STOP_SECONDS = 2.0  # between SIGTERM and SIGKILL, but for workers that save
 _ENDS_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # With which schedulers of clusters announce the end of an allocation, and people ask for a checkpoint or a traceback.
@@ -434,7 +434,7 @@ class _Run:
             self._reconsider(child, words, shell_code(code))
         elif fails:
             self._fail(child, words, shell_code(code))
-            self._set_phase("failing", self.job.settings.liveness_timeout + _NOTICE_SECONDS)
+            self._set_phase("failing", self.job.notice_seconds + _NOTICE_SECONDS)
         elif self.phase == "starting":
             self._fail(child, f"{words} before it said where it listens", 1)
         elif self.phase == "running" and not self._has_workers():

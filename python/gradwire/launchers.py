@@ -170,8 +170,8 @@ def _require_options_of(request: Request) -> None:
             )
     if request.stdin_rank is not None and launcher != "local":
         raise ValueError(
-            f"run: --stdin {request.stdin_rank} goes with --launcher local; workers of {launcher} run where nobody can "
-            "hand them this stdin: leave it out"
+            f"run: --stdin {request.stdin_rank} or --debug {request.stdin_rank} goes with --launcher local; workers of "
+            f"{launcher} run where nobody can hand them this stdin: leave it out"
         )
     if request.memory is not None and request.memory < _LEAST_MEMORY:
         raise ValueError(f"run: --memory {request.memory} bytes: expected 1MiB or more, such as 4GB")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -116,11 +117,12 @@ def plan(
     that a command was profiled on; a --model without such a machine has a core for every thread. Measured steps are
     often longer than predicted, so each prediction has an interval: from the fast steps of the profile, to its slow
     steps, with codecs, sums and messages at twice their cost and a link that carries nine tenths. "sent" is what
-    leaves a worker's host in a step: its pushes, and the replies of a server on it.
+    leaves a worker's host in a step: its pushes, and the replies of a server on it. Ctrl-C during --sweep leaves
+    what was predicted until then.
 
-    With CMD, it is run on this machine until 30 steps of its optimizer are timed layer by layer (PyTorch), and ended.
-    It is alone meanwhile, whatever store it asks for, and its gradients are not encoded: CMD is the command of a
-    worker, without `gradwire run`. Where several workers will share a machine, --copies times as many at once. A
+    With CMD, it is run on this machine until it has taken 30 steps of its optimizer, and ended. Its layers are timed
+    (PyTorch). It is alone meanwhile, whatever store it asks for, and its gradients are not encoded: CMD is the command
+    of a worker, without `gradwire run`. Where several workers will share a machine, --copies times as many at once. A
     warning says when steps varied so much that they have to be measured again.
 
     [bold]Examples[/bold]
@@ -185,10 +187,14 @@ def plan(
     found = planner.answer(question, costs)
     _show(found, question, console)
     record = found.record()
+    interrupted = False
     if sweep is not None:
-        rows = _sweep(question, sweep, costs, svg, console)
+        rows, interrupted = _sweep(question, sweep, costs, svg, console)
         record["sweep"] = [row.record() for row in rows]
     write_json(record, json_file)
+    if interrupted:
+        say("plan: stopped by SIGINT before the sweep was complete")
+        raise typer.Exit(128 + signal.SIGINT)
 
 
 def _require_none_but(
@@ -318,11 +324,20 @@ def _sweep(
     costs: Calibration,
     svg: Path | None,
     console: Console,
-) -> list[Prediction]:
+) -> tuple[list[Prediction], bool]:
+    """Shows and draws a sweep. Returns its rows, and whether Ctrl-C ended it before the last of them."""
     from gradwire import planner
     from gradwire.units import format_rate
 
-    rows = planner.sweep(question, over, costs)
+    rows: list[Prediction] = []
+    interrupted = False
+    try:
+        for row in planner.sweep(question, over, costs):
+            rows.append(row)  # one by one: each is there when Ctrl-C comes
+    except KeyboardInterrupt:
+        interrupted = True
+    if not rows:
+        return rows, interrupted
     console.print(_table(rows, None))
     if over == "bandwidth":
         highest = planner.pays_below(rows)
@@ -332,7 +347,7 @@ def _sweep(
         console.print(told, highlight=False)
     if svg is not None:
         svg.write_text(chart_of(rows, over), encoding="utf-8")
-    return rows
+    return rows, interrupted
 
 
 def chart_of(rows: Sequence[Prediction], over: Literal["bandwidth", "workers"]) -> str:

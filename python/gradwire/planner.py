@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -289,8 +289,8 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def sweep(question: Question, over: str, calibration: Calibration) -> list[Prediction]:
-    """Predicts every codec with its best placement over bandwidths, or over numbers of workers.
+def sweep(question: Question, over: str, calibration: Calibration) -> Iterator[Prediction]:
+    """Predicts every codec with its best placement over bandwidths, or over numbers of workers, from the lowest on.
 
     Args:
         over: bandwidth (BANDWIDTHS) or workers (WORKERS). Left out: networks of more servers than workers beside them.
@@ -300,7 +300,6 @@ def sweep(question: Question, over: str, calibration: Calibration) -> list[Predi
         if over == "bandwidth"
         else [replace(question, workers=count) for count in WORKERS]
     )
-    rows = []
     for each in questions:
         networks = [row for row in each.networks() if row.placement != "beside" or row.servers <= row.workers]
         for spec in question.codecs if networks else ():
@@ -309,8 +308,7 @@ def sweep(question: Question, over: str, calibration: Calibration) -> list[Predi
             options, _ = _predictions(each, candidates, calibration, _as_scheduled)
             if options:
                 best = max(options, key=lambda row: row.efficiency)
-                rows.append(with_interval(each, best, calibration))
-    return rows
+                yield with_interval(each, best, calibration)
 
 
 def _as_scheduled(

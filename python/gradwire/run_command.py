@@ -36,6 +36,8 @@ _OF_P3 = {
     "GRADWIRE_PARTITION_BYTES": "256KiB",
     "GRADWIRE_BIGARRAY_BOUND": "65536",
 }  # as the store p3 has them
+# A worker that stands in a debugger sends heartbeats and nothing else: no wait for it may end the job.
+_OF_DEBUG = dict.fromkeys(("GRADWIRE_RENDEZVOUS_TIMEOUT", "GRADWIRE_SLOW_ABORT"), "8760h")
 _ROLE_VARIABLE = re.compile(r"([^=:]+)[=:](.*)", re.DOTALL)
 
 
@@ -171,8 +173,17 @@ def run(
             "--stdin",
             metavar="RANK",
             min=0,
-            help="The worker that reads the stdin of gradwire run, as breakpoint() does: 0. Only under local. "
-            "Unset: none.",
+            help="The worker that reads the stdin of gradwire run: 0. Only under local. Default: none.",
+        ),
+    ] = None,
+    debug_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--debug",
+            metavar="RANK",
+            min=0,
+            help="The worker in which breakpoint() and pdb read this terminal: 0. The others wait for it, a year if "
+            "need be. Ctrl-C ends the job. Only under local. Default: none.",
         ),
     ] = None,
     grace: Annotated[
@@ -255,7 +266,7 @@ def run(
 
       gradwire run -n 4 -s 2 --launcher ssh -H node1:2,node2:2 --sync-dst-dir job python train.py
 
-      gradwire run -n 2 --stdin 0 python train.py     (with a breakpoint() in worker 0)
+      gradwire run -n 2 --debug 0 python train.py     (with a breakpoint() in worker 0)
 
       salloc -n 4 gradwire run -n 4 --launcher slurm python train.py
 
@@ -278,6 +289,13 @@ def run(
     by_flag = _variables_of_flags(
         network_interface, start_timeout, fusion_threshold_mb, cycle_time_ms, verbose=verbose, p3=p3
     )
+    if debug_rank is not None:
+        if stdin_rank is not None:
+            raise ValueError(
+                f"run: --debug {debug_rank} cannot be combined with --stdin {stdin_rank}: the worker of --debug reads "
+                "stdin; leave --stdin out"
+            )
+        stdin_rank, by_flag = debug_rank, _OF_DEBUG | by_flag
     recording = None if timeline is None else launchers.record(timeline, launcher, hosts)
     options = {
         "GRADWIRE_HIERARCHY": hierarchy,

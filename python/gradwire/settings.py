@@ -277,8 +277,8 @@ class Settings:
     )
     liveness_timeout: float = _setting(
         _positive(parse_duration, "1ms"),
-        5.0,
-        "a peer silent for this long is dead",
+        20.0,
+        "a peer that sends no heartbeat for this long is dead; one whose connection has closed is dead within 2 s",
         Alias(("PS_HEARTBEAT_TIMEOUT",), _ps_heartbeat_timeout),
     )
     on_failure: Literal["abort", "continue"] = _setting(

@@ -26,7 +26,11 @@ LAUNCHES_AT_ONCE = 8
 UNREACHABLE = 255
 """ssh's exit code where it has failed itself."""
 # A host that has died is noticed by its silence; nobody is asked for a password; the user's own options count first.
+# No process becomes the master of a shared connection, whatever ssh's configuration says: ssh ends only with the last
+# process on the connection, so the end of that one process would be known when the others have ended. A connection
+# that a user has opened is used.
 _OPTIONS = (
+    *("-o", "ControlMaster=no"),
     *("-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}", "-o", "LogLevel=ERROR"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )

@@ -4,7 +4,7 @@ CMD runs with a clock that PyTorch's hooks read: before each module with paramet
 parameter's gradient is complete, and after each optimizer step. It is alone, whatever store it asks for, and its
 gradients stay as they are: what communication costs is the simulator's to add. Steps are real and undisturbed but for
 the hooks (on a GPU, which works behind the program's back, they wait for it, so that overlap within the GPU is lost).
-After STEPS steps the profile is written, and the process ended.
+After STEPS steps the profile is written, and the process ended. The first few count as warm-up and are not in it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from gradwire.layer_profile import Layer, Machine, Profile, load, text_of, valid
 from gradwire.session import signal_session
 
 STEPS = 30
-_WARM_UP = 3
+"""That a command has to take, warm-up included."""
+_WARM_UP = 3  # of STEPS
 _DEADLINE = 1800.0  # seconds for all of them
 _KEPT_LINES, _LAST_LINES = 200, 5  # of a command that failed
 _LAST_WORDS_SECONDS = 1.0  # to read what an ended command has written
@@ -291,7 +292,7 @@ class StepClock:
             return  # another optimizer of the same step
         self._steps.append(self._step)
         self._step = Step()
-        if len(self._steps) < _WARM_UP + STEPS:
+        if len(self._steps) < STEPS:
             return
         profile = replace(
             profile_of(self._steps[_WARM_UP:], self._elements, self._names, max(1, self._batch)),

@@ -1,4 +1,8 @@
-"""What was meant by a misspelt word, for error texts. Needs no compiled part, which has the same function itself."""
+"""What was meant by a misspelt word, for error texts of Python code.
+
+The command line and settings need it without the compiled part, which has the same rule (compress/suggestions.h) for
+errors of its own: of codecs, and of optimizers in gradwire-server, where there is no Python.
+"""
 
 from __future__ import annotations
 

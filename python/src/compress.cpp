@@ -483,15 +483,6 @@ void bind_compress(nb::module_& module) {
       [](const std::string& spec) { return compress::canonical_spec(compress::parse_spec(spec)); }, "spec"_a,
       "The same codec with every parameter written out.");
   module.def("codecs", &list_codecs, "One dict per codec: name, summary, parameters, lossy, exact_reply.");
-  module.def(
-      "nearest",
-      [](const std::string& given, const std::vector<std::string>& valid) {
-        const std::vector<std::string_view> words(valid.begin(), valid.end());
-        return compress::nearest(given, words);
-      },
-      "given"_a, "valid"_a,
-      "The valid word nearest to given by edit distance; empty where none is near enough to be what was "
-      "meant.");
   module.attr("UNIT_ELEMENTS") = compress::kUnitElements;
   module.def(
       "copy",

@@ -51,7 +51,7 @@ def test_over_zmq_all_others_raise_and_name_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("store", ["dist_sync_mpi", "allreduce_mpi"])
 def test_under_mpi_all_are_gone_and_the_first_cause_is_told(store: str, tmp_path: Path) -> None:
-    with Mpi(tmp_path, {}, ranks=WORKERS) as job:
+    with Mpi(tmp_path, {"GRADWIRE_LIVENESS_TIMEOUT": "5s"}, ranks=WORKERS) as job:
         job.launch(python("big_sum_worker.py", f"store={store}", f"victim={VICTIM}"))
         everybody = pids_once_killed(job, [])
         ended = job.launcher.ended(NOTICE_SECONDS)

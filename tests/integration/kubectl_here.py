@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import datetime
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -26,7 +27,6 @@ from typing import Any
 
 FOLDER = Path(os.environ["KUBECTL_HERE"])
 INDEX = "batch.kubernetes.io/job-completion-index"
-SCHEDULER_ADDRESS = "127.99.0.1"
 
 
 def main() -> int:
@@ -258,7 +258,10 @@ def value_of(row: dict[str, Any], pod: dict[str, Any], environment: dict[str, st
         )
     path = row["valueFrom"]["fieldRef"]["fieldPath"]
     if path == "status.podIP":
-        return SCHEDULER_ADDRESS
+        labels = pod["metadata"]["labels"].items()
+        rows = [json.loads(file.read_text()) for file in FOLDER.glob("Service-*.json")]
+        (name,) = [row["metadata"]["name"] for row in rows if row["spec"]["selector"].items() <= labels]
+        return address_of(name)
     assert path == f"metadata.annotations['{INDEX}']", path
     return str(pod["metadata"]["annotations"][INDEX])
 
@@ -271,8 +274,16 @@ def expanded(text: str, environment: dict[str, str]) -> str:
 
     text = re.sub(r"\$\$|\$\(([^)]*)\)", of, text)
     for path in FOLDER.glob("Service-*.json"):
-        text = text.replace(path.stem.removeprefix("Service-"), SCHEDULER_ADDRESS)
+        name = path.stem.removeprefix("Service-")
+        text = text.replace(name, address_of(name))
     return text
+
+
+def address_of(service: str) -> str:
+    """Of the pod behind a Service: a loopback address of its own, since all jobs of this machine, whatever test they
+    are of, have the same port."""
+    digest = hashlib.sha256(f"{FOLDER} {service}".encode()).digest()
+    return f"127.{64 + digest[0] % 128}.{digest[1]}.{1 + digest[2] % 254}"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ one is here."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -38,6 +39,18 @@ def test_sums_are_those_of_any_launcher(bed: Bed, tmp_path: Path) -> None:
     assert objects(tmp_path) == []
     commands = (tmp_path / "state" / "commands").read_text().splitlines()
     assert all("--namespace ml" in words for words in commands if not words.startswith("run-pod"))
+
+
+def test_two_jobs_run_at_the_same_time(bed: Bed, tmp_path: Path) -> None:
+    """Each has a scheduler at the same port: pods have addresses of their own."""
+    jobs: list[Job] = []
+    with contextlib.ExitStack() as both:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            jobs.append(bed.job(tmp_path / name))
+            both.enter_context(launched.running(jobs[-1], bed, launched.ENDLESS))
+        for job in jobs:
+            assert job.members["run", 0].process.poll() is None, str(launched.end(job))
 
 
 def test_lines_have_their_ranks_and_words_arrive_as_they_were_given(bed: Bed, tmp_path: Path) -> None:

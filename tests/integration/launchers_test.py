@@ -6,8 +6,11 @@ import contextlib
 import os
 import secrets
 import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from integration.own_tmp import own_tmp
 from integration.processes import (
     NOTICE_SECONDS,
     PROGRAMS,
+    START_SECONDS,
     Ended,
     Job,
     agreed,
@@ -122,6 +126,66 @@ def test_the_failing_workers_own_code_comes_back(hosts: SshLab, tmp_path: Path) 
     assert ended.code == 7, str(ended)
     assert names(ended.err, ("worker", 3)), str(ended)
     wait_until(lambda: not processes_with(f"TOKEN={token}"), 2, "what ran on the hosts to end")
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder for ssh's control sockets: under a short name, of which the system allows some 100 letters."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def shared_by(lab: SshLab, sockets: Path, folder: Path) -> SshLab:
+    """lab, for a user whose configuration of ssh shares connections."""
+    config = folder / "shared.conf"
+    own = Path(lab.client.removeprefix("ssh -F ")).read_text()
+    config.write_text(f"{own}  ControlMaster auto\n  ControlPath {sockets}/%C\n")
+    return replace(lab, client=f"ssh -F {config}")
+
+
+@needs_sshd
+def test_no_worker_becomes_the_master_of_the_others_connection(
+    hosts: SshLab, sockets: Path, tmp_path: Path
+) -> None:
+    """It would seem to run until they have ended."""
+    program = "import os, pathlib, sys, time\n"
+    program += "f = pathlib.Path(os.environ['TEST_FOLDER']); r = os.environ['GRADWIRE_RANK']\n"
+    program += "(f / f'worker{r}.running').touch()\n"
+    program += "while not (f / 'go on').exists(): time.sleep(0.05)\n"
+    program += "sys.exit(7 if r == '0' else time.sleep(600))"
+    with Job(tmp_path, {"GRADWIRE_LIVENESS_TIMEOUT": "1s"}) as job:
+        lab = shared_by(hosts, sockets, tmp_path)
+        run_by(lab, job, [sys.executable, "-c", program], servers="0")
+        job.wait_until_training(WORKERS)
+        assert not list(sockets.iterdir())
+        (tmp_path / "go on").touch()
+        ended = end(job)
+    assert ended.code == 7, str(ended)
+    assert names(ended.err, ("worker", 0)), str(ended)
+
+
+@needs_sshd
+def test_a_connection_that_the_user_has_opened_is_used(hosts: SshLab, sockets: Path, tmp_path: Path) -> None:
+    """By as many processes as sshd takes on it (MaxSessions, 10); the rest have connections of their own."""
+    lab, name, count = shared_by(hosts, sockets, tmp_path), hosts.hosts[0], 12
+    log = Path(hosts.client.removeprefix("ssh -F ")).parent / "sshd0.log"
+    ssh = lab.client.split()
+    subprocess.run(
+        [*ssh, "-M", "-N", "-f", name], check=True, timeout=START_SECONDS, stderr=subprocess.DEVNULL
+    )
+    try:
+        before = log.read_text().count("Accepted publickey")
+        words = [str(PROGRAMS / "gradwire"), "run", "-n", str(count), "-s", "0", "--launcher", "ssh"]
+        program = "import os, time; print(os.environ['GRADWIRE_RANK'], 'is here'); time.sleep(5)"
+        with Job(tmp_path, {}) as job:
+            command = ["--ssh", lab.client, "-H", f"{name}:{count}", sys.executable, "-c", program]
+            ended = job.start(("run", 0), [*words, *command]).ended(START_SECONDS)
+        accepted = log.read_text().count("Accepted publickey") - before
+    finally:
+        subprocess.run([*ssh, "-O", "exit", name], check=True, timeout=START_SECONDS, capture_output=True)
+    assert ended.code == 0, str(ended)
+    assert ended.out.count("is here") == count, str(ended)
+    assert accepted < count, str(ended)
 
 
 @needs_sshd

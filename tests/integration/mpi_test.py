@@ -86,7 +86,7 @@ def test_a_killed_rank_ends_the_job_and_is_named(store: str, tmp_path: Path) -> 
     endless = python(
         "sums_worker.py", f"store={store}", "steps=100000", "codecs=2bit:threshold=0.5", "pause=0.01"
     )
-    with Mpi(tmp_path, {}, ranks=3) as job:
+    with Mpi(tmp_path, {"GRADWIRE_LIVENESS_TIMEOUT": "5s"}, ranks=3) as job:
         job.launch(endless)
         job.wait_until_training(3)
         everything = job.all_pids()

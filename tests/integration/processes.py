@@ -198,7 +198,7 @@ class ByHand(Job):
 
     def server_flags(self, role: str, endpoint: str) -> list[str]:
         key = ["--key-variable", "GRADWIRE_JOB_KEY"] if "GRADWIRE_JOB_KEY" in self.variables else []
-        liveness = self.variables.get("GRADWIRE_LIVENESS_TIMEOUT", "5s").removesuffix("s")
+        liveness = self.variables.get("GRADWIRE_LIVENESS_TIMEOUT", "20s").removesuffix("s")
         rendezvous = self.variables.get("GRADWIRE_RENDEZVOUS_TIMEOUT", "60s").removesuffix("s")
         return [
             *(SERVER, "--role", role, "--scheduler", endpoint),

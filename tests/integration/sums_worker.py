@@ -43,6 +43,7 @@ OPTIONS = {
     "die": "",
     "clocks_apart": "0",
 }
+_CHANCE_ELEMENTS = 100  # so few codes are all 0 once in some hundred steps, by chance
 SIZES = {
     "small": {"bias": (7,), "weight": (61, 83), "head": (10, 999)},
     # one element, several partitions, a short last codec unit, above the shard bound, one whole unit
@@ -82,7 +83,8 @@ def train(store: gradwire.kv.KVStore, codec: str, options: dict[str, str]) -> st
             for index, key in enumerate(grads):
                 store.push(key, grads[key], priority=-index)
             store.pull(list(sums), out=list(sums.values()))
-        assert all(value.any() for value in sums.values() if value.size > 1), "only zeros came back"
+        large = [value for value in sums.values() if value.size > _CHANCE_ELEMENTS]
+        assert all(value.any() for value in large), "only zeros came back"
         for value in sums.values():
             digest.update(value.tobytes())
         if step == 2:

@@ -22,7 +22,7 @@ def system(name: str) -> System:
 
 
 def turns_of(
-    monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, list[BenchFailed | None]]
+    monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, list[BaseException | None]]
 ) -> launches.Turns:
     """Lets each system's launches end as told, one after the other."""
 
@@ -38,7 +38,7 @@ def turns_of(
 
 def test_a_system_that_fails_costs_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     failure = BenchFailed("bench ps: b: worker 0 ended with exit code 3")
-    outcomes: dict[str, list[BenchFailed | None]] = {
+    outcomes: dict[str, list[BaseException | None]] = {
         "a": [None, None],
         "b": [None, failure],
         "c": [None, None],
@@ -52,7 +52,7 @@ def test_a_system_that_fails_costs_itself_alone(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_system_that_failed_is_not_launched_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes: dict[str, list[BenchFailed | None]] = {"a": [BenchFailed("no"), None], "b": [None, None]}
+    outcomes: dict[str, list[BaseException | None]] = {"a": [BenchFailed("no"), None], "b": [None, None]}
     turns_of(monkeypatch, outcomes)
     assert outcomes == {"a": [None], "b": []}
 
@@ -65,6 +65,14 @@ def test_a_signal_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> No
     turns = turns_of(monkeypatch, {"a": [None, None], "b": [stopped, None]})
     rows = records_of(turns, [system(name) for name in "ab"], lambda row, done: {})
     assert [row["label"] for row in rows] == ["a"]
+
+
+def test_ctrl_c_between_two_jobs_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = turns_of(monkeypatch, {"a": [None, KeyboardInterrupt()], "b": [None, None]})
+    assert [len(done) for done in turns.launches] == [1, 1]
+    (trouble,) = turns.troubles
+    assert str(trouble) == "bench ps: stopped by SIGINT"
+    assert trouble.exit_code == 130
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:

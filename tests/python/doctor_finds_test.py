@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire import doctor
+from gradwire import _core, doctor
 
 SECONDS = 300.0
 
@@ -78,7 +78,7 @@ def test_a_server_program_that_does_not_run_is_named_by_run(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("variable", "value", "text"),
     [
-        ("GRADWIRE_INTERFACE", "eth99", "no interface 'eth99' with an address is here: expected one of lo"),
+        ("GRADWIRE_INTERFACE", "eth99", "there is no interface 'eth99' with an address; there are: "),
         ("GRADWIRE_BIND_HOST", "nowhere.invalid", "'nowhere.invalid' has no address here"),
         ("GRADWIRE_BIND_HOST", "192.0.2.1", "'192.0.2.1' is no address of this machine"),
         ("GRADWIRE_SCHEDULER", "tcp://nowhere.invalid:1", "'nowhere.invalid' has no address here"),
@@ -98,6 +98,13 @@ def test_settings_that_a_job_refuses_are_faults(
     (fault,) = doctor.examine().faults
     assert fault.startswith(f"settings: {variable}: ")
     assert text in fault
+
+
+def test_an_interface_is_judged_as_a_job_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_INTERFACE", "eth99")
+    with pytest.raises(ValueError, match="eth99") as raised:
+        _core.address_of_interface("eth99", "127.0.0.1")
+    assert doctor.examine().faults == [f"settings: GRADWIRE_INTERFACE: {raised.value}"]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_each_prediction_has_an_interval_around_it() -> None:
         low, high = row.step_interval
         assert low <= row.step_seconds < high
         assert row.record()["step_seconds_interval"] == [low, high]
-    rows = planner.sweep(question(STEADY), "workers", COSTS)
+    rows = list(planner.sweep(question(STEADY), "workers", COSTS))
     assert all(row.step_interval is not None for row in rows)
 
 
@@ -129,7 +129,7 @@ def test_a_codec_that_cannot_be_predicted_costs_itself_alone() -> None:
     found = planner.answer(asked, costs)
     assert {str(row.variant) for row in found.predictions} == {"none", "2bit"}
     assert "not predicted: int8 with 4 peers (plan: codec int8 has no calibration" in str(found.left_out)
-    rows = planner.sweep(asked, "bandwidth", costs)
+    rows = list(planner.sweep(asked, "bandwidth", costs))
     assert {str(row.variant) for row in rows} == {"none", "2bit"}
     with pytest.raises(ValueError, match=r"nothing to try: not predicted: int8 .* has no calibration"):
         planner.answer(replace(asked, codecs=("int8",)), costs)

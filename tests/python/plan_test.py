@@ -92,12 +92,57 @@ def test_servers_are_asked_for_only_where_they_gain() -> None:
 
 
 def test_a_sweep_says_where_codecs_stop_paying() -> None:
-    rows = planner.sweep(question("resnet50", codecs=("none", "2bit")), "bandwidth", COSTS)
+    rows = list(planner.sweep(question("resnet50", codecs=("none", "2bit")), "bandwidth", COSTS))
     assert len(rows) == 2 * len(planner.BANDWIDTHS)
     highest = planner.pays_below(rows)
     assert highest is not None
     assert 100e6 <= highest <= 25 * GBIT
     assert planner.pays_below([row for row in rows if not row.variant.lossy]) is None
+
+
+# Ctrl-C comes while the fourth prediction of the sweep is made, or before the first.
+INTERRUPTED = """
+import os, signal, sys
+from gradwire import cli, planner
+calls, left, made = [], {left}, planner.with_interval
+def interrupted(question, *rest):
+    if question.bandwidth in planner.BANDWIDTHS[:2]:
+        calls.append(question)
+        if len(calls) > left:
+            os.kill(os.getpid(), signal.SIGINT)
+    return made(question, *rest)
+planner.with_interval = interrupted
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("left", [3, 0])
+def test_ctrl_c_leaves_what_a_sweep_has_predicted(left: int, tmp_path: Path) -> None:
+    svg, record = tmp_path / "sweep.svg", tmp_path / "record.json"
+    words = ["plan", "--model", "resnet50", "--codec", "none", "--codec", "2bit", "--sweep", "bandwidth"]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            INTERRUPTED.format(left=left),
+            *words,
+            "--svg",
+            str(svg),
+            "--json",
+            str(record),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 130, done.stderr
+    assert "plan: stopped by SIGINT before the sweep was complete" in done.stderr
+    rows = json.loads(record.read_text())
+    assert len(rows["sweep"]) == left
+    assert rows["predictions"]
+    assert svg.exists() == bool(left)
+    assert ("50mbit" in done.stdout) == bool(left)
 
 
 def test_a_sweep_leaves_out_more_servers_than_the_workers_they_are_beside(
@@ -144,7 +189,7 @@ def test_a_ring_sums_dense_codecs_and_says_which_it_leaves_out() -> None:
         found.left_out
     )
     assert "2bit" in {str(row.variant) for row in planner.answer(question(), COSTS).predictions}
-    rows = planner.sweep(question(placements=("ring",), codecs=("bf16", "2bit")), "bandwidth", COSTS)
+    rows = list(planner.sweep(question(placements=("ring",), codecs=("bf16", "2bit")), "bandwidth", COSTS))
     assert {str(row.variant) for row in rows} == {"bf16"}
     half, whole = (
         next(row for row in found.predictions if str(row.variant) == codec) for codec in ("fp16", "none")

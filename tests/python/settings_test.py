@@ -9,7 +9,7 @@ from gradwire import settings, units
 def test_defaults() -> None:
     values = settings.read({})
     assert (values.role, values.rank, values.num_workers, values.num_servers) == ("worker", None, 1, 0)
-    assert (values.rendezvous_timeout, values.liveness_timeout, values.slow_abort) == (60.0, 5.0, 1800.0)
+    assert (values.rendezvous_timeout, values.liveness_timeout, values.slow_abort) == (60.0, 20.0, 1800.0)
     assert (values.partition_bytes, values.fusion_bytes, values.credit_bytes) == (1 << 20, 1 << 18, 1 << 18)
     assert (values.bigarray_bound, values.reply, values.scheduler) == (131_072, "exact", None)
 
@@ -63,7 +63,7 @@ def test_mxnet_and_byteps_names() -> None:
 
 def test_ps_lite_values_that_mean_off_leave_the_default() -> None:
     values = settings.read({"PS_VERBOSE": "0", "PS_HEARTBEAT_TIMEOUT": "0"})
-    assert (values.log_level, values.liveness_timeout) == ("warning", 5.0)
+    assert (values.log_level, values.liveness_timeout) == ("warning", 20.0)
 
 
 @pytest.mark.parametrize(

@@ -118,12 +118,12 @@ def test_a_debugger_at_a_terminal(folder: Path) -> None:
 
 
 def test_stdin_that_nobody_can_have_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="--stdin 2: expected the rank of a worker, 0 to 1"):
+    with pytest.raises(ValueError, match="--stdin or --debug 2: expected the rank of a worker, 0 to 1"):
         make_job(["true"], 2, 0, stdin_rank=2)
     words = [*GRADWIRE, "run", "-n", "1", "--launcher", "ssh", "-H", "n", "--stdin", "0", "true"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 2
-    assert "--stdin 0 goes with --launcher local" in done.stderr
+    assert "--stdin 0 or --debug 0 goes with --launcher local" in done.stderr
 
 
 def test_the_beginning_of_a_line_is_known_and_a_bar_is_none() -> None:

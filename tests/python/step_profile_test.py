@@ -67,6 +67,15 @@ def test_a_training_script_is_profiled_and_ended(tmp_path: Path) -> None:
     assert profile.compute_seconds > 0
 
 
+def test_a_command_needs_as_many_steps_as_the_error_names(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("while True:", f"for _ in range({step_profile.STEPS}):"))
+    assert step_profile.of_command([sys.executable, str(script)]).layers
+    script.write_text(SCRIPT.replace("while True:", f"for _ in range({step_profile.STEPS - 1}):"))
+    with pytest.raises(RuntimeError, match=f"before {step_profile.STEPS} steps"):
+        step_profile.of_command([sys.executable, str(script)])
+
+
 TIED = """
 import torch
 class Model(torch.nn.Module):

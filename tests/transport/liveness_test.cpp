@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include "transport/mpi.h"
+#include "transport/zmq_messenger.h"
+
 namespace gradwire::transport {
 namespace {
 
@@ -37,6 +40,25 @@ TEST_F(LivenessTest, ASilentNodeIsLostAfterTheTimeoutAndNotBefore) {
   ASSERT_TRUE(lost);
   EXPECT_EQ(lost->name, "worker 1");
   EXPECT_EQ(lost->why, "sent no heartbeat for 5.0 s (GRADWIRE_LIVENESS_TIMEOUT is 5.0 s)");
+}
+
+TEST_F(LivenessTest, UnlessSetAClosedConnectionHasTwoSecondsAndASilentHostTwenty) {
+  for (const std::chrono::milliseconds by_default :
+       {ZmqOptions{}.liveness_timeout, MpiOptions{}.liveness_timeout}) {
+    Liveness unset(by_default);
+    unset.heard("worker 0", start);
+    unset.heard("worker 1", start);
+    unset.disconnected("worker 1", start);
+    std::optional<Liveness::Lost> lost;
+    for (now = start; !lost; now += 100ms) lost = unset.check(now);
+    EXPECT_EQ(lost->name, "worker 1");
+    EXPECT_LE(now - start, 2s);
+    unset.forget("worker 1");
+    for (; now < start + 20s; now += 100ms) ASSERT_FALSE(unset.check(now)) << (now - start) / 1ms;
+    lost = unset.check(now);
+    ASSERT_TRUE(lost);
+    EXPECT_EQ(lost->why, "sent no heartbeat for 20.0 s (GRADWIRE_LIVENESS_TIMEOUT is 20.0 s)");
+  }
 }
 
 TEST_F(LivenessTest, ABeatingNodeIsNeverLost) {

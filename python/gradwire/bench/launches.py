@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -145,6 +146,9 @@ def take_turns(
                 check(system, launch)
             except Interrupted as stopped:
                 return replace(turns, interruption=stopped)
+            except KeyboardInterrupt:  # between two jobs
+                between = Interrupted(f"{plan.command}: stopped by SIGINT", 128 + signal.SIGINT)
+                return replace(turns, interruption=between)
             except BenchFailed as failure:
                 say(f"{failure}\n{system.label} failed; the others go on")
                 turns.launches[place].clear()

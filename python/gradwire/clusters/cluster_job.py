@@ -62,7 +62,7 @@ class ClusterJob(StarterJob):
             "tasks": ranks,
             "queue": self.queue,
             "variables": sorted(ssh.forwarded(environment, self.variables)),
-            "notice_seconds": self.settings.liveness_timeout,
+            "notice_seconds": self.notice_seconds,
             **self.own_order(),
         }
         return keeper.command(f"gradwire.clusters.{self.launcher}_keeper", order, command)

@@ -114,7 +114,7 @@ class KubernetesJob(Job):
             "selector": self.manifest.selector(role),
             "tasks": tasks,
             "role": role,
-            "notice_seconds": self.settings.liveness_timeout,
+            "notice_seconds": self.notice_seconds,
             "grace_seconds": self.settings.grace_period,
             **more,
         }

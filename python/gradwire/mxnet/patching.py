@@ -11,10 +11,11 @@ import mxnet.gluon.trainer
 import mxnet.model
 import mxnet.module.module
 
-from gradwire import _core, joining
+from gradwire import joining
 from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.plugin import Gradwire
 from gradwire.mxnet.store import KVStore
+from gradwire.suggestions import nearest
 
 __all__ = ["patch", "unpatch"]
 
@@ -68,7 +69,7 @@ def _known(verb: str, name: str) -> str:
     kind = name.lower()
     valid = [*joining.names(), *mx.kvstore.KVStoreBase.kv_registry]
     if kind not in valid:
-        near = _core.nearest(kind, valid)
+        near = nearest(kind, valid)
         meant = f"did you mean {near!r}? " if near else ""
         raise KVStoreError(f"{verb}: unknown store {name!r}; {meant}valid are {', '.join(valid)}")
     return kind
