@@ -13,6 +13,7 @@
 #include "kvstore/engine_thread.h"
 #include "kvstore/hierarchy.h"
 #include "kvstore/native.h"
+#include "kvstore/pieces.h"
 #include "kvstore/sparse_rows.h"
 #include "kvstore/standstill.h"
 #include "kvstore/trace_file.h"
@@ -69,15 +70,14 @@ Ticket submit(EngineThread& rounds, const SharedCallers& callers, const char* ve
   return done;
 }
 
-/// Of a push that has what it sends: returns once that was taken.
-Ticket submit_push(EngineThread& rounds, const SharedCallers& callers, KeyId key,
-                   EngineThread::Operation operation, std::int32_t priority) {
+/// Of a push that has what it sends.
+BegunPush submit_push(EngineThread& rounds, const SharedCallers& callers, KeyId key,
+                      EngineThread::Operation operation, std::int32_t priority) {
   operation.verb = Verb::kPush;
   operation.priority = priority;
   const Ticket taken = operation.taken;
-  const Ticket done = submit(rounds, callers, "push", key, std::move(operation));
-  taken.wait();
-  return done;
+  taken.concern(callers, {Callers::Wait::For::kTurn, "push", key});
+  return {taken, submit(rounds, callers, "push", key, std::move(operation))};
 }
 
 Ticket submit_pull(EngineThread& rounds, const SharedCallers& callers, KeyId key,
@@ -274,10 +274,10 @@ std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
   agree_on_keys(*messenger_, texts);
   const auto sorted = read_keys(text);
   const std::unique_lock lock(keys_mutex_);
-  for (std::size_t i = 0; i < sorted.size(); ++i) {
-    const KeySpec& key = sorted[i];
-    const auto same = [&](const KeySpec& known) { return known.name == key.name; };
-    if (std::any_of(keys_.begin(), keys_.end(), same) || (i > 0 && same(sorted[i - 1]))) {
+  const KeyId first = keys_.size();
+  std::unordered_map<std::string, KeyId> added;
+  for (const KeySpec& key : sorted) {
+    if (declared_.contains(key.name) || !added.emplace(key.name, first + added.size()).second) {
       throw std::invalid_argument(
           fmt::format("init: key '{}' was declared before; declare each key once", key.name));
     }
@@ -288,20 +288,15 @@ std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
     thread_->add_keys(sorted,
                       place_keys(sorted, num_servers(), cut_, options_.shard_bound_elements, server_load_));
   }
-  const KeyId first = keys_.size();
   keys_.insert(keys_.end(), sorted.begin(), sorted.end());
+  declared_.merge(added);
   std::vector<KeyId> ids;
-  for (const KeySpec& key : keys) {
-    const auto found =
-        std::find_if(sorted.begin(), sorted.end(), [&](const KeySpec& k) { return k.name == key.name; });
-    ids.push_back(first + static_cast<KeyId>(found - sorted.begin()));
-  }
+  for (const KeySpec& key : keys) ids.push_back(declared_.at(key.name));
   return ids;
 }
 
 // In pieces: one exchange of 400 MB kept rank 0 from sending heartbeats for longer than ranks wait for them.
 std::vector<std::byte> Engine::value_of(std::uint32_t root, std::span<const std::byte> own) {
-  constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
   std::vector<std::byte> value(own.size());
   for (std::size_t at = 0; at < own.size(); at += kPieceBytes) {
     const auto piece = own.subspan(at, std::min(kPieceBytes, own.size() - at));
@@ -317,41 +312,84 @@ std::vector<std::byte> Engine::value_of(std::uint32_t root, std::span<const std:
 }
 
 void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
-  require_size("init", key, value.size());
-  init_with(key, value, root);
+  const FirstValue first{key, value, {}};
+  init({&first, 1}, root);
 }
 
 void Engine::init(KeyId key, std::span<const double> value, std::uint32_t root) {
-  require_float64("init", key, value.size());
-  init_with(key, value, root);
+  const FirstValue first{key, {}, value};
+  init({&first, 1}, root);
 }
 
-template <typename Element>
-void Engine::init_with(KeyId key, std::span<const Element> value, std::uint32_t root) {
+void Engine::init(std::span<const FirstValue> values, std::uint32_t root) {
+  for (const FirstValue& first : values) {
+    if (first.value64.empty()) {
+      require_size("init", first.key, first.value.size());
+    } else {
+      require_float64("init", first.key, first.value64.size());
+    }
+  }
   if (root >= num_workers()) {
     throw std::invalid_argument(
         fmt::format("init: root={} is not a worker rank; expected 0 to {}", root, num_workers() - 1));
   }
-  std::vector<Element> roots;
-  if (in_order_) {  // every rank answers itself, and needs root's value for that
-    const auto bytes = value_of(root, std::as_bytes(value));
-    roots.resize(value.size());
-    std::memcpy(roots.data(), bytes.data(), bytes.size());
-    value = roots;
+  const auto bytes_of = [](const FirstValue& first) {
+    return first.bytes().size() + transport::kHeaderBytes;
+  };
+  for (const auto piece : in_pieces(values, bytes_of)) {
+    if (in_order_) {
+      store_roots(piece, root);
+    } else if (rank() == root) {
+      hierarchy_ ? hierarchy_->store_upstream(piece) : store(piece);
+    }
   }
   if (hierarchy_) {
-    if (rank() == root) hierarchy_->store_upstream(key, value);
     all_gather("init", "");
-    if (hierarchy_->leads()) hierarchy_->fetch_first_value(key);
-  } else if (rank() == root || in_order_) {
-    EngineThread::Operation operation;
-    operation.verb = Verb::kInit;
-    operation.set_in(value);
-    const Ticket done = operation.done;
-    thread_->submit(key, std::move(operation));
-    done.wait();
+    std::vector<KeyId> keys;
+    for (const FirstValue& first : values) keys.push_back(first.key);
+    if (hierarchy_->leads()) hierarchy_->fetch_first_values(keys);
   }
   all_gather("init", "");
+}
+
+/// Returns once servers have them.
+void Engine::store(std::span<const FirstValue> values) {
+  std::vector<EngineThread::Submission> submissions;
+  std::vector<Ticket> stored;
+  for (const FirstValue& first : values) {
+    auto& [key, operation] = submissions.emplace_back();
+    key = first.key;
+    operation.verb = Verb::kInit;
+    operation.in = first.value;
+    operation.in64 = first.value64;
+    stored.push_back(operation.done);
+  }
+  thread_->submit(std::move(submissions));
+  wait_all(stored);
+}
+
+/// Where every rank answers itself, it needs root's values for that.
+void Engine::store_roots(std::span<const FirstValue> values, std::uint32_t root) {
+  std::vector<std::byte> own;
+  std::vector<std::size_t> begins;
+  for (const FirstValue& first : values) {
+    begins.push_back((own.size() + alignof(double) - 1) / alignof(double) * alignof(double));
+    own.resize(begins.back());
+    const auto bytes = first.bytes();
+    own.insert(own.end(), bytes.begin(), bytes.end());
+  }
+  const auto roots = value_of(root, own);
+  std::vector<FirstValue> given;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::byte* const at = roots.data() + begins[i];
+    FirstValue& first = given.emplace_back(values[i]);
+    if (first.value64.empty()) {
+      first.value = {reinterpret_cast<const float*>(at), first.value.size()};
+    } else {
+      first.value64 = {reinterpret_cast<const double*>(at), first.value64.size()};
+    }
+  }
+  store(given);
 }
 
 void Engine::set_optimizer(const std::string& text) {
@@ -387,6 +425,19 @@ std::optional<DeviceOperation> Engine::device_operation(const OnDevice& place) c
 }
 
 Ticket Engine::push(KeyId key, std::span<const float> grad, std::int32_t priority, const OnDevice& place) {
+  const BegunPush begun = begin_push(key, grad, priority, place);
+  begun.taken.wait();
+  return begun.done;
+}
+
+Ticket Engine::push(KeyId key, std::span<const double> grad, std::int32_t priority) {
+  const BegunPush begun = begin_push(key, grad, priority);
+  begun.taken.wait();
+  return begun.done;
+}
+
+BegunPush Engine::begin_push(KeyId key, std::span<const float> grad, std::int32_t priority,
+                             const OnDevice& place) {
   callers_->note_call();
   require_size("push", key, grad.size());
   require_optimizer("push");
@@ -397,7 +448,7 @@ Ticket Engine::push(KeyId key, std::span<const float> grad, std::int32_t priorit
   return submit_push(rounds(), callers_, key, std::move(operation), priority);
 }
 
-Ticket Engine::push(KeyId key, std::span<const double> grad, std::int32_t priority) {
+BegunPush Engine::begin_push(KeyId key, std::span<const double> grad, std::int32_t priority) {
   callers_->note_call();
   require_float64("push", key, grad.size());
   require_optimizer("push");
@@ -499,6 +550,10 @@ PushedBytes Engine::pushed() const {
   if (!thread_) return {};
   const PushedBytes rows = sparse_ ? sparse_->pushed() : PushedBytes();
   return {rounds().pushed().raw + rows.raw, thread_->pushed().encoded + rows.encoded};
+}
+std::uint64_t Engine::ahead_bytes() const {
+  if (!thread_) return 0;
+  return rounds().ahead_bytes() + (sparse_ ? sparse_->ahead_bytes() : 0);
 }
 std::map<std::uint64_t, std::uint64_t> Engine::staleness() const {
   return thread_ ? thread_->staleness() : std::map<std::uint64_t, std::uint64_t>();

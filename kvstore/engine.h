@@ -22,6 +22,7 @@
 #include <shared_mutex>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,9 @@ struct EngineOptions {
       1'000'000;  ///< keys of at least this many elements are cut over all servers
   std::uint64_t fusion_bytes = std::uint64_t{256} << 10;  ///< buckets and messages are filled up to this
   std::uint64_t credit_bytes = std::uint64_t{256} << 10;  ///< bytes handed to the socket, per server
+  /// Bytes that push() has taken of gradients whose round cannot begin, since one before it is not over; then
+  /// it waits (README.md, "Pushes ahead of their rounds"). Of dense keys; of tables of rows as many more.
+  std::uint64_t push_ahead_bytes = std::uint64_t{256} << 20;
   unsigned codec_threads = 1;
   CodeSums code_sums = CodeSums::kFewestBits;      ///< placement native: how a library sums codes
   std::chrono::milliseconds slow_warning{60'000};  ///< a notice names what is awaited
@@ -69,6 +73,17 @@ struct OnDevice {
   void* stream = nullptr;
 };
 
+/// What a key begins with.
+struct FirstValue {
+  KeyId key = 0;
+  std::span<const float> value;
+  std::span<const double> value64;  ///< in place of it, of a key of float64
+
+  std::span<const std::byte> bytes() const {
+    return value64.empty() ? std::as_bytes(value) : std::as_bytes(value64);
+  }
+};
+
 /// Number of a set of slots, from 0.
 using SlotSet = std::uint32_t;
 
@@ -89,6 +104,12 @@ struct DeviceTraffic {
 struct Restored {
   std::uint32_t workers = 0;  ///< that the checkpoint is of
   std::string optimizer;      ///< in force from now on, as in set_optimizer(); empty: none
+};
+
+/// A push that has begun.
+struct BegunPush {
+  Ticket taken;  ///< the gradient is no longer read
+  Ticket done;   ///< its round is over
 };
 
 /// What a worker has pushed so far.
@@ -193,10 +214,13 @@ class Engine {
                              const std::string& reply);
   /// Agrees on new keys. Throws std::invalid_argument naming the first difference between ranks.
   std::vector<KeyId> declare(std::span<const KeySpec> keys);
-  /// Stores root's value (others' are ignored) as the first value of a key; ranks then pull it.
+  /// Stores root's values (others' are ignored) as the first values of keys; ranks then pull them. All ranks
+  /// give the same keys in the same order. One exchange, and one wait for servers for every 4 MiB, however
+  /// many keys there are (README.md, "Keys"). Of a key of float64 all ranks may give float64, which is kept
+  /// to the bit until a round, or an optimizer, takes its place.
+  void init(std::span<const FirstValue> values, std::uint32_t root = 0);
+  /// The same of one key.
   void init(KeyId key, std::span<const float> value, std::uint32_t root = 0);
-  /// The same of a key of float64, which all ranks then give as such; kept to the bit until a round, or an
-  /// optimizer, takes its place.
   void init(KeyId key, std::span<const double> value, std::uint32_t root = 0);
   /// Sets the servers' optimizer ("sgd learning_rate=0.1"); replies are weights from then on, and slots that
   /// shared a bucket go alone. A key that was pushed before begins with the sum of its last round. Throws
@@ -212,9 +236,14 @@ class Engine {
   // With codec none their sums are of float64, in rank order; other codecs, and servers that keep weights,
   // work in float32.
 
-  /// Adds grad to this round's sum. Returns when grad has been taken.
+  /// Adds grad to this round's sum. Returns when grad has been taken: at once, or, where push_ahead_bytes are
+  /// taken already, when the rounds of the key before it are over.
   Ticket push(KeyId key, std::span<const float> grad, std::int32_t priority, const OnDevice& place = {});
   Ticket push(KeyId key, std::span<const double> grad, std::int32_t priority);
+  /// The same without the wait: grad stays alive and untouched until it is taken.
+  BegunPush begin_push(KeyId key, std::span<const float> grad, std::int32_t priority,
+                       const OnDevice& place = {});
+  BegunPush begin_push(KeyId key, std::span<const double> grad, std::int32_t priority);
   /// Copies the answer to this worker's last push (or, before any, the stored value) to out.
   Ticket pull(KeyId key, std::span<float> out, std::int32_t priority, const OnDevice& place = {});
   Ticket pull(KeyId key, std::span<double> out, std::int32_t priority);
@@ -328,6 +357,8 @@ class Engine {
   std::vector<transport::PeerCounters> counters() const;
   DeviceTraffic device_traffic() const;
   PushedBytes pushed() const;
+  /// What push() has taken ahead of rounds, of keys and of tables: see push_ahead_bytes.
+  std::uint64_t ahead_bytes() const;
   /// Where pushes are applied at once: by staleness (PushClocks::staleness_of), how many parts this worker
   /// has pushed; of a table of rows, a part is what of it lies at one server.
   std::map<std::uint64_t, std::uint64_t> staleness() const;
@@ -404,8 +435,8 @@ class Engine {
   /// What root gives as own; for those who answer themselves.
   void require_float64(const char* verb, KeyId key, std::size_t given) const;
   std::vector<std::byte> value_of(std::uint32_t root, std::span<const std::byte> own);
-  template <typename Element>
-  void init_with(KeyId key, std::span<const Element> value, std::uint32_t root);
+  void store(std::span<const FirstValue> values);
+  void store_roots(std::span<const FirstValue> values, std::uint32_t root);
   Slots* slots_of(SlotSet set) const;
   std::string describe_buckets(const Slots& slots) const;
   void require_no_step(const char* verb) const;
@@ -477,7 +508,8 @@ class Engine {
   fusion::OwnedCut cut_;  ///< of keys that are declared next: it goes by the codec of all keys
   mutable std::shared_mutex keys_mutex_;
   std::vector<KeySpec> keys_;
-  std::shared_ptr<const Compression> compression_;  ///< of all others, once set; owners: this and the thread
+  std::unordered_map<std::string, KeyId> declared_;  ///< by name; buckets are not among them
+  std::shared_ptr<const Compression> compression_;   ///< of all others, once set; owners: this and the thread
   std::map<KeyId, std::shared_ptr<const Compression>>
       own_compression_;          ///< of keys that have one; owners: likewise
   std::map<KeyId, Home> homes_;  ///< of keys in buckets

@@ -309,8 +309,12 @@ Restored Engine::load_checkpoint(const std::string& folder) {
     restore_rows(*source);
     return std::string();
   });
-  for (KeyId key = 0; hierarchy_ && hierarchy_->leads() && key < keys_.size(); ++key) {
-    if (source->has_value(key)) hierarchy_->fetch_first_value(key);
+  if (hierarchy_ && hierarchy_->leads()) {
+    std::vector<KeyId> keys;
+    for (KeyId key = 0; key < keys_.size(); ++key) {
+      if (source->has_value(key)) keys.push_back(key);
+    }
+    hierarchy_->fetch_first_values(keys);
   }
   note_without_value(*source);
   barrier();

@@ -69,6 +69,7 @@ struct EngineThread::Tensor {
   std::optional<compress::Segmented> segmented_codec;  ///< likewise, where tensors in one need one
   std::optional<Operation> current;
   std::deque<Operation> waiting;
+  std::size_t held_count = 0;  ///< of those that wait, how many are held: the last of its pushes
   std::size_t parts_left = 0;
   std::size_t parts_to_take = 0;
   std::size_t jobs = 0;      ///< in the pool; memory is theirs until they end

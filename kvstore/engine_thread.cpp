@@ -30,6 +30,8 @@ namespace {
 
 constexpr auto kLongestTick = std::chrono::milliseconds(250);
 constexpr auto kShortestTick = std::chrono::milliseconds(10);
+/// What an operation that waits takes beside its values, in push_ahead_bytes.
+constexpr std::uint64_t kWaitingBytes = 1024;
 
 std::vector<float> to_float32(std::span<const double> values) {
   std::vector<float> rounded(values.size());
@@ -146,19 +148,34 @@ void EngineThread::set_weight_replies(std::shared_ptr<const WeightReplies> repli
 
 void EngineThread::submit(KeyId key, Operation operation) {
   if (tracer_.is_on()) note_submitted(key, operation);
-  loop_->post([this, key, operation = std::move(operation)]() mutable {
-    Tensor& tensor = *tensors_[key];
-    if (failure_) {
-      operation.taken.fail(failure_);
-      operation.done.fail(failure_);
-      return;
-    }
-    const bool pushes = operation.verb == Verb::kPush || operation.verb == Verb::kPushPull;
-    if (in_order_ && pushes) operation.number = in_order_->expect(tensor.parts.size());
-    if (operation.verb == Verb::kPush && tensor.current) stage(operation);
-    tensor.waiting.push_back(std::move(operation));
-    start_next(tensor);
+  loop_->post(
+      [this, key, operation = std::move(operation)]() mutable { take_in(key, std::move(operation)); });
+}
+
+void EngineThread::submit(std::vector<Submission> submissions) {
+  if (tracer_.is_on()) {
+    for (auto& [key, operation] : submissions) note_submitted(key, operation);
+  }
+  loop_->post([this, submissions = std::move(submissions)]() mutable {
+    for (auto& [key, operation] : submissions) take_in(key, std::move(operation));
   });
+}
+
+void EngineThread::take_in(KeyId key, Operation operation) {
+  Tensor& tensor = *tensors_[key];
+  if (failure_) {
+    operation.taken.fail(failure_);
+    operation.done.fail(failure_);
+    return;
+  }
+  const bool pushes = operation.verb == Verb::kPush || operation.verb == Verb::kPushPull;
+  if (in_order_ && pushes) operation.number = in_order_->expect(tensor.parts.size());
+  if (operation.verb == Verb::kPush && tensor.current) {
+    operation.is_held = tensor.held_count > 0 || !stage(operation);
+    if (operation.is_held) ++tensor.held_count;
+  }
+  tensor.waiting.push_back(std::move(operation));
+  start_next(tensor);
 }
 
 Ticket EngineThread::idle() {
@@ -222,6 +239,8 @@ void EngineThread::start_next(Tensor& tensor) {
   if (tensor.current || tensor.waiting.empty()) return;
   tensor.current = std::move(tensor.waiting.front());
   tensor.waiting.pop_front();
+  if (std::exchange(tensor.current->is_held, false)) --tensor.held_count;
+  stage_held(tensor);
   if (!tensor.current->staged.empty()) tensor.current->in = tensor.current->staged;
   if (!tensor.current->staged64.empty()) tensor.current->in64 = tensor.current->staged64;
   tensor.error = nullptr;
@@ -363,13 +382,36 @@ void EngineThread::start_init(Tensor& tensor) {
 }
 
 /// Takes a push's values while the round before is in flight: its caller waits only until they are taken.
-void EngineThread::stage(Operation& operation) {
-  if (operation.device) return stage_on_device(operation);
+/// Returns false where there is no room for them.
+bool EngineThread::stage(Operation& operation) {
+  const std::uint64_t bytes = operation.in.size_bytes() + operation.in64.size_bytes() + kWaitingBytes;
+  if (bytes > options_.push_ahead_bytes || ahead_bytes_ > options_.push_ahead_bytes - bytes) return false;
+  operation.ahead_bytes = bytes;
+  ahead_bytes_ += bytes;
+  if (operation.device) {
+    stage_on_device(operation);
+    return true;
+  }
   operation.staged.assign(operation.in.begin(), operation.in.end());
   operation.in = operation.staged;
   operation.staged64.assign(operation.in64.begin(), operation.in64.end());
   operation.in64 = operation.staged64;
   operation.taken.succeed();
+  return true;
+}
+
+/// Takes what is held of a tensor, in order, as far as there is room. Looked for when a round of the tensor
+/// is over and not when there is room elsewhere: so what a push waits for is a round of its own key, and
+/// workers that wait for one another are found (standstill.h).
+void EngineThread::stage_held(Tensor& tensor) {
+  auto next = tensor.waiting.end();
+  for (std::size_t left = tensor.held_count; left > 0;) left -= (--next)->is_held ? 1 : 0;
+  for (; tensor.held_count > 0; ++next) {
+    if (!next->is_held) continue;
+    if (!stage(*next)) return;
+    next->is_held = false;
+    --tensor.held_count;
+  }
 }
 
 // ------------------------------------------------------------------------------------- encode and send
@@ -561,6 +603,7 @@ void EngineThread::finish(Tensor& tensor, std::exception_ptr error) {
     if (tensor.has_leftover() && is_all_sent(tensor.residual)) tensor.residual = {};
   }
   active_.erase(&tensor);
+  ahead_bytes_ -= operation.ahead_bytes;
   if (error) {
     operation.taken.fail(error);
     operation.done.fail(error);
@@ -581,7 +624,9 @@ void EngineThread::fail_all(std::exception_ptr error) {
   rows_.fail_all(error);
   for (const auto& [number, command] : std::exchange(commands_, {})) command.done.fail(error);
   for (auto& tensor : tensors_) {
+    tensor->held_count = 0;
     for (const Operation& operation : std::exchange(tensor->waiting, {})) {
+      ahead_bytes_ -= operation.ahead_bytes;
       operation.taken.fail(error);
       operation.done.fail(error);
     }

@@ -96,6 +96,8 @@ class EngineThread final : private transport::Sink {
     bool* nonfinite = nullptr;  ///< set, before done, when any rank met a NaN or infinity; lives as `in` does
     Ticket done;
     Ticket taken;                        ///< `in` is no longer read
+    std::uint64_t ahead_bytes = 0;       ///< of push_ahead_bytes, where `in` was taken ahead
+    bool is_held = false;                ///< it waits with its caller's memory, since there was no room
     TraceClock::time_point submitted{};  ///< the epoch, where that is not traced
 
     void set_in(std::span<const float> values) { in = values; }
@@ -130,6 +132,12 @@ class EngineThread final : private transport::Sink {
   /// Sets how servers send weights from the next operation on; they are told by a command of its own.
   void set_weight_replies(std::shared_ptr<const WeightReplies> replies);
   void submit(KeyId key, Operation operation);
+  struct Submission {
+    KeyId key = 0;
+    Operation operation;
+  };
+  /// Submits all in one go, so that what they send leaves together.
+  void submit(std::vector<Submission> submissions);
   /// Sends text to every server; done when all have acknowledged. said: set, before done, to what they said,
   /// by rank; lives until done.
   Ticket command(std::string text, std::vector<Acknowledgement>* said = nullptr);
@@ -193,6 +201,8 @@ class EngineThread final : private transport::Sink {
   void fail(std::exception_ptr error);
 
   double codec_seconds() const { return static_cast<double>(codec_nanoseconds_.load()) * 1e-9; }
+  /// What pushes have taken that waited for a round before theirs; until theirs is over.
+  std::uint64_t ahead_bytes() const { return ahead_bytes_; }
   PushedBytes pushed() const { return {raw_bytes_.load(), encoded_bytes_.load()}; }
   std::map<std::uint64_t, std::uint64_t> staleness() const { return staleness_.get(); }
   std::vector<std::string> take_notices();
@@ -219,6 +229,7 @@ class EngineThread final : private transport::Sink {
   void on_departure(transport::Node server, transport::Node mirror) override;
 
   void run();
+  void take_in(KeyId key, Operation operation);
   // engine_thread_trace.cpp. Require that the tracer is on
   void note_submitted(KeyId key, Operation& operation) const;
   void note_start(const Tensor& tensor) const;
@@ -240,7 +251,8 @@ class EngineThread final : private transport::Sink {
                       std::uint64_t number = kNoStep);
   void start_state(Tensor& tensor);
   void keep_what_was(Tensor& tensor);
-  void stage(Operation& operation);
+  bool stage(Operation& operation);
+  void stage_held(Tensor& tensor);
   // engine_thread_device.cpp
   void stage_on_device(Operation& operation);
   void start_push_from_device(Tensor& tensor);
@@ -361,6 +373,7 @@ class EngineThread final : private transport::Sink {
   std::set<KeyId> overflowed_;            ///< keys of which one was given; guarded by notices_mutex_
   std::atomic<std::uint64_t> codec_nanoseconds_{0};
   std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0};  ///< of pushes
+  std::atomic<std::uint64_t> ahead_bytes_{0};                   ///< written on the thread alone
   StalenessCounts staleness_;
   std::map<std::uint32_t, std::uint32_t> replaced_;  ///< servers that have died: who serves in their place;
                                                      ///< written under notices_mutex_

@@ -38,8 +38,10 @@ void EngineThread::describe(const Callers::Wait& wait, transport::WaitReport& re
       described.what = fmt::format("'{}'", wait.what);
       described.exchange = wait.number;
       break;
-    case For::kKey: {
+    case For::kKey:
+    case For::kTurn: {
       const Tensor& tensor = *tensors_.at(wait.number);
+      if (wait.what_for == For::kTurn && tensor.held_count == 0) break;
       if (const auto round = round_needed(tensor)) {
         described.what = fmt::format("{}, round {} of key '{}'", wait.what, *round, tensor.spec.name);
         described.needs.push_back(round_of_key(tensor.id, *round));

@@ -9,19 +9,18 @@
 #include <utility>
 
 #include "kvstore/host_relay.h"
+#include "kvstore/pieces.h"
 #include "transport/zmq_messenger.h"
 
 namespace gradwire::kvstore {
 
 using Operation = EngineThread::Operation;
 
-namespace {
-
-void wait_all(const std::vector<Ticket>& tickets) {
-  for (const Ticket& ticket : tickets) ticket.wait();
-}
-
-}  // namespace
+/// First values as the main job's servers have them, by key.
+struct Hierarchy::Fetched {
+  std::vector<std::vector<float>> values;
+  std::vector<std::vector<double>> values64;  ///< in place of them, of keys of float64
+};
 
 Hierarchy::Hierarchy(transport::HostLink link, const EngineOptions& options)
     : link_(std::move(link)),
@@ -114,49 +113,73 @@ void Hierarchy::add_bucket(const KeySpec& spec, const Part& home,
   rounds_->add_bucket(spec, part, segment_elements);
 }
 
-template <typename Element>
-void Hierarchy::store_upstream(KeyId key, std::span<const Element> value) {
+EngineThread::Submission Hierarchy::on_run(const Run& run, Operation::Verb verb) const {
+  EngineThread::Submission submission{run.upstream, {}};
+  submission.operation.verb = verb;
+  return submission;
+}
+
+void Hierarchy::store_upstream(std::span<const FirstValue> values) {
+  std::vector<EngineThread::Submission> stores;
   std::vector<Ticket> stored;
-  for (const Run& run : runs_[key]) {
-    Operation operation;
-    operation.verb = Operation::Verb::kInit;
-    operation.set_in(value.subspan(run.part.offset, run.part.count));
-    stored.push_back(operation.done);
-    uplink_->submit(run.upstream, std::move(operation));
+  for (const FirstValue& first : values) {
+    for (const Run& run : runs_[first.key]) {
+      Operation& store = stores.emplace_back(on_run(run, Operation::Verb::kInit)).operation;
+      const auto [offset, count] = std::pair(run.part.offset, run.part.count);
+      if (!first.value.empty()) store.in = first.value.subspan(offset, count);
+      if (!first.value64.empty()) store.in64 = first.value64.subspan(offset, count);
+      stored.push_back(store.done);
+    }
   }
+  uplink_->submit(std::move(stores));
   wait_all(stored);
 }
 
-template void Hierarchy::store_upstream(KeyId key, std::span<const float> value);
-template void Hierarchy::store_upstream(KeyId key, std::span<const double> value);
-
-void Hierarchy::fetch_first_value(KeyId key) {
+std::uint64_t Hierarchy::elements_of(KeyId key) const {
   std::uint64_t elements = 0;
   for (const Run& run : runs_[key]) elements += run.part.count;
-  is_float64_[key] ? fetch_first(key, elements, abandoned64_) : fetch_first(key, elements, abandoned_);
+  return elements;
 }
 
-template <typename Element>
-void Hierarchy::fetch_first(KeyId key, std::uint64_t elements, std::vector<std::vector<Element>>& abandoned) {
-  std::vector<Element> value(elements);
-  std::vector<Ticket> pulled;
-  for (const Run& run : runs_[key]) {
-    Operation operation;
-    operation.verb = Operation::Verb::kPull;
-    operation.set_out(std::span(value).subspan(run.part.offset, run.part.count));
-    pulled.push_back(operation.done);
-    uplink_->submit(run.upstream, std::move(operation));
+void Hierarchy::fetch_first_values(std::span<const KeyId> keys) {
+  const auto bytes_of = [this](KeyId key) {
+    return elements_of(key) * (is_float64_[key] ? sizeof(double) : sizeof(float)) + transport::kHeaderBytes;
+  };
+  for (const auto piece : in_pieces(keys, bytes_of)) fetch_together(piece);
+}
+
+void Hierarchy::fetch_together(std::span<const KeyId> keys) {
+  auto fetched = std::make_unique<Fetched>();
+  fetched->values.resize(keys.size());
+  fetched->values64.resize(keys.size());
+  std::vector<EngineThread::Submission> pulls, stores;
+  std::vector<Ticket> pulled, stored;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const KeyId key = keys[i];
+    auto& value = fetched->values[i];
+    auto& value64 = fetched->values64[i];
+    is_float64_[key] ? value64.resize(elements_of(key)) : value.resize(elements_of(key));
+    for (const Run& run : runs_[key]) {
+      Operation& pull = pulls.emplace_back(on_run(run, Operation::Verb::kPull)).operation;
+      const auto [offset, count] = std::pair(run.part.offset, run.part.count);
+      if (!value.empty()) pull.out = std::span(value).subspan(offset, count);
+      if (!value64.empty()) pull.out64 = std::span(value64).subspan(offset, count);
+      pulled.push_back(pull.done);
+    }
+    auto& [stored_key, store] = stores.emplace_back();
+    stored_key = key;
+    store.verb = Operation::Verb::kInit;
+    store.in = value;
+    store.in64 = value64;
+    stored.push_back(store.done);
   }
-  Operation store;
-  store.verb = Operation::Verb::kInit;
-  store.set_in(std::span<const Element>(value));
-  const Ticket stored = store.done;
   try {
+    uplink_->submit(std::move(pulls));
     wait_all(pulled);
-    rounds_->submit(key, std::move(store));
-    stored.wait();
+    rounds_->submit(std::move(stores));
+    wait_all(stored);
   } catch (...) {
-    abandoned.push_back(std::move(value));
+    abandoned_.push_back(std::move(fetched));
     throw;
   }
 }

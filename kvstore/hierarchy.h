@@ -60,11 +60,10 @@ class Hierarchy {
                 std::vector<std::uint64_t>& load);
   /// Adds a key for several tensors that travel as one; home is theirs at the main job's servers.
   void add_bucket(const KeySpec& spec, const Part& home, const std::vector<std::uint32_t>& segment_elements);
-  /// Stores a key's first value at the main job's servers. Blocks.
-  template <typename Element>
-  void store_upstream(KeyId key, std::span<const Element> value);
-  /// Brings it to the host's Server. Blocks; leaders only.
-  void fetch_first_value(KeyId key);
+  /// Stores keys' first values at the main job's servers. Blocks.
+  void store_upstream(std::span<const FirstValue> values);
+  /// Brings first values to the host's Server. Blocks; leaders only.
+  void fetch_first_values(std::span<const KeyId> keys);
 
   /// Brings a weight as the main job's servers have it to a pull's memory, whichever the host has; behind all
   /// that this worker has submitted of the key. device: whose memory that is; null: the host's.
@@ -96,8 +95,10 @@ class Hierarchy {
     Ticket done;
   };
   void fetch_upstream(KeyId key, const Upstream& wanted);
-  template <typename Element>
-  void fetch_first(KeyId key, std::uint64_t elements, std::vector<std::vector<Element>>& abandoned);
+  struct Fetched;
+  void fetch_together(std::span<const KeyId> keys);
+  std::uint64_t elements_of(KeyId key) const;
+  EngineThread::Submission on_run(const Run& run, EngineThread::Operation::Verb verb) const;
   void fail_job(const std::exception_ptr& error);
   void fail_rounds(const std::exception_ptr& error);
 
@@ -110,8 +111,7 @@ class Hierarchy {
   std::vector<bool> is_float64_;        ///< by key
   KeyId upstream_keys_ = 0;
   /// Of pulls that failed: jobs of the uplink may still write there.
-  std::vector<std::vector<float>> abandoned_;
-  std::vector<std::vector<double>> abandoned64_;
+  std::vector<std::unique_ptr<Fetched>> abandoned_;
   std::mutex mutex_;                  ///< guards uplink_, early_failure_ and the pointer rounds_
   EngineThread* uplink_ = nullptr;    ///< from start() to stop()
   std::exception_ptr early_failure_;  ///< of the uplink, before start()

@@ -4,10 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
+#include <unordered_map>
 
 #include "compress/codec.h"
 #include "fusion/placement.h"
@@ -88,23 +89,26 @@ void require_same_keys(std::span<const std::string> texts) {
   if (!odd) return;
   const auto ours = read_keys(texts[0]);
   const auto theirs = read_keys(texts[*odd]);
-  const auto find = [](const std::vector<KeySpec>& keys, const std::string& name) {
-    return std::find_if(keys.begin(), keys.end(), [&](const KeySpec& key) { return key.name == name; });
+  const auto by_name = [](const std::vector<KeySpec>& keys) {
+    std::unordered_map<std::string_view, const KeySpec*> named;
+    for (const KeySpec& key : keys) named.emplace(key.name, &key);
+    return named;
   };
+  const auto our_names = by_name(ours), their_names = by_name(theirs);
   const char* advice = "declare the same keys with the same shapes and dtypes on every rank";
   for (const KeySpec& key : ours) {
-    const auto other = find(theirs, key.name);
-    if (other == theirs.end()) {
+    const auto other = their_names.find(key.name);
+    if (other == their_names.end()) {
       throw std::invalid_argument(
           fmt::format("keys differ: worker 0 has {}, worker {} does not; {}", describe(key), *odd, advice));
     }
-    if (*other != key) {
+    if (*other->second != key) {
       throw std::invalid_argument(fmt::format("keys differ: worker 0 has {}, worker {} has {}; {}",
-                                              describe(key), *odd, describe(*other), advice));
+                                              describe(key), *odd, describe(*other->second), advice));
     }
   }
   for (const KeySpec& key : theirs) {
-    if (find(ours, key.name) == ours.end()) {
+    if (!our_names.contains(key.name)) {
       throw std::invalid_argument(
           fmt::format("keys differ: worker {} has {}, worker 0 does not; {}", *odd, describe(key), advice));
     }

@@ -13,6 +13,7 @@
 #include "kvstore/agreement.h"
 #include "kvstore/engine_thread.h"
 #include "kvstore/leftover.h"
+#include "kvstore/pieces.h"
 #include "kvstore/sparse_table.h"
 
 namespace gradwire::kvstore {
@@ -27,6 +28,8 @@ namespace {
 
 /// First values travel in pieces of about so many elements.
 constexpr std::size_t kInitElements = std::size_t{1} << 20;
+/// What a request takes beside its payload, in push_ahead_bytes.
+constexpr std::uint64_t kRequestBytes = 1024;
 
 /// Adds the nanoseconds of its life.
 class Timer {
@@ -78,10 +81,9 @@ std::vector<TableId> SparseRows::declare(std::span<const KeySpec> tables) {
   for (const KeySpec& spec : sorted) shapes.push_back(row_shape(spec));
   const std::unique_lock lock(tables_mutex_);
   const TableId first = tables_.size();
-  std::map<std::string, TableId> numbers;
-  for (const auto& table : tables_) numbers.emplace(table->spec.name, table->id);
+  std::unordered_map<std::string, TableId> added;
   for (std::size_t i = 0; i < sorted.size(); ++i) {
-    if (!numbers.emplace(sorted[i].name, first + i).second) {
+    if (numbers_.contains(sorted[i].name) || !added.emplace(sorted[i].name, first + i).second) {
       throw std::invalid_argument(
           fmt::format("init: table '{}' was declared before; declare each table once", sorted[i].name));
     }
@@ -90,8 +92,9 @@ std::vector<TableId> SparseRows::declare(std::span<const KeySpec> tables) {
     tables_.push_back(std::make_unique<Table>(first + i, sorted[i], shapes[i],
                                               place_rows(shapes[i], options_.shard_bound_elements, load_)));
   }
+  numbers_.merge(added);
   std::vector<TableId> ids;
-  for (const KeySpec& spec : tables) ids.push_back(numbers.at(spec.name));
+  for (const KeySpec& spec : tables) ids.push_back(numbers_.at(spec.name));
   return ids;
 }
 
@@ -118,16 +121,33 @@ std::vector<RowRequest> SparseRows::init_requests(Table& table, const Rows& rows
 
 void SparseRows::init(TableId id, std::span<const std::int64_t> ids, std::span<const float> values,
                       std::uint32_t root) {
-  Table& table = table_at(id);
+  const FirstRows first{id, ids, values};
+  init({&first, 1}, root);
+}
+
+void SparseRows::init(std::span<const FirstRows> tables, std::uint32_t root) {
   const std::uint32_t workers = messenger_.world().workers;
   if (root >= workers) {
     throw std::invalid_argument(
         fmt::format("init: root={} is not a worker rank; expected 0 to {}", root, workers - 1));
   }
-  const Rows rows = sum_duplicates(ids, values, table.shape);
-  if (messenger_.self().rank == root) {
-    const std::lock_guard lock(table.mutex);
-    submit(table, init_requests(table, rows)).done.wait();
+  std::vector<Rows> rows;
+  for (const FirstRows& first : tables)
+    rows.push_back(sum_duplicates(first.ids, first.values, table_at(first.table).shape));
+  const auto bytes_of = [](const FirstRows& first) {
+    return first.ids.size_bytes() + first.values.size_bytes() + transport::kHeaderBytes;
+  };
+  auto next = rows.begin();
+  for (const auto piece : in_pieces(tables, bytes_of)) {
+    std::vector<Ticket> stored;
+    for (const FirstRows& first : piece) {
+      Table& table = table_at(first.table);
+      if (const Rows& given = *next++; messenger_.self().rank == root) {
+        const std::lock_guard lock(table.mutex);
+        stored.push_back(submit(table, init_requests(table, given)).done);
+      }
+    }
+    wait_all(stored);
   }
   meet_("init rows", "");
 }
@@ -244,7 +264,31 @@ std::vector<RowRequest> SparseRows::push_requests(Table& table, const Rows& give
   }
   raw_bytes_ += given.values.size() * sizeof(float);
   ++table.step;
+  settle_ahead(table);
+  for (const RowRequest& request : requests) {
+    const std::uint64_t bytes = request.payload.size_bytes() + kRequestBytes;
+    table.ahead_bytes += bytes;
+    ahead_bytes_ += bytes;
+  }
   return requests;
+}
+
+/// Gives back what is over.
+void SparseRows::settle_ahead(Table& table) {
+  if (!table.end || !table.end->done.done()) return;
+  ahead_bytes_ -= table.end->bytes;
+  table.ahead_bytes -= table.end->bytes;
+  table.end.reset();
+}
+
+std::optional<Ticket> SparseRows::room(TableId id) {
+  Table& table = table_at(id);
+  const std::lock_guard lock(table.mutex);
+  settle_ahead(table);
+  if (table.ahead_bytes == 0 || ahead_bytes_ <= options_.push_ahead_bytes) return std::nullopt;
+  if (!table.end)  // whom nobody has asked, a pull of no row does
+    table.end = {submit_round(table, "push", pull_requests(table, {}, 0)).done, table.ahead_bytes};
+  return table.end->done;
 }
 
 PulledRows SparseRows::submit_round(Table& table, const char* call, std::vector<RowRequest> requests) {
@@ -273,10 +317,12 @@ Ticket SparseRows::push(TableId id, std::span<const std::int64_t> ids, std::span
                         std::int32_t priority) {
   require_optimizer_("push");
   Table& table = table_at(id);
+  if (const auto free = room(id)) free->wait();
   const Rows rows = sum_duplicates(ids, values, table.shape);
   const std::lock_guard lock(table.mutex);
   callers_->note_call();
   table.last_push = submit(table, push_requests(table, rows, priority)).done;  // acknowledged at once
+  if (options_.at_once) table.end = {*table.last_push, table.ahead_bytes};
   return *table.last_push;
 }
 
@@ -296,6 +342,7 @@ PulledRows SparseRows::push_pull(TableId id, std::span<const std::int64_t> ids, 
   }
   PulledRows pulled = submit_round(table, "push_pull", std::move(requests));
   table.last_push = pulled.done;
+  table.end = {pulled.done, table.ahead_bytes};
   return pulled;
 }
 
@@ -303,7 +350,10 @@ PulledRows SparseRows::pull(TableId id, std::span<const std::int64_t> ids, std::
   Table& table = table_at(id);
   const auto rows = distinct_ids(ids, table.shape);
   const std::lock_guard lock(table.mutex);
-  return submit_round(table, "pull", pull_requests(table, rows, priority));
+  settle_ahead(table);
+  PulledRows pulled = submit_round(table, "pull", pull_requests(table, rows, priority));
+  table.end = {pulled.done, table.ahead_bytes};
+  return pulled;
 }
 
 /// Asks each of the table's servers for those of the rows that it has; ids ascend.

@@ -25,6 +25,7 @@
 #include <shared_mutex>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "kvstore/collectives.h"
@@ -47,6 +48,13 @@ struct PulledRows {
   std::shared_ptr<RowAnswers> answers;  // owners: this and the operation
 };
 
+/// The rows that a table begins with; its others are zero.
+struct FirstRows {
+  TableId table = 0;
+  std::span<const std::int64_t> ids;
+  std::span<const float> values;
+};
+
 class SparseRows {
  public:
   /// Throws std::invalid_argument where a push could not be applied; verb is the caller's.
@@ -61,7 +69,10 @@ class SparseRows {
   /// Agrees on new tables: the first dimension is rows. Throws std::invalid_argument naming the first
   /// difference between ranks, or a table without rows.
   std::vector<TableId> declare(std::span<const KeySpec> tables);
-  /// Stores root's rows (others' are ignored) as the first values of a table, whose other rows are zero.
+  /// Stores root's rows (others' are ignored) as the first values of tables, of which all ranks give the same
+  /// in the same order. One exchange, and one wait for servers for every 4 MiB, however many they are.
+  void init(std::span<const FirstRows> tables, std::uint32_t root);
+  /// The same of one table.
   void init(TableId table, std::span<const std::int64_t> ids, std::span<const float> values,
             std::uint32_t root);
   /// Sets the codec of all tables that have none of their own. No exchange: the Engine has made one.
@@ -72,9 +83,13 @@ class SparseRows {
   // Ids in any order; rows of one id are summed in the order given. Every worker takes part in every round of
   // a table, be it with no row. Where pushes are applied at once (at_once.h), each is a round of its own.
 
-  /// Adds rows to this round's sum. Done when the servers have them.
+  /// Adds rows to this round's sum, once room() is done. Done when the servers have them.
   Ticket push(TableId table, std::span<const std::int64_t> ids, std::span<const float> values,
               std::int32_t priority);
+  /// What a push to the table waits for while push_ahead_bytes are on their way, or with servers that cannot
+  /// sum them yet: for the rounds of the table that this worker has begun or, at once, for servers to have
+  /// its pushes. None: there is room.
+  std::optional<Ticket> room(TableId table);
   /// Asks for rows as this worker's last round left them: those of its sum, the weights, or the first values;
   /// at once as they are when the servers answer, which a staleness bound may put off. Rows that are zero may
   /// be left out.
@@ -124,6 +139,8 @@ class SparseRows {
 
   /// Bytes pushed: as float32, and what went on the wire with ids.
   PushedBytes pushed() const { return {raw_bytes_.load(), encoded_bytes_.load()}; }
+  /// Of push_ahead_bytes, what is taken; what is over is given back with the table's next call.
+  std::uint64_t ahead_bytes() const { return ahead_bytes_; }
   /// The sum of the squares of all residuals.
   double residual_squares() const;
   /// How much of what codecs were given they have sent, in the last round that was measured of each
@@ -152,6 +169,7 @@ class SparseRows {
   PulledRows submit(Table& table, std::vector<RowRequest> requests);
   /// The same of requests of a round, or behind one: who waits for them waits for others (callers.h).
   PulledRows submit_round(Table& table, const char* call, std::vector<RowRequest> requests);
+  void settle_ahead(Table& table);
   void notify(std::string text);
 
   transport::Messenger& messenger_;
@@ -163,11 +181,13 @@ class SparseRows {
   const std::shared_ptr<Callers> callers_;  // owners: the Engine, this and tickets
   mutable std::shared_mutex tables_mutex_;
   std::vector<std::unique_ptr<Table>> tables_;
+  std::unordered_map<std::string, TableId> numbers_;  ///< of tables_, by name
   mutable std::mutex compression_mutex_;
   std::shared_ptr<const Compression> compression_;  // owners: this, EngineThread and calls in progress
   std::shared_ptr<const Compression> plain_;        ///< of tables whose rows cannot travel by that
   std::atomic<bool> keeps_rollback_{false};
   std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0}, codec_nanoseconds_{0};
+  std::atomic<std::uint64_t> ahead_bytes_{0};  ///< of all tables
   std::mutex notices_mutex_;
   std::vector<std::string> notices_;
   transport::BufferPool buffers_;

@@ -50,6 +50,13 @@ struct SparseRows::Table {
   bool has_told_of_codec = false;
   ShareSent share;  ///< of the last round that was measured
   std::optional<Ticket> last_push;
+  std::uint64_t ahead_bytes = 0;  ///< of pushes of which it is not known that they are over
+  /// What tells that some of them are.
+  struct End {
+    Ticket done;
+    std::uint64_t bytes = 0;
+  };
+  std::optional<End> end;
 };
 
 }  // namespace gradwire::kvstore

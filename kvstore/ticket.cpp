@@ -124,6 +124,18 @@ void Ticket::note_nonfinite() const {
 void Ticket::succeed() const { state_->finish(nullptr); }
 void Ticket::fail(std::exception_ptr error) const { state_->finish(error); }
 
+void wait_all(std::span<const Ticket> tickets) {
+  std::exception_ptr error;
+  for (const Ticket& ticket : tickets) {
+    try {
+      ticket.wait();
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
 std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);

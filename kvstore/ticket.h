@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "kvstore/callers.h"
@@ -56,5 +57,8 @@ class Ticket {
   struct State;
   std::shared_ptr<State> state_;  // owners: the caller's tickets and the operation inside Engine
 };
+
+/// Waits until all are done, so that none uses its caller's memory any more; rethrows the first one's error.
+void wait_all(std::span<const Ticket> tickets);
 
 }  // namespace gradwire::kvstore

@@ -298,9 +298,9 @@ class Engine:
         Agrees on new tables, (name, shape) each: the first dimension is rows. Collective.
         """
 
-    def init_rows(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], root: int = 0) -> None:
+    def init_rows(self, tables: Sequence[tuple[int, Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]]], root: int = 0) -> None:
         """
-        Stores root's rows as the first values of a table whose other rows are zero. Collective.
+        Stores root's rows as the first values of tables, (table, ids, rows) each, whose other rows are zero; all in one exchange. Collective.
         """
 
     def set_row_compression(self, tables: Sequence[int], spec: str, reply: str) -> None:
@@ -308,8 +308,11 @@ class Engine:
 
     def push_rows(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> Ticket:
         """
-        Adds rows, in any order, to this round's sum; has taken them when it returns.
+        Adds rows, in any order, to this round's sum; has taken them when it returns. room_for_rows() is to be waited for first.
         """
+
+    def room_for_rows(self, table: int) -> Ticket | None:
+        """What a push to the table has to wait for; None: nothing."""
 
     def push_pull_rows(self, table: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0, program_step: int = 0) -> PulledRows:
         """
@@ -423,6 +426,11 @@ class Engine:
 
     def pushed(self) -> tuple[int, int]:
         """Bytes that this worker has pushed: as float32, and encoded."""
+
+    def ahead_bytes(self) -> int:
+        """
+        What push() has taken of gradients whose rounds cannot begin yet, at most push_ahead_bytes, and of rows whose rounds are not known to be over.
+        """
 
     def mirrored_bytes(self) -> int:
         """
@@ -539,29 +547,27 @@ class Engine:
         Agrees on new keys (name, shape, dtype) and returns their ids. Collective.
         """
 
-    @overload
-    def init(self, key: int, value: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], root: int = 0) -> None:
-        """Stores root's value as the key's first. Collective."""
-
-    @overload
-    def init(self, key: int, value: Annotated[NDArray[numpy.float64], dict(order='C', device='cpu', writable=False)], root: int = 0) -> None:
+    def init(self, keys: Sequence[int], values: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.float64], dict(order='C', device='cpu', writable=False)]], root: int = 0) -> None:
         """
-        The same of a key of float64. As of push(), pull() and push_pull(): ValueError for another key.
+        Stores root's values as the keys' first, all in one exchange. Of a key of float64 they may be float64; of another that is a ValueError. Collective.
         """
 
     def set_optimizer(self, text: str) -> None: ...
 
     @overload
-    def push(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> Ticket: ...
+    def push(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> tuple[Ticket, Ticket]:
+        """
+        Adds grad to this round's sum. Returns two tickets: grad was taken, which is to be waited for; the round is over.
+        """
 
     @overload
-    def push(self, key: int, grad: Annotated[NDArray[numpy.float64], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> Ticket:
+    def push(self, key: int, grad: Annotated[NDArray[numpy.float64], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> tuple[Ticket, Ticket]:
         """
         Of a key of float64: sums are of float64 with codec none; others work in float32.
         """
 
     @overload
-    def push(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], priority: int = 0, *, stream: int) -> Ticket:
+    def push(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], priority: int = 0, *, stream: int) -> tuple[Ticket, Ticket]:
         """
         The same of a gradient on a CUDA device, which `stream` (a cudaStream_t as a number) may still be writing.
         """

@@ -60,10 +60,10 @@ class DenseKeys:
         ids = self._engine.declare(
             [(str(key), value.shape, value.dtype) for key, value in zip(keys, values, strict=True)]
         )
+        self._engine.init(ids, [value.array for value in values], root)
         for name, identity, value in zip(keys, ids, values, strict=True):
             self.ids[name], self._sizes[name] = identity, size_of(value.array)
             self._dtypes[name] = dtype_of(value.array)
-            self._engine.init(identity, value.array, root)
             if (residual := self._awaited.pop(name, None)) is not None:
                 self._engine.set_residual(identity, residual)
 

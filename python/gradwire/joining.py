@@ -182,6 +182,7 @@ def _engine_options(values: settings.Settings) -> dict[str, Any]:
         "shard_bound_elements": values.bigarray_bound,
         "fusion_bytes": values.fusion_bytes,
         "credit_bytes": values.credit_bytes,
+        "push_ahead_bytes": values.push_ahead_bytes,
         "codec_threads": threads,
         "code_sums": values.code_sums,
         "slow_warning": values.slow_warning,

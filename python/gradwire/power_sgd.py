@@ -240,7 +240,7 @@ class PowerSGD:
         """Factors drawn by rank 0: what another NumPy would draw from the same seed does not matter."""
         drawn = np.random.default_rng(seed).standard_normal(elements, np.float32)
         if elements > 0:
-            self._engine.init(self._keys[1], drawn)
+            self._engine.init([self._keys[1]], [drawn])
             self._store.wait_until(self._engine.pull(self._keys[1], drawn, 0).wait)
         return drawn
 

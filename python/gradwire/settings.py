@@ -330,6 +330,12 @@ class Settings:
         "encoded bytes handed to the connection to one server, or from it to one worker, and not yet written there; "
         "what has more waits by priority",
     )
+    push_ahead_bytes: int = _setting(
+        parse_size,
+        256 * 2**20,
+        "bytes that push() takes, in one process, of gradients whose rounds cannot begin, since earlier ones of their "
+        "keys wait for other workers; a push that has no room waits for them; of tables of rows as many more",
+    )
     ipc: Literal["auto", "off"] = _setting(
         _one_of("auto", "off"),
         "auto",

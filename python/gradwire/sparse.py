@@ -147,6 +147,9 @@ class SparseKeys:
         """The keys, in the order of init()."""
         return list(self._tables)
 
+    def __contains__(self, key: Key) -> bool:
+        return key in self._tables
+
     def checked(self, verb: str, keys: Sequence[Key], values: Sequence[Any]) -> list[RowSparse]:
         """First rows as init() takes them. Raises ValueError for what is none."""
         firsts = [first_of(value) for value in values]
@@ -173,9 +176,15 @@ class SparseKeys:
         engine = self._store.engine
         shapes = [value.shape or () for value in firsts]  # checked() has found one each
         numbers = engine.declare_rows([(str(k), list(shape)) for k, shape in zip(keys, shapes, strict=True)])
-        for key, value, shape, number in zip(keys, firsts, shapes, numbers, strict=True):
+        engine.init_rows(
+            [
+                (number, value.row_ids, _floats(value.rows))
+                for number, value in zip(numbers, firsts, strict=True)
+            ],
+            root,
+        )
+        for key, shape, number in zip(keys, shapes, numbers, strict=True):
             self._tables[key] = _Table(number, shape)
-            engine.init_rows(number, value.row_ids, _floats(value.rows), root)
             if (residual := self._awaited.pop(key, None)) is not None:
                 engine.set_row_residual(number, *residual)
 
@@ -194,8 +203,11 @@ class SparseKeys:
     def push(self, keys: Sequence[Key], values: Sequence[Any], priority: int) -> None:
         """Adds rows to this round of each key."""
         given = [self._given("push", key, value) for key, value in zip(keys, values, strict=True)]
+        engine = self._store.engine
         for table, ids, rows in given:
-            self._store.engine.push_rows(table.number, ids, rows, priority)
+            if (room := engine.room_for_rows(table.number)) is not None:
+                self._store.wait_until(room.wait)
+            engine.push_rows(table.number, ids, rows, priority)
 
     def push_pull(
         self, keys: Sequence[Key], values: Sequence[Any], outs: Sequence[Any], priority: int

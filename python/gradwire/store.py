@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -221,7 +222,8 @@ class KVStore(Worker):
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
         """Adds value to the key's sum of this round; in `dist_async*` has servers apply it. Returns when value was
-        taken; it may be reused then.
+        taken; it may be reused then. That is at once, or, where GRADWIRE_PUSH_AHEAD_BYTES are taken of rounds that
+        cannot begin yet, when the rounds of the key before it are over.
 
         Args:
             key: as init() was given it.
@@ -240,7 +242,8 @@ class KVStore(Worker):
         checked = [self.dense.arrays("push", name, item) for name, item in zip(keys, values, strict=True)]
         for name, arrays in zip(keys, checked, strict=True):
             merged = self._merged(name, arrays)
-            self.engine.push(self.dense.ids[name], merged, priority, **stream_of(merged))
+            taken, _ = self.engine.push(self.dense.ids[name], merged, priority, **stream_of(merged))
+            self.wait_until(taken.wait)
         return None
 
     def pull(self, key: Key | Sequence[Key], out: Any, priority: int = 0) -> None:
@@ -331,8 +334,7 @@ class KVStore(Worker):
         """
         names, values = pairs("push_pull", name, tensor)
         firsts = dict(zip(names[::-1], values[::-1], strict=True))  # of a name that comes twice
-        known = {*self.dense.ids, *self.rows.names}
-        if new := [each for each in dict.fromkeys(names) if each not in known]:
+        if new := [each for each in dict.fromkeys(names) if not self._is_known(each)]:
             with told_to_all(self.engine, "declare rows" if holds_rows(firsts[new[0]]) else "declare"):
                 zeros = [zeros_like("push_pull", each, firsts[each]) for each in new]
             self._declare("push_pull", new, zeros, 0)
@@ -411,14 +413,14 @@ class KVStore(Worker):
                 raise ValueError(
                     f"{verb}: root_rank={root} is no worker's; expected 0 to {self.num_workers - 1}"
                 )
-            known = [*self.dense.ids, *self.rows.names]
-            if len({type(name) for name in [*known, *keys]}) > 1:
+            known = itertools.chain(self.dense.ids, self.rows.names)  # which are all of one type
+            if len({type(name) for name in [*itertools.islice(known, 1), *keys]}) > 1:
                 raise ValueError(
                     f"{verb}: mixed key types are not allowed; use either all int or all str keys in one store"
                 )
             once: set[Key] = set()
             for name in keys:
-                if name in known or name in once:
+                if self._is_known(name) or name in once:
                     raise ValueError(f"{verb}: key {name!r} was declared before; declare each key once")
                 once.add(name)
             first_rows = self.rows.checked(verb, keys, values) if has_rows else []
@@ -427,6 +429,9 @@ class KVStore(Worker):
             self.rows.init(keys, first_rows, root)
         else:
             self.dense.init(keys, first_values, root)
+
+    def _is_known(self, key: Key) -> bool:
+        return key in self.dense.ids or key in self.rows
 
     def _push_pull(self, verb: str, key: Key | Sequence[Key], value: Any, out: Any, priority: int) -> None:
         check_priority(verb, priority)

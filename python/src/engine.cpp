@@ -6,7 +6,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
@@ -26,6 +33,35 @@ std::vector<kvstore::KeySpec> key_specs(
   std::vector<kvstore::KeySpec> specs;
   for (const auto& [name, shape, dtype] : keys) specs.push_back({name, shape, dtype});
   return specs;
+}
+
+using FirstArray = std::variant<ConstFloats, ConstDoubles>;
+
+std::vector<kvstore::FirstValue> first_values(const std::vector<KeyId>& keys,
+                                              const std::vector<FirstArray>& values) {
+  if (keys.size() != values.size()) {
+    throw std::invalid_argument("init: " + std::to_string(keys.size()) + " keys and " +
+                                std::to_string(values.size()) + " values; give one value per key");
+  }
+  std::vector<kvstore::FirstValue> given;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    kvstore::FirstValue& first = given.emplace_back();
+    first.key = keys[i];
+    if (const auto* floats = std::get_if<ConstFloats>(&values[i])) {
+      first.value = flat(*floats);
+    } else {
+      first.value64 = flat(std::get<ConstDoubles>(values[i]));
+    }
+  }
+  return given;
+}
+
+/// A push's tickets. Its gradient is kept until it is taken, which it mostly is at once.
+template <typename Array>
+std::pair<Ticket, Ticket> tickets(PyEngine& engine, const Array& grad, const kvstore::BegunPush& push) {
+  const bool is_taken = without_gil([&] { return push.taken.wait_for(kSignalCheck); });
+  if (!is_taken) engine.keep_until_taken(push.taken, nb::cast(grad));
+  return {push.taken, push.done};
 }
 
 }  // namespace
@@ -136,36 +172,32 @@ void bind_engine(nb::module_& module) {
           "keys"_a, "Agrees on new keys (name, shape, dtype) and returns their ids. Collective.")
       .def(
           "init",
-          [](PyEngine& s, KeyId key, const ConstFloats& value, std::uint32_t root) {
+          [](PyEngine& s, const std::vector<KeyId>& keys, const std::vector<FirstArray>& values,
+             std::uint32_t root) {
+            const auto given = first_values(keys, values);
             const InterruptEnds interrupt;
             const nb::gil_scoped_release release;
-            s.engine().init(key, flat(value), root);
+            s.engine().init(given, root);
           },
-          "key"_a, "value"_a.noconvert(), "root"_a = 0, "Stores root's value as the key's first. Collective.")
-      .def(
-          "init",
-          [](PyEngine& s, KeyId key, const ConstDoubles& value, std::uint32_t root) {
-            const InterruptEnds interrupt;
-            const nb::gil_scoped_release release;
-            s.engine().init(key, flat(value), root);
-          },
-          "key"_a, "value"_a.noconvert(), "root"_a = 0,
-          "The same of a key of float64. As of push(), pull() and push_pull(): ValueError for another key.")
+          "keys"_a, "values"_a.noconvert(), "root"_a = 0,
+          "Stores root's values as the keys' first, all in one exchange. Of a key of float64 they may be "
+          "float64; of another that is a ValueError. Collective.")
       .def(
           "set_optimizer", [](PyEngine& s, const std::string& text) { s.engine().set_optimizer(text); },
           "text"_a, Collective())
       .def(
           "push",
           [](PyEngine& s, KeyId key, const ConstFloats& grad, std::int32_t priority) {
-            const nb::gil_scoped_release release;
-            return s.engine().push(key, flat(grad), priority);
+            return tickets(s, grad, s.engine().begin_push(key, flat(grad), priority));
           },
-          "key"_a, "grad"_a.noconvert(), "priority"_a = 0)
+          "key"_a, "grad"_a.noconvert(), "priority"_a = 0,
+          "Adds grad to this round's sum. Returns two tickets: grad was taken, which is to be waited for; "
+          "the "
+          "round is over.")
       .def(
           "push",
           [](PyEngine& s, KeyId key, const ConstDoubles& grad, std::int32_t priority) {
-            const nb::gil_scoped_release release;
-            return s.engine().push(key, flat(grad), priority);
+            return tickets(s, grad, s.engine().begin_push(key, flat(grad), priority));
           },
           "key"_a, "grad"_a.noconvert(), "priority"_a = 0,
           "Of a key of float64: sums are of float64 with codec none; others work in float32.")
@@ -174,8 +206,7 @@ void bind_engine(nb::module_& module) {
           [](PyEngine& s, KeyId key, const ConstCudaFloats& grad, std::int32_t priority,
              std::uintptr_t stream) {
             const kvstore::OnDevice place = s.on_cuda(grad.device_id(), stream);
-            const nb::gil_scoped_release release;
-            return s.engine().push(key, flat(grad), priority, place);
+            return tickets(s, grad, s.engine().begin_push(key, flat(grad), priority, place));
           },
           "key"_a, "grad"_a.noconvert(), "priority"_a = 0, nb::kw_only(), "stream"_a,
           "The same of a gradient on a CUDA device, which `stream` (a cudaStream_t as a number) may still be "

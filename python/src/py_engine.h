@@ -89,6 +89,11 @@ class PyEngine {
     return ticket;
   }
 
+  /// Apart from other operations' arrays, which end in their own order.
+  void keep_until_taken(kvstore::Ticket taken, nanobind::object grad) {
+    kept_of_pushes_.keep(std::move(taken), std::move(grad), {});
+  }
+
   void bind_slots(const std::vector<kvstore::KeyId>& keys, const std::vector<Floats>& arrays,
                   const std::vector<std::int32_t>& priorities, kvstore::SlotSet set,
                   const std::vector<std::uint32_t>& groups) {
@@ -126,6 +131,7 @@ class PyEngine {
       engine_->close(error);
     }
     kept_.release();
+    kept_of_pushes_.release();
     const auto slots = std::exchange(slots_, {});  // their end, too, lets other threads in
     const auto abandoned = std::exchange(abandoned_, {});
   }
@@ -187,7 +193,7 @@ class PyEngine {
   std::shared_ptr<transport::Faults> faults_;          // owners: this and the engine's messengers
   std::shared_ptr<transport::MessageLines> messages_;  // owners: likewise
   std::unique_ptr<transport::Scheduler> scheduler_;    // before engine_, which needs it to the end
-  KeptArrays kept_;                                    // before engine_: outlives it
+  KeptArrays kept_, kept_of_pushes_;                   // before engine_: outlive it
   struct BoundSlots {
     std::shared_ptr<void> arrays;  ///< of whichever kind; owners: this and abandoned_
     std::size_t count = 0;

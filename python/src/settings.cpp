@@ -70,6 +70,7 @@ kvstore::EngineOptions engine_options(const nb::kwargs& all) {
   given.take("shard_bound_elements", options.shard_bound_elements);
   given.take("fusion_bytes", options.fusion_bytes);
   given.take("credit_bytes", options.credit_bytes);
+  given.take("push_ahead_bytes", options.push_ahead_bytes);
   given.take("codec_threads", options.codec_threads);
   given.take("replicas", options.replicas);
   if (given.contains("code_sums"))

@@ -1,5 +1,6 @@
 // gradwire._core: tables of rows. Ids and rows come as arrays and go back as such; the typed package knows
 // shapes and dtypes.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -47,10 +48,13 @@ std::vector<TableId> declare(PyEngine& self,
   return self.engine().sparse().declare(specs);
 }
 
-void init(PyEngine& self, TableId table, const Ids& ids, const ConstFloats& rows, std::uint32_t root) {
+void init(PyEngine& self, const std::vector<std::tuple<TableId, Ids, ConstFloats>>& tables,
+          std::uint32_t root) {
+  std::vector<kvstore::FirstRows> given;
+  for (const auto& [table, ids, rows] : tables) given.push_back({table, ids_of(ids), flat(rows)});
   const InterruptEnds interrupt;
   const nb::gil_scoped_release release;
-  self.engine().sparse().init(table, ids_of(ids), flat(rows), root);
+  self.engine().sparse().init(given, root);
 }
 
 Ticket push(PyEngine& self, TableId table, const Ids& ids, const ConstFloats& rows, std::int32_t priority) {
@@ -89,8 +93,9 @@ void bind_sparse(nb::module_& module, nb::class_<PyEngine>& engine) {
           "Whether there are tables of rows: not where a library sums.")
       .def("declare_rows", &declare, "tables"_a,
            "Agrees on new tables, (name, shape) each: the first dimension is rows. Collective.")
-      .def("init_rows", &init, "table"_a, "ids"_a.noconvert(), "rows"_a.noconvert(), "root"_a = 0,
-           "Stores root's rows as the first values of a table whose other rows are zero. Collective.")
+      .def("init_rows", &init, "tables"_a.noconvert(), "root"_a = 0,
+           "Stores root's rows as the first values of tables, (table, ids, rows) each, whose other rows are "
+           "zero; all in one exchange. Collective.")
       .def(
           "set_row_compression",
           [](PyEngine& s, const std::vector<TableId>& tables, const std::string& spec,
@@ -100,7 +105,12 @@ void bind_sparse(nb::module_& module, nb::class_<PyEngine>& engine) {
           "tables"_a, "spec"_a, "reply"_a, Collective(),
           "Sets the codec of some tables apart from the others'. Collective.")
       .def("push_rows", &push, "table"_a, "ids"_a.noconvert(), "rows"_a.noconvert(), "priority"_a = 0,
-           "Adds rows, in any order, to this round's sum; has taken them when it returns.")
+           "Adds rows, in any order, to this round's sum; has taken them when it returns. room_for_rows() is "
+           "to "
+           "be waited for first.")
+      .def(
+          "room_for_rows", [](PyEngine& s, TableId table) { return s.engine().sparse().room(table); },
+          "table"_a, "What a push to the table has to wait for; None: nothing.")
       .def("push_pull_rows", &push_pull, "table"_a, "ids"_a.noconvert(), "rows"_a.noconvert(),
            "priority"_a = 0, "program_step"_a = 0,
            "Likewise, and asks for all rows of the round; where pushes are applied at once, for those given.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradwire import joining, kv
+from gradwire import _core, joining, kv
 from gradwire.mxnet import rows
 from gradwire.mxnet.devices import as_floats
 from gradwire.mxnet.errors import KVStoreError
@@ -71,9 +71,9 @@ class JobSums:
                     f"init: key {key!r} is {np.dtype(value.dtype).name}, expected one of {', '.join(_DTYPES)}"
                 )
         self._declare([(key, value) for key, value in values if value.stype == "default"])
-        for key, value in values:
-            if value.stype != "default":
-                self._tables[key] = self._table(str(key), rows.to_rows(value))
+        if tables := [(key, rows.to_rows(value)) for key, value in values if value.stype != "default"]:
+            made = self._new_tables([(str(key), first) for key, first in tables])
+            self._tables.update(zip((key for key, _ in tables), made, strict=True))
 
     def push(self, key: Key, values: Sequence[Any], priority: int) -> None:
         """Adds the values to this round of the key."""
@@ -86,8 +86,9 @@ class JobSums:
         self._sums_of_rows.pop(key, None)
         dense, value = self._dense[key], as_floats(values)
 
-        def begin() -> None:
-            self._store.engine.push(dense.number, view_of(value), priority)
+        def begin() -> _core.Ticket | None:
+            taken, _ = self._store.engine.push(dense.number, view_of(value), priority)
+            return None if taken.wait(0) else taken
 
         return self._operations.run(begin, [value], [dense.received], priority)
 
@@ -169,15 +170,16 @@ class JobSums:
         if not values:
             return
         named = [(str(key), list(value.shape), np.dtype(value.dtype).name) for key, value in values]
-        for (key, value), number in zip(values, self._store.engine.declare(named), strict=True):
-            first = np.ascontiguousarray(value.asnumpy(), np.float32)
-            self._store.engine.init(number, first, 0)
+        numbers = self._store.engine.declare(named)
+        firsts = [np.ascontiguousarray(value.asnumpy(), np.float32) for _, value in values]
+        self._store.engine.init(numbers, firsts, 0)
+        for (key, value), number in zip(values, numbers, strict=True):
             received = np.zeros(value.shape, np.float32)
             self._dense[key] = _Dense(number, received, array_over(received))
 
-    def _table(self, name: str, first: Any) -> _Table:
-        self._store.init(name, first)
-        return _Table(name, first.shape)
+    def _new_tables(self, firsts: Sequence[tuple[str, Any]]) -> list[_Table]:
+        self._store.init([name for name, _ in firsts], [first for _, first in firsts])
+        return [_Table(name, first.shape) for name, first in firsts]
 
     def _are_rows(self, values: Sequence[Any]) -> bool:
         """Whether the values of a dense key travel as rows. Not where a library sums, which knows no rows; nor at once,
@@ -194,8 +196,8 @@ class JobSums:
         given = [rows.to_rows(value) for value in values]
         if (table := self._tables.get(key)) is None:
             name = f"rows of {key}"
-            if name not in self._store.rows.names:
-                self._table(name, rows.none(values[0].shape))
+            if name not in self._store.rows:
+                self._new_tables([(name, rows.none(values[0].shape))])
             table = _Table(name, values[0].shape)
         total = rows.none(table.shape)
         self._store.pushpull(table.name, given, out=total, priority=priority)

@@ -240,7 +240,7 @@ def _broadcast_by_key(store: kv.KVStore, words: Any, root_rank: int) -> None:
     """For stores without collectives. The key stays, so it is for these alone."""
     number = next(_calls.setdefault(store, itertools.count()))
     (key,) = store.engine.declare([(f"broadcast.{number}", [words.size], "float32")])
-    store.engine.init(key, words, root_rank)
+    store.engine.init([key], [words], root_rank)
     store.engine.pull(key, words).wait()
     store.barrier()  # who leaves takes its server along, which others may still pull from
 

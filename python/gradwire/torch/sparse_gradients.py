@@ -81,12 +81,15 @@ class RowExchange:
     ) -> None:
         """Declares parameters as tables, by names and shapes. A collective."""
         numbers = self._engine.declare_rows([(name, list(shape)) for name, shape in specs])
+        self._engine.init_rows([(number, *_NO_ROWS) for number in numbers])
+        apart: dict[Compression, list[int]] = {}
         for index, number, (_, shape), compression in zip(indices, numbers, specs, own, strict=True):
             self._tables[index] = number
             self._elements[index] = int(np.prod(shape[1:]))
-            self._engine.init_rows(number, *_NO_ROWS)
             if compression is not None:
-                self._engine.set_row_compression([number], compression.spec, compression.reply)
+                apart.setdefault(compression, []).append(number)
+        for compression, own_tables in apart.items():
+            self._engine.set_row_compression(own_tables, compression.spec, compression.reply)
 
     def use(self, compression: Compression, indices: Iterable[int]) -> None:
         """Has those of these that are tables travel by this codec from the next step on. A collective."""
