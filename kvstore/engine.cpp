@@ -139,7 +139,10 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
   standstill_->watch(rounds(), sparse_.get());
 }
 
-Engine::~Engine() { close(); }
+Engine::~Engine() {
+  close();
+  retire();
+}
 
 void Engine::begin_rounds() {
   const bool servers_in_workers = messenger_->local_peer().has_value();
@@ -593,6 +596,7 @@ void Engine::close(const std::string& error) {
     messenger_->note_error(error);
     if (hierarchy_) hierarchy_->note_error(error);
   }
+  bool has_left = false;
   try {
     const auto repeats =
         messenger_->loses_frames() ? 20 * options_.retry_timeout : std::chrono::milliseconds(0);
@@ -605,14 +609,25 @@ void Engine::close(const std::string& error) {
       messenger_->fail(fmt::format("{}: {}", transport::to_string(messenger_->self()), cause));
     if (hierarchy_) hierarchy_->leave(std::chrono::seconds(5));
     messenger_->leave(std::chrono::seconds(5));
-    if (hosted_ && !is_asked_after_close()) hosted_->retire(std::chrono::seconds(5));
+    has_left = true;
   } catch (
       const std::exception&) {  // NOLINT(bugprone-empty-catch): the job has failed; there is nobody to tell
   }
   collectives_.reset();
   if (hierarchy_) hierarchy_->stop();
   thread_.reset();
-  if (!is_asked_after_close()) hosted_.reset();
+  if (!has_left) {  // the job has failed, and nobody waits for an answer
+    if (hierarchy_) hierarchy_->retire(std::chrono::milliseconds(0));
+    hosted_.reset();
+  }
+  if (hosted_) hosted_->serve_on();  // others may pull what no round has brought them, or lose an answer
+}
+
+void Engine::retire() {
+  constexpr std::chrono::seconds kPatience{5};
+  if (hierarchy_) hierarchy_->retire(kPatience);
+  if (hosted_) hosted_->retire(kPatience);
+  hosted_.reset();
 }
 
 /// A round may last as long as its slowest worker; what we pushed must be with the servers, for it goes with
@@ -626,18 +641,11 @@ void Engine::hand_over() {
   }
 }
 
-/// Rounds of keys are over for all when they are here, unless an answer can be lost; rows of a table others
-/// may ask for later.
-bool Engine::is_asked_after_close() const {
-  return hosted_ && (messenger_->loses_frames() || (sparse_ && sparse_->has_tables()));
-}
-
 bool Engine::outlast_for(std::chrono::milliseconds timeout) {
-  try {
-    if (!thread_ && hosted_ && !hosted_->wait_for(timeout)) return false;
-  } catch (const transport::TransportError&) {  // NOLINT(bugprone-empty-catch): the job is over all the same
+  if (!thread_) {
+    if (hosted_ && !hosted_->has_served_all(timeout)) return false;
+    hosted_.reset();
   }
-  if (!thread_) hosted_.reset();
   return (!hierarchy_ || hierarchy_->outlast(timeout)) && messenger_->outlast(timeout);
 }
 

@@ -363,9 +363,8 @@ class Engine {
   /// has pushed; of a table of rows, a part is what of it lies at one server.
   std::map<std::uint64_t, std::uint64_t> staleness() const;
   /// How often each worker's push was the last that a round of a partition needed; 0 where a library sums.
-  /// Asks the servers that are still here, and waits for them at most slow_abort. Where workers host them a
-  /// server is gone once its worker has closed, and its count with it: ask before a barrier that precedes
-  /// that.
+  /// Asks the servers that are still here, and waits for them at most slow_abort. Where workers host them
+  /// that of a worker that an error has ended is gone, and its count with it.
   std::vector<std::uint64_t> waited_for();
   /// Payload bytes that servers have passed on to their mirrors; 0 without replicas. Asks the servers, as
   /// waited_for() does; what dead ones had passed on is not counted.
@@ -387,11 +386,16 @@ class Engine {
   /// else as write_trace().
   std::string write_trace(const std::string& folder, const std::string& store);
 
-  /// Waits for pushes still out, says goodbye, ends the threads. Idempotent; the destructor calls it.
+  /// Waits for pushes still out, says goodbye, ends the threads. Idempotent; the destructor calls it. A
+  /// Server that lives here serves the other workers until they have left, too, or until retire(). error:
+  /// what ends this worker, for them; empty: it has come to its end.
   void close(const std::string& error = {});
   /// After close(): waits until the process may end without harm to other ranks, for at most timeout; returns
-  /// false when that passed first. Where it owns rows of tables, that is when all workers have left.
+  /// false when that passed first. Where a Server lives here, that is when all workers have left.
   bool outlast_for(std::chrono::milliseconds timeout);
+  /// After close(): ends what is served here for the other workers, for a process that ends by an error. What
+  /// they need of it then fails and names this worker. Idempotent; the destructor calls it.
+  void retire();
 
  private:
   struct Slots;
@@ -421,7 +425,6 @@ class Engine {
   EngineThread& rounds() const;
   void hand_over();
   void come_back();
-  bool is_asked_after_close() const;
   void require_optional_workers() const;
   std::vector<std::string> meet(std::string_view name, std::string_view blob);
   void check_for_all(std::string_view name, const std::function<void()>& check);

@@ -227,6 +227,10 @@ void Hierarchy::fetch_upstream(KeyId key, const Upstream& wanted) {
 
 void Hierarchy::leave(std::chrono::milliseconds timeout) {
   link_.worker->leave(timeout);
+  if (server_) server_->serve_on();
+}
+
+void Hierarchy::retire(std::chrono::milliseconds timeout) {
   if (server_) server_->retire(timeout);
 }
 
@@ -241,6 +245,7 @@ void Hierarchy::stop() {
 }
 
 bool Hierarchy::outlast(std::chrono::milliseconds timeout) {
+  if (server_ && !server_->has_served_all(timeout)) return false;
   if (!link_.roll_call) return true;
   try {
     return link_.roll_call->wait_for(timeout);

@@ -76,9 +76,12 @@ class Hierarchy {
   };
   std::span<const Run> runs_of(KeyId key) const { return runs_[key]; }
 
-  /// Leaves the host's job; rounds that are complete are answered first, for at most timeout.
   void note_error(const std::string& error) { link_.worker->note_error(error); }
+  /// Leaves the host's job, for at most timeout. The leader's Server serves the others until they have left,
+  /// too, or until retire().
   void leave(std::chrono::milliseconds timeout);
+  /// Ends that, as Server::retire().
+  void retire(std::chrono::milliseconds timeout);
   /// Ends all use of the uplink.
   void stop();
   /// After leave(): waits until no worker of the host needs this process, for at most timeout; returns false

@@ -24,6 +24,8 @@ using transport::Role;
 
 namespace {
 
+constexpr std::chrono::seconds kLeaveTimeout{2};
+
 std::size_t shard_index(const transport::FrameHeader& header, std::size_t shards) {
   const std::uint64_t offset = RowAggregator::takes(header.kind) ? 0 : header.offset;  // there, a number
   std::uint64_t hash = header.key * 0x9E3779B97F4A7C15U ^ offset * 0xC2B2AE3D27D4EB4FU;
@@ -51,10 +53,16 @@ ServerOptions checked(const ServerOptions& options, const transport::World& worl
 /// How the job ended for this server.
 struct Server::End {
   std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable_any changed;
   std::set<std::uint32_t> workers_gone;
   std::string failure;
-  bool goes_on = false;  // the job, with other members
+  bool goes_on = false;         // the job, with other members
+  bool has_served_all = false;  // after serve_on()
+
+  /// With mutex held.
+  bool is_over(const transport::World& world) const {
+    return !failure.empty() || workers_gone.size() == world.workers;
+  }
 };
 
 Server::Server(std::unique_ptr<transport::Messenger> messenger, const ServerOptions& options)
@@ -96,18 +104,39 @@ Server::Shards Server::make_shards(const ServerOptions& options, const ShardPlac
 bool Server::wait_for(std::chrono::milliseconds timeout) {
   {
     std::unique_lock lock(end_->mutex);
-    const auto over = [this] {
-      return !end_->failure.empty() || end_->workers_gone.size() == messenger_->world().workers;
-    };
+    const auto over = [this] { return end_->is_over(messenger_->world()); };
     if (!end_->changed.wait_for(lock, timeout, over)) return false;
     if (end_->goes_on) throw transport::MembershipChanged(end_->failure);
     if (!end_->failure.empty()) throw transport::TransportError(end_->failure);
   }
-  messenger_->leave(std::chrono::seconds(2));
+  messenger_->leave(kLeaveTimeout);
   return true;
 }
 
+void Server::serve_on() {
+  if (serving_on_.joinable()) return;
+  serving_on_ = std::jthread([this](const std::stop_token& stop) {
+    {
+      std::unique_lock lock(end_->mutex);
+      if (!end_->changed.wait(lock, stop, [this] { return end_->is_over(messenger_->world()); })) return;
+    }
+    messenger_->leave(kLeaveTimeout);
+    const std::lock_guard lock(end_->mutex);
+    end_->has_served_all = true;
+    end_->changed.notify_all();
+  });
+}
+
+bool Server::has_served_all(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(end_->mutex);
+  return end_->changed.wait_for(lock, timeout, [this] { return end_->has_served_all; });
+}
+
 void Server::retire(std::chrono::milliseconds timeout) {
+  if (serving_on_.joinable()) {
+    serving_on_.request_stop();
+    serving_on_.join();
+  }
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   const auto left = [&] {
     return std::max(std::chrono::milliseconds(0), std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -121,6 +150,8 @@ void Server::retire(std::chrono::milliseconds timeout) {
     if (!failed()) shard->sent().wait_for(left());
   }
   messenger_->leave(left());
+  const std::lock_guard lock(end_->mutex);
+  end_->has_served_all = true;
 }
 
 void Server::wait() {

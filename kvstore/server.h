@@ -5,7 +5,8 @@
 // Threading: aggregator threads (one per `threads`, each owning a share of the partitions) and the
 // Messenger's I/O
 //   thread, which only hands frames over. wait() from any one thread.
-// Lifetime: owns its Messenger. The destructor stops at once; leave gracefully by wait().
+// Lifetime: owns its Messenger. The destructor stops at once; leave gracefully by wait(), or serve_on() where
+// workers host servers.
 #pragma once
 
 #include <chrono>
@@ -14,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kvstore/trace.h"
@@ -53,8 +55,13 @@ class Server final : private transport::Sink {
   void wait();
   /// As wait(), for at most timeout; returns false when it is not over yet.
   bool wait_for(std::chrono::milliseconds timeout);
-  /// Leaves before the other workers do, for a Server whose own worker has left: sends what is answered
-  /// already, for at most timeout. Rounds that are not complete then never will be.
+  /// For a Server whose own worker has left: goes on serving the others, on a thread of its own, and leaves
+  /// once they have left, too, or the job has failed. Idempotent.
+  void serve_on();
+  /// After serve_on(): waits for that end, for at most timeout; returns false when that passed first.
+  bool has_served_all(std::chrono::milliseconds timeout);
+  /// Leaves before the other workers do, for a process that ends by an error: sends what is answered already,
+  /// for at most timeout. Rounds that are not complete then never will be.
   void retire(std::chrono::milliseconds timeout);
 
   /// Answers the round whose sum was given to upstream; the frame has that one's key, offset and step.
@@ -85,7 +92,8 @@ class Server final : private transport::Sink {
   const std::shared_ptr<Trace> trace_;
   std::unique_ptr<End> end_;
   Shards shards_;
-  Shards replica_;  ///< of the server that this one mirrors; empty without replicas
+  Shards replica_;           ///< of the server that this one mirrors; empty without replicas
+  std::jthread serving_on_;  ///< last member: joined before the rest dies
 };
 
 }  // namespace gradwire::kvstore

@@ -88,7 +88,8 @@ class HostNode final : public Messenger, private Sink {
   }
 
   void on_failure(const std::string& text) override {
-    if (node_->self().role == Role::kServer) return;  // the leader's worker hears it too
+    if (node_->self().role == Role::kServer)
+      return sink_->on_failure(text);  // the leader's worker tells the job
     const std::lock_guard lock(mutex_);
     if (over_ || reporter_.joinable()) return;
     reporter_ = std::jthread([this, text](const std::stop_token& stop) {

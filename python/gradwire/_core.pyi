@@ -634,7 +634,16 @@ class Engine:
 
     def outlast(self, seconds: float) -> bool:
         """
-        After close(): waits until all have left the job, if this process serves its roll call. Returns False when seconds passed first.
+        After close(): waits until all have left the job, if this process serves them: its roll call, a server. Returns False when seconds passed first.
+        """
+
+    @property
+    def serves_roll_call(self) -> bool:
+        """Whether workers join the job at this process."""
+
+    def retire(self) -> None:
+        """
+        After close(): ends what a server here does for other workers, for a process that ends by an error.
         """
 
 class PulledRows:

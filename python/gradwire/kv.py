@@ -39,6 +39,7 @@ from gradwire import (
     rendezvous,
     settings,
     uncaught_error,
+    worker,
 )
 from gradwire.backend import AbstractKVStore, register
 from gradwire.checkpoint import Restored
@@ -317,14 +318,15 @@ def _enlist(store: KVStore) -> None:
 
 
 def _close_all() -> None:
-    """Closes what a script has left open. What then fails, as a last step that close() ends, fails the process: the
-    script has not heard of it.
+    """Closes what a script has left open, and waits for those whom this process serves. What then fails, as a last step
+    that close() ends, fails the process: the script has not heard of it.
     """
     try:
         with contextlib.ExitStack() as closing:  # all of them, also where one fails
             for store in list(_open):
                 if store.is_open:
                     closing.callback(store.close)
+        worker.outlast_all()
     except BaseException:
         traceback.print_exc()
         if uncaught_error.ended_the_script():  # with an exit code of its own

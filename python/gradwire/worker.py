@@ -3,16 +3,75 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradwire import _core, joining, settings, uncaught_error
 from gradwire.backend import AbstractKVStore
 from gradwire.collectives import Collectives
 from gradwire.log import Log
 from gradwire.timeline.recorder import Recorder
+
+
+class _Serving(NamedTuple):
+    """What a worker that has closed its store does for those that have not: it hosts servers, or their roll call."""
+
+    engine: _core.Engine
+    log: Log
+    patience: float  # seconds
+    silence: float  # seconds that it waits before it says so
+
+    def outlast(self) -> None:
+        """Waits until the others have left the job, too, or it has failed; at most for its patience."""
+        began = time.monotonic()
+        pause = self.silence
+        while not self.engine.outlast(pause) and time.monotonic() - began < self.patience:
+            waited = f"{time.monotonic() - began:.0f} s"
+            self.log.say(
+                "warning",
+                f"all is done here; has waited {waited} for the other workers to leave the job, which needs this "
+                "process to its end",
+            )
+            pause = 60.0
+
+
+# For whom the process waits at its exit, once all its stores are closed; by the engine's id(). Ranks may be threads:
+# each use of it is one call of a dict's.
+_serving: dict[int, _Serving] = {}
+_finalized_pid = 0  # whose exit waits for these though it runs no atexit functions
+
+
+def outlast_all() -> None:
+    """Waits, at exit, until no other worker needs what this process serves. Not so where an uncaught error has ended
+    the script: what others need of it then fails, and names this worker.
+
+    A close() that waited could wait for a worker that waits, in another store or library, for what its caller does
+    next. Nothing comes behind the exit, and all of the process's stores are closed by then.
+    """
+    try:
+        if not uncaught_error.ended_the_script():
+            for each in list(_serving.values()):
+                each.outlast()
+    finally:
+        while _serving:
+            _serving.popitem()[1].engine.retire()
+
+
+def _keep_until_exit(serving: _Serving) -> None:
+    global _finalized_pid
+    for each in list(_serving.values()):
+        if each.engine.outlast(0.0):
+            _serving.pop(id(each.engine), None)
+    if serving.engine.outlast(0.0):
+        return
+    _serving[id(serving.engine)] = serving
+    if multiprocessing.parent_process() is not None and _finalized_pid != os.getpid():
+        _finalized_pid = os.getpid()
+        multiprocessing.util.Finalize(None, outlast_all, exitpriority=0)
 
 
 class Worker(AbstractKVStore):
@@ -91,9 +150,9 @@ class Worker(AbstractKVStore):
         Args:
             servers: also what the servers say, who are asked and waited for: waited_for: by rank, how often a
                 partition's round was whole only when that worker's push came (with hierarchy=host of the workers that
-                lead their hosts; 0 where a library sums; in `allreduce` without what workers that have closed
-                counted); slowest_rank: whose it was most often, None where there was no round; bytes_mirrored, with
-                GRADWIRE_REPLICAS=1, else 0: of payload that servers have passed on to their mirrors.
+                lead their hosts; 0 where a library sums); slowest_rank: whose it was most often, None where there was
+                no round; bytes_mirrored, with GRADWIRE_REPLICAS=1, else 0: of payload that servers have passed on to
+                their mirrors.
 
         Returns: bytes_raw: pushed, as float32; bytes_encoded: the payloads made of them, of rows with their ids; ratio:
             how many times smaller those are, None where there are none; residual_norm: Euclidean, of all that this
@@ -167,9 +226,10 @@ class Worker(AbstractKVStore):
     def close(self) -> None:
         """Ends what is under way, and leaves the job cleanly. Called at exit for stores still open.
 
-        Where others need this process to the end (it serves the roll call; or over MPI, which ends for all ranks at
-        once), waits until they have left too. Not so where an uncaught error has ended the script: then the job ends
-        with this process, but over MPI; or goes on without it, if it goes on without workers that die.
+        A server that this process hosts goes on serving the others, and the process waits at its exit until they have
+        left too. Where it serves the roll call, close() waits for them itself; and over MPI, which ends for all ranks
+        at once. Not so where an uncaught error has ended the script: then the job ends with this process, but over MPI;
+        or goes on without it, if it goes on without workers that die.
         """
         if self.is_open and not self._is_local:
             self._report_left()
@@ -226,18 +286,14 @@ class Worker(AbstractKVStore):
         if recorder is not None:
             recorder.write()
         if uncaught_error.ended_the_script() and not joining.ends_as_one(self._kind):
+            self.engine.retire()
             self._say_that_the_job_ends()
             return
-        began = time.monotonic()
-        pause = 5.0
-        while not self.engine.outlast(pause) and time.monotonic() - began < self._settings.slow_abort:
-            waited = f"{time.monotonic() - began:.0f} s"
-            self._log.say(
-                "warning",
-                f"all is done here; has waited {waited} for the other workers to leave the job, which needs this "
-                "process to its end",
-            )
-            pause = 60.0
+        patience = self._settings.slow_abort
+        if self.engine.serves_roll_call or joining.ends_as_one(self._kind):
+            _Serving(self.engine, self._log, patience, silence=5.0).outlast()
+        else:
+            _keep_until_exit(_Serving(self.engine, self._log, patience, silence=60.0))
 
     def _own_error(self) -> str:
         """What ends this process, for those who wait for it in vain; empty: nothing, or what they have heard, too."""

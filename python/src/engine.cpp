@@ -324,8 +324,13 @@ void bind_engine(nb::module_& module) {
             return wait_interruptibly(seconds, [&](milliseconds slice) { return s.outlast_for(slice); });
           },
           "seconds"_a,
-          "After close(): waits until all have left the job, if this process serves its roll call. Returns "
-          "False when seconds passed first.");
+          "After close(): waits until all have left the job, if this process serves them: its roll call, a "
+          "server. Returns False when seconds passed first.")
+      .def_prop_ro("serves_roll_call", &PyEngine::serves_roll_call,
+                   "Whether workers join the job at this process.")
+      .def("retire", &PyEngine::retire, Release(),
+           "After close(): ends what a server here does for other workers, for a process that ends by an "
+           "error.");
 }
 
 }  // namespace gradwire::python

@@ -136,6 +136,14 @@ class PyEngine {
     const auto abandoned = std::exchange(abandoned_, {});
   }
 
+  /// From any thread, after close().
+  void retire() {
+    if (is_inherited()) return;
+    const std::scoped_lock lock(closing_);
+    engine_->retire();
+  }
+  bool serves_roll_call() const { return scheduler_ != nullptr; }
+
   // Of the timeline. In a forked process, which has none, they do nothing.
 
   void stop_timeline() {

@@ -9,6 +9,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import gradwire as gw
 import gradwire.torch
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 from torch_programs import case, run_cases_in_a_group
 
 
@@ -182,6 +184,91 @@ def what_is_frozen_keeps_what_it_has_not_sent() -> None:
         compressed, plain = run("topk:ratio=0.25"), run("none")
     for ours, true in zip(compressed, plain, strict=True):  # all is sent in the end
         torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-4)
+
+
+class Poisoned(nn.Module):
+    """Three layers, of which the middle one may lie in a re-entrant checkpoint, and a parameter by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+        self.alone = Product(torch.ones(6))
+
+    def forward(self, x: torch.Tensor, factor: float, *, is_checkpointed: bool) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            inside = is_checkpointed and number == 1
+            x = checkpoint(layer, x, use_reentrant=True) if inside else layer(x)
+        factors = torch.full((6,), factor, requires_grad=True)  # or FSDP reduces at the end of backward()
+        return x.square().sum() + self.alone(factors)  # whose backward() comes first
+
+
+def poisoned(codec: str | None) -> tuple[Poisoned, dict[str, Any]]:
+    model = Poisoned()
+    for module in (*model.layers, model.alone):
+        fully_shard(module)
+    fully_shard(model)
+    compressed = None if codec is None else gw.torch.compress_reduce_scatter(model, codec=codec)
+    return model, {} if compressed is None else compressed._scatters
+
+
+def data(step: int) -> torch.Tensor:
+    return torch.randn(5, 12, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+
+
+@case
+def a_veto_ends_with_a_backward_that_raises() -> None:
+    """All that later steps give is delivered in the end, though the step before met a NaN, and then raised an error."""
+
+    def run(codec: str) -> list[torch.Tensor]:
+        model, scatters = poisoned(codec)
+        delivered = [torch.zeros(p.shape) for p in model.parameters()]
+        for step in range(16):
+            model.zero_grad()
+            if step == 3:
+
+                def fail(gradient: torch.Tensor) -> None:
+                    raise RuntimeError("a bomb")
+
+                x = data(step).requires_grad_()
+                x.register_hook(fail)
+                before = {name: scatter.state() for name, scatter in scatters.items()}
+                loss = model(x, float("nan"), is_checkpointed=False)
+                with pytest.warns(RuntimeWarning), pytest.raises(RuntimeError, match="a bomb"):
+                    loss.backward()
+                model.reset_iter_state()
+                for name, scatter in scatters.items():
+                    assert same_residuals(scatter.state(), before[name]), name
+                continue
+            loss = model(data(step), 2.0, is_checkpointed=False)
+            (loss if step < 6 else 0 * loss).backward()
+            for place, parameter in enumerate(model.parameters()):
+                delivered[place] += parameter.grad.full_tensor()
+        return delivered
+
+    for ours, true in zip(run("topk:ratio=0.25"), run("none"), strict=True):
+        torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-4)
+
+
+@case
+def a_veto_holds_for_the_outermost_backward() -> None:
+    """A re-entrant checkpoint runs a backward() inside one that has met a NaN, and ends before that."""
+    model, scatters = poisoned("topk:ratio=0.25")
+    for step, factor in enumerate((2.0, float("nan"), 2.0)):
+        model.zero_grad()
+        before = {name: scatter.state() for name, scatter in scatters.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            model(data(step).requires_grad_(), factor, is_checkpointed=True).backward()
+        for name in ("layers.0", "layers.1", "layers.2", "alone"):  # the root has no parameters of its own
+            taken_back = same_residuals(scatters[name].state(), before[name])
+            assert taken_back == (step == 1), (step, name)
+
+
+def same_residuals(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one["residuals"], other["residuals"])
 
 
 @case

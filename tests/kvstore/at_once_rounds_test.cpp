@@ -43,7 +43,6 @@ std::vector<float> settled(Engine& engine, KeyId key, std::uint64_t elements = k
   std::vector<float> weight(elements);
   engine.barrier();
   engine.pull(key, weight, 0).wait();
-  engine.barrier();  // a peer that leaves takes its server along
   return weight;
 }
 

@@ -63,6 +63,7 @@ inline void run_hosts(JobSize size, const Identities& identities, const std::fun
   run_workers(size.workers, [&](std::uint32_t rank) {
     Engine engine(network.connect({transport::Role::kWorker, rank}), size.engine, nullptr, hosts.connector());
     body(engine);
+    leave(engine);
   });
   for (auto& server : servers) {
     try {
@@ -84,6 +85,7 @@ inline void run_peer_hosts(const JobSize& size, const Identities& identities,
     Engine engine(std::move(worker), size.engine,
                   std::make_unique<Server>(std::move(server), ServerOptions()), hosts.connector());
     body(engine);
+    leave(engine);
   });
 }
 

@@ -41,6 +41,13 @@ inline void run_workers(std::uint32_t workers, const std::function<void(std::uin
   }
 }
 
+/// Leaves the job as a process does at its end: serves the others to theirs.
+inline void leave(Engine& engine) {
+  engine.close();
+  while (!engine.outlast_for(std::chrono::seconds(1))) {
+  }
+}
+
 using Line = std::unique_ptr<transport::Messenger>;
 
 /// Runs body(engine) as every worker; `wire` may put something into every node's line.
@@ -76,9 +83,7 @@ inline void run_peers_wired(const JobSize& size, const std::function<void(Engine
     Engine engine(std::move(worker), size.engine,
                   std::make_unique<Server>(std::move(server), ServerOptions()));
     body(engine);
-    engine.close();
-    while (!engine.outlast_for(std::chrono::seconds(1))) {  // as processes do
-    }
+    leave(engine);
   });
 }
 

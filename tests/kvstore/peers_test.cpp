@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <latch>
+
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/sums.h"
 
@@ -84,8 +86,7 @@ TEST(PeersOrder, DoesNotMatter) {
   });
 }
 
-// A worker that is done takes its server along; the others have all their sums by then, and only what still
-// needs it fails, by the worker's name.
+// The server of a worker that is done serves on; a round that needs its worker fails, by the worker's name.
 TEST(PeersEnd, AWorkerThatLeavesEarlyFailsOnlyWhatStillNeedsIt) {
   run_peers({2}, [](Engine& engine) {
     std::vector<float> values(300'000, 1.0F);
@@ -99,6 +100,53 @@ TEST(PeersEnd, AWorkerThatLeavesEarlyFailsOnlyWhatStillNeedsIt) {
       FAIL() << "summed with a worker that has left";
     } catch (const transport::TransportError& error) {
       EXPECT_THAT(error.what(), HasSubstr("worker 0"));
+    }
+  });
+}
+
+// Neither a first value nor a weight that servers send as deltas is what a round has brought.
+TEST(PeersEnd, TheServerOfAWorkerThatHasClosedServesTheOthers) {
+  std::latch closed(2);
+  run_peers({3}, [&](Engine& engine) {
+    const auto keys = engine.declare(std::vector<KeySpec>{{"a", {300'000}}, {"b", {5}}, {"c", {5}}});
+    for (const KeyId key : keys) {
+      const std::uint64_t elements = key == keys[0] ? 300'000 : 5;
+      engine.init(key, std::vector<float>(elements, static_cast<float>(key + 1)));
+    }
+    if (engine.rank() < 2) {
+      engine.close();
+      closed.count_down();
+      return;
+    }
+    closed.wait();
+    for (const KeyId key : keys) {
+      std::vector<float> value(key == keys[0] ? 300'000 : 5);
+      engine.pull(key, value, 0).wait();
+      EXPECT_EQ(value, std::vector<float>(value.size(), static_cast<float>(key + 1)));
+    }
+  });
+}
+
+// As a process does that an error ends.
+TEST(PeersEnd, WhatARetiredServerHadFailsAndNamesItsWorker) {
+  std::latch retired(1);
+  run_peers({2}, [&](Engine& engine) {
+    const auto keys = engine.declare(std::vector<KeySpec>{{"a", {300'000}}});
+    engine.init(keys[0], std::vector<float>(300'000, 1.0F));
+    if (engine.rank() == 0) {
+      engine.close("ValueError: no");
+      engine.retire();
+      EXPECT_TRUE(engine.outlast_for(0s));
+      retired.count_down();
+      return;
+    }
+    retired.wait();
+    std::vector<float> value(300'000);
+    try {
+      engine.pull(keys[0], value, 0).wait();
+      FAIL() << "pulled from a server that has retired";
+    } catch (const transport::TransportError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("worker 0 failed: ValueError: no"));
     }
   });
 }

@@ -29,7 +29,6 @@ def everywhere(body: Callable[[KVStore, int], None]) -> None:
 
     def on_rank(store: KVStore) -> None:
         body(store, 2)
-        store.barrier()  # each hosts the server of its share
 
     run_ranks(2, on_rank)
 

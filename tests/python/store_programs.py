@@ -7,15 +7,19 @@ the job itself, which is saved and gone on from by as many workers or others, lo
 A program is drawn from a seed, as a list of steps that is the same for all ranks; gradients are drawn by seed, step and
 rank. Ranks are threads, each with the server of its share; `local` and `device` are of one. A worker that dies or comes
 is what gradwire.elastic makes of it: the others go on in a new job from what store.unsent() has kept.
+
+    PYTHONPATH=tests python -m python.store_programs --seeds 0 10000
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import random
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ import numpy as np
 import torch
 from gradwire import RowSparse, _core, kv, settings
 from gradwire.unsent import Unsent
+from python.random_programs import add_seeds, play_all
 
 DEADLINE = 120.0  # seconds, for what takes milliseconds on a machine that is not busy
 RATE = 0.5  # of the servers' optimizer: a power of two, so that weights show gradients as they are
@@ -644,6 +649,8 @@ class Player:
             if account.is_table:
                 out = np.zeros(account.shape, np.float32)
                 self.store.push(name, RowSparse([], [], account.shape))
+                if self.applies_at_once:  # what the others owed is in
+                    self.store.barrier()
                 self.store.row_sparse_pull(name, out, row_ids=np.arange(account.shape[0]))
                 self._enter(name, np.zeros((self.workers, *account.shape)), out)
             else:
@@ -690,3 +697,23 @@ def play(seed: int) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         Game(Author(seed).write(), Path(folder)).play()
+
+
+def play_seeds(seeds: Iterable[int]) -> None:
+    """Plays the programs of seeds."""
+    for seed in seeds:
+        play(seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_seeds(parser)
+    parser.set_defaults(seeds=(0, 200))
+    torch.set_num_threads(1)
+    sys.exit(play_all(range(*parser.parse_args().seeds), play_seeds))
+
+
+if __name__ == "__main__":
+    main()

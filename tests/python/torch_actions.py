@@ -2,8 +2,8 @@
 
 A program is made of a seed, prints as a Python literal, and is run again, or made shorter, by
 
-    python tests/python/torch_actions.py "PROGRAM"
-    python tests/python/torch_actions.py --seeds 0 10000
+    PYTHONPATH=tests python -m python.torch_actions "PROGRAM"
+    PYTHONPATH=tests python -m python.torch_actions --seeds 0 10000
 
 The one process is the oracle: torch's own optimizer, on the mean of the gradients that the two ranks have. With codec
 "none" weights are equal to the bit, as a sum of two float32 has one value. With a lossy codec what was given equals
@@ -30,6 +30,7 @@ import gradwire as gw
 import gradwire.torch
 import torch
 import torch.multiprocessing  # teaches pickle to share tensors' memory
+from python.random_programs import add_seeds, play_all
 from torch import nn
 
 Program = dict[str, Any]
@@ -666,21 +667,23 @@ def shrunk(program: Program, deadline: float = 30) -> Program:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program", nargs="?", help="as it is printed")
-    parser.add_argument("--seeds", nargs=2, type=int, metavar=("FIRST", "END"))
-    parser.add_argument("--shrink", action="store_true")
+    add_seeds(parser)
+    parser.add_argument("--shrink", action="store_true", help="make the program that is given shorter")
     options = parser.parse_args()
-    warnings.simplefilter("ignore", RuntimeWarning)
+    if (options.program is None) == (options.seeds is None):
+        parser.error("expected either a program or --seeds")
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    programs = (
-        [ast.literal_eval(options.program)] if options.program else map(make_program, range(*options.seeds))
-    )
+    if options.seeds:
+        sys.exit(play_all(range(*options.seeds), lambda seeds: run_programs(map(make_program, seeds))))
     try:
-        print(f"{run_programs(iter(programs))} programs: no difference")
+        run_programs([ast.literal_eval(options.program)])
     except Failed as failed:
         print(failed, file=sys.stderr)
         if options.shrink:
             print(pprint.pformat(shrunk(failed.program), width=100))
         sys.exit(1)
+    print("no difference")
 
 
 if __name__ == "__main__":

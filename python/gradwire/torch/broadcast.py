@@ -242,7 +242,6 @@ def _broadcast_by_key(store: kv.KVStore, words: Any, root_rank: int) -> None:
     (key,) = store.engine.declare([(f"broadcast.{number}", [words.size], "float32")])
     store.engine.init([key], [words], root_rank)
     store.engine.pull(key, words).wait()
-    store.barrier()  # who leaves takes its server along, which others may still pull from
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:

@@ -12,7 +12,8 @@ Each FSDP module has its own reduce-scatter, of all its parameters: biases and n
 any rank met a NaN or an infinity in one, all its shards are NaN, with a warning, and when that backward() is over the
 residuals of all modules are as they were before it: the step must not be taken, as GradScaler sees to. With
 grad_scaler the same holds for a value beyond the codec's format (fp16's 65504); without it the largest is sent, with a
-warning. With several backward() a step, each of which reduces, those before it have left their residuals.
+warning. With several backward() a step, each of which reduces, those before it have left their residuals. A backward()
+that raises an error is over then.
 
 A checkpoint has what `compressed.state_dict()` returns on each rank beside model and optimizer; or all of a job is
 saved by gradwire.torch.save_checkpoint(), or by torch.distributed.checkpoint, which takes `compressed` as it is.
@@ -76,7 +77,7 @@ def compress_reduce_scatter(
         )
     scaler = enabled_scaler(grad_scaler)
     store = store_of(process_group)
-    backward = ScatteringBackward()
+    backward = ScatteringBackward(store)
     scatters = {}
     for number, (name, module) in enumerate(modules.items()):
         scatter = CompressedReduceScatter(

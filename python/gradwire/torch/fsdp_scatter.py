@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
@@ -21,6 +20,7 @@ from gradwire import compress
 from gradwire.gathered_sum import Met, encode, noted, read, warn_of_kept_rest, warn_of_nan_sum
 from gradwire.kv import KVStore
 from gradwire.torch import session
+from gradwire.torch.backward_pass import BackwardPass
 from gradwire.torch.elements import as_real, exchanged_dtype
 from gradwire.torch.fsdp_layout import Layout, TrainedParameters, read_layout
 
@@ -303,24 +303,40 @@ class CompressedReduceScatter(ReduceScatter):
 class ScatteringBackward:
     """What the modules of a model share of one backward(): when it is over, and whether any of them met a NaN."""
 
-    def __init__(self) -> None:
+    sync = True  # as a Listener of BackwardPass
+
+    def __init__(self, store: KVStore) -> None:
+        self._pass = BackwardPass(self, store)
         self._entered: set[CompressedReduceScatter] = set()
         self._vetoed = False
 
     def enter(self, scatter: CompressedReduceScatter) -> None:
         """Has it hear the end of the backward() that runs."""
         self._entered.add(scatter)
-        Variable._execution_engine.queue_callback(self._end)  # one may fail, so each call begins it anew
+        self._pass.enter()
 
     def veto(self) -> None:
         """Takes back what all of them do in it."""
         self._vetoed = True
 
-    def _end(self) -> None:
+    def on_backward_begin(self) -> None:
+        """Nothing is to be done: the first reduce-scatter begins it."""
+
+    def on_backward_end(self) -> None:
+        """Has the modules keep what they have left, or take it back."""
         for scatter in self._entered:
             scatter.end_backward(vetoed=self._vetoed)
         self._entered.clear()
         self._vetoed = False
+
+    def on_all_sent(self) -> None:
+        """Nothing is to be done: each reduce-scatter has waited for the others."""
+
+    def on_backward_failed(self) -> None:
+        """Does as at its end. It may have failed on this rank alone: the others, who have had the same reduce-scatters
+        and the same vetoes, keep or take back the same, and the scales that all have agreed stay alike.
+        """
+        self.on_backward_end()
 
 
 def _factor_of(op: Any, ranks: int) -> float:
