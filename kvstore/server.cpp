@@ -59,14 +59,15 @@ struct Server::End {
   bool goes_on = false;         // the job, with other members
   bool has_served_all = false;  // after serve_on()
 
-  /// With mutex held.
-  bool is_over(const transport::World& world) const {
-    return !failure.empty() || workers_gone.size() == world.workers;
-  }
+  /// With mutex held. workers: how many this server serves.
+  bool is_over(std::size_t workers) const { return !failure.empty() || workers_gone.size() == workers; }
 };
 
 Server::Server(std::unique_ptr<transport::Messenger> messenger, const ServerOptions& options)
-    : messenger_(std::move(messenger)), trace_(options.trace), end_(std::make_unique<End>()) {
+    : messenger_(std::move(messenger)),
+      trace_(options.trace),
+      served_(options.contributors.empty() ? messenger_->world().workers : options.contributors.size()),
+      end_(std::make_unique<End>()) {
   const transport::World world = messenger_->world();
   const ServerOptions own = checked(options, world);
   ShardPlace place;
@@ -104,7 +105,7 @@ Server::Shards Server::make_shards(const ServerOptions& options, const ShardPlac
 bool Server::wait_for(std::chrono::milliseconds timeout) {
   {
     std::unique_lock lock(end_->mutex);
-    const auto over = [this] { return end_->is_over(messenger_->world()); };
+    const auto over = [this] { return end_->is_over(served_); };
     if (!end_->changed.wait_for(lock, timeout, over)) return false;
     if (end_->goes_on) throw transport::MembershipChanged(end_->failure);
     if (!end_->failure.empty()) throw transport::TransportError(end_->failure);
@@ -118,7 +119,7 @@ void Server::serve_on() {
   serving_on_ = std::jthread([this](const std::stop_token& stop) {
     {
       std::unique_lock lock(end_->mutex);
-      if (!end_->changed.wait(lock, stop, [this] { return end_->is_over(messenger_->world()); })) return;
+      if (!end_->changed.wait(lock, stop, [this] { return end_->is_over(served_); })) return;
     }
     messenger_->leave(kLeaveTimeout);
     const std::lock_guard lock(end_->mutex);

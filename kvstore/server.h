@@ -90,6 +90,7 @@ class Server final : private transport::Sink {
   struct End;
   std::unique_ptr<transport::Messenger> messenger_;
   const std::shared_ptr<Trace> trace_;
+  const std::size_t served_;  ///< how many workers
   std::unique_ptr<End> end_;
   Shards shards_;
   Shards replica_;           ///< of the server that this one mirrors; empty without replicas
