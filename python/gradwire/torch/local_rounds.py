@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradwire.torch import session
+from gradwire.torch.elements import octets_of
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.fragments import Fragments
@@ -387,11 +388,7 @@ class LocalRounds:
 
 
 def _digest(weight: torch.Tensor) -> bytes:
-    flat = (
-        weight.detach().cpu().contiguous().as_strided((weight.numel(),), (1,))
-    )  # one element may have any stride
-    octets = flat.view(torch.uint8).numpy().data
-    return hashlib.blake2b(octets, digest_size=_DIGEST_BYTES).digest()
+    return hashlib.blake2b(octets_of(weight).numpy().data, digest_size=_DIGEST_BYTES).digest()
 
 
 def _nth(digests: bytes, number: int) -> bytes:
