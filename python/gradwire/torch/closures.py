@@ -76,7 +76,8 @@ def on_means(
 
     def mean(own: float) -> float:
         losses = gather("loss", struct.pack("<d", own))
-        return sum(struct.unpack("<d", each)[0] for each in losses) / len(losses)
+        total: float = sum(struct.unpack("<d", each)[0] for each in losses)
+        return total / len(losses)
 
     return called
 

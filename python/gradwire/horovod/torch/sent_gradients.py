@@ -43,7 +43,7 @@ class SentGradients:
     def _is_as_noted(self, parameter: torch.Tensor) -> bool:
         known, gradient = self._known[parameter], parameter.grad
         if known is None or gradient is None:
-            return known is gradient
+            return known is None and gradient is None
         noted, version, sample = known
         # A conversion that swaps the insides of tensors brings a lower count along.
         if gradient is not noted or gradient._version > version:
