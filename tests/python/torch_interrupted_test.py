@@ -161,3 +161,36 @@ def test_a_backward_that_failed_is_ended_by_the_call_after_the_interrupted_one()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         run_two(body)
+
+
+@pytest.mark.parametrize(("fragments", "merge_after", "stop"), [(1, 0, 3), (1, 1, 4), (2, 0, 3)])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_round_of_local_steps_goes_on_after_it(
+    fragments: int, merge_after: int, stop: int, number: int
+) -> None:
+    def train(store: gw.kv.KVStore, *, stops: bool) -> nn.Module:
+        model = seeded(lambda: nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 1)))
+        optimizer = gw.torch.LocalStepOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05),
+            model.named_parameters(),
+            store=store,
+            sync_every=2,
+            fragments=fragments,
+            merge_after=merge_after,
+        )
+        for step in range(8):
+            optimizer.zero_grad()
+            model(batch(store.rank, step, 2, 3)).square().sum().backward()
+            with interrupted_in_wait(store, number) if stops and step == stop else contextlib.nullcontext():
+                optimizer.step()
+            if step == stop:
+                optimizer.state_dict()  # waits for what is left
+        optimizer.synchronize()
+        optimizer.close()
+        return model
+
+    def body(store: gw.kv.KVStore) -> None:
+        whole, stopped = (train(store, stops=stops and store.rank == 0) for stops in (False, True))
+        require_equal(stopped, whole)
+
+    run_two(body)
