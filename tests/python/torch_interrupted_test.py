@@ -194,3 +194,37 @@ def test_a_round_of_local_steps_goes_on_after_it(
         require_equal(stopped, whole)
 
     run_two(body)
+
+
+class Named(nn.Parameter):
+    """A class of the user's: overlap_step cannot guard it, and waits for its sum at the end of backward()."""
+
+
+@pytest.mark.parametrize("brings", ["backward()", "forward()"])
+def test_with_overlap_step_too_it_goes_on(brings: str) -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        model = seeded(lambda: nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
+        if brings == "backward()":
+            model[1].weight = Named(model[1].weight.detach())
+        one = OneProcess(model, lambda m, rank, step: m(batch(rank, step, 2, 3)).square().sum())
+        optimizer = wrapped(model, store, overlap_step=True)
+        for step in range(4):
+            stops = store.rank == 0 and step == 2
+            if stops and brings == "forward()":
+                with interrupted_in_wait(store, 1):
+                    model(batch(store.rank, step, 2, 3))
+            optimizer.zero_grad()
+            loss = model(batch(store.rank, step, 2, 3)).square().sum()
+            with (
+                interrupted_in_wait(store, 1)
+                if stops and brings == "backward()"
+                else contextlib.nullcontext()
+            ):
+                loss.backward()
+            optimizer.step()
+            one.step(step)
+        optimizer.synchronize()
+        require_equal(model, one.model)
+        optimizer.close()
+
+    run_two(body)
