@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -247,6 +248,43 @@ def gradients_are_clipped_between_synchronize_and_step() -> None:
         with optimizer.skip_synchronize():
             optimizer.step()
     require_equal(model.parameters(), expected.parameters())
+    optimizer.close()
+
+
+@case
+def closures_take_the_steps_of_one_process_with_both_batches() -> None:
+    makes: list[Callable[[Any], torch.optim.Optimizer]] = [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=4),
+    ]
+    for make in makes:
+        model, expected = model_of(), model_of()
+        optimizer = bps.DistributedOptimizer(make(model.parameters()), model.named_parameters())
+        theirs = make(expected.parameters())
+
+        def closure(m: nn.Module, o: Any, ranks: tuple[int, ...], step: int) -> torch.Tensor:
+            o.zero_grad()
+            loss = torch.stack([loss_of(m, step, rank) for rank in ranks]).mean()
+            loss.backward()
+            return loss
+
+        for step in range(3):
+            optimizer.step(functools.partial(closure, model, optimizer, (bps.rank(),), step))
+            theirs.step(functools.partial(closure, expected, theirs, (0, 1), step))
+        require_close(model.parameters(), expected.parameters())
+        optimizer.close()
+
+
+@case
+def a_change_between_backward_and_step_is_told_of() -> None:
+    model = model_of()
+    optimizer = bps.DistributedOptimizer(sgd(model), model.named_parameters())
+    loss_of(model, 0, bps.rank()).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-4)
+    with pytest.warns(
+        RuntimeWarning, match=r"optimizer.synchronize\(\) first and step under skip_synchronize"
+    ):
+        optimizer.step()
     optimizer.close()
 
 

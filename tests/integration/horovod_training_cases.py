@@ -5,8 +5,12 @@ python horovod_training_cases.py FOLDER    as one rank of a gradwire job; prints
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import itertools
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gradwire.horovod.torch as hvd
@@ -17,6 +21,7 @@ import torch
 import torch.distributed as dist
 from gradwire.horovod import session
 from gradwire.horovod.errors import HostsUpdatedInterrupt
+from gradwire.horovod.handle import Handle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_programs import CASES, Net, case, images
@@ -455,6 +460,265 @@ def default_devices_and_dtypes_are_the_users() -> None:
         table(torch.tensor([1, 1 + hvd.rank()], device="cpu")).sum().backward()
         optimizer.step()
         assert table.weight.device.type == "cpu"
+        optimizer.close()
+
+
+class Twice(torch.optim.Optimizer):
+    """Calls its closure itself, twice a step, as SAM does: steps from where the first gradient has led."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for _ in range(2):
+            loss = torch.enable_grad()(closure)()
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.sub_(p.grad, alpha=group["lr"] / (1.0 + float(loss)))
+        return loss
+
+
+CLOSURE_OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    lambda parameters: torch.optim.LBFGS(parameters, lr=0.5, max_iter=5, line_search_fn="strong_wolfe"),
+    Twice,
+]
+
+
+def closure_of(model: nn.Module, optimizer: Any, ranks: list[int], count: int) -> Callable[[], torch.Tensor]:
+    """Its loss is a mean over so many ranks, of which some are computed here."""
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = sum((model(batch_of(rank)) - 1).square().sum() / count for rank in ranks)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def batch_of(rank: int) -> torch.Tensor:
+    return torch.randn(6, 3, generator=torch.Generator().manual_seed(rank), dtype=torch.float64) * (1 + rank)
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+@case
+def closures_take_the_steps_of_one_process_with_all_batches() -> None:
+    everyone = list(range(hvd.size()))
+    for make in CLOSURE_OPTIMIZERS:
+        for op in (hvd.Average, hvd.Sum):
+            ours, plain = small_net(), small_net()
+            optimizer = hvd.DistributedOptimizer(make(ours.parameters()), ours.named_parameters(), op=op)
+            oracle = make(plain.parameters())
+            count = 2 if op == hvd.Sum else 2 * hvd.size()
+            for _ in range(3):
+                own: list[torch.Tensor] = []
+                closure = closure_of(ours, optimizer, [hvd.rank()], 2)
+                loss = optimizer.step(lambda c=closure, seen=own: seen.append(c()) or seen[-1])
+                expected = oracle.step(closure_of(plain, oracle, everyone, count))
+                if isinstance(optimizer, torch.optim.SGD):
+                    assert loss is own[0]
+                    loss = hvd.allreduce(loss.detach(), op=op)
+                torch.testing.assert_close(torch.as_tensor(loss), torch.as_tensor(expected))
+            torch.testing.assert_close(weights(ours), weights(plain))
+            require_one_model(ours)
+            optimizer.close()
+
+
+@case
+def a_closure_may_synchronize_and_clip() -> None:
+    ours, plain = small_net(), small_net()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.1), ours.named_parameters())
+    oracle = torch.optim.SGD(plain.parameters(), lr=0.1)
+
+    def clipped() -> torch.Tensor:
+        loss = closure_of(ours, optimizer, [hvd.rank()], 1)()
+        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(ours.parameters(), 0.5)
+        return loss
+
+    for _ in range(2):
+        with optimizer.skip_synchronize():
+            optimizer.step(clipped)
+        closure_of(plain, oracle, list(range(hvd.size())), hvd.size())()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        oracle.step()
+    torch.testing.assert_close(weights(ours), weights(plain))
+    optimizer.close()
+
+
+@case
+def a_step_on_gradients_whose_sums_are_under_way_is_an_error() -> None:
+    class Ignores(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step()
+
+    model = small_net()
+    optimizer = hvd.DistributedOptimizer(Ignores(model.parameters(), lr=0.1), model.named_parameters())
+    model(batch_of(hvd.rank())).sum().backward()
+    with (
+        optimizer.skip_synchronize(),
+        pytest.raises(RuntimeError, match=r"optimizer.synchronize\(\) between"),
+    ):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match=r"step\(closure\) of Ignores has not called its closure"):
+        optimizer.step(lambda: None)
+    optimizer.synchronize()
+    optimizer.close()
+
+
+@contextlib.contextmanager
+def warned(*words: str) -> Iterator[None]:
+    """Expects one warning with these words, or none where there are no words."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    told = [str(warning.message) for warning in caught]
+    assert len(told) == bool(words), told
+    assert all(word in told[0] for word in words), told
+
+
+def clip(model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def triple(model: nn.Module) -> None:
+    model[1].grad.mul_(3)
+
+
+def triple_data(model: nn.Module) -> None:
+    model[1].grad.data.mul_(3)
+
+
+def set_anew(model: nn.Module) -> None:
+    model[1].grad = torch.ones_like(model[1])
+
+
+def clear(model: nn.Module) -> None:
+    model.zero_grad()
+
+
+def unscale(model: nn.Module) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(1))
+    scaler.unscale_(torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+def move(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad.share_memory_()
+    model.to(torch.float64).to(torch.float32)
+
+
+def look(model: nn.Module) -> None:
+    assert all(parameter.grad.norm() > 0 for parameter in model.parameters())
+
+
+@case
+def what_is_done_to_a_gradient_that_has_been_sent_is_not_lost_in_silence() -> None:
+    words = (
+        "gradient of",
+        "was changed after backward()",
+        "optimizer.synchronize() first",
+        "skip_synchronize()",
+    )
+    for door in doors()[2:]:
+        for change in (clip, triple, triple_data, set_anew, clear, unscale, look, move):
+            model = nn.ParameterList([nn.Parameter(torch.zeros(2, 2)) for _ in range(2)])
+            optimizer = door(torch.optim.SGD(model.parameters(), lr=1.0), model)
+            sum((p * (hvd.rank() + 1)).sum() for p in model.parameters()).backward()
+            change(model)
+            with warned(*(() if change in (look, move) else words)):
+                optimizer.step()
+            torch.testing.assert_close(model[0].detach(), torch.full((2, 2), -mean_of_ranks()))
+            optimizer.zero_grad()
+            optimizer.close()
+
+
+@case
+def it_is_named_and_told_once() -> None:
+    model = small_net()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    )
+    for step in range(2):
+        optimizer.zero_grad()
+        model(batch_of(hvd.rank())).sum().backward()
+        model[2].weight.grad.mul_(2)
+        with warned(*(() if step else ("gradient of '2.weight' was",))):
+            optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    optimizer.close()
+
+
+@case
+def ordinary_steps_warn_of_no_change() -> None:
+    with warned():
+        trained_here(passes=2)
+        trained_here(gradient_predivide_factor=2.0, groups=2)
+        trained_here(compression=hvd.Compression.fp16)
+        for as_dense in (False, True):
+            table = nn.Embedding(10, 2, sparse=True)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(table.parameters(), lr=1.0), sparse_as_dense=as_dense
+            )
+            table.weight.register_post_accumulate_grad_hook(double)
+            for clears in (True, False):
+                optimizer.zero_grad(set_to_none=clears)
+                table(torch.tensor([hvd.rank(), 5])).sum().backward()
+                optimizer.synchronize()
+                table.weight.grad.mul_(0.5)
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            optimizer.close()
+
+
+@contextlib.contextmanager
+def interrupted_in_wait(number: int) -> Iterator[None]:
+    """Has the nth wait for an operation be one in which the user presses Ctrl-C."""
+    wait, calls = Handle.wait, itertools.count(1)
+
+    def interrupted(handle: Handle, store: Any) -> Any:
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        return wait(handle, store)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Handle, "wait", interrupted)
+        yield
+
+
+@case
+def a_step_that_was_interrupted_is_taken_by_the_next_call() -> None:
+    for number in (1, 2, 3):  # indices, values, and what is dense
+        torch.manual_seed(number)
+        ours = nn.Sequential(nn.Embedding(10, 3, sparse=True), nn.Linear(3, 1))
+        plain = copy.deepcopy(ours)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(ours.parameters(), lr=0.1), ours.named_parameters(), groups=1
+        )
+        oracle = torch.optim.SGD(plain.parameters(), lr=0.1)
+        for step in range(2):
+            optimizer.zero_grad()
+            ours(torch.tensor([hvd.rank(), 5])).sum().backward()
+            if step == 0 and hvd.rank() == 0:
+                with interrupted_in_wait(number), pytest.raises(KeyboardInterrupt):
+                    optimizer.step()
+                with pytest.raises(AssertionError, match=r"call step\(\) or synchronize\(\) first"):
+                    optimizer.zero_grad()
+            optimizer.step()
+            oracle.zero_grad()
+            for rank in range(hvd.size()):
+                (plain(torch.tensor([rank, 5])).sum() / hvd.size()).backward()
+            oracle.step()
+        torch.testing.assert_close(weights(ours), weights(plain))
+        require_one_model(ours)
         optimizer.close()
 
 

@@ -36,7 +36,8 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an operation. Returns its result: a tensor, or what the operation's own function returns.
+    """Waits for an operation. Returns its result: a tensor, or what the operation's own function returns. After a
+    Ctrl-C it can be called again.
 
     Raises:
         ValueError: there is no such handle, or it has been synchronized.
@@ -44,9 +45,14 @@ def synchronize(handle: int) -> Any:
     """
     now, waited_for = session.current(), _handle(handle)
     try:
-        return waited_for.wait(now.store)
-    finally:
+        result = waited_for.wait(now.store)
+    except KeyboardInterrupt:  # it is under way, and may be waited for again
+        raise
+    except BaseException:
         now.handles.pop(handle, None)
+        raise
+    now.handles.pop(handle, None)
+    return result
 
 
 def _handle(number: int) -> Handle:

@@ -18,6 +18,7 @@ import torch
 from gradwire import joining, kv
 from gradwire.refusals import told_to_all
 from gradwire.torch import session
+from gradwire.torch.elements import octets_of
 from gradwire.torch.exchange import STATE_KEY
 
 # By store: every worker makes the same calls in the same order, so the names of keys agree.
@@ -226,8 +227,7 @@ def _broadcast(store: kv.KVStore, tensors: Sequence[torch.Tensor], root_rank: in
     runs = [octets[start : start + size] for start, size in zip(starts, sizes, strict=False)]
     if store.rank == root_rank:
         for run, tensor in zip(runs, tensors, strict=True):
-            plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            run.copy_(plain.view(-1).view(torch.uint8))
+            run.copy_(octets_of(tensor))
     if joining.sums_in_one_order(store.type):
         _broadcast_by_key(store, words, root_rank)
     else:

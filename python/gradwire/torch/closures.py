@@ -72,20 +72,31 @@ def on_means(
             reducer.settle()
             reducer.flush()
         clip()
-        return loss if reducer is None else _mean(loss, gather)
+        return loss if reducer is None else shared_loss(loss, mean)
+
+    def mean(own: float) -> float:
+        losses = gather("loss", struct.pack("<d", own))
+        total: float = sum(struct.unpack("<d", each)[0] for each in losses)
+        return total / len(losses)
 
     return called
 
 
-def _mean(loss: Any, gather: Gather) -> Any:
+def shared_loss(loss: Any, combine: Callable[[float], float]) -> Any:
+    """Returns what the workers' closures have returned, combined; of the kind of this one's.
+
+    Args:
+        combine: a collective: makes one number of the workers'.
+
+    Raises: TypeError: it is no loss.
+    """
     if loss is None:
         return None
     is_tensor = isinstance(loss, torch.Tensor)
     if not (loss.numel() == 1 if is_tensor else isinstance(loss, numbers.Real)):
         raise TypeError(
             f"gradwire.torch: a closure returned a {type(loss).__name__}, expected the loss, a number or a tensor of "
-            "one element, of which all ranks get the mean"
+            "one element, which the ranks combine"
         )
-    losses = gather("loss", struct.pack("<d", float(loss.detach() if is_tensor else loss)))
-    mean: float = sum(struct.unpack("<d", each)[0] for each in losses) / len(losses)
-    return torch.full_like(loss, mean, requires_grad=False) if is_tensor else mean
+    value = combine(float(loss.detach() if is_tensor else loss))
+    return torch.full_like(loss, value, requires_grad=False) if is_tensor else value

@@ -34,6 +34,15 @@ def real_elements(tensor: torch.Tensor) -> int:
     return math.prod(real_shape(tensor))
 
 
+def octets_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a strided tensor's elements in their order: uint8 (bytes,), on the CPU; its own memory, or a
+    copy where it lies otherwise.
+    """
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # A tensor of one element is contiguous whatever its strides are, and torch views none but stride 1 as bytes.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
 def in_memory_order(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """Returns a strided tensor with its dimensions in the order of these strides, the longest first: as a tensor that
     has them lies in memory.

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradwire.torch import session
+from gradwire.torch.elements import octets_of
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.fragments import Fragments
@@ -110,6 +111,7 @@ class LocalRounds:
         self._fresh: list[int] = []  # of these, whose are those that the model begins its next step with
         self._trained: set[int] = set()  # since they were last sent
         self._under_way: dict[int, _UnderWay] = {}  # by fragment
+        self._due: list[int] = []  # fragments that this step is still to send
         self._step = 0  # local ones since all weights were the same
         self._device = home_of([parameter for _, parameter in named])
         live = [(name, p) for name, p in named if p.requires_grad and p.numel() > 0]
@@ -148,6 +150,7 @@ class LocalRounds:
         Raises:
             ValueError: ranks start from different weights; every rank gets the same text.
         """
+        self._go_on()
         if thawed := [(name, p) for name, p in self._frozen if p.requires_grad]:
             self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
             self.add(thawed)
@@ -181,12 +184,20 @@ class LocalRounds:
         """After a local step: merges the fragments whose time has come, and sends those that are due."""
         self._step += 1
         self._trained.update(index for index, p in enumerate(self._parameters) if p.requires_grad)
+        self._due = list(self._fragments.due(self._step))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Does what is left of end_step(): something, where a Ctrl-C has ended that."""
+        self._merge_arrived()
+        while self._due:
+            self._send(self._due.pop(0), self._schedule.merge_after)
+            self._merge_arrived()
+
+    def _merge_arrived(self) -> None:
+        """Merges the fragments whose time has come."""
         for fragment in [f for f, sent in self._under_way.items() if sent.merge_at <= self._step]:
             self._merge(fragment, self._schedule.mixing)
-        for fragment in self._fragments.due(self._step):
-            self._send(fragment, self._schedule.merge_after)
-            if self._schedule.merge_after == 0 and fragment in self._under_way:
-                self._merge(fragment, self._schedule.mixing)
 
     def synchronize(self) -> None:
         """Ends all rounds now, so that every parameter is the shared weight, on all ranks. A collective.
@@ -197,6 +208,7 @@ class LocalRounds:
         Raises:
             ValueError: ranks have taken different numbers of steps; every rank gets the same text.
         """
+        self._go_on()
         self._check_start()
         steps = self._steps_of_all()
         if len(set(steps)) > 1:
@@ -255,7 +267,11 @@ class LocalRounds:
     @torch.no_grad()
     def _merge(self, fragment: int, mixing: float) -> None:
         sent = self._under_way.pop(fragment)
-        self._await(sent)
+        try:
+            self._await(sent)
+        except KeyboardInterrupt:  # the next call goes on
+            self._under_way[fragment] = sent
+            raise
         for index in sent.members:
             shared = self._shared[index]
             shared.grad = self._runs[index].view(shared.shape).to(shared, copy=True)
@@ -285,6 +301,7 @@ class LocalRounds:
     @torch.no_grad()
     def swap(self) -> list[torch.Tensor]:
         """Has the parameters be the shared weights; returns what they were, for put_back()."""
+        self._go_on()
         self._note_start()
         own = [parameter.detach().clone() for parameter in self._parameters]
         self._show_shared()
@@ -305,6 +322,7 @@ class LocalRounds:
         """Returns what this rank's codecs have not sent yet, and where the rounds are: the shared weights, the outer
         optimizer's state, means that are to be merged yet. Waits for these.
         """
+        self._go_on()
         self._note_start()
         self._await_all()
         under_way = {
@@ -387,11 +405,7 @@ class LocalRounds:
 
 
 def _digest(weight: torch.Tensor) -> bytes:
-    flat = (
-        weight.detach().cpu().contiguous().as_strided((weight.numel(),), (1,))
-    )  # one element may have any stride
-    octets = flat.view(torch.uint8).numpy().data
-    return hashlib.blake2b(octets, digest_size=_DIGEST_BYTES).digest()
+    return hashlib.blake2b(octets_of(weight).numpy().data, digest_size=_DIGEST_BYTES).digest()
 
 
 def _nth(digests: bytes, number: int) -> bytes:

@@ -163,6 +163,9 @@ def DistributedOptimizer(
     A backward() that raises an error counts as one. Where it was a step's last, the other ranks get NaNs in place of
     what it has not sent; step() then does here what it does there, but takes no means that hold a NaN.
 
+    After a Ctrl-C (KeyboardInterrupt) in backward() or step() that a script catches, step() goes on where it was. Other
+    workers may have taken that step: zero_grad() in its place drops it here, with a warning.
+
     Raises:
         ValueError: an argument is not valid; named_parameters lacks a parameter; another optimizer at the store has
             one; a second optimizer, with a store in which a library sums; ranks that differ, all of which get the same

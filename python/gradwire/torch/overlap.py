@@ -188,6 +188,10 @@ class OverlappingReducer(GradientReducer):
             self.synchronize()
         self.exchange.advance()
 
+    def _note_interruption(self) -> None:
+        """What is on its way stays so, until somebody waits for it."""
+        self._exchanged, self._gave_nothing = bool(self._sums), False
+
     def _lay_aside(self, index: int, ticket: _core.Ticket, together: Sequence[int]) -> _Sum:
         """Takes the gradient away from its parameter, lest the next backward() adds to what the network writes."""
         parameter = self._memory.parameters[index]

@@ -79,6 +79,8 @@ class GradientReducer:
         self._is_cleared = False  # gradients, since the last step
         self._gave_nothing = False  # that exchange: means that nobody is to take
         self._awaits_sums = False
+        self._was_interrupted = False  # while it awaited sums
+        self._is_untaken = False  # what came of those: the step is still to be taken
         self._momentum = momentum
         self._memory = GradientMemory()
         self._hooks = GradientHooks(self)
@@ -149,6 +151,7 @@ class GradientReducer:
         """
         require_eager("gradwire.torch: DistributedOptimizer")
         self.settle()
+        self._tell_of_untaken()
         if self._momentum is not None:
             self._momentum.require_level()
         if not self._is_cleared:  # else that has restored them
@@ -238,8 +241,19 @@ class GradientReducer:
         """Follows it, once all optimizers at the store have sent what they have: waits for the means."""
         if self._awaits_sums:
             self._awaits_sums = False
+            self._end_exchange()
+
+    def _end_exchange(self) -> None:
+        """Has the means be in p.grad, or come there. A Ctrl-C leaves the rest to settle()."""
+        try:
             self._end_step()
-            self._exchanged, self._gave_nothing = True, False
+        except KeyboardInterrupt:
+            self._note_interruption()
+            raise
+        self._exchanged, self._gave_nothing = True, False
+
+    def _note_interruption(self) -> None:
+        self._was_interrupted = True
 
     def _warn_of_late_changes(self) -> None:
         """Warns where p.grad was written after the parameter's hooks had run: by a hook on autograd's node, or on
@@ -454,15 +468,29 @@ class GradientReducer:
 
     def end_step(self) -> None:
         """Says that step() is over, taken or not: what comes next is exchanged anew."""
-        self._exchanged = self._is_cleared = False
+        self._exchanged = self._is_cleared = self._is_untaken = False
         if self._momentum is None:  # else memory tells the next step that p.grad is no gradient
             self._memory.release()
 
     def forget_gradients(self) -> None:
         """Says that gradients are cleared: likewise."""
+        self._tell_of_untaken()
         self._exchanged, self._is_cleared = False, True
         self._memory.release()
         self._hooks.restore()
+
+    def _tell_of_untaken(self) -> None:
+        if not self._is_untaken:
+            return
+        self._is_untaken = False
+        warnings.warn(
+            "gradwire.torch: the last exchange of gradients was interrupted (KeyboardInterrupt), and this worker has "
+            "not stepped on its means; workers that were not interrupted have, and are a step ahead. After an "
+            "interruption call step(), which goes on where it was, before zero_grad() and backward(); or begin the "
+            "training anew on all workers",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -476,10 +504,15 @@ class GradientReducer:
         self._failed = True
 
     def settle(self) -> None:
-        """Ends a backward() that failed, which counts as one of those that are added up. Where it was the last of them
-        the other ranks wait for what it has not sent: they get NaNs, so that they hear of it. p.grad is then what it is
-        there, but None if that is no number, and step() does here what it does there.
+        """Ends an exchange that was interrupted while it awaited sums. And ends a backward() that failed, which counts
+        as one of those that are added up. Where it was the last of them the other ranks wait for what it has not sent:
+        they get NaNs, so that they hear of it. p.grad is then what it is there, but None if that is no number. Either
+        way step() does here what it does there.
         """
+        if self._was_interrupted:
+            self._was_interrupted = False
+            self._end_exchange()
+            self._is_untaken = True
         if not self._failed:
             return
         self._failed = False
@@ -490,9 +523,14 @@ class GradientReducer:
         for index in self._live.indices:
             if not self._ready[index]:
                 self._send_instead(index, float("nan"))
+                self._ready[index] = True
             if not self._memory.share(index):
                 self._memory.parameters[index].grad = None
-        self._finish_step()
+        try:
+            self._finish_step()
+        except KeyboardInterrupt:  # the next call goes on
+            self._failed, self._passes_done = True, self._passes - 1
+            raise
         self._exchanged = True
         self._gave_nothing = self._veto or not all_finite(
             self._memory.parameters[index].grad for index in self._live.indices

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradwire.torch.elements import octets_of
 from gradwire.torch.exchange import STATE_KEY
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -63,7 +64,6 @@ def digest_of(tensor: torch.Tensor) -> str:
     plain = tensor.detach()
     if plain.layout != torch.strided:
         plain = plain.to_dense()
-    plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
     digest = hashlib.blake2b(f"{plain.dtype} {tuple(plain.shape)}".encode(), digest_size=8)
-    digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    digest.update(octets_of(plain).numpy().data)
     return digest.hexdigest()

@@ -33,7 +33,9 @@ def DistributedOptimizer(
         backward_passes_per_step: calls of backward() whose gradients are added up before they are sent.
 
     The result has, besides: synchronize(), which waits for the sums; skip_synchronize(), a context in which step() does
-    not wait, for gradients that were clipped after synchronize(); set_backward_passes_per_step().
+    not wait, for gradients that were clipped or unscaled (GradScaler) after synchronize();
+    set_backward_passes_per_step(). Where p.grad was changed between backward() and synchronize(), a RuntimeWarning
+    names the first such parameter: the change is lost.
 
     Raises:
         ValueError: names that are not unique or not complete, an argument that is not valid, or no init().

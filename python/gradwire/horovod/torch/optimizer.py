@@ -1,6 +1,7 @@
 """DistributedOptimizer as Horovod has it: gradients are summed while backward() runs, and step() waits for the sums.
 
-Between backward() and step() (or synchronize()) a gradient is neither this rank's nor the mean, as with Horovod.
+Between backward() and step() (or synchronize()) a gradient is neither this rank's nor the mean, as with Horovod: what
+is done to it there is lost, of which a warning tells.
 gradwire.torch.DistributedOptimizer waits in backward() instead, and can do more (warm-up, GradScaler, overlap_step).
 """
 
@@ -23,9 +24,10 @@ from gradwire.horovod.compression import NoneCompressor, codec_text, compressor_
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
 from gradwire.horovod.submission import synchronize
 from gradwire.horovod.torch.compression import Compression
+from gradwire.horovod.torch.sent_gradients import SentGradients
 from gradwire.horovod.torch.sparse_sums import sparse_allreduce_async
-from gradwire.horovod.torch.sums import submit_sum
-from gradwire.torch import wrapped
+from gradwire.horovod.torch.sums import allreduce, submit_sum
+from gradwire.torch import closures, wrapped
 from gradwire.torch.compiled_autograd import require_eager
 from gradwire.torch.gradient_hooks import GradientHooks
 from gradwire.torch.parameter_codecs import ParameterCodecs
@@ -71,7 +73,9 @@ def DistributedOptimizer(
         process_set: whose members take part; the others step on their own gradients.
 
     The result has, besides: synchronize(), which waits for the sums; skip_synchronize(), a context in which step() does
-    not wait, for gradients that were clipped after synchronize(); set_backward_passes_per_step().
+    not wait, for gradients that were clipped or unscaled (GradScaler) after synchronize();
+    set_backward_passes_per_step(). Where p.grad was changed between backward() and synchronize(), a RuntimeWarning
+    names the first such parameter: the change is lost.
 
     Raises:
         ValueError: names that are not unique or not complete, or an argument that is not valid.
@@ -177,6 +181,8 @@ class Distributed(wrapped.Front):
         self._sparse_as_dense, self._process_set = sparse_as_dense, process_set
         self._passes: dict[torch.Tensor, int] = {}  # that are left, by parameter
         self._sums: dict[Group, Callable[[], None]] = {}  # under way: what waits for each
+        self._sent = SentGradients()
+        self._has_warned = False
         self._synchronized, self._synchronizes = False, True
         self.backward_passes_per_step = 1
         self._hooks = GradientHooks(self)
@@ -232,7 +238,7 @@ class Distributed(wrapped.Front):
         if group in self._sums:
             raise AssertionError(
                 f"hvd.DistributedOptimizer: {self._parameter_names[parameter]!r} has another gradient while the sum of "
-                f"the last {self.backward_passes_per_step} is under way; call step() first, or give "
+                f"the last {self.backward_passes_per_step} is under way; call step() or synchronize() first, or give "
                 "backward_passes_per_step how many calls of backward() come before it"
             )
         self._passes[parameter] -= 1
@@ -241,6 +247,7 @@ class Distributed(wrapped.Front):
         )  # else others of the parameter's are still to run: step() sends it
         if is_final and all(self._passes[p] <= 0 for p in group):
             self._send(group)
+            self._sent.note(group)
 
     def _send(self, group: Group) -> None:
         # Zeros where there is none: another rank may have used the parameter.
@@ -251,8 +258,9 @@ class Distributed(wrapped.Front):
             waits.append(self._send_dense(dense))
 
         def finish() -> None:
-            for wait in waits:
-                wait()
+            while waits:  # again after a Ctrl-C
+                waits[0]()
+                del waits[0]
 
         self._sums[group] = finish
 
@@ -309,16 +317,42 @@ class Distributed(wrapped.Front):
             for group in dict.fromkeys(self._group_of.values()):
                 if group not in self._sums and any(_takes_part(p) for p in group):
                     self._send(group)
-            try:
-                for finish in self._sums.values():
-                    finish()
-            finally:
-                self.forget_sums()
+            self._await_sums()
         self._synchronized = True
+
+    def _await_sums(self) -> None:
+        """Waits for all that was sent. A Ctrl-C leaves what is under way to the next call: this rank's step is not
+        taken, and the others' is.
+        """
+        self._warn_of_changes()
+        try:
+            for finish in self._sums.values():
+                finish()
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            self.forget_sums()
+            raise
+        self.forget_sums()
+
+    def _warn_of_changes(self) -> None:
+        changed = [p for p in self._sent.changed() if _takes_part(p)]
+        self._sent.forget()
+        if changed and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"hvd.DistributedOptimizer: the gradient of {self._parameter_names[changed[0]]!r} was changed after "
+                "backward() had sent it, and its sum lacks the change: to clip or unscale gradients (GradScaler too), "
+                "call optimizer.synchronize() first and step under skip_synchronize(); in backward(), change a "
+                "gradient in a hook of its own parameter (register_post_accumulate_grad_hook)",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def forget_sums(self) -> None:
         """Waits for no sum that is under way: before shutdown(), where training goes back behind them."""
         self._sums.clear()
+        self._sent.forget()
         self.set_backward_passes_per_step(self.backward_passes_per_step)
 
     @contextlib.contextmanager
@@ -333,8 +367,58 @@ class Distributed(wrapped.Front):
     # ------------------------------------------------------------------ torch's methods
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Waits for the sums, and takes the optimizer's step."""
+        """Waits for the sums, and takes the optimizer's step.
+
+        Args:
+            closure: computes gradients and returns the loss. It is called before the sums are waited for; but LBFGS,
+                and classes that are not torch's, call it themselves: after each call gradients are the sums, and they
+                get the ranks' losses, combined likewise, so that all decide the same.
+
+        Returns: what the optimizer's does: the loss of a closure.
+
+        Raises:
+            HorovodInternalError: a sum has failed, on all ranks; says why.
+            RuntimeError: skip_synchronize(), with sums under way; or the optimizer has ignored its closure, and them.
+            TypeError: a closure that the optimizer calls itself returns something else than a loss.
+        """
         self._note_step()
+        loss = None
+        if closure is not None and closures.are_handed_to(self._base):
+            closure = self._handed(closure)
+        elif closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            closure = None
+        if closure is None:
+            self._settle()
+        result = super().step() if closure is None else super().step(closure)
+        if self._sums:
+            raise RuntimeError(
+                f"hvd.DistributedOptimizer: step(closure) of {self._base.__name__} has not called its closure, and so "
+                "has stepped on this rank's own gradients while their sums are under way; call step() without a closure"
+            )
+        return result if loss is None else loss
+
+    def _handed(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """What the optimizer is handed in place of a closure, to call it itself."""
+
+        def called() -> Any:
+            loss = closure()
+            self._settle()
+            return loss if self._is_alone else closures.shared_loss(loss, self._combined)
+
+        return called
+
+    def _combined(self, loss: float) -> float:
+        name = f"{next(iter(self._parameter_names.values()))}.loss"
+        own = torch.tensor([loss], dtype=torch.float64, device="cpu")
+        return float(allreduce(own, name=name, op=self._op, process_set=self._process_set))
+
+    def _settle(self) -> None:
+        """Has gradients be what the step is taken on.
+
+        Raises: as step().
+        """
         if self._synchronizes:
             if self._synchronized:
                 warnings.warn(
@@ -342,11 +426,15 @@ class Distributed(wrapped.Front):
                     "optimizer.step() called without optimizer.skip_synchronize() after synchronize(): it sums the "
                     "gradients again, and clipped ones lose what was clipped; use `with optimizer.skip_synchronize(): "
                     "optimizer.step()`",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
             self.synchronize()
+        elif self._sums:
+            raise RuntimeError(
+                "hvd.DistributedOptimizer: step() under skip_synchronize() while sums are under way would take this "
+                "rank's own gradients; call optimizer.synchronize() between backward() and that"
+            )
         self._synchronized = False
-        return super().step() if closure is None else super().step(closure)
 
     # Torch wraps step() of classes that do not say so, to call the hooks of the user; super().step() calls them.
     step.hooked = True  # type: ignore[attr-defined]
@@ -368,11 +456,7 @@ class Distributed(wrapped.Front):
 
         Raises: HorovodInternalError: a sum has failed, on all ranks; says why.
         """
-        try:
-            for finish in self._sums.values():
-                finish()
-        finally:
-            self.forget_sums()
+        self._await_sums()
         super().load_state_dict(state_dict)
 
 

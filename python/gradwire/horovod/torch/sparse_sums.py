@@ -36,8 +36,12 @@ def sparse_allreduce_async(
     indices = allgather_async(own.indices().t().contiguous(), f"{name}.indices", process_set)
     values = allgather_async(own.values(), f"{name}.values", process_set)
 
+    gathered: list[torch.Tensor] = []
+
     def wait() -> torch.Tensor:
-        where, what = synchronize(indices).t(), synchronize(values)
+        for handle in (indices, values)[len(gathered) :]:  # again after a Ctrl-C
+            gathered.append(synchronize(handle))
+        where, what = gathered[0].t(), gathered[1]
         if op == reduce_ops.Average:
             what = what / len(process_set.members())
         total = torch.sparse_coo_tensor(
