@@ -153,7 +153,10 @@ def DistributedOptimizer(
     Not for a model in DistributedDataParallel, which writes the same p.grad (a warning says so where names tell):
     HookState is for that.
 
-    p.grad is the same memory in every step: clone() what you keep. It may be moved between steps (a conversion of the
+    p.grad is the same memory in every step, unless a gradient is kept across zero_grad(): that keeps its values, and
+    the parameter's next gradients are tensors of their own, as with torch, which costs a copy each. Of a view of a
+    gradient (detach(), view(), numpy(), a slice) this is so from the second time on, and a warning says so: clone()
+    views that you keep. p.grad may be moved between steps (a conversion of the
     model, share_memory_(), a queue of torch.multiprocessing): the next step is exchanged all the same.
 
     Hooks on parameters (register_post_accumulate_grad_hook) run before their gradients are sent, whenever they are

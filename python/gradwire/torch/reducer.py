@@ -182,6 +182,7 @@ class GradientReducer:
         """Has the slot hold what is to be sent, and p.grad be the slot's memory where it can."""
         slot = self._memory.slot(index)
         gradient = self._dense_gradient(index)
+        self._memory.spare_kept(index)
         if self._momentum is not None:
             self._momentum.advance(self._memory.parameters[index], gradient, out=slot.values)
         elif gradient is None:
@@ -506,6 +507,7 @@ class GradientReducer:
             parameter = self._memory.parameters[index]
             self.exchange.send_rows(index, torch.full_like(parameter[:1], value), parameter)
             return
+        self._memory.spare_kept(index)
         self._memory.slot(index).values.fill_(value)
         self._send(index)
 
