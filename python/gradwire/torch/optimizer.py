@@ -80,7 +80,9 @@ def DistributedOptimizer(
             order is the order of urgency, front layers first. Default: the optimizer's parameters by number.
         compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit" or a
             mapping with "type". For 2bit the threshold is "auto" unless given. GRADWIRE_COMPRESSION overrides
-            it, and sets `codecs` and `warm_up` aside. Default: what the store has. "auto": see `budget`.
+            it, and sets `codecs` and `warm_up` aside. "auto": see `budget`. It is this optimizer's alone, until
+            close(): neither that of the store's own keys nor of other optimizers there. Default: what was set on the
+            store, by set_gradient_compression(); else "none".
         store: from `gradwire.kv.create()`. Default: the one that this process has created to join its job;
             else, inside a job, `dist_sync` if it has servers and `allreduce` if not; outside `local`.
         codecs: other codecs for some parameters, by shell patterns of their names, the first match counting:
@@ -299,7 +301,7 @@ class _Distributed(wrapped.Front):
         self._ended, self._skips_nonfinite = ended, False
         if ended is not None:
             return
-        default = options.default or store.compression
+        default = options.default or store.own_compression
         is_dense = default.spec == "none" and not options.codecs.compress_any(self._named)
         if joining.is_local(store.type) and is_dense and options.warm_up is None:  # nothing to exchange
             self._skips_nonfinite = options.on_nonfinite == "skip_step"

@@ -95,7 +95,7 @@ class GradientReducer:
             self.add(named)
         except BaseException:  # ranks that differ: others may be made
             self._hooks.remove()
-            self.exchange.give_up()
+            self.exchange.close()
             raise
 
     def add(self, named: Named) -> None:
