@@ -50,6 +50,7 @@ struct EngineThread::Tensor {
   std::vector<float> value;     ///< answer to the last push(), for pull()
   std::vector<double> value64;  ///< in place of it, where that answer was of float64
   bool value_current = false;
+  bool met_nonfinite = false;         ///< any rank, in the push whose sum value is
   bool is_shown = false;              ///< a pull, or a push_pull, has brought what its last push made
   bool asks_for_servers_own = false;  ///< a pull in flight: for the weight that a server has, and not for
                                       ///< what deltas have made of it here

@@ -269,6 +269,7 @@ void EngineThread::start(Tensor& tensor) {
       case Verb::kPush:
       case Verb::kPushPull:
         tensor.use(compression_in_round(tensor));
+        tensor.met_nonfinite = false;
         return tensor.current->device ? start_push_from_device(tensor) : start_push(tensor);
     }
   } catch (...) {  // a device, or memory. Posted: our caller is not done with this tensor
@@ -350,6 +351,7 @@ void EngineThread::start_pull(Tensor& tensor) {
     return;
   }
   tensor.parts_left = 1;
+  if (tensor.met_nonfinite) pull.done.note_nonfinite();
   if (pull.device && !tensor.value64.empty())
     tensor.value.assign(tensor.value64.begin(), tensor.value64.end());
   if (pull.device || tensor.value_on_device) return copy_value(tensor);

@@ -19,6 +19,7 @@ from gradwire.arrays import (
     real_shape,
     size_of,
 )
+from gradwire.compress import Compression
 from gradwire.devices import is_on_device
 from gradwire.keys import Key
 from gradwire.sparse import SparseKeys
@@ -66,6 +67,10 @@ class DenseKeys:
             self._dtypes[name] = dtype_of(value.array)
             if (residual := self._awaited.pop(name, None)) is not None:
                 self._engine.set_residual(identity, residual)
+
+    def use_compression(self, compression: Compression) -> None:
+        """Gives all keys this codec and reply as their own. Collective."""
+        self._engine.set_key_compression(list(self.ids.values()), compression.spec, compression.reply)
 
     def residuals(self) -> dict[Key, Any]:
         """What this worker's codecs have not sent yet, float32 (elements,), of keys of which they have kept any."""

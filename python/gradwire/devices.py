@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradwire import compress
+from gradwire.nonfinite import NonfiniteSums, is_sent
 
 
 class DeviceSum:
@@ -19,12 +20,15 @@ class DeviceSum:
     only the sum is stored (mxnet src/kvstore/comm.h, ReduceCompressed).
     """
 
-    def __init__(self, spec: str) -> None:
+    def __init__(self, spec: str, nonfinite: NonfiniteSums) -> None:
+        """Encodes by spec. nonfinite: who warns of what is not finite."""
+        self._nonfinite = nonfinite
         self._residuals: dict[tuple[Hashable, int], Any] = {}
         self._scales: dict[Hashable, Any] = {}
         self._scales_of = ""  # the codec that agreed them
         self._bytes_raw = self._bytes_encoded = self._bytes_summed = 0
         self._codec_seconds = 0.0
+        self._met_nonfinite = False  # in the sum in progress
         self._rounds: dict[tuple[Hashable, int], int] = {}
         self._shares: dict[
             tuple[Hashable, int], tuple[float, float]
@@ -36,7 +40,8 @@ class DeviceSum:
         self._spec, self._codec = spec, compress.make(spec)
 
     def add(self, key: Hashable, values: Sequence[Any]) -> Any:
-        """Returns the sum, of the values' shape: of their dtype, or float32 where a codec has compressed them.
+        """Returns the sum, of the values' shape: of their dtype, or float32 where a codec has compressed them. Where a
+        value is not finite, of which codecs send 0, it is what it would be without, with a warning.
 
         Args:
             key: names the tensor; the same shape at every call.
@@ -53,6 +58,7 @@ class DeviceSum:
         began = time.perf_counter()
         if self._scales_of != self._spec:
             self._scales, self._scales_of = {}, self._spec
+        self._met_nonfinite = False
         payloads = [
             self._encode(key, device, np.asarray(array, np.float32)) for device, array in enumerate(arrays)
         ]
@@ -62,7 +68,19 @@ class DeviceSum:
         self._bytes_raw += 4 * size * len(payloads)
         self._bytes_encoded += sum(payload.nbytes for payload in payloads)
         self._codec_seconds += time.perf_counter() - began
-        return total.reshape(arrays[0].shape)
+        total = total.reshape(arrays[0].shape)
+        if self._met_nonfinite and not is_sent(self._spec):
+            self._put_back_nonfinite(key, arrays, total)
+        return total
+
+    def _put_back_nonfinite(self, key: Hashable, arrays: Sequence[Any], total: Any) -> None:
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
+            exact = np.sum([np.asarray(array, np.float32) for array in arrays], axis=0)
+        missing = ~np.logical_and.reduce([np.isfinite(array) for array in arrays])
+        self._nonfinite.warn(
+            key, self._spec, "of what is not finite the sum is what it is without a codec", exact
+        )
+        total[missing] = exact[missing]
 
     def has_leftover(self, key: Hashable) -> bool:
         """Whether a codec has not sent all of a key yet, on any device."""
@@ -136,7 +154,8 @@ class DeviceSum:
         self._rounds[place] = step + 1
         measures = step < 2 or step % 16 == 0  # as the engine: it takes two more passes
         given = _squares(flat + residual) if measures else 0.0
-        payload = self._codec.encode(flat, residual=residual, scales=self._scales.get(key))
+        payload, flagged = self._codec.encode_flagged(flat, residual=residual, scales=self._scales.get(key))
+        self._met_nonfinite |= flagged
         if measures:
             self._shares[place] = (given, _squares(residual))
         return payload

@@ -87,6 +87,7 @@ class PowerSGD:
             raise ValueError(f"PowerSGD: rank={rank!r}, expected a whole number of 1 or more")
         if not min_rate > 0:
             raise ValueError(f"PowerSGD: min_rate={min_rate!r}, expected a number above 0")
+        store.reclaim()
         if store.compression.spec != "none":
             raise ValueError(
                 f"PowerSGD: the store compresses ({store.compression}), and the factors must travel as they are; "

@@ -30,6 +30,7 @@ from gradwire.arrays import engine_dtype, expect_numbers, first_of, real_shape
 
 if TYPE_CHECKING:
     from gradwire import _core
+    from gradwire.compress import Compression
     from gradwire.keys import Key
     from gradwire.kv import KVStore
 
@@ -140,6 +141,7 @@ class SparseKeys:
     def __init__(self, store: KVStore) -> None:
         self._store = store
         self._tables: dict[Key, _Table] = {}
+        self._apart: set[Key] = set()  # given a codec by set_compression()
         self._awaited: dict[Key, tuple[Any, Any]] = {}  # residuals of tables that are yet to be declared
 
     @property
@@ -224,8 +226,8 @@ class SparseKeys:
                 )
         engine = self._store.engine
         pulled = [engine.push_pull_rows(table.number, ids, rows, priority) for table, ids, rows in given]
-        for (table, _, _), out, one in zip(given, outs, pulled, strict=True):
-            ids, rows = self._received(table, one)
+        for key, (table, _, own), out, one in zip(keys, given, outs, pulled, strict=True):
+            ids, rows = self._received(key, table, one, own)
             for item in out if isinstance(out, list | tuple) else [out]:
                 item.row_ids, item.rows, item.shape = ids, _like(item.rows, rows), table.shape
 
@@ -236,17 +238,24 @@ class SparseKeys:
             table, wanted = self._table("row_sparse_pull", key), _ids("row_sparse_pull", ids)
             _expect_room(key, out, (len(wanted), *table.shape[1:]))
             asked.append((table, wanted, self._store.engine.pull_rows(table.number, wanted, priority)))
-        for (table, wanted, pulled), out in zip(asked, outs, strict=True):
-            ids, rows = self._received(table, pulled)
+        for key, (table, wanted, pulled), out in zip(keys, asked, outs, strict=True):
+            ids, rows = self._received(key, table, pulled)
             distinct, places = np.unique(wanted, return_inverse=True)
             found = np.zeros((len(distinct), *table.shape[1:]), np.float32)
             found[np.searchsorted(distinct, ids)] = rows
             _deliver(out, table, distinct, found, places)
 
+    def use_compression(self, compression: Compression) -> None:
+        """Gives all tables but those of set_compression() this codec and reply as their own. Collective."""
+        numbers = [table.number for key, table in self._tables.items() if key not in self._apart]
+        if numbers:
+            self._store.engine.set_row_compression(numbers, compression.spec, compression.reply)
+
     def set_compression(self, key: Key, spec: str, reply: str) -> None:
         """Gives a table a codec of its own. Collective."""
         number = self._table("set_compression", key).number
         self._store.engine.set_row_compression([number], spec, reply)
+        self._apart.add(key)
 
     def require_dense(self, verb: str, key: Key) -> None:
         """Raises ValueError where key is a table."""
@@ -281,10 +290,13 @@ class SparseKeys:
         ids = np.concatenate([part.row_ids for part in parts])
         return table, ids, np.concatenate([_floats(part.rows).reshape(-1) for part in parts])
 
-    def _received(self, table: _Table, pulled: _core.PulledRows) -> tuple[Any, Any]:
+    def _received(
+        self, key: Key, table: _Table, pulled: _core.PulledRows, given: Any = None
+    ) -> tuple[Any, Any]:
         self._store.wait_until(pulled.ticket.wait)
         self._store.print_notices()
         ids, rows = self._store.engine.rows_of(pulled)
+        self._store.mark(key, pulled.ticket, [rows], given)
         return ids, rows.reshape(-1, *table.shape[1:])
 
 

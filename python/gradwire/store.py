@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from gradwire import _core, checkpoint, settings
+from gradwire import _core, checkpoint, joining, settings
 from gradwire.arrays import Target
 from gradwire.checkpoint import Restored
 from gradwire.compress import Compression
 from gradwire.dense import DenseKeys
 from gradwire.devices import DeviceSum, is_on_device, stream_of
 from gradwire.keys import Key, check_priority, gathered, pairs
+from gradwire.nonfinite import NonfiniteSums
 from gradwire.refusals import told_to_all
 from gradwire.sparse import SparseKeys, holds_rows, zeros_like
 from gradwire.unsent import Unsent
@@ -34,7 +35,12 @@ class KVStore(Worker):
     def __init__(self, kind: str, engine: _core.Engine, values: settings.Settings) -> None:
         super().__init__(kind, engine, values)
         self._compression = Compression()
-        self.devices = DeviceSum("none")  # what local stores encode
+        self._of_engine = Compression()  # a local store's engine has none where devices encode
+        self._lent: tuple[Compression, Compression] | None = None  # both, as they were before
+        self._borrower: object = None
+        self._has_own_codecs = False  # keys and tables have the store's as their own
+        self.nonfinite = NonfiniteSums(self.rank)
+        self.devices = DeviceSum("none", self.nonfinite)  # what local stores encode
         self.asked_compression: Compression | None = None  # by set_gradient_compression(), last
         self._optimizer: tuple[str, dict[str, float]] | None = None
         self.rows = SparseKeys(self)  # keys that were initialised with RowSparse
@@ -43,13 +49,18 @@ class KVStore(Worker):
 
     @property
     def compression(self) -> Compression:
-        """The compression in force."""
-        return self._compression
+        """The compression in force: of an optimizer or hook of gradwire.torch while one has borrowed it (lend())."""
+        return self._compression if self._borrower is not None else self.own_compression
+
+    @property
+    def own_compression(self) -> Compression:
+        """The compression of this store's keys and tables: as it was set on the store, whoever has been lent it."""
+        return self._compression if self._lent is None else self._lent[0]
 
     @property
     def passthrough(self) -> bool:
         """True when a push of one value would come back as it went: one local worker, nothing compressed."""
-        return self._is_local and self._compression.spec == "none"
+        return self._is_local and self.compression.spec == "none"
 
     @property
     def optimizer(self) -> tuple[str, dict[str, float]] | None:
@@ -100,6 +111,10 @@ class KVStore(Worker):
                 sent as float32. With deltas each worker keeps another copy of the weights, and each server one, in
                 `dist_async*` one for every worker.
 
+        A codec cannot send a NaN or an infinity, and fp16 nothing beyond 65504. If a worker gives one, the key's sum is
+        NaN on every rank, with a warning that names the key; weights of servers with an optimizer stay finite
+        (gradwire.nonfinite). Optimizers and hooks of gradwire.torch that are given a codec keep it to themselves.
+
         Raises:
             ValueError: a bad type, parameter, reply or weights; threshold=auto where servers have an optimizer; weights
                 of a store that has no servers; or ranks that differ (all ranks get the same error).
@@ -113,12 +128,63 @@ class KVStore(Worker):
             return
         parsed.require_whole_weights(f"set_gradient_compression: the store {self.type!r} has no servers")
         self.devices.use(parsed.spec)
-        self._compression = parsed
+        if self._lent is None:
+            self._compression = parsed
+        else:  # the engine's is another matter here
+            self._lent = parsed, self._lent[1]
 
     def use_compression(self, compression: Compression) -> None:
-        """Compresses what the engine sends, as given: for front ends that read settings themselves. Collective."""
+        """Compresses what the engine sends, as given: for front ends that read settings themselves. Ends a loan: what
+        has borrowed then follows this, too. Collective.
+        """
+        self._compress(compression)
+        self._lent = self._borrower = None
+        self._set_own_codecs()
+
+    def lend(self, compression: Compression, borrower: object) -> None:
+        """Compresses what has no codec of its own as given, until give_back(); but keys and tables of this store, those
+        to come included, by what was set before. Collective.
+
+        Args:
+            borrower: kept until the loan ends; in the place of another.
+        """
+        if self._lent is None:
+            self._lent = self._compression, self._of_engine
+            self._has_own_codecs = True
+            self._set_own_codecs()
+        self._compress(compression)
+        self._borrower = borrower
+
+    def give_back(self, borrower: object) -> None:
+        """Ends a loan, unless another has borrowed since. No collective, so that a worker may end by itself: what is
+        made next at this store calls reclaim().
+        """
+        if self._borrower is borrower:
+            self._borrower = None
+
+    def reclaim(self) -> None:
+        """Has the engine compress as before a loan that has ended. Collective where there is one."""
+        if self._lent is None or self._borrower is not None:
+            return
+        before, of_engine = self._lent
+        self._compress(of_engine)
+        self._compression, self._lent = before, None
+
+    def _compress(self, compression: Compression) -> None:
         self.engine.set_compression(compression.spec, compression.reply, compression.weights)
-        self._compression = compression
+        self._compression = self._of_engine = compression
+
+    @property
+    def _keys_codec(self) -> Compression:
+        """By which the engine sends keys and tables."""
+        return self._of_engine if self._lent is None else self._lent[1]
+
+    def _set_own_codecs(self) -> None:
+        """Has keys and tables keep the store's codec, whatever holds for the engine."""
+        if not self._has_own_codecs:
+            return
+        self.dense.use_compression(self._keys_codec)
+        self.rows.use_compression(self._keys_codec)
 
     def set_optimizer(self, name: str, /, **parameters: float) -> None:
         """Lets the servers update weights: pulls return weights from now on. Collective; init keys first.
@@ -267,7 +333,7 @@ class KVStore(Worker):
             self.engine.pull(self.dense.ids[name], target.array, priority, **stream_of(target.array))
             for name, target in zip(keys, targets, strict=True)
         ]
-        self._finish(tickets, targets)
+        self._finish(keys, tickets, targets, [None] * len(keys))
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> None:
         """Push and pull in one; without out, in place. The fastest: arrays travel from and to their own memory.
@@ -429,6 +495,9 @@ class KVStore(Worker):
             self.rows.init(keys, first_rows, root)
         else:
             self.dense.init(keys, first_values, root)
+        if self._lent is not None:
+            self._has_own_codecs = True
+            self._set_own_codecs()
 
     def _is_known(self, key: Key) -> bool:
         return key in self.dense.ids or key in self.rows
@@ -442,25 +511,49 @@ class KVStore(Worker):
             return self.rows.push_pull(keys, values, outs, priority)
         checked = [self.dense.arrays(verb, name, item) for name, item in zip(keys, values, strict=True)]
         targets = [self.dense.target(verb, name, item) for name, item in zip(keys, outs, strict=True)]
-        tickets = []
+        tickets, sent = [], []
         for name, arrays, target in zip(keys, checked, targets, strict=True):
             merged = target.meet(self._merged(name, arrays))
+            sent.append(merged)
             identity, array = self.dense.ids[name], target.array
             tickets.append(self.engine.push_pull(identity, merged, array, priority, **stream_of(array)))
-        self._finish(tickets, targets)
+        self._finish(keys, tickets, targets, sent)
         return None
 
     def _merged(self, key: Key, arrays: list[Any]) -> Any:
-        compresses = self._is_local and (not self.passthrough or self.devices.has_leftover(key))
+        is_dense = self.own_compression.spec == "none"
+        compresses = self._is_local and (not is_dense or self.devices.has_leftover(key))
         if len(arrays) > 1 and is_on_device(arrays[0]):
             return self.devices.add_on_device(arrays)
         return self.devices.summed(key, arrays) if len(arrays) > 1 or compresses else arrays[0]
 
-    def _finish(self, tickets: Sequence[_core.Ticket], targets: Sequence[Target]) -> None:
-        for ticket, target in zip(tickets, targets, strict=True):
+    def _finish(
+        self,
+        keys: Sequence[Key],
+        tickets: Sequence[_core.Ticket],
+        targets: Sequence[Target],
+        sent: Sequence[Any],
+    ) -> None:
+        for key, ticket, target, given in zip(keys, tickets, targets, sent, strict=True):
             self.wait_until(ticket.wait)
+            self.mark(key, ticket, [target.array], given)
             target.deliver()
         self.print_notices()
+
+    def mark(self, key: Key, ticket: _core.Ticket, sums: Sequence[Any], given: Any = None) -> None:
+        """Has what a round brought for a key be NaN where a worker's values were not finite, and warns of it: see
+        gradwire.nonfinite. For front ends that call the engine themselves.
+
+        Args:
+            ticket: of the round; done.
+            sums: arrays in which they are.
+            given: what this worker gave, where that is still known.
+        """
+        spec = self._keys_codec.spec
+        if self.keeps_weights or joining.applies_at_once(self.type):
+            self.nonfinite.warn_of_update(key, spec, ticket, given)
+        else:
+            self.nonfinite.mark(key, spec, ticket, sums, given)
 
 
 def _number(optimizer: str, parameter: str, value: Any) -> float:

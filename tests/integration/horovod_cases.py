@@ -342,6 +342,34 @@ def a_codec_keeps_what_it_has_not_sent() -> None:
 
 
 @case
+def a_scaler_sees_what_a_codec_cannot_send() -> None:
+    """As without a codec: no rank takes the step, and the scale is halved."""
+    for compression in (hvd.Compression.codec("int8"), "topk:ratio=0.5", hvd.Compression.none):
+        model = torch.nn.Linear(4, 2, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=compression
+        )
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        found = []
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.ones(3, 4)).mean()
+            if step == 1 and hvd.rank() == 0:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            optimizer.synchronize()
+            found.append(bool(torch.isfinite(model.weight.grad).all()))
+            scaler.unscale_(optimizer)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+        assert found == [True, False, True]
+        assert scaler.get_scale() == 512.0
+        assert bool(torch.isfinite(model.weight).all())
+
+
+@case
 def a_joined_rank_owes_no_more_than_its_residual() -> None:
     compression = hvd.Compression.codec("2bit:threshold=0.5")
 

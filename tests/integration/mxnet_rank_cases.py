@@ -425,6 +425,23 @@ def two_bits_are_mxnets_in_push_and_in_pushpull(kv: Any) -> None:
         require_equal(out, expected)
 
 
+@case
+def a_nan_that_two_bits_cannot_send_is_in_the_sum_of_all_ranks(kv: Any) -> None:
+    """As without a codec, and in that round alone."""
+    (key,) = new_keys(kv, filled(0, (4,)))
+    out = filled(0, (4,))
+    bad = mx.nd.array([1.0, np.nan if kv.rank == 1 else 1.0, 1.0, 1.0])
+    kv.push(key, bad)
+    kv.pull(key, out=out)
+    require_equal(out, np.nan)
+    kv.pushpull(key, mx.nd.ones((4,)), out=out)
+    require_equal(out, 0.5 * RANKS)
+    kv.pushpull(key, bad, out=out)
+    require_equal(out, np.nan)
+    kv.pushpull(key, bad)  # in place
+    require_equal(bad, np.nan)
+
+
 def main() -> None:
     global FOLDER
     FOLDER = Path(sys.argv[1])

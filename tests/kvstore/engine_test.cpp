@@ -397,6 +397,11 @@ TEST(Engine, NonfiniteIsReportedOnEveryRank) {
     const Ticket good = engine.push_pull(key, zeros, zeros, 0);
     good.wait();
     EXPECT_FALSE(good.nonfinite());
+    if (engine.rank() == 1) zeros[2] = INFINITY;
+    engine.push(key, zeros, 0);
+    const Ticket pulled = engine.pull(key, values, 0);
+    pulled.wait();
+    EXPECT_TRUE(pulled.nonfinite());
   });
 }
 

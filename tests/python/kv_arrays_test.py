@@ -18,6 +18,7 @@ import torch
 from gradwire import _core
 from gradwire.devices import DeviceSum
 from gradwire.kv import KVStore
+from gradwire.nonfinite import NonfiniteSums
 from numpy.testing import assert_array_equal
 from python.dlpack_array import CUDA, DlpackArray
 from python.small_arrays import SHAPE, ones, pulled
@@ -118,7 +119,7 @@ def test_several_values_in_place(kv: KVStore) -> None:
 def test_sums_on_a_device_have_the_bits_of_those_on_the_host() -> None:
     values = np.random.default_rng(5).normal(size=(4, 999)).astype(np.float32)
     total = DeviceSum.add_on_device([torch.from_numpy(value) for value in values])
-    assert_array_equal(total.numpy(), DeviceSum("none").add("w", list(values)))
+    assert_array_equal(total.numpy(), DeviceSum("none", NonfiniteSums(0)).add("w", list(values)))
 
 
 NO_GPU = pytest.mark.skipif(_core.build_info()["cuda_devices"] > 0, reason="this machine has a CUDA device")

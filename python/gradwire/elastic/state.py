@@ -136,9 +136,9 @@ class State:
             gradwire.MembershipChanged: as commit().
         """
         self._share_samplers()
-        codec = self._kept.compression if self._has_met else str(self.store.compression)
+        codec = self._kept.compression if self._has_met else str(self.store.own_compression)
         told = {"met": self._has_met, "commits": self._commits, "since": self.store.since, "codec": codec}
-        own = json.dumps(told | {"in_force": str(self.store.compression)})
+        own = json.dumps(told | {"in_force": str(self.store.own_compression)})
         found = [json.loads(blob) for blob in self.store.engine.all_gather("elastic state", own.encode())]
         # Nobody has met without those that have been there from the first: then there are no weights to be lost.
         if not any(each["met"] or each["since"] == 1 for each in found):
@@ -208,7 +208,7 @@ class State:
             if self._is_plain(name):  # found on all ranks, and not on the one alone that is to send it
                 _require_plain(name, content)
             kept[name] = copy.deepcopy(content)
-        return _Commit(kept, copy.deepcopy(self.store.unsent()), str(self.store.compression))
+        return _Commit(kept, copy.deepcopy(self.store.unsent()), str(self.store.own_compression))
 
     def _capture_for_newcomers(self) -> _Commit:
         """With what servers have not sent yet taken into the workers' residuals: they end with this generation."""

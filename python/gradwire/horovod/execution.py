@@ -132,6 +132,8 @@ class Execution:
         tickets = self._named_sums.send(request, runs, outs, tensors.priority, scale)
 
         def deliver() -> Any:
+            for ticket, out, given in zip(tickets, outs, tensors.given, strict=True):
+                self._store.nonfinite.mark(request.name, request.codec or "none", ticket, [out], given)
             for target, out in zip(tensors.targets, outs, strict=True):
                 total = out.reshape(-1)
                 total = total if divisor == 1 else total / divisor

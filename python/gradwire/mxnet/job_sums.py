@@ -107,6 +107,7 @@ class JobSums:
             [],
             [dense.received],
             priority,
+            lambda ticket: self._store.mark(key, ticket, [dense.values]),
         )
         return dense.received
 
@@ -127,11 +128,12 @@ class JobSums:
         self._sums_of_rows.pop(key, None)
         dense, value = self._dense[key], as_floats(values)
         if into is value and is_plain(value):
-            return self._sum_in_place(dense, value, priority)
+            return self._sum_in_place(key, dense, value, priority)
         engine = self._store.engine
         self._operations.run(
             lambda: engine.push_pull(dense.number, view_of(value), dense.values, priority),
             *([value], [dense.received], priority),
+            lambda ticket: self._store.mark(key, ticket, [dense.values], view_of(value)),
         )
         return dense.received
 
@@ -203,12 +205,16 @@ class JobSums:
         self._store.pushpull(table.name, given, out=total, priority=priority)
         return rows.from_rows(total.row_ids, total.rows, table.shape)
 
-    def _sum_in_place(self, dense: _Dense, value: Any, priority: int) -> Any:
+    def _sum_in_place(self, key: Key, dense: _Dense, value: Any, priority: int) -> Any:
         engine = self._store.engine
 
         def begin() -> Any:
             memory = view_of(value)
             return engine.push_pull(dense.number, memory, memory, priority)
 
-        self._operations.run(begin, [], [value, dense.received], priority)
+        self._operations.run(
+            begin,
+            *([], [value, dense.received], priority),
+            lambda ticket: self._store.mark(key, ticket, [view_of(value)]),
+        )
         return value

@@ -49,6 +49,7 @@ class Operations:
         reads: Sequence[Any],
         writes: Sequence[Any],
         priority: int,
+        end: Callable[[_core.Ticket], None] = lambda ticket: None,
     ) -> None:
         """Calls begin() once MXNet has computed reads and nobody uses writes; these are there when its ticket is done.
 
@@ -56,15 +57,21 @@ class Operations:
             begin: starts the exchange and returns its ticket; None: it is over.
             reads, writes: NDArrays, an array in one of them only; together at least one.
             priority: MXNet's: the higher is begun first where several could.
+            end: called with the ticket once it is done, before anybody reads writes; on any thread.
 
         Raises: what an earlier exchange has failed with.
         """
         self.raise_failure()
         if self._in_order:
-            return self._run_now(begin, [*reads, *writes])
-        return push(lambda completion: self._begin(begin, completion), reads, writes, priority)
+            return self._run_now(begin, end, [*reads, *writes])
+        return push(lambda completion: self._begin(begin, end, completion), reads, writes, priority)
 
-    def _begin(self, begin: Callable[[], _core.Ticket | None], completion: Completion) -> None:
+    def _begin(
+        self,
+        begin: Callable[[], _core.Ticket | None],
+        end: Callable[[_core.Ticket], None],
+        completion: Completion,
+    ) -> None:
         """The first half of an operation, on one of MXNet's threads."""
         ticket = None
         try:
@@ -75,7 +82,7 @@ class Operations:
         if ticket is None:
             completion.complete()
         else:
-            self._endings.add(lambda seconds: self._wait(ticket, seconds), completion.complete)
+            self._endings.add(lambda seconds: self._wait(ticket, end, seconds), completion.complete)
 
     def finish(self) -> None:
         """Waits until all exchanges are over. Raises what one has failed with."""
@@ -118,17 +125,26 @@ class Operations:
             if finish and not self._has_told:
                 self.raise_failure()
 
-    def _run_now(self, begin: Callable[[], _core.Ticket | None], arrays: Sequence[Any]) -> None:
+    def _run_now(
+        self,
+        begin: Callable[[], _core.Ticket | None],
+        end: Callable[[_core.Ticket], None],
+        arrays: Sequence[Any],
+    ) -> None:
         for array in arrays:
             check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
         ticket = begin()
         if ticket is not None:
             self._store.wait_until(ticket.wait)
+            end(ticket)
             self._store.print_notices()
 
-    def _wait(self, ticket: _core.Ticket, seconds: float) -> bool:
+    def _wait(self, ticket: _core.Ticket, end: Callable[[_core.Ticket], None], seconds: float) -> bool:
         try:
-            return ticket.wait(seconds)
+            if not ticket.wait(seconds):
+                return False
+            end(ticket)
+            return True
         except BaseException as error:
             self._failure = self._failure or error
             return True

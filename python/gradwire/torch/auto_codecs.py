@@ -89,14 +89,13 @@ class AutoCodecs:
         self._tensors: list[Tensor] = []
         self._codecs: list[str] = []  # in force
         self._default = controller.start  # of those that travel together
-        self._before = store.compression
+        self._loan = object()
         if shares_buckets:
-            store.use_compression(compression_of(self._default))
+            store.lend(compression_of(self._default), self._loan)
 
     def close(self) -> None:
-        """Leaves the store the compression that it had, unless somebody has set another since. A collective."""
-        if self._shares_buckets and self._store.compression == compression_of(self._default) != self._before:
-            self._store.use_compression(self._before)
+        """Leaves the store the compression that it had, unless somebody has set another since."""
+        self._store.give_back(self._loan)
 
     @property
     def needs_quiet(self) -> bool:
@@ -156,6 +155,6 @@ class AutoCodecs:
                 self._parameters[index].own = compression
             if len(alone) < len(indices) and candidate != self._default:
                 self._default = candidate
-                self._store.use_compression(compression)
+                self._store.lend(compression, self._loan)
             for index in indices:
                 self._codecs[index] = candidate

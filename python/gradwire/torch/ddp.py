@@ -82,7 +82,7 @@ class HookState:
         """A collective of the group, once that is initialised: every rank makes it at the same place.
 
         Args:
-            codec: as `compression` of DistributedOptimizer. Default: what the store has.
+            codec: as `compression` of DistributedOptimizer.
             process_group: the one that DDP was given. Default: torch's default group. Its ranks join each other by
                 themselves; where this process is in a gradwire job already, that one is used.
             named_parameters: `model.named_parameters()`: names for `codecs`, error texts and state_dict(), and the

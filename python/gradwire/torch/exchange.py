@@ -39,7 +39,6 @@ _calls: weakref.WeakKeyDictionary[KVStore, Iterator[int]] = weakref.WeakKeyDicti
 # Numbers of a store's sets of slots that exchanges have. Ranks must agree in them, so it is not left to the garbage
 # collector.
 _sets_of: weakref.WeakKeyDictionary[KVStore, set[int]] = weakref.WeakKeyDictionary()
-_FIRST = 0  # whoever has this set decides what the store's compression is
 
 
 @dataclass
@@ -58,16 +57,17 @@ class Exchange:
     def __init__(self, store: KVStore, options: ExchangeOptions, *, has_slots: bool = True) -> None:
         """
         Args:
-            store: whose engine sums. The first exchange that has slots there sets its compression; others set codecs
-                key by key, which leaves everybody else's alone.
+            store: whose engine sums. An exchange that is there alone, and has slots, borrows its compression until
+                close(); others set codecs key by key. The store's own keys, and exchanges that are given no codec,
+                travel by what was set on the store.
             has_slots: takes a set of slots, in which small parameters travel together. False: sends each parameter
                 apart, by submit().
         """
         taken = _sets_of.setdefault(store, set())
         self._set = next(number for number in itertools.count() if number not in taken)
-        self._is_first = has_slots and self._set == _FIRST
-        # Where codecs are chosen, small parameters of a bucket follow the store's compression, which is the first's.
-        self._fuses = has_slots and (self._is_first or options.controller is None)
+        self._borrows = has_slots and not taken  # else it would be the others', who may follow the store's
+        # Where codecs are chosen, small parameters of a bucket follow the store's compression.
+        self._fuses = has_slots and (self._borrows or options.controller is None)
         self._store = store
         self._engine: _core.Engine = store.engine
         self._options = options
@@ -85,11 +85,15 @@ class Exchange:
         self._scale = 1.0  # of the loss, in the step in progress
         self._begun = self._marked = self._met_nonfinite = False
         self._default: Compression | None = None  # set key by key
+        self._loan = object()
+        store.reclaim()
         if options.default is not None:
             self._use(options.default)
+        elif store.compression != store.own_compression:
+            self._use(store.own_compression)  # and not by what another has borrowed
         self._auto: AutoCodecs | None = None
         if options.controller is not None:
-            self._auto = AutoCodecs(store, options.controller, shares_buckets=self._is_first)
+            self._auto = AutoCodecs(store, options.controller, shares_buckets=self._borrows)
         if options.warm_up is not None:
             self._use(options.warm_up.compression())
         if options.vetoes:
@@ -98,18 +102,12 @@ class Exchange:
             taken.add(self._set)
 
     def close(self) -> None:
-        """Leaves the slots to another, and the compression that follows the warm-up, or that was there before codecs
-        were chosen. On all ranks at the same place.
-        """
-        self._end_warm_up()
-        if self._auto is not None and session.is_open(self._store):
+        """Leaves the slots to another, and the store the compression that it had. On all ranks at the same place."""
+        self._store.give_back(self._loan)
+        if self._auto is not None:
             self._auto.close()
-        self.give_up()
-
-    def give_up(self) -> None:
-        """Leaves the slots to another, where this cannot be used. On all ranks."""
         if self._fuses:
-            self._fuses = self._is_first = False
+            self._fuses = self._borrows = False
             _sets_of[self._store].discard(self._set)
 
     def add(
@@ -171,8 +169,8 @@ class Exchange:
 
     def _use(self, compression: Compression) -> None:
         """Has parameters without a codec of their own travel by this from the next step on. A collective."""
-        if self._is_first:
-            self._store.use_compression(compression)
+        if self._borrows:
+            self._store.lend(compression, self._loan)
             return
         self._default = compression
         following = [index for index, parameter in enumerate(self._parameters) if parameter.own is None]
@@ -371,16 +369,6 @@ class Exchange:
         """True where no sum may be on its way at the next advance()."""
         return self._auto is not None and self._auto.needs_quiet
 
-    def _end_warm_up(self) -> None:
-        """Has the store's compression be the one that follows the warm-up, if that is under way. A collective then."""
-        warm_up = self._options.warm_up
-        if warm_up is None or not self._is_first or not session.is_open(self._store):
-            return
-        if self._store.compression == warm_up.final:  # what others have set since is theirs
-            return
-        if self._store.compression == warm_up.compression():
-            self._store.use_compression(warm_up.final)
-
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -453,8 +441,8 @@ class Exchange:
 
 
 def has_free_slots(store: KVStore) -> bool:
-    """True where nobody's gradients follow a store's compression."""
-    return _FIRST not in _sets_of.get(store, ())
+    """True where no exchange has slots, and so none has borrowed the compression."""
+    return not _sets_of.get(store)
 
 
 def is_channels_last(parameter: torch.Tensor) -> bool:

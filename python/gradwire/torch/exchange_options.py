@@ -27,7 +27,7 @@ class ExchangeOptions:
 
     Attributes:
         codecs: which codec each parameter has.
-        default: which codec the others have; None: that of the store.
+        default: which codec the others have; None: what was set on the store.
         warm_up: which codec the others have in the first steps, or None.
         grad_scaler: torch's GradScaler, where the loss is scaled: what is sent is divided by its scale, so that
             residuals, and thresholds, do not change their meaning when it changes.
@@ -67,7 +67,7 @@ class GivenOptions:
 
     Attributes:
         auto: the budget where codecs are chosen, else None.
-        default: the codec of parameters that have none of their own; None: that of the store.
+        default: the codec of parameters that have none of their own; None: what was set on the store.
         grad_scaler: one that is in use, or None.
         on_nonfinite: as given.
     """
@@ -112,7 +112,7 @@ class GivenOptions:
 
     def compression_at(self, store: KVStore) -> Compression:
         """What parameters that have no codec of their own travel by, after a warm-up."""
-        return store.compression if self.default is None else self.default
+        return store.own_compression if self.default is None else self.default
 
     def at(
         self, store: KVStore, names: Iterable[str], *, overlaps: bool = False, sends_momentum: bool = False

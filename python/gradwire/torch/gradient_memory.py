@@ -8,6 +8,8 @@ Threading: one thread at a time.
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from gradwire.torch.slots import Slot, gradient_dtype
@@ -65,6 +67,21 @@ class GradientMemory:
         if not slot.holds(parameter.grad):  # zero_grad(set_to_none=True), the default, took it away
             parameter.grad = slot.shared()
         return True
+
+    def spare_kept(self, index: int) -> None:
+        """Goes before a slot is written: whoever has kept the gradient before, across zero_grad(), keeps its values, as
+        with torch, where the next one is another tensor. From then on it is one here too.
+        """
+        slot = self._slots[index]
+        if slot is None or slot.holds(self.parameters[index].grad) or not slot.is_kept():
+            return
+        if not slot.part():
+            warnings.warn(
+                f"gradwire.torch: a view of the gradient of {self.names[index]!r} (detach(), view(), numpy() or a "
+                "slice) was kept across zero_grad(), and now holds the next gradient, once; clone() what you keep",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def take_mean(self, index: int) -> None:
         """Has p.grad be the mean that has arrived in the slot; that of rows it is already."""

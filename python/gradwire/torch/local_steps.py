@@ -113,8 +113,9 @@ def LocalStepOptimizer(
     agree_on_options(store, "LocalStepOptimizer", dataclasses.asdict(schedule))
     # What is wrong has been said, but of what is made only now: from here on another that is taken over has ended.
     result = wrapped.take_over(optimizer, _LocalSteps)
+    result._loan = object()
     if given.default is not None and has_free_slots(store):
-        store.use_compression(given.default)  # the engine cuts tensors by it
+        store.lend(given.default, result._loan)  # the engine cuts tensors by it
     result._store, result._members = store, GroupMembers(result.param_groups)
     result._rounds = LocalRounds(store, named, options, schedule, outer)
     agree_on_options(store, "LocalStepOptimizer's outer optimizer", _described(result._rounds.outer))
@@ -151,6 +152,7 @@ class _LocalSteps(wrapped.Front):
     _store: KVStore
     _members: GroupMembers
     _rounds: LocalRounds | None
+    _loan: object  # of the store's compression
 
     @property
     def outer(self) -> torch.optim.Optimizer | None:
@@ -244,5 +246,6 @@ class _LocalSteps(wrapped.Front):
         the same place: waits for what is under way.
         """
         if self._rounds is not None:
+            self._store.give_back(self._loan)
             self._rounds.close()
             self._rounds = None

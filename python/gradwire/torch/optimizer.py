@@ -80,7 +80,9 @@ def DistributedOptimizer(
             order is the order of urgency, front layers first. Default: the optimizer's parameters by number.
         compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit" or a
             mapping with "type". For 2bit the threshold is "auto" unless given. GRADWIRE_COMPRESSION overrides
-            it, and sets `codecs` and `warm_up` aside. Default: what the store has. "auto": see `budget`.
+            it, and sets `codecs` and `warm_up` aside. "auto": see `budget`. It is this optimizer's alone, until
+            close(): neither that of the store's own keys nor of other optimizers there. Default: what was set on the
+            store, by set_gradient_compression(); else "none".
         store: from `gradwire.kv.create()`. Default: the one that this process has created to join its job;
             else, inside a job, `dist_sync` if it has servers and `allreduce` if not; outside `local`.
         codecs: other codecs for some parameters, by shell patterns of their names, the first match counting:
@@ -153,7 +155,10 @@ def DistributedOptimizer(
     Not for a model in DistributedDataParallel, which writes the same p.grad (a warning says so where names tell):
     HookState is for that.
 
-    p.grad is the same memory in every step: clone() what you keep. It may be moved between steps (a conversion of the
+    p.grad is the same memory in every step, unless a gradient is kept across zero_grad(): that keeps its values, and
+    the parameter's next gradients are tensors of their own, as with torch, which costs a copy each. Of a view of a
+    gradient (detach(), view(), numpy(), a slice) this is so from the second time on, and a warning says so: clone()
+    views that you keep. p.grad may be moved between steps (a conversion of the
     model, share_memory_(), a queue of torch.multiprocessing): the next step is exchanged all the same.
 
     Hooks on parameters (register_post_accumulate_grad_hook) run before their gradients are sent, whenever they are
@@ -299,7 +304,7 @@ class _Distributed(wrapped.Front):
         self._ended, self._skips_nonfinite = ended, False
         if ended is not None:
             return
-        default = options.default or store.compression
+        default = options.default or store.own_compression
         is_dense = default.spec == "none" and not options.codecs.compress_any(self._named)
         if joining.is_local(store.type) and is_dense and options.warm_up is None:  # nothing to exchange
             self._skips_nonfinite = options.on_nonfinite == "skip_step"

@@ -97,7 +97,7 @@ class GradientReducer:
             self.add(named)
         except BaseException:  # ranks that differ: others may be made
             self._hooks.remove()
-            self.exchange.give_up()
+            self.exchange.close()
             raise
 
     def add(self, named: Named) -> None:
@@ -185,6 +185,7 @@ class GradientReducer:
         """Has the slot hold what is to be sent, and p.grad be the slot's memory where it can."""
         slot = self._memory.slot(index)
         gradient = self._dense_gradient(index)
+        self._memory.spare_kept(index)
         if self._momentum is not None:
             self._momentum.advance(self._memory.parameters[index], gradient, out=slot.values)
         elif gradient is None:
@@ -544,6 +545,7 @@ class GradientReducer:
             parameter = self._memory.parameters[index]
             self.exchange.send_rows(index, torch.full_like(parameter[:1], value), parameter)
             return
+        self._memory.spare_kept(index)
         self._memory.slot(index).values.fill_(value)
         self._send(index)
 

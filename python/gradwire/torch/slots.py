@@ -8,7 +8,10 @@ whatever is done to that leaves the slot alone, and holds() tells whether p.grad
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch.utils import dlpack
@@ -51,12 +54,15 @@ class Slot:
         self._address, self._device = run.data_ptr(), run.device
         self._strides, self._elements = self.values.stride(), run.numel()
         self._shared: torch.Tensor | None = None  # as it was handed out last
+        self._is_apart = False
 
     def fits(self, parameter: torch.Tensor) -> bool:
         """True where p.grad can be this memory: of a parameter on its device, laid out as it is, whose gradients are of
-        its dtype.
+        its dtype. Not after part().
         """
-        if gradient_dtype(parameter) != self.values.dtype or parameter.device != self._device:
+        if self._is_apart or gradient_dtype(parameter) != self.values.dtype:
+            return False
+        if parameter.device != self._device:
             return False
         if parameter.shape != self.values.shape:
             return False
@@ -75,8 +81,41 @@ class Slot:
     def shared(self) -> torch.Tensor:
         """Returns this memory as a tensor with a storage of its own: the one before, if nobody has moved it."""
         if self._shared is None or not self.holds(self._shared):
-            self._shared = dlpack.from_dlpack(dlpack.to_dlpack(self.values))  # type: ignore[attr-defined]
+            self._shared = _in_own_storage(self.values)
         return self._shared
+
+    def is_kept(self) -> bool:
+        """True where somebody still has what shared() returned, or a view of it. Requires that p.grad is not it."""
+        return self._shared is not None and self.holds(self._shared) and _references(self) != _UNKEPT
+
+    def part(self) -> bool:
+        """Gives what shared() returned a copy of the values for its own, so that whoever keeps it keeps them; fits() is
+        False from now on. Returns False where a view of it, whose memory cannot be exchanged, still is this memory.
+        """
+        kept, self._shared, self._is_apart = self._shared, None, True
+        assert kept is not None
+        storage = kept.untyped_storage()
+        kept.data = kept.clone()
+        others: int = torch._C._storage_Use_Count(storage._cdata)
+        return others < _UNKEPT[1]
+
+
+def _in_own_storage(values: torch.Tensor) -> torch.Tensor:
+    """Returns the same memory as a tensor with a storage of its own."""
+    found: torch.Tensor = dlpack.from_dlpack(dlpack.to_dlpack(values))  # type: ignore[attr-defined]
+    return found
+
+
+def _references(owner: Any) -> tuple[int, int]:
+    """Returns how many there are to the tensor owner._shared, which counts a saved one of autograd's too, and to its
+    storage.
+    """
+    shared = owner._shared
+    return sys.getrefcount(shared), torch._C._storage_Use_Count(shared.untyped_storage()._cdata)
+
+
+# Of a tensor that only its owner has. Versions of Python and PyTorch differ in what the calls themselves add.
+_UNKEPT = _references(SimpleNamespace(_shared=_in_own_storage(torch.zeros(1))))
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:

@@ -46,11 +46,6 @@ class WarmUp:
             end += stage[1]
             self._ends.append((end, session.parse_compression(stage[0])))
 
-    @property
-    def final(self) -> Compression:
-        """What follows the last stage."""
-        return self._final
-
     def described(self) -> list[tuple[int, str]]:
         """After how many steps each stage ends, and its codec."""
         return [(end, str(stage)) for end, stage in self._ends]
