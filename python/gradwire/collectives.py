@@ -6,10 +6,10 @@ Example:
     rows = kv.collectives.all_gather(embeddings)      # one array a rank, of any length
 
 Arrays are NumPy's or PyTorch's, on the CPU, of uint8, int8, int32, int64, float16, bfloat16 (PyTorch), float32,
-float64, complex64 or complex128. Contiguous ones are sent from and received into their own memory; results are of the kind that was given.
-Every rank makes the same calls in the same order. What differs between ranks (operation, dtype, shape), or cannot be
-sent on one of them (a sparse tensor, another dtype), is a ValueError with the same text on all of them, and the store
-lives on; anything else that goes wrong ends the store.
+float64, complex64 or complex128. Contiguous ones are sent from and received into their own memory; results are of the
+kind that was given. Every rank makes the same calls in the same order. What differs between ranks (operation, dtype,
+shape), or cannot be sent on one of them (a sparse tensor, another dtype), is a ValueError with the same text on all of
+them, and the store lives on; anything else that goes wrong ends the store.
 
 Nothing is compressed. Results are made in rank order, so all ranks get the same bits, whatever the placement.
 """

@@ -62,7 +62,10 @@ GENERATORS = {
     "torch": lambda: torch.Generator().get_state().numpy(),
 }
 ARRAYS = [
-    *(np.arange(6).astype(dtype).reshape(2, 3) for dtype in ("?", "i1", "u2", "i8", "f2", "f4", "f8", "c8", "U4")),
+    *(
+        np.arange(6).astype(dtype).reshape(2, 3)
+        for dtype in ("?", "i1", "u2", "i8", "f2", "f4", "f8", "c8", "U4")
+    ),
     np.arange(6.0).reshape(2, 3).T,
     np.zeros((0, 3), np.float32),
     np.array(4),
@@ -191,9 +194,9 @@ def test_what_a_module_keeps_is_named(tmp_path: Path, local_store: KVStore) -> N
     model.state = {"seen": Marker()}
     with pytest.raises(TypeError, match=r"model\['_extra_state'\]\['seen'\] is a .*Marker"):
         gw.torch.save_checkpoint(tmp_path, model, optimizer)
+    model.state = None
     optimizer.param_groups[0]["schedule"] = Marker()
     with pytest.raises(TypeError, match=r"optimizer\['param_groups'\]\[0\]\['schedule'\] is a .*Marker"):
-        model.state = None
         gw.torch.save_checkpoint(tmp_path, model, optimizer)
 
 
@@ -216,7 +219,7 @@ def test_checkpoints_of_before(tmp_path: Path, local_store: KVStore) -> None:
     with pytest.raises(ValueError, match=r"holds a \S*Marker, which is not made from a file") as raised:
         gw.torch.load_checkpoint(with_objects, *given)
     assert "weights_only" not in str(raised.value)
-    with pytest.raises(ValueError, match="was not written by gradwire.torch"):
+    with pytest.raises(ValueError, match="was not written by gradwire"):
         gw.torch.load_checkpoint(of_the_store, *given)
     assert gw.torch.load_checkpoint(with_numpy, *given)[0] == "MT19937"
     again.close()

@@ -37,7 +37,10 @@ VERBS: dict[str, tuple[Callable[[KVStore, torch.Tensor], Any], Callable[[int], A
         lambda store, x: store.collectives.reduce_scatter(x),
         lambda rank: TOTAL[2 * rank : 2 * rank + 2],
     ),
-    "all_gather": (lambda store, x: torch.stack(store.collectives.all_gather(x)), lambda rank: torch.stack(GIVEN)),
+    "all_gather": (
+        lambda store, x: torch.stack(store.collectives.all_gather(x)),
+        lambda rank: torch.stack(GIVEN),
+    ),
     "all_to_all": (
         lambda store, x: torch.stack(store.collectives.all_to_all([x[:2], x[2:]])),
         lambda rank: torch.stack([each[2 * rank : 2 * rank + 2] for each in GIVEN]),
@@ -86,12 +89,18 @@ REFUSED: dict[str, tuple[Callable[[KVStore, bool], Any], str]] = {
         lambda store, odd: store.collectives.broadcast(COMPLEX.clone().conj() if odd else COMPLEX.clone()),
         "a lazy view of conjugates",
     ),
-    "all_reduce": (lambda store, odd: store.collectives.all_reduce(fake() if odd else torch.ones(4)), "subclass"),
+    "all_reduce": (
+        lambda store, odd: store.collectives.all_reduce(fake() if odd else torch.ones(4)),
+        "subclass",
+    ),
     "reduce_scatter": (
         lambda store, odd: store.collectives.reduce_scatter(fake() if odd else torch.ones(4)),
         "subclass",
     ),
-    "all_gather": (lambda store, odd: store.collectives.all_gather(fake() if odd else torch.ones(4)), "subclass"),
+    "all_gather": (
+        lambda store, odd: store.collectives.all_gather(fake() if odd else torch.ones(4)),
+        "subclass",
+    ),
     "all_to_all": (
         lambda store, odd: store.collectives.all_to_all([fake() if odd else torch.ones(4)] * 2),
         "subclass",

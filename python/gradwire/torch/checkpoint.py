@@ -101,9 +101,9 @@ def save_checkpoint(
         optimizer: a DistributedOptimizer or a LocalStepOptimizer, or a list or tuple of all of these that are at one
             store; a HookState, or a list or tuple of all that are at one store; or what compress_reduce_scatter() has
             returned. The store's part of the checkpoint, which has what was not sent yet, is of all in either case.
-        extra: numbers, text, bytes, tensors, NumPy's arrays and numbers, and lists, tuples, dicts and sets of them, such
-            as `{"numpy": np.random.get_state(), "torch": torch.get_rng_state()}`. No other objects: a file that makes
-            them could run any code.
+        extra: numbers, text, bytes, tensors, NumPy's arrays and numbers, and lists, tuples, dicts and sets of them,
+            such as `{"numpy": np.random.get_state(), "torch": torch.get_rng_state()}`. No other objects: a file that
+            makes them could run any code.
 
     Raises:
         RuntimeError: a file cannot be written, on any rank; or a step is under way.
