@@ -59,6 +59,25 @@ def test_all_ranks_hear_of_one_ranks_reply() -> None:
     run_ranks(2, body)
 
 
+CHECKPOINTS: dict[str, Callable[[KVStore, Path, bool], Any]] = {
+    "extra is text": lambda store, folder, odd: store.save_checkpoint(folder, "text" if odd else b"bytes"),  # type: ignore[arg-type]
+    "no folder": lambda store, folder, odd: store.save_checkpoint(None if odd else folder),  # type: ignore[arg-type]
+    "no folder to load": lambda store, folder, odd: store.load_checkpoint(None if odd else folder),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("call", CHECKPOINTS)
+def test_one_ranks_checkpoint_is_refused_on_all(call: str, tmp_path: Path) -> None:
+    def body(store: KVStore) -> None:
+        store.init("w", np.ones(2, np.float32))
+        store.save_checkpoint(tmp_path)
+        with pytest.raises((TypeError, ValueError), match=r"expected bytes|expected str"):
+            CHECKPOINTS[call](store, tmp_path, store.rank == 1)
+        assert store.collectives.all_reduce(np.ones(1, np.float32)) == 2
+
+    run_ranks(2, body)
+
+
 def test_the_variable_is_named_where_it_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_COMPRESSION", "auto")
     store = gw.kv.create("local")
