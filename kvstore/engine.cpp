@@ -166,7 +166,10 @@ void Engine::agree_on_at_once() {
   messenger_->exchange("rounds", "", options_.slow_abort);  // no push comes before the servers know
 }
 
-EngineThread& Engine::rounds() const { return hierarchy_ ? hierarchy_->rounds() : *thread_; }
+EngineThread& Engine::rounds() const {
+  require_open("rounds");
+  return hierarchy_ ? hierarchy_->rounds() : *thread_;
+}
 
 std::uint32_t Engine::rank() const { return messenger_->self().rank; }
 std::uint32_t Engine::num_workers() const { return messenger_->world().workers; }
@@ -178,6 +181,7 @@ void Engine::regroup(const std::string& why, transport::Parting parting) {
 }
 
 void Engine::await_rounds(const char* what) {
+  require_open(what);
   const Callers::Waiting waiting(*callers_, {Callers::Wait::For::kOwnRounds, what});
   if (rounds().idle().wait_for(options_.slow_abort)) return;
   throw transport::TimeoutError(fmt::format("{}: rounds begun before it have not ended within {} s", what,
@@ -202,9 +206,10 @@ std::vector<std::string> Engine::all_gather(std::string_view name, std::string_v
 
 std::vector<std::string> Engine::meet(std::string_view name, std::string_view blob) {
   callers_->note_call();
+  require_open(std::string(name).c_str());
   const Callers::Waiting waiting(*callers_,
                                  {Callers::Wait::For::kExchange, std::string(name), messenger_->exchanges()});
-  if (!thread_ || !options_.at_once || !options_.at_once->staleness_bound)
+  if (!options_.at_once || !options_.at_once->staleness_bound)
     return messenger_->exchange(name, blob, options_.slow_abort);
   thread_->command("meet").wait();
   try {

@@ -42,6 +42,11 @@ class Codec:
     @property
     def has_exact_reply(self) -> bool: ...
 
+    def require_reply(self, reply: str) -> None:
+        """
+        Raises ValueError, naming the replies that there are, where servers cannot answer so.
+        """
+
     @property
     def agrees_scales(self) -> bool: ...
 

@@ -140,6 +140,11 @@ def _out(verb: str, key: Key, out: Any) -> Any:
             f"{verb}: several elements of the out of key {key!r} are one in memory (expand()); give a tensor of its "
             "own memory, as out.clone()"
         )
+    if out.is_conj():
+        raise ValueError(
+            f"{verb}: out of key {key!r} is a lazy view of conjugates, as conj() gives; give a tensor of its own, such "
+            "as out.resolve_conj()"
+        )
     return _real_tensor(_detached(out))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from gradwire import _core
 from gradwire.devices import DeviceSum
+from gradwire.refusals import told_to_all
 
 Optimizer = tuple[str, dict[str, float]]
 
@@ -42,11 +43,14 @@ def save(engine: _core.Engine, folder: str | PathLike[str], extra: bytes, device
     Raises:
         As KVStore.save_checkpoint().
     """
-    if not isinstance(extra, bytes | bytearray):
-        raise TypeError(
-            f"save_checkpoint: extra is a {type(extra).__name__}, expected bytes, such as of torch.save() to io.BytesIO"
-        )
-    engine.save_checkpoint(os.fspath(folder), _pack(extra, devices))
+    with told_to_all(engine, "checkpoint begins"):
+        if not isinstance(extra, bytes | bytearray):
+            raise TypeError(
+                f"save_checkpoint: extra is a {type(extra).__name__}, expected bytes, such as of torch.save() to "
+                "io.BytesIO"
+            )
+        path, packed = os.fspath(folder), _pack(extra, devices)
+    engine.save_checkpoint(path, packed)
 
 
 def load(
@@ -59,7 +63,9 @@ def load(
     Raises:
         As KVStore.load_checkpoint().
     """
-    optimizer = engine.load_checkpoint(os.fspath(folder))
+    with told_to_all(engine, "checkpoint is opened"):
+        path = os.fspath(folder)
+    optimizer = engine.load_checkpoint(path)
     restored, arrays = _read(folder, engine.rank)
     devices.load(*_states(arrays))
     return parse_optimizer(optimizer) if optimizer else None, restored

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gradwire import settings
 from gradwire.compress import Compression
 
-__all__ = ["Wanted", "chosen", "parse_codec"]
+__all__ = ["Wanted", "chosen", "naming_the_variable", "parse_codec"]
 
 Wanted = str | Mapping[str, Any]
 
@@ -40,3 +41,20 @@ def parse_codec(front_end: str, wanted: Wanted) -> Compression:
 def chosen(wanted: Any) -> Any:
     """Returns what counts: GRADWIRE_COMPRESSION, if it is set, or else what the script wants."""
     return settings.read().compression or wanted
+
+
+@contextlib.contextmanager
+def naming_the_variable(override: str | None) -> Iterator[None]:
+    """Has a ValueError that is raised inside say that GRADWIRE_COMPRESSION is read, and not what the script gives.
+
+    Args:
+        override: the variable's value; None: it is not set.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if override is None:
+            raise
+        raise ValueError(
+            f"GRADWIRE_COMPRESSION={override} is set, and overrides the script: {error}"
+        ) from error

@@ -5,11 +5,11 @@ Example:
     loss = kv.collectives.all_reduce(loss, op="average")
     rows = kv.collectives.all_gather(embeddings)      # one array a rank, of any length
 
-Arrays are NumPy's or PyTorch's, on the CPU, of uint8, int8, int32, int64, float16, bfloat16 (PyTorch), float32 or
-float64. Contiguous ones are sent from and received into their own memory; results are of the kind that was given.
-Every rank makes the same calls in the same order. What differs between ranks (operation, dtype, shape), or cannot be
-sent on one of them (a sparse tensor, another dtype), is a ValueError with the same text on all of them, and the store
-lives on; anything else that goes wrong ends the store.
+Arrays are NumPy's or PyTorch's, on the CPU, of uint8, int8, int32, int64, float16, bfloat16 (PyTorch), float32,
+float64, complex64 or complex128. Contiguous ones are sent from and received into their own memory; results are of the
+kind that was given. Every rank makes the same calls in the same order. What differs between ranks (operation, dtype,
+shape), or cannot be sent on one of them (a sparse tensor, another dtype), is a ValueError with the same text on all of
+them, and the store lives on; anything else that goes wrong ends the store.
 
 Nothing is compressed. Results are made in rank order, so all ranks get the same bits, whatever the placement.
 """
@@ -65,8 +65,9 @@ class Collectives:
             given = _given("all_reduce", array)
             _require_op("all_reduce", op, given)
             result = _like(given, tuple(given.shape)) if out is None else _writable("all_reduce", out, given)
+            memory = _bytes(given), _bytes(result)
         self._engine.collective_all_reduce(
-            _bytes(given), _bytes(result), _real_dtype(given), op, _agreed(given, shape=tuple(given.shape))
+            *memory, _real_dtype(given), op, _agreed(given, shape=tuple(given.shape))
         )
         return result if out is None else out
 
@@ -81,11 +82,11 @@ class Collectives:
             given = _given("reduce_scatter", array)
             _require_op("reduce_scatter", op, given)
             row = _row_shape("reduce_scatter", given)
-        ranks = self._engine.num_workers
-        rows, longer = divmod(given.shape[0], ranks)
-        result = _like(given, (rows + (self._engine.rank < longer), *row))
+            rows, longer = divmod(given.shape[0], self._engine.num_workers)
+            result = _like(given, (rows + (self._engine.rank < longer), *row))
+            memory = _bytes(given), _bytes(result)
         self._engine.collective_reduce_scatter(
-            *(_bytes(given), _bytes(result), _real_dtype(given), op, _numbers(given) * math.prod(row)),
+            *(*memory, _real_dtype(given), op, _numbers(given) * math.prod(row)),
             _agreed(given, shape=tuple(given.shape)),
         )
         return result
@@ -101,8 +102,9 @@ class Collectives:
         """
         with told_to_all(self._engine, "broadcast"):
             target = _writable("broadcast", array, array)
+            memory = _bytes(target)
         self._engine.collective_broadcast(
-            _bytes(target), _real_dtype(target), root, _agreed(target, shape=tuple(target.shape))
+            memory, _real_dtype(target), root, _agreed(target, shape=tuple(target.shape))
         )
         return array
 
@@ -118,8 +120,9 @@ class Collectives:
         with told_to_all(self._engine, "all_gather"):
             given = _given("all_gather", array)
             row = _row_shape("all_gather", given) if given.shape else None
+            memory = _bytes(given)
         counts, raw = self._engine.collective_all_gather(
-            _bytes(given), _real_dtype(given), _agreed(given, row_shape=row)
+            memory, _real_dtype(given), _agreed(given, row_shape=row)
         )
         return _split(given, counts, raw, row)
 
@@ -145,8 +148,9 @@ class Collectives:
             kinds = [(_dtype(array), row) for array, row in zip(given, rows, strict=True)]
             if len(set(kinds)) > 1:
                 raise ValueError(f"all_to_all: arrays differ in dtype or in the shape of a row: {kinds}")
+            memory = [_bytes(array) for array in given]
         counts, raw = self._engine.collective_all_to_all(
-            [_bytes(array) for array in given], _real_dtype(given[0]), _agreed(given[0], row_shape=rows[0])
+            memory, _real_dtype(given[0]), _agreed(given[0], row_shape=rows[0])
         )
         return _split(given[0], counts, raw, rows[0])
 
@@ -199,7 +203,12 @@ def _checked(verb: str, array: Any) -> Any:
 def _is_contiguous(array: Any) -> bool:
     if isinstance(array, np.ndarray):
         return bool(array.flags.c_contiguous)
-    return array.is_contiguous() and not array.is_neg()
+    return array.is_contiguous() and not _is_lazy(array)
+
+
+def _is_lazy(array: Any) -> bool:
+    """True for a tensor whose memory holds its numbers' conjugates or negatives, as after conj()."""
+    return not isinstance(array, np.ndarray) and bool(array.is_conj() or array.is_neg())
 
 
 def _given(verb: str, array: Any) -> Any:
@@ -207,7 +216,9 @@ def _given(verb: str, array: Any) -> Any:
     checked = _checked(verb, array)
     if _is_contiguous(checked):
         return checked
-    return checked.copy(order="C") if isinstance(checked, np.ndarray) else checked.resolve_neg().contiguous()
+    if isinstance(checked, np.ndarray):
+        return checked.copy(order="C")
+    return checked.resolve_conj().resolve_neg().contiguous()
 
 
 def _writable(verb: str, out: Any, like: Any) -> Any:
@@ -215,6 +226,11 @@ def _writable(verb: str, out: Any, like: Any) -> Any:
     target = _checked(verb, out)
     if isinstance(out, np.generic) or (isinstance(target, np.ndarray) and not target.flags.writeable):
         raise ValueError(f"{verb}: the array to write to is read-only; give a writable one")
+    if _is_lazy(target):
+        raise ValueError(
+            f"{verb}: the array to write to is a lazy view of conjugates or negatives, as conj() gives; give a tensor "
+            "of its own, such as out.resolve_conj().resolve_neg()"
+        )
     if not _is_contiguous(target):
         raise ValueError(f"{verb}: the array to write to is not contiguous; give a contiguous one")
     if _dtype(target) != _dtype(like) or tuple(target.shape) != tuple(like.shape):

@@ -149,6 +149,7 @@ class Compression:
         codec = make(name, **parameters)
         if wanted is None:
             wanted = name if reply == "exact" and not codec.has_exact_reply else reply
+        codec.require_reply(str(wanted))
         return cls(_core.canonical_spec(spec_text(name, parameters)), str(wanted), weights)
 
     def require_whole_weights(self, why: str) -> None:

@@ -1,7 +1,8 @@
 """Sums of compressed tensors over whatever can gather bytes: for stores that know nothing of codecs.
 
 Every rank encodes, gathers all ranks' payloads, and does what a server would with them: so all get the same answer, the
-one that gradwire's own stores give, to the bit. It costs N - 1 payloads to each rank where those move 2 (N-1)/N.
+one that gradwire's own stores give, to the bit; but codecs that draw random numbers (qsgd, terngrad, natural, randomk)
+draw others than there. It costs N - 1 payloads to each rank where those move 2 (N-1)/N.
 
 Codecs leave NaNs and infinities out, so a byte behind each payload tells the others of them: the sum is then NaN
 everywhere, with a warning, and nothing else has changed. (`nonfinite=mxnet` is MXNet's own way, and stays that.) Of a

@@ -10,10 +10,10 @@ Example:
 `broadcast(name, tensor, root_rank)` and `push_pull(name, tensor, output)` are the same in the words of MXNet's RFC
 16795, and all that a store of another maker needs: see `register`.
 
-Values are float32, float16, bfloat16 or float64 arrays: NumPy's or PyTorch's. Float32 ones that are contiguous are sent
-from and received into their own memory. PyTorch's may lie on a CUDA device: they are then encoded and decoded there,
-behind the current stream, and only what is encoded crosses to the host; where the codec cannot do that, the floats do,
-which is said once on stderr.
+Values are float32, float16, bfloat16, float64, complex64 or complex128 arrays: NumPy's or PyTorch's. Float32 ones that
+are contiguous are sent from and received into their own memory. PyTorch's may lie on a CUDA device: they are then
+encoded and decoded there, behind the current stream, and only what is encoded crosses to the host; where the codec
+cannot do that, the floats do, which is said once on stderr.
 """
 
 from __future__ import annotations

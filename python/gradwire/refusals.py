@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def told_to_all(engine: _core.Engine, name: str) -> Iterator[None]:
-    """Has the ValueError or TypeError that is raised inside be a ValueError, of the same words, on all ranks that make
-    the call.
+    """Has the ValueError, TypeError or RuntimeError (PyTorch's, of a tensor that it cannot read) that is raised inside
+    be a ValueError, of the same words, on all ranks that make the call. What can fail on one rank belongs inside.
 
     Once the members of a job have changed it is this rank's alone: the job can go on without it.
 
@@ -23,7 +23,12 @@ def told_to_all(engine: _core.Engine, name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (TypeError, ValueError) as error:
-        with contextlib.suppress(ValueError, RuntimeError):  # this one, as on the others; a closed store
+    except (TypeError, ValueError, RuntimeError) as error:
+        try:
             engine.refuse(name, str(error))
+        except ValueError as on_all:
+            if isinstance(error, RuntimeError):
+                raise on_all from error
+        except RuntimeError:  # a closed store
+            pass
         raise

@@ -34,7 +34,7 @@ def shard(examples: int, rank: int, num_workers: int, work_load_list: Sequence[f
             f"shard: examples={examples}, rank={rank}, num_workers={num_workers}: expected examples of 0 or more, and "
             "a rank from 0 to num_workers - 1"
         )
-    loads = [1.0] * num_workers if work_load_list is None else [float(load) for load in work_load_list]
+    loads = [1.0] * num_workers if work_load_list is None else [_load(load) for load in work_load_list]
     if (
         len(loads) != num_workers
         or not all(math.isfinite(load) and load >= 0 for load in loads)
@@ -44,9 +44,20 @@ def shard(examples: int, rank: int, num_workers: int, work_load_list: Sequence[f
             f"shard: work_load_list={work_load_list!r}: expected {num_workers} numbers of 0 or more, one for each "
             "worker, and not all 0"
         )
+    exponent = math.frexp(max(loads))[1]
+    loads = [
+        math.ldexp(load, -exponent) for load in loads
+    ]  # exactly; or the sum of large ones would be infinite
     before, total = math.fsum(loads[:rank]), math.fsum(loads)
     after = total if rank + 1 == num_workers else math.fsum(loads[: rank + 1])
     return range(_end(examples, before / total), _end(examples, after / total))
+
+
+def _load(given: float) -> float:
+    try:
+        return float(given)
+    except OverflowError:  # a whole number beyond 1.8e308
+        return math.inf
 
 
 def _end(examples: int, part: float) -> int:

@@ -86,7 +86,7 @@ class RowSparse:
         Raises:
             ValueError: an array without a dimension.
         """
-        dense = array.detach().cpu().float().numpy() if hasattr(array, "detach") else np.asarray(array)
+        dense = _array(array) if hasattr(array, "detach") else np.asarray(array)
         if dense.ndim == 0:
             raise ValueError("RowSparse.from_dense: the array has no dimension, and so no rows")
         ids = np.flatnonzero(dense.reshape(len(dense), -1).any(axis=1))
@@ -328,9 +328,13 @@ def _expect_in_table(verb: str, key: Key, ids: Any, rows: int) -> None:
 
 def _floats(rows: Any) -> Any:
     """Rows as NumPy's float32, contiguous, on the host."""
-    if hasattr(rows, "detach"):
-        rows = rows.detach().cpu().float().numpy()
-    return np.ascontiguousarray(rows, np.float32)
+    return np.ascontiguousarray(_array(rows) if hasattr(rows, "detach") else rows, np.float32)
+
+
+def _array(tensor: Any) -> Any:
+    """PyTorch's tensor as NumPy's array: of its own dtype of ours, or float32 where NumPy has none such (bfloat16)."""
+    here = tensor.detach().cpu().resolve_neg()
+    return (here if _dtype(here) in ("float16", "float32", "float64") else here.float()).numpy()
 
 
 def _like(before: Any, rows: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from gradwire import _core, checkpoint, joining, settings
 from gradwire.arrays import Target
 from gradwire.checkpoint import Restored
+from gradwire.codec_choice import naming_the_variable
 from gradwire.compress import Compression
 from gradwire.dense import DenseKeys
 from gradwire.devices import DeviceSum, is_on_device, stream_of
@@ -120,7 +121,7 @@ class KVStore(Worker):
                 of a store that has no servers; or ranks that differ (all ranks get the same error).
         """
         given = self._settings.compression or compression_params
-        with told_to_all(self.engine, "compression"):
+        with told_to_all(self.engine, "compression"), naming_the_variable(self._settings.compression):
             parsed = Compression.parse(given, reply=self._settings.reply)
         if not self._is_local:
             self.use_compression(parsed)
@@ -199,6 +200,10 @@ class KVStore(Worker):
                 with the parameters of "sgd", whose momentum holds steps and not gradients, so that a new learning rate
                 leaves it as it is; and "test" (rescale_grad). A number is any that float() takes, NumPy's too, and True
                 is 1; nesterov needs a momentum.
+            parameters: Default: learning_rate=0.01 of "sgd", "mxnet_sgd" and "adagrad", and 0.001 of "adam" and
+                "adamw"; momentum=0, nesterov=0; beta1=0.9, beta2=0.999; epsilon=1e-8, and 1e-10 of "adagrad"; wd=0,
+                rescale_grad=1, and clip_gradient=-1, which clips nothing. torch.optim's are the same but for SGD's
+                learning rate, 0.001 there, and AdamW's weight decay, 0.01 there.
 
         Keys that were pushed before begin with what pull() brings, the sum of their last round, as MXNet's do.
 

@@ -402,6 +402,10 @@ void bind_compress(nb::module_& module) {
       .def_prop_ro("lossy", &Codec::lossy,
                    "True when encode() loses information, so that a residual is worth keeping.")
       .def_prop_ro("has_exact_reply", &Codec::has_exact_reply)
+      .def(
+          "require_reply",
+          [](const Codec& c, const std::string& reply) { (void)compress::reply_kind(c, reply); }, "reply"_a,
+          "Raises ValueError, naming the replies that there are, where servers cannot answer so.")
       .def_prop_ro("agrees_scales", &Codec::agrees_scales)
       .def("max_encoded_size", &Codec::max_encoded_size, "elements"_a,
            "Largest payload of that many elements, in bytes.")

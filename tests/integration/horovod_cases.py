@@ -176,6 +176,30 @@ def means_of_integers_are_cut_off_towards_zero() -> None:
 
 
 @case
+def means_of_integers_do_not_wrap() -> None:
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
+        most, least = torch.iinfo(dtype).max, torch.iinfo(dtype).min
+        given = torch.tensor([most, least, 3] * 4, dtype=dtype)
+        for mean in (
+            hvd.allreduce(given, op=hvd.Average),
+            hvd.allreduce_(given.clone(), op=hvd.Average),
+            *hvd.grouped_allreduce([given, given.view(3, 4)], op=hvd.Average),
+            hvd.allreduce(given, op=hvd.Average, prescale_factor=2.0, postscale_factor=0.5),
+        ):
+            assert mean.dtype == dtype
+            assert torch.equal(mean.view(-1), given), dtype
+        rows = given[: 2 * hvd.size()]
+        share = hvd.reducescatter(rows, op=hvd.Average)
+        assert torch.equal(share, rows[2 * hvd.rank() :][:2]), dtype
+        if hvd.size() > 2:
+            some = hvd.add_process_set([0, 2])
+            if hvd.rank() != 1:
+                assert torch.equal(hvd.allreduce(given, op=hvd.Average, process_set=some), given)
+            hvd.remove_process_set(some)
+    assert hvd.allreduce(torch.tensor([200], dtype=torch.uint8), op=hvd.Sum) == 200 * hvd.size() % 256
+
+
+@case
 def factors_before_and_after() -> None:
     given = everyone(6)
     summed = hvd.allreduce(given[hvd.rank()], op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)

@@ -71,7 +71,8 @@ def sums_means_and_extremes_of_all_dtypes() -> None:
         before = tensor.asnumpy()
         wide = [each.astype("float32") if dtype == "float16" else each for each in everyone]
         total = sum(wide[1:], wide[0]).astype(dtype)
-        mean = np.trunc(total / hvd.size()) if "int" in dtype else sum(wide[1:], wide[0]) / hvd.size()
+        exact = sum(each.astype("int64") for each in everyone) if "int" in dtype else sum(wide[1:], wide[0])
+        mean = np.trunc(exact / hvd.size()) if "int" in dtype else exact / hvd.size()  # which does not wrap
         for op, expected in (
             (hvd.Sum, total),
             (hvd.Average, mean),
@@ -84,6 +85,8 @@ def sums_means_and_extremes_of_all_dtypes() -> None:
         require_equal(tensor, before)
         assert hvd.allreduce_(tensor, average=False) is tensor
         require_equal(tensor, total)
+    largest = filled(127, dtype="int8")
+    require_equal(hvd.allreduce(largest, op=hvd.Average), largest.asnumpy())
     truth = mx.np.array([True, False])
     found = hvd.allreduce(truth, op=hvd.Max)
     assert isinstance(found, mx.np.ndarray)

@@ -62,7 +62,9 @@ def tune(
     alone one wins once in 128 times, and so one of three once in 43.
 
     Ctrl-C stops everything at once and keeps what was found. Settings that the environment gives already are left as
-    they are. No setting changes a bit of the result: units of codecs do not depend on them.
+    they are. No setting changes a bit of the result, as units of codecs do not depend on them. The exception are codecs
+    that draw random numbers (qsgd, terngrad, natural, randomk): these draw by key, and GRADWIRE_FUSION_BYTES says which
+    small tensors share one. Another value of it gives other draws, of the same distribution.
 
     The record of --json is a settings file: `gradwire run --settings FILE`, or GRADWIRE_SETTINGS=FILE under torchrun
     and others. What the environment says wins over the file. It holds for this job on this network, and no other.

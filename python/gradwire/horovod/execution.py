@@ -23,6 +23,8 @@ from gradwire.horovod.request import Key, Request, TensorSpec
 from gradwire.horovod.subgroup import SubGroup
 from gradwire.horovod.timeline import Timeline
 
+_NARROW_INTEGERS = ("uint8", "int8", "int32")  # of those that the collectives have
+
 Group = Collectives | SubGroup  # the same methods, of all ranks and of some
 
 
@@ -180,9 +182,9 @@ class Execution:
         return self._library.parts(total, [len(array) for array in flats])
 
     def _before_the_sum(self, request: Request, flat: Any) -> Any:
-        """Returns values as they are summed: times the factor in front, and in the type in which they travel."""
-        values = scaled(self._library, flat, request.prescale)
-        return self._library.cast(values, _travels_as(request, self._library.spec_of(values).dtype))
+        """Returns values as they are summed: in the type in which they travel, and times the factor in front."""
+        values = self._library.cast(flat, _travels_as(request, self._library.spec_of(flat).dtype))
+        return scaled(self._library, values, request.prescale)
 
     def _op_on_the_way(self, request: Request, values: Any) -> str:
         """The store's collectives have no mean of integers."""
@@ -280,11 +282,14 @@ def _call(handle: Handle | None) -> None:
 
 
 def _travels_as(request: Request, dtype: str) -> str:
-    """Returns the type in which a sum's tensors travel: where a factor comes behind it half-precision ones in float32,
-    so that they are rounded once.
+    """Returns the type in which a sum's tensors travel. Where a factor comes behind it half-precision ones travel in
+    float32, so that they are rounded once; and integers of a mean in 64 bits, as their sum may not fit in their own.
     """
-    sums = request.kind in ("allreduce", "reducescatter") and request.op != "adasum"
-    return wide_type(dtype) if sums and request.postscale != 1.0 else dtype
+    if request.kind not in ("allreduce", "reducescatter") or request.op == "adasum":
+        return dtype
+    if request.op == "average" and dtype in _NARROW_INTEGERS:
+        return "int64"
+    return wide_type(dtype) if request.postscale != 1.0 else dtype
 
 
 def _splits(response: Response, member: int) -> list[int]:

@@ -49,7 +49,7 @@ def broadcast_parameters(
         pairs = _pairs(parameters)
         named = [(name, value) for name, value in pairs if isinstance(value, torch.Tensor)]
         _check_root(store, "broadcast_parameters", root_rank)
-    described = json.dumps([root_rank, [[name, *_layout_of(value)] for name, value in named]])
+        described = json.dumps([root_rank, [[name, *_layout_of(value)] for name, value in named]])
     blobs = store.engine.all_gather("broadcast_parameters", described.encode())
     roots, layouts = zip(*(json.loads(blob) for blob in blobs), strict=True)
     _require_same_root("broadcast_parameters", roots)
@@ -89,8 +89,8 @@ def broadcast_optimizer_state(
             state = optimizer.state_dict()
             state.pop(STATE_KEY, None)  # what a rank has not sent yet is its own
             described = _describe("the state", state, tensors)
-    groups = [len(group["params"]) for group in optimizer.param_groups]
-    blob = json.dumps([root_rank, groups, described]).encode()
+        groups = [len(group["params"]) for group in optimizer.param_groups]
+        blob = json.dumps([root_rank, groups, described]).encode()
     blobs = store.engine.all_gather("broadcast_optimizer_state", blob)
     roots, groups_of, states = zip(*(json.loads(blob) for blob in blobs), strict=True)
     _require_same_root("broadcast_optimizer_state", roots)

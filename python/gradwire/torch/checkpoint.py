@@ -13,7 +13,6 @@ With DDP's hook, or FSDP2's reduce-scatter, in the place of a gradwire optimizer
 from __future__ import annotations
 
 import functools
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -22,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from gradwire import _core, checkpoint, kv
+from gradwire.torch import readable_bytes
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.local_rounds import ROUNDS_KEY, LocalRounds
 from gradwire.torch.momentum import inherited_momentum
@@ -33,7 +33,7 @@ OF_THE_STORE = ("rank", "residuals")
 _ROWS_KEY, _MOMENTUM_KEY = "rows", "momentum_correction"
 
 # What a rank's error is for all, the first that it is an instance of; others are RuntimeErrors.
-_KINDS: tuple[type[Exception], ...] = (_core.DecodeError, ValueError)
+_KINDS: tuple[type[Exception], ...] = (_core.DecodeError, ValueError, TypeError)
 
 _KINDS_OF_PARTS = {
     "optimizer": "a DistributedOptimizer or LocalStepOptimizer",
@@ -90,8 +90,9 @@ def save_checkpoint(
 ) -> None:
     """Writes all that training goes on from, every rank its own, to a folder. Collective, between steps.
 
-    It takes the place of what was in the folder only when all of it is on the disk. Random generators and the place in
-    the data are not in it: give them as extra, and so the state of an optimizer of torch's.
+    It takes the place of what was in the folder only when all of it is on the disk, and never where load_checkpoint()
+    could not read it. Random generators and the place in the data are not in it: give them as extra, and so the state
+    of an optimizer of torch's.
 
     Args:
         folder: one that all workers see, such as one on NFS; made if it is not there.
@@ -100,16 +101,22 @@ def save_checkpoint(
         optimizer: a DistributedOptimizer or a LocalStepOptimizer, or a list or tuple of all of these that are at one
             store; a HookState, or a list or tuple of all that are at one store; or what compress_reduce_scatter() has
             returned. The store's part of the checkpoint, which has what was not sent yet, is of all in either case.
-        extra: what torch.load(weights_only=True) can read: numbers, text, tensors, lists and dicts of them.
+        extra: numbers, text, bytes, tensors, NumPy's arrays and numbers, and lists, tuples, dicts and sets of them,
+            such as `{"numpy": np.random.get_state(), "torch": torch.get_rng_state()}`. No other objects: a file that
+            makes them could run any code.
 
     Raises:
         RuntimeError: a file cannot be written, on any rank; or a step is under way.
-        TypeError: optimizer is something else.
+        TypeError: optimizer is something else; or extra, the model's state or the optimizer's holds, on any rank, what
+            extra cannot. All ranks get the same text, which names it, and the folder is as it was.
     """
     part = _part_of(optimizer, model)
-    written = io.BytesIO()
-    torch.save({"model": part.model_state(model), part.kind: part.saved(), "extra": extra}, written)
-    part.store.save_checkpoint(folder, written.getvalue())
+    states = {"model": part.model_state(model)}  # a collective, of a sharded one
+
+    def own() -> bytes:
+        return readable_bytes.write({**states, part.kind: part.saved(), "extra": extra})
+
+    part.store.save_checkpoint(folder, _attempt(part.store, "checkpoint is written", own))
 
 
 def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimizer: Any) -> Any:
@@ -134,13 +141,14 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
         gradwire.DecodeError: a rank's file is damaged, or none of a checkpoint, on all ranks; model and optimizer are
             as they were, as with ValueError, but gradients may travel by the codec that a warm-up or
             compression="auto" had come to, or as rows.
-        ValueError: it is of other keys, or of another kind or number of optimizers, or this job has taken a step.
+        ValueError: it is of other keys, or of another kind or number of optimizers, or this job has taken a step; or it
+            holds objects that save_checkpoint() refuses, and earlier versions did not.
         RuntimeError: a file cannot be read; or model and optimizer are not alike, which is found when the store goes on
             from the checkpoint already: begin the job anew.
         TypeError: optimizer is something else than save_checkpoint() takes.
     """
     part = _part_of(optimizer, model)
-    state = _attempt(part.store, lambda: _read_fitting(folder, part))
+    state = _attempt(part.store, "checkpoint is read", lambda: _read_fitting(folder, part))
     own = state[part.kind]
     part.prepare(own)
     part.store.load_checkpoint(folder)  # refuses what does not fit, before model and optimizer change
@@ -177,9 +185,12 @@ def _read_part(folder: str | PathLike[str], kind: str, rank: int) -> Any:
     return _unpack(checkpoint.read_extra(folder, rank))[kind]
 
 
-def _attempt(store: kv.KVStore, work: Callable[[], Result]) -> Result:
+def _attempt(store: kv.KVStore, what: str, work: Callable[[], Result]) -> Result:
     """Does work, which is no collective, on all ranks; where it fails on any, all raise what the first of those did, or
     the others would wait for it in the next collective.
+
+    Args:
+        what: the name of the exchange in which ranks hear of it.
     """
     result, failure, told = None, None, b""
     try:
@@ -188,7 +199,7 @@ def _attempt(store: kv.KVStore, work: Callable[[], Result]) -> Result:
         failure = error
         kind = next((i for i, kind in enumerate(_KINDS) if isinstance(error, kind)), len(_KINDS))
         told = json.dumps([kind, str(error)]).encode()
-    for rank, blob in enumerate(store.engine.all_gather("checkpoint is read", told)):
+    for rank, blob in enumerate(store.engine.all_gather(what, told)):
         if blob:
             kind, text = json.loads(blob)
             raise (*_KINDS, RuntimeError)[kind](f"worker {rank}: {text}") from failure
@@ -196,7 +207,7 @@ def _attempt(store: kv.KVStore, work: Callable[[], Result]) -> Result:
 
 
 def _unpack(restored: checkpoint.Restored) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(io.BytesIO(restored.extra), map_location="cpu", weights_only=True)
+    state: dict[str, Any] = readable_bytes.read(restored.extra)
     return state
 
 

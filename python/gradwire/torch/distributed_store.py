@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from gradwire import settings
 from gradwire.backend import AbstractKVStore
+from gradwire.codec_choice import naming_the_variable
 from gradwire.compress import Compression
 from gradwire.gathered_sum import GatheredSum
 
@@ -59,7 +60,8 @@ class Torch(AbstractKVStore):
         Raises: ValueError: a bad type, parameter or reply.
         """
         here = settings.read()
-        parsed = Compression.parse(here.compression or compression_params, reply=here.reply)
+        with naming_the_variable(here.compression):
+            parsed = Compression.parse(here.compression or compression_params, reply=here.reply)
         parsed.require_whole_weights("the store 'torch' has no servers")
         dense = parsed.spec == "none"
         self._compressed = None if dense else GatheredSum(parsed, self.rank, _all_gather)

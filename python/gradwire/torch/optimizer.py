@@ -118,7 +118,8 @@ def DistributedOptimizer(
             with the options of its groups as they were when step() was called, and whoever reads one before waits
             for it: the next forward pass layer by layer, state_dict() and an evaluation for all. p.grad is no mean
             until then; `synchronize()` waits for all. For optimizers that update each parameter by itself, as
-            torch's do, all but LBFGS. Weights are those of a loop without, to the bit. Goes with neither
+            torch's do, all but LBFGS. Weights are those of a loop without, to the bit, but for sparse gradients under a
+            lossy codec: these are summed as dense ones then (see sparse_as_dense). Goes with neither
             max_grad_norm, grad_scaler, on_nonfinite="skip_step" nor closures, nor the stores `nccl` and
             `allreduce_mpi`. Default: the setting GRADWIRE_OVERLAP_STEP, which is off.
         budget: with compression="auto": what compression may cost, "0.3 points" of accuracy (the default) or "5% error"

@@ -7,7 +7,7 @@ from typing import Any
 from gradwire import codec_choice, joining, kv, settings
 from gradwire import default_store as stores
 from gradwire.backend import AbstractKVStore
-from gradwire.codec_choice import Wanted, chosen
+from gradwire.codec_choice import Wanted, chosen, naming_the_variable
 from gradwire.compress import Compression
 from gradwire.controller import Budget, requested
 
@@ -101,8 +101,10 @@ def parse_chosen(wanted: Wanted | None) -> Compression | None:
     Raises:
         As parse_compression().
     """
-    given = settings.read().compression or wanted
-    return None if given is None else parse_compression(given)
+    override = settings.read().compression
+    given = override or wanted
+    with naming_the_variable(override):
+        return None if given is None else parse_compression(given)
 
 
 def auto_budget(wanted: Wanted | None, budget: str | None) -> Budget | None:

@@ -55,7 +55,8 @@ def byteps_push_pull(
         priority: the higher, the sooner MXNet begins it, within +-32767, and of equal ones what was declared first;
             and of a name's sums from the second on, of float32 or compressed by a codec, the sooner it is sent.
         name: by which ranks mean the same tensor. None: the next of the names that this rank has not given.
-        is_average: the mean; of integers it is cut off towards zero. False: the sum.
+        is_average: the mean; of integers it is cut off towards zero. False: the sum. Sums of integers wrap, and so
+            does the sum of a mean of int64.
         compression: bps.Compression.none or fp16, or a codec of gradwire's, "2bit", which needs a name. Default: what
             byteps_declare_tensor() was given for the name.
 

@@ -32,7 +32,8 @@ def push_pull(
 
     Args:
         tensor: any shape, the same on all ranks; uint8, int8 to int64, float16 to float64 or bfloat16, on any device.
-        average: the mean; of integers it is cut off towards zero. False: the sum.
+        average: the mean; of integers it is cut off towards zero. False: the sum. Sums of integers wrap, and so does
+            the sum of a mean of int64.
         name: by which ranks mean the same tensor.
         version: BytePS's; the n-th sum of a name is of all ranks' n-th here.
         priority: BytePS's; a sum that is waited for at once goes before all of priority 0.

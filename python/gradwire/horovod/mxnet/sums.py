@@ -32,7 +32,8 @@ def allreduce(
         priority: the higher, the sooner MXNet begins it.
         prescale_factor, postscale_factor: before and after the sum; of integers by way of float64.
         process_set: whose members take part, and alone call it.
-        op: hvd.Average (default), Sum, Min, Max, Product or Adasum. The mean of integers is cut off towards zero.
+        op: hvd.Average (default), Sum, Min, Max, Product or Adasum. The mean of integers is cut off towards zero;
+            sums of integers wrap, and so does the sum of a mean of int64.
 
     Returns: a new NDArray, at once. Who reads it waits, and gets a HorovodInternalError, which is an MXNetError too,
         where ranks differ in shape, dtype, op or factors, one of this name is under way, or the job has failed.

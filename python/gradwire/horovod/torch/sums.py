@@ -85,7 +85,8 @@ def allreduce(
         name: by which ranks mean the same operation. Default: the n-th nameless one of the set.
         compression: hvd.Compression.none, fp16, or a codec of gradwire's, which needs a name: by it the store keeps
             what the codec has not sent yet.
-        op: hvd.Average (default), Sum, Min, Max, Product or Adasum. The mean of integers is cut off towards zero.
+        op: hvd.Average (default), Sum, Min, Max, Product or Adasum. The mean of integers is cut off towards zero;
+            sums of integers wrap, and so does the sum of a mean of int64.
         prescale_factor, postscale_factor: before and after the sum; of integers by way of float64.
         process_set: whose members take part, and alone call it.
 
