@@ -116,15 +116,23 @@ bool Server::wait_for(std::chrono::milliseconds timeout) {
 
 void Server::serve_on() {
   if (serving_on_.joinable()) return;
-  serving_on_ = std::jthread([this](const std::stop_token& stop) {
-    {
-      std::unique_lock lock(end_->mutex);
-      if (!end_->changed.wait(lock, stop, [this] { return end_->is_over(served_); })) return;
-    }
+  const auto leave_last = [this] {
     messenger_->leave(kLeaveTimeout);
     const std::lock_guard lock(end_->mutex);
     end_->has_served_all = true;
     end_->changed.notify_all();
+  };
+  const auto over = [this] { return end_->is_over(served_); };
+  std::unique_lock lock(end_->mutex);
+  if (over()) {
+    lock.unlock();
+    return leave_last();
+  }
+  serving_on_ = std::jthread([this, over, leave_last](const std::stop_token& stop) {
+    std::unique_lock waiting(end_->mutex);
+    if (!end_->changed.wait(waiting, stop, over)) return;
+    waiting.unlock();
+    leave_last();
   });
 }
 

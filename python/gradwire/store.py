@@ -147,6 +147,7 @@ class KVStore(Worker):
         to come included, by what was set before. Collective.
 
         Args:
+            compression: until then.
             borrower: kept until the loan ends; in the place of another.
         """
         if self._lent is None:

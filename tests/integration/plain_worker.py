@@ -153,7 +153,7 @@ class PlainWorker:
         for key, value in values.items():
             if self.rank == 0:
                 self.ask(key, INIT, ACK, (value.ravel()[part].tobytes() for part in self.parts(key)))
-            self.exchange("init", "")
+        self.exchange("init", "")
 
     def parts(self, key: str) -> list[slice]:
         size = self.residuals[key].size
