@@ -61,11 +61,16 @@ def outlast_all() -> None:
             _serving.popitem()[1].engine.retire()
 
 
-def _keep_until_exit(serving: _Serving) -> None:
-    global _finalized_pid
+def _drop_the_ended() -> None:
+    """Frees what served others that have left since: an elastic job would hold one of each generation."""
     for each in list(_serving.values()):
         if each.engine.outlast(0.0):
             _serving.pop(id(each.engine), None)
+
+
+def _keep_until_exit(serving: _Serving) -> None:
+    global _finalized_pid
+    _drop_the_ended()
     if serving.engine.outlast(0.0):
         return
     _serving[id(serving.engine)] = serving
@@ -83,6 +88,7 @@ class Worker(AbstractKVStore):
         self._log = Log.of(values, engine.rank)
         self.engine = engine
         self.unfinished: set[Callable[[], None]] = set()  # what close() is to end first, on this thread
+        _drop_the_ended()
         self.is_open = False  # gradwire.kv sets it, and close() ends it
         # The first of the generations that this process has been in without a gap; gradwire.kv sets it.
         self.since = engine.generation
