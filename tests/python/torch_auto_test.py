@@ -139,6 +139,7 @@ def require_owed_arrives(store: gw.kv.KVStore, model: nn.Module, optimizer: Any,
     """The next gradient is every rank's own and what it owed, by none or by fp16; and what servers had not sent."""
     key = optimizer._reducer.exchange._parameters[0].key
     servers = torch.from_numpy(store.engine.server_residual(key))
+    store.barrier()  # a push of another rank's would be a round under way, of which servers tell nothing
     alone = make_model()
     loss_of(alone, store.rank, 99).backward()
     model.zero_grad()
