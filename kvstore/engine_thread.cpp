@@ -30,8 +30,6 @@ namespace {
 
 constexpr auto kLongestTick = std::chrono::milliseconds(250);
 constexpr auto kShortestTick = std::chrono::milliseconds(10);
-/// What an operation that waits takes beside its values, in push_ahead_bytes.
-constexpr std::uint64_t kWaitingBytes = 1024;
 
 std::vector<float> to_float32(std::span<const double> values) {
   std::vector<float> rounded(values.size());
@@ -386,7 +384,7 @@ void EngineThread::start_init(Tensor& tensor) {
 /// Takes a push's values while the round before is in flight: its caller waits only until they are taken.
 /// Returns false where there is no room for them.
 bool EngineThread::stage(Operation& operation) {
-  const std::uint64_t bytes = operation.in.size_bytes() + operation.in64.size_bytes() + kWaitingBytes;
+  const std::uint64_t bytes = operation.in.size_bytes() + operation.in64.size_bytes() + kAheadBytes;
   if (bytes > options_.push_ahead_bytes || ahead_bytes_ > options_.push_ahead_bytes - bytes) return false;
   operation.ahead_bytes = bytes;
   ahead_bytes_ += bytes;

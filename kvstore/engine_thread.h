@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -37,6 +38,9 @@
 #include "kvstore/weight_replies.h"
 
 namespace gradwire::kvstore {
+
+/// What a push that is taken ahead of its round counts beside its values, in push_ahead_bytes.
+inline constexpr std::uint64_t kAheadBytes = 1024;
 
 /// The codec in force and how it travels. Shared by the thread's tensors; replaced as a whole.
 struct Compression {

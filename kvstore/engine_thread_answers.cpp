@@ -173,8 +173,8 @@ void EngineThread::decode(Tensor& tensor, std::size_t index, Frame frame) {
   ++tensor.jobs;
   if ((frame.header.flags & transport::kFlagNonfinite) != 0) {
     tensor.current->done.note_nonfinite();
-    tensor.met_nonfinite |=
-        tensor.current->verb == Operation::Verb::kPush;  // pulls that follow bring this sum
+    // Pulls that follow a push bring its sum.
+    tensor.met_nonfinite |= tensor.current->verb == Operation::Verb::kPush;
   }
   const std::int32_t priority = tensor.current->priority;
   pool_.submit(priority, [this, &tensor, index, frame = std::move(frame), arrived = arrived_]() mutable {

@@ -208,8 +208,7 @@ void Hierarchy::fetch_upstream(KeyId key, const Upstream& wanted) {
   const auto rest = std::make_shared<Rest>();  // owners: the pulls
   rest->runs = runs_[key].size();
   for (const Run& run : runs_[key]) {
-    Operation operation;
-    operation.verb = Operation::Verb::kPull;
+    auto [key_there, operation] = on_run(run, Operation::Verb::kPull);
     if (!wanted.out.empty()) operation.out = wanted.out.subspan(run.part.offset, run.part.count);
     if (!wanted.out64.empty()) operation.out64 = wanted.out64.subspan(run.part.offset, run.part.count);
     if (wanted.device) operation.device.emplace().link = uplink_->link(wanted.device);
@@ -221,7 +220,7 @@ void Hierarchy::fetch_upstream(KeyId key, const Upstream& wanted) {
       if (--rest->runs > 0) return;  // the others still write to the caller's memory
       rest->error ? done.fail(rest->error) : done.succeed();
     });
-    uplink_->submit(run.upstream, std::move(operation));
+    uplink_->submit(key_there, std::move(operation));
   }
 }
 

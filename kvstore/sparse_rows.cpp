@@ -28,8 +28,6 @@ namespace {
 
 /// First values travel in pieces of about so many elements.
 constexpr std::size_t kInitElements = std::size_t{1} << 20;
-/// What a request takes beside its payload, in push_ahead_bytes.
-constexpr std::uint64_t kRequestBytes = 1024;
 
 /// Adds the nanoseconds of its life.
 class Timer {
@@ -266,7 +264,7 @@ std::vector<RowRequest> SparseRows::push_requests(Table& table, const Rows& give
   ++table.step;
   settle_ahead(table);
   for (const RowRequest& request : requests) {
-    const std::uint64_t bytes = request.payload.size_bytes() + kRequestBytes;
+    const std::uint64_t bytes = request.payload.size_bytes() + kAheadBytes;
     table.ahead_bytes += bytes;
     ahead_bytes_ += bytes;
   }

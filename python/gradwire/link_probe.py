@@ -61,9 +61,8 @@ def _byte_seconds(engine: _core.Engine) -> float:
         np.copyto(copy, large)
         exchanges.append(exchanged - began)
         copies.append(time.process_time() - exchanged)
-    return max(0.0, min(exchanges[1:]) - min(copies[1:])) / (
-        2 * large.nbytes
-    )  # the first one makes connections
+    alone = min(exchanges[1:]) - min(copies[1:])  # the first exchange makes connections
+    return max(0.0, alone) / (2 * large.nbytes)
 
 
 def main(file: str) -> None:

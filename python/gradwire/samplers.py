@@ -44,10 +44,8 @@ def shard(examples: int, rank: int, num_workers: int, work_load_list: Sequence[f
             f"shard: work_load_list={work_load_list!r}: expected {num_workers} numbers of 0 or more, one for each "
             "worker, and not all 0"
         )
-    exponent = math.frexp(max(loads))[1]
-    loads = [
-        math.ldexp(load, -exponent) for load in loads
-    ]  # exactly; or the sum of large ones would be infinite
+    exponent = math.frexp(max(loads))[1]  # taken off exactly, or the sum of large loads would be infinite
+    loads = [math.ldexp(load, -exponent) for load in loads]
     before, total = math.fsum(loads[:rank]), math.fsum(loads)
     after = total if rank + 1 == num_workers else math.fsum(loads[: rank + 1])
     return range(_end(examples, before / total), _end(examples, after / total))

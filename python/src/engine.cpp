@@ -192,8 +192,7 @@ void bind_engine(nb::module_& module) {
           },
           "key"_a, "grad"_a.noconvert(), "priority"_a = 0,
           "Adds grad to this round's sum. Returns two tickets: grad was taken, which is to be waited for; "
-          "the "
-          "round is over.")
+          "the round is over.")
       .def(
           "push",
           [](PyEngine& s, KeyId key, const ConstDoubles& grad, std::int32_t priority) {

@@ -79,8 +79,7 @@ void bind_metrics(nb::class_<PyEngine>& engine) {
       .def(
           "ahead_bytes", [](PyEngine& s) { return s.engine().ahead_bytes(); },
           "What push() has taken of gradients whose rounds cannot begin yet, at most push_ahead_bytes, and "
-          "of "
-          "rows whose rounds are not known to be over.")
+          "of rows whose rounds are not known to be over.")
       .def(
           "mirrored_bytes", [](PyEngine& s) { return s.engine().mirrored_bytes(); }, Collective(),
           "Payload bytes that servers have passed on to their mirrors. Asks the servers.")

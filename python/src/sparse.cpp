@@ -106,8 +106,7 @@ void bind_sparse(nb::module_& module, nb::class_<PyEngine>& engine) {
           "Sets the codec of some tables apart from the others'. Collective.")
       .def("push_rows", &push, "table"_a, "ids"_a.noconvert(), "rows"_a.noconvert(), "priority"_a = 0,
            "Adds rows, in any order, to this round's sum; has taken them when it returns. room_for_rows() is "
-           "to "
-           "be waited for first.")
+           "to be waited for first.")
       .def(
           "room_for_rows", [](PyEngine& s, TableId table) { return s.engine().sparse().room(table); },
           "table"_a, "What a push to the table has to wait for; None: nothing.")

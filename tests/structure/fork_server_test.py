@@ -54,6 +54,18 @@ def start(folder: Path, environment: dict[str, str], *words: str, **variables: s
     )
 
 
+def begun(
+    folder: Path, environment: dict[str, str], then: str
+) -> tuple[subprocess.Popen[str], Iterator[str]]:
+    """A served program that has come to `then`, and the lines that it writes there."""
+    process = start(folder, environment, THEN=then)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    assert process.stdout.readline().startswith("True")
+    return process, iter(process.stdout)
+
+
 def test_it_has_the_folder_the_words_the_variables_and_the_streams(
     tmp_path: Path, server: dict[str, str]
 ) -> None:
@@ -83,11 +95,8 @@ def test_signals_reach_it(tmp_path: Path, server: dict[str, str]) -> None:
     then = (
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); print('ready', flush=True); time.sleep(600)"
     )
-    process = start(tmp_path, server, THEN=then)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.close()
-    assert [process.stdout.readline().split()[0] for _ in range(2)] == ["True", "ready"]
+    process, lines = begun(tmp_path, server, then)
+    assert next(lines) == "ready\n"
     process.terminate()
     assert process.wait(60) == 3
 
@@ -98,12 +107,8 @@ def test_it_dies_with_the_process_that_stands_for_it_and_so_does_what_it_started
     then = (
         "import subprocess; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); time.sleep(600)"
     )
-    process = start(tmp_path, server, THEN=then)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.close()
-    assert process.stdout.readline().startswith("True")
-    started = int(process.stdout.readline())
+    process, lines = begun(tmp_path, server, then)
+    started = int(next(lines))
     process.kill()
     pids = [int((tmp_path / "pid").read_text()), started]
     wait_until(lambda: not any(map(is_alive, pids)), 60, "them to end")

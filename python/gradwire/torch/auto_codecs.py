@@ -76,26 +76,22 @@ def chooses_for(store: KVStore) -> bool:
 class AutoCodecs:
     """One exchange's."""
 
-    def __init__(self, store: KVStore, controller: Controller, *, shares_buckets: bool) -> None:
+    def __init__(self, store: KVStore, controller: Controller, loan: object | None) -> None:
         """
         Args:
-            shares_buckets: small parameters of this exchange travel together.
+            loan: by which the exchange borrows the store's compression, and gives it back: its small parameters travel
+                together. None: they do not.
         """
         _chosen_for.add(store)
         self._store = store
         self._controller = controller
-        self._shares_buckets = shares_buckets
+        self._loan = loan
         self._parameters: list[Parameter] = []
         self._tensors: list[Tensor] = []
         self._codecs: list[str] = []  # in force
         self._default = controller.start  # of those that travel together
-        self._loan = object()
-        if shares_buckets:
-            store.lend(compression_of(self._default), self._loan)
-
-    def close(self) -> None:
-        """Leaves the store the compression that it had, unless somebody has set another since."""
-        self._store.give_back(self._loan)
+        if loan is not None:
+            store.lend(compression_of(self._default), loan)
 
     @property
     def needs_quiet(self) -> bool:
@@ -104,7 +100,7 @@ class AutoCodecs:
 
     def add(self, parameters: Sequence[Parameter], elements: Sequence[int]) -> None:
         """Takes parameters in, before they are bound. Those with a codec of their own keep it. A collective."""
-        small = settings.read().fusion_bytes if self._shares_buckets else 0
+        small = settings.read().fusion_bytes if self._loan is not None else 0
         added = []
         for parameter, count in zip(parameters, elements, strict=True):
             free = parameter.own is None

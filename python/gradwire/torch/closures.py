@@ -26,6 +26,20 @@ def are_handed_to(base: type[torch.optim.Optimizer]) -> bool:
     return issubclass(base, torch.optim.LBFGS) or not module.startswith("torch.optim.")
 
 
+def called_first(
+    closure: Callable[[], Any] | None, base: type[torch.optim.Optimizer]
+) -> tuple[Any, Callable[[], Any] | None]:
+    """Calls a closure before the step, unless the class calls it itself.
+
+    Returns: the loss, None where it was not called; and the closure that the class is to be handed, None where it is
+        none.
+    """
+    if closure is None or are_handed_to(base):
+        return None, closure
+    with torch.enable_grad():
+        return closure(), None
+
+
 def require_possible(
     base: type, on_nonfinite: OnNonfinite, grad_scaler: object | None, *, sends_momentum: bool
 ) -> None:

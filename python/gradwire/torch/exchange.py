@@ -93,7 +93,7 @@ class Exchange:
             self._use(store.own_compression)  # and not by what another has borrowed
         self._auto: AutoCodecs | None = None
         if options.controller is not None:
-            self._auto = AutoCodecs(store, options.controller, shares_buckets=self._borrows)
+            self._auto = AutoCodecs(store, options.controller, self._loan if self._borrows else None)
         if options.warm_up is not None:
             self._use(options.warm_up.compression())
         if options.vetoes:
@@ -104,8 +104,6 @@ class Exchange:
     def close(self) -> None:
         """Leaves the slots to another, and the store the compression that it had. On all ranks at the same place."""
         self._store.give_back(self._loan)
-        if self._auto is not None:
-            self._auto.close()
         if self._fuses:
             self._fuses = self._borrows = False
             _sets_of[self._store].discard(self._set)

@@ -351,13 +351,9 @@ class _Distributed(wrapped.Front):
                 self._reducer.end_step()
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        loss = None
-        if closure is not None and closures.are_handed_to(self._base):
+        loss, closure = closures.called_first(closure, self._base)
+        if closure is not None:
             closure = self._handed(closure)
-        elif closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-            closure = None
         if self._reducer is not None:
             self._add_later()
             self._reducer.settle()

@@ -36,9 +36,8 @@ _SAFE: list[Any] = [
     *((_reducer(np.zeros(1)), f"{module}._reconstruct") for module in _MODULES),
     *((_reducer(np.float64(1)), f"{module}.scalar") for module in _MODULES),
 ]
-_safe_lock = (
-    threading.Lock()
-)  # what is safe is the process's: a thread that has read would take it from another
+# What is safe is the process's: a thread that has read would take it from another.
+_safe_lock = threading.Lock()
 
 
 def write(state: Mapping[str, Any]) -> bytes:
@@ -81,10 +80,8 @@ def read(written: bytes) -> Any:
 
 def _numpys_are_safe() -> contextlib.AbstractContextManager[None]:
     """Has torch.load() make NumPy's arrays and numbers inside."""
-    if not hasattr(
-        torch.serialization, "safe_globals"
-    ):  # PyTorch before 2.5, which refuses them: so does write()
-        return contextlib.nullcontext()
+    if not hasattr(torch.serialization, "safe_globals"):
+        return contextlib.nullcontext()  # PyTorch before 2.5, which refuses them: so does write()
     already = torch.serialization.get_safe_globals()  # torch takes back all that it was given for a while
     own: contextlib.AbstractContextManager[None] = torch.serialization.safe_globals(
         [each for each in _SAFE if each not in already]

@@ -247,7 +247,8 @@ class Distributed(wrapped.Front):
         )  # else others of the parameter's are still to run: step() sends it
         if is_final and all(self._passes[p] <= 0 for p in group):
             self._send(group)
-            self._sent.note(group)
+            if not self._has_warned:  # it says so once
+                self._sent.note(group)
 
     def _send(self, group: Group) -> None:
         # Zeros where there is none: another rank may have used the parameter.
@@ -338,7 +339,7 @@ class Distributed(wrapped.Front):
     def _warn_of_changes(self) -> None:
         changed = [p for p in self._sent.changed() if _takes_part(p)]
         self._sent.forget()
-        if changed and not self._has_warned:
+        if changed:
             self._has_warned = True
             warnings.warn(
                 f"hvd.DistributedOptimizer: the gradient of {self._parameter_names[changed[0]]!r} was changed after "
@@ -382,16 +383,12 @@ class Distributed(wrapped.Front):
             TypeError: a closure that the optimizer calls itself returns something else than a loss.
         """
         self._note_step()
-        loss = None
-        if closure is not None and closures.are_handed_to(self._base):
-            closure = self._handed(closure)
-        elif closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-            closure = None
+        loss, closure = closures.called_first(closure, self._base)
         if closure is None:
             self._settle()
-        result = super().step() if closure is None else super().step(closure)
+            result = super().step()
+        else:
+            result = super().step(self._handed(closure))
         if self._sums:
             raise RuntimeError(
                 f"hvd.DistributedOptimizer: step(closure) of {self._base.__name__} has not called its closure, and so "
