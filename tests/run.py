@@ -21,6 +21,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,9 @@ MOST_AT_SECOND_TRY = 10
 """Where more tests fail, something is broken: nothing is run again."""
 LONGEST_SECONDS = 300.0
 LONGEST_SOAK_SECONDS = 7200.0
+LONGEST_PYTHON_SECONDS = 600.0
+CRASHED = re.compile(r"worker '\w+' crashed while running")
+"""What pytest-xdist says of a test whose process has ended."""
 SLOWEST = 20
 
 
@@ -162,6 +166,8 @@ class Cases:
     passed: dict[tuple[str, str], float]
     failed: set[tuple[str, str]]
     skipped: int
+    is_cut_short: bool = False
+    """Whether a test has ended a process of pytest-xdist, and tests were left out."""
 
     @staticmethod
     def of(report: Path) -> Cases:
@@ -177,7 +183,9 @@ class Cases:
             return case.get("classname", ""), case.get("name", "")
 
         seconds = {name(c): float(c.get("time", 0)) for c in passed}
-        return Cases(seconds, {name(c) for c in failed}, len(skipped))
+        words = [problem.get("message", "") for case in failed for problem in case]
+        cut_short = any(CRASHED.search(text) for text in words)
+        return Cases(seconds, {name(c) for c in failed}, len(skipped), cut_short)
 
 
 def suite(name: str, first: list[str], again: list[str]) -> Outcome:
@@ -192,7 +200,7 @@ def suite(name: str, first: list[str], again: list[str]) -> Outcome:
     status, seconds, cases = attempt(first, REPORTS / f"{stem}.xml")
     passed, failed = set(cases.passed), cases.failed
     second_try: set[tuple[str, str]] = set()
-    if passed and 0 < len(failed) <= MOST_AT_SECOND_TRY:
+    if passed and 0 < len(failed) <= MOST_AT_SECOND_TRY and not cases.is_cut_short:
         status, more, retried = attempt(again, REPORTS / f"{stem}-again.xml")
         seconds += more
         second_try = failed & set(retried.passed)
@@ -210,17 +218,30 @@ def suite(name: str, first: list[str], again: list[str]) -> Outcome:
     )
 
 
+def beside_others(jobs: int) -> list[str]:
+    """Returns pytest's options for tests that run side by side.
+
+    A file's tests stay together, with what they share; files in order, of which the last folders are the quick ones. A
+    test that hangs ends its process, and that ends the run: where xdist starts another process, it can wait for ever.
+    """
+    options = ["-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
+    limit = f"faulthandler_timeout={LONGEST_PYTHON_SECONDS:.0f}"
+    return [*options, "-o", limit, "-o", "faulthandler_exit_on_timeout=true"]
+
+
 def python_suites(jobs: int, soak: bool, places: Sequence[str]) -> list[tuple[str, list[str], list[str]]]:
     """Arguments of suite(). What measures time, and all in the long form, has the machine for itself."""
     pytest = [sys.executable, "-m", "pytest", "-q", *places]
-    # A file's tests stay together, with what they share; files in order, of which the last folders are the quick ones.
-    beside = ["-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
     if soak:
         return [("Python tests", [*pytest, "-m", ""], [*pytest, "-m", "", "--last-failed"])]
     kinds = {"Python tests": "not soak and not alone", "Python tests alone": "alone and not soak"}
     commands = {name: [*pytest, "-m", marks] for name, marks in kinds.items()}
     return [
-        (name, [*command, *(beside if name == "Python tests" else [])], [*command, "--last-failed"])
+        (
+            name,
+            [*command, *(beside_others(jobs) if name == "Python tests" else [])],
+            [*command, "--last-failed"],
+        )
         for name, command in commands.items()
     ]
 

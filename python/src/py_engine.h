@@ -160,8 +160,10 @@ class PyEngine {
   }
 
   /// Waits until nobody needs what this process serves for the whole job.
+  /// From any thread, as close() and retire(): where ranks are threads, each looks after what all of them serve.
   bool outlast_for(std::chrono::milliseconds timeout) {
     if (is_inherited()) return true;
+    const std::scoped_lock lock(closing_);
     if (!engine_->outlast_for(timeout)) return false;
     if (!scheduler_) return true;
     try {

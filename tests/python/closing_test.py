@@ -87,6 +87,12 @@ def test_closing_waits_for_nobody_who_waits_for_what_follows() -> None:
         await_event(event, "the end of both stores")
 
 
+def test_ranks_that_are_threads_free_together_what_served_the_job_before() -> None:
+    """Every new store looks whether the servers of closed ones are still needed. It was no call for several threads."""
+    for _ in range(100):
+        run_ranks(8, lambda store: store.init("w", np.ones(8, np.float32)))
+
+
 def test_the_exit_waits_until_the_others_have_left_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_serving", {})
     network, order = _core.InprocNetwork(2), []

@@ -27,12 +27,12 @@ def test_never():
 """
 
 
-def outcome(folder: Path, monkeypatch: pytest.MonkeyPatch, tests: str) -> run.Outcome:
+def outcome(folder: Path, monkeypatch: pytest.MonkeyPatch, tests: str, *options: str) -> run.Outcome:
     (folder / "test_some.py").write_text(tests)
     (folder / "pytest.ini").write_text("[pytest]\n")
     monkeypatch.setattr(run, "ROOT", folder)
     monkeypatch.setattr(run, "REPORTS", folder)
-    pytest_here = [sys.executable, "-m", "pytest", "-q"]
+    pytest_here = [sys.executable, "-m", "pytest", "-q", *options]
     return run.suite("Some tests", pytest_here, [*pytest_here, "--last-failed"])
 
 
@@ -53,6 +53,18 @@ def test_what_crashes_or_runs_nothing_has_failed(tmp_path: Path, monkeypatch: py
     assert outcome(tmp_path, monkeypatch, "import os\n\ndef test():\n    os._exit(3)\n").failed == 1
 
 
+@pytest.mark.parametrize("end", ["os.abort()", "time.sleep(50)"])
+def test_what_ends_or_holds_up_a_process_beside_others_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(run, "LONGEST_PYTHON_SECONDS", 3.0)
+    once = f"import os, time\nfrom pathlib import Path\n\ndef test_once():\n    {end}\n"
+    got = outcome(tmp_path, monkeypatch, once + SOMETIMES, *run.beside_others(2))
+    assert got.failed >= 1
+    assert got.second_try == []
+    assert not list(tmp_path.glob("*-again.xml"))
+
+
 def test_nothing_runs_again_where_much_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MOST_AT_SECOND_TRY", 1)
     got = outcome(tmp_path, monkeypatch, SOMETIMES + NEVER)
@@ -61,7 +73,7 @@ def test_nothing_runs_again_where_much_fails(tmp_path: Path, monkeypatch: pytest
 
 def test_what_measures_time_runs_alone() -> None:
     beside, alone = run.python_suites(jobs=2, soak=False, places=["tests"])
-    assert beside[1][-5:] == ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    assert beside[1][7:12] == ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     assert beside[1][4:7] == ["tests", "-m", "not soak and not alone"]
     assert alone[1][4:] == ["tests", "-m", "alone and not soak"]
     ((_, long, again),) = run.python_suites(jobs=2, soak=True, places=["tests"])
