@@ -14,6 +14,7 @@ import os
 import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gradwire.torch as gt
@@ -100,6 +101,15 @@ def prepare(way: str, codec: str, model: nn.Module) -> tuple[nn.Module, Any]:
     return wrapped, optimizer
 
 
+def sent_bytes(interface: str) -> int:
+    """Returns what an interface of this process's network namespace has sent, headers included."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == interface:
+            return int(counters.split()[8])
+    raise ValueError(f"there is no interface {interface!r} here")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rank", type=int, required=True)
@@ -122,6 +132,7 @@ def main() -> None:
     wrapped, optimizer = prepare(way, codec, model)
     random = torch.Generator().manual_seed(given.rank)
     took: list[float] = []
+    before = sent_bytes(given.interface)
     while len(took) < given.steps and sum(took) < LONGEST_SECONDS:
         words = torch.randint(0, size.vocabulary, (size.batch, size.context), generator=random).to(device)
         targets = (words * 7 + 3) % size.vocabulary
@@ -131,13 +142,14 @@ def main() -> None:
             loss = functional.cross_entropy(wrapped(words).flatten(0, 1).float(), targets.flatten())
         loss.backward()
         optimizer.step()
-        last = float(loss)  # waits for the device
+        last = loss.item()  # waits for the device
         took.append(time.perf_counter() - began)
     if given.rank == 0:
         record = {
             "arm": given.arm,
             "parameters": sum(p.numel() for p in model.parameters()),
             "ms_a_step": round(statistics.median(took[WARM_UP:] or took) * 1e3, 1),
+            "mb_sent_a_step": round((sent_bytes(given.interface) - before) / len(took) / 1e6, 1),
             "steps": len(took),
             "loss": round(last, 3),
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
