@@ -29,9 +29,12 @@ using transport::FrameHeader;
 using transport::Kind;
 using transport::Node;
 using transport::Role;
+using Clock = std::chrono::steady_clock;
 
 constexpr Node kItself{Role::kServer, 0};
 constexpr auto kTick = std::chrono::seconds(1);
+// Until the control plane has told of a worker that is dead: its connection is closed for 2 s then.
+constexpr auto kWordOfTheDead = std::chrono::seconds(4);
 
 /// How a library sums payloads; nothing: it cannot.
 std::optional<ElementType> summable(const FrameHeader& header) {
@@ -74,6 +77,12 @@ struct IntegerRound {
   int awaited = 0;
 };
 
+/// Of the library, and when the job fails by it.
+struct Failure {
+  Clock::time_point due;
+  std::string text;
+};
+
 class Native final : public transport::Messenger {
  public:
   Native(std::unique_ptr<transport::Messenger> control, std::unique_ptr<transport::Collective> collective,
@@ -86,7 +95,7 @@ class Native final : public transport::Messenger {
         collective_(std::move(collective)),
         thread_([this] {
           loop_->run(
-              kTick, [] {}, [] {});
+              kTick, [] {}, [this] { tell_failure(); });
         }) {}
 
   ~Native() override {
@@ -296,15 +305,23 @@ class Native final : public transport::Messenger {
     return payloads;
   }
 
-  /// Whether the library failed; then the whole job has.
+  /// Whether the library failed; then the whole job does. Most often it failed because another rank has died,
+  /// and knows no more than that a connection was closed: the control plane, which names the rank, comes
+  /// first.
   bool lost(const FrameHeader& header, const std::exception_ptr& error) {
     if (!error) return false;
+    if (failure_) return true;
     try {
       std::rethrow_exception(error);
     } catch (const std::exception& cause) {
-      control_->fail(fmt::format("{}: sum of {}: {}", to_string(self()), describe(header), cause.what()));
+      failure_ = {Clock::now() + kWordOfTheDead,
+                  fmt::format("{}: sum of {}: {}", to_string(self()), describe(header), cause.what())};
     }
     return true;
+  }
+
+  void tell_failure() {
+    if (failure_ && Clock::now() >= failure_->due) control_->fail(failure_->text);
   }
 
   void fail_order(const FrameHeader& header, const std::string& other) {
@@ -351,6 +368,7 @@ class Native final : public transport::Messenger {
   Aggregator aggregator_;
   transport::BufferPool pool_;
   std::set<RoundId> rounds_;  ///< under way
+  std::optional<Failure> failure_;
   std::unique_ptr<transport::Collective> collective_;
   std::jthread thread_;  // last member: joined before the rest dies
 };

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <future>
+#include <thread>
 
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/sums.h"
@@ -170,6 +172,55 @@ TEST(Native, ARankThatNeverComesIsAskedForByName) {
       EXPECT_THAT(error.what(), HasSubstr("for worker 1"));
     }
   });
+}
+
+/// A library that fails, as one does whose peer has closed its connection.
+class FailingCollective final : public transport::Collective {
+ public:
+  std::string_view name() const noexcept override { return "failing"; }
+  std::uint32_t rank() const noexcept override { return 0; }
+  std::uint32_t size() const noexcept override { return 2; }
+  void all_reduce(transport::Buffer values, transport::ElementType, Done done) override {
+    done(std::move(values), std::make_exception_ptr(transport::TransportError("connection closed")));
+  }
+  void all_gather(transport::Buffer block, Done done) override {
+    all_reduce(std::move(block), transport::ElementType::kInt8, std::move(done));
+  }
+};
+
+class FirstFailure final : public transport::Sink {
+ public:
+  void on_frames(transport::Node, std::vector<transport::Frame>) override {}
+  void on_failure(const std::string& text) override { text_.set_value(text); }
+  void on_goodbye(transport::Node, const std::string&) override {}
+  std::string await() {
+    return heard_.wait_for(std::chrono::seconds(30)) == std::future_status::ready ? heard_.get() : "";
+  }
+
+ private:
+  std::promise<std::string> text_;
+  std::future<std::string> heard_ = text_.get_future();
+};
+
+// The library says that a connection was closed, and at once; who has died is known a moment later.
+TEST(Native, WhoHasDiedIsToldInPlaceOfWhatTheLibrarySaysOfIt) {
+  for (const bool has_died : {true, false}) {
+    transport::InprocNetwork network(2, 0);
+    const auto native = make_native(network.connect({transport::Role::kWorker, 0}),
+                                    std::make_unique<FailingCollective>(), CodeSums::kGather);
+    const auto other = network.connect({transport::Role::kWorker, 1});
+    FirstFailure failure;
+    native->attach(failure);
+    std::vector<transport::Frame> push(1);
+    push[0].header.kind = transport::Kind::kPush;
+    native->send({transport::Role::kServer, 0}, std::move(push));
+    if (has_died) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      other->fail("worker 1 is gone");
+    }
+    EXPECT_THAT(failure.await(), HasSubstr(has_died ? "worker 1 is gone" : "connection closed"));
+    native->detach();
+  }
 }
 
 }  // namespace
