@@ -160,7 +160,8 @@ class PyEngine {
   }
 
   /// Waits until nobody needs what this process serves for the whole job.
-  /// From any thread, as close() and retire(): where ranks are threads, each looks after what all of them serve.
+  /// From any thread, as close() and retire(): where ranks are threads, each looks after what all of them
+  /// serve.
   bool outlast_for(std::chrono::milliseconds timeout) {
     if (is_inherited()) return true;
     const std::scoped_lock lock(closing_);

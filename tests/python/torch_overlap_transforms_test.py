@@ -82,6 +82,24 @@ def test_between_backward_and_step_parameters_are_what_they_were() -> None:
     run_ranks(2, train)
 
 
+def test_another_threads_compiler_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compiler.is_compiling() is true in all threads while one of them compiles."""
+
+    def train(store: gw.kv.KVStore) -> None:
+        model = make()
+        optimizer = wrap(model, store)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(model, store.rank).backward()
+            optimizer.step()
+        optimizer.synchronize()
+        optimizer.close()
+
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    assert torch.compiler.is_compiling()
+    run_ranks(2, train)
+
+
 def test_what_is_compiled_may_use_transforms() -> None:
     """Of parameters that are not on their way."""
 

@@ -246,7 +246,7 @@ class OverlappingReducer(GradientReducer):
 
     def _before_forward(self, module: nn.Module, _: Any) -> None:
         """torch's hook: a module, of any model, is about to run."""
-        if torch.compiler.is_compiling() or os.getpid() != self._process:
+        if torch.compiler.is_dynamo_compiling() or os.getpid() != self._process:
             return
         unseen = _reads_unseen(module)
         if self._stepping is None and not unseen:

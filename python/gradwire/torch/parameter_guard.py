@@ -113,7 +113,8 @@ def tell_keepers(guarded: Iterable[torch.Tensor], access: Access) -> None:
 
     Raises: what they do; RuntimeError: in what torch.compile traces.
     """
-    if torch.compiler.is_compiling():  # nobody can be asked to wait while code is traced
+    # Nobody can be asked to wait while code is traced. (is_compiling() is also true while another thread traces.)
+    if torch.compiler.is_dynamo_compiling():
         raise RuntimeError(
             "gradwire.torch: a compiled function reads a parameter whose sum is on its way (overlap_step); call "
             "optimizer.synchronize() before it, or compile the module by torch.compile(model), which waits"
