@@ -27,7 +27,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gradwire import _core
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
-from gradwire.torch.parameter_guard import Access, guard, is_guardable, keeper_of, release
+from gradwire.torch.parameter_guard import Access, guard, is_guardable, is_traced, keeper_of, release
 from gradwire.torch.reducer import GradientReducer, has_gradient, requires_gradient
 from gradwire.torch.transforms import hear_of_transforms, outside_transforms
 
@@ -246,7 +246,7 @@ class OverlappingReducer(GradientReducer):
 
     def _before_forward(self, module: nn.Module, _: Any) -> None:
         """torch's hook: a module, of any model, is about to run."""
-        if torch.compiler.is_dynamo_compiling() or os.getpid() != self._process:
+        if is_traced() or os.getpid() != self._process:
             return
         unseen = _reads_unseen(module)
         if self._stepping is None and not unseen:

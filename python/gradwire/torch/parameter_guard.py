@@ -21,6 +21,7 @@ from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch._guards import TracingContext
 from torch.optim.optimizer import _foreach_supported_types
 
 _Result = TypeVar("_Result")
@@ -108,13 +109,23 @@ class GuardedParameter(torch.nn.Parameter):
 _foreach_supported_types.append(GuardedParameter)
 
 
+def is_traced() -> bool:
+    """Whether this call is part of what torch.compile or torch.export traces, or of its tracing.
+
+    torch.compiler.is_compiling() is also true while another thread traces. In traced code is_dynamo_compiling() is a
+    constant, and what follows it is not looked at; the context is the thread's own.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return torch.compiler.is_compiling() and TracingContext.try_get() is not None
+
+
 def tell_keepers(guarded: Iterable[torch.Tensor], access: Access) -> None:
     """Tells the keepers of guarded parameters that a call on these begins.
 
     Raises: what they do; RuntimeError: in what torch.compile traces.
     """
-    # Nobody can be asked to wait while code is traced. (is_compiling() is also true while another thread traces.)
-    if torch.compiler.is_dynamo_compiling():
+    if is_traced():  # nobody can be asked to wait while code is traced
         raise RuntimeError(
             "gradwire.torch: a compiled function reads a parameter whose sum is on its way (overlap_step); call "
             "optimizer.synchronize() before it, or compile the module by torch.compile(model), which waits"
