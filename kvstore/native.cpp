@@ -33,7 +33,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr Node kItself{Role::kServer, 0};
 constexpr auto kTick = std::chrono::seconds(1);
-// Until the control plane has told of a worker that is dead: its connection is closed for 2 s then.
+// Until the control plane has told of a worker that is dead. Over sockets it knows of a closed connection
+// within 2 s; MPI shows none, and there a killed rank ends the job by mpirun.
 constexpr auto kWordOfTheDead = std::chrono::seconds(4);
 
 /// How a library sums payloads; nothing: it cannot.
@@ -289,7 +290,7 @@ class Native final : public transport::Messenger {
     answer([&](auto& answers) { aggregator_.complete_round(header, std::move(payloads), answers); });
   }
 
-  /// Hands what the library gave back to use(), on the loop's thread; if it failed, the whole job has.
+  /// Hands what the library gave back to use(), on the loop's thread; if it failed, the whole job will.
   template <typename Use>
   transport::Collective::Done on_loop(const FrameHeader& header, Use use) {
     return [loop = loop_, this, header, use](Buffer values, const std::exception_ptr& error) {
@@ -321,7 +322,9 @@ class Native final : public transport::Messenger {
   }
 
   void tell_failure() {
-    if (failure_ && Clock::now() >= failure_->due) control_->fail(failure_->text);
+    if (!failure_ || Clock::now() < failure_->due) return;
+    control_->fail(failure_->text);
+    failure_->due = Clock::time_point::max();  // once
   }
 
   void fail_order(const FrameHeader& header, const std::string& other) {

@@ -222,11 +222,15 @@ def beside_others(jobs: int) -> list[str]:
     """Returns pytest's options for tests that run side by side.
 
     A file's tests stay together, with what they share; files in order, of which the last folders are the quick ones. A
-    test that hangs ends its process, and that ends the run: where xdist starts another process, it can wait for ever.
+    test that ends its process ends the run: where xdist starts another process, it can wait for ever.
     """
-    options = ["-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
+    return ["-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
+
+
+def with_deadline() -> list[str]:
+    """Returns pytest's options by which a test that hangs ends its process."""
     limit = f"faulthandler_timeout={LONGEST_PYTHON_SECONDS:.0f}"
-    return [*options, "-o", limit, "-o", "faulthandler_exit_on_timeout=true"]
+    return ["-o", limit, "-o", "faulthandler_exit_on_timeout=true"]
 
 
 def python_suites(jobs: int, soak: bool, places: Sequence[str]) -> list[tuple[str, list[str], list[str]]]:
@@ -235,7 +239,7 @@ def python_suites(jobs: int, soak: bool, places: Sequence[str]) -> list[tuple[st
     if soak:
         return [("Python tests", [*pytest, "-m", ""], [*pytest, "-m", "", "--last-failed"])]
     kinds = {"Python tests": "not soak and not alone", "Python tests alone": "alone and not soak"}
-    commands = {name: [*pytest, "-m", marks] for name, marks in kinds.items()}
+    commands = {name: [*pytest, "-m", marks, *with_deadline()] for name, marks in kinds.items()}
     return [
         (
             name,

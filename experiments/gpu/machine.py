@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -144,10 +146,17 @@ class GpuMachine(Machine):
         Returns: what was installed.
         """
         wheels = sorted((self._kit / "wheels").glob("*.whl"))
-        if not wheels:
+        if not any(wheel.name.startswith("gradwire-") for wheel in wheels):
             raise FileNotFoundError(
-                f"{self._kit} is not a kit: it has no wheels/; make one by `make gpu-kit`"
+                f"{self._kit} is not a kit: it has no wheels/gradwire-*.whl; make one by `make gpu-kit`"
             )
+        if sys.version_info < (3, 12):
+            raise RuntimeError(f"this is Python {platform.python_version()}; the kit needs 3.12 or later")
+        for package in ("numpy", "torch"):
+            if importlib.util.find_spec(package) is None:
+                raise RuntimeError(
+                    f"{sys.executable} has no {package}; call run.py by the Python that has it"
+                )
         missing = [wheel for wheel in wheels if not _is_installed(wheel)]
         self.python = str(self._venv / "bin" / "python")
         _demand([sys.executable, "-m", "venv", "--clear", "--without-pip", str(self._venv)])
@@ -164,6 +173,7 @@ class GpuMachine(Machine):
             "--quiet",
             "--no-index",
             "--no-deps",
+            "--ignore-installed",  # a gradwire that is here already is not the kit's
         ]
         _demand([*pip, "--no-compile", *map(str, missing)])
         sys.path.insert(0, str(site))
@@ -191,7 +201,7 @@ class GpuMachine(Machine):
             folder.mkdir(parents=True, exist_ok=True)
         before = self.environment
         self.environment = before | {name: str(folder) for name, folder in own.items()}
-        quietly = {"env": self.environment, "check": False, "capture_output": True}
+        quietly = {"env": self.environment, "check": False, "capture_output": True, "timeout": 10}
         subprocess.run([control, "-d"], **quietly)
         try:
             yield
@@ -202,7 +212,10 @@ class GpuMachine(Machine):
 
 def _demand(command: Sequence[str]) -> None:
     """Raises: RuntimeError: it failed, with its last words."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{' '.join(command[:4])}: it did not end within 60 s") from None
     if done.returncode != 0:
         raise RuntimeError(
             f"{' '.join(command[:4])}: exit status {done.returncode}: {done.stderr.strip()[-500:]}"
@@ -232,6 +245,10 @@ class Rehearsal(Machine):
         self._build = build
 
     def prepare(self) -> str:
+        if not (self._build / "tests").is_dir():
+            raise FileNotFoundError(
+                f"--rehearse: {self._build} is no build tree; it needs a clone and `make build`"
+            )
         return "nothing: the build tree is used"
 
     def program(self, name: str) -> list[str]:

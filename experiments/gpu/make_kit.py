@@ -89,8 +89,25 @@ def take_wheels(folder: Path, dist: Path) -> None:
 
 
 def make(kit: Path, dist: Path, patchelf: Path) -> None:
+    """Makes the kit beside the place where it shall be, then puts it there, in the place of an older one.
+
+    Raises: OSError: something is missing, or another folder is in that place.
+    """
+    if kit.exists() and not (kit / "kit.json").is_file() and (not kit.is_dir() or any(kit.iterdir())):
+        raise FileExistsError(f"{kit} is there and no kit; name another folder by --kit")
+    new = kit.with_name(f"{kit.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        fill(new, dist, patchelf)
+    except BaseException:
+        shutil.rmtree(new)
+        raise
     shutil.rmtree(kit, ignore_errors=True)
-    kit.mkdir(parents=True)
+    new.rename(kit)
+
+
+def fill(kit: Path, dist: Path, patchelf: Path) -> None:
     system = [shutil.which(name, path="/usr/sbin:/sbin:/usr/bin:/bin") for name in SYSTEM_PROGRAMS]
     if None in system:
         raise FileNotFoundError(f"{' and '.join(SYSTEM_PROGRAMS)} are not installed: apt install iproute2")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -33,7 +34,9 @@ def chosen(text: str | None) -> list[Step]:
     """Raises: ValueError: a name that no step has."""
     if text is None:
         return [step for step in STEPS if step.is_default]
-    names = [name.strip() for name in text.split(",")]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError("--steps: it names no step; steps: " + ", ".join(step.name for step in STEPS))
     if unknown := sorted(set(names) - {step.name for step in STEPS}):
         raise ValueError(
             f"--steps: no step {', '.join(unknown)}; steps: {', '.join(step.name for step in STEPS)}"
@@ -83,6 +86,13 @@ def table(records: Sequence[dict[str, Any]]) -> list[str]:
     return [text for _, text in lines]
 
 
+def clear(out: Path) -> None:
+    """Makes the folder, without what an earlier run has left there."""
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    for old in [out / "results.json", *(out / "logs").glob("*.log")]:
+        old.unlink(missing_ok=True)
+
+
 def main() -> int:
     default_kit = HERE.parents[1] if (HERE.parents[1] / "wheels").is_dir() else ROOT / "build" / "gpu-kit"
     parser = argparse.ArgumentParser(
@@ -107,23 +117,33 @@ def main() -> int:
         return 0
     began = time.monotonic()
     out = given.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
     machine = Rehearsal(out) if given.rehearse else GpuMachine(given.kit.resolve(), out)
     try:
+        clear(out)
         print(f"installed from the kit: {machine.prepare()}", flush=True)
     except (OSError, RuntimeError) as error:
         print(f"gpu: {error}", file=sys.stderr)
         return 2
     total = (SECONDS if given.steps is None else sum(step.seconds for step in steps)) * machine.patience
-    records = []
-    for number, step in enumerate(steps, start=1):
-        left = total - (time.monotonic() - began)
-        record = carry_out(step, machine, number, max(min(step.seconds * machine.patience, left), 0))
-        records.append(record)
-        done = {"rehearsal": given.rehearse, "seconds": round(time.monotonic() - began, 1), "steps": records}
-        (out / "results.json").write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
-        print(f"{step.name}: {record['status']} after {record['seconds']} s", flush=True)
+    records: list[dict[str, Any]] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started ends, too
+    try:
+        for number, step in enumerate(steps, start=1):
+            left = total - (time.monotonic() - began)
+            record = carry_out(step, machine, number, max(min(step.seconds * machine.patience, left), 0))
+            records.append(record)
+            done = {
+                "rehearsal": given.rehearse,
+                "seconds": round(time.monotonic() - began, 1),
+                "steps": records,
+            }
+            (out / "results.json").write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+            print(f"{step.name}: {record['status']} after {record['seconds']} s", flush=True)
+    except KeyboardInterrupt:
+        print(f"gpu: interrupted in step {steps[len(records)].name}", file=sys.stderr)
     print("\n" + "\n".join(table(records)))
+    if len(records) < len(steps):
+        return 130
     return int(any(record["status"] != "ok" for record in records))
 
 

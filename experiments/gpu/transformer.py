@@ -132,8 +132,9 @@ def main() -> None:
     wrapped, optimizer = prepare(way, codec, model)
     random = torch.Generator().manual_seed(given.rank)
     took: list[float] = []
-    before = sent_bytes(given.interface)
     while len(took) < given.steps and sum(took) < LONGEST_SECONDS:
+        if len(took) <= WARM_UP:
+            before = sent_bytes(given.interface)
         words = torch.randint(0, size.vocabulary, (size.batch, size.context), generator=random).to(device)
         targets = (words * 7 + 3) % size.vocabulary
         began = time.perf_counter()
@@ -145,11 +146,12 @@ def main() -> None:
         last = loss.item()  # waits for the device
         took.append(time.perf_counter() - began)
     if given.rank == 0:
+        steady = max(len(took) - WARM_UP, 1)
         record = {
             "arm": given.arm,
             "parameters": sum(p.numel() for p in model.parameters()),
             "ms_a_step": round(statistics.median(took[WARM_UP:] or took) * 1e3, 1),
-            "mb_sent_a_step": round((sent_bytes(given.interface) - before) / len(took) / 1e6, 1),
+            "mb_sent_a_step": round((sent_bytes(given.interface) - before) / steady / 1e6, 1),
             "steps": len(took),
             "loss": round(last, 3),
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,

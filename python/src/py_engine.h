@@ -159,8 +159,8 @@ class PyEngine {
     return engine_->write_trace(folder, store);
   }
 
-  /// Waits until nobody needs what this process serves for the whole job.
-  /// From any thread, as close() and retire(): where ranks are threads, each looks after what all of them
+  /// Waits until nobody needs what this process serves for the whole job. From any thread, as close() and
+  /// retire(), which wait for a slice of it: where ranks are threads, each looks after what all of them
   /// serve.
   bool outlast_for(std::chrono::milliseconds timeout) {
     if (is_inherited()) return true;

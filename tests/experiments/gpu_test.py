@@ -130,6 +130,7 @@ def fake(
 def test_findings_of_the_sanitizer_are_failures(
     machine: Any, modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, **_: name)
     codecs = "codec,operation\nfp16,copy\ntopk,copy\n"
     clean = (0, "========= ERROR SUMMARY: 0 errors")
     race = (9, "========= RACECHECK SUMMARY: 3 hazards displayed (3 errors, 0 warnings)")
@@ -205,7 +206,65 @@ def test_a_folder_that_is_no_kit_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / "run.py"), "--kit", str(tmp_path), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
-    assert "is not a kit: it has no wheels/; make one by `make gpu-kit`" in done.stderr
+    assert "is not a kit: it has no wheels/gradwire-*.whl; make one by `make gpu-kit`" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, str(FOLDER / "run.py"), "--rehearse", "--out", str(tmp_path / "file")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert done.stderr.startswith("gpu: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_what_an_earlier_run_left_is_cleared(check: Any, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for old in ("results.json", "logs/1-nccl.log"):
+        (tmp_path / old).write_text("old")
+    (tmp_path / "notes.txt").write_text("mine")
+    check.clear(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["notes.txt"]
+
+
+def test_a_run_that_is_told_to_end_takes_its_jobs_along(tmp_path: Path) -> None:
+    command = [sys.executable, str(FOLDER / "run.py"), "--rehearse", "--steps", "machine,front-ends"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (started := children_of(process.pid)) or not (tmp_path / "results.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted in step front-ends" in output
+    assert "machine " in output.split("\n\n", 1)[1], "the table of what was done"
+    while any(Path(f"/proc/{child}").exists() for child in started):
+        assert time.monotonic() < deadline + 60
+        time.sleep(0.05)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_kit_never_takes_the_place_of_another_folder(modules: dict[str, Any], tmp_path: Path) -> None:
+    kit, dist = tmp_path / "kit", tmp_path / "dist"
+    kit.mkdir()
+    (kit / "precious.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="is there and no kit"):
+        modules["make_kit"].make(kit, dist, tmp_path / "patchelf")
+    assert (kit / "precious.txt").read_text() == "mine"
+    (kit / "kit.json").write_text("{}")
+    with pytest.raises(OSError, match=r"cp312-abi3|not installed|patchelf|strip|No such file"):
+        modules["make_kit"].make(kit, dist, tmp_path / "patchelf")
+    assert (kit / "precious.txt").exists(), "an older kit stays until there is a new one"
+    assert not kit.with_name("kit.new").exists()
 
 
 def test_a_program_of_the_kit_brings_its_libraries(modules: dict[str, Any]) -> None:

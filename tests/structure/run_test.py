@@ -59,7 +59,7 @@ def test_what_ends_or_holds_up_a_process_beside_others_has_failed(
 ) -> None:
     monkeypatch.setattr(run, "LONGEST_PYTHON_SECONDS", 3.0)
     once = f"import os, time\nfrom pathlib import Path\n\ndef test_once():\n    {end}\n"
-    got = outcome(tmp_path, monkeypatch, once + SOMETIMES, *run.beside_others(2))
+    got = outcome(tmp_path, monkeypatch, once + SOMETIMES, *run.with_deadline(), *run.beside_others(2))
     assert got.failed >= 1
     assert got.second_try == []
     assert not list(tmp_path.glob("*-again.xml"))
@@ -73,9 +73,9 @@ def test_nothing_runs_again_where_much_fails(tmp_path: Path, monkeypatch: pytest
 
 def test_what_measures_time_runs_alone() -> None:
     beside, alone = run.python_suites(jobs=2, soak=False, places=["tests"])
-    assert beside[1][7:12] == ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    assert beside[1][11:] == run.beside_others(2)
     assert beside[1][4:7] == ["tests", "-m", "not soak and not alone"]
-    assert alone[1][4:] == ["tests", "-m", "alone and not soak"]
+    assert alone[1][4:] == ["tests", "-m", "alone and not soak", *run.with_deadline()]
     ((_, long, again),) = run.python_suites(jobs=2, soak=True, places=["tests"])
     assert "-n" not in long
     assert again[-1] == "--last-failed"
