@@ -74,8 +74,10 @@ def up(
     """Makes a lab that stays until `netlab down`."""
     try:
         lab = NetLab(hosts, bandwidth, loss=loss, keep=True)
-    except (NetLabUnavailable, ValueError) as error:
+    except NetLabUnavailable as error:
         raise _fail(str(error)) from None
+    except ValueError as error:
+        raise typer.BadParameter(str(error).removeprefix("netlab: ")) from None
     record = _describe(lab.name)
     _report(record, f"{_line(record)}\ntry: gradwire netlab exec {lab.name} 0 ip addr", json_file)
 
@@ -96,9 +98,10 @@ def execute(
     """Runs a command on a host, in place of this process."""
     target = NetHost(lab, host, "")
     if not (remains.NETNS / target.namespace).exists():
-        raise _fail(
-            f"netlab: lab {lab!r} has no host {host}; labs here: {', '.join(remains.labs()) or 'none'}"
-        )
+        record = remains.read(lab)
+        if record is not None:
+            raise _fail(f"netlab: lab {lab!r} has no host {host}: its hosts are 0 to {record.hosts - 1}")
+        raise _fail(f"netlab: there is no lab {lab!r}; labs here: {', '.join(remains.labs()) or 'none'}")
     enter = target.command(command)
     os.execve(enter[0], enter, target.environment())
 

@@ -303,6 +303,10 @@ def _run_one(plan: Plan, arm: str, seed: int, conditions: Conditions, log: _Log)
             raise RunFailed(arm, seed, f"{what}: {how}", 1) from None
         except ValueError as error:
             raise RunFailed(arm, seed, str(error), 1) from None
+        if record.took_compression is False and arm != "none":
+            what = "the command has compressed nothing by GRADWIRE_COMPRESSION"
+            how = "call store.set_gradient_compression(...), or wrap the optimizer, for which it stands then"
+            raise RunFailed(arm, seed, f"{what}: {how}", 1)
     return Run(arm, seed, record, job.wall_seconds)
 
 

@@ -26,6 +26,7 @@ from gradwire.ab import (
     run_plan,
 )
 from gradwire.doctor import gradwire_version, machine_description
+from gradwire.job import require_program
 from gradwire.json_option import write_json
 from gradwire.live_job import LiveJob
 from gradwire.outcome import Outcome, summarise
@@ -87,6 +88,7 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
         ValueError: an arm is no codec.
     """
     check_arms(plan.arms)
+    require_program("ab", plan.command)
     started_at = time.strftime("%Y-%m-%d %H:%M:%S %z")
     begin = time.monotonic()
     expected = len(plan.arms) * len(plan.seeds)
@@ -133,6 +135,8 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
     failures = [run for run in ended if isinstance(run, RunFailed)]
     if failures:
         more = f" ({len(failures)} of {expected} runs failed)"
+        if len(ended) < expected:
+            more = f" (every arm failed under seed {plan.seeds[0]}: no other seed was tried)"
         return Ended(outcome, failures[0].exit_code, f"{failures[0]}{more}")
     return Ended(outcome)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import io
@@ -14,7 +15,14 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from gradwire.autotune.command import tune
-from gradwire.json_option import JsonOption, SecretJsonOption, write_json, write_secret_json
+from gradwire.json_option import (
+    JsonOption,
+    SecretJsonOption,
+    check_output,
+    check_report,
+    write_json,
+    write_secret_json,
+)
 from gradwire.plan_command import plan
 from gradwire.run_command import ALIASES, run
 from gradwire.suggestions import did_you_mean
@@ -85,7 +93,10 @@ def ab(
         list[str], typer.Argument(metavar="CMD...", help="Program and arguments of every worker.")
     ],
     workers: Annotated[int, typer.Option("-n", "--num-workers", min=1, help="Workers.")],
-    report: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page and the logs.")],
+    report: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Folder for the page and the logs.", callback=check_report),
+    ],
     arms: Annotated[
         list[str],
         typer.Option(
@@ -157,10 +168,16 @@ def timeline(
         int | None, typer.Option(min=0, help="Look at this one. Unset: the mean of all but the first.")
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw a step: a lane for each stage of each rank.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw a step: a lane for each stage of each rank.", callback=check_output
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the trace of a folder of parts as one file.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the trace of a folder of parts as one file.", callback=check_output
+        ),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -273,6 +290,8 @@ def _explain_misuse(error: Any, words: list[str]) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "gradwire"
     text = error.format_message().replace("\n", " ").rstrip(".?")
+    if not text and hasattr(context and context.command, "list_commands"):
+        text = f"expected a command: {', '.join(context.command.list_commands(context))}"
     names = _command_names()
     if words and not words[0].startswith("-") and words[0] not in names:
         meant = did_you_mean(words[0], names).rstrip("?")
@@ -311,7 +330,8 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError, RuntimeError) as error:
         if os.environ.get("GRADWIRE_LOG_LEVEL") == "debug":
             raise
-        say(str(error))
+        is_stdout = isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None
+        say(f"what this command writes has no place ({error.strerror})" if is_stdout else str(error))
         code = 2 if isinstance(error, ValueError) else getattr(error, "exit_code", 1)
     sys.exit(code)
 

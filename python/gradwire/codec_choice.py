@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gradwire import settings
+from gradwire import codec_override, settings
 from gradwire.compress import Compression
 
 __all__ = ["Wanted", "chosen", "naming_the_variable", "parse_codec"]
@@ -40,7 +40,7 @@ def parse_codec(front_end: str, wanted: Wanted) -> Compression:
 
 def chosen(wanted: Any) -> Any:
     """Returns what counts: GRADWIRE_COMPRESSION, if it is set, or else what the script wants."""
-    return settings.read().compression or wanted
+    return codec_override.taken() or wanted
 
 
 @contextlib.contextmanager

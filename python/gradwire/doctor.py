@@ -20,10 +20,12 @@ from rich.table import Table
 from gradwire import job, settings
 from gradwire.encryption import JobKey
 from gradwire.units import format_bytes, format_duration
+from gradwire.wide_table import print_table
 
 _SIOCGIFADDR = 0x8915
 _TRY_SECONDS = 20.0
 _CORRECT_IT = "correct or unset GRADWIRE_SERVER_PROGRAM, or install gradwire again"
+_OF_THE_LOADER = 127  # exit code of a program whose libraries are not found, or do not fit
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,12 @@ def _try_server_program(path: str) -> None:
         raise OSError(f"{path} --help has not ended within {_TRY_SECONDS:g} s; {_CORRECT_IT}") from None
     if tried.returncode != 0:
         said = (tried.stderr.strip() or "it says nothing").splitlines()[-1]
-        raise OSError(f"{path} --help ended with exit code {tried.returncode} ({said}); {_CORRECT_IT}")
+        cure = _CORRECT_IT
+        if tried.returncode == _OF_THE_LOADER and "LD_LIBRARY_PATH" in os.environ:
+            cure = (
+                "unset LD_LIBRARY_PATH if it names another version of that library, or install gradwire again"
+            )
+        raise OSError(f"{path} --help ended with exit code {tried.returncode} ({said}); {cure}")
     if "--announce" not in tried.stdout:
         raise OSError(f"{path} is not gradwire-server, whose --help names --announce; {_CORRECT_IT}")
 
@@ -280,15 +287,21 @@ def show(finding: Finding, console: Console) -> None:
             grid.add_row(f"  {name}", reason)
         console.print(grid)
     console.print("\n[bold]settings[/bold]")
-    console.print(_settings_table(finding.settings))
+    print_table(_settings_table(finding.settings), console)
     for text in [*finding.faults, *finding.unknown]:
         console.print(f"[bold red]![/bold red] {text}", highlight=False)
 
 
+_WIDEST_VALUE = 20  # a path has several lines
+_NARROWEST_TEXT = 24
+
+
 def _settings_table(rows: list[settings.Resolved]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("name", "value", "from", "what it is"):
-        table.add_column(title, overflow="fold", no_wrap=title != "what it is")
+    table.add_column("name", no_wrap=True)
+    table.add_column("value", overflow="fold", max_width=_WIDEST_VALUE)
+    table.add_column("from", no_wrap=True)
+    table.add_column("what it is", min_width=_NARROWEST_TEXT)
     for row in rows:
         set_by_hand = row.origin != "default"
         style = "red" if row.error else "bold" if set_by_hand else "dim"

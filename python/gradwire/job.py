@@ -62,6 +62,14 @@ def surroundings() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name not in of_another}
 
 
+def require_program(who: str, command: Sequence[str], path: str | None = None) -> None:
+    """Raises: FileNotFoundError: a command's program is not there. path: in place of PATH."""
+    if shutil.which(command[0], path=path) is None:
+        raise FileNotFoundError(
+            f"{who}: {command[0]} is not a program: expected a file that can be run, or a program on PATH"
+        )
+
+
 def find_server_program(settings: Settings) -> str:
     """Returns the path of gradwire-server.
 
@@ -366,11 +374,10 @@ def make_job(
     base = {name: text for name, text in {**surroundings(), **(env or {})}.items() if name not in _IDENTITY}
     placed = placement or (lambda role, rank: None)
     here = isinstance(placed("worker", 0) or LocalHost(), LocalHost)
-    path = {**base, **(role_env or {}).get("worker", {})}.get("PATH")
-    if here and shutil.which(command[0], path=path) is None:
-        expected = "expected a file that can be run, or a program on PATH"
-        raise FileNotFoundError(f"run: {command[0]} is not a program: {expected}")
+    if here:
+        require_program("run", command, {**base, **(role_env or {}).get("worker", {})}.get("PATH"))
     settings = settings_module.read(base)
+    check_names(settings.compression, settings.reply)
     if settings.step_profile is not None:
         raise ValueError(
             "run: `gradwire plan -- CMD` times the steps of one worker alone, and CMD starts a job: give it the "
@@ -412,6 +419,23 @@ def make_job(
     )
 
 
+def check_names(compression: str | None, reply: str, interface: str | None = None) -> None:
+    """Finds a misspelt codec or interface of this host before anything is started.
+
+    Raises: ValueError: says which setting, and what is wrong.
+    """
+    given = {"compression": compression, "interface": interface, "reply": reply}
+    if compression is None and interface is None:
+        return
+    try:
+        from gradwire import settings_check
+    except ImportError:  # without the compiled part a command of the user's own may still run
+        return
+    unlooked = dict.fromkeys(("bind_host", "scheduler", "master", "faults"))
+    for name, text in settings_check.faults(unlooked | given).items():
+        raise ValueError(f"run: GRADWIRE_{name.upper()}={given[name]}: {text.removeprefix('address: ')}")
+
+
 def _check_stdin(command: Sequence[str], workers: int, rank: int | None) -> None:
     if rank is not None:
         if not 0 <= rank < workers:
@@ -425,10 +449,11 @@ def _check_stdin(command: Sequence[str], workers: int, rank: int | None) -> None
                 f"run: stdin is closed: leave --stdin or --debug {rank} out, or open it"
             ) from None
     if reads_program_from_stdin(command) and (rank is None or workers > 1):
+        who = "workers have not" if rank is None else f"worker {rank} alone has"
         one = "" if workers > 1 else ", or give --stdin 0"
         raise ValueError(
-            f"run: {shlex.join(command)} reads its program from stdin, which workers have not: write the program to a "
-            f"file and give that as CMD{one}"
+            f"run: {shlex.join(command)} reads its program from stdin, which {who}: write the program to a file and "
+            f"give that as CMD{one}"
         )
 
 

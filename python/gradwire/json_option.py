@@ -32,9 +32,26 @@ def check_output(file: Path | None) -> Path | None:
         raise typer.BadParameter(f"{file} is a folder: expected a file")
     if not file.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {file.parent}: make it first")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
+    if file.exists() and not os.access(file, os.W_OK):
         raise typer.BadParameter(f"{file} cannot be written here")
+    if not file.exists():
+        try:
+            check_folder(file.parent)
+        except OSError as error:
+            raise typer.BadParameter(f"{file} cannot be written here ({error.strerror})") from None
     return file
+
+
+def check_report(folder: Path | None) -> Path | None:
+    """Looks whether files can be written in a folder, which is made, before hours of work end in none."""
+    if folder is not None:
+        try:
+            check_folder(folder)
+        except OSError as error:
+            raise typer.BadParameter(
+                f"{folder} cannot be written ({error.strerror}): name another folder"
+            ) from None
+    return folder
 
 
 def _check_file(file: str | None) -> str | None:

@@ -40,7 +40,7 @@ from gradwire.child import (
     shell_code,
     start,
 )
-from gradwire.job import Job, Placement, Process, make_job
+from gradwire.job import Job, Placement, Process, check_names, make_job
 from gradwire.ssh import GREETING, LAUNCHES_AT_ONCE, UNREACHABLE, SshHost
 from gradwire.tracebacks import Tracebacks
 
@@ -135,6 +135,8 @@ def run_job(
     job = make_job(
         command, workers, servers, env, worker_env, placement, restarts, joins, role_env, stdin_rank
     )
+    if placement is None:
+        check_names(None, job.settings.reply, job.settings.interface)
     return run_prepared(job, output or (lambda _: None), report or (lambda _: None), timeout, unfinished)
 
 
@@ -433,10 +435,11 @@ class _Run:
             self.report(words)
             self._reconsider(child, words, shell_code(code))
         elif fails:
-            self._fail(child, words, shell_code(code))
+            hint = self._look_at(child) if self.phase == "starting" else ""
+            self._fail(child, f"{words}{hint}", shell_code(code))
             self._set_phase("failing", self.job.notice_seconds + _NOTICE_SECONDS)
         elif self.phase == "starting":
-            self._fail(child, f"{words} before it said where it listens", 1)
+            self._fail(child, f"{words} before it said where it listens{self._look_at(child)}", 1)
         elif self.phase == "running" and not self._has_workers():
             wanted = self.job.servers_asked_for
             self._set_phase("draining", _DRAIN_SECONDS if wanted else _UNUSED_DRAIN_SECONDS)
@@ -447,6 +450,14 @@ class _Run:
             self._set_phase("failing", _UNUSED_DRAIN_SECONDS)
         elif awaited and all(other.is_stopped() for other in awaited):
             self._give_up()
+
+    def _look_at(self, child: Child) -> str:
+        """Says which program a scheduler was that has not come as far as to say where it listens."""
+        if child.role != "scheduler":
+            return ""
+        return (
+            f"; it is {self.job.server_program}: `gradwire doctor` tries it, and says what is wrong with it"
+        )
 
     def _is_mirrored(self, child: Child) -> bool:
         """Whether a child is a server whose end the job can do without, or could while workers needed it."""

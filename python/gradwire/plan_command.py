@@ -14,6 +14,7 @@ from gradwire.json_option import JsonOption, check_output, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from gradwire.calibration import Calibration
     from gradwire.layer_profile import Profile
@@ -226,12 +227,14 @@ def _require_one_machine(question: Question) -> None:
 def _profile(model: str | None, command: Sequence[str], copies: int, keep: Path | None) -> Profile:
     from gradwire import layer_profile, step_profile
     from gradwire.console import say
+    from gradwire.job import require_program
 
     if (model is None) == (not command):
         known = ", ".join(layer_profile.KNOWN)
         raise ValueError(f"plan: expected either --model ({known}, or a file) or a command to profile")
     if model is not None:
         return layer_profile.find(model)
+    require_program("plan", command)
     at_once = f", {copies} copies at once" if copies > 1 else ""
     say(f"profiling {shlex.join(command)}: {step_profile.STEPS} steps{at_once}")
     profile = step_profile.of_command(command, copies)
@@ -242,6 +245,7 @@ def _profile(model: str | None, command: Sequence[str], copies: int, keep: Path 
 
 def _show(found: Answer, question: Question, console: Console) -> None:
     from gradwire.units import format_bytes, format_duration
+    from gradwire.wide_table import print_table
 
     profile = question.profile
     console.print(
@@ -251,13 +255,13 @@ def _show(found: Answer, question: Question, console: Console) -> None:
     )
     if profile.warning is not None:
         console.print(f"WARNING: {profile.warning}", style="bold yellow", highlight=False)
-    console.print(_table(found.predictions, found.best))
+    print_table(_table(found.predictions, found.best), console)
     for text in (found.left_out, found.reason):
         if text is not None:
             console.print(text, highlight=False)
 
 
-def _table(rows: Sequence[Prediction], best: Prediction | None) -> object:
+def _table(rows: Sequence[Prediction], best: Prediction | None) -> Table:
     """A row for each prediction. What all have in common stands above it, or the table would be too wide."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -275,12 +279,19 @@ def _table(rows: Sequence[Prediction], best: Prediction | None) -> object:
     )
     for name in varied:
         left = name in ("codec", "placement")
-        table.add_column(name, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+        table.add_column(
+            name,
+            justify="left" if left else "right",
+            no_wrap=not left,
+            overflow="fold",
+            min_width=_NARROWEST_WORDS if left else None,
+        )
     for row, texts in zip(rows, cells, strict=True):
         table.add_row(*(texts[name] for name in varied), style="bold" if row is best else None)
     return table
 
 
+_NARROWEST_WORDS = 7  # of "2bit:reply=2bit", "servers: 4"
 _ALWAYS = ("codec", "effi-\nciency", "bound", "step", "interval", "exposed", "sent", "link\nbusy")
 
 
@@ -328,6 +339,7 @@ def _sweep(
     """Shows and draws a sweep. Returns its rows, and whether Ctrl-C ended it before the last of them."""
     from gradwire import planner
     from gradwire.units import format_rate
+    from gradwire.wide_table import print_table
 
     rows: list[Prediction] = []
     interrupted = False
@@ -338,10 +350,12 @@ def _sweep(
         interrupted = True
     if not rows:
         return rows, interrupted
-    console.print(_table(rows, None))
+    print_table(_table(rows, None), console)
     if over == "bandwidth":
         highest = planner.pays_below(rows)
         told = "no codec tried gains a point on any of these links"
+        if not any(row.variant.lossy for row in rows):
+            told = "no codec was tried"
         if highest is not None:
             told = f"the fastest link tried on which a codec gains more than a point: {format_rate(highest)}"
         console.print(told, highlight=False)

@@ -268,6 +268,8 @@ def _reason(question: Question, predictions: Sequence[Prediction], best: Predict
             return f"{text}; no codec was tried"
         most = max(lossy, key=lambda row: row.efficiency)
         gain = 100 * (most.efficiency - best.efficiency)
+        if gain > -0.05:
+            return f"{text}; do not compress: {most.variant} would change nothing"
         return f"{text}; do not compress: {most.variant} would change that by {gain:+.1f} points"
     if not dense:
         return f"{text}; without a codec was not tried"

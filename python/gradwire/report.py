@@ -28,7 +28,10 @@ def write_page(folder: Path, outcome: Outcome, facts: Mapping[str, str], warning
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
-    path.write_text(page(outcome, facts, warning), encoding="utf-8")
+    try:
+        path.write_text(page(outcome, facts, warning), encoding="utf-8")
+    except OSError as error:
+        raise OSError(f"ab: --report: {path} cannot be written ({error.strerror})") from error
     return path
 
 
@@ -106,6 +109,8 @@ def _summary_row(outcome: Outcome, arm: ArmSummary) -> list[str]:
     if arm.final_std is not None:
         std = 100 * arm.final_std if outcome.metric == "accuracy" else arm.final_std
         final += f" \u00b1 {std:.2g}"
+    if arm.failures and arm.runs:
+        final += f", {len(arm.failures)} of {len(arm.failures) + len(arm.runs)} failed"
     fewer = "-"
     if arm is not base and arm.bytes_per_step and base.bytes_per_step:
         fewer = f"{base.bytes_per_step / arm.bytes_per_step:.1f}x"
@@ -114,7 +119,9 @@ def _summary_row(outcome: Outcome, arm: ArmSummary) -> list[str]:
         final,
         "-" if arm.difference is None else outcome.write_difference(arm.difference),
         _or_dash(arm.images_per_second, "{:.0f}".format),
-        "1x" if arm is base else _or_dash(arm.speed_ratio, lambda ratio: write_interval(ratio, "{:.3g}x")),
+        ("1x" if arm.runs else "-")
+        if arm is base
+        else _or_dash(arm.speed_ratio, lambda ratio: write_interval(ratio, "{:.3g}x")),
         _or_dash(arm.bytes_per_step, format_bytes),
         fewer,
         _reached(arm),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gradwire import settings
+from gradwire import codec_override, settings
 
 Metric = Literal["accuracy", "loss"]
 
@@ -35,6 +35,7 @@ class RunResult:
         bytes_total: all bytes of one worker at the socket.
         codec_seconds: one worker's seconds of encoding and decoding, all threads.
         weights_sha256: names the weights at the end: equal where all bits are.
+        took_compression: whether a store compressed by GRADWIRE_COMPRESSION; None: not known, or there is none.
     """
 
     metric: Metric
@@ -46,6 +47,7 @@ class RunResult:
     bytes_total: float | None = None
     codec_seconds: float | None = None
     weights_sha256: str | None = None
+    took_compression: bool | None = None
 
     @property
     def diverged(self) -> bool:
@@ -73,6 +75,8 @@ def write(**record: Any) -> None:
     if values.result is None or values.rank not in (None, 0):
         return
     parse(record)
+    if values.compression is not None:
+        record = {"took_compression": codec_override.is_taken()} | record
     path = Path(values.result)
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.write_text(json.dumps(record), encoding="utf-8")
@@ -124,7 +128,14 @@ def parse(record: Any) -> RunResult:
     numbers = {name: found[0] for name in names if (found := _values(record, name))}
     if below := [name for name, value in numbers.items() if value < 0]:
         raise ValueError(f"result: {below[0]} is {numbers[below[0]]:g}, expected 0 or more")
-    return RunResult(metric, per_epoch, seconds, weights_sha256=record.get("weights_sha256"), **numbers)
+    return RunResult(
+        metric,
+        per_epoch,
+        seconds,
+        weights_sha256=record.get("weights_sha256"),
+        took_compression=record.get("took_compression"),
+        **numbers,
+    )
 
 
 _ENDS = ("_per_epoch", "")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from gradwire.suggestions import did_you_mean
+from gradwire.suggestions import did_you_mean, nearest
 
 # What a launcher says of one process, or of the job; a file is the same for all processes and any job.
 NOT_IN_A_FILE = frozenset(
@@ -34,8 +34,10 @@ def load(path: str | Path, known: Collection[str]) -> dict[str, str]:
         ) from None
     settings = given.get("settings") if isinstance(given, Mapping) else None
     if not isinstance(settings, Mapping):
+        meant = nearest("settings", map(str, given)) if isinstance(given, Mapping) else ""
+        instead = f" ({meant!r} is another word)" if meant not in ("", "settings") else ""
         raise ValueError(
-            f'the settings file {path} has no settings: expected an object such as {{"settings": '
+            f'the settings file {path} has no settings{instead}: expected an object such as {{"settings": '
             '{"partition_bytes": "4MiB"}}'
         )
     return {name: _text(path, name, value, known) for name, value in settings.items()}
@@ -49,9 +51,8 @@ def _text(path: str | Path, name: str, value: object, known: Collection[str]) ->
         )
     if name not in known:
         meant = did_you_mean(name.lower().removeprefix("gradwire_"), sorted(set(known) - NOT_IN_A_FILE))
-        raise ValueError(
-            f"the settings file {path} has {name}, which is no setting{meant or '; `gradwire doctor` lists all'}"
-        )
+        lists = "; `gradwire doctor` lists all: here without GRADWIRE_, in small letters"
+        raise ValueError(f"the settings file {path} has {name}, which is no setting{meant or lists}")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"the settings file {path} has {name}={value!r}: expected text or a number")
     return str(value)

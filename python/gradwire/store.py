@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gradwire import _core, checkpoint, joining, settings
+from gradwire import _core, checkpoint, codec_override, joining, settings
 from gradwire.arrays import Target
 from gradwire.checkpoint import Restored
 from gradwire.codec_choice import naming_the_variable
@@ -120,8 +120,9 @@ class KVStore(Worker):
             ValueError: a bad type, parameter, reply or weights; threshold=auto where servers have an optimizer; weights
                 of a store that has no servers; or ranks that differ (all ranks get the same error).
         """
-        given = self._settings.compression or compression_params
-        with told_to_all(self.engine, "compression"), naming_the_variable(self._settings.compression):
+        override = codec_override.taken() and self._settings.compression
+        given = override or compression_params
+        with told_to_all(self.engine, "compression"), naming_the_variable(override):
             parsed = Compression.parse(given, reply=self._settings.reply)
         if not self._is_local:
             self.use_compression(parsed)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from gradwire import _core, joining, settings, uncaught_error
+from gradwire import _core, codec_override, joining, settings, uncaught_error
 from gradwire.backend import AbstractKVStore
 from gradwire.collectives import Collectives
 from gradwire.log import Log
@@ -87,6 +87,8 @@ class Worker(AbstractKVStore):
         self._settings = values
         self._log = Log.of(values, engine.rank)
         self.engine = engine
+        if not self._is_local:
+            codec_override.offer()
         self.unfinished: set[Callable[[], None]] = set()  # what close() is to end first, on this thread
         _drop_the_ended()
         self.is_open = False  # gradwire.kv sets it, and close() ends it
@@ -281,7 +283,18 @@ class Worker(AbstractKVStore):
         sent, received = stats["bytes_sent"], stats["bytes_received"]
         self._log.say("info", f"leaves after {sent} bytes sent and {received} received", **stats)
 
+    def _report_untaken_codec(self) -> None:
+        """Rank 0 says that GRADWIRE_COMPRESSION was set, and that nothing was compressed by it."""
+        codec = self._settings.compression
+        if self.rank == 0 and codec not in (None, "none") and codec_override.is_taken() is False:
+            self._log.say(
+                "warning",
+                f"GRADWIRE_COMPRESSION={codec} is set, and nothing was compressed by it: call "
+                "set_gradient_compression(), or wrap the optimizer, for which it stands then",
+            )
+
     def _leave(self) -> None:
+        self._report_untaken_codec()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.stop()

@@ -166,3 +166,36 @@ def test_a_setting_that_makes_steps_shorter_is_found_and_taken_by_run(script: st
         check=False,
     )
     assert "[worker 0] credit 16777216 streams None" in done.stdout
+
+
+LEAVES_FIRST = """
+import pathlib, sys, time
+import numpy as np
+import gradwire as gw
+from gradwire.autotune import step_times
+kv = gw.kv.create("allreduce")
+kv.init(["a", "b"], [np.ones(5000, np.float32)] * 2)
+gone = pathlib.Path(sys.argv[1])
+if kv.rank == 1:
+    gone.touch()
+    step_times._leave()
+while not gone.exists():
+    time.sleep(0.01)
+time.sleep(2.5)
+out = [np.zeros(5000, np.float32) for _ in range(2)]
+kv.pull(["a", "b"], out=out)
+print("pulled", float(out[0][0] + out[1][0]), flush=True)
+kv.close()
+"""
+
+
+def test_a_timed_worker_serves_the_others_to_their_end(tmp_path: Path) -> None:
+    """It ends without the exit's own calls, and may be the first."""
+    job = tmp_path / "job.py"
+    job.write_text(LEAVES_FIRST)
+    words = ["run", "-n", "2", "-s", "0", sys.executable, str(job), str(tmp_path / "gone")]
+    done = subprocess.run(
+        [sys.executable, "-m", "gradwire.cli", *words], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pulled 2.0" in done.stdout

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gradwire import ab, outcome, paired, result
+from gradwire import ab, codec_override, outcome, paired, result
 from gradwire.ab import Plan, Run
 from gradwire.child import Line
 from gradwire.result import RunResult
@@ -224,6 +224,60 @@ def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (result.read(path).final, result.read(path).weights_sha256) == (0.75, "ab")
 
 
+def test_a_record_says_whether_a_store_took_the_codec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.json"
+    monkeypatch.setenv("GRADWIRE_RESULT", str(path))
+
+    def took() -> bool | None:
+        result.write(accuracy=0.5)
+        return result.read(path).took_compression
+
+    for name in ("_has_store", "_is_taken"):
+        monkeypatch.setattr(codec_override, name, False)
+    assert took() is None, "it was not set"
+    monkeypatch.setenv("GRADWIRE_COMPRESSION", "2bit")
+    assert took() is None, "the script has no store"
+    codec_override.offer()
+    assert took() is False
+    assert codec_override.taken() == "2bit"
+    assert took() is True
+
+
+PLAIN_STORE = """
+import numpy as np
+import gradwire as gw
+import gradwire.result
+kv = gw.kv.create("allreduce")
+{told}
+kv.init("w", np.zeros(100, np.float32))
+kv.pushpull("w", np.ones(100, np.float32), out=np.zeros(100, np.float32))
+gradwire.result.write(loss_per_epoch=[1.0, 0.5])
+kv.close()
+"""
+
+
+@pytest.mark.parametrize("told", ["", "kv.set_gradient_compression('none')"])
+def test_an_arm_that_no_store_took_has_failed(tmp_path: Path, told: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(PLAIN_STORE.format(told=told))
+    plan = Plan((sys.executable, str(path)), ("none", "2bit"), (0,), 2, 0, None, tmp_path / "report")
+    none, two_bit = ab.run_plan(plan, ab.Conditions(), Recorder())
+    assert isinstance(none, Run)
+    log = (tmp_path / "report/logs/2bit-seed0.log").read_text()
+    words = "GRADWIRE_COMPRESSION=2bit is set, and nothing was compressed by it"
+    if told:
+        assert isinstance(two_bit, Run)
+        assert words not in log
+    else:
+        assert isinstance(two_bit, ab.RunFailed)
+        assert "has compressed nothing by GRADWIRE_COMPRESSION: call store.set_gradient_compression" in str(
+            two_bit
+        )
+        assert log.count(words) == 1
+
+
 # Whole experiments
 
 TRAIN = """
@@ -382,9 +436,21 @@ def test_command_returns_the_failing_code(tmp_path: Path) -> None:
     assert "| the reason" in out
     assert err.startswith("gradwire: ab: none, seed 0: worker ")
     assert "Traceback" not in err
+    assert "(every arm failed under seed 0: no other seed was tried)" in err
     page = (tmp_path / "report/index.html").read_text()
     assert "failed in 1 of 1 runs" in page
     assert "the reason" in page
+    assert "1x" not in page
+
+
+def test_a_program_that_is_not_there_is_refused_before_any_run(tmp_path: Path) -> None:
+    words = ["ab", "-n", "1", "--arm", "none", "--report", str(tmp_path / "report"), "--", "nosuchprog"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gradwire.cli", *words], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("gradwire: ab: nosuchprog is not a program: expected ")
+    assert not (tmp_path / "report/index.html").exists()
 
 
 def test_ctrl_c_ends_all(tmp_path: Path) -> None:

@@ -48,6 +48,70 @@ def test_closed_streams_cost_a_job_nothing(closed: tuple[int, ...], tmp_path: Pa
     assert json.loads(record.read_text())["exit_code"] == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "commands"),
+    [(("netlab",), "up, list, exec, down"), (("bench",), "codec, "), ((), "run, key, ab, ")],
+)
+def test_a_missing_command_is_asked_for(words: tuple[str, ...], commands: str) -> None:
+    done = gradwire(*words)
+    assert done.returncode == 2
+    assert f"expected a command: {commands}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("ab", "-n", "1", "--arm", "none", "--report", "/proc/zz", "--", "true"), "--report"),
+        (("tune", "-n", "1", "--report", "/proc/zz", "--", "true"), "--report"),
+        (("bench", "codec", "--report", "/proc/zz"), "--report"),
+        (("plan", "--model", "vgg16", "--sweep", "workers", "--svg", "/proc/zz.svg"), "--svg"),
+        (("timeline", "nofile.json", "--svg", "/proc/zz.svg"), "--svg"),
+        (("version", "--json", "/proc/zz.json"), "--json"),
+        (("run", "-n", "1", "--timeline", "/dev/full", "true"), "--timeline"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_work(words: tuple[str, ...], option: str) -> None:
+    done = gradwire(*words)
+    assert done.returncode == 2
+    assert option in done.stderr
+    assert "Errno" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("GRADWIRE_COMPRESSION", "2bitz", "run: GRADWIRE_COMPRESSION=2bitz: "),
+        ("GRADWIRE_INTERFACE", "eht0", "run: GRADWIRE_INTERFACE=eht0: there is no interface 'eht0'"),
+    ],
+)
+def test_a_misspelt_name_in_a_setting_is_refused_before_anything_starts(
+    name: str, value: str, text: str, tmp_path: Path
+) -> None:
+    touched = tmp_path / "touched"
+    for where in ({name: value}, {}):
+        given = () if where else ("--env", f"{name}={value}")
+        done = gradwire("run", "-n", "1", *given, "touch", str(touched), **where)
+        assert done.returncode == 2
+        assert text in done.stderr
+    assert not touched.exists()
+
+
+@pytest.mark.parametrize("columns", ["30", "40", "60", "80", "200"])
+def test_no_width_cuts_a_value(columns: str) -> None:
+    server = f"/nowhere/{'x' * 40}/gradwire-server"
+    text = gradwire("doctor", COLUMNS=columns, GRADWIRE_SERVER_PROGRAM=server).stdout
+    assert text.count("\n") < 400
+    packed = "".join(text.split())
+    assert "100000000" in packed, "GRADWIRE_PAYLOAD_BYTES"
+    assert "default" in packed
+    plan = gradwire(
+        "plan", "--model", "vgg16", "-n", "4", "-s", "2", "--codec", "2bit:reply=2bit", COLUMNS=columns
+    )
+    packed = "".join(plan.stdout.split())
+    assert "2bit:reply=2bit" in packed or "2bit:rep" in packed
+    assert "servers" in packed
+
+
 def test_help_teaches() -> None:
     done = gradwire("--help")
     assert done.returncode == 0

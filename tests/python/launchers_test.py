@@ -73,7 +73,7 @@ def test_this_machine_alone_stays_on_loopback() -> None:
     ("options", "text"),
     [
         ({}, "--launcher ssh needs hosts: give -H node1:2,node2:2, or a file"),
-        ({"hosts": "a:1"}, "-H has 1 slots for 2 workers"),
+        ({"hosts": "a:1"}, "-H has 1 slot for 2 workers"),
         ({"launcher": "local", "copy_to": "x"}, "--sync-dst-dir goes with --launcher ssh or mpi"),
         ({"launcher": "mpi", "copy_to": "x"}, "--sync-dst-dir x copies to other hosts, but there is no -H"),
         ({"launcher": "mpi", "copy_to": "x", "hosts": "localhost:2"}, "names this machine only"),

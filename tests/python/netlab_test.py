@@ -256,7 +256,7 @@ def test_the_command_makes_shows_enters_and_removes() -> None:
         assert made["hosts"][1]["address"] in call("exec", made["lab"], "1", "ip", "-4", "addr")
         wrong = subprocess.run([*COMMAND, "exec", made["lab"], "7", "true"], capture_output=True, text=True)
         assert wrong.returncode == 1
-        assert f"lab {made['lab']!r} has no host 7; labs here: " in wrong.stderr
+        assert f"lab {made['lab']!r} has no host 7: its hosts are 0 to 1" in wrong.stderr
     finally:
         call("down", made["lab"])
     assert not remains_of(made["lab"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradwire.json_option import JsonOption, write_json
+from gradwire.json_option import JsonOption, check_report, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +42,10 @@ def tune(
         typer.Option(min=4, help="Steps to time in a launch. Unset: 5 s of them, but 10 to 40."),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a page with a chart of all launches there.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write a page with a chart of all launches there.", callback=check_report
+        ),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:

@@ -136,10 +136,12 @@ def _unlike(optimizer: Any, store: Any) -> str | None:
 
 
 def _leave() -> None:
-    """Ends the process, once its store has left the job: servers then end as after any training."""
+    """Ends the process, once its store has left the job, and nobody needs what it holds: servers then end as after any
+    training, and the others get their last sums."""
     if (store := _joined_store()) is not None:
         with contextlib.suppress(Exception):  # the times are written: nothing that fails now matters
             store.close()
+            sys.modules["gradwire.worker"].outlast_all()  # as at the exit, which does not come
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

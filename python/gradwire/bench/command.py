@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from gradwire.bench.tables import all_reduce_table, codec_table, servers_table, speed_table, speed_titles
-from gradwire.json_option import JsonOption, write_json
+from gradwire.json_option import JsonOption, check_report, write_json
 
 if TYPE_CHECKING:
     from gradwire.bench.launches import BenchFailed
@@ -37,7 +37,11 @@ def codec(
     repeat: Annotated[int, typer.Option(min=1, help="Timed turns; medians are shown.")] = 7,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder for a page with charts, DIR/index.html, and DIR/codec.svg."),
+        typer.Option(
+            metavar="DIR",
+            help="Folder for a page with charts, DIR/index.html, and DIR/codec.svg.",
+            callback=check_report,
+        ),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:

@@ -14,6 +14,7 @@ from gradwire.timeline.span import Timeline
 from gradwire.timeline.summary import RankTime, Summary
 from gradwire.timeline.trace_event import read_trace
 from gradwire.units import format_bytes, format_duration
+from gradwire.wide_table import print_table
 
 
 def load(path: Path) -> Timeline:
@@ -33,8 +34,8 @@ def load(path: Path) -> Timeline:
 
 def show(summary: Summary, console: Console) -> None:
     """Prints the tables and, under them, what they mean."""
-    console.print(_workers_table(summary))
-    console.print(_stages_table(summary))
+    print_table(_workers_table(summary), console)
+    print_table(_stages_table(summary), console)
     for text in [*conclusions(summary), *_without_the_step(summary), *reservations(summary.timeline)]:
         console.print(text, highlight=False, soft_wrap=True)
 
@@ -42,9 +43,9 @@ def show(summary: Summary, console: Console) -> None:
 def _workers_table(summary: Summary) -> Table:
     what = f"step {summary.step}" if summary.step is not None else "a step"
     table = Table(box=SIMPLE_HEAD, title=f"Where {what} went", title_justify="left")
-    table.add_column("rank")
+    table.add_column("rank", no_wrap=True)
     for title in ("steps", "a step", "compute", "exposed", "communication", "hidden", "codec"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for rank in summary.workers:
         hidden = "-" if rank.hidden_share is None else f"{100 * rank.hidden_share:.0f} %"
         table.add_row(

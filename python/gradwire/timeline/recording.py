@@ -42,7 +42,7 @@ class Recording:
             ValueError: it cannot be written there, or the folder of its parts holds something else.
             OSError: parts of a launcher that was killed cannot be removed.
         """
-        if file.is_dir() or not file.absolute().parent.is_dir():
+        if (file.exists() and not file.is_file()) or not file.absolute().parent.is_dir():
             raise ValueError(
                 f"run: --timeline {file}: expected a file in a folder that is there, such as out.json"
             )
@@ -68,9 +68,12 @@ class Recording:
             if is_new:
                 self._file.unlink()
         except OSError as error:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+            where = f": {error.filename}" if error.filename else ""
             raise ValueError(
-                f"run: --timeline {self._file} cannot be written ({error.strerror}: {error.filename}): name a file in "
-                "a folder that you may write to"
+                f"run: --timeline {self._file} cannot be written ({error.strerror}{where}): name a file in a folder "
+                "that has room, and that you may write to"
             ) from None
 
     @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradwire import codec_choice, joining, kv, settings
+from gradwire import codec_choice, codec_override, joining, kv, settings
 from gradwire import default_store as stores
 from gradwire.backend import AbstractKVStore
 from gradwire.codec_choice import Wanted, chosen, naming_the_variable
@@ -101,7 +101,7 @@ def parse_chosen(wanted: Wanted | None) -> Compression | None:
     Raises:
         As parse_compression().
     """
-    override = settings.read().compression
+    override = codec_override.taken()
     given = override or wanted
     with naming_the_variable(override):
         return None if given is None else parse_compression(given)
@@ -123,7 +123,7 @@ def auto_budget(wanted: Wanted | None, budget: str | None) -> Budget | None:
             f"gradwire.torch: budget={budget!r} was given with compression {wanted!r}, where nothing is chosen; give "
             "compression='auto', or leave the budget out"
         )
-    if (override := settings.read().compression) is None:
+    if (override := codec_override.taken()) is None:
         return own
     return requested(override, budget)
 
