@@ -290,8 +290,9 @@ def _explain_misuse(error: Any, words: list[str]) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "gradwire"
     text = error.format_message().replace("\n", " ").rstrip(".?")
-    if not text and hasattr(context and context.command, "list_commands"):
-        text = f"expected a command: {', '.join(context.command.list_commands(context))}"
+    command = None if context is None else context.command
+    if not text and hasattr(command, "list_commands"):
+        text = f"expected a command: {', '.join(command.list_commands(context))}"
     names = _command_names()
     if words and not words[0].startswith("-") and words[0] not in names:
         meant = did_you_mean(words[0], names).rstrip("?")
@@ -330,8 +331,10 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError, RuntimeError) as error:
         if os.environ.get("GRADWIRE_LOG_LEVEL") == "debug":
             raise
-        is_stdout = isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None
-        say(f"what this command writes has no place ({error.strerror})" if is_stdout else str(error))
+        text = str(error)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            text = f"what this command writes has no place ({error.strerror})"
+        say(text)
         code = 2 if isinstance(error, ValueError) else getattr(error, "exit_code", 1)
     sys.exit(code)
 

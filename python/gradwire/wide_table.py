@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
-
-_ENDLESS = 10_000
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Prints a table. Where its columns do not fit, which cuts values, each row is a list: a line for each value."""
-    # Of an endless terminal: within a real one rich takes no more than there is for what is needed.
-    needed = table.__rich_measure__(console, console.options.update_width(_ENDLESS)).minimum
-    if needed <= console.width:
+    """Prints a table of plain cells. Where its columns do not fit, which cuts values, each row is a list: a line for
+    each value. A column that may wrap needs its min_width."""
+    if _width(table) <= console.width:
         console.print(table)
         return
     if table.title:
@@ -23,3 +21,17 @@ def print_table(table: Table, console: Console) -> None:
         console.print(Text(str(cells[0]), style="bold"), soft_wrap=True)
         for title, cell in zip(titles[1:], cells[1:], strict=True):
             console.print(Text(f"  {title}: {cell}"), soft_wrap=True)
+
+
+def _width(table: Table) -> int:
+    """The least width at which a table shows all of each value."""
+    _, right, _, left = table.padding
+    between = 0 if table.box is None else len(table.columns) + 1
+    return sum(map(_needed, table.columns)) + len(table.columns) * (left + right) + between
+
+
+def _needed(column: Column) -> int:
+    if not column.no_wrap:
+        return column.min_width or 1
+    lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
+    return max(map(cell_len, lines), default=0)
