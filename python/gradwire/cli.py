@@ -290,9 +290,9 @@ def _explain_misuse(error: Any, words: list[str]) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "gradwire"
     text = error.format_message().replace("\n", " ").rstrip(".?")
-    command = None if context is None else context.command
-    if not text and hasattr(command, "list_commands"):
-        text = f"expected a command: {', '.join(command.list_commands(context))}"
+    lists: Any = None if context is None else getattr(context.command, "list_commands", None)
+    if not text and lists is not None:
+        text = f"expected a command: {', '.join(lists(context))}"
     names = _command_names()
     if words and not words[0].startswith("-") and words[0] not in names:
         meant = did_you_mean(words[0], names).rstrip("?")
