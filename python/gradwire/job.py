@@ -377,7 +377,6 @@ def make_job(
     if here:
         require_program("run", command, {**base, **(role_env or {}).get("worker", {})}.get("PATH"))
     settings = settings_module.read(base)
-    check_names(settings.compression, settings.reply)
     if settings.step_profile is not None:
         raise ValueError(
             "run: `gradwire plan -- CMD` times the steps of one worker alone, and CMD starts a job: give it the "

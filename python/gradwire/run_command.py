@@ -282,7 +282,7 @@ def run(
     """
     from gradwire import launchers
     from gradwire.console import Prefixer, say
-    from gradwire.job import surroundings
+    from gradwire.job import check_names, surroundings
     from gradwire.output_folder import OutputFolder
     from gradwire.units import parse_size
 
@@ -322,6 +322,7 @@ def run(
         settings_file,
     )
     around = {**surroundings(), **variables}
+    check_names(around.get("GRADWIRE_COMPRESSION") or None, around.get("GRADWIRE_REPLY") or "exact")
     goes_on = around.get("GRADWIRE_ON_FAILURE", "").lower() == "continue"
     if spec := around.get("GRADWIRE_FAULTS", "").strip():
         most_servers = workers if around.get("GRADWIRE_PLACEMENT", "").lower() == "auto" else 0
