@@ -198,6 +198,20 @@ __global__ void __launch_bounds__(256) int8_k(const float* g, float* r, uint8_t*
   }
 }
 
+// What a thread holds of gradient + residual: float4s, one of each row of THREADS.
+template <int THREADS, int ROWS>
+__device__ __forceinline__ void load_sums(const float* g, const float* r, float (&x)[ROWS][4]) {
+#pragma unroll
+  for (int q = 0; q < ROWS; ++q) {
+    const size_t i = (q * THREADS + threadIdx.x) * 4;
+    const float4 a = ldcs(g + i), b = ldcs(r + i);
+    x[q][0] = a.x + b.x;
+    x[q][1] = a.y + b.y;
+    x[q][2] = a.z + b.z;
+    x[q][3] = a.w + b.w;
+  }
+}
+
 // P4: 1bit with the mean of the round's own |x|: a cluster holds a unit in registers.
 template <int CTAS, int THREADS>
 __global__ void __launch_bounds__(THREADS)
@@ -209,15 +223,7 @@ __global__ void __launch_bounds__(THREADS)
   const size_t base = unit * kUnit + (size_t)rank * (kUnit / CTAS);
   float x[kPer][4];
   float all[4] = {0, 0, 0, 0};
-#pragma unroll
-  for (int q = 0; q < kPer; ++q) {
-    const size_t i = base + (q * THREADS + threadIdx.x) * 4;
-    const float4 a = ldcs(g + i), b = ldcs(r + i);
-    x[q][0] = a.x + b.x;
-    x[q][1] = a.y + b.y;
-    x[q][2] = a.z + b.z;
-    x[q][3] = a.w + b.w;
-  }
+  load_sums<THREADS>(g + base, r + base, x);
 #pragma unroll
   for (int q = 0; q < kPer; ++q)
 #pragma unroll
@@ -275,15 +281,7 @@ __global__ void __launch_bounds__(THREADS)
   const size_t unit = blockIdx.x / CTAS;
   const size_t base = unit * kUnit + (size_t)rank * (kUnit / CTAS);
   float x[kPer][4];
-#pragma unroll
-  for (int q = 0; q < kPer; ++q) {
-    const size_t i = base + (q * THREADS + threadIdx.x) * 4;
-    const float4 a = ldcs(g + i), b = ldcs(r + i);
-    x[q][0] = a.x + b.x;
-    x[q][1] = a.y + b.y;
-    x[q][2] = a.z + b.z;
-    x[q][3] = a.w + b.w;
-  }
+  load_sums<THREADS>(g + base, r + base, x);
   __shared__ unsigned hist[2][256];
   __shared__ unsigned total[256];
   __shared__ unsigned pick[2];

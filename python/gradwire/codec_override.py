@@ -18,10 +18,15 @@ def offer() -> None:
     _has_store = True
 
 
-def taken() -> str | None:
-    """Returns the codec, for somebody who compresses by it; None: it is not set."""
+def take() -> None:
+    """Notes that somebody compresses by it, if it is set."""
     global _is_taken
     _is_taken = True
+
+
+def taken() -> str | None:
+    """Takes it, and returns the codec; None: it is not set."""
+    take()
     return settings.read().compression
 
 

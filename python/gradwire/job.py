@@ -430,8 +430,7 @@ def check_names(compression: str | None, reply: str, interface: str | None = Non
         from gradwire import settings_check
     except ImportError:  # without the compiled part a command of the user's own may still run
         return
-    unlooked = dict.fromkeys(("bind_host", "scheduler", "master", "faults"))
-    for name, text in settings_check.faults(unlooked | given).items():
+    for name, text in settings_check.faults(given).items():
         raise ValueError(f"run: GRADWIRE_{name.upper()}={given[name]}: {text.removeprefix('address: ')}")
 
 

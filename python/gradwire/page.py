@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 _STYLE = """
@@ -72,3 +73,17 @@ def record_section(record: Any) -> str:
     """Returns the record as JSON, folded."""
     text = html.escape(json.dumps(record, indent=2))
     return f"<details><summary>The record as JSON</summary><pre>\n{text}\n</pre></details>"
+
+
+def write_document(folder: Path, text: str) -> Path:
+    """Writes folder/index.html, whose path it returns.
+
+    Raises: OSError: it cannot be written; names the file.
+    """
+    path = folder / "index.html"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(f"--report: {path} cannot be written ({error.strerror})") from error
+    return path

@@ -13,7 +13,7 @@ from typing import TypeVar
 from gradwire.ab import UNSHAPED, Run, RunFailed
 from gradwire.chart import COLOURS, Bar, Series, bar_chart, line_chart, marker
 from gradwire.outcome import ArmSummary, Outcome, write_interval
-from gradwire.page import document, facts_list, record_section, table
+from gradwire.page import document, facts_list, record_section, table, write_document
 from gradwire.units import format_bytes, format_duration
 
 Value = TypeVar("Value")
@@ -26,13 +26,7 @@ def write_page(folder: Path, outcome: Outcome, facts: Mapping[str, str], warning
         facts: how the experiment was done, by name: command, machine, seeds and so on.
         warning: what readers must know before the figures, if anything.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "index.html"
-    try:
-        path.write_text(page(outcome, facts, warning), encoding="utf-8")
-    except OSError as error:
-        raise OSError(f"ab: --report: {path} cannot be written ({error.strerror})") from error
-    return path
+    return write_document(folder, page(outcome, facts, warning))
 
 
 def page(outcome: Outcome, facts: Mapping[str, str], warning: str | None = None) -> str:

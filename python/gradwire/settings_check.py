@@ -17,7 +17,8 @@ _ANY_REPLY = "exact"
 
 
 def faults(values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what is wrong, by the names of settings. values: all settings by name."""
+    """Returns what is wrong, by the names of settings. values: settings by name; those that
+    are not there are not looked at."""
     checks: dict[str, Callable[[Any], Any]] = {
         "interface": lambda name: _core.address_of_interface(name, _ANY_PEER),
         "bind_host": _require_own_address,
@@ -29,7 +30,7 @@ def faults(values: Mapping[str, Any]) -> dict[str, str]:
     }
     found = {}
     for name, check in checks.items():
-        if values[name] is not None:
+        if values.get(name) is not None:
             try:
                 check(values[name])
             except (ValueError, TypeError, OSError) as error:

@@ -120,7 +120,8 @@ class KVStore(Worker):
             ValueError: a bad type, parameter, reply or weights; threshold=auto where servers have an optimizer; weights
                 of a store that has no servers; or ranks that differ (all ranks get the same error).
         """
-        override = codec_override.taken() and self._settings.compression
+        codec_override.take()
+        override = self._settings.compression
         given = override or compression_params
         with told_to_all(self.engine, "compression"), naming_the_variable(override):
             parsed = Compression.parse(given, reply=self._settings.reply)

@@ -76,9 +76,8 @@ def test_all_tools_say_what_leaves_the_interface(codec: str, tmp_path: Path) -> 
     expect("kv.stats", sockets)
     expect("plan", planned(codec).sent_bytes)
     expect("bench allreduce", benched(codec, "allreduce"))
-    if (
-        codec == "2bit"
-    ):  # each worker beside a server sends what a peer does, here with headers, too: a few more or fewer
+    # Each worker beside a server sends what a peer does, here with headers, too: a few more or fewer.
+    if codec == "2bit":
         with_headers = benched(codec, "ps", "--colocated")
         assert 1 / MOST_HEADERS <= with_headers / interface <= MOST_HEADERS
     timeline = load(out)

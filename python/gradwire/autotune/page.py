@@ -9,16 +9,13 @@ from typing import Any
 
 from gradwire.autotune.outcome import Outcome, Trial
 from gradwire.chart import Series, line_chart
-from gradwire.page import document, facts_list, record_section, table
+from gradwire.page import document, facts_list, record_section, table, write_document
 from gradwire.units import format_duration
 
 
 def write_page(folder: Path, outcome: Outcome, facts: Mapping[str, str], record: Any) -> Path:
     """Writes folder/index.html and returns its path. facts: how it was done, by name. record: as --json has it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "index.html"
-    path.write_text(page(outcome, facts, record), encoding="utf-8")
-    return path
+    return write_document(folder, page(outcome, facts, record))
 
 
 def page(outcome: Outcome, facts: Mapping[str, str], record: Any) -> str:

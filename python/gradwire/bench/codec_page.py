@@ -14,7 +14,7 @@ from gradwire.bench.codec import Plan
 from gradwire.bench.tables import CODEC_TITLES, codec_row
 from gradwire.chart import Bar, Panel, panel_chart, standalone
 from gradwire.doctor import gradwire_version, machine_description
-from gradwire.page import document, facts_list, record_section, table
+from gradwire.page import document, facts_list, record_section, table, write_document
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -32,9 +32,7 @@ def write_page(folder: Path, records: Records, facts: Mapping[str, str]) -> Path
     Args:
         facts: how it was measured, by name.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "index.html"
-    path.write_text(_page(records, facts), encoding="utf-8")
+    path = write_document(folder, _page(records, facts))
     (folder / "codec.svg").write_text(standalone(chart(records)), encoding="utf-8")
     return path
 

@@ -20,7 +20,7 @@ from gradwire.bench.tables import (
 )
 from gradwire.chart import Bar, Panel, panel_chart
 from gradwire.doctor import gradwire_version, machine_description
-from gradwire.page import document, facts_list, record_section, table
+from gradwire.page import document, facts_list, record_section, table, write_document
 from gradwire.units import format_bytes, format_duration
 
 _OURS, _PEER = 0, 1  # colours
@@ -29,10 +29,7 @@ Records = Sequence[Mapping[str, Any]]
 
 def write_page(folder: Path, records: Records, facts: Mapping[str, str]) -> Path:
     """Writes folder/index.html and returns its path. facts: how it was measured, by name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "index.html"
-    path.write_text(_page(records, facts), encoding="utf-8")
-    return path
+    return write_document(folder, _page(records, facts))
 
 
 def facts_of(plan: RoundPlan) -> dict[str, str]:
