@@ -26,8 +26,9 @@ from gradwire.ab import (
     run_plan,
 )
 from gradwire.doctor import gradwire_version, machine_description
-from gradwire.job import require_program
 from gradwire.json_option import write_json
+from gradwire.job import require_program
+from gradwire.launch import check_job
 from gradwire.live_job import LiveJob
 from gradwire.outcome import Outcome, summarise
 from gradwire.report import summary_rows, write_page
@@ -85,10 +86,12 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
         json_file: as JsonOption has it. stdout gets one record, at the end.
 
     Raises:
-        ValueError: an arm is no codec.
+        ValueError: an arm is no codec, or a setting of the environment is bad.
+        OSError: a program is not there.
     """
     check_arms(plan.arms)
     require_program("ab", plan.command)
+    check_job(plan.command, plan.workers, plan.servers)
     started_at = time.strftime("%Y-%m-%d %H:%M:%S %z")
     begin = time.monotonic()
     expected = len(plan.arms) * len(plan.seeds)

@@ -44,7 +44,7 @@ from gradwire.job import Job, Placement, Process, check_names, make_job
 from gradwire.ssh import GREETING, LAUNCHES_AT_ONCE, UNREACHABLE, SshHost
 from gradwire.tracebacks import Tracebacks
 
-__all__ = ["Host", "JobResult", "Line", "LocalHost", "Placement", "run_job", "run_prepared"]
+__all__ = ["Host", "JobResult", "Line", "LocalHost", "Placement", "check_job", "run_job", "run_prepared"]
 
 Phase = Literal["starting", "running", "draining", "failing", "saving", "stopping", "killing"]
 
@@ -52,6 +52,7 @@ _ANNOUNCE_SECONDS = 30.0  # in which a cluster, where the scheduler runs in one,
 _DRAIN_SECONDS = 5.0  # for servers and the scheduler to end once all workers have
 _UNUSED_DRAIN_SECONDS = 0.5  # the same, where nobody asked for servers
 _NOTICE_SECONDS = 3.0  # for the others to name a dead rank and end, once they know of it
+_QUIET_SECONDS = 2.0  # of waiting for the others, after which it is said for what and for how long
 _STOP_SECONDS = 2.0  # between SIGTERM and SIGKILL, but for workers that save
 _ENDS_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # With which schedulers of clusters announce the end of an allocation, and people ask for a checkpoint or a traceback.
@@ -140,6 +141,14 @@ def run_job(
     return run_prepared(job, output or (lambda _: None), report or (lambda _: None), timeout, unfinished)
 
 
+def check_job(
+    command: Sequence[str], workers: int, servers: int | None, env: Mapping[str, str] | None = None
+) -> None:
+    """Finds what run_job would refuse, before a long run of jobs begins. Arguments and errors: as for run_job."""
+    settings = make_job(command, workers, servers, env).settings
+    check_names(None, settings.reply, settings.interface)
+
+
 def run_prepared(
     job: Job,
     output: Callable[[Line], None],
@@ -179,6 +188,7 @@ class _Run:
         self.retried: list[Process] = []
         self.phase: Phase = "starting"
         self.deadline: float | None = None  # of the phase
+        self.patience = 0.0  # seconds that a failing job waits beyond the deadline
         self.started_at = time.monotonic()
         self.end = None if timeout is None else self.started_at + timeout  # of the whole job
         self.announce_fd: int | None = None
@@ -255,6 +265,8 @@ class _Run:
                 names = ", ".join(child.name for child in self.alive)
                 self.report(f"all workers have ended and left {names} waiting; stopping")
             self._stop()
+        elif self.phase == "failing" and self.patience:
+            self._say_who_is_awaited()
         elif self.phase == "failing":
             self._give_up()
         elif self.phase == "saving":
@@ -264,8 +276,10 @@ class _Run:
             self._kill_late(self.alive, f"{_STOP_SECONDS:g} s")
             self._set_phase("killing")
 
-    def _set_phase(self, phase: Phase, seconds: float | None = None) -> None:
+    def _set_phase(self, phase: Phase, seconds: float | None = None, then: float = 0.0) -> None:
+        """then: seconds more, once it has been said who is awaited."""
         self.phase = phase
+        self.patience = then
         self.deadline = None if seconds is None else time.monotonic() + seconds
 
     # Starting
@@ -437,7 +451,8 @@ class _Run:
         elif fails:
             hint = self._look_at(child) if self.phase == "starting" else ""
             self._fail(child, f"{words}{hint}", shell_code(code))
-            self._set_phase("failing", self.job.notice_seconds + _NOTICE_SECONDS)
+            patience = self.job.notice_seconds + _NOTICE_SECONDS
+            self._set_phase("failing", _QUIET_SECONDS, patience - _QUIET_SECONDS)
         elif self.phase == "starting":
             self._fail(child, f"{words} before it said where it listens{self._look_at(child)}", 1)
         elif self.phase == "running" and not self._has_workers():
@@ -527,6 +542,11 @@ class _Run:
         self._report(f"{name} failed first: {how}")
 
     # Ending
+
+    def _say_who_is_awaited(self) -> None:
+        names = ", ".join(child.name for child in self.alive if self._is_awaited(child))
+        self.report(f"waiting {self.patience:.0f} s more for {names} to end")
+        self._set_phase("failing", self.patience)
 
     def _give_up(self) -> None:
         """Stops those that a failure has not ended."""

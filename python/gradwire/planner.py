@@ -93,7 +93,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Answer:
-    predictions: tuple[Prediction, ...]  # best first
+    predictions: tuple[Prediction, ...]  # the one to take, then the others, fastest first
     best: Prediction
     reason: str
     left_out: str | None  # what was asked for and not predicted, and why
@@ -205,8 +205,8 @@ def answer(question: Question, calibration: Calibration) -> Answer:
             f"plan: nothing to try: {left_out or 'expected at least one codec and one placement'}"
         )
     predictions = [with_interval(question, row, calibration) for row in predictions]
-    predictions.sort(key=lambda row: -row.efficiency)
     best = choose(predictions)
+    predictions.sort(key=lambda row: (row is not best, -row.efficiency))
     return Answer(tuple(predictions), best, _reason(question, predictions, best), left_out)
 
 

@@ -178,6 +178,31 @@ def test_bad_setting_is_one_line_and_2() -> None:
     assert done.stderr.startswith("gradwire: settings: GRADWIRE_STREAMS: 'none' is not valid")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bench", "ps", "--ranks", "1"],
+        ["bench", "allreduce", "-n", "2"],
+        ["ab", "-n", "1", "--arm", "none", "--", "true"],
+        ["tune", "-n", "1", "--", "true"],
+    ],
+    ids=lambda command: command[0] + command[1],
+)
+@pytest.mark.parametrize("setting", ["GRADWIRE_STREAMS=none", "GRADWIRE_INTERFACE=none0"])
+def test_a_bad_setting_is_found_before_the_first_of_many_jobs(
+    command: list[str], setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, _, value = setting.partition("=")
+    monkeypatch.chdir(tmp_path)
+    done = gradwire(*command, **{name: value})
+    assert done.returncode == 2
+    assert done.stderr.startswith("gradwire: ")
+    assert f"{name}" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_missing_program_is_one_line_and_1() -> None:
     done = gradwire("run", "-n", "1", "-s", "0", "no-such-program")
     assert done.returncode == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -171,7 +172,8 @@ def test_failing_worker_gives_its_own_exit_code(folder: Path, recorder: Recorder
     assert (result.exit_code, result.failed_role, result.failed_rank) == (7, "worker", 1)
     pid = noted_pids(folder)["worker1"]
     assert recorder.said[0] == f"worker 1 (pid {pid}) ended with exit code 7"
-    assert "did not end by itself, it still runs" in recorder.said[1]
+    assert re.fullmatch(r"waiting \d s more for worker 0 to end", recorder.said[1])
+    assert "did not end by itself, it still runs" in recorder.said[2]
     assert 3.0 < result.wall_seconds < SECONDS
     assert_none_left(folder, {"worker0", "worker1"})
 

@@ -87,6 +87,12 @@ def test_a_codec_where_the_link_is_slow() -> None:
     assert all(row.efficiency <= row.bound + 1e-9 for row in found.predictions)
 
 
+def test_the_row_to_take_stands_first_though_another_is_a_little_faster() -> None:
+    answers = [planner.answer(question(bandwidth=rate), COSTS) for rate in planner.BANDWIDTHS]
+    assert all(found.predictions[0] is found.best for found in answers)
+    assert any(max(row.efficiency for row in a.predictions) > a.best.efficiency for a in answers)
+
+
 def test_servers_are_asked_for_only_where_they_gain() -> None:
     assert planner.answer(question(), COSTS).best.network.placement == "peers"
 

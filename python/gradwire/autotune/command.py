@@ -118,8 +118,10 @@ def _run(job: Job, trials: int, steps: int | None, console: Console) -> tuple[Ou
     from gradwire.autotune.session import Session
     from gradwire.autotune.view import View
     from gradwire.doctor import gradwire_version, machine_description
+    from gradwire.launch import check_job
 
     require_enough(trials)
+    check_job(job.command, job.workers, job.servers)
     box, fixed = _box()
     started_at, began = time.strftime("%Y-%m-%d %H:%M:%S %z"), time.monotonic()
     with network(job) as conditions, View(console, box) as view:

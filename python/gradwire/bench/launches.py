@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +17,12 @@ from gradwire.bench.plan import RoundPlan
 from gradwire.bench.rounds import MARKER, result_file
 from gradwire.bench.system import WARM_UP, System
 from gradwire.child import Line
+from gradwire.launch import check_job
 
 _SLOWEST_BYTES_PER_SECOND = 20e6  # of one rank's round, with its check: below this a job has hung
 _START_SECONDS = 120.0
 _LAST_LINES = 20
+_OWN_SETTINGS = ("GRADWIRE_COMPRESSION", "GRADWIRE_HIERARCHY", "GRADWIRE_REPLICAS")  # of each system, by the plan
 
 
 class BenchFailed(RuntimeError):
@@ -132,7 +135,11 @@ def take_turns(
     A system whose job fails is not launched again; the others go on. A signal ends all, and what was measured is kept.
 
     check: called after each launch; raises BenchFailed where its traffic was not what it had to be.
+
+    Raises: ValueError: a setting of the environment is bad.
     """
+    # As the systems do, which do not take these from the user's shell.
+    check_job([sys.executable], plan.ranks, None, dict.fromkeys(_OWN_SETTINGS, "") | plan.security)
     launches = min(plan.launches, plan.repeat)
     counts = [plan.repeat * (i + 1) // launches - plan.repeat * i // launches for i in range(launches)]
     turns = Turns([[] for _ in systems], {})
