@@ -139,7 +139,7 @@ def take_turns(
     Raises: ValueError: a setting of the environment is bad.
     """
     # As the systems do, which do not take these from the user's shell.
-    check_job([sys.executable], plan.ranks, None, dict.fromkeys(_OWN_SETTINGS, "") | plan.security)
+    check_job([sys.executable, "-m", "gradwire.bench.worker"], plan.ranks, None, dict.fromkeys(_OWN_SETTINGS, "") | plan.security)
     launches = min(plan.launches, plan.repeat)
     counts = [plan.repeat * (i + 1) // launches - plan.repeat * i // launches for i in range(launches)]
     turns = Turns([[] for _ in systems], {})
