@@ -31,7 +31,7 @@ export CCACHE_SLOPPINESS := pch_defines,time_macros
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 
-.PHONY: help setup packages venv build install demo test soak wheel gpu-kit reference sanitize lint tidy format clean
+.PHONY: help setup packages venv build install demo test soak wheel gpu-kit reference sanitize lint tidy format structure clean
 
 help:  ## this text
 	@echo 'gradwire: from a bare clone on Debian 12, as root or with sudo'
@@ -84,6 +84,9 @@ format:  ## formats C++ and Python
 	@clang-format -i $(CPP_FILES)
 	@$(PYTHON) -m ruff format --quiet $(PY_FOLDERS)
 	@$(PYTHON) -m ruff check --fix --quiet $(PY_FOLDERS)
+
+structure: venv  ## the rooms of the code: their sizes, and which includes which
+	@cd tests && $(PYTHON) -m structure.rooms
 
 clean:  ## removes build/, dist/, report/ and .venv/
 	rm -rf build dist report .venv

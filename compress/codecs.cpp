@@ -4,21 +4,21 @@
 #include <stdexcept>
 #include <vector>
 
-#include "compress/bf16.h"
-#include "compress/fp16.h"
-#include "compress/fp8.h"
-#include "compress/int4.h"
-#include "compress/int8.h"
-#include "compress/natural.h"
-#include "compress/none.h"
-#include "compress/one_bit.h"
-#include "compress/parameters.h"
-#include "compress/qsgd.h"
-#include "compress/random_k.h"
+#include "compress/block/fp8.h"
+#include "compress/block/int4.h"
+#include "compress/block/int8.h"
+#include "compress/block/qsgd.h"
+#include "compress/dense/bf16.h"
+#include "compress/dense/fp16.h"
+#include "compress/dense/none.h"
+#include "compress/one_bit/one_bit.h"
+#include "compress/payload/parameters.h"
+#include "compress/sparse/random_k.h"
+#include "compress/sparse/top_k.h"
+#include "compress/stochastic/natural.h"
+#include "compress/stochastic/terngrad.h"
 #include "compress/suggestions.h"
-#include "compress/terngrad.h"
-#include "compress/top_k.h"
-#include "compress/two_bit.h"
+#include "compress/two_bit/two_bit.h"
 
 namespace gradwire::compress {
 namespace {

@@ -9,24 +9,9 @@
 #include <string_view>
 
 #include "compress/codec.h"
+#include "compress/payload/codec_entry.h"
 
 namespace gradwire::compress {
-
-struct ParameterInfo {
-  std::string_view name;
-  std::string_view default_value;  ///< as written in a spec, e.g. "0.5"
-  std::string_view help;           ///< what it does, its unit and its valid values
-};
-
-/// One row: everything that the conformance suite, the fuzzer, the bench and Python's listing need.
-struct CodecEntry {
-  std::string_view name;
-  WireId wire_id;
-  std::string_view summary;
-  std::span<const ParameterInfo> parameters;
-  std::unique_ptr<Codec> (*make)(const CodecSpec&);
-  std::unique_ptr<Codec> (*from_wire)(const WireParameters&);
-};
 
 /// Every codec, in the order users should read about them.
 std::span<const CodecEntry> codecs() noexcept;
@@ -51,11 +36,5 @@ bool keeps_nonfinite(const Codec& codec);
 /// Maps "exact", "fp32" or the codec's own name. Throws std::invalid_argument naming the replies this codec
 /// has.
 ReplyKind reply_kind(const Codec& codec, std::string_view reply);
-
-/// The word nearest to `given` by edit distance, for error texts; empty where none is near.
-std::string nearest(std::string_view given, std::span<const std::string_view> valid);
-
-/// "a, b, c", for error texts.
-std::string join(std::span<const std::string_view> words);
 
 }  // namespace gradwire::compress

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "compress/codecs.h"
-#include "compress/float_bits.h"
-#include "compress/little_endian.h"
-#include "compress/parameters.h"
+#include "compress/payload/float_bits.h"
+#include "compress/payload/little_endian.h"
+#include "compress/payload/parameters.h"
 
 namespace gradwire::compress {
 namespace {

@@ -6,14 +6,14 @@
 #include <stdexcept>
 #include <string>
 
-#include "compress/bf16_residuals.h"
-#include "compress/block_kernels.h"
+#include "compress/block/block_kernels.h"
 #include "compress/codecs.h"
-#include "compress/dense_kernels.h"
-#include "compress/float_bits.h"
-#include "compress/little_endian.h"
-#include "compress/parameters.h"
-#include "compress/payloads.h"
+#include "compress/dense/dense_kernels.h"
+#include "compress/payload/bf16_residuals.h"
+#include "compress/payload/float_bits.h"
+#include "compress/payload/little_endian.h"
+#include "compress/payload/parameters.h"
+#include "compress/payload/payloads.h"
 #include "compress/suggestions.h"
 
 namespace gradwire::compress {

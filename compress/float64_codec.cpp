@@ -5,8 +5,8 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "compress/little_endian.h"
-#include "compress/payloads.h"
+#include "compress/payload/little_endian.h"
+#include "compress/payload/payloads.h"
 
 namespace gradwire::compress {
 namespace {

@@ -62,8 +62,7 @@ std::string first_line(const char* path) {
 
 }  // namespace
 
-std::string host_name(const ZmqOptions& options) {
-  std::string name = options.host;
+std::string host_name(std::string name) {
   if (name.empty()) {
     std::array<char, 256> text{};
     if (gethostname(text.data(), text.size() - 1) == 0) name = text.data();

@@ -5,8 +5,6 @@
 
 #include <string>
 
-#include "transport/zmq_messenger.h"
-
 namespace gradwire::transport {
 
 /// "tcp://host:port", the host without brackets.
@@ -44,8 +42,8 @@ std::string address_of_interface(const std::string& name, const std::string& pee
 /// The local address from which packets to a numeric address leave. Throws TransportError.
 std::string address_towards(const std::string& peer_address);
 
-/// This host's name: as given, or what the system says.
-std::string host_name(const ZmqOptions& options);
+/// This host's name: as given, or, where that is empty, what the system says.
+std::string host_name(std::string given);
 /// Names this machine, network namespace, user and host name without a space: processes for which it is equal
 /// can reach each other by ipc. Empty where the system does not tell.
 std::string machine_identity(const std::string& host);

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "compress/device.h"
+#include "compress/device/device.h"
 
 namespace gradwire::compress {
 

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "experiments/cuda_codec/codec_bench.h"
-#include "tests/compress/streams_device.h"
+#include "tests/compress/device/streams_device.h"
 
 namespace gradwire::compress {
 namespace {

@@ -178,7 +178,7 @@ class TorchStore:
         if machine != _machine():
             assert self.group.host is not None
             return {"scheduler": endpoints.written(self.group.host, port)}
-        # This rank's server, too, is reached from other machines (transport/listening.h).
+        # This rank's server, too, is reached from other machines (transport/zmq/listening.h).
         own = {} if {"bind_host", "interface"} & made.keys() else {"bind_host": _EVERYWHERE}
         return {"scheduler": endpoints.written(_LOOPBACK, port)} | own
 

@@ -13,10 +13,10 @@ from gradwire.layer_profile import Machine, Profile
 Placement = Literal["servers", "beside", "peers", "ring"]
 PAYLOAD_SHARE = 0.955  # of a link at MTU 1500: what headers of Ethernet, IP and TCP leave
 HEADER_BYTES = 112  # of a frame of ours
-SOCKET_BYTES = 256 * 2**10  # that the kernel holds unsent of a connection: transport/zmq_socket.cpp
+SOCKET_BYTES = 256 * 2**10  # that the kernel holds unsent of a connection: transport/zmq/zmq_socket.cpp
 _MOST_IN_FLIGHT = 4 * 2**20  # bytes of a connection: Linux's largest send buffer
-_SUMS_UNDER_WAY = 16  # of MPI, at most: transport/mpi_sums.cpp
-SUMMED = ("none", "fp16", "bf16")  # by a library; others' payloads it gathers: kvstore/native.cpp
+_SUMS_UNDER_WAY = 16  # of MPI, at most: transport/mpi/mpi_sums.cpp
+SUMMED = ("none", "fp16", "bf16")  # by a library; others' payloads it gathers: kvstore/placement/native.cpp
 
 
 def placement_of(text: str) -> Placement:

@@ -1,6 +1,6 @@
 // gradwire._core: the collectives. Arrays come as runs of bytes, results go back as such, without a copy; the
 // typed package knows their dtypes and shapes.
-#include "kvstore/collectives.h"
+#include "kvstore/collectives/collectives.h"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

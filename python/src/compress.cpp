@@ -11,8 +11,8 @@
 #include "compress/codecs.h"
 #include "compress/ef21.h"
 #include "compress/error_feedback.h"
-#include "compress/lossless.h"
-#include "compress/two_bit_scalar.h"
+#include "compress/two_bit/lossless.h"
+#include "compress/two_bit/two_bit_scalar.h"
 #include "python/src/arrays.h"
 #include "python/src/bindings.h"
 

@@ -8,16 +8,16 @@
 #include <optional>
 #include <utility>
 
-#include "compress/cuda_devices.h"
-#include "kvstore/trace_file.h"
+#include "compress/device/cuda_devices.h"
+#include "kvstore/trace/trace_file.h"
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
 #include "python/src/settings.h"
-#include "transport/faulty_messenger.h"
-#include "transport/inproc.h"
-#include "transport/logged_messenger.h"
-#include "transport/nccl_collective.h"
-#include "transport/zmq_host.h"
+#include "transport/decorators/faulty_messenger.h"
+#include "transport/decorators/logged_messenger.h"
+#include "transport/inproc/inproc.h"
+#include "transport/nccl/nccl_collective.h"
+#include "transport/zmq/zmq_host.h"
 
 namespace gradwire::python {
 

@@ -1,5 +1,5 @@
 // gradwire._core: the engine and its tickets.
-#include "kvstore/engine.h"
+#include "kvstore/engine/engine.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

@@ -4,18 +4,18 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
-#include "compress/cuda_devices.h"
-#include "compress/simd_target.h"
-#include "kvstore/checkpoint_source.h"
-#include "kvstore/weight_replies.h"
+#include "compress/device/cuda_devices.h"
+#include "compress/payload/simd_target.h"
+#include "kvstore/checkpoint/checkpoint_source.h"
+#include "kvstore/wire/weight_replies.h"
 #include "python/src/bindings.h"
 #include "transport/address.h"
-#include "transport/fault_spec.h"
-#include "transport/job_key.h"
-#include "transport/mpi.h"
-#include "transport/nccl_library.h"
-#include "transport/nccl_port.h"
-#include "transport/zmq_version.h"
+#include "transport/decorators/fault_spec.h"
+#include "transport/mpi/mpi.h"
+#include "transport/nccl/nccl_library.h"
+#include "transport/nccl/nccl_port.h"
+#include "transport/zmq/job_key.h"
+#include "transport/zmq/zmq_version.h"
 
 namespace gradwire::python {
 

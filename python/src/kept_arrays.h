@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvstore/ticket.h"
+#include "kvstore/runtime/ticket.h"
 
 namespace gradwire::python {
 

@@ -7,7 +7,7 @@
 
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
-#include "transport/faults.h"
+#include "transport/decorators/faults.h"
 
 namespace gradwire::python {
 

@@ -18,17 +18,17 @@
 #include <utility>
 #include <vector>
 
-#include "compress/cuda_device.h"
-#include "kvstore/engine.h"
-#include "kvstore/server.h"
+#include "compress/device/cuda_device.h"
+#include "kvstore/engine/engine.h"
+#include "kvstore/server/server.h"
 #include "python/src/bindings.h"
 #include "python/src/kept_arrays.h"
 #include "python/src/waiting.h"
-#include "transport/faults.h"
-#include "transport/logged_messenger.h"
-#include "transport/mpi.h"
+#include "transport/decorators/faults.h"
+#include "transport/decorators/logged_messenger.h"
+#include "transport/mpi/mpi.h"
 #include "transport/node_pair.h"
-#include "transport/zmq_messenger.h"
+#include "transport/zmq/zmq_messenger.h"
 
 namespace gradwire::python {
 

@@ -6,10 +6,10 @@
 
 #include <string>
 
-#include "kvstore/engine.h"
-#include "kvstore/server.h"
-#include "transport/mpi.h"
-#include "transport/zmq_messenger.h"
+#include "kvstore/engine/engine.h"
+#include "kvstore/server/server.h"
+#include "transport/mpi/mpi.h"
+#include "transport/zmq/zmq_messenger.h"
 
 namespace gradwire::python {
 

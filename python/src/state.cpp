@@ -2,7 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "kvstore/optimizer_file.h"
+#include "kvstore/checkpoint/optimizer_file.h"
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
 

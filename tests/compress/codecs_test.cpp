@@ -10,7 +10,9 @@
 #include <random>
 #include <string>
 
-#include "compress/parameters.h"
+#include "compress/payload/parameters.h"
+#include "compress/suggestions.h"
+#include "compress/suggestions.h"
 
 namespace gradwire::compress {
 namespace {

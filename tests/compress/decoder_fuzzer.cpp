@@ -16,9 +16,9 @@
 #include <string_view>
 #include <vector>
 
-#include "compress/integer_sums.h"
-#include "compress/lossless_payload.h"
-#include "compress/segmented.h"
+#include "compress/payload/integer_sums.h"
+#include "compress/payload/segmented.h"
+#include "compress/two_bit/lossless_payload.h"
 #include "tests/compress/codec_cases.h"
 
 namespace gradwire::compress {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "compress/dense_scalar.h"
-#include "compress/little_endian.h"
+#include "compress/dense/dense_scalar.h"
+#include "compress/payload/little_endian.h"
 #include "tests/compress/codec_cases.h"
 
 namespace gradwire::compress {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "compress/codecs.h"
-#include "compress/little_endian.h"
+#include "compress/payload/little_endian.h"
 
 namespace gradwire::compress {
 namespace {

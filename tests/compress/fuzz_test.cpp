@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "compress/integer_sums.h"
-#include "compress/lossless.h"
-#include "compress/segmented.h"
-#include "compress/two_bit_scalar.h"
+#include "compress/payload/integer_sums.h"
+#include "compress/payload/segmented.h"
+#include "compress/two_bit/lossless.h"
+#include "compress/two_bit/two_bit_scalar.h"
 #include "tests/compress/codec_cases.h"
 
 namespace gradwire::compress {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "transport/inproc.h"
-#include "transport/passing_messenger.h"
+#include "transport/decorators/passing_messenger.h"
+#include "transport/inproc/inproc.h"
 
 namespace gradwire::kvstore {
 

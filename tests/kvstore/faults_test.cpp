@@ -6,10 +6,10 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kvstore/collectives.h"
+#include "kvstore/collectives/collectives.h"
 #include "tests/kvstore/job.h"
 #include "transport/checksum.h"
-#include "transport/faulty_messenger.h"
+#include "transport/decorators/faulty_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {

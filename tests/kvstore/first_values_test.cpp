@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "kvstore/engine.h"
-#include "kvstore/sparse_rows.h"
-#include "tests/kvstore/hosts.h"
+#include "kvstore/client/sparse_rows.h"
+#include "kvstore/engine/engine.h"
 #include "tests/kvstore/job.h"
+#include "tests/kvstore/placement/hosts.h"
 #include "tests/kvstore/sums.h"
-#include "transport/passing_messenger.h"
+#include "transport/decorators/passing_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {

@@ -4,11 +4,11 @@
 
 #include <random>
 
-#include "kvstore/codec_table.h"
-#include "kvstore/protocol.h"
+#include "kvstore/wire/codec_table.h"
+#include "kvstore/wire/protocol.h"
 #include "tests/kvstore/folder.h"
-#include "tests/kvstore/hosts.h"
 #include "tests/kvstore/job.h"
+#include "tests/kvstore/placement/hosts.h"
 #include "tests/kvstore/sums.h"
 
 namespace gradwire::kvstore {

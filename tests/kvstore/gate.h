@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/passing_messenger.h"
+#include "transport/decorators/passing_messenger.h"
 
 namespace gradwire::kvstore {
 

@@ -6,10 +6,10 @@
 #include <thread>
 #include <vector>
 
-#include "kvstore/engine.h"
-#include "kvstore/server.h"
-#include "transport/inproc.h"
-#include "transport/inproc_collective.h"
+#include "kvstore/engine/engine.h"
+#include "kvstore/server/server.h"
+#include "transport/inproc/inproc.h"
+#include "transport/inproc/inproc_collective.h"
 #include "transport/node_pair.h"
 
 namespace gradwire::kvstore {

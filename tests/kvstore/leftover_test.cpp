@@ -10,12 +10,12 @@
 #include <map>
 #include <mutex>
 
-#include "kvstore/engine.h"
-#include "kvstore/sparse_rows.h"
-#include "tests/compress/streams_device.h"
+#include "kvstore/client/sparse_rows.h"
+#include "kvstore/engine/engine.h"
+#include "tests/compress/device/streams_device.h"
 #include "tests/kvstore/folder.h"
-#include "tests/kvstore/hosts.h"
 #include "tests/kvstore/job.h"
+#include "tests/kvstore/placement/hosts.h"
 #include "tests/kvstore/sums.h"
 
 namespace gradwire::kvstore {

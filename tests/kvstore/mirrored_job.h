@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/kvstore/job.h"
-#include "transport/passing_messenger.h"
+#include "transport/decorators/passing_messenger.h"
 
 namespace gradwire::kvstore {
 

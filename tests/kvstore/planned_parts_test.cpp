@@ -7,7 +7,7 @@
 
 #include "compress/codec.h"
 #include "fusion/step_plan.h"
-#include "kvstore/key.h"
+#include "kvstore/wire/key.h"
 
 namespace gradwire::kvstore {
 namespace {

@@ -8,9 +8,9 @@
 #include <functional>
 #include <optional>
 
-#include "kvstore/collectives.h"
-#include "kvstore/mirror.h"
-#include "kvstore/sparse_rows.h"
+#include "kvstore/client/sparse_rows.h"
+#include "kvstore/collectives/collectives.h"
+#include "kvstore/server/mirror.h"
 #include "tests/kvstore/doomed_messenger.h"
 #include "tests/kvstore/folder.h"
 #include "tests/kvstore/mirrored_job.h"

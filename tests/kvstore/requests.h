@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "kvstore/aggregator.h"
-#include "kvstore/protocol.h"
+#include "kvstore/aggregate/aggregator.h"
+#include "kvstore/wire/protocol.h"
 #include "transport/frame.h"
 
 namespace gradwire::kvstore {
 
-using Answers = std::vector<Aggregator::Answer>;
+using Answers = std::vector<Answer>;
 
 inline transport::Buffer bytes_of(std::span<const float> values) {
   transport::Buffer buffer = transport::Buffer::allocate(values.size_bytes());

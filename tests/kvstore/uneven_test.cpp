@@ -8,11 +8,11 @@
 #include <map>
 #include <numeric>
 
-#include "kvstore/aggregator.h"
-#include "kvstore/sparse_rows.h"
+#include "kvstore/aggregate/aggregator.h"
+#include "kvstore/client/sparse_rows.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/sums.h"
-#include "transport/passing_messenger.h"
+#include "transport/decorators/passing_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -25,7 +25,7 @@ using testing::ThrowsMessage;
 using transport::Buffer;
 using transport::Frame;
 using transport::Kind;
-using Answers = std::vector<Aggregator::Answer>;
+using Answers = std::vector<Answer>;
 
 // ---- what a server makes of it -------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ def test_a_python_test_is_concerned_by_what_it_uses(
     ("changed", "folders"),
     [
         ("compress/codec.h", ["compress", "kvstore"]),
-        ("kvstore/server.cpp", ["kvstore"]),
+        ("kvstore/server/server.cpp", ["kvstore"]),
         ("tests/fusion/bucket_test.cpp", ["fusion"]),
         ("tests/CMakeLists.txt", ["compress", "fusion", "transport", "kvstore"]),
         ("CMakeLists.txt", ["compress", "fusion", "transport", "kvstore"]),

@@ -22,8 +22,8 @@ def test_the_root_holds_only_the_folders_of_the_picture() -> None:
     assert {folder for folder in folders if not folder.startswith(".")} - ROOT_FOLDERS == set()
 
 
-def test_library_folders_are_flat() -> None:
-    nested = [path for path in files() if path.parts[0] in LIBRARIES and len(path.parts) > 2]
+def test_libraries_have_one_level_of_rooms() -> None:
+    nested = [path for path in files() if path.parts[0] in LIBRARIES and len(path.parts) > 3]
     assert not nested
 
 

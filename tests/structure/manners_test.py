@@ -10,7 +10,7 @@ import pytest
 from structure.repository import LIBRARIES, code_of, cpp_files, files, line_of, read
 
 SERVER_PROGRAM = Path(
-    "kvstore/server_main.cpp"
+    "kvstore/server/server_main.cpp"
 )  # a program: it may print and exit, but takes flags; one of them names the variable that holds the job's key
 ENVIRONMENT = re.compile(r"\b(?:secure_)?getenv\s*\(|\b(?:set|put|unset)env\s*\(|\benviron\b")
 PRINTING = re.compile(

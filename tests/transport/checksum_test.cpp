@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "transport/zmq_messenger.h"
+#include "transport/zmq/zmq_messenger.h"
 
 namespace gradwire::transport {
 namespace {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "transport/checksum.h"
-#include "transport/control.h"
 #include "transport/frame.h"
-#include "transport/zmq_socket.h"
+#include "transport/membership/control.h"
+#include "transport/zmq/zmq_socket.h"
 
 namespace gradwire::transport {
 namespace {

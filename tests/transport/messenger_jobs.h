@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "transport/inproc.h"
-#include "transport/zmq_messenger.h"
+#include "transport/inproc/inproc.h"
+#include "transport/zmq/zmq_messenger.h"
 
 namespace gradwire::transport {
 

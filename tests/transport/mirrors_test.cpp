@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "transport/control.h"
+#include "transport/membership/control.h"
 
 namespace gradwire::transport {
 namespace {

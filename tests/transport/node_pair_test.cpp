@@ -7,8 +7,8 @@
 #include <future>
 
 #include "tests/transport/ear.h"
-#include "transport/inproc.h"
-#include "transport/zmq_messenger.h"
+#include "transport/inproc/inproc.h"
+#include "transport/zmq/zmq_messenger.h"
 
 namespace gradwire::transport {
 namespace {

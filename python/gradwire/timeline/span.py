@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-# By number, as parts have them (kvstore/trace.h).
+# By number, as parts have them (kvstore/trace/trace.h).
 STAGES = (
     "ready",
     "encode",

@@ -1,0 +1,38 @@
+#include "compress/block/block_codec.h"
+
+#include "compress/block/block_kernels.h"
+#include "compress/payload/scales.h"
+
+namespace gradwire::compress {
+
+std::size_t BlockCodec::max_encoded_size(std::size_t elements) const noexcept {
+  return code_offset(0, elements) + block::code_bytes(form_.code, elements);
+}
+
+std::size_t BlockCodec::code_offset(std::size_t i, std::size_t elements) const noexcept {
+  return block::scale_count(elements, form_.block) * sizeof(float) + block::code_bytes(form_.code, i);
+}
+
+/// Server rounds to nearest in any form: it keeps what is left, and every rank that answers itself must
+/// answer alike.
+bool BlockCodec::encode_run(const float* grad, float* residual, const Run& run, const Position* position,
+                            std::byte* out) const {
+  std::byte* const scales = out + scale_offset(run.first);
+  std::byte* const codes = out + code_offset(run.first, run.elements);
+  if (!form_.seed || position == nullptr) {
+    return block::encode(form_.code, form_.block, grad, residual, run.length, scales, codes);
+  }
+  const Dither dither{*form_.seed, *position};
+  return block::encode(form_.code, form_.block, grad, residual, run.length, scales, codes, &dither);
+}
+
+void BlockCodec::decode_run(Payload payload, const Run& run, bool add, float* out) const {
+  block::decode(form_.code, form_.block, payload.data() + scale_offset(run.first),
+                payload.data() + code_offset(run.first, run.elements), run.length, add, out);
+}
+
+std::string BlockCodec::fault(Payload payload, std::size_t elements) const {
+  return wrong_scale(payload.data(), block::scale_count(elements, form_.block), "block");
+}
+
+}  // namespace gradwire::compress

@@ -1,0 +1,329 @@
+#include "compress/block/block_kernels.h"
+
+#include <cstring>
+
+// Vectors of a length unknown to the compiler cannot stand in the fixed lanes; such machines use 128-bit
+// targets.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "compress/block/block_kernels.cpp"
+#include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+// For each target, so behind foreach_target.h.
+#include "compress/stochastic/dither_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire::compress::block {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_SCALAR
+
+bool Encode(Code code, std::size_t block, const float* grad, float* residual, std::size_t elements,
+            std::byte* scales, std::byte* codes, const Dither* dither) {
+  return encode_scalar(code, block, grad, residual, elements, scales, codes, dither);
+}
+
+void Decode(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,
+            std::size_t elements, bool add, float* out) {
+  decode_scalar(code, block, scales, codes, elements, add, out);
+}
+
+#else
+
+namespace hn = hwy::HWY_NAMESPACE;
+using Floats = hn::CappedTag<float, 16>;
+using Bits = hn::RebindToUnsigned<Floats>;
+using Ints = hn::RebindToSigned<Floats>;
+using Quarters = hn::Rebind<std::uint8_t, Floats>;
+using Pairs = hn::CappedTag<std::uint16_t, kLeastBlock / 2>;
+using PairHalves = hn::Rebind<std::uint8_t, Pairs>;
+using FloatVector = hn::Vec<Floats>;
+using BitVector = hn::Vec<Bits>;
+
+constexpr std::size_t kLanes = hn::MaxLanes(Floats());
+constexpr std::size_t kPairLanes = hn::MaxLanes(Pairs());
+constexpr std::size_t kAhead = 1536 / sizeof(float);  // elements that encode asks memory for in advance
+
+HWY_INLINE BitVector Splat(std::uint32_t value) { return hn::Set(Bits(), value); }
+
+template <Code kCode>
+constexpr const Float8& kFloat8 = kCode == Code::kE4m3 ? kFloatE4m3 : kFloatE5m2;
+
+/// float8_from_float() of block_scalar.h.
+template <Code kCode>
+HWY_INLINE BitVector Float8FromFloat(FloatVector value) {
+  constexpr const Float8& kFormat = kFloat8<kCode>;
+  const BitVector bits = hn::BitCast(Bits(), value);
+  const BitVector magnitude = hn::Min(hn::AndNot(Splat(kSignBit), bits), Splat(kFormat.largest_bits));
+  const FloatVector small =
+      hn::Add(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), kFormat.subnormal_rounder));
+  const BitVector subnormal = hn::Sub(hn::BitCast(Bits(), small), Splat(kFormat.rounder_bits()));
+  const BitVector odd = hn::And(hn::ShiftRight<kFormat.shift()>(magnitude), Splat(1));
+  const BitVector bias = Splat((1u << (kFormat.shift() - 1)) - 1 - kFormat.rebias());
+  const BitVector normal = hn::ShiftRight<kFormat.shift()>(hn::Add(hn::Add(magnitude, bias), odd));
+  const BitVector rounded =
+      hn::IfThenElse(hn::Lt(magnitude, Splat(kFormat.smallest_normal_bits)), subnormal, normal);
+  return hn::Or(rounded, hn::ShiftRight<24>(hn::And(bits, Splat(kSignBit))));
+}
+
+/// float_from_float8() of block_scalar.h, of which only the lowest eight bits of a lane count.
+template <Code kCode>
+HWY_INLINE FloatVector FloatFromFloat8(BitVector eight) {
+  constexpr const Float8& kFormat = kFloat8<kCode>;
+  const BitVector magnitude = hn::And(eight, Splat(0x7f));
+  const FloatVector small = hn::BitCast(Floats(), hn::Or(magnitude, Splat(kFormat.rounder_bits())));
+  const BitVector subnormal =
+      hn::BitCast(Bits(), hn::Sub(small, hn::Set(Floats(), kFormat.subnormal_rounder)));
+  const BitVector normal = hn::Add(hn::ShiftLeft<kFormat.shift()>(magnitude), Splat(kFormat.rebias()));
+  const BitVector value =
+      hn::IfThenElse(hn::Lt(magnitude, Splat(1u << kFormat.fraction_bits)), subnormal, normal);
+  return hn::BitCast(Floats(), hn::Or(value, hn::ShiftLeft<24>(hn::And(eight, Splat(0x80)))));
+}
+
+/// Codes of scaled elements, one a lane; code_of() of block_scalar.h.
+template <Code kCode>
+HWY_INLINE BitVector CodesOf(FloatVector scaled) {
+  if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return Float8FromFloat<kCode>(scaled);
+  const FloatVector rounded = hn::Add(scaled, hn::Set(Floats(), kRounder));
+  return hn::Sub(hn::BitCast(Bits(), rounded), Splat(std::bit_cast<std::uint32_t>(kRounder)));
+}
+
+/// What codes stand for, of which only the lowest code_bits(kCode) bits of a lane count.
+template <Code kCode>
+HWY_INLINE FloatVector ValuesOf(BitVector codes) {
+  if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return FloatFromFloat8<kCode>(codes);
+  constexpr int kUnused = 32 - static_cast<int>(code_bits(kCode));
+  const auto signs = hn::ShiftRight<kUnused>(hn::BitCast(Ints(), hn::ShiftLeft<kUnused>(codes)));
+  return hn::ConvertTo(Floats(), signs);
+}
+
+/// Packs codes of four bits that lie in a byte each. Requires whole vectors.
+HWY_INLINE void PackHalves(const std::uint8_t* HWY_RESTRICT codes, std::size_t elements,
+                           std::byte* HWY_RESTRICT out) {
+  const Pairs d;
+  for (std::size_t i = 0; i < elements; i += 2 * kPairLanes) {
+    const auto pair = hn::LoadU(d, reinterpret_cast<const std::uint16_t*>(codes + i));
+    const auto lower = hn::And(pair, hn::Set(d, 0x0f));
+    const auto upper = hn::And(hn::ShiftRight<4>(pair), hn::Set(d, 0xf0));
+    hn::StoreU(hn::TruncateTo(PairHalves(), hn::Or(lower, upper)), PairHalves(),
+               reinterpret_cast<std::uint8_t*>(out + i / 2));
+  }
+}
+
+/// The other way, one code a byte; what the upper halves of those bytes hold is of no account.
+HWY_INLINE void UnpackHalves(const std::byte* HWY_RESTRICT packed, std::size_t elements,
+                             std::uint8_t* HWY_RESTRICT codes) {
+  const Pairs d;
+  for (std::size_t i = 0; i < elements; i += 2 * kPairLanes) {
+    const auto pair =
+        hn::PromoteTo(d, hn::LoadU(PairHalves(), reinterpret_cast<const std::uint8_t*>(packed + i / 2)));
+    hn::StoreU(hn::Or(pair, hn::ShiftLeft<4>(pair)), d, reinterpret_cast<std::uint16_t*>(codes + i));
+  }
+}
+
+/// Writes x = residual + grad of one whole block to `x` and returns the bits of the largest |x|, where NaN is
+/// above infinity.
+template <bool kResidual>
+HWY_INLINE std::uint32_t Gather(const float* HWY_RESTRICT grad, const float* HWY_RESTRICT residual,
+                                std::size_t block, float* HWY_RESTRICT x) {
+  const Floats d;
+  auto most = hn::Zero(Ints());
+  for (std::size_t i = 0; i < block; i += kLanes) {
+    hwy::Prefetch(grad + i + kAhead);
+    FloatVector v = hn::LoadU(d, grad + i);
+    if constexpr (kResidual) {
+      hwy::Prefetch(residual + i + kAhead);
+      v = hn::Add(hn::LoadU(d, residual + i), v);
+    }
+    hn::Store(v, d, x + i);
+    most = hn::Max(most, hn::BitCast(Ints(), hn::Abs(v)));
+  }
+  return static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(Ints(), most)));
+}
+
+/// Writes the codes of one whole block, one a byte, and keeps x - sent.
+template <Code kCode, bool kResidual>
+HWY_INLINE void Quantise(const float* HWY_RESTRICT x, float scale, std::size_t block,
+                         std::uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT residual) {
+  const Floats d;
+  const FloatVector by_scale = hn::Set(d, scale);
+  const FloatVector by_inverse = hn::Set(d, inverse_of(scale));
+  for (std::size_t i = 0; i < block; i += kLanes) {
+    const FloatVector v = hn::Load(d, x + i);
+    const BitVector code = CodesOf<kCode>(hn::Mul(v, by_inverse));
+    hn::StoreU(hn::TruncateTo(Quarters(), code), Quarters(), codes + i);
+    if constexpr (kResidual) {
+      hn::StoreU(hn::Sub(v, hn::Mul(ValuesOf<kCode>(code), by_scale)), d, residual + i);
+    }
+  }
+}
+
+/// dithered_code_of() of block_scalar.h, one code a lane.
+template <Code kCode>
+HWY_INLINE BitVector DitheredCodesOf(FloatVector scaled, FloatVector uniform) {
+  const FloatVector size = hn::Abs(scaled);
+  const auto lower = hn::ConvertTo(Ints(), size);
+  const FloatVector fraction = hn::Sub(size, hn::ConvertTo(Floats(), lower));
+  const auto up = hn::RebindMask(Ints(), hn::Lt(uniform, fraction));
+  const auto most = hn::Set(Ints(), static_cast<std::int32_t>(largest(kCode)));
+  const auto level = hn::Min(hn::IfThenElse(up, hn::Add(lower, hn::Set(Ints(), 1)), lower), most);
+  const auto negative = hn::RebindMask(Ints(), hn::Lt(scaled, hn::Zero(Floats())));
+  return hn::BitCast(Bits(), hn::IfThenElse(negative, hn::Neg(level), level));
+}
+
+/// Quantise() by chance; the block begins at `first` after the dither's position.
+template <Code kCode, bool kResidual>
+void QuantiseDithered(const float* HWY_RESTRICT x, float scale, std::size_t block, const Dither& dither,
+                      std::size_t first, std::uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT residual) {
+  const Floats d;
+  const FloatVector by_scale = hn::Set(d, scale);
+  const FloatVector by_inverse = hn::Set(d, inverse_of(scale));
+  alignas(64) std::uint32_t words[Dither::kGroup];
+  for (std::size_t i = 0; i < block; i += kLanes) {
+    const std::size_t within = i % Dither::kGroup;
+    if (within == 0) {
+      compress::HWY_NAMESPACE::WordsOfGroup(dither, (dither.position.offset + first + i) / Dither::kGroup,
+                                            words);
+    }
+    const FloatVector v = hn::Load(d, x + i);
+    const FloatVector uniform = compress::HWY_NAMESPACE::UniformsOf(hn::Load(Bits(), words + within));
+    const BitVector code = DitheredCodesOf<kCode>(hn::Mul(v, by_inverse), uniform);
+    hn::StoreU(hn::TruncateTo(Quarters(), code), Quarters(), codes + i);
+    if constexpr (kResidual) {
+      hn::StoreU(hn::Sub(v, hn::Mul(ValuesOf<kCode>(code), by_scale)), d, residual + i);
+    }
+  }
+}
+
+template <Code kCode, bool kResidual>
+bool EncodeBlocks(std::size_t block, const float* grad, float* residual, std::size_t elements,
+                  std::byte* scales, std::byte* codes, const Dither* dither) {
+  alignas(64) float x[kMostBlock];
+  alignas(64) std::uint8_t bytes[kMostBlock];
+  bool nonfinite = false;
+  std::size_t i = 0;
+  for (; i + block <= elements; i += block, scales += sizeof(float)) {
+    float* const kept = kResidual ? residual + i : nullptr;
+    std::byte* const to = codes + code_bytes(kCode, i);
+    const std::uint32_t most = Gather<kResidual>(grad + i, kept, block, x);
+    if (HWY_UNLIKELY(most >= kInfinityBits)) {
+      nonfinite |= encode_block_scalar(kCode, grad + i, kept, block, scales, to, dither, i);
+      continue;
+    }
+    const float scale = scale_of(kCode, std::bit_cast<float>(most));
+    store(scale, scales);
+    auto* const target = code_bits(kCode) == 8 ? reinterpret_cast<std::uint8_t*>(to) : bytes;
+    if (!is_integer(kCode) || dither == nullptr) {
+      Quantise<kCode, kResidual>(x, scale, block, target, kept);
+    } else {
+      QuantiseDithered<kCode, kResidual>(x, scale, block, *dither, i, target, kept);
+    }
+    if constexpr (code_bits(kCode) == 4) PackHalves(bytes, block, to);
+  }
+  return encode_scalar(kCode, block, grad + i, kResidual ? residual + i : nullptr, elements - i, scales,
+                       codes + code_bytes(kCode, i), dither, i) ||
+         nonfinite;
+}
+
+template <Code kCode>
+bool EncodeAs(std::size_t block, const float* grad, float* residual, std::size_t elements, std::byte* scales,
+              std::byte* codes, const Dither* dither) {
+  return residual == nullptr
+             ? EncodeBlocks<kCode, false>(block, grad, residual, elements, scales, codes, dither)
+             : EncodeBlocks<kCode, true>(block, grad, residual, elements, scales, codes, dither);
+}
+
+/// Writes or adds the values of one whole block's codes, which lie in a byte each.
+template <Code kCode, bool kAdd>
+HWY_INLINE void Scale(const std::uint8_t* HWY_RESTRICT codes, float scale, std::size_t block,
+                      float* HWY_RESTRICT out) {
+  const Floats d;
+  const FloatVector by_scale = hn::Set(d, scale);
+  for (std::size_t i = 0; i < block; i += kLanes) {
+    const BitVector code = hn::PromoteTo(Bits(), hn::LoadU(Quarters(), codes + i));
+    FloatVector value = hn::Mul(ValuesOf<kCode>(code), by_scale);
+    if constexpr (kAdd) value = hn::Add(hn::LoadU(d, out + i), value);
+    hn::StoreU(value, d, out + i);
+  }
+}
+
+template <Code kCode, bool kAdd>
+void DecodeBlocks(std::size_t block, const std::byte* scales, const std::byte* codes, std::size_t elements,
+                  float* out) {
+  alignas(64) std::uint8_t bytes[kMostBlock];
+  std::size_t i = 0;
+  for (; i + block <= elements; i += block, scales += sizeof(float)) {
+    const std::byte* const from = codes + code_bytes(kCode, i);
+    if constexpr (code_bits(kCode) == 8) {
+      Scale<kCode, kAdd>(reinterpret_cast<const std::uint8_t*>(from), load<float>(scales), block, out + i);
+    } else {
+      UnpackHalves(from, block, bytes);
+      Scale<kCode, kAdd>(bytes, load<float>(scales), block, out + i);
+    }
+  }
+  decode_scalar(kCode, block, scales, codes + code_bytes(kCode, i), elements - i, kAdd, out + i);
+}
+
+template <Code kCode>
+void DecodeAs(std::size_t block, const std::byte* scales, const std::byte* codes, std::size_t elements,
+              bool add, float* out) {
+  if (add) {
+    DecodeBlocks<kCode, true>(block, scales, codes, elements, out);
+  } else {
+    DecodeBlocks<kCode, false>(block, scales, codes, elements, out);
+  }
+}
+
+bool Encode(Code code, std::size_t block, const float* grad, float* residual, std::size_t elements,
+            std::byte* scales, std::byte* codes, const Dither* dither) {
+  switch (code) {
+    case Code::kInt4:
+      return EncodeAs<Code::kInt4>(block, grad, residual, elements, scales, codes, dither);
+    case Code::kE4m3:
+      return EncodeAs<Code::kE4m3>(block, grad, residual, elements, scales, codes, nullptr);
+    case Code::kE5m2:
+      return EncodeAs<Code::kE5m2>(block, grad, residual, elements, scales, codes, nullptr);
+    default:
+      return EncodeAs<Code::kInt8>(block, grad, residual, elements, scales, codes, dither);
+  }
+}
+
+void Decode(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,
+            std::size_t elements, bool add, float* out) {
+  switch (code) {
+    case Code::kInt4:
+      return DecodeAs<Code::kInt4>(block, scales, codes, elements, add, out);
+    case Code::kE4m3:
+      return DecodeAs<Code::kE4m3>(block, scales, codes, elements, add, out);
+    case Code::kE5m2:
+      return DecodeAs<Code::kE5m2>(block, scales, codes, elements, add, out);
+    default:
+      return DecodeAs<Code::kInt8>(block, scales, codes, elements, add, out);
+  }
+}
+
+#endif
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire::compress::block
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gradwire::compress::block {
+
+HWY_EXPORT(Encode);
+HWY_EXPORT(Decode);
+
+bool encode(Code code, std::size_t block, const float* grad, float* residual, std::size_t elements,
+            std::byte* scales, std::byte* codes, const Dither* dither) noexcept {
+  return HWY_DYNAMIC_DISPATCH(Encode)(code, block, grad, residual, elements, scales, codes, dither);
+}
+
+void decode(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,
+            std::size_t elements, bool add, float* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(Decode)(code, block, scales, codes, elements, add, out);
+}
+
+}  // namespace gradwire::compress::block
+#endif

@@ -1,0 +1,17 @@
+// Integers of 4 bits with error feedback, scaled by the largest element of each block.
+//
+// Threading: all functions are pure.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "compress/payload/codec_entry.h"
+
+namespace gradwire::compress {
+
+std::span<const ParameterInfo> int4_parameters() noexcept;
+std::unique_ptr<Codec> make_int4(const CodecSpec& spec);
+std::unique_ptr<Codec> int4_from_wire(const WireParameters& parameters);
+
+}  // namespace gradwire::compress

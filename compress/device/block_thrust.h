@@ -1,0 +1,169 @@
+// The twin of BlockCodec, rounding to nearest, on any Thrust backend: int8, int4 and fp8.
+//
+// Threading and lifetime: as DeviceCodec.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "compress/block/block_codec.h"
+#include "compress/block/block_scalar.h"
+#include "compress/device/float_sum_thrust.h"
+
+namespace gradwire::compress {
+
+/// Where the parts of a payload of blocks lie.
+struct BlockLayout {
+  block::Code code;
+  std::size_t block;
+  std::size_t elements;
+
+  GRADWIRE_HOST_DEVICE std::size_t scale_offset(std::size_t i) const noexcept {
+    return i / block * sizeof(float);
+  }
+  GRADWIRE_HOST_DEVICE std::size_t code_offset(std::size_t i) const noexcept {
+    return block::scale_count(elements, block) * sizeof(float) + block::code_bytes(code, i);
+  }
+};
+
+/// The codes of an item, the first in the lowest bits. Full items move as one word.
+GRADWIRE_HOST_DEVICE inline std::uint32_t load_codes(block::Code code, const std::byte* from,
+                                                     std::size_t count) noexcept {
+  if (count == kItemElements && block::code_bits(code) == 8) return load_aligned<std::uint32_t>(from);
+  if (count == kItemElements) return load_aligned<std::uint16_t>(from);
+  std::uint32_t word = 0;
+  for (std::size_t b = 0; b < block::code_bytes(code, count); ++b)
+    word |= std::to_integer<std::uint32_t>(from[b]) << (8 * b);
+  return word;
+}
+
+GRADWIRE_HOST_DEVICE inline void store_codes(block::Code code, std::uint32_t word, std::size_t count,
+                                             std::byte* to) noexcept {
+  if (count == kItemElements && block::code_bits(code) == 8) return store_aligned(word, to);
+  if (count == kItemElements) return store_aligned(static_cast<std::uint16_t>(word), to);
+  for (std::size_t b = 0; b < block::code_bytes(code, count); ++b)
+    to[b] = static_cast<std::byte>(word >> (8 * b));
+}
+
+/// code * scale of each payload, added in rank order.
+struct BlockSumSource {
+  PayloadBlock payloads;
+  BlockLayout layout;
+
+  GRADWIRE_HOST_DEVICE Four payload_four(std::size_t way, std::size_t first,
+                                         std::size_t count) const noexcept {
+    const std::byte* const payload = payloads.at(way);
+    const auto scale = load_aligned<float>(payload + layout.scale_offset(first));
+    const std::uint32_t codes = load_codes(layout.code, payload + layout.code_offset(first), count);
+    const std::size_t width = block::code_bits(layout.code);
+    Four values;
+    for (std::size_t j = 0; j < kItemElements; ++j) {
+      const auto bits = static_cast<std::uint8_t>(codes >> (j * width) & ((1u << width) - 1));
+      values.x[j] = block::value_of(layout.code, bits) * scale;
+    }
+    return values;
+  }
+  GRADWIRE_HOST_DEVICE Four four(std::size_t first, std::size_t count) const noexcept {
+    Four sum = payload_four(0, first, count);
+    for (std::size_t way = 1; way < payloads.ways; ++way) {
+      const Four next = payload_four(way, first, count);
+      for (std::size_t j = 0; j < kItemElements; ++j) sum.x[j] += next.x[j];
+    }
+    return sum;
+  }
+};
+
+/// Writes the scale of block `item`.
+template <typename Source>
+struct ScaleBlock {
+  Source source;
+  BlockLayout layout;
+  Residual residual;
+  std::byte* out;
+  DeviceReport* report;
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
+    const std::size_t begin = item * layout.block;
+    const std::size_t end = begin + layout.block < layout.elements ? begin + layout.block : layout.elements;
+    float most = 0;
+    bool nonfinite = false;
+    for (std::size_t first = begin; first < end; first += kItemElements) {
+      const std::size_t count = item_elements(end, first);
+      const Four values = source.four(first, count);
+      const Four kept = residual.load(first, count);
+      for (std::size_t j = 0; j < kItemElements; ++j) {
+        if (j >= count) continue;
+        const float x = residual.add(kept.x[j], values.x[j]);
+        const bool finite = is_finite(x);
+        nonfinite |= !finite;
+        if (finite && magnitude(x) > most) most = magnitude(x);
+      }
+    }
+    store_aligned(block::scale_of(layout.code, most), out + layout.scale_offset(begin));
+    if (nonfinite) report_value(report->nonfinite, 1);
+  }
+};
+
+/// Encodes an item whose block has its scale, as block::encode_block_scalar() does.
+template <typename Source>
+struct EncodeBlockItem {
+  Source source;
+  BlockLayout layout;
+  Residual residual;
+  std::byte* out;
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
+    const std::size_t first = item * kItemElements;
+    const std::size_t count = item_elements(layout.elements, first);
+    const auto scale = load_aligned<float>(out + layout.scale_offset(first));
+    const float inverse = block::inverse_of(scale);
+    const Four values = source.four(first, count);
+    Four kept = residual.load(first, count);
+    std::uint32_t codes = 0;
+    for (std::size_t j = 0; j < kItemElements; ++j) {
+      const float x = residual.add(kept.x[j], values.x[j]);
+      if (j >= count || !is_finite(x)) continue;
+      const std::uint8_t bits = block::code_of(layout.code, x * inverse);
+      codes |= std::uint32_t{bits} << (j * block::code_bits(layout.code));
+      kept.x[j] = x - block::value_of(layout.code, bits) * scale;
+    }
+    store_codes(layout.code, codes, count, out + layout.code_offset(first));
+    residual.store(kept, first, count);
+  }
+};
+
+struct BlockTwinForm {
+  block::Code code;
+  std::size_t block;
+
+  static constexpr std::size_t scratch_bytes(std::size_t) { return 0; }
+
+  template <typename Backend, typename Source>
+  void encode(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
+              std::byte* out, const DeviceWork& work) const {
+    const BlockLayout layout{code, block, elements};
+    backend.each(block::scale_count(elements, block),
+                 ScaleBlock<Source>{source, layout, Residual(residual), out, work.report});
+    backend.each(item_count(elements), EncodeBlockItem<Source>{source, layout, Residual(residual), out});
+  }
+
+  template <typename Backend>
+  BlockSumSource sum(Backend&, const PayloadBlock& payloads, std::size_t elements, const DeviceWork&) const {
+    return {payloads, {code, block, elements}};
+  }
+
+  template <typename Backend>
+  void decode(Backend& backend, const PayloadBlock& payloads, float factor, std::span<float> out) const {
+    decode_items(backend, BlockSumSource{payloads, {code, block, out.size()}}, factor, out);
+  }
+};
+
+/// Makes the twin of int8, int4 or fp8.
+template <typename Backend>
+std::unique_ptr<DeviceCodec> make_block_twin(std::unique_ptr<Codec> codec) {
+  std::unique_ptr<BlockCodec> blocks(static_cast<BlockCodec*>(codec.release()));
+  const BlockTwinForm form{blocks->form().code, blocks->form().block};
+  return std::make_unique<FloatSumDeviceCodec<Backend, BlockTwinForm>>(std::move(blocks), form);
+}
+
+}  // namespace gradwire::compress

@@ -1,0 +1,47 @@
+#include "compress/device/cuda_devices.h"
+
+#include <stdexcept>
+
+#include "compress/device/cuda_error.h"
+
+namespace gradwire::compress {
+namespace {
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+/// Why the driver counted no device.
+std::string reason(cudaError_t status) {
+  int driver = 0;
+  cudaDriverGetVersion(&driver);
+  if (driver == 0) return "no NVIDIA driver was found on this machine";
+  if (driver < CUDART_VERSION / 1000 * 1000) {
+    return "the NVIDIA driver supports CUDA " + version_text(driver) + ", this build needs " +
+           version_text(CUDART_VERSION / 1000 * 1000) + "; update the driver";
+  }
+  return std::string("the NVIDIA driver says: ") + cudaGetErrorString(status);
+}
+
+}  // namespace
+
+void expect_cuda(cudaError_t status, std::string_view what) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // or the next call would be blamed for it
+  throw std::runtime_error("cuda: cannot " + std::string(what) + ": " + cudaGetErrorString(status) + " (" +
+                           cudaGetErrorName(status) + ")");
+}
+
+CudaDevices cuda_devices() {
+  CudaDevices devices;
+  const cudaError_t status = cudaGetDeviceCount(&devices.count);
+  if (status == cudaSuccess && devices.count > 0) return devices;
+  cudaGetLastError();
+  return {0, status == cudaSuccess ? "the NVIDIA driver lists no device" : reason(status)};
+}
+
+void use_cuda_device(int device) {
+  expect_cuda(cudaSetDevice(device), "use device " + std::to_string(device));
+}
+
+}  // namespace gradwire::compress

@@ -1,0 +1,13 @@
+#include <utility>
+
+#include "compress/device/cuda_backend.h"
+#include "compress/device/dense_cuda.h"
+#include "compress/device/dense_thrust.h"
+
+namespace gradwire::compress {
+
+std::unique_ptr<DeviceCodec> make_dense_cuda(std::unique_ptr<Codec> codec) {
+  return make_dense_twin<CudaBackend>(std::move(codec));
+}
+
+}  // namespace gradwire::compress

@@ -1,0 +1,13 @@
+#include <utility>
+
+#include "compress/device/cuda_backend.h"
+#include "compress/device/one_bit_cuda.h"
+#include "compress/device/one_bit_thrust.h"
+
+namespace gradwire::compress {
+
+std::unique_ptr<DeviceCodec> make_one_bit_cuda(std::unique_ptr<Codec> codec) {
+  return make_one_bit_twin<CudaBackend>(std::move(codec));
+}
+
+}  // namespace gradwire::compress

@@ -1,0 +1,15 @@
+// 1bit on a CUDA device.
+//
+// Threading: all functions may be called from any thread.
+#pragma once
+
+#include <memory>
+
+#include "compress/device/device_codec.h"
+
+namespace gradwire::compress {
+
+/// Makes the twin of codec, which is 1bit.
+std::unique_ptr<DeviceCodec> make_one_bit_cuda(std::unique_ptr<Codec> codec);
+
+}  // namespace gradwire::compress

@@ -1,0 +1,316 @@
+// The twins of OneBitMean and OneBitVotes on any Thrust backend.
+//
+// Threading and lifetime: as DeviceCodec.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "compress/device/float_sum_thrust.h"
+#include "compress/device/unit_sums_thrust.h"
+#include "compress/one_bit/one_bit.h"
+#include "compress/one_bit/one_bit_scalar.h"
+#include "compress/one_bit/one_bit_votes.h"
+#include "compress/one_bit/vote_planes.h"
+
+namespace gradwire::compress {
+
+/// The level of each unit, one for all or a float each, and what words of zeros are.
+struct SignLevels {
+  float fixed = 1;
+  std::size_t per_unit_bytes = 0;  ///< before the bits; 0: one for all
+  one_bit::Zeros zeros = one_bit::Zeros::kSigned;
+
+  /// Of the unit that holds element i of a payload.
+  GRADWIRE_HOST_DEVICE float of(const std::byte* payload, std::size_t i) const noexcept {
+    return per_unit_bytes == 0 ? fixed : load_aligned<float>(payload + i / kUnitElements * sizeof(float));
+  }
+};
+
+/// +level or -level of each payload, added in rank order.
+struct SignSumSource {
+  static constexpr std::size_t kAhead = 1;  // as CodeSumSource
+
+  PayloadBlock payloads;
+  SignLevels levels;
+
+  GRADWIRE_HOST_DEVICE float payload_at(std::size_t way, std::size_t i) const noexcept {
+    const std::byte* const payload = payloads.at(way);
+    const auto word = load_aligned<std::uint32_t>(payload + levels.per_unit_bytes +
+                                                  i / one_bit::kWordElements * sizeof(std::uint32_t));
+    if (one_bit::stands_for_zeros(word, levels.zeros)) return 0;
+    const bool bit = (word & one_bit::bit_in_word(i % one_bit::kWordElements)) != 0;
+    return one_bit::value_of(bit, levels.of(payload, i));
+  }
+  GRADWIRE_HOST_DEVICE float at(std::size_t i) const noexcept {
+    float sum = payload_at(0, i);
+    for (std::size_t way = 1; way < payloads.ways; ++way) sum += payload_at(way, i);
+    return sum;
+  }
+  GRADWIRE_HOST_DEVICE Four four(std::size_t first, std::size_t count) const noexcept {
+    Four values{};
+    for (std::size_t j = 0; j < kItemElements; ++j) {
+      if (j < count) values.x[j] = at(first + j);
+    }
+    return values;
+  }
+};
+
+/// One word of 32 elements: what is encoded of them.
+template <typename Source>
+struct SignWord {
+  float x[one_bit::kWordElements];
+  std::size_t count;
+  bool all_zero = true;
+  bool nonfinite = false;
+
+  GRADWIRE_HOST_DEVICE SignWord(const Source& source, const Residual& residual, std::size_t first,
+                                std::size_t elements)
+      : count(elements - first < one_bit::kWordElements ? elements - first : one_bit::kWordElements) {
+    for (std::size_t part = 0; part < count; part += kItemElements) {
+      const std::size_t here = item_elements(elements, first + part);
+      const Four values = source.four(first + part, here);
+      const Four kept = residual.load(first + part, here);
+      for (std::size_t j = 0; j < here; ++j) {
+        const float sum = residual.add(kept.x[j], values.x[j]);
+        nonfinite |= !is_finite(sum);
+        x[part + j] = one_bit::counted(sum, kept.x[j]);
+        all_zero &= x[part + j] == 0;
+      }
+    }
+  }
+};
+
+/// Counts the elements of a unit that are sent, a share of its words for each of UnitMeasure's lanes.
+template <typename Source>
+struct CountSent {
+  static constexpr std::size_t kLanes = two_bit::UnitSums::kLanes;
+
+  Source source;
+  Residual residual;
+  std::size_t elements;
+  UnitMeasure* measures;
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
+    const std::size_t unit = item / kLanes;
+    const std::size_t end = unit * kUnitElements + two_bit::unit_elements(elements, unit);
+    std::uint32_t sent = 0;
+    for (std::size_t first = unit * kUnitElements + item % kLanes * one_bit::kWordElements; first < end;
+         first += kLanes * one_bit::kWordElements) {
+      const SignWord<Source> word(source, residual, first, elements);
+      sent += word.all_zero ? 0 : static_cast<std::uint32_t>(word.count);
+    }
+    measures[unit].selected_counts[item % kLanes] = sent;
+  }
+};
+
+/// Writes the mean of |x| over what is sent of unit `item`.
+struct StoreMean {
+  const UnitMeasure* measures;
+  std::byte* out;
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
+    const double sum = measures[item].sum_all();
+    const std::uint32_t sent = measures[item].selected_count();
+    const float mean = sent == 0 ? 0 : static_cast<float>(sum / static_cast<double>(sent));
+    store_aligned(mean, out + item * sizeof(float));
+  }
+};
+
+/// Encodes 32 elements into word `item` of the bits, as one_bit::encode_scalar() does.
+template <typename Source>
+struct EncodeSigns {
+  Source source;
+  Residual residual;
+  std::size_t elements;
+  float least;
+  SignLevels levels;
+  std::byte* out;  ///< the payload
+  DeviceReport* report;
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
+    const std::size_t first = item * one_bit::kWordElements;
+    const SignWord<Source> given(source, residual, first, elements);
+    std::uint32_t signs = 0;
+    for (std::size_t i = 0; i < given.count; ++i) signs |= given.x[i] >= least ? one_bit::bit_in_word(i) : 0;
+    const std::uint32_t word = one_bit::word_to_send(signs, given.all_zero, levels.zeros);
+    store_aligned(word, out + levels.per_unit_bytes + item * sizeof word);
+    if (given.nonfinite) report_value(report->nonfinite, 1);
+    const bool zeros = one_bit::stands_for_zeros(word, levels.zeros);
+    const float level = levels.of(out, first);
+    for (std::size_t part = 0; part < given.count; part += kItemElements) {
+      Four kept{};
+      for (std::size_t j = 0; j < kItemElements && part + j < given.count; ++j) {
+        const float sent = one_bit::value_of((word & one_bit::bit_in_word(part + j)) != 0, level);
+        kept.x[j] = zeros ? given.x[part + j] : given.x[part + j] - sent;
+      }
+      residual.store(kept, first + part, item_elements(elements, first + part));
+    }
+  }
+};
+
+template <typename Backend, typename Source>
+void encode_signs(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
+                  float least, const SignLevels& levels, std::byte* out, DeviceReport* report) {
+  backend.each(one_bit::packed_bytes(elements) / sizeof(std::uint32_t),
+               EncodeSigns<Source>{source, Residual(residual), elements, least, levels, out, report});
+}
+
+struct OneBitMeanForm {
+  static constexpr std::size_t scratch_bytes(std::size_t elements) { return UnitScratch::bytes(elements); }
+  static constexpr SignLevels levels(std::size_t elements) {
+    return {0, unit_count(elements) * sizeof(float), one_bit::Zeros::kMarked};
+  }
+
+  template <typename Backend, typename Source>
+  void encode(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
+              std::byte* out, const DeviceWork& work) const {
+    const UnitScratch scratch(work.scratch, elements);
+    measure_units(backend, source, residual, nullptr, elements, scratch.measures);
+    backend.each(unit_count(elements) * CountSent<Source>::kLanes,
+                 CountSent<Source>{source, Residual(residual), elements, scratch.measures});
+    backend.each(unit_count(elements), StoreMean{scratch.measures, out});
+    encode_signs(backend, source, residual, elements, 0, levels(elements), out, work.report);
+  }
+
+  template <typename Backend>
+  SignSumSource sum(Backend&, const PayloadBlock& payloads, std::size_t elements, const DeviceWork&) const {
+    return {payloads, levels(elements)};
+  }
+
+  template <typename Backend>
+  void decode(Backend& backend, const PayloadBlock& payloads, float factor, std::span<float> out) const {
+    decode_items(backend, SignSumSource{payloads, levels(out.size())}, factor, out);
+  }
+};
+
+struct OneBitVotesForm {
+  float threshold;
+
+  static constexpr std::size_t scratch_bytes(std::size_t) { return 0; }
+
+  template <typename Backend, typename Source>
+  void encode(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
+              std::byte* out, const DeviceWork& work) const {
+    encode_signs(backend, source, residual, elements, one_bit::above(threshold), {}, out, work.report);
+  }
+
+  template <typename Backend>
+  SignSumSource sum(Backend&, const PayloadBlock& payloads, std::size_t, const DeviceWork&) const {
+    return {payloads, {}};
+  }
+
+  template <typename Backend>
+  void decode(Backend& backend, const PayloadBlock& payloads, float factor, std::span<float> out) const {
+    decode_items(backend, SignSumSource{payloads, {}}, factor, out);
+  }
+};
+
+/// Writes one word of bit planes: bit item % bits of the votes for group item / bits, which is counted anew
+/// for each.
+struct EncodeVotePlanes {
+  PayloadBlock payloads;
+  std::size_t bits;
+  std::size_t elements;
+  std::byte* out;
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
+    const std::size_t first = item / bits * one_bit::kPlaneGroup;
+    std::uint64_t word = 0;
+    for (std::size_t e = 0; e < one_bit::kPlaneGroup && first + e < elements; ++e) {
+      std::uint64_t count = 0;
+      for (std::size_t way = 0; way < payloads.ways; ++way)
+        count += one_bit::bit_at(payloads.at(way), first + e) ? 1 : 0;
+      word |= (count >> item % bits & 1) << e;
+    }
+    store_aligned(word, out + item * sizeof word);
+  }
+};
+
+/// Reads an item back from bit planes, and reports impossible counts as one_bit::planes_to_sums() has them
+/// checked.
+struct DecodeVotePlanes {
+  const std::byte* planes;
+  std::size_t ways;
+  std::size_t bits;
+  float factor;
+  std::size_t elements;
+  float* out;
+  DeviceReport* report;
+  bool whole = moves_whole(out);
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
+    const std::size_t first = item * kItemElements;
+    const std::size_t count = item_elements(elements, first);
+    const std::byte* const group = planes + first / one_bit::kPlaneGroup * bits * sizeof(std::uint64_t);
+    std::uint32_t votes[kItemElements] = {};
+    for (std::size_t bit = 0; bit < bits; ++bit) {
+      const auto word = load_aligned<std::uint64_t>(group + bit * sizeof(std::uint64_t));
+      const auto four = static_cast<std::uint32_t>(word >> (first % one_bit::kPlaneGroup));
+      for (std::size_t j = 0; j < kItemElements; ++j) votes[j] |= (four >> j & 1) << bit;
+    }
+    Four values;
+    for (std::size_t j = 0; j < kItemElements; ++j) {
+      if (j < count && votes[j] > ways) report_value(report->bad_count, 2 * votes[j]);
+      const auto sum = 2 * static_cast<std::int32_t>(votes[j]) - static_cast<std::int32_t>(ways);
+      values.x[j] = static_cast<float>(sum) * factor;
+    }
+    store_four(values, count, whole, out + first);
+  }
+};
+
+template <typename Backend>
+class OneBitVotesDeviceCodec final : public FloatSumDeviceCodec<Backend, OneBitVotesForm> {
+ public:
+  using Parent = FloatSumDeviceCodec<Backend, OneBitVotesForm>;
+  using Parent::codec;
+  using Parent::Parent;
+
+  std::size_t encode_reply(const DevicePayloads& payloads, std::size_t elements, ReplyKind kind,
+                           std::span<float> residual, std::span<std::byte> out,
+                           const DeviceWork& work) const override {
+    if (kind == ReplyKind::kFp32) return Parent::encode_reply(payloads, elements, kind, residual, out, work);
+    const std::size_t bytes = this->expect_reply_room(payloads, elements, kind, residual, out, work);
+    const std::size_t ways = payloads.host.size();
+    const PayloadBlock block = block_of(payloads);
+    Backend backend(work.stream);
+    if (kind == ReplyKind::kSame) {
+      encode_signs(backend, SignSumSource{block, {}}, residual, elements, one_bit::above(0),
+                   SignLevels{static_cast<float>(ways)}, out.data(), work.report);
+    } else {
+      const std::size_t words = bytes / sizeof(std::uint64_t);
+      backend.each(words, EncodeVotePlanes{block, one_bit::count_bits(ways), elements, out.data()});
+    }
+    return bytes;
+  }
+
+  void decode_reply(const DevicePayload& reply, std::size_t ways, ReplyKind kind, float factor,
+                    std::span<float> out, std::span<UnitScale> next, const DeviceWork& work) const override {
+    if (kind == ReplyKind::kFp32) return Parent::decode_reply(reply, ways, kind, factor, out, next, work);
+    expect_ways(codec().name(), ways);
+    expect_bytes(codec().name(), "the reply", reply.host.size(),
+                 codec().max_reply_size(out.size(), ways, kind), out.size());
+    expect_aligned(codec().name(), "the reply", reply.device);
+    expect_work(codec().name(), work, 0);
+    Backend backend(work.stream);
+    if (kind == ReplyKind::kSame) {
+      const SignLevels level{static_cast<float>(ways)};
+      return decode_items(backend, SignSumSource{block_of(reply), level}, factor, out);
+    }
+    backend.each(item_count(out.size()), DecodeVotePlanes{reply.device, ways, one_bit::count_bits(ways),
+                                                          factor, out.size(), out.data(), work.report});
+  }
+};
+
+/// Makes the twin of 1bit, of the mean or of a threshold.
+template <typename Backend>
+std::unique_ptr<DeviceCodec> make_one_bit_twin(std::unique_ptr<Codec> codec) {
+  std::unique_ptr<FloatSumCodec> floats(static_cast<FloatSumCodec*>(codec.release()));
+  if (!floats->has_exact_reply())
+    return std::make_unique<FloatSumDeviceCodec<Backend, OneBitMeanForm>>(std::move(floats),
+                                                                          OneBitMeanForm{});
+  const OneBitVotesForm form{static_cast<const OneBitVotes&>(*floats).threshold()};
+  return std::make_unique<OneBitVotesDeviceCodec<Backend>>(std::move(floats), form);
+}
+
+}  // namespace gradwire::compress

@@ -1,0 +1,15 @@
+// topk on a CUDA device.
+//
+// Threading: all functions may be called from any thread.
+#pragma once
+
+#include <memory>
+
+#include "compress/device/device_codec.h"
+
+namespace gradwire::compress {
+
+/// Makes the twin of codec, which is topk.
+std::unique_ptr<DeviceCodec> make_top_k_cuda(std::unique_ptr<Codec> codec);
+
+}  // namespace gradwire::compress

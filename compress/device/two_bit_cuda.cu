@@ -1,0 +1,13 @@
+#include <utility>
+
+#include "compress/device/cuda_backend.h"
+#include "compress/device/two_bit_auto_thrust.h"
+#include "compress/device/two_bit_cuda.h"
+
+namespace gradwire::compress {
+
+std::unique_ptr<DeviceCodec> make_two_bit_cuda(std::unique_ptr<Codec> codec) {
+  return make_two_bit_twin<CudaBackend>(std::move(codec));
+}
+
+}  // namespace gradwire::compress

@@ -1,0 +1,15 @@
+// 2bit, of a fixed threshold or of agreed scales, on a CUDA device.
+//
+// Threading: all functions may be called from any thread.
+#pragma once
+
+#include <memory>
+
+#include "compress/device/device_codec.h"
+
+namespace gradwire::compress {
+
+/// Makes the twin of codec, which is 2bit.
+std::unique_ptr<DeviceCodec> make_two_bit_cuda(std::unique_ptr<Codec> codec);
+
+}  // namespace gradwire::compress

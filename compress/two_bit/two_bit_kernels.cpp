@@ -1,0 +1,265 @@
+#include "compress/two_bit/two_bit_kernels.h"
+
+#include <bit>
+
+// Vectors of a length unknown to the compiler cannot stand in the fixed lanes;
+// such machines use 128-bit targets.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "compress/two_bit/two_bit_kernels.cpp"
+#include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+// For each target, so behind foreach_target.h.
+#include "compress/two_bit/two_bit_codes_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire::compress::two_bit {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_SCALAR
+
+bool Encode(const float* grad, float* residual, std::size_t elements, const Quantiser& quantiser,
+            std::byte* out, UnitSums* sums) {
+  return encode_scalar(grad, residual, elements, quantiser, out, sums);
+}
+
+bool EncodeBf16(const float* grad, std::byte* residual, std::size_t elements, const Quantiser& quantiser,
+                std::byte* out) {
+  return encode_bf16_scalar(grad, residual, elements, quantiser, out);
+}
+
+void Measure(const float* grad, const float* residual, std::size_t elements, float threshold,
+             UnitSums* sums) {
+  measure_scalar(grad, residual, elements, threshold, sums);
+}
+
+#else
+
+namespace hn = hwy::HWY_NAMESPACE;
+using Floats = hn::CappedTag<float, UnitSums::kLanes>;
+using Ints = hn::RebindToSigned<Floats>;
+using Words = hn::RebindToUnsigned<Floats>;
+using Halves = hn::Rebind<std::uint16_t, Floats>;
+using FloatVector = hn::Vec<Floats>;
+
+constexpr std::size_t kLanes = hn::MaxLanes(Floats());
+constexpr std::size_t kStep = 64;  // elements that encode handles at a time: one word of masks
+constexpr std::size_t kAhead = 1536 / sizeof(float);  // elements that encode asks memory for in advance
+constexpr std::uint32_t kLargeBits = 0x7e800000;      // 2^126: far from what rounds to infinity as bfloat16
+
+/// Whether some |x| has these bits or higher ones, as NaN has those of
+/// infinity.
+HWY_INLINE bool AnyReaches(std::uint32_t bits, const FloatVector (&x)[kStep / kLanes]) {
+  const Ints di;
+  hn::Vec<Ints> largest = hn::BitCast(di, hn::Abs(x[0]));
+  for (std::size_t v = 1; v < kStep / kLanes; ++v) largest = hn::Max(largest, hn::BitCast(di, hn::Abs(x[v])));
+  return !hn::AllTrue(di, hn::Lt(largest, hn::Set(di, static_cast<std::int32_t>(bits))));
+}
+
+/// UnitSums in registers.
+struct LaneSums {
+  static constexpr std::size_t kVectors = UnitSums::kLanes / kLanes;
+  FloatVector all[kVectors];
+  FloatVector selected[kVectors];
+
+  HWY_INLINE void Load(const UnitSums& sums) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      all[v] = hn::LoadU(Floats(), sums.all.data() + v * kLanes);
+      selected[v] = hn::LoadU(Floats(), sums.selected.data() + v * kLanes);
+    }
+  }
+  HWY_INLINE void Store(UnitSums* sums) const {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      hn::StoreU(all[v], Floats(), sums->all.data() + v * kLanes);
+      hn::StoreU(selected[v], Floats(), sums->selected.data() + v * kLanes);
+    }
+  }
+};
+
+template <bool kResidual, bool kSkip, bool kSums>
+bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std::size_t elements,
+               const Quantiser& quantiser, std::byte* HWY_RESTRICT out, UnitSums* HWY_RESTRICT sums) {
+  const Floats d;
+  const FloatVector threshold = hn::Set(d, quantiser.effective_threshold());
+  const FloatVector negative_threshold = hn::Neg(threshold);
+  const FloatVector level = hn::Set(d, quantiser.level);
+  const FloatVector negative_level = hn::Neg(level);
+  LaneSums lanes;
+  if constexpr (kSums) lanes.Load(*sums);
+  bool nonfinite = false;
+  std::size_t i = 0;
+  for (; i + kStep <= elements; i += kStep) {
+    FloatVector x[kStep / kLanes];
+    for (std::size_t e = 0; e < kStep; e += 16) {  // a cache line at a time
+      hwy::Prefetch(grad + i + kAhead + e);
+      if constexpr (kResidual) hwy::Prefetch(residual + i + kAhead + e);
+    }
+    for (std::size_t v = 0; v < kStep / kLanes; ++v) {
+      x[v] = hn::LoadU(d, grad + i + v * kLanes);
+      if constexpr (kResidual) x[v] = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x[v]);
+    }
+    if (HWY_UNLIKELY(AnyReaches(kInfinityBits, x))) {
+      nonfinite = true;
+      if constexpr (kSkip) {
+        if constexpr (kSums) lanes.Store(sums);
+        encode_scalar(grad + i, kResidual ? residual + i : nullptr, kStep, quantiser, out + i / 4, sums);
+        if constexpr (kSums) lanes.Load(*sums);
+        continue;
+      }
+    }
+    std::uint64_t positive = 0;
+    std::uint64_t sent = 0;
+    for (std::size_t v = 0; v < kStep / kLanes; ++v) {
+      const auto up = hn::Ge(x[v], threshold);
+      const auto down = hn::Le(x[v], negative_threshold);
+      const auto either = hn::Or(up, down);
+      positive |= MaskBits(d, up) << (v * kLanes);
+      sent |= MaskBits(d, either) << (v * kLanes);
+      if constexpr (kResidual) {
+        const FloatVector value = hn::IfThenElse(up, level, hn::IfThenElseZero(down, negative_level));
+        hn::StoreU(hn::Sub(x[v], value), d, residual + i + v * kLanes);
+      }
+      if constexpr (kSums) {
+        constexpr std::size_t kVectors = LaneSums::kVectors;
+        const FloatVector magnitude = hn::Abs(x[v]);
+        lanes.all[v % kVectors] = hn::Add(lanes.all[v % kVectors], magnitude);
+        lanes.selected[v % kVectors] =
+            hn::Add(lanes.selected[v % kVectors], hn::IfThenElseZero(either, magnitude));
+      }
+    }
+    StoreCodes(static_cast<std::uint32_t>(sent), static_cast<std::uint32_t>(positive), out + i / 4);
+    StoreCodes(static_cast<std::uint32_t>(sent >> 32), static_cast<std::uint32_t>(positive >> 32),
+               out + i / 4 + 8);
+    if constexpr (kSums) sums->selected_count += static_cast<std::uint32_t>(std::popcount(sent));
+  }
+  if constexpr (kSums) lanes.Store(sums);
+  return encode_scalar(grad + i, kResidual ? residual + i : nullptr, elements - i, quantiser, out + i / 4,
+                       sums) ||
+         nonfinite;
+}
+
+HWY_INLINE FloatVector LoadBf16(const std::byte* from) {
+  const auto half = hn::LoadU(Halves(), reinterpret_cast<const std::uint16_t*>(from));
+  return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::PromoteTo(Words(), half)));
+}
+
+/// Rounds floats below kLargeBits to nearest even. There is no next exponent to
+/// saturate at, so the sign may stay.
+HWY_INLINE void StoreBf16(FloatVector x, std::byte* to) {
+  const auto bits = hn::BitCast(Words(), x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(Words(), 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(Words(), 0x7fff)), odd));
+  hn::StoreU(hn::TruncateTo(Halves(), rounded), Halves(), reinterpret_cast<std::uint16_t*>(to));
+}
+
+bool EncodeBf16(const float* HWY_RESTRICT grad, std::byte* HWY_RESTRICT residual, std::size_t elements,
+                const Quantiser& quantiser, std::byte* HWY_RESTRICT out) {
+  const Floats d;
+  const FloatVector threshold = hn::Set(d, quantiser.effective_threshold());
+  const FloatVector negative_threshold = hn::Neg(threshold);
+  const FloatVector level = hn::Set(d, quantiser.level);
+  const FloatVector negative_level = hn::Neg(level);
+  bool nonfinite = false;
+  std::size_t i = 0;
+  for (; i + kStep <= elements; i += kStep) {
+    for (std::size_t e = 0; e < kStep; e += 16) hwy::Prefetch(grad + i + kAhead + e);
+    for (std::size_t e = 0; e < kStep; e += 32) hwy::Prefetch(residual + 2 * (i + kAhead + e));
+    FloatVector x[kStep / kLanes];
+    for (std::size_t v = 0; v < kStep / kLanes; ++v) {
+      x[v] = hn::Add(LoadBf16(residual + 2 * (i + v * kLanes)), hn::LoadU(d, grad + i + v * kLanes));
+    }
+    if (HWY_UNLIKELY(AnyReaches(kLargeBits, x))) {
+      nonfinite |= encode_bf16_scalar(grad + i, residual + 2 * i, kStep, quantiser, out + i / 4);
+      continue;
+    }
+    std::uint64_t positive = 0;
+    std::uint64_t sent = 0;
+    for (std::size_t v = 0; v < kStep / kLanes; ++v) {
+      const auto up = hn::Ge(x[v], threshold);
+      const auto down = hn::Le(x[v], negative_threshold);
+      positive |= MaskBits(d, up) << (v * kLanes);
+      sent |= MaskBits(d, hn::Or(up, down)) << (v * kLanes);
+      const FloatVector value = hn::IfThenElse(up, level, hn::IfThenElseZero(down, negative_level));
+      StoreBf16(hn::Sub(x[v], value), residual + 2 * (i + v * kLanes));
+    }
+    StoreCodes(static_cast<std::uint32_t>(sent), static_cast<std::uint32_t>(positive), out + i / 4);
+    StoreCodes(static_cast<std::uint32_t>(sent >> 32), static_cast<std::uint32_t>(positive >> 32),
+               out + i / 4 + 8);
+  }
+  return encode_bf16_scalar(grad + i, residual + 2 * i, elements - i, quantiser, out + i / 4) || nonfinite;
+}
+
+template <bool kResidual>
+bool EncodeWith(const float* grad, float* residual, std::size_t elements, const Quantiser& quantiser,
+                std::byte* out, UnitSums* sums) {
+  if (sums != nullptr)
+    return EncodeRun<kResidual, true, true>(grad, residual, elements, quantiser, out, sums);
+  if (quantiser.nonfinite == NonFinite::kSkip) {
+    return EncodeRun<kResidual, true, false>(grad, residual, elements, quantiser, out, nullptr);
+  }
+  return EncodeRun<kResidual, false, false>(grad, residual, elements, quantiser, out, nullptr);
+}
+
+bool Encode(const float* grad, float* residual, std::size_t elements, const Quantiser& quantiser,
+            std::byte* out, UnitSums* sums) {
+  return residual == nullptr ? EncodeWith<false>(grad, residual, elements, quantiser, out, sums)
+                             : EncodeWith<true>(grad, residual, elements, quantiser, out, sums);
+}
+
+void Measure(const float* grad, const float* residual, std::size_t elements, float threshold,
+             UnitSums* sums) {
+  const Floats d;
+  const Ints di;
+  const FloatVector least = hn::Set(d, threshold);
+  LaneSums lanes;
+  lanes.Load(*sums);
+  std::size_t count = 0;
+  std::size_t i = 0;
+  for (; i + UnitSums::kLanes <= elements; i += UnitSums::kLanes) {
+    for (std::size_t v = 0; v < LaneSums::kVectors; ++v) {
+      FloatVector x = hn::LoadU(d, grad + i + v * kLanes);
+      if (residual != nullptr) x = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x);
+      x = hn::Abs(x);
+      const auto finite = hn::RebindMask(d, hn::Lt(hn::BitCast(di, x), hn::Set(di, 0x7f800000)));
+      const auto selected = hn::And(finite, hn::Ge(x, least));
+      lanes.all[v] = hn::Add(lanes.all[v], hn::IfThenElseZero(finite, x));
+      lanes.selected[v] = hn::Add(lanes.selected[v], hn::IfThenElseZero(selected, x));
+      count += hn::CountTrue(d, selected);
+    }
+  }
+  lanes.Store(sums);
+  sums->selected_count += static_cast<std::uint32_t>(count);
+  measure_scalar(grad + i, residual == nullptr ? nullptr : residual + i, elements - i, threshold, sums);
+}
+
+#endif
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire::compress::two_bit
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gradwire::compress::two_bit {
+
+HWY_EXPORT(Encode);
+HWY_EXPORT(EncodeBf16);
+HWY_EXPORT(Measure);
+
+bool encode(const float* grad, float* residual, std::size_t elements, const Quantiser& quantiser,
+            std::byte* out, UnitSums* sums) noexcept {
+  return HWY_DYNAMIC_DISPATCH(Encode)(grad, residual, elements, quantiser, out, sums);
+}
+
+bool encode_bf16(const float* grad, std::byte* residual, std::size_t elements, const Quantiser& quantiser,
+                 std::byte* out) noexcept {
+  return HWY_DYNAMIC_DISPATCH(EncodeBf16)(grad, residual, elements, quantiser, out);
+}
+
+void measure(const float* grad, const float* residual, std::size_t elements, float threshold,
+             UnitSums* sums) noexcept {
+  HWY_DYNAMIC_DISPATCH(Measure)(grad, residual, elements, threshold, sums);
+}
+
+}  // namespace gradwire::compress::two_bit
+#endif

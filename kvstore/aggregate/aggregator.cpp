@@ -1,0 +1,487 @@
+#include "kvstore/aggregate/aggregator.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include "compress/codecs.h"
+#include "kvstore/leftover.h"
+#include "kvstore/wire/answer.h"
+#include "kvstore/wire/shortened.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using compress::ReplyKind;
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+
+/// Rounds ahead of the slowest that a worker may open on one partition: bounds what a fast one can pile up.
+constexpr std::uint64_t kMaxStepsAhead = 64;
+/// Largest partition, in elements; far above any partition size, it keeps sizes from overflowing.
+constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 40;
+
+compress::Payload view(const Buffer& buffer) { return buffer.bytes(); }
+
+}  // namespace
+
+Aggregator::Aggregator(std::uint32_t workers, Sealing sealing)
+    : workers_(workers),
+      sealing_(sealing),
+      contributors_(workers),
+      attendance_(workers, "join"),
+      at_once_(workers),
+      last_pushes_(std::make_shared<LastPushes>(workers)) {
+  std::iota(contributors_.begin(), contributors_.end(), 0U);
+}
+
+void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+  const FrameHeader header = frame.header;
+  try {
+    if (worker >= workers_)
+      throw Refused{Refusal::kFinal, fmt::format("worker {} is not one of {}", worker, workers_)};
+    if (header.count > kMaxCount) {
+      throw Refused{Refusal::kFinal,
+                    fmt::format("count {} of key {} is above {}", header.count, header.key, kMaxCount)};
+    }
+    if (!frame.payload.is_intact()) {
+      throw Refused{Refusal::kSendAgain,
+                    fmt::format("key {} offset {}: the payload arrived damaged; send it again", header.key,
+                                header.offset)};
+    }
+    switch (header.kind) {
+      case Kind::kInit:
+        return on_init(worker, std::move(frame), answers);
+      case Kind::kPush:
+        return on_push(worker, std::move(frame), answers);
+      case Kind::kPull:
+        return on_pull(worker, header, answers);
+      case Kind::kProbe:
+        return on_probe(worker, header, answers);
+      case Kind::kReadState:
+        return on_read_state(worker, header, answers);
+      case Kind::kWriteState:
+        return on_write_state(worker, frame, answers);
+      case Kind::kCommand:
+        return on_command(worker, frame, answers);
+      default:
+        throw Refused{Refusal::kFinal,
+                      fmt::format("frame kind {} is no request to a server", static_cast<int>(header.kind))};
+    }
+  } catch (const Refused& refused) {
+    answers.push_back({worker, refusal_of(header, refused)});
+  } catch (const std::exception& error) {  // an allocation or codec that failed for this request
+    answers.push_back({worker, answer_to(header, Kind::kError, text_payload(error.what()))});
+  }
+}
+
+void Aggregator::on_init(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+  const FrameHeader& header = frame.header;
+  if (header.dtype > static_cast<std::uint8_t>(Dtype::kFloat64)) {
+    throw Refused{Refusal::kFinal, fmt::format("init of key {}: elements of dtype {} are unknown here",
+                                               header.key, header.dtype)};
+  }
+  const bool is_float64 = dtype_of(header) == Dtype::kFloat64;
+  const std::size_t width = is_float64 ? sizeof(double) : sizeof(float);
+  if (header.count == 0 || frame.payload.size_bytes() != header.count * width) {
+    throw Refused{Refusal::kFinal, fmt::format("init of key {}: {} bytes do not hold {} elements of {} bytes",
+                                               header.key, frame.payload.size_bytes(), header.count, width)};
+  }
+  auto& partition = partitions_[{header.key, header.offset}];
+  // A repeated request must undo neither pushes nor what was given later, by whomever.
+  if (partition.next_step == 0 && partition.rounds.empty() && !came_before(partition, worker, header.step)) {
+    partition.given[worker] = header.step;
+    partition.told = {};
+    partition.count = header.count;
+    partition.value.resize(header.count);
+    partition.first64.resize(is_float64 ? header.count : 0);
+    if (is_float64) {
+      std::memcpy(partition.first64.data(), view(frame.payload).data(), frame.payload.size_bytes());
+      std::ranges::transform(partition.first64, partition.value.begin(),
+                             [](double element) { return static_cast<float>(element); });
+      if (updater_) partition.first64 = {};
+    } else {
+      std::memcpy(partition.value.data(), view(frame.payload).data(), frame.payload.size_bytes());
+    }
+  }
+  answers.push_back({worker, answer_to(header, Kind::kAck)});
+}
+
+void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+  const FrameHeader header = frame.header;
+  if (header.count == 0)
+    throw Refused{Refusal::kFinal, fmt::format("push of key {} holds no element", header.key)};
+  if (!std::ranges::binary_search(contributors_, worker)) {
+    throw Refused{
+        Refusal::kFinal,
+        fmt::format("push of key {}: worker {} is not awaited here, but worker {}; a host's workers push "
+                    "through the first of them",
+                    header.key, worker, fmt::join(contributors_, ", "))};
+  }
+  const auto& codec = codecs_.of(header);
+  const auto kind = static_cast<ReplyKind>(header.reply);
+  if (header.reply > static_cast<std::uint8_t>(ReplyKind::kSame) ||
+      (kind == ReplyKind::kExact && !codec.has_exact_reply())) {
+    throw Refused{Refusal::kFinal, fmt::format("push of key {}: codec {} has no reply kind {}", header.key,
+                                               codec.name(), header.reply)};
+  }
+  const auto known = partitions_.find({header.key, header.offset});
+  if (known != partitions_.end() &&
+      known->second.count != header.count) {  // before anything of that size is made
+    throw Refused{Refusal::kFinal, fmt::format("push of key {} offset {}: {} elements given, {} expected",
+                                               header.key, header.offset, header.count, known->second.count)};
+  }
+  try {
+    restore(frame, pool_);
+    with_codec(header, view(frame.payload),
+               [&](const compress::Codec& whole) { whole.validate(view(frame.payload), header.count); });
+  } catch (const compress::DecodeError& error) {
+    throw Refused{Refusal::kSendAgain,
+                  fmt::format("push of key {} offset {}: {}", header.key, header.offset, error.what())};
+  }
+  if (at_once_.has_policy() && !updater_) {
+    throw Refused{
+        Refusal::kFinal,
+        fmt::format("push of key {}: pushes are applied at once, and there is no optimizer that could; "
+                    "set one first",
+                    header.key)};
+  }
+  if (updater_ && (known == partitions_.end() || known->second.value.empty())) {
+    throw Refused{
+        Refusal::kFinal,
+        fmt::format("push of key {}: the optimizer has no weight yet; init the key first", header.key)};
+  }
+  auto& partition = partitions_[{header.key, header.offset}];
+  partition.count = header.count;
+  if (at_once_.has_policy()) return apply_at_once(worker, partition, std::move(frame), answers);
+  // Repeated: the answer was lost, or is on its way.
+  if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
+  if (attendance_.is_away(worker)) {
+    throw Refused{Refusal::kFinal,
+                  fmt::format("push of key {} step {}: worker {} has joined, and may push when all have",
+                              header.key, header.step, worker)};
+  }
+  if (header.step >= partition.next_step + kMaxStepsAhead) {
+    throw Refused{Refusal::kFinal, fmt::format("push of key {} is for step {}, more than {} ahead of step {}",
+                                               header.key, header.step, kMaxStepsAhead, partition.next_step)};
+  }
+  auto [found, opened] = partition.rounds.try_emplace(header.step);
+  Round& round = found->second;
+  if (opened) {
+    round.first = header;
+    round.payloads.resize(workers_);
+  }
+  round.takes_shortened |= (header.flags & transport::kFlagLossless) != 0;
+  accept(worker, round, std::move(frame));
+  complete_next(partition, answers);
+  for (const std::uint32_t left : gone_.ranks()) {
+    if (header.step < partition.next_step || round.payloads[left] || attendance_.is_away(left)) continue;
+    return fail_waiters(round, left_text(left, header.step, header.key), answers);
+  }
+}
+
+void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
+  const FrameHeader& header = frame.header;
+  if (round.payloads[worker]) return;  // repeated
+  const FrameHeader& first = round.first;
+  if (header.codec != first.codec || header.codec_parameters != first.codec_parameters ||
+      header.reply != first.reply || header.dtype != first.dtype ||
+      ((header.flags ^ first.flags) & transport::kFlagSegments) != 0) {
+    throw Refused{
+        Refusal::kFinal,
+        fmt::format(
+            "push of key {} step {}: worker {} sent codec {} ({:#x}), reply {}; worker {} sent codec {} "
+            "({:#x}), reply {}; give every rank the same compression",
+            header.key, header.step, worker, header.codec, fmt::join(header.codec_parameters, ","),
+            header.reply, first.sender.rank, first.codec, fmt::join(first.codec_parameters, ","),
+            first.reply)};
+  }
+  round.flags |= header.flags & transport::kFlagNonfinite;
+  round.program_steps.add(worker, header.program_step);
+  if (content_of(header) == Content::kWeightDelta) round.holders.insert(worker);
+  round.payloads[worker] = std::move(frame.payload);
+  ++round.arrived;
+  if (is_whole(round)) last_pushes_->note(worker);
+  tell(Moment::kTaken, header);
+}
+
+bool Aggregator::is_whole(const Round& round) const {
+  return round.arrived + attendance_.away() == contributors_.size();
+}
+
+void Aggregator::complete_next(Partition& partition, std::vector<Answer>& answers) {
+  for (auto next = partition.rounds.begin();
+       next != partition.rounds.end() && next->first == partition.next_step && is_whole(next->second);
+       next = partition.rounds.begin()) {
+    if (upstream_) return pass_on(partition, next->second);
+    Round round = std::move(next->second);
+    partition.rounds.erase(next);
+    complete(partition, std::move(round), answers);
+  }
+}
+
+void Aggregator::complete_round(const FrameHeader& header, std::vector<Buffer> payloads,
+                                std::vector<Answer>& answers) {
+  Round round = open_whole(header);
+  for (Buffer& payload : payloads) round.payloads.emplace_back(std::move(payload));
+  complete(partitions_[{header.key, header.offset}], std::move(round), answers);
+}
+
+void Aggregator::complete_round(const FrameHeader& header, IntegerContributions contributions,
+                                std::vector<Answer>& answers) {
+  Round round = open_whole(header);
+  round.integers = std::move(contributions);
+  complete(partitions_[{header.key, header.offset}], std::move(round), answers);
+}
+
+Aggregator::Round Aggregator::open_whole(const FrameHeader& header) {
+  Partition& partition = partitions_[{header.key, header.offset}];
+  partition.count = header.count;
+  partition.next_step = header.step;
+  Round round;
+  round.first = header;
+  round.flags = header.flags & transport::kFlagNonfinite;
+  return round;
+}
+
+void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>& answers) {
+  Frame answer = sum_or_error(partition, round);
+  seal(answer, round.first);
+  tell(Moment::kAnswerReady, round.first);
+  publish(partition, std::move(answer), round.holders, answers);
+}
+
+void Aggregator::seal(Frame& answer, const FrameHeader& push) {
+  if (sealing_ == Sealing::kAll || codecs_.of(push).lossy()) answer.payload.seal();
+}
+
+void Aggregator::publish(Partition& partition, Frame answer, const std::set<std::uint32_t>& holders,
+                         std::vector<Answer>& answers) {
+  ++partition.next_step;
+  partition.answer = std::move(answer);
+  std::optional<Frame> to_others;
+  for (const std::uint32_t worker : contributors_) {
+    if (attendance_.is_away(worker)) continue;
+    if (holders.contains(worker)) {
+      answers.push_back({worker, share(*partition.answer)});
+      continue;
+    }
+    if (!to_others) to_others = last_answer(partition, Content::kWeight);
+    answers.push_back({worker, share(*to_others)});
+  }
+}
+
+/// A partition that goes on from a checkpoint has steps behind it and no answer yet.
+void Aggregator::answer_again(const Partition& partition, std::uint32_t worker, const FrameHeader& header,
+                              std::vector<Answer>& answers) {
+  if (header.step + 1 == partition.next_step && partition.answer)
+    answers.push_back({worker, last_answer(partition, content_of(header))});
+}
+
+void Aggregator::pass_on(Partition& partition, Round& round) {
+  if (round.is_upstream) return;
+  round.is_upstream = true;
+  Frame sum = sum_or_error(partition, round);
+  for (auto& payload : round.payloads) {
+    if (payload) payload = Buffer();
+  }
+  upstream_(std::move(sum));
+}
+
+void Aggregator::answer(Frame frame, std::vector<Answer>& answers) {
+  const auto found = partitions_.find({frame.header.key, frame.header.offset});
+  if (found == partitions_.end()) return;
+  Partition& partition = found->second;
+  if (frame.header.step != partition.next_step || partition.rounds.erase(partition.next_step) == 0) return;
+  if (sealing_ == Sealing::kAll) frame.payload.seal();
+  publish(partition, std::move(frame), {}, answers);
+  complete_next(partition, answers);
+}
+
+Frame Aggregator::sum_or_error(Partition& partition, const Round& round) {
+  tell(Moment::kAllHere, round.first);
+  try {
+    round.program_steps.require_alike();
+    return reply(partition, round);
+  } catch (const std::exception& error) {  // payloads fine one by one, but not together
+    return answer_to(
+        round.first, Kind::kError,
+        text_payload(fmt::format("key {} step {}: {}", round.first.key, round.first.step, error.what())));
+  }
+}
+
+Frame Aggregator::reply(Partition& partition, const Round& round) {
+  const Contributions contributions =
+      round.integers ? Contributions(*round.integers, workers_) : Contributions(round.payloads);
+  return with_codec(round.first, contributions.front(), [&](const compress::Codec& codec) {
+    if (!updater_) return reply(partition, round, codec, contributions);
+    update(partition, round, codec, contributions);
+    Frame frame = new_weight(partition, round.first);
+    frame.header.flags = round.flags;
+    return frame;
+  });
+}
+
+Frame Aggregator::reply(Partition& partition, const Round& round, const compress::Codec& codec,
+                        const Contributions& contributions) {
+  const auto kind = static_cast<ReplyKind>(round.first.reply);
+  const bool keeps_residual = kind == ReplyKind::kSame && codec.lossy();
+  if (!keeps_residual && !partition.residual.empty())
+    return sum_with_leftover(partition, round, codec, contributions);
+  if (keeps_residual && partition.residual.empty()) partition.residual.assign(partition.count, 0.0F);
+  Buffer out = pool_.take(codec.max_reply_size(partition.count, contributions.ways(), kind));
+  const auto encoded = contributions.encode_reply(
+      codec, partition.count, kind,
+      kind == ReplyKind::kSame ? std::span(partition.residual) : std::span<float>(), out.bytes());
+  out.truncate(encoded.bytes);
+  tell(Moment::kSummed, round.first);
+  partition.value = {};  // from now on the sum is what a pull gets
+  partition.first64 = {};
+  const std::uint32_t segments = round.first.flags & transport::kFlagSegments;
+  std::uint32_t flags = round.flags | segments | (encoded.nonfinite ? transport::kFlagNonfinite : 0U);
+  if (kind == ReplyKind::kSame && round.takes_shortened && segments == 0)
+    shorten(codec, partition.count, out, flags, pool_);
+  Frame frame = answer_to(round.first, Kind::kReply, std::move(out));
+  frame.header.content = static_cast<std::uint8_t>(Content::kSum);
+  frame.header.dtype = round.first.dtype;
+  frame.header.flags = with_absent(flags, attendance_.away());
+  return frame;
+}
+
+/// The sum and what replies of another kind have left, which this kind, being without loss, could not carry.
+Frame Aggregator::sum_with_leftover(Partition& partition, const Round& round, const compress::Codec& codec,
+                                    const Contributions& contributions) {
+  const auto answer_with = [&]<typename Element>(const std::vector<Element>& sum) {
+    tell(Moment::kSummed, round.first);
+    partition.value = {};  // as above
+    partition.first64 = {};
+    Buffer out = pool_.take(sum.size() * sizeof(Element));
+    out.truncate(sum.size() * sizeof(Element));
+    std::memcpy(out.bytes().data(), sum.data(), out.size_bytes());
+    const bool is_finite = std::ranges::all_of(sum, [](Element value) { return std::isfinite(value); });
+    Frame frame = answer_to(round.first, Kind::kValue, std::move(out));
+    frame.header.content = static_cast<std::uint8_t>(Content::kSum);
+    frame.header.dtype = round.first.dtype;
+    frame.header.flags =
+        with_absent(round.flags | (is_finite ? 0U : transport::kFlagNonfinite), attendance_.away());
+    return frame;
+  };
+  if (codec.as_float64() == nullptr) return answer_with(decoded_sum(partition, codec, contributions));
+  std::vector<double> sum(partition.count);
+  contributions.encode_reply(codec, partition.count, ReplyKind::kSame, {},
+                             std::as_writable_bytes(std::span(sum)));
+  take_leftover<double>(sum, partition.residual);
+  return answer_with(sum);
+}
+
+/// With what is left of replies before.
+std::vector<float> Aggregator::decoded_sum(Partition& partition, const compress::Codec& codec,
+                                           const Contributions& contributions) {
+  std::vector<float> sum(partition.count);
+  contributions.decode_sum(codec, sum);
+  if (!partition.residual.empty()) take_leftover<float>(sum, partition.residual);
+  return sum;
+}
+
+void Aggregator::update(Partition& partition, const Round& round, const compress::Codec& codec,
+                        const Contributions& contributions) {
+  const std::vector<float> gradient = decoded_sum(partition, codec, contributions);
+  updater_->update(partition.value, gradient, partition.optimizer_state);
+  tell(Moment::kSummed, round.first);
+}
+
+void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
+  const auto found = partitions_.find({header.key, header.offset});
+  if (found == partitions_.end() || found->second.count != header.count) {
+    throw Refused{
+        Refusal::kFinal,
+        fmt::format(
+            "pull of key {} offset {} count {}: nothing of that size is held here; init or push it first",
+            header.key, header.offset, header.count)};
+  }
+  Partition& partition = found->second;
+  if (partition.value.empty() && partition.answer) {
+    Frame frame = share(*partition.answer);
+    frame.header.priority = header.priority;
+    frame.header.step = header.step;
+    answers.push_back({worker, std::move(frame)});
+    return;
+  }
+  if (partition.value.empty()) {
+    throw Refused{Refusal::kFinal,
+                  fmt::format("pull of key {}: its first round is not complete; pull after a push of "
+                              "your own, or init it",
+                              header.key)};
+  }
+  if (!partition.first64.empty()) return answers.push_back({worker, first_value(partition, header)});
+  answers.push_back({worker, at_once_.has_policy()
+                                 ? weight_at_once(worker, partition, header, Telling::kFirst)
+                                 : weight(partition, header)});
+}
+
+void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
+  const auto found = partitions_.find({header.key, header.offset});
+  if (found == partitions_.end()) {
+    answers.push_back({worker, answer_to(header, Kind::kMissing)});
+    return;
+  }
+  Partition& partition = found->second;
+  if (at_once_.has_policy()) return probe_at_once(worker, partition, header, answers);
+  if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
+  const auto round = partition.rounds.find(header.step);
+  if (round == partition.rounds.end() || !round->second.payloads[worker]) {
+    answers.push_back({worker, answer_to(header, Kind::kMissing)});
+    return;
+  }
+  std::vector<std::uint32_t> awaited;
+  for (const std::uint32_t rank : contributors_) {
+    if (round->second.payloads[rank] || attendance_.is_away(rank)) continue;
+    if (gone_.contains(rank)) {  // this was said before, and may have been lost
+      const std::string text = left_text(rank, header.step, header.key);
+      answers.push_back({worker, answer_to(header, Kind::kError, text_payload(text))});
+      return;
+    }
+    awaited.push_back(rank);
+  }
+  answers.push_back({worker, held(header, awaited)});
+}
+
+std::string Aggregator::left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) const {
+  return gone_.describe(worker, fmt::format("step {} of key {}", step, key),
+                        "; every worker must run the same number of steps");
+}
+
+void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error) {
+  if (!std::ranges::binary_search(contributors_, worker)) return;
+  gone_.add(worker, error);
+  at_once_.forget(worker);
+  for (auto& [id, partition] : partitions_) {
+    if (partition.clocks) {
+      partition.early.erase(worker);
+      partition.told_each.erase(worker);
+      answer_the_early(partition, answers);
+    }
+    for (auto& [step, round] : partition.rounds) {
+      if (round.payloads[worker] || attendance_.is_away(worker)) continue;
+      fail_waiters(round, left_text(worker, step, id.key), answers);
+    }
+  }
+}
+
+void Aggregator::fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers) {
+  for (std::uint32_t rank = 0; rank < workers_; ++rank) {
+    if (!round.payloads[rank] || gone_.contains(rank)) continue;
+    answers.push_back({rank, answer_to(round.first, Kind::kError, text_payload(text))});
+  }
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,119 @@
+// Aggregator: what worker 0 tells a server in words.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <functional>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include "kvstore/aggregate/aggregator.h"
+#include "kvstore/wire/answer.h"
+
+namespace gradwire::kvstore {
+
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+
+namespace {
+
+/// "0,2,5"
+std::vector<std::uint32_t> parse_ranks(std::string_view text) {
+  std::vector<std::uint32_t> ranks;
+  const char* const end = text.data() + text.size();
+  for (const char* at = text.data(); at < end;) {
+    const auto [next, error] = std::from_chars(at, end, ranks.emplace_back());
+    if (error != std::errc() || (next != end && *next != ','))
+      throw std::invalid_argument(fmt::format("'{}' is no list of ranks such as 0,2", text.substr(0, 80)));
+    at = next == end ? end : next + 1;
+  }
+  return ranks;
+}
+
+}  // namespace
+
+void Aggregator::set_contributors(std::vector<std::uint32_t> ranks) {
+  const bool ascends = std::ranges::adjacent_find(ranks, std::greater_equal()) == ranks.end();
+  if (ranks.empty() || !ascends || ranks.back() >= workers_) {
+    throw std::invalid_argument(
+        fmt::format("contributors {} given, expected some of the {} workers, ascending",
+                    fmt::join(ranks, ","), workers_));
+  }
+  require_no_round("contributors");
+  contributors_ = std::move(ranks);
+}
+
+void Aggregator::set_at_once(const AtOnce& policy) {
+  if (upstream_)
+    throw std::invalid_argument("rounds: pushes whose sums go upstream cannot be applied here at once");
+  require_no_round("rounds");
+  at_once_.set_policy(policy);
+}
+
+void Aggregator::require_no_round(const char* what) const {
+  for (const auto& [id, partition] : partitions_) {
+    if (partition.next_step > 0 || !partition.rounds.empty())
+      throw std::invalid_argument(fmt::format("{} given after the first push; give them before", what));
+  }
+}
+
+/// The same optimizer with other parameters, such as a learning rate, goes on from its state.
+void Aggregator::set_optimizer(const std::string& text) {
+  const OptimizerSpec spec = parse_optimizer(text);
+  updater_ = make_updater(spec);
+  for (auto& [id, partition] : partitions_) {
+    begin_with_sum(partition);
+    partition.first64 = {};  // weights are of float32
+  }
+  if (spec.name == optimizer_) return;
+  optimizer_ = spec.name;
+  for (auto& [id, partition] : partitions_) partition.optimizer_state = {};
+}
+
+void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+  const std::string text = transport::payload_text(frame);
+  constexpr std::string_view kOptimizer = "optimizer ";
+  constexpr std::string_view kContributors = "contributors ";
+  constexpr std::string_view kRounds = "rounds ";
+  constexpr std::string_view kWeights = "weights ";
+  if (text.starts_with(kOptimizer)) {
+    set_optimizer(text.substr(kOptimizer.size()));
+  } else if (text.starts_with(kContributors)) {
+    set_contributors(parse_ranks(text.substr(kContributors.size())));
+  } else if (text.starts_with(kRounds)) {
+    set_at_once(parse_at_once(std::string_view(text).substr(kRounds.size())));
+  } else if (text.starts_with(kWeights)) {
+    set_weight_replies(std::string_view(text).substr(kWeights.size()));
+  } else if (text == "join") {
+    return on_join(worker, frame.header, answers);
+  } else if (text == "meet") {
+    return on_meet(worker, frame.header, answers);
+  } else if (text == "back") {
+    at_once_.come_back(worker);
+  } else if (text == "waited for") {
+    Frame counts = answer_to(frame.header, Kind::kAck);
+    counts.payload = text_payload(fmt::format("{}", fmt::join(last_pushes_->counts(), ",")));
+    answers.push_back({worker, std::move(counts)});
+    return;
+  } else {
+    throw Refused{Refusal::kFinal,
+                  fmt::format("command '{}' is not known; expected 'optimizer NAME ...', 'contributors "
+                              "RANK,RANK,...', 'rounds at_once ...', 'weights ...', 'join', 'meet', 'back', "
+                              "'mirrored' or 'waited for'",
+                              text.substr(0, 80))};
+  }
+  answers.push_back({worker, answer_to(frame.header, Kind::kAck)});
+}
+
+/// A worker joins once it has the answers to all its pushes, so what it lacks in is what it will not push.
+void Aggregator::on_join(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
+  Frame acknowledgement = answer_to(header, Kind::kAck);
+  acknowledgement.header.step = attendance_.come(worker);
+  answers.push_back({worker, std::move(acknowledgement)});
+  for (auto& [id, partition] : partitions_) complete_next(partition, answers);
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,135 @@
+// Aggregator between rounds: workers read what is kept of a partition, and put it back into a job that
+// begins.
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "kvstore/aggregate/aggregator.h"
+#include "kvstore/aggregate/partition_state.h"
+#include "kvstore/wire/answer.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+
+std::string name_of(const FrameHeader& header) {
+  return fmt::format("state of key {} offset {} count {}", header.key, header.offset, header.count);
+}
+
+bool is_of_optimizer(const FrameHeader& header) {
+  const auto kept = static_cast<Kept>(header.content);
+  if (kept == Kept::kAll || kept == Kept::kOptimizer) return kept == Kept::kOptimizer;
+  throw std::invalid_argument(fmt::format(
+      "{}: content {} given, expected 0, all of it, or 1, the optimizer's", name_of(header), header.content));
+}
+
+}  // namespace
+
+void Aggregator::on_read_state(std::uint32_t worker, const FrameHeader& header,
+                               std::vector<Answer>& answers) {
+  if (is_of_optimizer(header)) return read_optimizer(worker, header, answers);
+  PartitionState state;  // what is not held yet has one, too
+  if (const auto found = partitions_.find({header.key, header.offset}); found != partitions_.end()) {
+    const Partition& partition = found->second;
+    if (partition.count != header.count)
+      throw std::invalid_argument(fmt::format("{}: {} elements are held", name_of(header), partition.count));
+    if (!partition.rounds.empty()) {
+      throw std::invalid_argument(fmt::format("{}: step {} is under way; end the rounds on all ranks before",
+                                              name_of(header), partition.rounds.begin()->first));
+    }
+    state = {partition.next_step,       partition.value, partition.residual,
+             partition.optimizer_state, partition.told,  partition.first64};
+  }
+  answers.push_back({worker, answer_to(header, Kind::kState, encode_state(state))});
+}
+
+void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+  const FrameHeader& header = frame.header;
+  if (is_of_optimizer(header)) return write_optimizer(worker, frame, answers);
+  if (header.count == 0) throw std::invalid_argument(fmt::format("{}: no element", name_of(header)));
+  const Buffer& payload = frame.payload;
+  PartitionState state = decode_partition_state(payload.bytes(), header.count);
+  require_own_moments(state.optimizer, header);
+  const auto known = partitions_.find({header.key, header.offset});
+  if (known != partitions_.end()) {
+    const Partition& partition = known->second;
+    if (came_before(partition, worker, header.step)) {
+      answers.push_back({worker, answer_to(header, Kind::kAck, {})});
+      return;
+    }
+    const bool has_gone_on = (partition.answer && partition.next_step != state.next_step) ||
+                             (partition.clocks && partition.clocks->has_begun());
+    if (partition.count != header.count || !partition.rounds.empty() || has_gone_on) {
+      throw std::invalid_argument(fmt::format(
+          "{}: {} elements are held here, at step {}; load a checkpoint into a job that has not pushed "
+          "yet, of the same keys",
+          name_of(header), partition.count, partition.next_step));
+    }
+  }
+  Partition& partition = partitions_[{header.key, header.offset}];
+  partition.given[worker] = header.step;
+  partition.count = header.count;
+  partition.value = std::move(state.value);
+  partition.first64 = std::move(state.first64);
+  partition.residual = std::move(state.residual);
+  // Where pushes are applied at once each worker is told apart, and first of all a whole weight.
+  partition.told = at_once_.has_policy() ? std::vector<float>() : std::move(state.told);
+  partition.optimizer_state = std::move(state.optimizer);
+  partition.next_step = state.next_step;
+  partition.clocks.reset();  // all workers' go on from there
+  answers.push_back({worker, answer_to(header, Kind::kAck, {})});
+}
+
+/// Whoever asks has not pushed the next round, so none of its keys' states changes meanwhile; other workers'
+/// pushes may be here already, and wait. At once they change it, each by itself.
+void Aggregator::read_optimizer(std::uint32_t worker, const FrameHeader& header,
+                                std::vector<Answer>& answers) const {
+  OptimizerState state;  // what is not held yet has one, too
+  if (const auto found = partitions_.find({header.key, header.offset}); found != partitions_.end()) {
+    if (found->second.count != header.count) {
+      throw std::invalid_argument(
+          fmt::format("{}: {} elements are held", name_of(header), found->second.count));
+    }
+    state = found->second.optimizer_state;
+  }
+  answers.push_back({worker, answer_to(header, Kind::kState, encode_state(state))});
+}
+
+void Aggregator::write_optimizer(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+  const FrameHeader& header = frame.header;
+  OptimizerState state = decode_optimizer_state(frame.payload.bytes(), header.count);
+  const auto found = partitions_.find({header.key, header.offset});
+  if (found == partitions_.end() || found->second.count != header.count || found->second.value.empty()) {
+    throw std::invalid_argument(
+        fmt::format("{}: no weight of that size is held here; init the key first", name_of(header)));
+  }
+  Partition& partition = found->second;
+  if (header.step > partition.optimizer_load) {  // else repeated: pushes may have changed it since
+    if (!partition.rounds.empty()) {
+      throw std::invalid_argument(fmt::format("{}: step {} is under way; load on all ranks between steps",
+                                              name_of(header), partition.rounds.begin()->first));
+    }
+    require_own_moments(state, header);
+    partition.optimizer_state = std::move(state);
+    partition.optimizer_load = header.step;
+  }
+  answers.push_back({worker, answer_to(header, Kind::kAck, {})});
+}
+
+/// An optimizer that met another's moments would read what is not there.
+void Aggregator::require_own_moments(const OptimizerState& state, const FrameHeader& header) const {
+  if (state.moments.empty()) return;
+  const std::size_t kinds = updater_ ? updater_->moment_kinds() : 0;
+  if (state.moments.size() == kinds * header.count) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: {} moments an element given, but {}; set the optimizer that they are of first", name_of(header),
+      state.moments.size() / header.count,
+      updater_ ? fmt::format("{} keeps {}", optimizer_, kinds) : std::string("no optimizer is set")));
+}
+
+}  // namespace gradwire::kvstore

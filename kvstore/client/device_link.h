@@ -1,0 +1,105 @@
+// DeviceLink is a worker's way to one device and back: a side stream in each direction, the memory that
+// payloads pass through, the codecs' twins, and a count of what crossed.
+//
+// Threading: every method may be called from any thread.
+// Lifetime: outlived by the Device; tensors and operations on the device share it. settle() before what its
+// callbacks
+//   call is gone.
+// Failure: as Device.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compress/device/device.h"
+#include "transport/buffer.h"
+
+namespace gradwire::kvstore {
+
+class DeviceLink {
+ public:
+  using Marks = std::vector<compress::Device::Mark>;
+  enum class Way : std::uint8_t { kToHost, kToDevice };
+  class Batch;
+
+  explicit DeviceLink(std::shared_ptr<compress::Device> device);
+  ~DeviceLink();
+  DeviceLink(const DeviceLink&) = delete;
+  DeviceLink& operator=(const DeviceLink&) = delete;
+
+  const compress::Device& device() const noexcept { return *device_; }
+  /// The twin of the codec; null where the device has none. Lives as long as this.
+  const compress::DeviceCodec* twin(const compress::Codec& codec);
+  /// Memory of the device for `count` floats.
+  std::shared_ptr<float> allocate_floats(std::size_t count) const;
+  /// Pinned memory of the host, from a pool.
+  transport::Buffer take_pinned(std::size_t size_bytes) { return pinned_.take(size_bytes); }
+  /// Waits until both streams have run dry and every callback has been called.
+  void settle() noexcept;
+
+  std::uint64_t bytes_to_host() const noexcept { return crossed_[index(Way::kToHost)]; }
+  std::uint64_t bytes_to_device() const noexcept { return crossed_[index(Way::kToDevice)]; }
+
+ private:
+  struct Lane {
+    std::mutex mutex;
+    std::shared_ptr<const compress::DeviceStream> stream;
+    std::span<std::byte> staging, scratch;
+    /// What these are, or were when batches that may not have ended took them. At most as much again as is in
+    /// use.
+    std::vector<compress::Device::Memory> memory;
+  };
+  static constexpr std::size_t index(Way way) { return static_cast<std::size_t>(way); }
+
+  const std::shared_ptr<compress::Device> device_;  // owners: who opened it, and this
+  transport::BufferPool pinned_;
+  std::array<Lane, 2> lanes_;
+  std::array<std::atomic<std::uint64_t>, 2> crossed_{};
+  std::mutex twins_mutex_;
+  std::map<std::string, std::unique_ptr<compress::DeviceCodec>> twins_;  ///< by spec; null: none
+};
+
+/// Work that goes on one side stream as a whole: while a Batch lives, no other thread puts work there. What
+/// it was given is done before the next one's begins, so batches share staging and scratch. One that does not
+/// reach then() waits for the stream when it ends, so that nothing touches memory that its maker gives up.
+class DeviceLink::Batch {
+ public:
+  Batch(DeviceLink& link, Way way);
+  ~Batch();
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+  const compress::DeviceStream& stream() const noexcept { return *lane_.stream; }
+  /// Memory of the device for what crosses, and for what a twin works with; until the batch ends.
+  std::span<std::byte> staging(std::size_t size_bytes);
+  std::span<std::byte> scratch(std::size_t size_bytes);
+
+  void wait_for(const Marks& marks);
+  /// Copies between host and device, counted.
+  void cross(const void* from, void* to, std::size_t size_bytes);
+  /// Copies within the device.
+  void copy(std::span<const float> from, std::span<float> to);
+  /// Ends the batch: next is called when all of it is done.
+  void then(compress::Device::Next next);
+  /// Ends the batch and blocks until all of it is done. Throws what went wrong.
+  void finish();
+
+ private:
+  std::span<std::byte> room(std::span<std::byte>& bytes, std::size_t size_bytes);
+
+  DeviceLink& link_;
+  const Way way_;
+  Lane& lane_;
+  std::unique_lock<std::mutex> lock_;
+  bool handed_on_ = false;
+};
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,256 @@
+#include "kvstore/placement/hierarchy.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <atomic>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "kvstore/placement/host_relay.h"
+#include "kvstore/runtime/pieces.h"
+#include "transport/zmq/zmq_messenger.h"
+
+namespace gradwire::kvstore {
+
+using Operation = EngineThread::Operation;
+
+/// First values as the main job's servers have them, by key.
+struct Hierarchy::Fetched {
+  std::vector<std::vector<float>> values;
+  std::vector<std::vector<double>> values64;  ///< in place of them, of keys of float64
+};
+
+Hierarchy::Hierarchy(transport::HostLink link, const EngineOptions& options)
+    : link_(std::move(link)),
+      options_(options),
+      leader_(transport::host_of(link_.hosts, link_.worker->self().rank).front()),
+      leads_(link_.server != nullptr) {}
+
+Hierarchy::~Hierarchy() { stop(); }
+
+EngineThread::Rounds Hierarchy::uplink_rounds(bool servers_in_workers) {
+  return {.servers_in_workers = servers_in_workers,
+          .contributors = static_cast<std::uint32_t>(link_.hosts.size()),
+          .on_failure = [this](const std::exception_ptr& error) { fail_rounds(error); }};
+}
+
+EngineOptions Hierarchy::uplink_options(EngineOptions options) {
+  options.slow_warning = options.slow_warning * 5 / 4;
+  options.slow_abort = options.slow_abort * 5 / 4;
+  return options;
+}
+
+std::string Hierarchy::command() const { return fmt::format("contributors {}", fmt::join(leaders(), ",")); }
+
+void Hierarchy::start(EngineThread& uplink) {
+  const std::lock_guard lock(mutex_);
+  uplink_ = &uplink;
+  if (link_.server) {
+    relay_ = std::make_unique<HostRelay>();
+    ServerOptions options = hosted_server(options_);
+    options.tier = Tier::kHost;
+    options.contributors = transport::host_of(link_.hosts, leader_);
+    options.upstream = [relay = relay_.get()](transport::Frame sum) { relay->take(std::move(sum)); };
+    server_ = std::make_unique<Server>(std::move(link_.server), options);
+    relay_->start(*server_, uplink);
+  }
+  EngineThread::Rounds rounds;
+  rounds.servers_in_workers = true;
+  rounds.contributors = 1;  // answers are dense
+  rounds.tier = Tier::kHost;
+  rounds.on_failure = [this](const std::exception_ptr& error) { fail_job(error); };
+  rounds_ = std::make_unique<EngineThread>(*link_.worker, options_, rounds);
+  if (early_failure_) rounds_->fail(early_failure_);
+}
+
+/// Other hosts need the sums of this one: they hear why there will be none.
+void Hierarchy::fail_job(const std::exception_ptr& error) {
+  const std::lock_guard lock(mutex_);
+  if (uplink_ == nullptr) return;
+  uplink_->fail(error);
+  if (leads_) link_.worker->fail(transport::to_string(link_.worker->self()) + ": " + text_of(error));
+}
+
+void Hierarchy::fail_rounds(const std::exception_ptr& error) {
+  const std::lock_guard lock(mutex_);
+  if (rounds_) return rounds_->fail(error);
+  early_failure_ = error;
+}
+
+void Hierarchy::add_keys(const std::vector<KeySpec>& keys, const fusion::OwnedCut& cut,
+                         std::vector<std::uint64_t>& load) {
+  auto parts = place_keys(keys, 1, cut, options_.shard_bound_elements, host_load_);
+  for (std::size_t k = 0; k < keys.size(); ++k) {
+    const KeyId key = runs_.size();
+    auto& runs = runs_.emplace_back();
+    is_float64_.push_back(keys[k].is_float64());
+    std::vector<KeySpec> sums;
+    for (Part& part : parts[k]) {
+      part.server = leader_;
+      if (relay_) relay_->add_key(key, part.offset, upstream_keys_);
+      runs.push_back({part, upstream_keys_++});
+      sums.push_back({keys[k].name, {part.count}, keys[k].dtype});
+    }
+    // A key that is large enough to be cut over all servers is, though its parts by themselves are not.
+    const bool is_cut = keys[k].elements() >= options_.shard_bound_elements;
+    auto homes = place_keys(sums, static_cast<std::uint32_t>(load.size()), cut,
+                            is_cut ? 1 : std::numeric_limits<std::uint64_t>::max(), load);
+    uplink_->add_keys(std::move(sums), std::move(homes));
+  }
+  rounds_->add_keys(keys, std::move(parts));
+}
+
+void Hierarchy::add_bucket(const KeySpec& spec, const Part& home,
+                           const std::vector<std::uint32_t>& segment_elements) {
+  Part part = home;
+  part.server = leader_;
+  if (relay_) relay_->add_key(runs_.size(), part.offset, upstream_keys_);
+  runs_.push_back({{part, upstream_keys_++}});
+  is_float64_.push_back(false);
+  uplink_->add_bucket(spec, home, segment_elements);
+  rounds_->add_bucket(spec, part, segment_elements);
+}
+
+EngineThread::Submission Hierarchy::on_run(const Run& run, Operation::Verb verb) const {
+  EngineThread::Submission submission{run.upstream, {}};
+  submission.operation.verb = verb;
+  return submission;
+}
+
+void Hierarchy::store_upstream(std::span<const FirstValue> values) {
+  std::vector<EngineThread::Submission> stores;
+  std::vector<Ticket> stored;
+  for (const FirstValue& first : values) {
+    for (const Run& run : runs_[first.key]) {
+      Operation& store = stores.emplace_back(on_run(run, Operation::Verb::kInit)).operation;
+      const auto [offset, count] = std::pair(run.part.offset, run.part.count);
+      if (!first.value.empty()) store.in = first.value.subspan(offset, count);
+      if (!first.value64.empty()) store.in64 = first.value64.subspan(offset, count);
+      stored.push_back(store.done);
+    }
+  }
+  uplink_->submit(std::move(stores));
+  wait_all(stored);
+}
+
+std::uint64_t Hierarchy::elements_of(KeyId key) const {
+  std::uint64_t elements = 0;
+  for (const Run& run : runs_[key]) elements += run.part.count;
+  return elements;
+}
+
+void Hierarchy::fetch_first_values(std::span<const KeyId> keys) {
+  const auto bytes_of = [this](KeyId key) {
+    return elements_of(key) * (is_float64_[key] ? sizeof(double) : sizeof(float)) + transport::kHeaderBytes;
+  };
+  for (const auto piece : in_pieces(keys, bytes_of)) fetch_together(piece);
+}
+
+void Hierarchy::fetch_together(std::span<const KeyId> keys) {
+  auto fetched = std::make_unique<Fetched>();
+  fetched->values.resize(keys.size());
+  fetched->values64.resize(keys.size());
+  std::vector<EngineThread::Submission> pulls, stores;
+  std::vector<Ticket> pulled, stored;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const KeyId key = keys[i];
+    auto& value = fetched->values[i];
+    auto& value64 = fetched->values64[i];
+    is_float64_[key] ? value64.resize(elements_of(key)) : value.resize(elements_of(key));
+    for (const Run& run : runs_[key]) {
+      Operation& pull = pulls.emplace_back(on_run(run, Operation::Verb::kPull)).operation;
+      const auto [offset, count] = std::pair(run.part.offset, run.part.count);
+      if (!value.empty()) pull.out = std::span(value).subspan(offset, count);
+      if (!value64.empty()) pull.out64 = std::span(value64).subspan(offset, count);
+      pulled.push_back(pull.done);
+    }
+    auto& [stored_key, store] = stores.emplace_back();
+    stored_key = key;
+    store.verb = Operation::Verb::kInit;
+    store.in = value;
+    store.in64 = value64;
+    stored.push_back(store.done);
+  }
+  try {
+    uplink_->submit(std::move(pulls));
+    wait_all(pulled);
+    rounds_->submit(std::move(stores));
+    wait_all(stored);
+  } catch (...) {
+    abandoned_.push_back(std::move(fetched));
+    throw;
+  }
+}
+
+Ticket Hierarchy::pull_upstream(KeyId key, Operation pull, std::shared_ptr<compress::Device> device) {
+  const Upstream wanted{pull.out, pull.out64, pull.priority, std::move(device), {}};
+  pull.verb = Operation::Verb::kPull;
+  pull.done.then([this, key, wanted](const std::exception_ptr& error) {
+    if (error) return wanted.done.fail(error);
+    const std::lock_guard lock(mutex_);
+    if (uplink_ == nullptr)
+      return wanted.done.fail(std::make_exception_ptr(std::logic_error("pull: the store is closed")));
+    fetch_upstream(key, wanted);
+  });
+  rounds_->submit(key, std::move(pull));
+  return wanted.done;
+}
+
+/// With mutex_ held.
+void Hierarchy::fetch_upstream(KeyId key, const Upstream& wanted) {
+  struct Rest {
+    std::mutex mutex;
+    std::size_t runs;
+    std::exception_ptr error;  ///< the first
+  };
+  const auto rest = std::make_shared<Rest>();  // owners: the pulls
+  rest->runs = runs_[key].size();
+  for (const Run& run : runs_[key]) {
+    auto [key_there, operation] = on_run(run, Operation::Verb::kPull);
+    if (!wanted.out.empty()) operation.out = wanted.out.subspan(run.part.offset, run.part.count);
+    if (!wanted.out64.empty()) operation.out64 = wanted.out64.subspan(run.part.offset, run.part.count);
+    if (wanted.device) operation.device.emplace().link = uplink_->link(wanted.device);
+    operation.priority = wanted.priority;
+    operation.is_for_servers_own = true;
+    operation.done.then([done = wanted.done, rest](const std::exception_ptr& error) {
+      const std::lock_guard lock(rest->mutex);
+      if (error && !rest->error) rest->error = error;
+      if (--rest->runs > 0) return;  // the others still write to the caller's memory
+      rest->error ? done.fail(rest->error) : done.succeed();
+    });
+    uplink_->submit(key_there, std::move(operation));
+  }
+}
+
+void Hierarchy::leave(std::chrono::milliseconds timeout) {
+  link_.worker->leave(timeout);
+  if (server_) server_->serve_on();
+}
+
+void Hierarchy::retire(std::chrono::milliseconds timeout) {
+  if (server_) server_->retire(timeout);
+}
+
+void Hierarchy::stop() {
+  if (relay_) relay_->stop();
+  std::unique_ptr<EngineThread> ending;
+  {
+    const std::lock_guard lock(mutex_);
+    uplink_ = nullptr;
+    ending = std::move(rounds_);
+  }
+}
+
+bool Hierarchy::outlast(std::chrono::milliseconds timeout) {
+  if (server_ && !server_->has_served_all(timeout)) return false;
+  if (!link_.roll_call) return true;
+  try {
+    return link_.roll_call->wait_for(timeout);
+  } catch (const std::exception&) {  // the host's job has failed, and nobody waits any more
+    return true;
+  }
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,86 @@
+#include "kvstore/placement/host_relay.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <string>
+
+#include "kvstore/wire/protocol.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using transport::Buffer;
+using transport::Frame;
+using transport::Kind;
+
+template <typename Element>
+std::span<Element> elements(Buffer& buffer) {
+  const auto bytes = buffer.bytes();
+  return {reinterpret_cast<Element*>(bytes.data()), bytes.size() / sizeof(Element)};
+}
+
+/// What the workers of a round get that failed.
+Frame refusal(const transport::FrameHeader& sum, const std::string& text) {
+  Frame frame{sum, Buffer::allocate(text.size())};
+  frame.header.kind = Kind::kError;
+  frame.header.content = static_cast<std::uint8_t>(Refusal::kFinal);
+  std::memcpy(frame.payload.bytes().data(), text.data(), text.size());
+  return frame;
+}
+
+}  // namespace
+
+void HostRelay::start(Server& server, EngineThread& uplink) {
+  const std::lock_guard lock(mutex_);
+  server_ = &server;
+  uplink_ = &uplink;
+}
+
+void HostRelay::stop() {
+  const std::lock_guard lock(mutex_);
+  server_ = nullptr;
+  uplink_ = nullptr;
+}
+
+void HostRelay::add_key(KeyId key, std::uint64_t offset, KeyId upstream) {
+  const std::lock_guard lock(mutex_);
+  upstream_[{key, offset}] = upstream;
+}
+
+void HostRelay::take(Frame sum) {
+  const std::lock_guard lock(mutex_);
+  if (server_ == nullptr) return;
+  if (sum.header.kind == Kind::kError) return server_->answer(std::move(sum));
+  const auto known = upstream_.find({sum.header.key, sum.header.offset});
+  if (known == upstream_.end()) {
+    const auto text = fmt::format("key {} offset {} was not declared by the leader of the host",
+                                  sum.header.key, sum.header.offset);
+    return server_->answer(refusal(sum.header, text));
+  }
+  const auto round = std::make_shared<Round>();  // owners: this call and the operation's ticket
+  round->frame = std::move(sum);
+  EngineThread::Operation operation;
+  if (dtype_of(round->frame.header) == Dtype::kFloat64) {
+    operation.in64 = operation.out64 = elements<double>(round->frame.payload);
+  } else {
+    operation.in = operation.out = elements<float>(round->frame.payload);
+  }
+  operation.owner = std::make_shared<Buffer>(round->frame.payload.share());
+  operation.priority = round->frame.header.priority;
+  operation.program_step = round->frame.header.program_step;
+  round->done = operation.done;
+  operation.done.then([this, round](const std::exception_ptr& error) { answer(round, error); });
+  uplink_->submit(known->second, std::move(operation));
+}
+
+void HostRelay::answer(const std::shared_ptr<Round>& round, const std::exception_ptr& error) {
+  const std::lock_guard lock(mutex_);
+  if (error) failed_.push_back(round);
+  if (server_ == nullptr) return;
+  if (error) return server_->answer(refusal(round->frame.header, text_of(error)));
+  if (round->done.nonfinite()) round->frame.header.flags |= transport::kFlagNonfinite;
+  server_->answer(std::move(round->frame));
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,542 @@
+#include "kvstore/rows/row_aggregator.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "compress/codecs.h"
+#include "compress/payload/little_endian.h"
+#include "kvstore/leftover.h"
+#include "kvstore/rows/row_table.h"
+#include "kvstore/wire/answer.h"
+#include "kvstore/wire/protocol.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using compress::ReplyKind;
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+using Ids = std::vector<std::uint64_t>;
+
+/// Rounds ahead of the slowest that a worker may open on one table: bounds what a fast one can pile up.
+constexpr std::uint64_t kMaxStepsAhead = 64;
+
+}  // namespace
+
+RowAggregator::RowAggregator(std::uint32_t workers, Sealing sealing)
+    : workers_(workers), sealing_(sealing), at_once_(workers) {}
+RowAggregator::~RowAggregator() = default;
+
+bool RowAggregator::takes(Kind kind) {
+  return kind == Kind::kRowInit || kind == Kind::kRowPush || kind == Kind::kRowPull ||
+         kind == Kind::kRowReadState || kind == Kind::kRowWriteState;
+}
+
+void RowAggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+  const FrameHeader header = frame.header;
+  try {
+    if (worker >= workers_)
+      throw Refused{Refusal::kRows, fmt::format("worker {} is not one of {}", worker, workers_)};
+    if (!frame.payload.is_intact()) return answers.push_back({worker, answer_to(header, Kind::kRowMissing)});
+    switch (header.kind) {
+      case Kind::kRowInit:
+        return on_init(worker, frame, answers);
+      case Kind::kRowPush:
+        return on_push(worker, frame, answers);
+      case Kind::kRowPull:
+        return on_pull(worker, frame, answers);
+      case Kind::kRowReadState:
+        return on_read_state(worker, frame, answers);
+      case Kind::kRowWriteState:
+        return on_write_state(worker, frame, answers);
+      default:
+        throw Refused{Refusal::kRows,
+                      fmt::format("frame kind {} is no request for rows", static_cast<int>(header.kind))};
+    }
+  } catch (const Refused& refused) {
+    answers.push_back({worker, refusal_of(header, refused)});
+  } catch (const std::exception& error) {  // what it holds, or an allocation that failed for it
+    answers.push_back({worker, refusal_of(header, {Refusal::kRows, error.what()})});
+  }
+}
+
+RowAggregator::Table& RowAggregator::table_of(const FrameHeader& header, const RowShape& shape) {
+  auto& table = tables_[header.key];
+  if (!table) table = std::make_unique<Table>(header.key, shape);
+  require_shape(*table, shape);
+  return *table;
+}
+
+RowAggregator::Table* RowAggregator::find_table(std::uint64_t key) const {
+  const auto found = tables_.find(key);
+  return found == tables_.end() ? nullptr : found->second.get();
+}
+
+void RowAggregator::require_shape(const Table& table, const RowShape& shape) {
+  if (table.shape == shape) return;
+  throw Refused{Refusal::kRows,
+                fmt::format("table {} has {} rows of {} elements here, {} of {} given", table.key,
+                            table.shape.rows, table.shape.row_elements, shape.rows, shape.row_elements)};
+}
+
+// ------------------------------------------------------------------------------------- first values
+
+void RowAggregator::on_init(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+  const OpenedRows opened = open_rows(frame.payload.bytes(), frame.header.count);
+  require_row_bytes(opened.body, opened.ids.size(), opened.shape.row_bytes());
+  Table& table = table_of(frame.header, opened.shape);
+  // A repeated request must undo neither pushes nor later first values.
+  if (table.next_step == 0 && table.rounds.empty() &&
+      table.inits[worker].insert(frame.header.offset).second) {
+    table.has_values = true;
+    table.kept.reset();
+    for (std::size_t i = 0; i < opened.ids.size(); ++i) {
+      const auto row = row_at(opened.body, i, opened.shape.row_bytes());
+      std::memcpy(table.values.at(opened.ids[i]).data(), row.data(), row.size());
+    }
+  }
+  answers.push_back({worker, answer_to(frame.header, Kind::kRowAck)});
+}
+
+// ------------------------------------------------------------------------------------- rounds
+
+RowAggregator::Contribution RowAggregator::checked(const Frame& frame, const compress::Codec& codec) {
+  OpenedRows opened = open_rows(frame.payload.bytes(), frame.header.count);
+  const std::size_t row_bytes = codec.max_encoded_size(opened.shape.row_elements);
+  require_row_bytes(opened.body, opened.ids.size(), row_bytes);
+  for (std::size_t i = 0; i < opened.ids.size(); ++i)
+    codec.validate(row_at(opened.body, i, row_bytes), opened.shape.row_elements);
+  const std::size_t head = frame.payload.size_bytes() - opened.body.size();
+  return {opened.shape, std::move(opened.ids), frame.payload.share(head, opened.body.size())};
+}
+
+void RowAggregator::on_push(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+  const FrameHeader& header = frame.header;
+  const auto& codec = codecs_.of(header);
+  if (!can_send_rows(codec)) {
+    throw Refused{Refusal::kRows, fmt::format("push of table {}: codec {} agrees scales from round to round, "
+                                              "which rows that come and go cannot",
+                                              header.key, codec.name())};
+  }
+  if (header.reply > static_cast<std::uint8_t>(ReplyKind::kSame) ||
+      (static_cast<ReplyKind>(header.reply) == ReplyKind::kExact && !codec.has_exact_reply())) {
+    throw Refused{Refusal::kRows, fmt::format("push of table {}: codec {} has no reply kind {}", header.key,
+                                              codec.name(), header.reply)};
+  }
+  Contribution contribution = checked(frame, codec);
+  Table& table = table_of(header, contribution.shape);
+  if (updater_ && !table.has_values) {
+    throw Refused{
+        Refusal::kRows,
+        fmt::format("push of table {}: the optimizer has no weights yet; init the table first", header.key)};
+  }
+  if (at_once_.has_policy()) return push_at_once(worker, table, header, std::move(contribution), answers);
+  if (header.step >= table.next_step + kMaxStepsAhead) {
+    return hold(worker, table, header, answers);  // and keeps nothing of it: the worker will ask again
+  }
+  if (header.step >= table.next_step)  // else repeated: its round is complete
+    accept(worker, table, header, std::move(contribution));
+  answers.push_back({worker, answer_to(header, Kind::kRowAck)});
+  complete(table);
+  answer_waiting(table, answers);
+  fail_lost(table, answers);
+}
+
+void RowAggregator::accept(std::uint32_t worker, Table& table, const FrameHeader& header,
+                           Contribution contribution) {
+  auto [found, opened] = table.rounds.try_emplace(header.step);
+  Round& round = found->second;
+  if (opened) {
+    round.first = header;
+    round.contributions.resize(workers_);
+  }
+  const FrameHeader& first = round.first;
+  if (header.codec != first.codec || header.codec_parameters != first.codec_parameters ||
+      header.reply != first.reply) {
+    throw Refused{
+        Refusal::kRows,
+        fmt::format(
+            "push of table {} step {}: worker {} sent codec {} ({:#x}), reply {}; worker {} sent codec {} "
+            "({:#x}), "
+            "reply {}; give every rank the same compression",
+            header.key, header.step, worker, header.codec, fmt::join(header.codec_parameters, ","),
+            header.reply, first.sender.rank, first.codec, fmt::join(first.codec_parameters, ","),
+            first.reply)};
+  }
+  if (round.contributions[worker]) return;  // repeated
+  round.flags |= header.flags & transport::kFlagNonfinite;
+  round.program_steps.add(worker, header.program_step);
+  round.contributions[worker] = std::move(contribution);
+  ++round.arrived;
+}
+
+void RowAggregator::complete(Table& table) {
+  for (auto next = table.rounds.begin();
+       next != table.rounds.end() && next->first == table.next_step && next->second.arrived == workers_;
+       next = table.rounds.begin()) {
+    const Round round = std::move(next->second);
+    table.rounds.erase(next);
+    ++table.next_step;
+    carry_out(table, round);
+  }
+}
+
+/// Updates the rows of a round, or sums them.
+void RowAggregator::carry_out(Table& table, const Round& round) {
+  table.has_gone_on = true;
+  table.kept.reset();
+  table.whole.reset();
+  table.last.clear();
+  try {
+    round.program_steps.require_alike();
+    updater_ ? update(table, round) : sum(table, round);
+  } catch (const std::exception& error) {  // rows fine one by one, but not together
+    table.failure = fmt::format("table {} step {}: {}", table.key, round.first.step, error.what());
+  }
+}
+
+namespace {
+
+/// Calls visit(id, payloads) for every row that anybody sent, and for those that are `left` (ascending), in
+/// ascending order; its payloads are in rank order, none where nobody sent it.
+template <typename Contributions, typename Visit>
+void for_each_row(const Contributions& contributions, std::size_t row_bytes, const Ids& left,
+                  const Visit& visit) {
+  constexpr auto kNone = std::numeric_limits<std::uint64_t>::max();
+  std::vector<std::size_t> at(contributions.size());
+  std::vector<compress::Payload> payloads;
+  const auto id_at = [&](std::size_t rank) {
+    return at[rank] < contributions[rank]->ids.size() ? contributions[rank]->ids[at[rank]] : kNone;
+  };
+  for (auto at_left = left.begin();;) {
+    std::uint64_t next = at_left == left.end() ? kNone : *at_left;
+    for (std::size_t rank = 0; rank < at.size(); ++rank) next = std::min(next, id_at(rank));
+    if (next == kNone) return;
+    if (at_left != left.end() && *at_left == next) ++at_left;
+    payloads.clear();
+    for (std::size_t rank = 0; rank < at.size(); ++rank) {
+      if (id_at(rank) != next) continue;
+      payloads.push_back(row_at(contributions[rank]->rows.bytes(), at[rank]++, row_bytes));
+    }
+    visit(next, payloads);
+  }
+}
+
+}  // namespace
+
+void RowAggregator::sum(Table& table, const Round& round) {
+  const auto& codec = codecs_.of(round.first);
+  const std::size_t width = table.shape.row_elements;
+  const auto kind = static_cast<ReplyKind>(round.first.reply);
+  const bool keeps_residual = kind == ReplyKind::kSame && codec.lossy();
+  table.has_values = false;  // from now on the sums are what a pull gets
+  table.values.clear();
+  table.has_sums = true;
+  if (!keeps_residual && table.residual.size() > 0) return sum_with_leftover(table, round);
+  Table::Sums sums{round.first, {}, {0}, {}};
+  sums.header.flags = round.flags;
+  for_each_row(
+      round.contributions, codec.max_encoded_size(width), {}, [&](std::uint64_t id, const auto& payloads) {
+        const std::size_t begin = sums.bytes.size();
+        sums.bytes.resize(begin + codec.max_reply_size(width, payloads.size(), kind));
+        const auto residual = keeps_residual ? table.residual.at(id) : std::span<float>();
+        const auto encoded =
+            codec.encode_reply(payloads, width, kind, residual, std::span(sums.bytes).subspan(begin));
+        if (encoded.nonfinite) sums.header.flags |= transport::kFlagNonfinite;
+        table.last.push_back(id);
+        sums.ways.push_back(static_cast<std::uint16_t>(payloads.size()));
+        sums.begins.push_back(sums.bytes.size());
+      });
+  table.sums = std::move(sums);
+}
+
+/// As float32: the sums of a round's rows, and what replies of another kind have left of these and of other
+/// rows, which this kind, being without loss, could not carry.
+void RowAggregator::sum_with_leftover(Table& table, const Round& round) {
+  const auto floats = compress::make({});
+  Table::Sums sums{round.first, {}, {0}, {}};
+  sums.header.flags = round.flags;
+  sums.header.codec = static_cast<std::uint8_t>(floats->wire_id());
+  sums.header.codec_parameters = floats->wire_parameters();
+  sums.header.reply = static_cast<std::uint8_t>(ReplyKind::kFp32);
+  for_each_sum(table, round, [&](std::uint64_t id, std::span<const float> sum) {
+    const auto bytes = std::as_bytes(sum);
+    sums.bytes.insert(sums.bytes.end(), bytes.begin(), bytes.end());
+    sums.begins.push_back(sums.bytes.size());
+    sums.ways.push_back(1);
+    if (!std::ranges::all_of(sum, [](float value) { return std::isfinite(value); }))
+      sums.header.flags |= transport::kFlagNonfinite;
+    table.last.push_back(id);
+  });
+  table.sums = std::move(sums);
+}
+
+/// Calls visit(id, sum) for the rows of a round, and for those of which replies before have left something;
+/// nothing is left of them then.
+void RowAggregator::for_each_sum(Table& table, const Round& round,
+                                 const std::function<void(std::uint64_t, std::span<const float>)>& visit) {
+  const auto& codec = codecs_.of(round.first);
+  StoredRows left = std::exchange(table.residual, StoredRows(table.shape.row_elements));
+  Ids left_ids = left.ids();
+  std::erase_if(left_ids, [&](std::uint64_t id) { return is_all_sent(left.find(id)); });
+  std::vector<float> sum(table.shape.row_elements);
+  for_each_row(round.contributions, codec.max_encoded_size(sum.size()), left_ids,
+               [&](std::uint64_t id, const auto& payloads) {
+                 std::ranges::fill(sum, 0.0F);
+                 if (!payloads.empty()) codec.decode_sum(payloads, sum);
+                 if (!left.find(id).empty()) {
+                   add_leftover<float>(sum, left.at(id));
+                   if (!is_all_sent(left.find(id)))
+                     std::ranges::copy(left.find(id), table.residual.at(id).begin());
+                 }
+                 visit(id, sum);
+               });
+}
+
+/// Where a job has summed so far, what a pull brings is what an optimizer goes on from: the last round's
+/// sums, and zeros elsewhere.
+void RowAggregator::begin_with_sums(Table& table) {
+  if (table.has_values || !table.has_sums) return;
+  const Table::Sums& sums = table.sums;
+  const auto& codec = codecs_.of(sums.header);
+  for (std::size_t i = 0; i < table.last.size(); ++i) {
+    const auto row = std::span(sums.bytes).subspan(sums.begins[i], sums.begins[i + 1] - sums.begins[i]);
+    codec.decode_reply(row, sums.ways[i], static_cast<ReplyKind>(sums.header.reply),
+                       table.values.at(table.last[i]), {});
+  }
+  table.has_values = true;
+  table.kept.reset();
+  table.whole.reset();
+}
+
+void RowAggregator::update(Table& table, const Round& round) {
+  if (std::exchange(table.optimizer, optimizer_) != optimizer_) {
+    table.states.clear();
+    table.optimizer_steps = 0;
+  }
+  table.sums = {};
+  table.sums.header.flags = round.flags;
+  for_each_sum(table, round, [&](std::uint64_t id, std::span<const float> gradient) {
+    OptimizerState& state = table.states[id];
+    state.steps = table.optimizer_steps;
+    updater_->update(table.values.at(id), gradient, state);
+    table.last.push_back(id);
+  });
+  ++table.optimizer_steps;
+}
+
+// ------------------------------------------------------------------------------------- answers
+
+void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+  const FrameHeader& header = frame.header;
+  Pull pull{header, std::nullopt};
+  Table* table = find_table(header.key);
+  if (table == nullptr) {
+    if (header.step > 0) return await_first_push(worker, header, answers);
+    throw Refused{Refusal::kRows,
+                  fmt::format("pull of table {}: nobody has initialised it or pushed to it; do that first",
+                              header.key)};
+  }
+  if (frame.payload.size_bytes() > 0) {
+    OpenedRows opened = open_rows(frame.payload.bytes(), header.count);
+    require_row_bytes(opened.body, 0, 0);
+    require_shape(*table, opened.shape);
+    pull.asked = std::move(opened.ids);
+  }
+  if (at_once_.has_policy()) return pull_at_once(worker, *table, std::move(pull), answers);
+  if (header.step < table->next_step) return;  // repeated: its answer is on its way
+  if (header.step == table->next_step) {
+    return answers.push_back({worker, answer(*table, pull)});
+  }
+  if (header.step > table->next_step + kMaxStepsAhead) {
+    throw Refused{Refusal::kRows,
+                  fmt::format("pull of table {} is for step {}, more than {} ahead of step {}", header.key,
+                              header.step, kMaxStepsAhead, table->next_step)};
+  }
+  require_missing_workers(*table);
+  if (!table->waiting.insert_or_assign(worker, std::move(pull)).second)  // repeated: it would like to know
+    hold(worker, *table, header, answers);
+}
+
+/// Who asks for a round has pushed to it: that was lost on the way, and comes again, as does the question.
+void RowAggregator::await_first_push(std::uint32_t worker, const FrameHeader& request,
+                                     std::vector<Answer>& answers) const {
+  std::vector<std::uint32_t> all(workers_);
+  std::iota(all.begin(), all.end(), 0U);
+  answers.push_back({worker, held(request, all, Kind::kRowHeld)});
+}
+
+/// Of the round that comes next.
+void RowAggregator::require_missing_workers(const Table& table) const {
+  for (const std::uint32_t rank : missing(table)) {
+    if (gone_.contains(rank)) throw Refused{Refusal::kRows, left_text(rank, table.next_step, table.key)};
+  }
+}
+
+void RowAggregator::hold(std::uint32_t worker, const Table& table, const FrameHeader& request,
+                         std::vector<Answer>& answers) const {
+  require_missing_workers(table);
+  answers.push_back({worker, held(request, missing(table), Kind::kRowHeld)});
+}
+
+/// Whose pushes the next round lacks.
+std::vector<std::uint32_t> RowAggregator::missing(const Table& table) const {
+  const auto round = table.rounds.find(table.next_step);
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t rank = 0; rank < workers_; ++rank) {
+    if (round == table.rounds.end() || !round->second.contributions[rank]) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void RowAggregator::answer_waiting(Table& table, std::vector<Answer>& answers) {
+  for (auto at = table.waiting.begin(); at != table.waiting.end();) {
+    const auto& [worker, pull] = *at;
+    if (pull.header.step > table.next_step) {
+      ++at;
+      continue;
+    }
+    if (pull.header.step == table.next_step) answers.push_back({worker, answer(table, pull)});
+    at = table.waiting.erase(at);
+  }
+}
+
+Frame RowAggregator::answer(Table& table, const Pull& pull) {
+  if (!table.failure.empty()) return refusal_of(pull.header, {Refusal::kRows, table.failure});
+  if (!table.has_values && !table.has_sums) {
+    return refusal_of(
+        pull.header,
+        {Refusal::kRows, fmt::format("pull of table {}: nobody has initialised it, and no round of it is "
+                                     "complete here; init it, or pull after a push of your own",
+                                     table.key)});
+  }
+  const auto make = [&] { return table.has_values ? weights(table, pull) : sums(table, pull); };
+  if (pull.asked) return make();
+  if (!table.whole) table.whole = make();
+  Frame frame{table.whole->header, table.whole->payload.share()};
+  frame.header.offset = pull.header.offset;
+  frame.header.priority = pull.header.priority;
+  return frame;
+}
+
+Frame RowAggregator::weights(const Table& table, const Pull& pull) {
+  Ids ids;
+  for (const std::uint64_t id : pull.asked ? *pull.asked : table.last) {
+    if (!table.values.find(id).empty()) ids.push_back(id);
+  }
+  Buffer out = pool_.take(max_row_head_bytes(ids.size()) + ids.size() * table.shape.row_bytes());
+  std::size_t end = write_row_head(table.shape, ids, out.bytes());
+  for (const std::uint64_t id : ids) {
+    const auto row = table.values.find(id);
+    std::memcpy(out.bytes().data() + end, row.data(), row.size_bytes());
+    end += row.size_bytes();
+  }
+  out.truncate(end);
+  if (sealing_ == Sealing::kAll) out.seal();
+  Frame frame = answer_to(pull.header, Kind::kRowReply, std::move(out));
+  frame.header.count = ids.size();
+  frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
+  frame.header.flags = table.sums.header.flags;
+  return frame;
+}
+
+Frame RowAggregator::sums(const Table& table, const Pull& pull) {
+  std::vector<std::size_t> found;  // of the last round's rows
+  Ids ids;
+  for (std::size_t i = 0, asked = 0; i < table.last.size(); ++i) {
+    if (pull.asked) {
+      while (asked < pull.asked->size() && (*pull.asked)[asked] < table.last[i]) ++asked;
+      if (asked == pull.asked->size()) break;
+      if ((*pull.asked)[asked] != table.last[i]) continue;
+    }
+    found.push_back(i);
+    ids.push_back(table.last[i]);
+  }
+  const auto& sums = table.sums;
+  std::size_t bytes = max_row_head_bytes(ids.size());
+  for (const std::size_t i : found) bytes += sizeof(std::uint16_t) + sums.begins[i + 1] - sums.begins[i];
+  Buffer out = pool_.take(bytes);
+  std::size_t end = write_row_head(table.shape, ids, out.bytes());
+  const FrameHeader& header = sums.header;
+  const auto& codec = codecs_.of(header);
+  if (tells_ways(codec, static_cast<ReplyKind>(header.reply))) {
+    for (const std::size_t i : found) {
+      compress::store(sums.ways[i], out.bytes().data() + end);
+      end += sizeof(std::uint16_t);
+    }
+  }
+  for (const std::size_t i : found) {
+    const auto row = std::span(sums.bytes).subspan(sums.begins[i], sums.begins[i + 1] - sums.begins[i]);
+    std::memcpy(out.bytes().data() + end, row.data(), row.size());
+    end += row.size();
+  }
+  out.truncate(end);
+  if (sealing_ == Sealing::kAll || codec.lossy()) out.seal();
+  Frame frame = answer_to(pull.header, Kind::kRowReply, std::move(out));
+  frame.header.count = ids.size();
+  frame.header.codec = header.codec;
+  frame.header.codec_parameters = header.codec_parameters;
+  frame.header.reply = header.reply;
+  frame.header.flags = header.flags;
+  frame.header.content = static_cast<std::uint8_t>(Content::kSum);
+  return frame;
+}
+
+// ------------------------------------------------------------------------------------- what else it hears
+
+void RowAggregator::heed(std::uint32_t worker, const Frame& command, std::vector<Answer>& answers) {
+  const std::string text = transport::payload_text(command);
+  constexpr std::string_view kOptimizer = "optimizer ";
+  constexpr std::string_view kRounds = "rounds ";
+  if (text.starts_with(kOptimizer)) {
+    const OptimizerSpec spec = parse_optimizer(text.substr(kOptimizer.size()));
+    updater_ = make_updater(spec);
+    optimizer_ = spec.name;
+    for (auto& [key, table] : tables_) begin_with_sums(*table);
+  } else if (text.starts_with(kRounds)) {
+    at_once_.set_policy(parse_at_once(std::string_view(text).substr(kRounds.size())));
+  } else if (text == "meet") {
+    on_meet(worker, answers);
+  } else if (text == "back") {
+    at_once_.come_back(worker);
+  }
+}
+
+std::string RowAggregator::left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) const {
+  return gone_.describe(worker, fmt::format("step {} of table {}", step, key),
+                        "; every worker must run the same number of steps");
+}
+
+void RowAggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers,
+                                  const std::string& error) {
+  gone_.add(worker, error);
+  at_once_.forget(worker);
+  for (auto& [key, table] : tables_)
+    at_once_.has_policy() ? forget_at_once(worker, *table, answers) : fail_lost(*table, answers);
+}
+
+/// Fails those who wait for a round that will never be complete.
+void RowAggregator::fail_lost(Table& table, std::vector<Answer>& answers) {
+  if (table.waiting.empty() || gone_.empty()) return;
+  const auto awaited = missing(table);
+  const auto lost = std::ranges::find_if(awaited, [this](auto rank) { return gone_.contains(rank); });
+  if (lost == awaited.end()) return;
+  for (const auto& [rank, pull] : std::exchange(table.waiting, {})) {
+    if (gone_.contains(rank)) continue;
+    answers.push_back(
+        {rank, refusal_of(pull.header, {Refusal::kRows, left_text(*lost, table.next_step, table.key)})});
+  }
+}
+
+}  // namespace gradwire::kvstore

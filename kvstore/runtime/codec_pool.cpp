@@ -1,0 +1,35 @@
+#include "kvstore/runtime/codec_pool.h"
+
+namespace gradwire::kvstore {
+
+CodecPool::CodecPool(unsigned threads) {
+  threads_.reserve(threads);
+  for (unsigned i = 0; i < threads; ++i) {
+    threads_.emplace_back([this](const std::stop_token& stop) { work(stop); });
+  }
+}
+
+CodecPool::~CodecPool() {
+  for (auto& thread : threads_) thread.request_stop();
+}
+
+void CodecPool::submit(std::int32_t priority, Task job) {
+  {
+    const std::lock_guard lock(mutex_);
+    jobs_.emplace(priority, std::move(job));
+  }
+  submitted_.notify_one();
+}
+
+void CodecPool::work(const std::stop_token& stop) {
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    if (!submitted_.wait(lock, stop, [this] { return !jobs_.empty(); })) return;
+    if (stop.stop_requested()) return;
+    Task job = std::move(jobs_.extract(jobs_.begin()).mapped());
+    lock.unlock();
+    job();
+  }
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,70 @@
+#include "kvstore/runtime/loop.h"
+
+#include <utility>
+
+namespace gradwire::kvstore {
+
+void Loop::post(Task task) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return;
+    inbox_.push_back(std::move(task));
+    if (inbox_.size() > 1) return;  // the owner was woken by the first
+  }
+  posted_.notify_one();
+}
+
+void Loop::post_first(Task task) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return;
+    first_.push_back(std::move(task));
+    if (first_.size() > 1) return;
+  }
+  posted_.notify_one();
+}
+
+void Loop::run_first() {
+  std::vector<Task> tasks;
+  {
+    const std::lock_guard lock(mutex_);
+    tasks.swap(first_);
+  }
+  for (Task& task : tasks) task();
+}
+
+void Loop::run(std::chrono::milliseconds tick, const std::function<void()>& after_batch,
+               const std::function<void()>& on_tick) {
+  using Clock = std::chrono::steady_clock;
+  auto next_tick = Clock::now() + tick;
+  std::vector<Task> batch;
+  for (bool stopping = false; !stopping;) {
+    {
+      std::unique_lock lock(mutex_);
+      posted_.wait_until(lock, next_tick, [this] { return stopped_ || !inbox_.empty() || !first_.empty(); });
+      batch.swap(inbox_);
+      stopping = stopped_;
+    }
+    run_first();
+    for (Task& task : batch) {
+      task();
+      run_first();
+    }
+    batch.clear();
+    after_batch();
+    if (const auto now = Clock::now(); now >= next_tick) {
+      on_tick();
+      next_tick = now + tick;
+    }
+  }
+}
+
+void Loop::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  posted_.notify_one();
+}
+
+}  // namespace gradwire::kvstore

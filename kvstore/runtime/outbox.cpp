@@ -1,0 +1,137 @@
+#include "kvstore/runtime/outbox.h"
+
+#include <utility>
+
+#include "kvstore/wire/protocol.h"
+
+namespace gradwire::kvstore {
+
+using transport::Buffer;
+using transport::Frame;
+using transport::Kind;
+
+namespace {
+
+/// Whether a frame is of a round, and not of what else goes the same way, as a pull's answer.
+bool is_of_round(const transport::FrameHeader& header) {
+  const bool is_of_its_kind =
+      header.kind == Kind::kPush || header.kind == Kind::kReply || header.kind == Kind::kValue;
+  return is_of_its_kind && header.step <= kMaxSteps;
+}
+
+/// A name that two pieces share would only let others' patience end early.
+std::uint64_t piece_of(const transport::FrameHeader& header) {
+  constexpr std::uint64_t kSpread = 0x9E3779B97F4A7C15;  // 2^64 / the golden ratio
+  return (header.key * kSpread + header.offset) * kSpread + static_cast<std::uint64_t>(header.kind);
+}
+
+}  // namespace
+
+Outbox::Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, transport::Role role,
+               std::uint32_t peers, std::uint32_t first, Limits limits, Tracer tracer)
+    : messenger_(messenger),
+      loop_(std::move(loop)),
+      role_(role),
+      local_peer_(messenger.local_peer()),
+      limits_(limits),
+      queue_(std::make_shared<fusion::SendQueue>(peers, limits.credit_bytes)),
+      tracer_(std::move(tracer)) {
+  queue_->start_at(first % peers);
+}
+
+void Outbox::add(std::uint32_t rank, Frame frame) {
+  if (local_peer_ == transport::Node{role_, rank}) return local_.push_back({std::move(frame), tracer_.now()});
+  const std::uint64_t id = next_id_++;
+  queue_->push({id, frame.header.priority, rank, transport::kHeaderBytes + frame.payload.size_bytes(),
+                piece_of(frame.header)});
+  frames_.emplace(id, Waiting{std::move(frame), tracer_.now()});
+}
+
+Span Outbox::leave_queue(std::uint32_t rank, const Waiting& waiting) const {
+  const transport::FrameHeader& header = waiting.frame.header;
+  Span span;
+  if (!tracer_.is_on() || !is_of_round(header)) return span;
+  const bool is_reply = role_ == transport::Role::kWorker;
+  span.begin = waiting.since;
+  span.end = TraceClock::now();
+  span.key = header.key;
+  span.offset = header.offset;
+  span.bytes = waiting.frame.payload.size_bytes();
+  span.step = header.step;
+  span.priority = header.priority;
+  span.peer = rank;
+  span.stage = is_reply ? Stage::kReplyQueue : Stage::kQueue;
+  tracer_.add(span);
+  span.begin = span.end;
+  span.stage = is_reply ? Stage::kReplySend : Stage::kSend;
+  return span;
+}
+
+// Credit comes back when the socket has written the payload. What holds no payload occupies nothing for long.
+Frame Outbox::metered(std::uint32_t rank, Frame frame, const Span& send) {
+  const std::uint64_t bytes = transport::kHeaderBytes + frame.payload.size_bytes();
+  if (frame.payload.size_bytes() == 0) {
+    queue_->release(rank, bytes);
+    return frame;
+  }
+  const std::span<const std::byte> view = std::as_const(frame.payload).bytes();
+  const auto checksum = frame.payload.checksum();
+  auto kept = std::make_shared<Buffer>(std::move(frame.payload));  // owner: the release closure
+  auto release = [kept = std::move(kept), loop = loop_, weak = std::weak_ptr(queue_), rank, bytes] {
+    // Before what waits there: a link whose credit is back must not stand idle while others' work is done.
+    loop->post_first([weak, rank, bytes] {
+      if (const auto queue = weak.lock()) queue->release(rank, bytes);
+    });
+  };
+  if (send.begin == TraceClock::time_point()) {
+    frame.payload = Buffer::borrow(view, std::move(release));
+  } else {
+    frame.payload =
+        Buffer::borrow(view, [release = std::move(release), tracer = tracer_, sent = send]() mutable {
+          sent.end = TraceClock::now();
+          tracer.add(sent);
+          release();
+        });
+  }
+  if (checksum) frame.payload.seal(*checksum);
+  return frame;
+}
+
+void Outbox::send_local() {
+  std::vector<Frame> frames;
+  for (Waiting& waiting : local_) {
+    const Span send = leave_queue(local_peer_->rank, waiting);
+    if (send.begin != TraceClock::time_point()) tracer_.add(send);  // there is no wire
+    frames.push_back(std::move(waiting.frame));
+  }
+  local_.clear();
+  messenger_.send(*local_peer_, std::move(frames));
+}
+
+void Outbox::send(std::uint32_t rank, std::vector<Frame> frames) {
+  const auto mirror = mirrors_.find(rank);
+  if (mirror == mirrors_.end()) return messenger_.send({role_, rank}, std::move(frames));
+  for (Frame& frame : frames) frame.header.on_behalf = transport::Node{role_, rank};
+  messenger_.send({role_, mirror->second}, std::move(frames));
+}
+
+void Outbox::flush() {
+  if (!local_.empty()) send_local();
+  std::unordered_map<std::uint32_t, std::pair<std::uint64_t, std::vector<Frame>>> fused;
+  const auto send_fused = [&](std::uint32_t rank) {
+    auto& [bytes, frames] = fused[rank];
+    if (!frames.empty()) send(rank, std::exchange(frames, std::vector<Frame>()));
+    bytes = 0;
+  };
+  while (const auto item = queue_->pop()) {
+    auto node = frames_.extract(item->id);
+    auto& [bytes, frames] = fused[item->destination];
+    const Span traced = leave_queue(item->destination, node.mapped());
+    frames.push_back(metered(item->destination, std::move(node.mapped().frame), traced));
+    bytes += item->bytes;
+    if (bytes >= limits_.fusion_bytes) send_fused(item->destination);
+  }
+  for (auto& [rank, pending] : fused) send_fused(rank);
+}
+
+}  // namespace gradwire::kvstore

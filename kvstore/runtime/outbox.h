@@ -1,0 +1,66 @@
+// Outbox sends frames by priority and within credit, and fuses small ones that go to the same peer.
+// Engine uses one for its pushes, each Server thread one for its replies. Frames to a peer in the same
+// process take no wire and wait for nothing.
+//
+// Threading: used inside one Loop; only the release of a sent payload comes from elsewhere, as a posted task.
+// Lifetime: payloads may be released after the Outbox is gone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "fusion/send_queue.h"
+#include "kvstore/runtime/loop.h"
+#include "kvstore/trace/trace.h"
+#include "transport/messenger.h"
+
+namespace gradwire::kvstore {
+
+class Outbox {
+ public:
+  struct Limits {
+    std::uint64_t credit_bytes;  ///< handed to the socket and not yet written by it, per peer
+    std::uint64_t fusion_bytes;  ///< frames to one peer are fused until a message holds this much
+  };
+  /// Peers are role's ranks 0 .. peers-1; first is the one favoured first.
+  Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, transport::Role role,
+         std::uint32_t peers, std::uint32_t first, Limits limits, Tracer tracer = {});
+
+  /// Queues a frame to peer `rank`; header.priority orders it.
+  void add(std::uint32_t rank, transport::Frame frame);
+  /// From now on what goes to peer `rank`, also what waits, is sent to peer `mirror`, on the other's behalf.
+  void replace(std::uint32_t rank, std::uint32_t mirror) { mirrors_[rank] = mirror; }
+  /// Sends what credit allows.
+  void flush();
+  /// Whether all has been handed to the Messenger.
+  bool empty() const { return frames_.empty() && local_.empty(); }
+
+ private:
+  /// A frame, and since when it has been here: the epoch while nothing is traced.
+  struct Waiting {
+    transport::Frame frame;
+    TraceClock::time_point since;
+  };
+  /// What is noted of a frame that has left the queue: its send's span, to be ended.
+  Span leave_queue(std::uint32_t rank, const Waiting& waiting) const;
+  void send_local();
+  void send(std::uint32_t rank, std::vector<transport::Frame> frames);
+  transport::Frame metered(std::uint32_t rank, transport::Frame frame, const Span& send);
+
+  transport::Messenger& messenger_;
+  std::shared_ptr<Loop> loop_;  // owners: the Outbox's owner and payloads still in the socket
+  transport::Role role_;
+  std::optional<transport::Node> local_peer_;
+  Limits limits_;
+  std::shared_ptr<fusion::SendQueue> queue_;  // owners: this; release tasks hold it weakly
+  Tracer tracer_;
+  std::unordered_map<std::uint32_t, std::uint32_t> mirrors_;  ///< of peers that are replaced
+  std::unordered_map<std::uint64_t, Waiting> frames_;
+  std::vector<Waiting> local_;
+  std::uint64_t next_id_ = 0;
+};
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,133 @@
+// What codes with a scale per block promise beyond the contract: how far a decoded element may be off.
+#include "compress/block/block_codec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "compress/payload/little_endian.h"
+#include "tests/compress/codec_cases.h"
+
+namespace gradwire::compress {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+struct Format {
+  const char* spec;
+  std::size_t block;
+  float largest;  ///< value of the largest code
+};
+
+constexpr Format kFormats[] = {
+    {"int8", 256, 127}, {"int8:block=32", 32, 127}, {"int4", 128, 7}, {"int4:block=4096", 4096, 7}};
+constexpr const char* kSpecs[] = {"int8", "int4", "fp8", "fp8:format=e5m2"};
+
+TEST(BlockCodec, AnElementIsOffByHalfAStepAtMost) {
+  for (const Format& format : kFormats) {
+    const auto codec = make(parse_spec(format.spec));
+    for (std::size_t elements = 1; elements <= 257; ++elements) {
+      const auto grad = gaussian(elements, static_cast<unsigned>(elements));
+      std::vector<float> out(elements);
+      codec->decode(encoded(*codec, grad, {}, {}), out);
+      for (std::size_t i = 0; i < elements; ++i) {
+        float most = 0;
+        for (std::size_t j = i / format.block * format.block;
+             j < elements && j / format.block == i / format.block; ++j) {
+          most = std::max(most, std::fabs(grad[j]));
+        }
+        ASSERT_LE(std::fabs(grad[i] - out[i]), most / format.largest / 2 * 1.00001f)
+            << format.spec << " " << i;
+      }
+    }
+  }
+}
+
+TEST(BlockCodec, AnEightBitFloatIsOffByHalfItsLastBitAtMost) {
+  for (const auto& [spec, relative, least] : {std::tuple("fp8", 0x1p-4f, 0x1p-10f / 448),
+                                              std::tuple("fp8:format=e5m2", 0x1p-3f, 0x1p-17f / 57344)}) {
+    const auto codec = make(parse_spec(spec));
+    for (std::size_t elements = 1; elements <= 256; ++elements) {
+      const auto grad = gaussian(elements, static_cast<unsigned>(elements));
+      std::vector<float> out(elements);
+      codec->decode(encoded(*codec, grad, {}, {}), out);
+      float most = 0;
+      for (float x : grad) most = std::max(most, std::fabs(x));
+      for (std::size_t i = 0; i < elements; ++i) {
+        const float allowed = std::max(relative * std::fabs(grad[i]), least * most);
+        ASSERT_LE(std::fabs(grad[i] - out[i]), allowed * 1.00001f) << spec << " " << i;
+      }
+    }
+  }
+}
+
+TEST(BlockCodec, ABlockHasItsOwnScale) {
+  const auto codec = make(parse_spec("int4:block=32"));
+  std::vector<float> grad(64, 7e-3f);
+  std::fill(grad.begin() + 32, grad.end(), 7e3f);
+  std::vector<float> out(64);
+  codec->decode(encoded(*codec, grad, {}, {}), out);
+  EXPECT_FLOAT_EQ(out[0], 7e-3f);
+  EXPECT_FLOAT_EQ(out[63], 7e3f);
+}
+
+TEST(BlockCodec, TheLargestAndTheSmallestFloatsStayFinite) {
+  for (const char* spec : kSpecs) {
+    const auto codec = make(parse_spec(spec));
+    const float most = std::numeric_limits<float>::max();
+    const std::vector<float> grad{most, -most, most / 3, 1, 1e-45f};
+    std::vector<float> residual(grad.size());
+    std::vector<float> out(grad.size());
+    bool nonfinite = true;
+    codec->decode(encoded(*codec, grad, residual, {}, &nonfinite), out);
+    EXPECT_FALSE(nonfinite);
+    for (std::size_t i = 0; i < grad.size(); ++i) {
+      ASSERT_TRUE(std::isfinite(out[i]) && std::isfinite(residual[i])) << spec << " " << i;
+    }
+    const std::vector<float> tiny(3, 1e-40f);
+    residual.assign(3, 0);
+    out.resize(3);
+    codec->decode(encoded(*codec, tiny, residual, {}), out);
+    EXPECT_EQ(out, std::vector<float>(3));
+    EXPECT_EQ(residual, tiny) << "what no normal scale can send is kept";
+  }
+}
+
+TEST(BlockCodec, AScaleThatNoEncoderWritesIsNamed) {
+  const auto codec = make(parse_spec("int8:block=32"));
+  const auto good = encoded(*codec, gaussian(100, 1), {}, {});
+  std::vector<float> out(100);
+  for (float scale : {-1.0f, -0.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    auto bad = good;
+    store(scale, bad.data() + 8);
+    const Payload payloads[] = {good, bad};
+    EXPECT_THAT([&] { codec->decode_sum(payloads, out); },
+                ThrowsMessage<DecodeError>(HasSubstr("int8: payload 1 of 2: the scale of block 2 is")));
+    EXPECT_THROW(codec->validate(bad, 100), DecodeError);
+    EXPECT_THROW(codec->decode_reply(bad, 2, ReplyKind::kSame, out, {}), DecodeError);
+  }
+}
+
+TEST(BlockCodec, BlocksAreRefusedByName) {
+  for (const char* block : {"0", "16", "33", "8192", "-32", "32.5", "many", "nan"}) {
+    EXPECT_THAT([&] { make(parse_spec(std::string("int4:block=") + block)); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr("is not a power of two from 32 to 4096")))
+        << block;
+  }
+  EXPECT_THAT([] { make(parse_spec("fp8:format=e3m4")); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("valid: e4m3, e5m2")));
+  EXPECT_THROW(from_wire(WireId::kFp8, {256, 2, 0, 0}), DecodeError);
+  EXPECT_THROW(from_wire(WireId::kInt8, {0, 0, 0, 0}), DecodeError);
+  EXPECT_THROW(from_wire(WireId::kInt8, {48, 0, 0, 0}), DecodeError);
+  EXPECT_THROW(from_wire(WireId::kInt4, {1u << 31, 0, 0, 0}), DecodeError);
+}
+
+}  // namespace
+}  // namespace gradwire::compress

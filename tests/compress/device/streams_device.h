@@ -1,0 +1,180 @@
+// A Device without a GPU: its memory is the host's, its kernels run on Thrust's CPP backend, and every stream
+// is a thread of its own, so that work which is not ordered by a stream or a mark shows.
+#pragma once
+
+#include <thrust/system/cpp/execution_policy.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "compress/device/device.h"
+#include "tests/compress/device/thrust_twins.h"
+
+namespace gradwire::compress {
+
+/// Runs what it is given, in order, on a thread of its own.
+class HostStream {
+ public:
+  void enqueue(std::function<void()> work) {
+    const std::lock_guard lock(mutex_);
+    work_.push_back(std::move(work));
+    given_.notify_one();
+  }
+
+ private:
+  void run(const std::stop_token& stop) {
+    for (;;) {
+      std::function<void()> work;
+      {
+        std::unique_lock lock(mutex_);
+        given_.wait(lock, stop, [this] { return !work_.empty(); });
+        if (work_.empty()) return;
+        work = std::move(work_.front());
+        work_.pop_front();
+      }
+      work();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable_any given_;
+  std::deque<std::function<void()>> work_;
+  std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }};  // last member: joined first
+};
+
+class StreamsBackend {
+ public:
+  explicit StreamsBackend(const DeviceStream& stream) : stream_(static_cast<HostStream*>(stream.handle)) {}
+
+  template <typename Work>
+  void each(std::size_t items, const Work& work) const {
+    stream_->enqueue([items, work] { for_each_item(thrust::cpp::par, items, work); });
+  }
+
+ private:
+  HostStream* stream_;
+};
+
+class StreamsDevice final : public Device {
+ public:
+  /// One that has no twin of the codec `without`.
+  explicit StreamsDevice(std::string without = {}) : without_(std::move(without)) {}
+
+  std::string name() const override { return "streams"; }
+  void use() const override {}
+  std::unique_ptr<DeviceCodec> twin(const CodecSpec& spec) const override {
+    return spec.name == without_ ? nullptr : make_thrust_twin<StreamsBackend>(spec);
+  }
+
+  Memory allocate(std::size_t bytes) const override {
+    ++allocations_;
+    Memory memory(static_cast<std::byte*>(std::malloc(bytes == 0 ? 1 : bytes)), [this](std::byte* at) {
+      {
+        const std::lock_guard lock(mutex_);
+        mine_.erase(at);
+      }
+      std::free(at);
+    });
+    const std::lock_guard lock(mutex_);
+    mine_[memory.get()] = bytes;
+    return memory;
+  }
+  Memory allocate_pinned(std::size_t bytes) const override {
+    ++allocations_;
+    return {static_cast<std::byte*>(std::malloc(bytes == 0 ? 1 : bytes)),
+            [](std::byte* at) { std::free(at); }};
+  }
+  std::shared_ptr<const DeviceStream> open_stream() const override {
+    auto stream = std::make_shared<HostStream>();
+    return {new DeviceStream{0, stream.get()}, [stream](const DeviceStream* opened) { delete opened; }};
+  }
+
+  Mark mark(void* handle) const override {
+    auto passed = std::make_shared<std::promise<void>>();
+    auto future = std::make_shared<std::shared_future<void>>(passed->get_future());
+    stream(handle).enqueue([passed] { passed->set_value(); });
+    return future;
+  }
+  void wait(const DeviceStream& waiting, const Mark& mark) const override {
+    const auto passed = std::static_pointer_cast<std::shared_future<void>>(mark);
+    enqueue(waiting, [this, passed] {
+      if (passed->wait_for(kPatience) != std::future_status::ready) fail("a mark was never passed");
+    });
+  }
+  void copy(const void* from, void* to, std::size_t bytes, const DeviceStream& on) const override {
+    if (is_mine(from) && !is_mine(to)) bytes_to_host_ += bytes;
+    if (!is_mine(from) && is_mine(to)) bytes_to_device_ += bytes;
+    enqueue(on, [=] {
+      if (bytes > 0) std::memcpy(to, from, bytes);
+    });
+  }
+  void zero(void* at, std::size_t bytes, const DeviceStream& on) const override {
+    enqueue(on, [=] { std::memset(at, 0, bytes); });
+  }
+  void then(const DeviceStream& on, Next next) const override {
+    enqueue(on, [this, next = std::move(next)] { next(failure()); });
+  }
+  void finish(const DeviceStream& on) const override {
+    auto done = std::make_shared<std::promise<void>>();
+    auto future = done->get_future();
+    enqueue(on, [done] { done->set_value(); });
+    if (future.wait_for(kPatience) != std::future_status::ready) throw std::runtime_error("streams: stuck");
+    if (const auto error = failure()) std::rethrow_exception(error);
+  }
+
+  /// From now on, all that is done on the device has gone wrong.
+  void fail(const std::string& text) const {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::make_exception_ptr(std::runtime_error(text));
+  }
+  std::size_t allocations() const { return allocations_; }
+  std::uint64_t bytes_to_host() const { return bytes_to_host_; }
+  std::uint64_t bytes_to_device() const { return bytes_to_device_; }
+
+ private:
+  static constexpr auto kPatience = std::chrono::seconds(20);
+
+  HostStream& stream(void* handle) const {
+    return handle == nullptr ? default_ : *static_cast<HostStream*>(handle);
+  }
+  void enqueue(const DeviceStream& on, std::function<void()> work) const {
+    stream(on.handle).enqueue(std::move(work));
+  }
+  bool is_mine(const void* address) const {
+    const std::lock_guard lock(mutex_);
+    const auto* const at = static_cast<const std::byte*>(address);
+    const auto behind = mine_.upper_bound(at);
+    if (behind == mine_.begin()) return false;
+    const auto& [first, bytes] = *std::prev(behind);
+    return at < first + bytes;
+  }
+  std::exception_ptr failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+  const std::string without_;
+  mutable std::mutex mutex_;
+  mutable std::map<const std::byte*, std::size_t> mine_;  ///< memory of the device
+  mutable std::exception_ptr failure_;
+  mutable std::atomic<std::size_t> allocations_{0};
+  mutable std::atomic<std::uint64_t> bytes_to_host_{0};
+  mutable std::atomic<std::uint64_t> bytes_to_device_{0};
+  mutable HostStream default_;
+};
+
+}  // namespace gradwire::compress

@@ -1,0 +1,203 @@
+#include "kvstore/runtime/outbox.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "tests/kvstore/gate.h"
+#include "tests/kvstore/job.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using testing::ElementsAre;
+using transport::Node;
+using transport::Role;
+
+constexpr std::size_t kElements = 64;
+constexpr Node kWorker{Role::kWorker, 0};
+constexpr Node kServer{Role::kServer, 0};
+
+/// One payload at a time, alone in its message.
+EngineOptions narrow_engine() {
+  EngineOptions options;
+  options.credit_bytes = options.fusion_bytes = 1;
+  return options;
+}
+
+ServerOptions narrow_server() {
+  ServerOptions options;
+  options.credit_bytes = options.fusion_bytes = 1;
+  return options;
+}
+
+/// Six layers, number 0 in front, and one key more.
+class Layers {
+ public:
+  explicit Layers(Engine& engine) : engine_(engine) {
+    std::vector<KeySpec> specs;
+    for (std::size_t i = 0; i < values_.size(); ++i) specs.push_back({std::to_string(i), {kElements}});
+    keys_ = engine.declare(specs);
+  }
+  /// Makes slots of some layers.
+  void bind(const std::vector<std::uint32_t>& layers) {
+    std::vector<KeyId> keys;
+    std::vector<std::span<float>> spans;
+    std::vector<std::int32_t> priorities;
+    for (const std::uint32_t layer : layers) {
+      values_[layer].assign(kElements, 1.0F);
+      keys.push_back(keys_[layer]);
+      spans.emplace_back(values_[layer]);
+      priorities.push_back(-static_cast<std::int32_t>(layer));
+    }
+    engine_.bind_slots(keys, spans, nullptr, priorities);
+  }
+  /// The layer's number is its key: declare() numbers keys by name.
+  void send(std::uint32_t layer, std::int32_t priority) {
+    auto& values = values_[layer];
+    values.assign(kElements, 1.0F);
+    tickets_[layer] = engine_.push_pull(keys_[layer], values, values, priority);
+  }
+  void await(std::uint32_t layer) {
+    ASSERT_TRUE(tickets_[layer].wait_for(std::chrono::seconds(20)));
+    EXPECT_EQ(values_[layer], std::vector<float>(kElements, static_cast<float>(engine_.num_workers())))
+        << layer;
+  }
+  /// Returns when the engine's thread has taken all that was sent.
+  void settle() { engine_.residual(keys_.back()); }
+
+ private:
+  Engine& engine_;
+  std::array<std::vector<float>, 7> values_{};
+  std::array<Ticket, 7> tickets_;
+  std::vector<KeyId> keys_;
+};
+
+std::int32_t front_first(std::uint32_t layer) { return -static_cast<std::int32_t>(layer); }
+std::int32_t all_alike(std::uint32_t) { return -3; }
+
+using Priority = std::int32_t (*)(std::uint32_t layer);
+
+/// Layers in the order in which they leave the first worker, when backward() has them from last to first, and
+/// the last one is on its way already.
+std::vector<std::uint64_t> order_of_pushes(Priority priority) {
+  transport::InprocNetwork network(1, 1);
+  Gate gate;
+  Server server(network.connect(kServer), ServerOptions());
+  std::vector<std::uint64_t> order;
+  {
+    Engine engine(std::make_unique<GatedMessenger>(network.connect(kWorker), gate, kServer), narrow_engine());
+    Layers layers(engine);
+    layers.send(5, priority(5));
+    gate.await_message();
+    for (std::uint32_t layer = 5; layer-- > 0;) layers.send(layer, priority(layer));
+    layers.settle();
+    for (int i = 0; i < 6; ++i) order.push_back(gate.pass().key);
+    for (std::uint32_t layer = 0; layer < 6; ++layer) layers.await(layer);
+  }
+  server.wait();
+  return order;
+}
+
+/// Likewise, layers in the order in which their sums leave the server for the first of two workers.
+std::vector<std::uint64_t> order_of_replies(Priority priority) {
+  transport::InprocNetwork network(2, 1);
+  Gate gate;
+  Server server(std::make_unique<GatedMessenger>(network.connect(kServer), gate, kWorker), narrow_server());
+  std::vector<std::uint64_t> order;
+  run_workers(2, [&](std::uint32_t rank) {
+    Engine engine(network.connect({Role::kWorker, rank}), EngineOptions());
+    Layers layers(engine);
+    layers.send(5, priority(5));
+    if (rank == 0) gate.await_message();
+    engine.barrier();
+    for (std::uint32_t layer = 5; layer-- > 0;) layers.send(layer, priority(layer));
+    if (rank == 1) {  // who has all sums: so the server has made them, and they wait for the other
+      for (std::uint32_t layer = 0; layer < 6; ++layer) layers.await(layer);
+    }
+    engine.barrier();
+    if (rank == 1) return;
+    for (int i = 0; i < 6; ++i) order.push_back(gate.pass().key);
+    for (std::uint32_t layer = 0; layer < 6; ++layer) layers.await(layer);
+  });
+  server.wait();
+  return order;
+}
+
+TEST(Outbox, PushesOfFrontLayersOvertakeThoseOfBackLayers) {
+  EXPECT_THAT(order_of_pushes(front_first), ElementsAre(5, 0, 1, 2, 3, 4));
+}
+
+// As the hook of DDP has it: large gradients travel from memory that is another one in every step.
+TEST(Outbox, SlotsKeepTheirPlacesAmongLayersThatAreNone) {
+  transport::InprocNetwork network(1, 1);
+  Gate gate;
+  Server server(network.connect(kServer), ServerOptions());
+  std::vector<std::uint64_t> order;
+  {
+    Engine engine(std::make_unique<GatedMessenger>(network.connect(kWorker), gate, kServer), narrow_engine());
+    Layers layers(engine);
+    layers.bind({0, 3, 4});
+    layers.send(5, front_first(5));
+    gate.await_message();
+    engine.mark_ready(2);
+    engine.mark_ready(1);
+    layers.send(2, front_first(2));
+    layers.send(1, front_first(1));
+    engine.mark_ready(0);
+    layers.settle();
+    for (int i = 0; i < 6; ++i) order.push_back(gate.pass().key);
+    ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+    for (const std::uint32_t layer : {1, 2, 5}) layers.await(layer);
+  }
+  server.wait();
+  EXPECT_THAT(order, ElementsAre(5, 0, 1, 2, 3, 4));
+}
+
+TEST(Outbox, RepliesOfFrontLayersOvertakeThoseOfBackLayers) {
+  EXPECT_THAT(order_of_replies(front_first), ElementsAre(5, 0, 1, 2, 3, 4));
+}
+
+TEST(Outbox, EqualPrioritiesKeepTheirOrderBothWays) {
+  EXPECT_THAT(order_of_pushes(all_alike), ElementsAre(5, 4, 3, 2, 1, 0));
+  EXPECT_THAT(order_of_replies(all_alike), ElementsAre(5, 4, 3, 2, 1, 0));
+}
+
+// A key has one round in flight, so that of an urgent one leaves the link to others while it is at the
+// worker.
+TEST(Outbox, AnUrgentKeyThatGoesRoundAndRoundDoesNotStarveTheRest) {
+  constexpr int kRounds = 20;
+  transport::InprocNetwork network(2, 1);
+  Gate gate;
+  Server server(std::make_unique<GatedMessenger>(network.connect(kServer), gate, kWorker), narrow_server());
+  int rounds_meanwhile = 0;  // of the urgent key, until all others were through
+  run_workers(2, [&](std::uint32_t rank) {
+    Engine engine(network.connect({Role::kWorker, rank}), EngineOptions());
+    Layers layers(engine);
+    for (std::uint32_t layer = 0; layer < 6; ++layer) layers.send(layer, front_first(layer));
+    for (std::uint32_t layer = 0; rank == 1 && layer < 6; ++layer) layers.await(layer);
+    engine.barrier();  // the server has all sums
+    int others = 0;
+    for (int round = 0; round < kRounds;) {
+      if (rank == 0 && gate.pass().key != 0) {
+        if (++others == 5) rounds_meanwhile = round;
+        continue;
+      }
+      layers.await(0);
+      layers.send(0, front_first(0));
+      ++round;
+      if (rank == 1) layers.await(0);
+      engine.barrier();  // and this one's
+    }
+    while (rank == 0 && gate.pass().key != 0) {
+    }
+    for (std::uint32_t layer = 0; layer < 6; ++layer) layers.await(layer);
+  });
+  server.wait();
+  EXPECT_GE(rounds_meanwhile, 4) << "it does overtake";
+  EXPECT_LT(rounds_meanwhile, kRounds);
+}
+
+}  // namespace
+}  // namespace gradwire::kvstore

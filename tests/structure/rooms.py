@@ -1,0 +1,206 @@
+"""The rooms inside the libraries, and which may include which. `make structure` prints what there is of each.
+
+A room is a folder inside a library's folder, or that folder's own files. A room is named behind all that it may
+include, so no circle can be.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from structure.repository import CPP_SUFFIXES, code_of, cpp_files, files, line_of, read
+
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
+# What a codec is, and the words of its errors: compress/'s own files that its rooms stand on. Its other files, the table
+# of codecs and what wraps a codec, stand on the rooms.
+CONTRACT = "compress: the contract"
+_CONTRACT_FILES = ("compress/codec.h", "compress/suggestions.h", "compress/suggestions.cpp")
+_OF_A_FAMILY = {CONTRACT, "compress/payload", "compress/dense"}
+
+ROOMS: dict[str, set[str]] = {
+    CONTRACT: set(),
+    "compress/payload": {CONTRACT},
+    "compress/dense": {CONTRACT, "compress/payload"},
+    "compress/two_bit": _OF_A_FAMILY,
+    "compress/one_bit": _OF_A_FAMILY | {"compress/two_bit"},
+    "compress/stochastic": _OF_A_FAMILY | {"compress/two_bit"},
+    "compress/block": {"compress/payload", "compress/dense", "compress/stochastic"},
+    "compress/sparse": _OF_A_FAMILY | {"compress/stochastic"},
+    "compress": _OF_A_FAMILY | {f"compress/{name}" for name in ("two_bit", "one_bit", "stochastic", "block", "sparse")},
+    "compress/device": _OF_A_FAMILY
+    | {"compress", *(f"compress/{name}" for name in ("two_bit", "one_bit", "block", "sparse"))},
+    "fusion": set(),
+    "transport": set(),
+    "transport/membership": {"transport"},
+    "transport/decorators": {"transport"},
+    "transport/inproc": {"transport", "transport/membership"},
+    "transport/zmq": {"transport", "transport/membership", "transport/decorators", "transport/inproc"},
+    "transport/mpi": {"transport", "transport/membership"},
+    "transport/nccl": {"transport"},
+    "kvstore/trace": set(),
+    "kvstore/wire": set(),
+    "kvstore": {"kvstore/trace", "kvstore/wire"},
+    "kvstore/runtime": {"kvstore/trace", "kvstore/wire"},
+    "kvstore/aggregate": {"kvstore", "kvstore/wire"},
+    "kvstore/rows": {"kvstore", "kvstore/wire", "kvstore/runtime", "kvstore/aggregate"},
+    "kvstore/collectives": {"kvstore", "kvstore/wire", "kvstore/runtime"},
+    "kvstore/client": {
+        *("kvstore", "kvstore/wire", "kvstore/trace", "kvstore/runtime"),
+        *("kvstore/rows", "kvstore/collectives"),
+    },
+    "kvstore/server": {
+        *("kvstore", "kvstore/wire", "kvstore/trace", "kvstore/runtime"),
+        *("kvstore/aggregate", "kvstore/rows", "kvstore/collectives"),
+    },
+    "kvstore/placement": {
+        *("kvstore/wire", "kvstore/runtime", "kvstore/aggregate", "kvstore/client", "kvstore/server"),
+    },
+    "kvstore/checkpoint": {"kvstore/wire", "kvstore/aggregate", "kvstore/rows", "kvstore/client"},
+    "kvstore/engine": {
+        *("kvstore", "kvstore/wire", "kvstore/trace", "kvstore/runtime", "kvstore/aggregate"),
+        *("kvstore/collectives", "kvstore/client", "kvstore/server", "kvstore/placement", "kvstore/checkpoint"),
+    },
+}
+MOST_FILES = 35  # of a room
+
+
+def room_of(file: str) -> str:
+    return CONTRACT if file in _CONTRACT_FILES else str(Path(file).parent)
+
+
+def library_of(room: str) -> str:
+    return room.partition("/")[0].partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Include:
+    """One line that reaches into another room of the same library."""
+
+    file: str
+    line: int
+    source: str  # room
+    target: str
+
+    @property
+    def is_allowed(self) -> bool:
+        return self.target in ROOMS.get(self.source, set())
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.source} may not include {self.target}"
+
+
+def includes_of(file: str, text: str) -> Iterator[Include]:
+    source = room_of(file)
+    for match in INCLUDE.finditer(text):
+        target = room_of(match[1])
+        if library_of(target) == library_of(source) and target != source:
+            yield Include(file, line_of(text, match.start()), source, target)
+
+
+def includes() -> list[Include]:
+    libraries = sorted({library_of(room) for room in ROOMS})
+    return [found for path in cpp_files(*libraries) for found in includes_of(str(path), read(path))]
+
+
+# Measures, by how the formatters write C++ and Python
+
+
+def classes_of(text: str) -> dict[str, int]:
+    """Counts the functions that each class of a header declares, by name."""
+    counts = {}
+    code = code_of(text)
+    for match in re.finditer(r"^(?:class|struct) (\w+)[^;{]*\{$(.*?)^\};", code, re.MULTILINE | re.DOTALL):
+        body = match[2]
+        while (flat := re.sub(r"\{[^{}]*\}", ";", body)) != body:
+            body = flat
+        while (flat := re.sub(r"<[^<>;]*>", "", body)) != body:
+            body = flat
+        body = re.sub(r"[^;]* = delete;", ";", body)
+        statements = (re.sub(r"\s+", " ", part).strip() for part in body.split(";"))
+        counts[match[1]] = sum(bool(re.search(r"[\w=>\])]\(", part.split(" = ")[0])) for part in statements)
+    return counts
+
+
+def function_lines(path: Path) -> list[int]:
+    """Returns how long each function is: of C++, those that stand outside of classes."""
+    text = read(path)
+    if path.suffix == ".py":
+        nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+        return [(node.end_lineno or node.lineno) - node.lineno + 1 for node in nodes]
+    found = []
+    begin: int | None = None
+    for number, line in enumerate(code_of(text).splitlines()):
+        if begin is None and re.match(r"[A-Za-z~\[]", line) and not re.match(
+            r"(namespace|class|struct|enum|union|using|extern|typedef|constexpr \w[^(]*=|inline constexpr)\b", line
+        ):
+            begin = number
+        if begin is not None and line.endswith(";") and not line.startswith(("}", " ")):
+            begin = None  # a declaration
+        elif begin is not None and (line.startswith("}") or (line.endswith("}") and line[0] != " ")):
+            if not line.startswith("};"):
+                found.append(number - begin + 1)
+            begin = None
+    return found
+
+
+def comment_share(paths: list[Path]) -> float:
+    """Lines that are a comment, of those that are not empty."""
+    lines = [line.strip() for path in paths for line in read(path).splitlines() if line.strip()]
+    return sum(line.startswith(("//", "#", "/*", "*")) and not line.startswith("#include") for line in lines) / len(lines)
+
+
+def table() -> list[tuple[str, ...]]:
+    """A row for each library and package: what the issue on rooms promised to measure."""
+    reached = includes()
+    rows = [
+        (
+            *("folder", "flat", "rooms", "most in one", "includes between rooms", "against the table"),
+            *("largest class", "largest header", "function lines: median, p90, max", "comments in sources"),
+        )
+    ]
+    for folder in ("compress", "fusion", "transport", "kvstore", "python/gradwire"):
+        suffixes = CPP_SUFFIXES if folder != "python/gradwire" else {".py"}
+        paths = [path for path in files() if path.suffix in suffixes and path.is_relative_to(folder)]
+        per_room = Counter(path.parent for path in paths)
+        headers = [path for path in paths if path.suffix == ".h"]
+        classes = {f"{name} {count}": count for path in headers for name, count in classes_of(read(path)).items()}
+        longest = max(((len(read(path).splitlines()), path.name) for path in headers), default=None)
+        lengths = sorted(length for path in paths for length in function_lines(path))
+        own = [found for found in reached if library_of(found.source) == folder]
+        rows.append(
+            (
+                folder,
+                str(per_room[Path(folder)]),
+                str(sum(room != Path(folder) for room in per_room)),
+                str(max(per_room.values())),
+                str(len(own)),
+                str(sum(not found.is_allowed for found in own)),
+                max(classes, key=lambda name: classes[name], default="-"),
+                f"{longest[1]} {longest[0]}" if longest else "-",
+                f"{statistics.median(lengths):.0f}, {lengths[int(0.9 * len(lengths))]}, {lengths[-1]}",
+                f"{100 * comment_share([path for path in paths if path.suffix != '.h']):.0f} %",
+            )
+        )
+    return rows
+
+
+def main() -> None:
+    rows = table()
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    for found in includes():
+        if not found.is_allowed:
+            print(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+// LoggedMessenger puts what a node sends and hears into words, a line a frame, for who looks on
+// (GRADWIRE_LOG_LEVEL=debug, ps-lite's PS_VERBOSE=2). Frames of the transport's own are not told.
+//
+// Threading: as Messenger; lines come from the threads that send, and from those that hear. MessageLines is
+// safe from any thread.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/decorators/passing_messenger.h"
+
+namespace gradwire::transport {
+
+using TakeLine = std::function<void(std::string line)>;
+
+class LoggedMessenger final : public PassingMessenger {
+ public:
+  LoggedMessenger(std::unique_ptr<Messenger> messenger, TakeLine take);
+
+  void send(Node to, std::vector<Frame> frames) override;
+
+ private:
+  void on_frames(Node from, std::vector<Frame> frames) override;
+
+  const TakeLine take_;
+  const Node self_;
+};
+
+/// Puts a LoggedMessenger into a node's line; without somebody who takes lines, nothing.
+std::unique_ptr<Messenger> logged(std::unique_ptr<Messenger> messenger, const TakeLine& take);
+
+/// Keeps lines for who comes by, as many as `most`; of others their number.
+class MessageLines {
+ public:
+  explicit MessageLines(std::size_t most = 10'000) : most_(most) {}
+
+  void add(std::string line);
+  /// Hands out what came since the last time, in order.
+  std::vector<std::string> take();
+
+ private:
+  const std::size_t most_;
+  std::mutex mutex_;
+  std::vector<std::string> lines_;
+  std::size_t left_out_ = 0;
+};
+
+}  // namespace gradwire::transport

@@ -1,0 +1,54 @@
+#include "transport/membership/liveness.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+namespace gradwire::transport {
+namespace {
+
+std::string in_seconds(std::chrono::steady_clock::duration time) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f s", std::chrono::duration<double>(time).count());
+  return text.data();
+}
+
+}  // namespace
+
+std::chrono::milliseconds Liveness::beat() const {
+  using std::chrono::milliseconds;
+  return std::clamp(timeout_ / 10, milliseconds(1), milliseconds(500));
+}
+
+// A reconnect takes a tenth of a second and the next beat half a second: three beats are ample.
+std::chrono::milliseconds Liveness::return_time() const { return 3 * beat(); }
+
+void Liveness::heard(const std::string& name, Time now) { watched_[name] = {now, std::nullopt}; }
+
+void Liveness::disconnected(const std::string& name, Time now) {
+  const auto found = watched_.find(name);
+  if (found != watched_.end() && !found->second.disconnected) found->second.disconnected = now;
+}
+
+std::optional<Liveness::Lost> Liveness::check(Time now) {
+  const auto asleep = checked_ ? now - *checked_ : Time::duration::zero();
+  checked_ = now;
+  if (asleep > timeout_ / 2) {
+    for (auto& [name, watched] : watched_) {
+      watched.heard += asleep;
+      if (watched.disconnected) *watched.disconnected += asleep;
+    }
+  }
+  for (const auto& [name, watched] : watched_) {
+    if (watched.disconnected && now - *watched.disconnected >= return_time()) {
+      return Lost{name, "closed its connection and did not come back within " + in_seconds(return_time())};
+    }
+    if (now - watched.heard >= timeout_) {
+      const std::string limit = "GRADWIRE_LIVENESS_TIMEOUT is " + in_seconds(timeout_);
+      return Lost{name, "sent no heartbeat for " + in_seconds(now - watched.heard) + " (" + limit + ")"};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace gradwire::transport

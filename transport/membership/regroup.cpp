@@ -1,0 +1,200 @@
+#include "transport/membership/regroup.h"
+
+#include <algorithm>
+
+#include "transport/nodes.h"
+
+namespace gradwire::transport {
+namespace {
+
+std::string who(const Hello& hello) { return hello.host + ", pid " + std::to_string(hello.pid); }
+
+}  // namespace
+
+void Regroup::expect(const std::string& member, Node former, Time now) { awaited_[member] = {former, now}; }
+
+void Regroup::heard(const std::string& member, Time now) {
+  const auto found = awaited_.find(member);
+  if (found != awaited_.end()) found->second.sign_of_life = now;
+}
+
+std::optional<std::string> Regroup::take(const std::string& peer, const Hello& hello) {
+  const auto known = std::ranges::find(arrivals_, peer, &Arrival::peer);
+  if (known != arrivals_.end()) {
+    if (known->hello == hello) return std::nullopt;
+    return "roll call: " + who(hello) + " has changed what it says about itself; leave and come again";
+  }
+  if (auto why = objection(hello)) return why;
+  // One that comes again has given up its earlier connection.
+  std::erase_if(arrivals_, [&](const Arrival& arrival) {
+    return arrival.hello.member == hello.member && arrival.hello.role == hello.role;
+  });
+  arrivals_.push_back({peer, hello});
+  return std::nullopt;
+}
+
+std::optional<std::string> Regroup::objection(const Hello& hello) const {
+  const bool is_server = hello.role == Role::kServer;
+  const std::string prefix =
+      std::string("roll call: ") + (is_server ? "a server" : "a worker") + " (" + who(hello) + ") ";
+  if (hello.version != kVersion) {
+    return prefix + "says version=" + std::to_string(hello.version) +
+           " where the job has version=" + std::to_string(kVersion) +
+           "; install the same gradwire everywhere";
+  }
+  if (hello.member.empty()) {
+    return prefix +
+           "says on_failure=abort, where the job goes on without those that fail; start it with "
+           "on_failure=continue (GRADWIRE_ON_FAILURE)";
+  }
+  if (hello.pair.empty() == pairs_) {
+    return prefix + (pairs_ ? "hosts no server" : "hosts a server of its own") +
+           ", unlike the job's workers; give every rank the same store";
+  }
+  if (is_server && !pairs_ && !awaited_.contains(hello.member)) {
+    return prefix + "is one too many: the job has " + std::to_string(servers_) +
+           " servers, and takes in workers alone";
+  }
+  if (is_server && hello.endpoint.empty()) return prefix + "gave no endpoint";
+  const bool is_new = !is_server && !awaited_.contains(hello.member);
+  if (const auto words = is_new ? difference(hello) : std::nullopt) return prefix + *words;
+  return std::nullopt;
+}
+
+// Where a newcomer's settings are not the job's, which would end the job if it were let in.
+std::optional<std::string> Regroup::difference(const Hello& worker) const {
+  const std::size_t count = std::max(settings_.size(), worker.settings.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string ours = i < settings_.size() ? settings_[i] : "nothing";
+    const std::string theirs = i < worker.settings.size() ? worker.settings[i] : "nothing";
+    if (ours == theirs) continue;
+    return "says " + theirs + " where the job has " + ours +
+           "; give it the job's settings (gradwire run --join ... --env " + ours +
+           "), as the job said when it began";
+  }
+  return std::nullopt;
+}
+
+void Regroup::forget(const std::string& peer) {
+  const auto found = std::ranges::find(arrivals_, peer, &Arrival::peer);
+  if (found == arrivals_.end()) return;
+  // A worker may drop the server that it hosts, and come again; its own connection tells that it is dead.
+  const bool is_hosted = found->hello.role == Role::kServer && !found->hello.pair.empty();
+  const std::string member = found->hello.member;
+  arrivals_.erase(found);
+  if (!is_hosted) awaited_.erase(member);
+}
+
+const Regroup::Arrival* Regroup::find(const std::string& member) const {
+  const auto found = std::ranges::find_if(arrivals_, [&](const Arrival& arrival) {
+    const bool is_hosted = arrival.hello.role == Role::kServer && !arrival.hello.pair.empty();
+    return arrival.hello.member == member && !is_hosted;
+  });
+  return found == arrivals_.end() ? nullptr : &*found;
+}
+
+const Regroup::Arrival* Regroup::server_of(const Hello& worker) const {
+  const auto found = std::ranges::find_if(arrivals_, [&](const Arrival& arrival) {
+    return arrival.hello.role == Role::kServer && arrival.hello.pair == worker.pair;
+  });
+  return found == arrivals_.end() ? nullptr : &*found;
+}
+
+std::vector<const Regroup::Arrival*> Regroup::workers_back() const {
+  std::vector<std::pair<Node, const Arrival*>> back;
+  for (const auto& [member, awaited] : awaited_) {
+    const Arrival* arrival = awaited.former.role == Role::kWorker ? find(member) : nullptr;
+    if (arrival != nullptr && is_whole(arrival->hello)) back.emplace_back(awaited.former, arrival);
+  }
+  std::ranges::sort(back, {}, &std::pair<Node, const Arrival*>::first);
+  std::vector<const Arrival*> ordered;
+  for (const auto& [former, arrival] : back) ordered.push_back(arrival);
+  return ordered;
+}
+
+std::vector<const Regroup::Arrival*> Regroup::workers_new() const {
+  std::vector<const Arrival*> found;
+  for (const Arrival& arrival : arrivals_) {
+    const bool is_new = arrival.hello.role == Role::kWorker && !awaited_.contains(arrival.hello.member);
+    if (is_new && is_whole(arrival.hello)) found.push_back(&arrival);
+  }
+  return found;
+}
+
+std::uint32_t Regroup::newcomers() const { return static_cast<std::uint32_t>(workers_new().size()); }
+
+std::vector<std::pair<std::string, Regroup::Awaited>> Regroup::absent() const {
+  std::vector<std::pair<std::string, Awaited>> missing;
+  for (const auto& [member, awaited] : awaited_) {
+    const Arrival* arrival = find(member);
+    const bool is_back =
+        arrival != nullptr && (arrival->hello.role == Role::kServer || is_whole(arrival->hello));
+    if (!is_back) missing.emplace_back(member, awaited);
+  }
+  return missing;
+}
+
+Regroup::Verdict Regroup::judge(Time now) {
+  const auto missing = absent();
+  const auto is_overdue = [&](const auto& entry) {
+    return now - entry.second.sign_of_life >= limits_.silence || now - opened_ >= limits_.patience;
+  };
+  if (!std::ranges::all_of(missing, is_overdue)) return Verdict::kWaiting;
+  for (const auto& [member, awaited] : missing) {
+    if (awaited.former.role == Role::kServer && !pairs_) {
+      return fail(to_string(awaited.former) + " did not come back within " + in_seconds(limits_.silence) +
+                  ", and what it kept is lost with it");
+    }
+  }
+  const auto servers_back = std::ranges::count_if(
+      awaited_, [](const auto& entry) { return entry.second.former.role == Role::kServer; });
+  if (!pairs_ && servers_back < static_cast<std::ptrdiff_t>(servers_)) {
+    return fail("a server is dead, and what it kept is lost with it");
+  }
+  const std::size_t back = workers_back().size();
+  if (back == 0) return fail("no worker is left of those that had the weights; go on from a checkpoint");
+  if (back + workers_new().size() >= limits_.min_workers) return Verdict::kComplete;
+  if (now - opened_ < limits_.silence) return Verdict::kWaiting;
+  return fail(std::to_string(back + workers_new().size()) + " workers are there after " +
+              in_seconds(limits_.silence) +
+              ", fewer than min_workers=" + std::to_string(limits_.min_workers) +
+              "; start others in time (--restarts), or lower min_workers");
+}
+
+Regroup::Verdict Regroup::fail(std::string why) {
+  fault_ = std::move(why);
+  return Verdict::kFailed;
+}
+
+std::string Regroup::awaited() const {
+  std::vector<Node> nodes;
+  for (const auto& [member, awaited] : absent()) nodes.push_back(awaited.former);
+  std::ranges::sort(nodes);
+  const std::size_t here = workers_back().size() + workers_new().size();
+  const std::string count = std::to_string(here) + (here == 1 ? " worker is here)" : " workers are here)");
+  if (nodes.empty())
+    return "newcomers, up to min_workers=" + std::to_string(limits_.min_workers) + " (" + count;
+  return list_nodes(nodes) + " to come back (" + count;
+}
+
+std::vector<RollCall::Member> Regroup::members() const {
+  std::vector<RollCall::Member> members;
+  std::vector<const Arrival*> workers = workers_back();
+  const auto newcomers = workers_new();
+  workers.insert(workers.end(), newcomers.begin(), newcomers.end());
+  for (std::uint32_t rank = 0; rank < workers.size(); ++rank) {
+    const Arrival& worker = *workers[rank];
+    members.push_back({worker.peer, {Role::kWorker, rank}, worker.hello});
+    if (!pairs_) continue;
+    const Arrival& server = *server_of(worker.hello);
+    members.push_back({server.peer, {Role::kServer, rank}, server.hello});
+  }
+  for (const auto& [member, awaited] : awaited_) {
+    if (awaited.former.role != Role::kServer) continue;
+    if (const Arrival* server = find(member))
+      members.push_back({server->peer, awaited.former, server->hello});
+  }
+  return members;
+}
+
+}  // namespace gradwire::transport

@@ -1,0 +1,17 @@
+// Loads libgradwire_mpi.so.
+//
+// Threading: from any thread.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "transport/mpi/mpi_port.h"
+
+namespace gradwire::transport {
+
+/// Loads the library, once and for the rest of the process, and makes a port. Throws TransportError with what
+/// the loader says when it is not there, or cannot find MPI.
+std::unique_ptr<MpiPort> load_mpi(const std::string& path);
+
+}  // namespace gradwire::transport

@@ -1,0 +1,98 @@
+#include "transport/mpi/mpi_sums.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace gradwire::transport {
+namespace {
+
+// MPI looks at every one under way each time it is asked. Measured: transport/README.md ("Why it is like
+// this").
+constexpr std::size_t kMostUnderWay = 16;
+
+}  // namespace
+
+MpiSums::MpiSums(MpiPort& port, std::size_t largest_message_bytes)
+    : port_(port), largest_message_bytes_(largest_message_bytes) {}
+
+void MpiSums::all_reduce(Buffer values, ElementType type, Collective::Done done) {
+  add({.values = std::move(values), .gathered = {}, .type = type, .done = std::move(done)});
+}
+
+void MpiSums::all_gather(Buffer block, Collective::Done done) {
+  Buffer gathered = pool_.take(block.size_bytes() * port_.size());
+  add({.values = std::move(block), .gathered = std::move(gathered), .type = {}, .done = std::move(done)});
+}
+
+void MpiSums::add(Sum sum) {
+  std::unique_lock lock(mutex_);
+  if (!error_) return queued_.push_back(std::make_shared<Sum>(std::move(sum)));
+  lock.unlock();
+  sum.done(std::move(sum.values), error_);
+}
+
+std::size_t MpiSums::start_queued() {
+  std::size_t count = 0;
+  for (SumPointer sum = take_queued(); sum; sum = take_queued()) {
+    start(sum);
+    ++count;
+  }
+  return count;
+}
+
+MpiSums::SumPointer MpiSums::take_queued() {
+  const std::lock_guard lock(mutex_);
+  if (queued_.empty() || started_.size() >= kMostUnderWay) return nullptr;
+  started_.push_back(std::move(queued_.front()));
+  queued_.pop_front();
+  return started_.back();
+}
+
+void MpiSums::start(const SumPointer& sum) {
+  sum->pieces = 1;  // this call: an empty one ends with it
+  const std::size_t size_bytes = sum->values.size_bytes();
+  const std::size_t whole_elements = sum->type ? bytes_of(*sum->type) : 1;
+  const std::size_t piece_bytes =
+      std::max(largest_message_bytes_ / whole_elements, std::size_t{1}) * whole_elements;
+  for (std::size_t at = 0; at < size_bytes; at += piece_bytes) {
+    ++sum->pieces;
+    const auto piece = sum->values.bytes().subspan(at, std::min(piece_bytes, size_bytes - at));
+    const auto done = [this, sum] { finish_piece(sum); };
+    if (sum->type) {
+      port_.all_reduce(piece, *sum->type, done);
+    } else {
+      port_.all_gather(piece, sum->gathered.bytes().data() + at, size_bytes, done);
+    }
+  }
+  finish_piece(sum);
+}
+
+void MpiSums::finish_piece(const SumPointer& sum) {
+  if (--sum->pieces > 0) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::erase(started_, sum) == 0) return;  // fail() has ended it
+  }
+  sum->done(sum->type ? std::move(sum->values) : std::move(sum->gathered), nullptr);
+}
+
+std::size_t MpiSums::pieces_under_way() const {
+  const std::lock_guard lock(mutex_);
+  return std::accumulate(started_.begin(), started_.end(), std::size_t{0},
+                         [](std::size_t count, const SumPointer& sum) { return count + sum->pieces; });
+}
+
+void MpiSums::fail(std::exception_ptr error) {
+  std::deque<SumPointer> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_) return;
+    error_ = std::move(error);
+    ended = std::exchange(started_, {});
+    std::ranges::move(std::exchange(queued_, {}), std::back_inserter(ended));
+  }
+  for (const SumPointer& sum : ended) sum->done(std::move(sum->values), error_);
+}
+
+}  // namespace gradwire::transport

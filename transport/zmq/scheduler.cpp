@@ -1,0 +1,526 @@
+// The scheduler of a job over ZeroMQ: roll call, liveness, exchanges, goodbyes. One thread owns its sockets.
+#include <algorithm>
+#include <random>
+
+#include "transport/address.h"
+#include "transport/nodes.h"
+#include "transport/zmq/descriptor_limit.h"
+#include "transport/zmq/scheduler_state.h"
+#include "transport/zmq/zmq_options.h"
+
+namespace gradwire::transport {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFarewell{2'000};   // what servers get to say goodbye after the last worker did
+constexpr milliseconds kLastWords{1'000};  // for the news of a failure to leave this process
+constexpr milliseconds kLastAnswers{100};
+
+}  // namespace
+
+std::uint64_t random_epoch() {
+  std::random_device random;
+  return std::uint64_t{random()} << 32 | random() | 1;
+}
+
+Buffer to_buffer(std::string text) {
+  auto owner = std::make_shared<std::string>(std::move(text));  // owners: the Buffer and its shares
+  const auto bytes = std::as_writable_bytes(std::span(*owner));
+  return Buffer(std::move(owner), bytes);
+}
+
+Scheduler::State::State(const ZmqOptions& options_)
+    : options(options_),
+      router(context, ZMQ_ROUTER, options_.max_frame_bytes),
+      watch(context, router),
+      roll_call(options_.workers, options_.servers, options_.servers_optional, options_.replicas,
+                options_.on_failure),
+      liveness(options_.liveness_timeout),
+      exchanges(std::make_unique<ExchangeDesk>(options_.workers)),
+      refusals(options_.log) {
+  require_scheduler_options(options);
+  const std::size_t servers = options.servers == 0 ? options.workers : options.servers;
+  require_descriptors(options.workers + servers, "scheduler: " + std::to_string(options.workers) +
+                                                     " workers and " + std::to_string(servers) +
+                                                     " servers: listening to them");
+  router.set(ZMQ_ROUTER_MANDATORY, 1);
+  router.set(ZMQ_ROUTER_HANDOVER, 1);
+  if (options.key && !is_ipc(options.scheduler)) {
+    doorkeeper.emplace(context, *options.key);
+    doorkeeper->guard(router);
+  }
+  listening = scheduler_listening(options);
+  endpoint = start_listening(router, listening);
+  thread = std::thread([this] { run(); });
+}
+
+Scheduler::State::~State() {
+  {
+    const std::lock_guard lock(mutex);
+    stopping = true;
+  }
+  wakeup.ring();
+  thread.join();
+  router.set_linger(phase == Phase::kFailed ? kLastWords : kLastAnswers);
+}
+
+bool Scheduler::State::wait_for(milliseconds timeout) {
+  std::unique_lock lock(mutex);
+  if (!changed.wait_for(lock, timeout, [this] { return finished; })) return false;
+  if (outcome_) std::rethrow_exception(outcome_);
+  return true;
+}
+
+void Scheduler::State::ask_to_fail(const std::string& text) {
+  {
+    const std::lock_guard lock(mutex);
+    if (!fail_request) fail_request = text;
+  }
+  wakeup.ring();
+}
+
+void Scheduler::State::run() {
+  try {
+    loop();
+  } catch (const std::exception& error) {
+    finish(Phase::kFailed,
+           std::make_exception_ptr(TransportError(std::string("scheduler: ") + error.what())));
+  }
+}
+
+void Scheduler::State::loop() {
+  std::vector<void*> sockets{router.get(), watch.get()};
+  if (doorkeeper) sockets.push_back(doorkeeper->get());
+  for (;;) {
+    const auto until_beat = std::chrono::ceil<milliseconds>(next_beat - Clock::now());
+    poll(sockets, wakeup, until_beat);
+    wakeup.clear();
+    if (doorkeeper) doorkeeper->answer();
+    take_messages();
+    take_requests();
+    const Clock::time_point now = Clock::now();
+    take_connection_events(now);
+    tick(now);
+    const std::lock_guard lock(mutex);
+    if (stopping) return;
+  }
+}
+
+void Scheduler::State::take_connection_events(Clock::time_point now) {
+  while (const auto event = watch.next()) {
+    if (const auto fault = fault_of(*event); !fault.empty())
+      refusals.note("a stranger", "handshake at " + endpoint + ": " + std::string(fault));
+    if (event->kind == ConnectionEvent::Kind::kAccepted) strangers.accepted(event->fd);
+    if (event->kind == ConnectionEvent::Kind::kDisconnected) take_ended(event->fd, now);
+  }
+}
+
+void Scheduler::State::take_ended(int fd, Clock::time_point now) {
+  std::erase_if(peers, [&](const auto& entry) {
+    return entry.second.fd == fd && entry.second.standing == Standing::kFormer;
+  });
+  std::vector<std::string> arrivals;
+  for (const auto& [id, peer] : peers) {
+    if (peer.fd != fd) continue;
+    liveness.disconnected(id, now);
+    if (phase == Phase::kRollCall && peer.standing == Standing::kMember) arrivals.push_back(id);
+  }
+  // Whoever died may be replaced at once; who comes back says hello again.
+  if (options.on_failure == OnFailure::kAbort) return;
+  for (const std::string& id : arrivals) forget_arrival(id, "closed its connection");
+}
+
+void Scheduler::State::take_requests() {
+  std::optional<std::string> request;
+  bool ending = false;
+  {
+    const std::lock_guard lock(mutex);
+    request.swap(fail_request);
+    ending = stopping;
+  }
+  if (request) fail(*request, FailureCause::kFault);
+  if (ending) fail("the scheduler was closed before the job was over", FailureCause::kFault);
+}
+
+void Scheduler::State::take_messages() {
+  constexpr int kBatch = 1024;  // so that beats go out even in a flood
+  Parcel parcel;
+  for (int i = 0; i < kBatch && router.receive(parcel); ++i) {
+    const std::string peer = parcel.front().text();
+    const Caller caller{parcel.back().peer_address(), parcel.back().source_fd()};
+    try {
+      for (const Frame& frame : unpack(std::move(parcel), 1)) handle(peer, caller, frame);
+    } catch (const FrameError& error) {
+      refuse(peer, caller, error.what());
+    }
+  }
+}
+
+void Scheduler::State::tick(Clock::time_point now) {
+  if (now < next_beat) return;
+  next_beat = now + liveness.beat();
+  if (phase == Phase::kRollCall) tick_roll_call(now);
+  if (phase == Phase::kRegroup) tick_regroup(now);
+  if (phase == Phase::kRunning && !workers_left_at) tick_running(now);
+  if (phase == Phase::kRunning && workers_left_at) {
+    if (all_left(Role::kServer) || now - *workers_left_at >= kFarewell) finish(Phase::kOver, nullptr);
+  }
+  if (phase != Phase::kFailed && phase != Phase::kOver) beat();
+}
+
+void Scheduler::State::tick_roll_call(Clock::time_point now) {
+  while (const auto lost = liveness.check(now)) forget_arrival(lost->name, lost->why);
+  const auto since = options.servers_optional ? first_worker_at : started;
+  if (since && now - *since >= options.rendezvous_timeout) {
+    const std::string note = listening.note.empty() ? "" : " (" + listening.note + ")";
+    fail("roll call: still waiting for " + roll_call.awaited() + " after " +
+             in_seconds(options.rendezvous_timeout) + ": check that all were started and can reach " +
+             endpoint + note + descriptor_shortage(),
+         FailureCause::kDeadline);
+  } else if (now >= next_progress) {
+    next_progress = now + kProgressEvery;
+    log("waiting for " + roll_call.awaited());
+  }
+}
+
+void Scheduler::State::forget_arrival(const std::string& peer, const std::string& why) {
+  log(peers.at(peer).name + " " + why + "; the job has not begun and waits for another");
+  roll_call.forget(peer);
+  liveness.forget(peer);
+  peers.erase(peer);
+}
+
+// Everybody is here: ranks are final.
+void Scheduler::State::begin() {
+  const auto members = roll_call.members();
+  veterans = options.workers;
+  call(members, options.workers, roll_call.servers());
+  log("all " + std::to_string(options.workers + roll_call.servers()) + " nodes are here");
+  if (options.on_failure == OnFailure::kContinue) await_next();
+}
+
+void Scheduler::State::call(std::span<const RollCall::Member> members, std::uint32_t workers,
+                            std::uint32_t servers) {
+  phase = Phase::kRunning;
+  roster = {0,
+            epoch,
+            workers,
+            servers,
+            std::vector<std::string>(servers),
+            std::vector<std::string>(servers),
+            options.replicas,
+            generation};
+  if (options.replicas > 0) mirrors.emplace(servers, options.replicas);
+  news.clear();
+  for (const RollCall::Member& member : members) {
+    if (member.node == Node{Role::kWorker, 0}) settings = member.hello.settings;
+    Peer& peer = peers.at(member.peer);
+    peer.node = member.node;
+    peer.name = describe(member.node, member.hello);
+    peer.hello = member.hello;
+    peer.standing = Standing::kMember;
+    if (member.node.role == Role::kServer) {
+      roster.endpoints[member.node.rank] = member.hello.endpoint;
+      roster.locals[member.node.rank] = member.hello.local;
+    }
+  }
+  for (const auto& [id, peer] : peers) {
+    if (peer.standing == Standing::kMember) send_roster(id);
+  }
+}
+
+void Scheduler::State::handle(const std::string& peer, const Caller& caller, const Frame& frame) {
+  if (options.witness) options.witness(frame.header.kind);
+  if (frame.header.kind == Kind::kHello) on_hello(peer, caller, frame);
+  const auto found = peers.find(peer);
+  if (found == peers.end()) {
+    const Kind kind = frame.header.kind;
+    // Of an earlier generation, of whose end it could not hear.
+    const bool is_former = kind == Kind::kHeartbeat && frame.header.epoch != 0 && !change.empty();
+    if (is_former && may_be_answered(caller)) return send_change(peer);
+    const bool is_harmless = kind == Kind::kHello || kind == Kind::kHeartbeat || kind == Kind::kGoodbye;
+    if (!is_harmless) refuse(peer, caller, "the first frame of a connection must be a hello");
+    return;
+  }
+  Peer& from = found->second;
+  from.fd = caller.fd;
+  if (from.standing == Standing::kFormer) return on_former(peer, frame);
+  if (!from.left && from.standing != Standing::kSpare) liveness.heard(peer, Clock::now());
+  if (frame.header.kind == Kind::kHello) return;
+  if (frame.header.kind == Kind::kHeartbeat) return on_heartbeat(peer, from, frame);
+  if (from.standing == Standing::kWaiting) return on_waiting(peer, caller, frame);
+  const bool knows_its_rank = phase != Phase::kRollCall && frame.header.sender.rank != kNoRank;
+  if (knows_its_rank && (frame.header.sender != from.node || frame.header.epoch != epoch)) {
+    refuse(peer, caller,
+           "sender is " + to_string(frame.header.sender) + " in epoch " + std::to_string(frame.header.epoch) +
+               ", expected " + to_string(from.node) + " in this job's epoch");
+    return;
+  }
+  switch (frame.header.kind) {
+    case Kind::kExchange:
+      return on_exchange(from, frame);
+    case Kind::kWait:
+      return on_wait(from, frame);
+    case Kind::kGoodbye:
+      return on_goodbye(peer, from, frame);
+    case Kind::kFailure:
+      if (next && frame.header.key == static_cast<std::uint64_t>(FailureCause::kMembership))
+        return on_regroup(peer, frame);
+      return fail(payload_text(frame), FailureCause::kFault);
+    default:
+      refuse(peer, caller,
+             "kind " + std::to_string(static_cast<int>(frame.header.kind)) +
+                 " is nothing that a scheduler takes");
+  }
+}
+
+void Scheduler::State::on_hello(const std::string& peer, const Caller& caller, const Frame& frame) {
+  if (phase == Phase::kFailed) return turn_away(peer, caller, failure_cause, failure);
+  const Hello hello = parse_hello(payload_text(frame));
+  if (phase == Phase::kRollCall) take_connection_events(Clock::now());  // who has gone makes room
+  if (next && !roll_call.is_spare(hello)) return on_later_hello(peer, caller, hello);
+  if (phase != Phase::kRollCall) {
+    if (const auto known = peers.find(peer);
+        known != peers.end() && known->second.standing != Standing::kSpare)
+      return send_roster(peer);
+    if (!roll_call.is_spare(hello))
+      return refuse(peer, caller, "roll call: the job has begun and all its nodes are here");
+  }
+  if (const auto why = roll_call.take(peer, hello)) return refuse(peer, caller, *why);
+  const Node wanted{hello.role, hello.rank.value_or(kNoRank)};
+  const std::string role = hello.role == Role::kServer ? "a server" : "a worker";
+  Peer& known = peers[peer];
+  known.name = hello.rank ? describe(wanted, hello)
+                          : role + " (" + hello.host + ", pid " + std::to_string(hello.pid) + ")";
+  known.node.role = hello.role;
+  if (hello.role == Role::kWorker && !first_worker_at) first_worker_at = Clock::now();
+  known.dedicated = hello.role == Role::kServer && hello.pair.empty();
+  liveness.heard(peer, Clock::now());
+  set_spare_aside();
+  if (phase == Phase::kRollCall && roll_call.is_complete()) begin();
+}
+
+void Scheduler::State::set_spare_aside() {
+  for (auto& [id, peer] : peers) {
+    if (!peer.dedicated || !roll_call.has_pairs()) continue;
+    peer.standing = Standing::kSpare;
+    liveness.forget(id);
+  }
+}
+
+void Scheduler::State::on_exchange(const Peer& from, const Frame& frame) {
+  if (phase != Phase::kRunning || from.node.role != Role::kWorker) return;
+  std::optional<ExchangeReply> reply;
+  try {
+    const auto ask = static_cast<ExchangeAsk>(frame.header.step);
+    reply = exchanges->take(from.node.rank, frame.header.key, ask, payload_text(frame));
+  } catch (const CallMismatch& mismatch) {
+    return on_mismatch(exchanges->odd(frame.header.key), mismatch.what());
+  }
+  if (reply) answer(std::move(*reply));
+}
+
+// Workers that wait for one another would do so for ever.
+void Scheduler::State::on_wait(const Peer& from, const Frame& frame) {
+  if (phase != Phase::kRunning || from.node.role != Role::kWorker || from.left) return;
+  if (!waits.take(from.node.rank, parse_wait_report(payload_text(frame)))) return;
+  for (const auto& [rank, rounds] : waits.take_questions()) send_question(rank, rounds);
+  const Deadlock found = waits.deadlock(exchanges->exchanges());
+  if (found.workers.empty()) return;
+  std::vector<std::uint32_t> odd = found.workers;
+  if (odd.front() < veterans) std::erase_if(odd, [this](std::uint32_t rank) { return rank < veterans; });
+  on_mismatch(odd.empty() ? found.workers : odd, found.text);
+}
+
+void Scheduler::State::send_question(std::uint32_t rank, const std::set<std::string>& rounds) {
+  for (const auto& [id, peer] : peers) {
+    if (peer.counts() && peer.node == Node{Role::kWorker, rank})
+      send(id, header_of(Kind::kWait), to_buffer(wait_question(rounds)));
+  }
+}
+
+// Who was let in while the job ran, and makes other calls than the others, leaves alone.
+void Scheduler::State::on_mismatch(const std::vector<std::uint32_t>& ranks, const std::string& why) {
+  std::set<std::string> newcomers;
+  for (const std::uint32_t rank : ranks) {
+    if (rank < veterans) return fail(why, FailureCause::kCalls);
+    for (const auto& [id, peer] : peers) {
+      if (peer.counts() && peer.node == Node{Role::kWorker, rank}) newcomers.insert(peer.hello.member);
+    }
+  }
+  if (newcomers.empty()) return fail(why, FailureCause::kCalls);
+  dismiss(newcomers, why);
+}
+
+void Scheduler::State::answer(ExchangeReply reply) {
+  FrameHeader header = header_of(Kind::kExchangeResult);
+  header.key = reply.sequence;
+  header.step = static_cast<std::uint64_t>(reply.answer);
+  const Buffer payload = to_buffer(std::move(reply.payload));
+  for (const auto& [id, peer] : peers) {
+    const bool waits = peer.counts() && peer.node.role == Role::kWorker &&
+                       std::ranges::find(reply.workers, peer.node.rank) != reply.workers.end();
+    if (waits) send(id, header, payload.share());
+  }
+}
+
+void Scheduler::State::on_goodbye(const std::string& peer, Peer& from, const Frame& frame) {
+  FrameHeader acknowledgement = header_of(Kind::kGoodbye);
+  acknowledgement.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
+  send(peer, acknowledgement);
+  if (from.left) return;
+  if (phase == Phase::kRollCall) return forget_arrival(peer, "left");
+  take_leave(peer, from, parse_error(payload_text(frame)));
+}
+
+// Tells the others that they go on without a member whose work is done, or which an error has ended.
+void Scheduler::State::take_leave(const std::string& peer, Peer& from, const std::string& error) {
+  liveness.forget(peer);
+  from.left = true;
+  if (phase != Phase::kRunning) return;
+  // Servers that nobody used hear it too: from the last one on, they need no scheduler.
+  tell(Kind::kGoodbye, static_cast<std::uint64_t>(GoodbyeStage::kLeaving),
+       goodbye_text(from.node) + error_text(error));
+  if (from.node.role == Role::kWorker) {
+    waits.forget(from.node.rank);
+    for (ExchangeReply& reply : exchanges->leave(from.node.rank, error)) answer(std::move(reply));
+  }
+  if (!workers_left_at && all_left(Role::kWorker)) workers_left_at = Clock::now();
+  if (workers_left_at && all_left(Role::kServer)) finish(Phase::kOver, nullptr);
+}
+
+void Scheduler::State::tell(Kind kind, std::uint64_t key, std::string text) {
+  news.push_back({kind, key, to_buffer(std::move(text))});
+  for (const auto& [id, peer] : peers) {
+    if (peer.hears_news()) send_news(id, news.size() - 1);
+  }
+}
+
+void Scheduler::State::send_news(const std::string& peer, std::size_t heard) {
+  for (std::size_t i = heard; i < news.size(); ++i) {
+    FrameHeader header = header_of(news[i].kind);
+    header.key = news[i].key;
+    header.step = i + 1;
+    send(peer, header, news[i].text.share());
+  }
+}
+
+// Says again what was said while its connection was down, and is lost.
+void Scheduler::State::on_heartbeat(const std::string& peer, const Peer& from, const Frame& frame) {
+  if (!from.farewell.empty()) return send_farewell(peer);
+  if (phase == Phase::kFailed) return send_failure(peer);
+  if (from.standing == Standing::kFormer) return send_change(peer);
+  if (from.hears_news()) send_news(peer, frame.header.key);
+}
+
+void Scheduler::State::send_failure(const std::string& peer) {
+  FrameHeader header = header_of(Kind::kFailure);
+  header.key = static_cast<std::uint64_t>(failure_cause);
+  send(peer, header, to_buffer(failure));
+}
+
+void Scheduler::State::send_farewell(const std::string& peer) {
+  FrameHeader header = header_of(Kind::kFailure);
+  header.key = static_cast<std::uint64_t>(FailureCause::kFault);
+  send(peer, header, to_buffer(peers.at(peer).farewell));
+}
+
+FrameHeader Scheduler::State::header_of(Kind kind) const {
+  FrameHeader header;
+  header.kind = kind;
+  header.sender = {Role::kScheduler, 0};
+  header.epoch = phase == Phase::kRollCall ? 0 : epoch;
+  return header;
+}
+
+void Scheduler::State::send(const std::string& peer, const FrameHeader& header, Buffer payload) {
+  std::vector<Frame> frames;
+  frames.push_back({header, std::move(payload)});
+  router.send_to(peer, pack(std::move(frames)));  // a peer that has gone is liveness's to name
+}
+
+void Scheduler::State::send_roster(const std::string& peer) {
+  Roster own = roster;
+  own.rank = peers.at(peer).node.rank;
+  send(peer, header_of(Kind::kRoster), to_buffer(to_text(own)));
+}
+
+void Scheduler::State::refuse(const std::string& peer, const Caller& caller, const std::string& why) {
+  refusals.note(caller.address, why);
+  const auto known = peers.find(peer);
+  const bool is_member = known != peers.end() && known->second.standing != Standing::kWaiting;
+  if (is_member || may_be_answered(caller)) send(peer, header_of(Kind::kReject), to_buffer(why));
+}
+
+bool Scheduler::State::may_be_answered(const Caller& stranger) {
+  take_connection_events(Clock::now());  // it may be a new connection, with a descriptor that was another's
+  return strangers.may_be_answered(stranger.fd);
+}
+
+void Scheduler::State::turn_away(const std::string& peer, const Caller& caller, FailureCause cause,
+                                 const std::string& why) {
+  FrameHeader header = header_of(Kind::kFailure);
+  header.key = static_cast<std::uint64_t>(cause);
+  if (may_be_answered(caller)) send(peer, header, to_buffer(why));
+}
+
+bool Scheduler::State::all_left(Role role) const {
+  return std::ranges::all_of(peers, [&](const auto& entry) {
+    const Peer& peer = entry.second;
+    return peer.node.role != role || !peer.counts();
+  });
+}
+
+void Scheduler::State::fail(const std::string& text, FailureCause cause) {
+  if (phase == Phase::kFailed || phase == Phase::kOver) return;
+  failure = text;
+  failure_cause = cause;
+  for (const auto& [id, peer] : peers) {
+    if (!peer.left) send_failure(id);
+  }
+  finish(Phase::kFailed, cause == FailureCause::kDeadline ? std::make_exception_ptr(TimeoutError(text))
+                                                          : std::make_exception_ptr(TransportError(text)));
+}
+
+void Scheduler::State::finish(Phase last, std::exception_ptr outcome) {
+  phase = last;
+  if (last == Phase::kOver) dismiss_waiting();
+  {
+    const std::lock_guard lock(mutex);
+    if (finished) return;
+    finished = true;
+    outcome_ = std::move(outcome);
+  }
+  changed.notify_all();
+}
+
+Scheduler::Scheduler(const ZmqOptions& options) : state_(std::make_unique<State>(options)) {}
+Scheduler::~Scheduler() = default;
+std::string Scheduler::endpoint() const { return state_->endpoint; }
+
+std::string Scheduler::address() const {
+  const std::string& first = state_->listening.endpoints.front();
+  if (is_ipc(first)) return first;
+  const std::string host = parse_tcp(first).host;
+  return is_unspecified(host) ? "*" : host;
+}
+
+ZmqOptions Scheduler::beside(ZmqOptions node) const {
+  node.scheduler = endpoint();
+  if (is_ipc(node.scheduler)) return node;
+  const std::string host = address();
+  node.scheduler = to_endpoint({host == "*" ? "127.0.0.1" : host, parse_tcp(node.scheduler).port});
+  // Who listens for the whole job on all interfaces does so as a server, too.
+  if (host == "*" && node.bind_host.empty() && node.interface.empty()) node.bind_host = "*";
+  return node;
+}
+
+bool Scheduler::wait_for(milliseconds timeout) { return state_->wait_for(timeout); }
+void Scheduler::wait() {
+  while (!wait_for(std::chrono::hours(1))) {
+  }
+}
+void Scheduler::fail(const std::string& text) { state_->ask_to_fail(text); }
+
+}  // namespace gradwire::transport

@@ -1,0 +1,215 @@
+// The scheduler of a job that goes on without those that die, and takes in newcomers: its later generations.
+#include "transport/nodes.h"
+#include "transport/zmq/scheduler_state.h"
+
+namespace gradwire::transport {
+
+void Scheduler::State::await_next() {
+  next.emplace(Regroup::Limits{options.min_workers, options.regroup_timeout, options.regroup_patience},
+               roll_call.has_pairs(), roll_call.servers(), settings);
+}
+
+// Whoever comes after the first roll call waits for the next, which may be open already.
+void Scheduler::State::on_later_hello(const std::string& peer, const Caller& caller, const Hello& hello) {
+  if (phase == Phase::kOver)
+    return turn_away(peer, caller, FailureCause::kFault, "roll call: the job is over");
+  if (const auto known = peers.find(peer); known != peers.end()) {
+    if (known->second.standing == Standing::kFormer) return;
+    if (known->second.standing == Standing::kMember) return send_roster(peer);
+  }
+  if (const auto why = next->take(peer, hello)) return refuse(peer, caller, *why);
+  const bool is_new = !peers.contains(peer);
+  Peer& known = peers[peer];
+  known.standing = Standing::kWaiting;
+  known.node = {hello.role, kNoRank};
+  known.hello = hello;
+  known.name = std::string(hello.role == Role::kServer ? "a server" : "a worker") + " (" + hello.host +
+               ", pid " + std::to_string(hello.pid) + ")";
+  liveness.heard(peer, Clock::now());
+  if (is_new && phase == Phase::kRunning) log(known.name + " waits to be taken in");
+  if (phase == Phase::kRegroup) tick_regroup(Clock::now());
+}
+
+// Until it has noticed the end of its generation: it computes, and lives.
+void Scheduler::State::on_former(const std::string& peer, const Frame& frame) {
+  const Peer& from = peers.at(peer);
+  if (frame.header.kind != Kind::kGoodbye) {
+    if (phase == Phase::kRegroup) next->heard(from.hello.member, Clock::now());
+    if (frame.header.kind == Kind::kHeartbeat) on_heartbeat(peer, from, frame);
+    return;
+  }
+  const bool is_hosted = from.node.role == Role::kServer && !from.hello.pair.empty();
+  if (phase == Phase::kRegroup && !is_hosted) next->drop(from.hello.member);  // it left before it heard
+  FrameHeader acknowledgement = header_of(Kind::kGoodbye);
+  acknowledgement.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
+  send(peer, acknowledgement);
+}
+
+void Scheduler::State::on_waiting(const std::string& peer, const Caller& caller, const Frame& frame) {
+  if (frame.header.kind != Kind::kGoodbye)
+    return refuse(peer, caller, "roll call: who waits to be taken in says hello, and no more");
+  FrameHeader acknowledgement = header_of(Kind::kGoodbye);
+  acknowledgement.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
+  send(peer, acknowledgement);
+  forget_waiting(peer, "left");
+}
+
+void Scheduler::State::forget_waiting(const std::string& peer, const std::string& why) {
+  log(peers.at(peer).name + " " + why + " before it was taken in");
+  next->forget(peer);
+  liveness.forget(peer);
+  peers.erase(peer);
+}
+
+void Scheduler::State::on_regroup(const std::string& peer, const Frame& frame) {
+  const Peer& from = peers.at(peer);
+  if (phase != Phase::kRunning || from.node.role != Role::kWorker || from.left) return;
+  const bool leaves = frame.header.step == static_cast<std::uint64_t>(Parting::kLeaves);
+  const std::string why = payload_text(frame);
+  if (leaves) return go_on_without({from.hello.member}, from.name + " " + why);
+  regroup(why);
+}
+
+void Scheduler::State::tick_running(Clock::time_point now) {
+  std::set<std::string> dead;  // members
+  std::string all_words;
+  while (const auto lost = liveness.check(now)) {
+    const Peer& peer = peers.at(lost->name);
+    if (peer.standing == Standing::kWaiting) {
+      forget_waiting(lost->name, lost->why);
+      continue;
+    }
+    const std::string words = peer.name + " " + lost->why;
+    const bool is_dedicated = peer.node.role == Role::kServer && peer.hello.pair.empty();
+    if (replace(lost->name, lost->why)) continue;
+    if (!next || is_dedicated) {  // what it kept is lost with it
+      const std::string twice = mirrors ? mirrors->fault() : "";
+      return fail(words + (twice.empty() ? "" : "; " + twice), FailureCause::kFault);
+    }
+    // A worker and the server that it hosts are one process, and die as one.
+    if (dead.insert(peer.hello.member).second) all_words += (all_words.empty() ? "" : "; ") + words;
+    for (const auto& [id, other] : peers) {
+      if (other.hello.member == peer.hello.member) liveness.forget(id);
+    }
+  }
+  if (dead.empty()) return;
+  go_on_without(dead, all_words);
+  std::erase_if(peers, [&](const auto& entry) {
+    return entry.second.standing == Standing::kFormer && dead.contains(entry.second.hello.member);
+  });
+}
+
+void Scheduler::State::go_on_without(const std::set<std::string>& members, const std::string& why) {
+  if (!have_all_come_to_the_end_but(members)) return regroup(why, members);
+  log(why + "; all others have come to the end of the job");
+  for (auto& [id, peer] : peers) {
+    const bool goes = peer.counts() && members.contains(peer.hello.member);
+    if (goes) take_leave(id, peer);
+  }
+}
+
+bool Scheduler::State::have_all_come_to_the_end_but(const std::set<std::string>& members) const {
+  bool has_anybody = false;
+  for (const auto& [id, peer] : peers) {
+    if (peer.standing != Standing::kMember || peer.node.role != Role::kWorker) continue;
+    if (!peer.left && !members.contains(peer.hello.member)) return false;
+    has_anybody = has_anybody || peer.left;
+  }
+  return has_anybody;
+}
+
+// Ends this generation, and calls those that live to the next.
+void Scheduler::State::regroup(const std::string& why, const std::set<std::string>& leavers) {
+  const auto now = Clock::now();
+  change = why;
+  log(why + "; the job goes on (on_failure=continue)");
+  std::erase_if(peers, [](const auto& entry) {
+    const Peer& peer = entry.second;
+    return peer.left && peer.standing == Standing::kMember;
+  });
+  for (auto& [id, peer] : peers) {
+    if (peer.standing != Standing::kMember) continue;
+    const bool is_hosted = peer.node.role == Role::kServer && !peer.hello.pair.empty();
+    if (!is_hosted && !leavers.contains(peer.hello.member)) next->expect(peer.hello.member, peer.node, now);
+    peer.standing = Standing::kFormer;
+    liveness.forget(id);
+    send_change(id);
+  }
+  workers_left_at.reset();
+  phase = Phase::kRegroup;
+  next_progress = now + kProgressEvery;
+  next->open(now);
+}
+
+void Scheduler::State::send_change(const std::string& peer) {
+  FrameHeader header = header_of(Kind::kFailure);
+  header.key = static_cast<std::uint64_t>(FailureCause::kMembership);
+  send(peer, header, to_buffer(change + "; the job goes on (on_failure=continue)"));
+}
+
+void Scheduler::State::dismiss(const std::set<std::string>& members, const std::string& why) {
+  std::string names;
+  for (auto& [id, peer] : peers) {
+    if (!peer.counts() || !members.contains(peer.hello.member)) continue;
+    peer.farewell = why + "; the job, which had begun before it came, goes on without " + peer.name;
+    send_farewell(id);
+    if (peer.node.role == Role::kWorker) names += (names.empty() ? "" : " and ") + peer.name;
+  }
+  go_on_without(members, names + " does not do what the others do (" + why + ")");
+}
+
+void Scheduler::State::tick_regroup(Clock::time_point now) {
+  while (const auto lost = liveness.check(now)) forget_waiting(lost->name, lost->why);
+  switch (next->judge(now)) {
+    case Regroup::Verdict::kComplete:
+      return begin_next();
+    case Regroup::Verdict::kFailed:
+      return fail("regroup: " + next->fault() + "; the job had to go on since " + change,
+                  FailureCause::kFault);
+    case Regroup::Verdict::kWaiting:
+      break;
+  }
+  if (now < next_progress) return;
+  next_progress = now + kProgressEvery;
+  log("waiting for " + next->awaited());
+}
+
+void Scheduler::State::begin_next() {
+  const auto members = next->members();
+  std::uint32_t workers = 0;
+  for (const auto& member : members) workers += member.node.role == Role::kWorker ? 1 : 0;
+  const std::uint32_t servers = roll_call.has_pairs() ? workers : roll_call.servers();
+  veterans = next->back();
+  ++generation;
+  epoch = random_epoch();
+  exchanges = std::make_unique<ExchangeDesk>(workers);
+  waits = {};
+  call(members, workers, servers);
+  await_next();
+  for (const auto& [id, peer] : peers) {  // who came halfway, and waits on
+    if (peer.standing == Standing::kWaiting) next->take(id, peer.hello);
+  }
+  log("generation " + std::to_string(generation) + ": " + std::to_string(workers) + " workers are here");
+}
+
+void Scheduler::State::beat() {
+  for (const auto& [id, peer] : peers) {
+    if (peer.left) continue;
+    FrameHeader header = header_of(Kind::kHeartbeat);
+    if (next && phase == Phase::kRunning) {
+      header.key = next->newcomers();
+      header.step = peer.standing == Standing::kWaiting ? 1 : 0;
+    }
+    send(id, header);
+  }
+}
+
+void Scheduler::State::dismiss_waiting() {
+  const FrameHeader header = header_of(Kind::kFailure);
+  for (const auto& [id, peer] : peers) {
+    if (peer.standing == Standing::kWaiting)
+      send(id, header, to_buffer("roll call: the job was over before it could take this worker in"));
+  }
+}
+
+}  // namespace gradwire::transport

@@ -1,0 +1,531 @@
+// A worker or a server over ZeroMQ: callers queue, one I/O thread owns the sockets.
+#include "transport/zmq/zmq_messenger.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "transport/address.h"
+#include "transport/membership/wait_graph.h"
+#include "transport/nodes.h"
+#include "transport/zmq/data_links.h"
+#include "transport/zmq/descriptor_limit.h"
+#include "transport/zmq/listening.h"
+#include "transport/zmq/scheduler_link.h"
+#include "transport/zmq/zmq_options.h"
+
+namespace gradwire::transport {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLeaveTimeout{2'000};  // of the destructor
+constexpr milliseconds kLastWords{500};       // for a failing node to tell the scheduler why
+
+// Frames of one partition go one way, so that they keep their order.
+std::uint64_t spread_of(const FrameHeader& header) {
+  std::uint64_t mix = header.key * 0x9E3779B97F4A7C15u + header.offset;
+  mix = (mix ^ mix >> 30) * 0xBF58476D1CE4E5B9u;
+  return mix >> 32;
+}
+
+class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
+ public:
+  explicit ZmqMessenger(const ZmqOptions& options);
+  ~ZmqMessenger() override;
+
+  /// Blocks until the node has joined; throws why it did not.
+  void join_job();
+
+  Node self() const override { return self_; }
+  World world() const override { return world_; }
+  void attach(Sink& sink) override;
+  void detach() override { inbox_.detach(); }
+  void send(Node to, std::vector<Frame> frames) override;
+  bool seals_payloads() const override { return seals_some_; }
+  std::vector<std::string> exchange(std::string_view name, std::string_view blob,
+                                    milliseconds timeout) override;
+  void report_wait(const WaitReport& report) override;
+  std::uint64_t exchanges() const override { return exchange_count_; }
+  void fail(const std::string& text) override;
+  std::uint32_t newcomers() const override { return newcomers_; }
+  void regroup(const std::string& text, Parting parting) override;
+  void note_error(const std::string& error) override;
+  void leave(milliseconds timeout) override;
+  std::vector<PeerCounters> counters() const override { return traffic_.snapshot(); }
+
+ private:
+  struct ControlRequest {
+    Kind kind;
+    std::uint64_t key = 0;
+    std::uint64_t step = 0;
+    std::string payload;
+  };
+
+  // I/O thread
+  void run();
+  void loop();
+  void take_requests();
+  bool has_left(Clock::time_point now) const;
+  void tick(Clock::time_point now);
+  void give_up(const std::string& text);
+  void close_sockets();
+  void note_local_peers();
+  std::vector<std::string> endpoints_for_here(const Roster& roster) const;
+  void on_roster(const Roster& roster) override;
+  void on_exchange_result(const Frame& frame) override;
+  void on_question(const std::set<std::string>& rounds) override { inbox_.post_question(rounds); }
+  void on_goodbye(Node peer, const std::string& error) override;
+  void on_departure(Node server, Node mirror) override;
+  void on_newcomers(std::uint32_t count) override { newcomers_ = count; }
+  void on_failure(const std::string& text, FailureCause cause) override;
+  Hello hello() const;
+
+  // callers
+  void check_member_locked() const;
+  bool seals(Node to) const;
+  void seal(Node to, Buffer& payload) const;
+  void ask(ControlRequest request);
+  std::vector<std::string> await_exchange(std::unique_lock<std::mutex>& lock, std::uint64_t sequence,
+                                          std::string_view name, const std::string& payload,
+                                          milliseconds timeout);
+
+  const ZmqOptions options_;
+  Inbox inbox_;
+  Traffic traffic_;
+  Refusals refusals_;
+  Wakeup wakeup_;
+  Node self_;                   // written by the I/O thread before joined_, constant after
+  World world_;                 // likewise
+  std::set<Node> local_peers_;  // likewise
+  bool seals_some_ = false;     // likewise
+  std::atomic<std::uint32_t> newcomers_{0};
+
+  // The I/O thread's own. Order: sockets are closed before the context ends, which is with the thread:
+  // whoever has left keeps no threads and descriptors, however long it lives.
+  std::optional<ZmqContext> context_{std::in_place};
+  std::unique_ptr<DataLinks> data_;  // a worker's exists from the roster on
+  std::unique_ptr<SchedulerLink> scheduler_;
+  std::uint32_t workers_left_ = 0;
+  Clock::time_point join_deadline_;                  // for data connections, set by the roster
+  bool opened_ = false;                              // all data connections are open
+  std::optional<Clock::time_point> leave_deadline_;  // set once goodbyes are said
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::vector<Outgoing> outgoing_;
+  std::vector<ControlRequest> requests_;
+  std::optional<milliseconds> leaving_;
+  std::string error_;  // what ends this node
+  bool joined_ = false;
+  bool closed_ = false;
+  bool deadline_passed_ = false;  // why the roll call failed
+  std::atomic<std::uint64_t> exchange_count_ = 0;
+  std::map<std::uint64_t, AwaitedExchange> exchanges_;
+
+  std::thread thread_;
+};
+
+ZmqMessenger::ZmqMessenger(const ZmqOptions& options)
+    : options_(options), refusals_(options.log), self_{options.role, options.rank.value_or(kNoRank)} {
+  require_node_options(options_);
+  if (options_.role == Role::kServer) {
+    require_descriptors(std::size_t{options_.workers} * options_.streams_per_peer,
+                        "server: listening to " + std::to_string(options_.workers) + " workers with " +
+                            std::to_string(options_.streams_per_peer) + " streams each");
+    data_ = std::make_unique<ServerLinks>(DataLinks::Report{inbox_, traffic_, refusals_}, *context_,
+                                          server_listening(options_), options_.max_frame_bytes, options_.key);
+  }
+  scheduler_ = std::make_unique<SchedulerLink>(*context_, options_, hello(), traffic_, refusals_, *this);
+  thread_ = std::thread([this] { run(); });
+}
+
+ZmqMessenger::~ZmqMessenger() {
+  leave(kLeaveTimeout);
+  inbox_.detach();
+  thread_.join();
+}
+
+Hello ZmqMessenger::hello() const {
+  Hello hello{.role = options_.role,
+              .rank = options_.rank,
+              .workers = options_.workers,
+              .servers = options_.servers,
+              .endpoint = {},
+              .local = {},
+              .pair = options_.pair,
+              .host = host_name(options_.host),
+              .pid = static_cast<std::uint64_t>(getpid()),
+              .replicas = options_.replicas,
+              .member = options_.member,
+              .settings = options_.settings};
+  if (const auto* server = dynamic_cast<const ServerLinks*>(data_.get())) {
+    hello.endpoint = server->endpoint();
+    const std::string machine = machine_identity(hello.host);
+    if (!machine.empty() && !server->local_endpoint().empty())
+      hello.local = machine + " " + server->local_endpoint();
+  }
+  return hello;
+}
+
+// --- callers ---
+
+void ZmqMessenger::join_job() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return joined_ || inbox_.failed(); });
+  if (!inbox_.failed()) return;
+  if (deadline_passed_) throw TimeoutError(inbox_.failure());
+  inbox_.rethrow();
+}
+
+void ZmqMessenger::attach(Sink& sink) {
+  inbox_.attach(sink);
+  wakeup_.ring();
+}
+
+void ZmqMessenger::check_member_locked() const {
+  inbox_.rethrow();
+  if (leaving_) throw TransportError(to_string(self_) + " has left the job");
+}
+
+void ZmqMessenger::send(Node to, std::vector<Frame> frames) {
+  check_route(self_, world_, to, frames);
+  if (frames.empty()) return;
+  for (Frame& frame : frames) {
+    frame.header.sender = self_;
+    frame.header.epoch = world_.epoch;
+    seal(to, frame.payload);
+  }
+  Outgoing outgoing{to, spread_of(frames.front().header), total_bytes(frames), frames.size(), {}};
+  outgoing.parcel = pack(std::move(frames));
+  bool was_idle = false;
+  {
+    const std::lock_guard lock(mutex_);
+    check_member_locked();
+    was_idle = outgoing_.empty();
+    outgoing_.push_back(std::move(outgoing));
+  }
+  if (was_idle) wakeup_.ring();
+}
+
+bool ZmqMessenger::seals(Node to) const {
+  if (options_.checksum != PayloadChecksum::kAuto) return options_.checksum == PayloadChecksum::kAlways;
+  return !local_peers_.contains(to);
+}
+
+void ZmqMessenger::seal(Node to, Buffer& payload) const {
+  if (options_.checksum == PayloadChecksum::kOff) {
+    payload.unseal();
+  } else if (!payload.checksum() && seals(to)) {
+    payload.seal();
+  }
+}
+
+void ZmqMessenger::ask(ControlRequest request) {
+  requests_.push_back(std::move(request));
+  wakeup_.ring();
+}
+
+std::vector<std::string> ZmqMessenger::exchange(std::string_view name, std::string_view blob,
+                                                milliseconds timeout) {
+  check_exchange(self_, name);
+  const std::string payload = std::string(name) + '\0' + std::string(blob);
+  std::unique_lock lock(mutex_);
+  check_member_locked();
+  const std::uint64_t sequence = exchange_count_++;
+  exchanges_[sequence];
+  ask({Kind::kExchange, sequence, static_cast<std::uint64_t>(ExchangeAsk::kOffer), payload});
+  try {
+    auto blobs = await_exchange(lock, sequence, name, payload, timeout);
+    exchanges_.erase(sequence);
+    return blobs;
+  } catch (...) {
+    exchanges_.erase(sequence);
+    throw;
+  }
+}
+
+std::vector<std::string> ZmqMessenger::await_exchange(std::unique_lock<std::mutex>& lock,
+                                                      std::uint64_t sequence, std::string_view name,
+                                                      const std::string& payload, milliseconds timeout) {
+  AwaitedExchange& waiting = exchanges_[sequence];
+  const auto settled = [&] { return inbox_.failed() || leaving_ || waiting.blobs || waiting.deserted; };
+  const auto ask_who_is_missing = [&] {
+    const bool ours_was_lost =
+        waiting.missing && std::ranges::find(*waiting.missing, self_.rank) != waiting.missing->end();
+    if (ours_was_lost)
+      ask({Kind::kExchange, sequence, static_cast<std::uint64_t>(ExchangeAsk::kOffer), payload});
+    ask({Kind::kExchange, sequence, static_cast<std::uint64_t>(ExchangeAsk::kStatus), {}});
+  };
+  ExchangeWait wait({self_, sequence, name, "the scheduler"}, waiting,
+                    {lock, changed_, settled, ask_who_is_missing});
+  const std::string late = wait.within(timeout, options_.slow_exchange);
+  if (waiting.blobs) return std::move(*waiting.blobs);
+  check_member_locked();
+  if (waiting.deserted) throw TransportError(*waiting.deserted);
+  lock.unlock();
+  fail(to_string(self_) + " gave up: " + late);  // who comes later must not go past it
+  lock.lock();
+  throw TimeoutError(late);
+}
+
+void ZmqMessenger::report_wait(const WaitReport& report) {
+  if (self_.role != Role::kWorker) return;
+  const std::lock_guard lock(mutex_);
+  if (!leaving_ && !inbox_.failed()) ask({Kind::kWait, 0, 0, to_text(report)});
+}
+
+void ZmqMessenger::fail(const std::string& text) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!inbox_.post_failure(text)) return;
+    ask({Kind::kFailure, static_cast<std::uint64_t>(FailureCause::kFault), 0, text});
+  }
+  changed_.notify_all();
+}
+
+void ZmqMessenger::regroup(const std::string& text, Parting parting) {
+  if (options_.on_failure == OnFailure::kAbort) return Messenger::regroup(text, parting);
+  {
+    const std::lock_guard lock(mutex_);
+    ask({Kind::kFailure, static_cast<std::uint64_t>(FailureCause::kMembership),
+         static_cast<std::uint64_t>(parting), text});
+    // It must not look like one that has come to the end: the others would wait for it no longer, and fail.
+    if (parting == Parting::kLeaves) inbox_.post_failure(text, Inbox::Scope::kGeneration);
+  }
+  changed_.notify_all();
+}
+
+void ZmqMessenger::note_error(const std::string& error) {
+  const std::lock_guard lock(mutex_);
+  error_ = error;
+}
+
+void ZmqMessenger::leave(milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  if (!leaving_) {
+    leaving_ = timeout;
+    wakeup_.ring();
+    changed_.notify_all();
+  }
+  changed_.wait(lock, [this] { return closed_; });
+}
+
+// --- I/O thread ---
+
+void ZmqMessenger::run() {
+  try {
+    loop();
+  } catch (const std::exception& error) {  // ours, or a Sink's
+    give_up(to_string(self_) + ": " + error.what());
+  }
+  close_sockets();
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+  context_.reset();
+}
+
+void ZmqMessenger::give_up(const std::string& text) {
+  on_failure(text, FailureCause::kFault);
+  try {
+    scheduler_->send(Kind::kFailure, static_cast<std::uint64_t>(FailureCause::kFault), 0, text);
+    inbox_.deliver();
+  } catch (const std::exception&) {  // the first cause is what counts
+  }
+}
+
+void ZmqMessenger::loop() {
+  std::vector<void*> sockets;
+  bool more = false;
+  for (;;) {
+    sockets = scheduler_->sockets();
+    if (data_) sockets.insert(sockets.end(), data_->sockets().begin(), data_->sockets().end());
+    const auto until_tick = std::chrono::ceil<milliseconds>(scheduler_->next_beat() - Clock::now());
+    poll(sockets, wakeup_, more ? milliseconds(0) : until_tick);
+    wakeup_.clear();
+    take_requests();
+    more = data_ && data_->take_messages();
+    scheduler_->take_messages();
+    tick(Clock::now());
+    inbox_.deliver();
+    if (has_left(Clock::now())) return;
+  }
+}
+
+void ZmqMessenger::take_requests() {
+  std::vector<Outgoing> outgoing;
+  std::vector<ControlRequest> requests;
+  std::optional<milliseconds> leaving;
+  std::string error;
+  {
+    const std::lock_guard lock(mutex_);
+    outgoing.swap(outgoing_);
+    requests.swap(requests_);
+    leaving = leaving_;
+    error = error_;
+  }
+  if (!inbox_.failed() && data_) {
+    for (Outgoing& message : outgoing) data_->send(std::move(message));
+  }
+  for (const ControlRequest& request : requests) {
+    scheduler_->send(request.kind, request.key, request.step, request.payload);
+  }
+  if (leaving && !leave_deadline_) {
+    leave_deadline_ = Clock::now() + *leaving;
+    if (inbox_.failed()) return;  // a node whose job has failed must not look like one that left cleanly
+    if (data_) data_->say_goodbye(error);
+    scheduler_->say_goodbye(error);
+  }
+}
+
+// Whether goodbyes were said and answered, or nobody needs them any more.
+bool ZmqMessenger::has_left(Clock::time_point now) const {
+  if (!leave_deadline_) return false;
+  const bool answered = scheduler_->is_goodbye_answered() && (!data_ || data_->is_goodbye_answered());
+  return answered || inbox_.failed() || now >= *leave_deadline_;
+}
+
+void ZmqMessenger::tick(Clock::time_point now) {
+  scheduler_->tick(now);
+  if (!data_ || world_.epoch == 0) return;
+  data_->tick(now);
+  if (opened_) return;
+  if (data_->is_open()) {
+    opened_ = true;
+    note_local_peers();
+    {
+      const std::lock_guard lock(mutex_);
+      joined_ = true;
+    }
+    changed_.notify_all();
+  } else if (now >= join_deadline_) {
+    on_failure("roll call: " + to_string(self_) + " has no connection with " + list_nodes(data_->awaited()) +
+                   "; check that its address can be reached from here, and else have it listen at another "
+                   "(GRADWIRE_BIND_HOST or GRADWIRE_INTERFACE on its host)" +
+                   descriptor_shortage(),
+               FailureCause::kDeadline);
+  }
+}
+
+void ZmqMessenger::note_local_peers() {
+  for (const Node peer : data_->peers()) {
+    if (data_->is_local(peer)) local_peers_.insert(peer);
+    seals_some_ = seals_some_ || seals(peer);
+  }
+}
+
+void ZmqMessenger::close_sockets() {
+  if (inbox_.failed())
+    scheduler_->set_linger(kLastWords);  // else all was answered, or waited for long enough
+  scheduler_.reset();
+  data_.reset();
+}
+
+// Servers of the same machine are reached without its network stack.
+std::vector<std::string> ZmqMessenger::endpoints_for_here(const Roster& roster) const {
+  std::vector<std::string> endpoints = roster.endpoints;
+  const std::string here = machine_identity(host_name(options_.host)) + " ";
+  for (std::size_t i = 0; options_.ipc && here.size() > 1 && i < roster.locals.size(); ++i) {
+    if (roster.locals[i].starts_with(here)) endpoints[i] = roster.locals[i].substr(here.size());
+  }
+  for (std::string& endpoint : endpoints) endpoint = as_reached(endpoint, scheduler_->address());
+  return endpoints;
+}
+
+void ZmqMessenger::on_roster(const Roster& roster) {
+  self_.rank = roster.rank;
+  world_ = {roster.workers, roster.servers, roster.epoch, roster.replicas, roster.generation};
+  newcomers_ = 0;  // this node was one of them
+  if (self_.role == Role::kWorker) {
+    require_descriptors(
+        std::size_t{2} * roster.servers * options_.streams_per_peer,  // of libzmq and the kernel
+        "connecting with " + std::to_string(roster.servers) + " servers by " +
+            std::to_string(options_.streams_per_peer) + " streams each");
+    data_ = std::make_unique<WorkerLinks>(
+        DataLinks::Report{inbox_, traffic_, refusals_}, *context_, endpoints_for_here(roster),
+        options_.streams_per_peer, options_.max_frame_bytes, options_.key,
+        [this](const std::string& why) { on_failure(why, FailureCause::kFault); });
+  }
+  if (auto* server = dynamic_cast<ServerLinks*>(data_.get()); server != nullptr && roster.replicas > 0)
+    server->connect_mirror(*context_, self_, endpoints_for_here(roster), options_.max_frame_bytes,
+                           options_.key);
+  join_deadline_ = Clock::now() + options_.rendezvous_timeout;
+  data_->begin(world_, self_, Clock::now());
+}
+
+void ZmqMessenger::on_exchange_result(const Frame& frame) {
+  const std::lock_guard lock(mutex_);
+  const auto found = exchanges_.find(frame.header.key);
+  if (found == exchanges_.end()) return;
+  found->second.take(static_cast<ExchangeAnswer>(frame.header.step), payload_text(frame));
+  changed_.notify_all();
+}
+
+void ZmqMessenger::on_goodbye(Node peer, const std::string& error) {
+  if (peer.role == Role::kWorker && ++workers_left_ == world_.workers) scheduler_->release();
+  if (data_) data_->announce_goodbye(peer, error, Clock::now());
+}
+
+void ZmqMessenger::on_departure(Node server, Node mirror) {
+  if (data_) data_->announce_departure(server, mirror);
+}
+
+void ZmqMessenger::on_failure(const std::string& text, FailureCause cause) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto scope = cause == FailureCause::kMembership ? Inbox::Scope::kGeneration
+                       : cause == FailureCause::kCalls    ? Inbox::Scope::kCalls
+                                                          : Inbox::Scope::kJob;
+    if (!inbox_.post_failure(text, scope)) return;
+    deadline_passed_ = cause == FailureCause::kDeadline;
+  }
+  changed_.notify_all();
+}
+
+}  // namespace
+
+std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options) {
+  auto messenger = std::make_unique<ZmqMessenger>(options);
+  messenger->join_job();
+  return messenger;
+}
+
+NodePair connect_zmq_pair(ZmqOptions options) {
+  if (options.replicas != 0) {
+    throw std::invalid_argument("connect_zmq_pair: replicas=" + std::to_string(options.replicas) +
+                                " given, expected 0: a worker's process hosts its server, and none survives "
+                                "it; use servers of their own (dist_sync)");
+  }
+  std::random_device random;
+  options.pair = std::to_string(std::uint64_t{random()} << 32 | random());
+  options.servers = options.workers;
+  options.role = Role::kWorker;
+  auto worker = std::make_unique<ZmqMessenger>(options);
+  const std::string name = options.rank ? to_string(Node{Role::kWorker, *options.rank}) : "a worker";
+  options.role = Role::kServer;
+  options.rank.reset();  // the worker's, by their common name
+  std::unique_ptr<ZmqMessenger> server;
+  try {
+    server = std::make_unique<ZmqMessenger>(options);
+  } catch (const std::exception& error) {  // the others would wait for it as long as they may
+    worker->fail(name + ": " + error.what());
+    throw;
+  }
+  worker->join_job();
+  server->join_job();
+  return colocate({std::move(worker), std::move(server)});
+}
+
+}  // namespace gradwire::transport
