@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "kvstore/trace/trace.h"
 #include "kvstore/wire/at_once_policy.h"
 #include "kvstore/wire/code_sums.h"
+#include "kvstore/wire/key.h"
 #include "transport/frame.h"
 
 namespace gradwire::kvstore {
@@ -69,6 +71,23 @@ ServerOptions hosted_server(const EngineOptions& options);
 struct OnDevice {
   std::shared_ptr<compress::Device> device;  ///< none: the spans are the host's. Lives until close()
   void* stream = nullptr;
+};
+
+/// What a key begins with.
+struct FirstValue {
+  KeyId key = 0;
+  std::span<const float> value;
+  std::span<const double> value64;  ///< in place of it, of a key of float64
+
+  std::span<const std::byte> bytes() const {
+    return value64.empty() ? std::as_bytes(value) : std::as_bytes(value64);
+  }
+};
+
+/// What a worker has pushed so far.
+struct PushedBytes {
+  std::uint64_t raw = 0;      ///< float32, as the caller gave it
+  std::uint64_t encoded = 0;  ///< payloads; where a host's workers sum first, those that leave the host
 };
 
 /// Bytes that have crossed between the host and devices: payloads, and floats where a codec has no twin

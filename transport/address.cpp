@@ -17,6 +17,8 @@
 #include <memory>
 #include <random>
 
+#include "transport/messenger.h"
+
 namespace gradwire::transport {
 namespace {
 

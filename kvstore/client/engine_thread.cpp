@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "compress/codecs.h"
 #include "compress/float64_codec.h"
 #include "compress/payload/little_endian.h"
 #include "fusion/partition.h"

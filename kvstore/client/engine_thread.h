@@ -33,6 +33,7 @@
 #include "kvstore/runtime/loop.h"
 #include "kvstore/runtime/outbox.h"
 #include "kvstore/trace/clock_probe.h"
+#include "kvstore/wire/key.h"
 #include "kvstore/wire/protocol.h"
 #include "kvstore/wire/weight_replies.h"
 

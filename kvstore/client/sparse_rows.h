@@ -33,10 +33,15 @@
 #include "kvstore/options.h"
 #include "kvstore/rows/row_client.h"
 #include "kvstore/rows/row_state.h"
+#include "kvstore/runtime/ticket.h"
 #include "kvstore/wire/key.h"
 #include "kvstore/wire/rows.h"
+#include "transport/messenger.h"
 
 namespace gradwire::kvstore {
+
+struct Compression;
+class EngineThread;
 
 /// Index of a table in the order in which tables were agreed; also the key on the wire.
 using TableId = std::uint64_t;

@@ -88,10 +88,6 @@ Ticket submit_pull(EngineThread& rounds, const SharedCallers& callers, KeyId key
 
 }  // namespace
 
-ServerOptions hosted_server(const EngineOptions& options) {
-  return {.credit_bytes = options.credit_bytes, .fusion_bytes = options.fusion_bytes, .trace = options.trace};
-}
-
 Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
                std::unique_ptr<Server> hosted, const ConnectHost& connect_host)
     : Engine(std::move(messenger), options, std::move(hosted), connect_host, false) {}

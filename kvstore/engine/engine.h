@@ -38,17 +38,6 @@
 
 namespace gradwire::kvstore {
 
-/// What a key begins with.
-struct FirstValue {
-  KeyId key = 0;
-  std::span<const float> value;
-  std::span<const double> value64;  ///< in place of it, of a key of float64
-
-  std::span<const std::byte> bytes() const {
-    return value64.empty() ? std::as_bytes(value) : std::as_bytes(value64);
-  }
-};
-
 /// Number of a set of slots, from 0.
 using SlotSet = std::uint32_t;
 
@@ -68,12 +57,6 @@ struct Restored {
 struct BegunPush {
   Ticket taken;  ///< the gradient is no longer read
   Ticket done;   ///< its round is over
-};
-
-/// What a worker has pushed so far.
-struct PushedBytes {
-  std::uint64_t raw = 0;      ///< float32, as the caller gave it
-  std::uint64_t encoded = 0;  ///< payloads; where a host's workers sum first, those that leave the host
 };
 
 class CheckpointSource;

@@ -15,6 +15,7 @@
 
 #include "kvstore/client/engine_thread.h"
 #include "kvstore/server/server.h"
+#include "kvstore/wire/key.h"
 
 namespace gradwire::kvstore {
 

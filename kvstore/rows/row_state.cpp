@@ -9,6 +9,7 @@
 #include "compress/codec.h"
 #include "compress/payload/little_endian.h"
 #include "kvstore/aggregate/partition_state.h"
+#include "kvstore/wire/protocol.h"
 
 namespace gradwire::kvstore {
 namespace {

@@ -12,7 +12,6 @@
 
 #include "compress/payload/parameters.h"
 #include "compress/suggestions.h"
-#include "compress/suggestions.h"
 
 namespace gradwire::compress {
 namespace {

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "transport/messenger.h"
+
 namespace gradwire::transport {
 namespace {
 

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "compress/suggestions.h"
 #include "tests/compress/codec_cases.h"
 #include "tests/compress/device/test_device.h"
 

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "compress/codecs.h"
+
 namespace gradwire::compress {
 namespace {
 

@@ -5,6 +5,8 @@
 
 #include <stdexcept>
 
+#include "kvstore/runtime/staleness_counts.h"
+
 namespace gradwire::kvstore {
 namespace {
 

@@ -8,6 +8,7 @@
 
 #include "compress/codec.h"
 #include "compress/payload/little_endian.h"
+#include "kvstore/wire/protocol.h"
 
 namespace gradwire::kvstore {
 namespace {
