@@ -42,7 +42,7 @@ import gradwire as gw
 import numpy as np
 
 kv = gw.kv.create("dist_sync")
-for codec in [entry["name"] for entry in gw.compress.list()]:
+for codec in gw.compress.list():
     kv.set_gradient_compression(codec)
     kv.init(codec, np.zeros(70_000, np.float32))
     out = np.zeros(70_000, np.float32)
