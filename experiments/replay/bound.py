@@ -7,8 +7,8 @@ Threading: values and pure functions.
 
 from __future__ import annotations
 
-from gradwire.simulation import PAYLOAD_SHARE
-from gradwire.units import parse_rate
+from gradwire.plan.simulation import PAYLOAD_SHARE
+from gradwire.settings.units import parse_rate
 
 from replay.rows import LOOPBACK, Row
 

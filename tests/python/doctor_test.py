@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire import _core, doctor, mpi, nccl
+from gradwire import _core, doctor
+from gradwire.stores import mpi, nccl
 from rich.console import Console
 
 

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire import launch
-from gradwire.child import Line
-from gradwire.job import make_job
-from gradwire.launch import JobResult, LocalHost, run_job
-from gradwire.ssh import SshHost, forwarded
+from gradwire.launch import supervisor as launch
+from gradwire.launch.child import Line
+from gradwire.launch.job import make_job
+from gradwire.launch.remote.ssh import SshHost, forwarded
+from gradwire.launch.supervisor import JobResult, LocalHost, run_job
 from integration.processes import is_alive
 from python.small_jobs import (
     LONGER_AND_LONGER,

@@ -12,8 +12,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from gradwire import calibration, compress, layer_profile, planner, simulation
-from gradwire.simulation import FREE, Network, Schedule, Variant
+from gradwire import compress
+from gradwire.plan import calibration, layer_profile, planner, simulation
+from gradwire.plan.simulation import FREE, Network, Schedule, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
 COSTS = calibration.load()
