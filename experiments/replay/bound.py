@@ -1,6 +1,6 @@
 """A coarse bound of a step's time: what the compute needs, or what the busiest link needs.
 
-gradwire.simulation.bound is a higher one, which also counts when a layer's gradient can leave and is needed again.
+gradwire.plan.simulation.bound is a higher one, which also counts when a layer's gradient can leave and is needed again.
 
 Threading: values and pure functions.
 """

@@ -11,7 +11,7 @@ import pytest
 from gradwire.bench.peer_openmpi import mpirun
 from gradwire.launch.child import Line, LocalHost
 from gradwire.launch.supervisor import JobResult, run_job
-from gradwire.netlab import NetHost, NetLab, leftovers
+from gradwire.netlab import NetHost, NetLab, remains
 from integration.hosts import needs_hosts
 from integration.processes import agreed, clean_environment, python, run_to_the_end
 
@@ -61,7 +61,7 @@ PLACES: dict[str, tuple[str, int, Start]] = {
 
 def lost_packets(host: NetHost) -> int:
     """How many the host has dropped on arrival."""
-    words = [str(leftovers.program("iptables")), "-nvxL", "INPUT"]
+    words = [str(remains.program("iptables")), "-nvxL", "INPUT"]
     listing, _ = host.popen(words, stdout=subprocess.PIPE, text=True).communicate(timeout=300)
     rows = [line.split() for line in listing.splitlines()]
     return sum(int(row[0]) for row in rows if len(row) > 2 and row[2] == "DROP")

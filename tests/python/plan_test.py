@@ -110,7 +110,8 @@ def test_a_sweep_says_where_codecs_stop_paying() -> None:
 # Ctrl-C comes while the fourth prediction of the sweep is made, or before the first.
 INTERRUPTED = """
 import os, signal, sys
-from gradwire import cli, planner
+from gradwire import cli
+from gradwire.plan import planner
 calls, left, made = [], {left}, planner.with_interval
 def interrupted(question, *rest):
     if question.bandwidth in planner.BANDWIDTHS[:2]:

@@ -116,7 +116,7 @@ class KVStore(Worker):
 
         A codec cannot send a NaN or an infinity, and fp16 nothing beyond 65504. If a worker gives one, the key's sum is
         NaN on every rank, with a warning that names the key; weights of servers with an optimizer stay finite
-        (gradwire.nonfinite). Optimizers and hooks of gradwire.torch that are given a codec keep it to themselves.
+        (gradwire.stores.nonfinite). Optimizers and hooks of gradwire.torch that are given a codec keep it to themselves.
 
         Raises:
             ValueError: a bad type, parameter, reply or weights; threshold=auto where servers have an optimizer; weights
@@ -552,7 +552,7 @@ class KVStore(Worker):
 
     def mark(self, key: Key, ticket: _core.Ticket, sums: Sequence[Any], given: Any = None) -> None:
         """Has what a round brought for a key be NaN where a worker's values were not finite, and warns of it: see
-        gradwire.nonfinite. For front ends that call the engine themselves.
+        gradwire.stores.nonfinite. For front ends that call the engine themselves.
 
         Args:
             ticket: of the round; done.
