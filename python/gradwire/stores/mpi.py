@@ -10,7 +10,10 @@ from pathlib import Path
 
 from gradwire import _core
 
-_DESCRIBE = "import json; from gradwire import _core; from gradwire.stores import mpi; print(json.dumps(_core.describe_mpi(mpi.library())))"
+_DESCRIBE = (
+    "import json; from gradwire import _core; from gradwire.stores import mpi; "
+    "print(json.dumps(_core.describe_mpi(mpi.library())))"
+)
 _LAUNCHED = ("OMPI_", "PMIX_", "PMI_", "ORTE_")  # what mpirun tells its processes
 
 

@@ -116,7 +116,7 @@ class KVStore(Worker):
 
         A codec cannot send a NaN or an infinity, and fp16 nothing beyond 65504. If a worker gives one, the key's sum is
         NaN on every rank, with a warning that names the key; weights of servers with an optimizer stay finite
-        (gradwire.stores.nonfinite). Optimizers and hooks of gradwire.torch that are given a codec keep it to themselves.
+        (stores/nonfinite.py). Optimizers and hooks of gradwire.torch that are given a codec keep it to themselves.
 
         Raises:
             ValueError: a bad type, parameter, reply or weights; threshold=auto where servers have an optimizer; weights
