@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gradwire.launch.child import Line
+    from gradwire.launch.console import Prefixer
+    from gradwire.launch.launchers import Request
+    from gradwire.timeline.recording import Recording
 
 # horovodrun's spellings of options.
 _SPELLINGS = {
@@ -41,6 +45,185 @@ _OF_DEBUG = dict.fromkeys(("GRADWIRE_RENDEZVOUS_TIMEOUT", "GRADWIRE_SLOW_ABORT")
 _ROLE_VARIABLE = re.compile(r"([^=:]+)[=:](.*)", re.DOTALL)
 
 
+# What --help shows together.
+_HOSTS = "Hosts"
+_CLUSTERS = "Clusters (sge, yarn, kubernetes)"
+_VARIABLES = "Variables and settings"
+_SUMS = "Placement of the sums"
+_FAILURES = "Failures and elastic jobs"
+_DEBUGGING = "Output and debugging"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of `gradwire run`, by the names of its parameters."""
+
+    command: list[str]
+    workers: int
+    servers: int | None
+    launcher: str
+    hosts: str | None
+    env: list[str] | None
+    env_worker: list[str] | None
+    env_server: list[str] | None
+    copy_to: str | None
+    output_dir: Path | None
+    timeline: Path | None
+    ssh: str
+    ssh_port: int | None
+    ssh_identity_file: Path | None
+    network_interface: str | None
+    start_timeout: float | None
+    fusion_threshold_mb: float | None
+    cycle_time_ms: float | None
+    verbose: bool
+    p3: bool
+    queue: str | None
+    cores: int | None
+    memory: str | None
+    image: str | None
+    namespace: str | None
+    dry_run: bool
+    placement: Literal["off", "auto"] | None
+    hierarchy: Literal["off", "host"] | None
+    encrypt: bool | None
+    replicas: int | None
+    faults: str | None
+    stdin_rank: int | None
+    debug_rank: int | None
+    grace: str | None
+    on_failure: Literal["abort", "continue"] | None
+    min_workers: int | None
+    restarts: int
+    join: str | None
+    settings_file: Path | None
+    json_file: str | None
+
+    def __post_init__(self) -> None:
+        if self.debug_rank is not None and self.stdin_rank is not None:
+            raise ValueError(
+                f"run: --debug {self.debug_rank} cannot be combined with --stdin {self.stdin_rank}: the worker of "
+                "--debug reads stdin; leave --stdin out"
+            )
+
+    def variables(self, recorded: Mapping[str, str]) -> dict[str, str]:
+        """Returns what all processes are given: by the options, by --env, and by a settings file.
+
+        recorded: what a timeline needs.
+        """
+        by_flag, given = self._by_flag(), _read_env(self.env or [])
+        by_option = {
+            "GRADWIRE_HIERARCHY": self.hierarchy,
+            "GRADWIRE_PLACEMENT": self.placement,
+            "GRADWIRE_ENCRYPT": None if self.encrypt is None else "on" if self.encrypt else "off",
+            "GRADWIRE_REPLICAS": None if self.replicas is None else str(self.replicas),
+            "GRADWIRE_FAULTS": self.faults,
+            "GRADWIRE_GRACE_PERIOD": self.grace,
+            "GRADWIRE_ON_FAILURE": "continue" if self.join is not None else self.on_failure,
+            "GRADWIRE_MIN_WORKERS": None if self.min_workers is None else str(self.min_workers),
+        }
+        return _with_settings_file(
+            {name: text for name, text in by_flag.items() if name not in _settings_in(given)}
+            | given
+            | {name: text for name, text in by_option.items() if text is not None}
+            | dict(recorded),
+            self.settings_file,
+        )
+
+    def role_variables(self) -> dict[str, dict[str, str]]:
+        """Returns what the workers alone are given, and the servers alone."""
+        by_flag = self._by_flag()
+        roles = {
+            "worker": _read_role_env("worker", self.env_worker or []),
+            "server": _read_role_env("server", self.env_server or []),
+        }
+        for own in roles.values():  # a setting that is empty is as if unset: the name that was given counts
+            own |= dict.fromkeys(_settings_in(own) & by_flag.keys() - own.keys(), "")
+        return roles
+
+    def _by_flag(self) -> dict[str, str]:
+        """Returns the variables that flags of other launchers stand for here. What --env and its like give of them,
+        under any name, counts."""
+        megabytes, interface = self.fusion_threshold_mb, self.network_interface
+        if megabytes is not None and math.isinf(megabytes):
+            raise ValueError("run: --fusion-threshold-mb inf: expected a number of MiB, such as 128")
+        if interface is not None and "," in interface:
+            raise ValueError(
+                f"run: --network-interface {interface} names several: expected one, such as eth0, which all hosts have"
+            )
+        given = {
+            "GRADWIRE_INTERFACE": interface,
+            "GRADWIRE_RENDEZVOUS_TIMEOUT": None if self.start_timeout is None else f"{self.start_timeout:g}s",
+            "HOROVOD_FUSION_THRESHOLD": None if megabytes is None else str(round(megabytes * 2**20)),
+            "HOROVOD_CYCLE_TIME": None if self.cycle_time_ms is None else f"{self.cycle_time_ms:g}",
+            "GRADWIRE_LOG_LEVEL": "info" if self.verbose else None,
+        }
+        of_debug = {} if self.debug_rank is None else _OF_DEBUG
+        named = {name: text for name, text in given.items() if text is not None}
+        return of_debug | named | (_OF_P3 if self.p3 else {})
+
+    @property
+    def reads_stdin(self) -> int | None:
+        """The worker that reads stdin, if any does."""
+        return self.stdin_rank if self.debug_rank is None else self.debug_rank
+
+    def check(self, variables: Mapping[str, str]) -> None:
+        """Finds what a job would find later. variables: that all processes are given.
+
+        Raises: ValueError: says which option or setting.
+        """
+        from gradwire.launch.console import say
+        from gradwire.launch.job import check_names, surroundings
+
+        around = {**surroundings(), **variables}
+        check_names(around.get("GRADWIRE_COMPRESSION") or None, around.get("GRADWIRE_REPLY") or "exact")
+        goes_on = around.get("GRADWIRE_ON_FAILURE", "").lower() == "continue"
+        if spec := around.get("GRADWIRE_FAULTS", "").strip():
+            chooses = around.get("GRADWIRE_PLACEMENT", "").lower() == "auto"
+            most_servers = max(self.servers or self.workers, self.workers if chooses else 0)
+            _check_faults(spec, None if goes_on else self.workers, most_servers)
+            say(f"runs under faults: {spec}")
+        if self.min_workers is not None and not goes_on:
+            raise ValueError(
+                f"run: --min-workers {self.min_workers} counts where the job goes on without workers that die: give "
+                "--on-failure continue too, or leave it out"
+            )
+
+    def request(self, recording: Recording | None, show: Prefixer) -> Request:
+        """Returns what launchers take.
+
+        Raises: ValueError: says which option or setting is bad.
+        """
+        from gradwire.launch import launchers
+        from gradwire.settings.units import parse_size
+
+        reads_stdin = self.reads_stdin
+        variables = self.variables({} if recording is None else recording.environment)
+        self.check(variables)
+        return launchers.Request(
+            command=self.command,
+            workers=self.workers,
+            servers=self.servers,
+            launcher=self.launcher,
+            hosts=self.hosts,
+            env=variables,
+            role_env=self.role_variables(),
+            copy_to=self.copy_to,
+            ssh=_read_ssh(self.ssh, self.ssh_port, self.ssh_identity_file),
+            restarts=self.restarts,
+            joins=self.join,
+            queue=self.queue,
+            cores=self.cores,
+            memory=None if self.memory is None else parse_size(self.memory),
+            image=self.image,
+            namespace=self.namespace,
+            recording=recording,
+            stdin_rank=reads_stdin,
+            # A file gets whole lines, each once.
+            unfinished=show.begin if sys.stdout.isatty() or reads_stdin is not None else None,
+        )
+
+
 def run(
     command: Annotated[
         list[str], typer.Argument(metavar="CMD...", help="Program and arguments of every worker.")
@@ -60,29 +243,50 @@ def run(
     hosts: Annotated[
         str | None,
         typer.Option(
-            "-H", "-hostfile", "--hostfile", help="A file with one host a line, or host:slots,host:slots."
+            "-H",
+            "-hostfile",
+            "--hostfile",
+            help="A file with one host a line, or host:slots,host:slots.",
+            rich_help_panel=_HOSTS,
         ),
     ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", metavar="K=V", help="A variable for every process; repeatable."),
+        typer.Option(
+            "--env",
+            metavar="K=V",
+            help="A variable for every process; repeatable.",
+            rich_help_panel=_VARIABLES,
+        ),
     ] = None,
     env_worker: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V", help="For the workers alone; also K:V. Over --env; repeatable."),
+        typer.Option(
+            metavar="K=V",
+            help="For the workers alone; also K:V. Over --env; repeatable.",
+            rich_help_panel=_VARIABLES,
+        ),
     ] = None,
     env_server: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="Likewise, for the servers.")
+        list[str] | None,
+        typer.Option(metavar="K=V", help="Likewise, for the servers.", rich_help_panel=_VARIABLES),
     ] = None,
     copy_to: Annotated[
         str | None,
         typer.Option(
-            "--sync-dst-dir", metavar="DIR", help="Copy this folder to DIR on every host, and run there."
+            "--sync-dst-dir",
+            metavar="DIR",
+            help="Copy this folder to DIR on every host, and run there.",
+            rich_help_panel=_HOSTS,
         ),
     ] = None,
     output_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep each process's output there too: worker-0.stdout."),
+        typer.Option(
+            metavar="DIR",
+            help="Keep each process's output there too: worker-0.stdout.",
+            rich_help_panel=_DEBUGGING,
+        ),
     ] = None,
     timeline: Annotated[
         Path | None,
@@ -90,10 +294,17 @@ def run(
             metavar="FILE",
             help="Trace every partition on every rank: for gradwire timeline FILE. Under slurm, sge and yarn in a "
             "folder that all machines share; not under kubernetes.",
+            rich_help_panel=_DEBUGGING,
         ),
     ] = None,
     ssh: Annotated[
-        str, typer.Option("--ssh", metavar="CMD", help="ssh with options of its own: 'ssh -F cluster.conf'.")
+        str,
+        typer.Option(
+            "--ssh",
+            metavar="CMD",
+            help="ssh with options of its own: 'ssh -F cluster.conf'.",
+            rich_help_panel=_HOSTS,
+        ),
     ] = "ssh",
     ssh_port: Annotated[int | None, typer.Option("-p", "--ssh-port", min=1, max=65535, hidden=True)] = None,
     ssh_identity_file: Annotated[
@@ -107,41 +318,63 @@ def run(
     p3: Annotated[bool, typer.Option("--p3", hidden=True)] = False,
     queue: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Under sge: the queue, as qsub -q takes it; under yarn."),
+        typer.Option(
+            metavar="NAME",
+            help="Under sge: the queue, as qsub -q takes it; under yarn.",
+            rich_help_panel=_CLUSTERS,
+        ),
     ] = None,
     cores: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Under yarn and kubernetes: of each worker and server. Unset: 1 under yarn."
+            min=1,
+            help="Under yarn and kubernetes: of each worker and server. Unset: 1 under yarn.",
+            rich_help_panel=_CLUSTERS,
         ),
     ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Likewise: 4GB. Unset: 1 GiB under yarn, which ends who takes more."
+            metavar="SIZE",
+            help="Likewise: 4GB. Unset: 1 GiB under yarn, which ends who takes more.",
+            rich_help_panel=_CLUSTERS,
         ),
     ] = None,
     image: Annotated[
-        str | None, typer.Option(help="Under kubernetes: the image of all containers; has gradwire and CMD.")
+        str | None,
+        typer.Option(
+            help="Under kubernetes: the image of all containers; has gradwire and CMD.",
+            rich_help_panel=_CLUSTERS,
+        ),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option(help="Under kubernetes. Unset: the one that kubectl is set to.")
+        str | None,
+        typer.Option(
+            help="Under kubernetes. Unset: the one that kubectl is set to.", rich_help_panel=_CLUSTERS
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Under kubernetes: print the manifest, and start nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Under kubernetes: print the manifest, and start nothing.",
+            rich_help_panel=_CLUSTERS,
+        ),
     ] = False,
     placement: Annotated[
         Literal["off", "auto"] | None,
         typer.Option(
             help="auto: workers measure the link and choose between servers and peers. "
-            "Unset: GRADWIRE_PLACEMENT, or off."
+            "Unset: GRADWIRE_PLACEMENT, or off.",
+            rich_help_panel=_SUMS,
         ),
     ] = None,
     hierarchy: Annotated[
         Literal["off", "host"] | None,
         typer.Option(
             help="host: workers of one host sum first, and one compressed flow leaves each host. "
-            "Unset: GRADWIRE_HIERARCHY, or off."
+            "Unset: GRADWIRE_HIERARCHY, or off.",
+            rich_help_panel=_SUMS,
         ),
     ] = None,
     encrypt: Annotated[
@@ -150,6 +383,7 @@ def run(
             "--encrypt/--no-encrypt",
             help="Encrypt what goes over TCP, with a key of this job's own, and take nobody else. "
             "Unset: GRADWIRE_ENCRYPT, or where other machines can reach the job's ports.",
+            rich_help_panel=_SUMS,
         ),
     ] = None,
     replicas: Annotated[
@@ -159,12 +393,15 @@ def run(
             max=1,
             help="1: each server is mirrored on the next, and one may die without losing an update. "
             "Unset: GRADWIRE_REPLICAS, or 0.",
+            rich_help_panel=_FAILURES,
         ),
     ] = None,
     faults: Annotated[
         str | None,
         typer.Option(
-            metavar="SPEC", help="Disturb the job as a bad network would, or kill a process: see below."
+            metavar="SPEC",
+            help="Disturb the job as a bad network would, or kill a process: see below.",
+            rich_help_panel=_DEBUGGING,
         ),
     ] = None,
     stdin_rank: Annotated[
@@ -174,6 +411,7 @@ def run(
             metavar="RANK",
             min=0,
             help="The worker that reads the stdin of gradwire run: 0. Only under local. Default: none.",
+            rich_help_panel=_DEBUGGING,
         ),
     ] = None,
     debug_rank: Annotated[
@@ -184,6 +422,7 @@ def run(
             min=0,
             help="The worker in which breakpoint() and pdb read this terminal: 0. The others wait for it, a year if "
             "need be. Ctrl-C ends the job. Only under local. Default: none.",
+            rich_help_panel=_DEBUGGING,
         ),
     ] = None,
     grace: Annotated[
@@ -192,26 +431,39 @@ def run(
             metavar="TIME",
             help="How long workers may save after SIGTERM, before they are killed: 30s, 2min. "
             "Unset: GRADWIRE_GRACE_PERIOD, or 30s.",
+            rich_help_panel=_FAILURES,
         ),
     ] = None,
     on_failure: Annotated[
         Literal["abort", "continue"] | None,
         typer.Option(
             help="continue: the job goes on without workers that fail (gradwire.elastic). "
-            "Unset: GRADWIRE_ON_FAILURE, or abort."
+            "Unset: GRADWIRE_ON_FAILURE, or abort.",
+            rich_help_panel=_FAILURES,
         ),
     ] = None,
     min_workers: Annotated[
         int | None,
-        typer.Option(min=1, help="With continue: a job that is left with fewer ends. Unset: 1."),
+        typer.Option(
+            min=1,
+            help="With continue: a job that is left with fewer ends. Unset: 1.",
+            rich_help_panel=_FAILURES,
+        ),
     ] = None,
     restarts: Annotated[
-        int, typer.Option(min=0, help="With continue: start a worker in the place of a failed one, so often.")
+        int,
+        typer.Option(
+            min=0,
+            help="With continue: start a worker in the place of a failed one, so often.",
+            rich_help_panel=_FAILURES,
+        ),
     ] = 0,
     join: Annotated[
         str | None,
         typer.Option(
-            metavar="tcp://HOST:PORT", help="Add workers to the running job whose scheduler is there."
+            metavar="tcp://HOST:PORT",
+            help="Add workers to the running job whose scheduler is there.",
+            rich_help_panel=_FAILURES,
         ),
     ] = None,
     settings_file: Annotated[
@@ -221,6 +473,7 @@ def run(
             metavar="FILE",
             help="Settings that the environment does not give: what gradwire tune --json wrote. "
             "Unset: GRADWIRE_SETTINGS.",
+            rich_help_panel=_VARIABLES,
         ),
     ] = None,
     json_file: JsonOption = None,
@@ -280,87 +533,26 @@ def run(
 
       gradwire run -n 4 --on-failure continue --min-workers 2 --restarts 3 python train.py
     """
+    raise typer.Exit(_run(RunOptions(**locals())))
+
+
+def _run(options: RunOptions) -> int:
+    """Runs the job, or shows what would be started. Returns the exit code."""
     from gradwire.launch import launchers
     from gradwire.launch.console import Prefixer, say
-    from gradwire.launch.job import check_names, surroundings
     from gradwire.launch.output_folder import OutputFolder
-    from gradwire.settings.units import parse_size
 
-    by_flag = _variables_of_flags(
-        network_interface, start_timeout, fusion_threshold_mb, cycle_time_ms, verbose=verbose, p3=p3
-    )
-    if debug_rank is not None:
-        if stdin_rank is not None:
-            raise ValueError(
-                f"run: --debug {debug_rank} cannot be combined with --stdin {stdin_rank}: the worker of --debug reads "
-                "stdin; leave --stdin out"
-            )
-        stdin_rank, by_flag = debug_rank, _OF_DEBUG | by_flag
-    recording = None if timeline is None else launchers.record(timeline, launcher, hosts)
-    options = {
-        "GRADWIRE_HIERARCHY": hierarchy,
-        "GRADWIRE_PLACEMENT": placement,
-        "GRADWIRE_ENCRYPT": None if encrypt is None else "on" if encrypt else "off",
-        "GRADWIRE_REPLICAS": None if replicas is None else str(replicas),
-        "GRADWIRE_FAULTS": faults,
-        "GRADWIRE_GRACE_PERIOD": grace,
-        "GRADWIRE_ON_FAILURE": "continue" if join is not None else on_failure,
-        "GRADWIRE_MIN_WORKERS": None if min_workers is None else str(min_workers),
-    }
-    given = _read_env(env or [])
-    role_env = {
-        "worker": _read_role_env("worker", env_worker or []),
-        "server": _read_role_env("server", env_server or []),
-    }
-    for own in role_env.values():  # a setting that is empty is as if unset: the name that was given counts
-        own |= dict.fromkeys(_settings_in(own) & by_flag.keys() - own.keys(), "")
-    variables = _with_settings_file(
-        {name: text for name, text in by_flag.items() if name not in _settings_in(given)}
-        | given
-        | {name: text for name, text in options.items() if text is not None}
-        | ({} if recording is None else recording.environment),
-        settings_file,
-    )
-    around = {**surroundings(), **variables}
-    check_names(around.get("GRADWIRE_COMPRESSION") or None, around.get("GRADWIRE_REPLY") or "exact")
-    goes_on = around.get("GRADWIRE_ON_FAILURE", "").lower() == "continue"
-    if spec := around.get("GRADWIRE_FAULTS", "").strip():
-        most_servers = workers if around.get("GRADWIRE_PLACEMENT", "").lower() == "auto" else 0
-        _check_faults(spec, None if goes_on else workers, max(servers or workers, most_servers))
-        say(f"runs under faults: {spec}")
-    if min_workers is not None and not goes_on:
-        raise ValueError(
-            f"run: --min-workers {min_workers} counts where the job goes on without workers that die: give "
-            "--on-failure continue too, or leave it out"
-        )
-    show = Prefixer(sys.stderr if json_file == "-" else sys.stdout, sys.stderr)
-    request = launchers.Request(
-        command=command,
-        workers=workers,
-        servers=servers,
-        launcher=launcher,
-        hosts=hosts,
-        env=variables,
-        role_env=role_env,
-        copy_to=copy_to,
-        ssh=_read_ssh(ssh, ssh_port, ssh_identity_file),
-        restarts=restarts,
-        joins=join,
-        queue=queue,
-        cores=cores,
-        memory=None if memory is None else parse_size(memory),
-        image=image,
-        namespace=namespace,
-        recording=recording,
-        stdin_rank=stdin_rank,
-        # A file gets whole lines, each once.
-        unfinished=show.begin if sys.stdout.isatty() or stdin_rank is not None else None,
-    )
-    if dry_run:
+    recording = None
+    if options.timeline is not None:
+        recording = launchers.record(options.timeline, options.launcher, options.hosts)
+    show = Prefixer(sys.stderr if options.json_file == "-" else sys.stdout, sys.stderr)
+    request = options.request(recording, show)
+    if options.dry_run:
         sys.stdout.write(f"{launchers.manifest(request)}\n")
-        return
+        return 0
     with contextlib.ExitStack() as stack:
-        keep = None if output_dir is None else stack.enter_context(OutputFolder(output_dir, say))
+        folder = options.output_dir
+        keep = None if folder is None else stack.enter_context(OutputFolder(folder, say))
 
         def output(line: Line) -> None:
             show(line)
@@ -378,12 +570,12 @@ def run(
         "failed_rank": result.failed_rank,
         "lost": list(result.lost),
         "restarted": result.restarted,
-        "workers": workers,
+        "workers": options.workers,
         "servers": request.servers_to_start,
-        "command": command,
+        "command": options.command,
     }
-    write_json(record, json_file)
-    raise typer.Exit(exit_code)
+    write_json(record, options.json_file)
+    return exit_code
 
 
 def _read_env(pairs: list[str]) -> dict[str, str]:
@@ -423,33 +615,6 @@ def _settings_in(variables: Mapping[str, str]) -> set[str]:
 
     alone = {name: text for name, text in variables.items() if name != "GRADWIRE_SETTINGS"}
     return {row.definition.variable for row in settings.resolve(alone) if row.origin != "default"}
-
-
-def _variables_of_flags(
-    interface: str | None,
-    start_timeout: float | None,
-    fusion_mb: float | None,
-    cycle_ms: float | None,
-    *,
-    verbose: bool,
-    p3: bool,
-) -> dict[str, str]:
-    """Returns the variables that flags of other launchers stand for here. What --env and its like give of them, under
-    any name, counts."""
-    if fusion_mb is not None and math.isinf(fusion_mb):
-        raise ValueError("run: --fusion-threshold-mb inf: expected a number of MiB, such as 128")
-    if interface is not None and "," in interface:
-        raise ValueError(
-            f"run: --network-interface {interface} names several: expected one, such as eth0, which all hosts have"
-        )
-    given = {
-        "GRADWIRE_INTERFACE": interface,
-        "GRADWIRE_RENDEZVOUS_TIMEOUT": None if start_timeout is None else f"{start_timeout:g}s",
-        "HOROVOD_FUSION_THRESHOLD": None if fusion_mb is None else str(round(fusion_mb * 2**20)),
-        "HOROVOD_CYCLE_TIME": None if cycle_ms is None else f"{cycle_ms:g}",
-        "GRADWIRE_LOG_LEVEL": "info" if verbose else None,
-    }
-    return {name: text for name, text in given.items() if text is not None} | (_OF_P3 if p3 else {})
 
 
 def _check_faults(spec: str, workers: int | None, servers: int) -> None:
