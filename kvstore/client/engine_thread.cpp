@@ -46,6 +46,13 @@ bool has_overflowed(std::span<const double> values, std::span<const float> round
   return false;
 }
 
+/// Who takes a worker's place begins above what that one has given, since it begins in a later second.
+std::uint64_t numbered_by_the_second() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return kCommandsOfOneWorker *
+         static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
+}
+
 }  // namespace
 
 EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions& options,
@@ -69,6 +76,8 @@ EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions&
           {question_timeout(), options.retry_timeout},
           [this](const std::exception_ptr& error) { fail_all(error); },
           options.at_once ? &staleness_ : nullptr),
+      commands_(messenger.world().servers, numbered_by_the_second(),
+                [this](std::uint32_t server, Frame frame) { outbox_.add(server, std::move(frame)); }),
       pool_(options.codec_threads),
       thread_([this] { run(); }) {
   messenger_.attach(*this);
@@ -175,6 +184,15 @@ void EngineThread::take_in(KeyId key, Operation operation) {
   }
   tensor.waiting.push_back(std::move(operation));
   start_next(tensor);
+}
+
+Ticket EngineThread::command(std::string text, std::vector<Acknowledgement>* said) {
+  Ticket done;
+  loop_->post([this, done, text = std::move(text), said]() mutable {
+    if (failure_) return done.fail(failure_);
+    commands_.start(std::move(text), said, done, Clock::now());
+  });
+  return done;
 }
 
 Ticket EngineThread::idle() {
@@ -623,7 +641,7 @@ void EngineThread::fail_all(std::exception_ptr error) {
   if (rounds_.on_failure) rounds_.on_failure(error);
   mail_.fail_all(error);
   rows_.fail_all(error);
-  for (const auto& [number, command] : std::exchange(commands_, {})) command.done.fail(error);
+  commands_.fail_all(error);
   for (auto& tensor : tensors_) {
     tensor->held_count = 0;
     for (const Operation& operation : std::exchange(tensor->waiting, {})) {

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "compress/share_sent.h"
+#include "kvstore/client/command_client.h"
 #include "kvstore/client/device_link.h"
 #include "kvstore/client/in_order.h"
 #include "kvstore/client/tensor_state.h"
@@ -63,12 +64,6 @@ struct DeviceOperation {
 struct StepSpread {
   std::uint64_t least = 0;
   std::uint64_t most = 0;
-};
-
-/// What a server says of a command that it has carried out.
-struct Acknowledgement {
-  std::uint64_t step = 0;
-  std::string text;
 };
 
 class Standstill;
@@ -284,10 +279,6 @@ class EngineThread final : private transport::Sink {
   void send(Tensor& tensor, std::size_t part, transport::Kind kind, transport::Buffer payload,
             std::uint32_t flags);
   void handle(transport::Node from, transport::Frame frame);
-  // engine_thread_command.cpp
-  void send_command(std::uint64_t number, std::uint32_t server);
-  bool take_acknowledgement(transport::Node from, const transport::Frame& frame);
-  void tick_commands(Clock::time_point now);
   void send_again(Tensor& tensor, std::size_t part);
   void handle_refusal(Tensor& tensor, std::size_t part, const transport::Frame& frame);
   std::uint32_t ways_of(const transport::FrameHeader& reply) const;
@@ -353,22 +344,7 @@ class EngineThread final : private transport::Sink {
   RowClient rows_;
   bool warned_of_mail_ = false, warned_of_rows_ = false;
   std::map<std::uint32_t, std::string> servers_gone_;  // and the errors that ended them, if errors did
-  struct Command {
-    Ticket done;
-    std::string text;
-    std::vector<Acknowledgement>* said = nullptr;
-    /// Servers of which not all threads have answered, and the threads of each that have: with replicas each
-    /// thread's mirror knows a command for itself.
-    std::map<std::uint32_t, std::set<std::uint32_t>> heard;
-    Clock::time_point began, asked;
-  };
-  std::map<std::uint64_t, Command> commands_;  ///< by number; those that are not done
-  /// From the second on in which this began: who takes a worker's place begins above what that one has given.
-  std::uint64_t last_command_ =
-      kCommandsOfOneWorker *
-      static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(
-                                     std::chrono::system_clock::now().time_since_epoch())
-                                     .count());
+  CommandClient commands_;
   std::exception_ptr failure_;
   transport::BufferPool buffers_;
   mutable std::mutex links_mutex_;

@@ -36,7 +36,7 @@ void scatter(const EngineThread::Operation& operation) {
 
 void EngineThread::handle(Node from, Frame frame) {
   if (from.role != Role::kServer || mail_.handle(from, frame) || rows_.handle(from, frame)) return;
-  if (take_acknowledgement(from, frame)) return;
+  if (commands_.handle(from, frame)) return;
   const FrameHeader& header = frame.header;
   if (header.key >= tensors_.size()) return;
   Tensor& tensor = *tensors_[header.key];

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "kvstore/client/engine_tensor.h"
@@ -35,12 +34,7 @@ void EngineThread::lose_server(std::uint32_t rank, const std::string& error) {
   const bool is_needed = !rounds_.servers_in_workers || mail_.awaits_server(rank) ||
                          rows_.awaits_server(rank) || std::any_of(active_.begin(), active_.end(), awaits);
   if (is_needed) return fail_all(std::make_exception_ptr(transport::TransportError(lost_server_text(rank))));
-  for (auto next = commands_.begin(); next != commands_.end();) {
-    Command& command = next->second;
-    const bool is_done = command.heard.erase(rank) > 0 && command.heard.empty();
-    if (is_done) command.done.succeed();
-    next = is_done ? commands_.erase(next) : std::next(next);
-  }
+  commands_.lose_server(rank);
 }
 
 std::string EngineThread::server_name(std::uint32_t rank) const {
@@ -102,9 +96,7 @@ void EngineThread::replace_server(std::uint32_t rank, std::uint32_t mirror) {
       if (!state.answered && state.part.server == rank) ask(*tensor, p);
     }
   }
-  for (auto& [number, command] : commands_) {
-    if (command.heard.contains(rank)) send_command(number, rank);
-  }
+  commands_.ask_again(rank);
   mail_.ask_again(rank);
   rows_.ask_again(rank);
 }
