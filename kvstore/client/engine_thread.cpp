@@ -76,6 +76,7 @@ EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions&
           {question_timeout(), options.retry_timeout},
           [this](const std::exception_ptr& error) { fail_all(error); },
           options.at_once ? &staleness_ : nullptr),
+      failover_(rounds.servers_in_workers ? Role::kWorker : Role::kServer),
       commands_(messenger.world().servers, numbered_by_the_second(),
                 [this](std::uint32_t server, Frame frame) { outbox_.add(server, std::move(frame)); }),
       pool_(options.codec_threads),
@@ -231,7 +232,7 @@ void EngineThread::on_frames(Node from, std::vector<Frame> frames) {
   loop_->post([this, from, frames = std::move(frames), arrived = tracer_.now()]() mutable {
     arrived_ = arrived;
     for (Frame& frame : frames) {
-      if (const auto speaker = speaker_of(from, frame.header)) handle(*speaker, std::move(frame));
+      if (const auto speaker = failover_.speaker_of(from, frame.header)) handle(*speaker, std::move(frame));
     }
   });
 }
@@ -572,8 +573,8 @@ void EngineThread::send(Tensor& tensor, std::size_t index, Kind kind, Buffer pay
   state.resends = 0;
   state.asked = Clock::now();
   state.awaited.clear();
-  if (servers_gone_.contains(state.part.server)) {  // posted: our caller is not done with this tensor
-    return fail(std::make_exception_ptr(transport::TransportError(lost_server_text(state.part.server))));
+  if (failover_.has_left(state.part.server)) {  // posted: our caller is not done with this tensor
+    return fail(std::make_exception_ptr(transport::TransportError(failover_.describe(state.part.server))));
   }
   Frame frame{header_of(tensor, index), state.payload.share()};
   if (!in_order_ || kind != Kind::kPush) return outbox_.add(state.part.server, std::move(frame));

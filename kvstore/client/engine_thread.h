@@ -24,6 +24,7 @@
 #include "compress/share_sent.h"
 #include "kvstore/client/command_client.h"
 #include "kvstore/client/device_link.h"
+#include "kvstore/client/failover.h"
 #include "kvstore/client/in_order.h"
 #include "kvstore/client/tensor_state.h"
 #include "kvstore/collectives/mailbox_client.h"
@@ -208,7 +209,7 @@ class EngineThread final : private transport::Sink {
   /// What everything in flight failed for; empty while nothing did.
   std::string failure() const;
   /// Servers that have died, and who serves in their place.
-  std::map<std::uint32_t, std::uint32_t> replaced_servers() const;
+  std::map<std::uint32_t, std::uint32_t> replaced_servers() const { return failover_.replaced(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -316,9 +317,6 @@ class EngineThread final : private transport::Sink {
   bool is_handed_over(const Tensor& tensor) const;
   void tell_handed_over();
   void replace_server(std::uint32_t rank, std::uint32_t mirror);
-  std::optional<transport::Node> speaker_of(transport::Node from, const transport::FrameHeader& header) const;
-  std::string server_name(std::uint32_t rank) const;
-  std::string lost_server_text(std::uint32_t rank) const;
   std::string describe_wait(const Tensor& tensor, Clock::time_point now) const;
   transport::FrameHeader header_of(const Tensor& tensor, std::size_t part) const;
 
@@ -343,7 +341,7 @@ class EngineThread final : private transport::Sink {
   MailboxClient mail_;
   RowClient rows_;
   bool warned_of_mail_ = false, warned_of_rows_ = false;
-  std::map<std::uint32_t, std::string> servers_gone_;  // and the errors that ended them, if errors did
+  Failover failover_;
   CommandClient commands_;
   std::exception_ptr failure_;
   transport::BufferPool buffers_;
@@ -355,8 +353,6 @@ class EngineThread final : private transport::Sink {
   std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0};  ///< of pushes
   std::atomic<std::uint64_t> ahead_bytes_{0};                   ///< written on the thread alone
   StalenessCounts staleness_;
-  std::map<std::uint32_t, std::uint32_t> replaced_;  ///< servers that have died: who serves in their place;
-                                                     ///< written under notices_mutex_
   mutable std::mutex notices_mutex_;
   std::vector<std::string> notices_;
   std::string failure_text_;  ///< of failure_, for other threads: guarded by notices_mutex_

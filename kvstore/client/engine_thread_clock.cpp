@@ -104,7 +104,7 @@ std::string EngineThread::describe_wait(const Tensor& tensor, Clock::time_point 
   std::set<std::string> servers;
   for (const PartState& state : tensor.parts) {
     if (state.answered) continue;
-    servers.insert(server_name(state.part.server));
+    servers.insert(failover_.name(state.part.server));
     ranks.insert(state.awaited.begin(), state.awaited.end());
   }
   const std::string what = fmt::format("key '{}' step {} has waited {:.0f} s", tensor.spec.name,
