@@ -92,7 +92,7 @@ class EngineThread final : private transport::Sink {
     transport::Buffer* state = nullptr;     ///< theirs, encoded (partition_state.h); lives as `in` does
     Kept kept = Kept::kAll;                 ///< theirs: what of it
     std::uint32_t program_step = 0;         ///< of pushes: FrameHeader's
-    bool is_for_servers_own = false;        ///< a pull: for the weight as a server has it (README.md)
+    bool is_for_servers_own = false;        ///< a pull: for the weight as a server has it (wire/PROTOCOL.md)
     bool* nonfinite = nullptr;  ///< set, before done, when any rank met a NaN or infinity; lives as `in` does
     Ticket done;
     Ticket taken;                        ///< `in` is no longer read

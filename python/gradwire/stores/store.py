@@ -439,8 +439,8 @@ class KVStore(Worker):
         initialised and, for gradwire.torch, the optimizer is made and its state_dict is loaded.
 
         With as many workers, what follows is, bit for bit, what would have followed where it was saved. The job may
-        have other numbers of workers and servers: what was not sent yet is kept then too (kvstore/README.md,
-        "Checkpoints"). Where pushes are applied at once (`dist_async*`) all workers go on from the step of the one that
+        have other numbers of workers and servers: what was not sent yet is kept then too
+        (kvstore/checkpoint/FORMAT.md). Where pushes are applied at once (`dist_async*`) all workers go on from the step of the one that
         was furthest.
 
         Args:
