@@ -440,8 +440,8 @@ class KVStore(Worker):
 
         With as many workers, what follows is, bit for bit, what would have followed where it was saved. The job may
         have other numbers of workers and servers: what was not sent yet is kept then too
-        (kvstore/checkpoint/FORMAT.md). Where pushes are applied at once (`dist_async*`) all workers go on from the step of the one that
-        was furthest.
+        (kvstore/checkpoint/FORMAT.md). Where pushes are applied at once (`dist_async*`) all workers go on from the
+        step of the one that was furthest.
 
         Args:
             folder: as save_checkpoint() was given it.
