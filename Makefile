@@ -127,8 +127,8 @@ venv: packages
 FLAGS = -C build.targets=gradwire_package $(addprefix -C cmake.define.,GRADWIRE_TESTS=ON CMAKE_CXX_FLAGS=-Werror CMAKE_CUDA_FLAGS=-Werror=all-warnings CMAKE_CUDA_ARCHITECTURES=90)
 install: venv
 	@mkdir -p $(STAMPS); \
-	wanted=$$({ find CMakeLists.txt pyproject.toml $(CPP_FOLDERS) python/src python/CMakeLists.txt experiments/replay/profiles -type f -print0 | sort -z | \
-	  xargs -0 sha256sum; find python/gradwire experiments/netlab -name '*.py' | sort; cat .venv/requirements; } | sha256sum); \
+	wanted=$$({ find CMakeLists.txt pyproject.toml $(CPP_FOLDERS) python/src python/CMakeLists.txt -type f -print0 | sort -z | \
+	  xargs -0 sha256sum; find python/gradwire -name '*.py' | sort; cat .venv/requirements; } | sha256sum); \
 	if [ "$$wanted" = "$$(cat $(STAMPS)/install 2>/dev/null)" ] && [ -x .venv/bin/gradwire ]; then exit 0; fi; \
 	echo 'install: building the extension'; \
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation \

@@ -48,7 +48,8 @@ struct EngineOptions {
   std::uint64_t fusion_bytes = std::uint64_t{256} << 10;  ///< buckets and messages are filled up to this
   std::uint64_t credit_bytes = std::uint64_t{256} << 10;  ///< bytes handed to the socket, per server
   /// Bytes that push() has taken of gradients whose round cannot begin, since one before it is not over; then
-  /// it waits (README.md, "Pushes ahead of their rounds"). Of dense keys; of tables of rows as many more.
+  /// it waits (wire/PROTOCOL.md, "Pushes ahead of their rounds"). Of dense keys; of tables of rows as many
+  /// more.
   std::uint64_t push_ahead_bytes = std::uint64_t{256} << 20;
   unsigned codec_threads = 1;
   CodeSums code_sums = CodeSums::kFewestBits;      ///< placement native: how a library sums codes

@@ -317,8 +317,8 @@ def _contents(modules: Sequence[Module]) -> str:
 
 def page(modules: Sequence[Module]) -> str:
     """Returns the whole reference as HTML, without a script, font or file from elsewhere."""
-    from gradwire.page import document
-    from gradwire.settings import DEFINITIONS
+    from gradwire.report.page import document
+    from gradwire.settings.definitions import DEFINITIONS
 
     settings = "".join(
         f"<dt>{d.variable}</dt><dd>{_inline(d.help)} (default: {_escape(str(d.default))})</dd>"

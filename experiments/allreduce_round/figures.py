@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.bench.page import time_panel
-from gradwire.chart import panel_chart, standalone
-from gradwire.units import format_duration
+from gradwire.report.chart import panel_chart, standalone
+from gradwire.settings.units import format_duration
 
 NOT_FUSED = "not fused"
 Row = Mapping[str, Any]  # of results.json

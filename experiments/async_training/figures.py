@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradwire import result
-from gradwire.ab import Run
-from gradwire.chart import Bar, Panel, Series, line_chart, panel_chart, standalone
-from gradwire.outcome import default_target, seconds_to, write_interval
-from gradwire.paired import paired_ratio
+from gradwire.ab.experiment import Run
+from gradwire.ab.outcome import default_target, seconds_to, write_interval
+from gradwire.report.chart import Bar, Panel, Series, line_chart, panel_chart, standalone
+from gradwire.report.paired_statistics import paired_ratio
 
 SLOW_RANK = 3
 FIELDS = (

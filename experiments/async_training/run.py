@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import figures
-from gradwire.console import say
-from gradwire.doctor import gradwire_version, machine_description
-from gradwire.launch import run_job
+from gradwire.launch.console import say
+from gradwire.launch.supervisor import run_job
+from gradwire.terminal.machine import gradwire_version, machine_description
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE.parent / "fashion_mnist" / "train.py"

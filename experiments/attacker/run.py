@@ -25,10 +25,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gradwire.child import Host, LocalHost
-from gradwire.launch import run_job
+from gradwire.launch.child import Host, LocalHost
+from gradwire.launch.supervisor import run_job
 from gradwire.netlab import NetHost, NetLab
-from gradwire.paired import paired_ratio
+from gradwire.report.paired_statistics import paired_ratio
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

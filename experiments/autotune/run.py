@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradwire.chart import Bar, Panel, panel_chart, standalone
-from gradwire.units import format_bytes, format_duration
+from gradwire.report.chart import Bar, Panel, panel_chart, standalone
+from gradwire.settings.units import format_bytes, format_duration
 
 TRAIN = Path(__file__).with_name("train.py")
 BANDWIDTH = "1gbit"

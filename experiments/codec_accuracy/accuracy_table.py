@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from arms import BASE, SIXTEEN_BIT, every_arm
-from gradwire.chart import Bar, Panel, panel_chart, standalone
-from gradwire.paired import Interval, mean_interval, paired_difference
+from gradwire.report.chart import Bar, Panel, panel_chart, standalone
+from gradwire.report.paired_statistics import Interval, mean_interval, paired_difference
 from runs import TASKS, WORKERS, Kept, Row
 from simulated import Simulated
 

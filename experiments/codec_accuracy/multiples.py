@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gradwire.chart import Axis, standalone
+from gradwire.report.chart import Axis, standalone
 
 _COLUMNS = 4
 _WIDTH, _HEIGHT = 210.0, 150.0  # of a panel

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from arms import BASE, every_arm
-from gradwire.chart import COLOURS
+from gradwire.report.chart import COLOURS
 from multiples import Line, Panel, Scale, draw
 from numpy.typing import NDArray
 

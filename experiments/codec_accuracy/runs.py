@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from arms import power_sgd_rank
 from gradwire import result
-from gradwire.child import Line
-from gradwire.launch import run_job
+from gradwire.launch.child import Line
+from gradwire.launch.supervisor import run_job
 from gradwire.result import Metric, RunResult
 
 EXPERIMENTS = Path(__file__).resolve().parent.parent

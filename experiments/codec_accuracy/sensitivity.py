@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from arms import BASE, every_arm
-from gradwire.chart import COLOURS
+from gradwire.report.chart import COLOURS
 from multiples import Line, Panel, Scale, draw
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradwire.controller.plan import CANDIDATES
-from gradwire.paired import t_quantile
+from gradwire.report.paired_statistics import t_quantile
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "codec_accuracy"

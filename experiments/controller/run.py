@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import verdict
-from gradwire.ab import Plan, check_arms
+from gradwire.ab.experiment import Plan, check_arms
 from gradwire.controller import CANDIDATES, Budget
 
 HERE = Path(__file__).resolve().parent

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gradwire.ab import Run
+from gradwire.ab.experiment import Run
+from gradwire.ab.outcome import Outcome, seconds_to
 from gradwire.controller import Budget, accuracy
-from gradwire.outcome import Outcome, seconds_to
-from gradwire.paired import Interval, paired_ratio
+from gradwire.report.paired_statistics import Interval, paired_ratio
 
 BASELINES = ("none", "fp16")
 BEST_FIXED, BASELINE = (

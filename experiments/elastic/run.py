@@ -21,9 +21,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-from gradwire.child import Line
-from gradwire.console import say
-from gradwire.launch import JobResult, run_job
+from gradwire.launch.child import Line
+from gradwire.launch.console import say
+from gradwire.launch.supervisor import JobResult, run_job
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE.parent / "fashion_mnist" / "train.py"

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gradwire.paired import paired_ratio
+from gradwire.report.paired_statistics import paired_ratio
 
 HERE = Path(__file__).resolve().parent
 CODECS = ("none", "fp16", "int8", "2bit", "2bit:reply=2bit", "topk")

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.bench.hosts import Network
-from gradwire.chart import Bar, Panel, panel_chart, standalone
-from gradwire.child import Line
-from gradwire.doctor import machine_description
-from gradwire.launch import run_job
-from gradwire.simulation import PAYLOAD_SHARE
-from gradwire.units import format_duration, parse_rate
+from gradwire.launch.child import Line
+from gradwire.launch.supervisor import run_job
+from gradwire.plan.simulation import PAYLOAD_SHARE
+from gradwire.report.chart import Bar, Panel, panel_chart, standalone
+from gradwire.settings.units import format_duration, parse_rate
+from gradwire.terminal.machine import machine_description
 
 WORKER = Path(__file__).with_name("worker.py")
 OURS = "gradwire"

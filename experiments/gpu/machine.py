@@ -185,7 +185,7 @@ class GpuMachine(Machine):
     def program(self, name: str) -> list[str]:
         words = [str(self._kit / "bin" / name)]
         if name.endswith("_tests"):
-            from gradwire import nccl
+            from gradwire.stores import nccl
 
             words += [f"--source-dir={self._kit / 'source'}", f"--nccl-library={nccl.library()}"]
         return words

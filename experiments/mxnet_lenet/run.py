@@ -22,10 +22,10 @@ from typing import Any
 
 from gradwire.bench import peer_mxnet
 from gradwire.bench.hosts import Network, Watched
-from gradwire.child import Line
-from gradwire.job import free_port
-from gradwire.launch import JobResult, run_job
-from gradwire.paired import Interval, paired_ratio
+from gradwire.launch.child import Line
+from gradwire.launch.job import free_port
+from gradwire.launch.supervisor import JobResult, run_job
+from gradwire.report.paired_statistics import Interval, paired_ratio
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "train_mnist.py"

@@ -30,14 +30,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gradwire import calibration, layer_profile, simulation
 from gradwire.autotune import step_times
 from gradwire.autotune.launches import clock_variables
 from gradwire.bench.hosts import Network
-from gradwire.child import Line
-from gradwire.doctor import gradwire_version, machine_description
-from gradwire.launch import run_job
-from gradwire.units import format_duration, parse_duration, parse_rate
+from gradwire.launch.child import Line
+from gradwire.launch.supervisor import run_job
+from gradwire.plan import calibration, layer_profile, simulation
+from gradwire.settings.units import format_duration, parse_duration, parse_rate
+from gradwire.terminal.machine import gradwire_version, machine_description
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from gradwire.units import format_duration
+from gradwire.settings.units import format_duration
 
 STEADY = 0.10  # a measured spread above it is shown, and not judged
 GOAL_ERROR, GOAL_WITHIN = 0.05, 0.90

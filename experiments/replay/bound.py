@@ -1,14 +1,14 @@
 """A coarse bound of a step's time: what the compute needs, or what the busiest link needs.
 
-gradwire.simulation.bound is a higher one, which also counts when a layer's gradient can leave and is needed again.
+gradwire.plan.simulation.bound is a higher one, which also counts when a layer's gradient can leave and is needed again.
 
 Threading: values and pure functions.
 """
 
 from __future__ import annotations
 
-from gradwire.simulation import PAYLOAD_SHARE
-from gradwire.units import parse_rate
+from gradwire.plan.simulation import PAYLOAD_SHARE
+from gradwire.settings.units import parse_rate
 
 from replay.rows import LOOPBACK, Row
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire import _core
-from gradwire.simulation import ElementCost, Schedule, plan_limits
+from gradwire.plan.simulation import ElementCost, Schedule, plan_limits
 
 from replay.scale import Scale
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradwire.chart import Bar, Panel, panel_chart, standalone
+from gradwire.report.chart import Bar, Panel, panel_chart, standalone
 
 from replay import rows, verdict
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.bench.hosts import Network
-from gradwire.child import Line
+from gradwire.launch.child import Line
 
 from replay import costs, records, systems
 from replay.buckets import DDP_BYTES

@@ -10,10 +10,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradwire import calibration, layer_profile, netlab
+from gradwire import netlab
 from gradwire.compress import Compression
-from gradwire.layer_profile import Profile
-from gradwire.simulation import Schedule, Variant
+from gradwire.plan import calibration, layer_profile
+from gradwire.plan.layer_profile import Profile
+from gradwire.plan.simulation import Schedule, Variant
 
 from replay import bound
 from replay.cpu import Load

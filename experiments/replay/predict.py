@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gradwire import _core, calibration, layer_profile, simulation
-from gradwire.layer_profile import Layer, Profile
-from gradwire.simulation import FREE, Network, Placement, Schedule, Variant
-from gradwire.units import parse_rate
+from gradwire import _core
+from gradwire.plan import calibration, layer_profile, simulation
+from gradwire.plan.layer_profile import Layer, Profile
+from gradwire.plan.simulation import FREE, Network, Placement, Schedule, Variant
+from gradwire.settings.units import parse_rate
 from schedule_bound.run import LATENCY, WHOLE
 
 from replay import bound
@@ -117,9 +118,9 @@ def write(folder: Path, predictions: Sequence[Prediction]) -> None:
         raise ValueError(
             f"replay: {folder / 'results.json'} is there, and predictions are made before it: give another --folder"
         )
-    costs = (importlib.resources.files("gradwire") / "calibration.json").read_bytes()
+    costs = (importlib.resources.files("gradwire.plan") / "calibration.json").read_bytes()
     written = {
-        "calibration": "python/gradwire/calibration.json",
+        "calibration": "python/gradwire/plan/calibration.json",
         "calibration_sha256": hashlib.sha256(costs).hexdigest(),
         "latency_seconds": LATENCY,
         "rows": [one.record() for one in predictions],

@@ -20,11 +20,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradwire.layer_profile import Layer, Profile, load, text_of, validate
+from gradwire.plan import layer_profile
+from gradwire.plan.layer_profile import Layer, Profile, load, text_of, validate
 
 __all__ = ["FOLDER", "MODELS", "Layer", "Profile", "load", "text_of", "validate"]
 
-FOLDER = Path(__file__).with_name("profiles")
+FOLDER = Path(layer_profile.__file__).with_name("profiles")
 FORWARD_SHARE = 1 / 3
 
 

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gradwire.simulation import HEADER_BYTES
+from gradwire.plan.simulation import HEADER_BYTES
 
 from replay import bound, costs, systems
 from replay.cpu import Load

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from gradwire.units import parse_rate
+from gradwire.settings.units import parse_rate
 
 Placement = Literal["servers", "shared", "peers"]
 

@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gradwire.bench import peer_mxnet
 from gradwire.bench.system import PeerUnavailable
-from gradwire.console import say
-from gradwire.doctor import machine_description
+from gradwire.launch.console import say
 from gradwire.netlab import NetLabUnavailable
-from gradwire.units import parse_size
+from gradwire.settings.units import parse_size
+from gradwire.terminal.machine import machine_description
 
 from replay import figures, launches, predict, profiles, rows
 from replay.plan import CPU_LIMIT, Plan, ReplayFailed, default

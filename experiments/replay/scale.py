@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gradwire import settings
-from gradwire.simulation import HEADER_BYTES
-from gradwire.units import parse_rate
+from gradwire.plan.simulation import HEADER_BYTES
+from gradwire.settings import definitions as settings
+from gradwire.settings.units import parse_rate
 
 # Linux's own limits of a socket's buffers, and what a few packets need whatever the scale.
 _SEND_BUFFER, _RECEIVE_BUFFER = 4_194_304, 6_291_456

@@ -24,10 +24,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gradwire import layer_profile
-from gradwire.layer_profile import Profile
-from gradwire.simulation import PAYLOAD_SHARE
-from gradwire.units import parse_rate
+from gradwire.plan import layer_profile
+from gradwire.plan.layer_profile import Profile
+from gradwire.plan.simulation import PAYLOAD_SHARE
+from gradwire.settings.units import parse_rate
 
 WORKERS = 8
 PIECE_BYTES = 1 << 20

@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradwire import _core, calibration, layer_profile, planner, simulation
-from gradwire.chart import Series, line_chart, standalone
-from gradwire.simulation import FREE, Network, Schedule, Variant
-from gradwire.units import format_rate
+from gradwire import _core
+from gradwire.plan import calibration, layer_profile, planner, simulation
+from gradwire.plan.simulation import FREE, Network, Schedule, Variant
+from gradwire.report.chart import Series, line_chart, standalone
+from gradwire.settings.units import format_rate
 
 FOLDER = Path(__file__).parent
 MODELS = layer_profile.KNOWN

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gradwire.ab import Run
-from gradwire.outcome import ArmSummary, Outcome, seconds_to
-from gradwire.paired import paired_ratio
-from gradwire.units import format_bytes
+from gradwire.ab.experiment import Run
+from gradwire.ab.outcome import ArmSummary, Outcome, seconds_to
+from gradwire.report.paired_statistics import paired_ratio
+from gradwire.settings.units import format_bytes
 
 FEWER = 100  # times fewer bytes than DDP with fp16: the goal
 TITLES = (

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import figures
 from arm import DDP, codec_and_flags
-from gradwire.ab import Plan, check_arms
+from gradwire.ab.experiment import Plan, check_arms
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))

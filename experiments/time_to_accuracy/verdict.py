@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from arm import PEERS
-from gradwire.ab import Run
-from gradwire.outcome import first_crossing, seconds_to
-from gradwire.paired import Interval, paired_ratio
-from gradwire.units import format_bytes
+from gradwire.ab.experiment import Run
+from gradwire.ab.outcome import first_crossing, seconds_to
+from gradwire.report.paired_statistics import Interval, paired_ratio
+from gradwire.settings.units import format_bytes
 
 TITLES = (
     "arm",

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import gradwire.settings
 import torch
 import torch.distributed as dist
-from gradwire.doctor import interfaces
-from gradwire.job import free_port
-from gradwire.ssh import own_address
+from gradwire.launch.job import free_port
+from gradwire.launch.remote.ssh import own_address
+from gradwire.settings import definitions as settings
+from gradwire.terminal.machine import interfaces
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,7 +35,7 @@ def join(store: Any) -> str:
 
     Collective: rank 0's address, and a port that is free there, come to the others through the store.
     """
-    scheduler = gradwire.settings.read().scheduler
+    scheduler = settings.read().scheduler
     address = own_address(urlsplit(scheduler).hostname or "") if scheduler else "127.0.0.1"
     interface = next((name for name, own in interfaces().items() if address in own), None)
     if interface is None:

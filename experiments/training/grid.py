@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradwire.ab import Interrupted, Plan, RunFailed, network, run_plan
-from gradwire.ab_command import ProgressView, show
-from gradwire.console import say
-from gradwire.doctor import gradwire_version, machine_description
-from gradwire.json_option import write_json
-from gradwire.outcome import Outcome, summarise
-from gradwire.report import write_page
+from gradwire.ab.command import ProgressView, show
+from gradwire.ab.experiment import Interrupted, Plan, RunFailed, network, run_plan
+from gradwire.ab.outcome import Outcome, summarise
+from gradwire.ab.report import write_page
+from gradwire.launch.console import say
+from gradwire.terminal.json_option import write_json
+from gradwire.terminal.machine import gradwire_version, machine_description
 from rich.console import Console
 
 Record = dict[str, Any]

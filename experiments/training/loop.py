@@ -19,8 +19,8 @@ import gradwire as gw
 import gradwire.result
 import gradwire.torch
 import torch
-from gradwire import backend, joining
-from gradwire.joining import applies_at_once
+from gradwire.stores import backend, connect
+from gradwire.stores.connect import applies_at_once
 
 from training.flags import compression, learning_rate
 from training.order import batches
@@ -231,7 +231,7 @@ def run(args: argparse.Namespace, make_task: Callable[[argparse.Namespace, Progr
     if args.kv_store.lower() in backend.names():
         raise ValueError(
             f"train: --kv-store {args.kv_store} is a store of another maker, which has no engine whose bytes are "
-            f"counted; expected one of {', '.join(joining.names())}"
+            f"counted; expected one of {', '.join(connect.names())}"
         )
     store = gw.kv.create(args.kv_store, on_failure=args.on_failure)
     torch.set_num_threads(

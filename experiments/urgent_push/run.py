@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.bench.hosts import Network
-from gradwire.child import Line
-from gradwire.doctor import machine_description
-from gradwire.launch import run_job
-from gradwire.paired import paired_ratio
-from gradwire.simulation import PAYLOAD_SHARE
-from gradwire.units import parse_rate, parse_size
+from gradwire.launch.child import Line
+from gradwire.launch.supervisor import run_job
+from gradwire.plan.simulation import PAYLOAD_SHARE
+from gradwire.report.paired_statistics import paired_ratio
+from gradwire.settings.units import parse_rate, parse_size
+from gradwire.terminal.machine import machine_description
 
 HERE = Path(__file__).resolve().parent
 BANDWIDTHS = ("100mbit", "1gbit", "10gbit")

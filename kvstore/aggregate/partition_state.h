@@ -1,5 +1,5 @@
 // PartitionState is all that a server keeps of a partition between rounds; as bytes, it is what workers fetch
-// and give back for a checkpoint (README.md, "States").
+// and give back for a checkpoint (wire/PROTOCOL.md, "States").
 //
 // Threading: values and pure functions.
 #pragma once

@@ -1,5 +1,5 @@
 // A checkpoint: a folder with a manifest and the files that it names. What they hold of which tensor, and
-// where it goes in a job of another shape (README.md, "Checkpoints").
+// where it goes in a job of another shape (FORMAT.md).
 //
 // Threading: values and pure functions.
 #pragma once

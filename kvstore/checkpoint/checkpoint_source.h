@@ -1,5 +1,5 @@
 // CheckpointSource reads a checkpoint for a job that may have another number of workers, servers or buckets,
-// and cut its tensors otherwise (README.md, "Checkpoints").
+// and cut its tensors otherwise (FORMAT.md).
 //
 // Threading: one thread at a time.
 // Failure: what is damaged or lacking is a compress::DecodeError naming the file.

@@ -1,5 +1,5 @@
 // A file of what a job's optimizer remembers of every key beside its weight: momentum, moments, steps
-// (README.md, "The optimizer's states"). Keys lie there by name and element, however servers have cut them.
+// (FORMAT.md). Keys lie there by name and element, however servers have cut them.
 //
 // Threading: one thread at a time.
 // Failure: what is damaged, cut short or another file is a compress::DecodeError, what the system refuses is

@@ -46,6 +46,13 @@ bool has_overflowed(std::span<const double> values, std::span<const float> round
   return false;
 }
 
+/// Who takes a worker's place begins above what that one has given, since it begins in a later second.
+std::uint64_t numbered_by_the_second() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return kCommandsOfOneWorker *
+         static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
+}
+
 }  // namespace
 
 EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions& options,
@@ -69,6 +76,9 @@ EngineThread::EngineThread(transport::Messenger& messenger, const EngineOptions&
           {question_timeout(), options.retry_timeout},
           [this](const std::exception_ptr& error) { fail_all(error); },
           options.at_once ? &staleness_ : nullptr),
+      failover_(rounds.servers_in_workers ? Role::kWorker : Role::kServer),
+      commands_(messenger.world().servers, numbered_by_the_second(),
+                [this](std::uint32_t server, Frame frame) { outbox_.add(server, std::move(frame)); }),
       pool_(options.codec_threads),
       thread_([this] { run(); }) {
   messenger_.attach(*this);
@@ -177,6 +187,15 @@ void EngineThread::take_in(KeyId key, Operation operation) {
   start_next(tensor);
 }
 
+Ticket EngineThread::command(std::string text, std::vector<Acknowledgement>* said) {
+  Ticket done;
+  loop_->post([this, done, text = std::move(text), said]() mutable {
+    if (failure_) return done.fail(failure_);
+    commands_.start(std::move(text), said, done, Clock::now());
+  });
+  return done;
+}
+
 Ticket EngineThread::idle() {
   Ticket ticket;
   loop_->post([this, ticket] {
@@ -213,7 +232,7 @@ void EngineThread::on_frames(Node from, std::vector<Frame> frames) {
   loop_->post([this, from, frames = std::move(frames), arrived = tracer_.now()]() mutable {
     arrived_ = arrived;
     for (Frame& frame : frames) {
-      if (const auto speaker = speaker_of(from, frame.header)) handle(*speaker, std::move(frame));
+      if (const auto speaker = failover_.speaker_of(from, frame.header)) handle(*speaker, std::move(frame));
     }
   });
 }
@@ -554,8 +573,8 @@ void EngineThread::send(Tensor& tensor, std::size_t index, Kind kind, Buffer pay
   state.resends = 0;
   state.asked = Clock::now();
   state.awaited.clear();
-  if (servers_gone_.contains(state.part.server)) {  // posted: our caller is not done with this tensor
-    return fail(std::make_exception_ptr(transport::TransportError(lost_server_text(state.part.server))));
+  if (failover_.has_left(state.part.server)) {  // posted: our caller is not done with this tensor
+    return fail(std::make_exception_ptr(transport::TransportError(failover_.describe(state.part.server))));
   }
   Frame frame{header_of(tensor, index), state.payload.share()};
   if (!in_order_ || kind != Kind::kPush) return outbox_.add(state.part.server, std::move(frame));
@@ -623,7 +642,7 @@ void EngineThread::fail_all(std::exception_ptr error) {
   if (rounds_.on_failure) rounds_.on_failure(error);
   mail_.fail_all(error);
   rows_.fail_all(error);
-  for (const auto& [number, command] : std::exchange(commands_, {})) command.done.fail(error);
+  commands_.fail_all(error);
   for (auto& tensor : tensors_) {
     tensor->held_count = 0;
     for (const Operation& operation : std::exchange(tensor->waiting, {})) {

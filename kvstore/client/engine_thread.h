@@ -22,7 +22,9 @@
 #include <vector>
 
 #include "compress/share_sent.h"
+#include "kvstore/client/command_client.h"
 #include "kvstore/client/device_link.h"
+#include "kvstore/client/failover.h"
 #include "kvstore/client/in_order.h"
 #include "kvstore/client/tensor_state.h"
 #include "kvstore/collectives/mailbox_client.h"
@@ -65,12 +67,6 @@ struct StepSpread {
   std::uint64_t most = 0;
 };
 
-/// What a server says of a command that it has carried out.
-struct Acknowledgement {
-  std::uint64_t step = 0;
-  std::string text;
-};
-
 class Standstill;
 
 class EngineThread final : private transport::Sink {
@@ -96,7 +92,7 @@ class EngineThread final : private transport::Sink {
     transport::Buffer* state = nullptr;     ///< theirs, encoded (partition_state.h); lives as `in` does
     Kept kept = Kept::kAll;                 ///< theirs: what of it
     std::uint32_t program_step = 0;         ///< of pushes: FrameHeader's
-    bool is_for_servers_own = false;        ///< a pull: for the weight as a server has it (README.md)
+    bool is_for_servers_own = false;        ///< a pull: for the weight as a server has it (wire/PROTOCOL.md)
     bool* nonfinite = nullptr;  ///< set, before done, when any rank met a NaN or infinity; lives as `in` does
     Ticket done;
     Ticket taken;                        ///< `in` is no longer read
@@ -213,7 +209,7 @@ class EngineThread final : private transport::Sink {
   /// What everything in flight failed for; empty while nothing did.
   std::string failure() const;
   /// Servers that have died, and who serves in their place.
-  std::map<std::uint32_t, std::uint32_t> replaced_servers() const;
+  std::map<std::uint32_t, std::uint32_t> replaced_servers() const { return failover_.replaced(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -284,10 +280,6 @@ class EngineThread final : private transport::Sink {
   void send(Tensor& tensor, std::size_t part, transport::Kind kind, transport::Buffer payload,
             std::uint32_t flags);
   void handle(transport::Node from, transport::Frame frame);
-  // engine_thread_command.cpp
-  void send_command(std::uint64_t number, std::uint32_t server);
-  bool take_acknowledgement(transport::Node from, const transport::Frame& frame);
-  void tick_commands(Clock::time_point now);
   void send_again(Tensor& tensor, std::size_t part);
   void handle_refusal(Tensor& tensor, std::size_t part, const transport::Frame& frame);
   std::uint32_t ways_of(const transport::FrameHeader& reply) const;
@@ -325,9 +317,6 @@ class EngineThread final : private transport::Sink {
   bool is_handed_over(const Tensor& tensor) const;
   void tell_handed_over();
   void replace_server(std::uint32_t rank, std::uint32_t mirror);
-  std::optional<transport::Node> speaker_of(transport::Node from, const transport::FrameHeader& header) const;
-  std::string server_name(std::uint32_t rank) const;
-  std::string lost_server_text(std::uint32_t rank) const;
   std::string describe_wait(const Tensor& tensor, Clock::time_point now) const;
   transport::FrameHeader header_of(const Tensor& tensor, std::size_t part) const;
 
@@ -352,23 +341,8 @@ class EngineThread final : private transport::Sink {
   MailboxClient mail_;
   RowClient rows_;
   bool warned_of_mail_ = false, warned_of_rows_ = false;
-  std::map<std::uint32_t, std::string> servers_gone_;  // and the errors that ended them, if errors did
-  struct Command {
-    Ticket done;
-    std::string text;
-    std::vector<Acknowledgement>* said = nullptr;
-    /// Servers of which not all threads have answered, and the threads of each that have: with replicas each
-    /// thread's mirror knows a command for itself.
-    std::map<std::uint32_t, std::set<std::uint32_t>> heard;
-    Clock::time_point began, asked;
-  };
-  std::map<std::uint64_t, Command> commands_;  ///< by number; those that are not done
-  /// From the second on in which this began: who takes a worker's place begins above what that one has given.
-  std::uint64_t last_command_ =
-      kCommandsOfOneWorker *
-      static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(
-                                     std::chrono::system_clock::now().time_since_epoch())
-                                     .count());
+  Failover failover_;
+  CommandClient commands_;
   std::exception_ptr failure_;
   transport::BufferPool buffers_;
   mutable std::mutex links_mutex_;
@@ -379,8 +353,6 @@ class EngineThread final : private transport::Sink {
   std::atomic<std::uint64_t> raw_bytes_{0}, encoded_bytes_{0};  ///< of pushes
   std::atomic<std::uint64_t> ahead_bytes_{0};                   ///< written on the thread alone
   StalenessCounts staleness_;
-  std::map<std::uint32_t, std::uint32_t> replaced_;  ///< servers that have died: who serves in their place;
-                                                     ///< written under notices_mutex_
   mutable std::mutex notices_mutex_;
   std::vector<std::string> notices_;
   std::string failure_text_;  ///< of failure_, for other threads: guarded by notices_mutex_

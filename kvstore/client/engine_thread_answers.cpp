@@ -36,7 +36,7 @@ void scatter(const EngineThread::Operation& operation) {
 
 void EngineThread::handle(Node from, Frame frame) {
   if (from.role != Role::kServer || mail_.handle(from, frame) || rows_.handle(from, frame)) return;
-  if (take_acknowledgement(from, frame)) return;
+  if (commands_.handle(from, frame)) return;
   const FrameHeader& header = frame.header;
   if (header.key >= tensors_.size()) return;
   Tensor& tensor = *tensors_[header.key];
@@ -97,8 +97,8 @@ void EngineThread::handle_refusal(Tensor& tensor, std::size_t index, const Frame
   PartState& state = tensor.parts[index];
   const bool damaged = frame.header.content == static_cast<std::uint8_t>(Refusal::kSendAgain);
   if (damaged && state.resends++ < kMaxResends) return send_again(tensor, index);
-  const auto text = fmt::format("{} refused key '{}': {}", server_name(state.part.server), tensor.spec.name,
-                                payload_text(frame));
+  const auto text = fmt::format("{} refused key '{}': {}", failover_.name(state.part.server),
+                                tensor.spec.name, payload_text(frame));
   if (state.request != Kind::kPush) {  // nothing that others wait for
     state.answered = true;
     return part_done(tensor, std::make_exception_ptr(std::invalid_argument(text)));
@@ -208,7 +208,7 @@ void EngineThread::ask_again(Tensor& tensor, std::size_t index) {
   PartState& state = tensor.parts[index];
   if (state.resends++ == kMaxResends) {
     const auto text = fmt::format("the answers of {} for key '{}' arrive damaged",
-                                  server_name(state.part.server), tensor.spec.name);
+                                  failover_.name(state.part.server), tensor.spec.name);
     return job_done(tensor, std::make_exception_ptr(transport::TransportError(text)));
   }
   --tensor.jobs;

@@ -33,7 +33,10 @@ void EngineThread::tick() {
     probe(*tensor, now);
   }
   tell_handed_over();
-  tick_commands(now);
+  if (!commands_.idle() && now - commands_.oldest() >= options_.slow_abort)
+    return give_up(
+        fmt::format("{} within {} s", commands_.describe_wait(), options_.slow_abort.count() / 1000));
+  commands_.retry(now, options_.retry_timeout);
   tick_client(mail_, warned_of_mail_, now);
   tick_client(rows_, warned_of_rows_, now);
   if (rounds_.standstill != nullptr && !failure_) rounds_.standstill->tick();
@@ -101,7 +104,7 @@ std::string EngineThread::describe_wait(const Tensor& tensor, Clock::time_point 
   std::set<std::string> servers;
   for (const PartState& state : tensor.parts) {
     if (state.answered) continue;
-    servers.insert(server_name(state.part.server));
+    servers.insert(failover_.name(state.part.server));
     ranks.insert(state.awaited.begin(), state.awaited.end());
   }
   const std::string what = fmt::format("key '{}' step {} has waited {:.0f} s", tensor.spec.name,

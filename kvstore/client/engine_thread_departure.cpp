@@ -1,17 +1,14 @@
-// EngineThread: a server has left; or it has died, and its mirror serves in its place. Keys keep the server
-// that they live at; only the way there is another (Outbox::replace), so what knows servers by rank need not
-// know of it. And what a worker awaits before it leaves: that no server's death can lose what it has sent.
+// EngineThread: a server has left; or it has died, and its mirror serves in its place (failover.h). And what
+// a worker awaits before it leaves: that no server's death can lose what it has sent.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "kvstore/client/engine_tensor.h"
 
 namespace gradwire::kvstore {
 
-using transport::FrameHeader;
 using transport::Node;
 using transport::Role;
 
@@ -23,10 +20,8 @@ void EngineThread::on_goodbye(Node peer, const std::string& error) {
 /// A worker that takes its server along when it leaves has done all its rounds: only what still needs it
 /// fails.
 void EngineThread::lose_server(std::uint32_t rank, const std::string& error) {
-  for (const auto& [dead, mirror] : replaced_) {
-    if (mirror == rank) lose_server(dead, error);
-  }
-  servers_gone_.emplace(rank, error);
+  for (const std::uint32_t dead : failover_.served_by(rank)) lose_server(dead, error);
+  failover_.leave(rank, error);
   const auto awaits = [rank](const Tensor* tensor) {
     return std::any_of(tensor->parts.begin(), tensor->parts.end(), [rank](const PartState& state) {
       return !state.answered && state.part.server == rank;
@@ -34,24 +29,9 @@ void EngineThread::lose_server(std::uint32_t rank, const std::string& error) {
   };
   const bool is_needed = !rounds_.servers_in_workers || mail_.awaits_server(rank) ||
                          rows_.awaits_server(rank) || std::any_of(active_.begin(), active_.end(), awaits);
-  if (is_needed) return fail_all(std::make_exception_ptr(transport::TransportError(lost_server_text(rank))));
-  for (auto next = commands_.begin(); next != commands_.end();) {
-    Command& command = next->second;
-    const bool is_done = command.heard.erase(rank) > 0 && command.heard.empty();
-    if (is_done) command.done.succeed();
-    next = is_done ? commands_.erase(next) : std::next(next);
-  }
-}
-
-std::string EngineThread::server_name(std::uint32_t rank) const {
-  return transport::to_string({rounds_.servers_in_workers ? Role::kWorker : Role::kServer, rank});
-}
-
-std::string EngineThread::lost_server_text(std::uint32_t rank) const {
-  const auto gone = servers_gone_.find(rank);
-  if (gone != servers_gone_.end() && !gone->second.empty())
-    return server_name(rank) + " failed: " + gone->second + "; see its traceback";
-  return server_name(rank) + " left the job while this worker still needs it";
+  if (is_needed)
+    return fail_all(std::make_exception_ptr(transport::TransportError(failover_.describe(rank))));
+  commands_.lose_server(rank);
 }
 
 /// Asks at once: the round may take as long as its slowest worker.
@@ -87,14 +67,11 @@ void EngineThread::on_departure(Node server, Node mirror) {
 /// Asks at once for all that the server still owed: what it was sent, and what it answered, may be lost on
 /// the way. Its mirror knows each request that was answered to anybody, and tells what it lacks.
 void EngineThread::replace_server(std::uint32_t rank, std::uint32_t mirror) {
-  {
-    const std::lock_guard lock(notices_mutex_);
-    if (!replaced_.emplace(rank, mirror).second) return;
-    notices_.push_back(fmt::format(
-        "server {} has died; its mirror, server {}, serves in its place and is mirrored for it by "
-        "nobody: start the job again from a checkpoint when it suits",
-        rank, mirror));
-  }
+  if (!failover_.replace(rank, mirror)) return;
+  notify(
+      fmt::format("server {} has died; its mirror, server {}, serves in its place and is mirrored for it by "
+                  "nobody: start the job again from a checkpoint when it suits",
+                  rank, mirror));
   outbox_.replace(rank, mirror);
   for (Tensor* tensor : active_) {
     for (std::size_t p = 0; p < tensor->parts.size(); ++p) {
@@ -102,29 +79,9 @@ void EngineThread::replace_server(std::uint32_t rank, std::uint32_t mirror) {
       if (!state.answered && state.part.server == rank) ask(*tensor, p);
     }
   }
-  for (auto& [number, command] : commands_) {
-    if (command.heard.contains(rank)) send_command(number, rank);
-  }
+  commands_.ask_again(rank);
   mail_.ask_again(rank);
   rows_.ask_again(rank);
-}
-
-/// Whose word a frame is: who serves in a dead server's place answers on its behalf, and nobody else may. Its
-/// own last words are nobody's: who serves has been asked for all that was awaited.
-std::optional<Node> EngineThread::speaker_of(Node from, const FrameHeader& header) const {
-  if (!header.on_behalf) {
-    const bool is_dead = from.role == Role::kServer && replaced_.contains(from.rank);
-    return is_dead ? std::nullopt : std::optional(from);
-  }
-  const auto replaced = replaced_.find(header.on_behalf->rank);
-  const bool may = from.role == Role::kServer && header.on_behalf->role == from.role &&
-                   replaced != replaced_.end() && replaced->second == from.rank;
-  return may ? header.on_behalf : std::nullopt;
-}
-
-std::map<std::uint32_t, std::uint32_t> EngineThread::replaced_servers() const {
-  const std::lock_guard lock(notices_mutex_);
-  return replaced_;
 }
 
 }  // namespace gradwire::kvstore

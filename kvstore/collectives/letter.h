@@ -1,4 +1,4 @@
-// A letter's name and addressees, and where they stand in a frame's header (README.md, "Letters").
+// A letter's name and addressees, and where they stand in a frame's header (wire/PROTOCOL.md, "Letters").
 //
 // Threading: values and pure functions.
 #pragma once

@@ -157,8 +157,8 @@ class Engine {
   std::vector<KeyId> declare(std::span<const KeySpec> keys);
   /// Stores root's values (others' are ignored) as the first values of keys; ranks then pull them. All ranks
   /// give the same keys in the same order. One exchange, and one wait for servers for every 4 MiB, however
-  /// many keys there are (README.md, "Keys"). Of a key of float64 all ranks may give float64, which is kept
-  /// to the bit until a round, or an optimizer, takes its place.
+  /// many keys there are (wire/PROTOCOL.md, "Keys"). Of a key of float64 all ranks may give float64, which is
+  /// kept to the bit until a round, or an optimizer, takes its place.
   void init(std::span<const FirstValue> values, std::uint32_t root = 0);
   /// The same of one key.
   void init(KeyId key, std::span<const float> value, std::uint32_t root = 0);
@@ -270,7 +270,7 @@ class Engine {
   /// step.
   void save_checkpoint(const std::string& folder, std::string_view front_end = {});
   /// Goes on from one, in a job that has declared the same keys, bound its slots and pushed nothing yet. It
-  /// may have other numbers of workers and servers (README.md, "Checkpoints"). Throws compress::DecodeError
+  /// may have other numbers of workers and servers (checkpoint/FORMAT.md). Throws compress::DecodeError
   /// for what is damaged or no checkpoint, std::invalid_argument for one of other keys or another optimizer,
   /// or of one that set_optimizer() would not take, all before anything has changed, and std::runtime_error
   /// where a file cannot be read; the same on all ranks.

@@ -1,5 +1,5 @@
 // RowState is what is kept of rows of a table between rounds, by a server or by a worker; as bytes, it is
-// what workers fetch and give back for a checkpoint, and what its files hold (README.md, "States").
+// what workers fetch and give back for a checkpoint, and what its files hold (wire/PROTOCOL.md, "States").
 //
 // Threading: values and pure functions.
 #pragma once

@@ -22,7 +22,7 @@
 
 namespace gradwire::kvstore {
 
-/// What a partition was going through. Part of the format of timeline files (README.md), never renumber.
+/// What a partition was going through. Part of the format of timeline files (FORMAT.md), never renumber.
 enum class Stage : std::uint8_t {
   // a worker's
   kReady = 0,    ///< given by the caller, until its round begins

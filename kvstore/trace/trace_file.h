@@ -1,4 +1,4 @@
-// Writes what a trace holds as a file: one process's part of a job's timeline. README.md has the format.
+// Writes what a trace holds as a file: one process's part of a job's timeline. FORMAT.md has the format.
 //
 // Threading: pure, but for the trace's own rules.
 #pragma once

@@ -1,5 +1,5 @@
 // What the kvstore's fields of a frame header mean, for both ends. The rest of the data plane is in
-// README.md.
+// PROTOCOL.md.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// RowPayload: rows of a table as they travel: which table, which rows, and what each row holds (README.md,
+// RowPayload: rows of a table as they travel: which table, which rows, and what each row holds (PROTOCOL.md,
 // "Rows"). Ids ascend, so they travel as distances; what is out of range, unsorted or of another number
 // cannot be written, and is refused where it is read.
 //

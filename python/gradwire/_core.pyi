@@ -701,7 +701,7 @@ def connect_mpi_native(library: str, **settings: Any) -> Engine:
 
 def connect_nccl(serves: Scheduler | None, library: str, device: int | None, share_gpu: bool, **settings: Any) -> Engine:
     """
-    NCCL sums: every rank must push the same keys in the same order. library: libnccl.so.2. device: number of the GPU; None: the rank modulo the number of GPUs. share_gpu: whether other ranks may use that GPU; call gradwire.nccl.share_gpus() first.
+    NCCL sums: every rank must push the same keys in the same order. library: libnccl.so.2. device: number of the GPU; None: the rank modulo the number of GPUs. share_gpu: whether other ranks may use that GPU; call gradwire.stores.nccl.share_gpus() first.
     """
 
 class InprocNetwork:

@@ -15,7 +15,10 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from gradwire.autotune.command import tune
-from gradwire.json_option import (
+from gradwire.launch.command import ALIASES, run
+from gradwire.plan.command import plan
+from gradwire.settings.suggestions import did_you_mean
+from gradwire.terminal.json_option import (
     JsonOption,
     SecretJsonOption,
     check_output,
@@ -23,9 +26,6 @@ from gradwire.json_option import (
     write_json,
     write_secret_json,
 )
-from gradwire.plan_command import plan
-from gradwire.run_command import ALIASES, run
-from gradwire.suggestions import did_you_mean
 
 app = typer.Typer(
     name="gradwire",
@@ -79,7 +79,7 @@ def key(json_file: SecretJsonOption = None) -> None:
 
       export GRADWIRE_JOB_KEY=$(cat ~/.job-key)
     """
-    from gradwire import encryption
+    from gradwire.settings import encryption
 
     made = encryption.new_key()
     if json_file is None:
@@ -142,9 +142,9 @@ def ab(
     """
     from rich.console import Console
 
-    from gradwire.ab import Plan
-    from gradwire.ab_command import run_experiment
-    from gradwire.console import say
+    from gradwire.ab.command import run_experiment
+    from gradwire.ab.experiment import Plan
+    from gradwire.launch.console import say
 
     console = Console(stderr=json_file == "-")
     chosen = tuple(range(first_seed, first_seed + seeds))
@@ -241,7 +241,7 @@ def doctor(json_file: JsonOption = None) -> None:
 @app.command()
 def version(json_file: JsonOption = None) -> None:
     """Print the version."""
-    from gradwire.doctor import gradwire_version
+    from gradwire.terminal.machine import gradwire_version
 
     if json_file != "-":
         print(gradwire_version())
@@ -306,7 +306,7 @@ def _nowhere() -> TextIO:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line. Exit codes: 2 for misuse, 1 for other failures, a job's own for a job."""
-    from gradwire.console import say
+    from gradwire.launch.console import say
 
     words = sys.argv[1:] if arguments is None else arguments
     sys.stdout = sys.stdout or _nowhere()  # None where a daemon or a shell's >&- has closed it

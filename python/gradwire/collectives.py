@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradwire.arrays import layout_of
-from gradwire.refusals import told_to_all
+from gradwire.stores.arrays import layout_of
+from gradwire.stores.refusals import told_to_all
 
 if TYPE_CHECKING:
     from gradwire import _core

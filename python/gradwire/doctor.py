@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib
 import importlib.metadata
 import os
-import platform
-import socket
-import struct
 import subprocess
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,12 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gradwire import job, settings
-from gradwire.encryption import JobKey
-from gradwire.units import format_bytes, format_duration
-from gradwire.wide_table import print_table
+from gradwire.launch import job
+from gradwire.settings import definitions as settings
+from gradwire.settings.encryption import JobKey
+from gradwire.settings.units import format_duration
+from gradwire.terminal.machine import gradwire_version, interfaces, machine_description, netlab_reason
+from gradwire.terminal.wide_table import print_table
 
-_SIOCGIFADDR = 0x8915
 _TRY_SECONDS = 20.0
 _CORRECT_IT = "correct or unset GRADWIRE_SERVER_PROGRAM, or install gradwire again"
 _OF_THE_LOADER = 127  # exit code of a program whose libraries are not found, or do not fit
@@ -75,14 +72,6 @@ class Finding:
             "machine": self.machine,
             "interfaces": self.interfaces,
         }
-
-
-def gradwire_version() -> str:
-    """Returns the installed version, or "source" where gradwire is used without being installed."""
-    try:
-        return importlib.metadata.version("gradwire")
-    except importlib.metadata.PackageNotFoundError:
-        return "source"
 
 
 def examine() -> Finding:
@@ -157,7 +146,7 @@ def core_fault(error: ImportError) -> str:
 def _as_a_job_reads(rows: list[settings.Resolved]) -> list[settings.Resolved]:
     """Adds errors that a job would find in settings after it has read them."""
     values = {row.definition.name: row.value for row in rows}
-    found = importlib.import_module("gradwire.settings_check").faults(values)
+    found = importlib.import_module("gradwire.launch.settings_check").faults(values)
     if not any(row.error for row in rows):
         try:
             settings.Settings(**values)
@@ -194,7 +183,7 @@ def _try_server_program(path: str) -> None:
 
 
 def _examine_nccl(libraries: dict[str, str], missing: dict[str, str]) -> None:
-    nccl = importlib.import_module("gradwire.nccl")
+    nccl = importlib.import_module("gradwire.stores.nccl")
     reason = nccl.why_not()
     if reason is not None:
         missing["nccl"] = f"{reason}; the store nccl needs it"
@@ -203,7 +192,7 @@ def _examine_nccl(libraries: dict[str, str], missing: dict[str, str]) -> None:
 
 
 def _examine_mpi(transports: list[str], libraries: dict[str, str], missing: dict[str, str]) -> None:
-    mpi = importlib.import_module("gradwire.mpi")
+    mpi = importlib.import_module("gradwire.stores.mpi")
     try:
         found = mpi.describe()
     except mpi.MpiUnavailable as reason:
@@ -211,52 +200,6 @@ def _examine_mpi(transports: list[str], libraries: dict[str, str], missing: dict
         return
     transports.append("mpi")
     libraries["mpi"] = f"{found['version'].split(', ')[0]} ({found['thread_level']})"
-
-
-def netlab_reason() -> str | None:
-    """Returns why hosts as network namespaces cannot be made here; None: they can."""
-    try:
-        netlab = importlib.import_module("gradwire.netlab")
-    except ImportError as error:
-        return f"cannot be imported ({error})"
-    reason: str | None = netlab.available()
-    return reason
-
-
-def machine_description() -> dict[str, str | int]:
-    """Names the processor, its cores, the memory and the system: what a measured figure depends on."""
-    model = platform.machine()
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "cpu": names[0] if names else model,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory": format_bytes(memory),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }
-
-
-def interfaces() -> dict[str, list[str]]:
-    """Lists network interfaces that have an address, with their addresses."""
-    found: dict[str, list[str]] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # no IPv4 address
-            found.setdefault(name, []).append(socket.inet_ntoa(reply[20:24]))
-    try:
-        with open("/proc/net/if_inet6", encoding="ascii") as file:
-            for line in file:
-                address, *_, name = line.split()
-                text = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))
-                found.setdefault(name, []).append(text)
-    except FileNotFoundError:
-        pass  # a kernel without IPv6
-    return found
 
 
 def show(finding: Finding, console: Console) -> None:

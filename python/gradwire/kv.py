@@ -30,23 +30,16 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from gradwire import (
-    _core,
-    auto_placement,
-    backend,
-    environments,
-    joining,
-    rendezvous,
-    settings,
-    uncaught_error,
-    worker,
-)
-from gradwire.backend import AbstractKVStore, register
-from gradwire.checkpoint import Restored
-from gradwire.rendezvous import KnownAddress, Place
-from gradwire.store import KVStore
-from gradwire.suggestions import nearest
-from gradwire.torch_group import Group
+from gradwire import _core
+from gradwire.settings import definitions as settings
+from gradwire.settings import launch_environment
+from gradwire.settings.suggestions import nearest
+from gradwire.stores import auto_placement, backend, connect, rendezvous, uncaught_error, worker
+from gradwire.stores.backend import AbstractKVStore, register
+from gradwire.stores.checkpoint import Restored
+from gradwire.stores.rendezvous import KnownAddress, Place
+from gradwire.stores.store import KVStore
+from gradwire.stores.torch_group import Group
 
 __all__ = [
     "AbstractKVStore",
@@ -90,7 +83,7 @@ _joined: KVStore | None = None  # the one by which this process is in its job, w
 
 def stores() -> list[str]:
     """Names every store that create() knows: gradwire's own, then those of other makers."""
-    return [*joining.names(), *backend.names()]
+    return [*connect.names(), *backend.names()]
 
 
 @overload
@@ -164,7 +157,7 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
     if not isinstance(name, str):
         raise TypeError(f"kv.create: name is {name!r}, expected a string such as 'dist_sync'")
     kind = name.lower()
-    foreign = None if kind in joining.names() else _foreign(name)
+    foreign = None if kind in connect.names() else _foreign(name)
     if staleness is not None:
         _check_staleness(name, staleness)
     if on_failure is not None:
@@ -176,7 +169,7 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
         )
     if foreign is not None:
         return foreign()
-    is_local = joining.is_local(kind)
+    is_local = connect.is_local(kind)
     if not is_local and (other := joined()) is not None:
         raise ValueError(
             f"kv.create({name!r}): this process has joined its job already, by the store {other.type!r}; use that "
@@ -190,18 +183,18 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
     if on_failure is not None:
         values = dataclasses.replace(values, on_failure=on_failure)
     if values.role != "worker":
-        joining.serve(values)
+        connect.serve(values)
     if values.step_profile is not None:  # the script's layers are timed, alone
         kind, is_local = "local", True
     chooses = values.placement == "auto" and not is_local
-    found = (auto_placement if chooses else joining).open_engine(kind, values)
+    found = (auto_placement if chooses else connect).open_engine(kind, values)
     store = KVStore(found.store, found.engine, values)
     store.since = found.since
     _enlist(store)
     if not is_local:
         store.report_joined()
     if not is_local and store.rank == 0:
-        environments.tell(store.type, store.num_workers, has_ranks_of_a_group=of_group is not given)
+        launch_environment.tell(store.type, store.num_workers, has_ranks_of_a_group=of_group is not given)
     return store
 
 
@@ -252,7 +245,7 @@ def _join_at(place: Place, rank: int, num_workers: int) -> KVStore:
     here = dataclasses.replace(
         settings.read(), master=None, scheduler=None, rank=rank, num_workers=num_workers, num_servers=0
     )
-    store = KVStore("allreduce", joining.open_peers(here, place), here)
+    store = KVStore("allreduce", connect.open_peers(here, place), here)
     _enlist(store)
     return store
 
@@ -267,7 +260,7 @@ def rejoin(store: KVStore) -> KVStore:
     with contextlib.suppress(_core.TransportError, _core.TimeoutError):  # of what was under way
         store.close()
     gc.collect()  # stores of earlier generations are in cycles, and each holds memory and a descriptor
-    found = joining.open_engine(store.type, store._settings)
+    found = connect.open_engine(store.type, store._settings)
     again = KVStore(store.type, found.engine, store._settings)
     was_missed = found.since > generation + 1  # the others went on meanwhile: it comes as a new one does
     again.since = found.since if was_missed else store.since
@@ -287,8 +280,8 @@ def _check_staleness(name: str, staleness: Any) -> None:
     if staleness > settings.LARGEST:
         raise ValueError(f"kv.create({name!r}): staleness={staleness}, expected at most {settings.LARGEST}")
     kind = name.lower()
-    if not joining.applies_at_once(kind):
-        at_once = ", ".join(store for store in joining.names() if joining.applies_at_once(store))
+    if not connect.applies_at_once(kind):
+        at_once = ", ".join(store for store in connect.names() if connect.applies_at_once(store))
         raise ValueError(
             f"kv.create({name!r}): staleness={staleness} was given, and in this store no worker is ahead of another; "
             f"leave it out, or use one of {at_once}"

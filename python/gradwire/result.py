@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gradwire import codec_override, settings
+from gradwire.settings import definitions as settings
+from gradwire.stores import codec_override
 
 Metric = Literal["accuracy", "loss"]
 

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradwire.arrays import engine_dtype, expect_numbers, first_of, real_shape
+from gradwire.stores.arrays import engine_dtype, expect_numbers, first_of, real_shape
 
 if TYPE_CHECKING:
     from gradwire import _core
     from gradwire.compress import Compression
-    from gradwire.keys import Key
     from gradwire.kv import KVStore
+    from gradwire.stores.keys import Key
 
 __all__ = ["RowSparse", "SparseKeys"]
 

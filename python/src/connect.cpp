@@ -287,7 +287,7 @@ void bind_connect(nb::module_& module) {
       "number "
       "of the GPU; None: the rank modulo the number of GPUs. share_gpu: whether other ranks may use that "
       "GPU; "
-      "call gradwire.nccl.share_gpus() first.");
+      "call gradwire.stores.nccl.share_gpus() first.");
   nb::class_<transport::InprocNetwork>(module, "InprocNetwork",
                                        "Peers inside this process: every rank is a thread of its own.")
       .def(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from gradwire.kv import KVStore
-from gradwire.launch import run_job
+from gradwire.launch.supervisor import run_job
 from python.experiment_files import imported
 from python.inproc_ranks import run_ranks
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from gradwire.launch import run_job
+from gradwire.launch.supervisor import run_job
 from python.experiment_files import imported
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "char_lm"

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from gradwire.ab import Run
+from gradwire.ab.experiment import Run
+from gradwire.ab.outcome import summarise
 from gradwire.controller import CANDIDATES, Budget, accuracy
-from gradwire.outcome import summarise
 from gradwire.result import RunResult
 from python.experiment_files import imported
 

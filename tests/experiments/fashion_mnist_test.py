@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gradwire.launch import run_job
+from gradwire.launch.supervisor import run_job
 from python.experiment_files import load
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "fashion_mnist"

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from gradwire.ab import Plan
+from gradwire.ab.experiment import Plan
 from python.experiment_files import load
 
 FILE = Path(__file__).resolve().parents[2] / "experiments" / "training" / "grid.py"

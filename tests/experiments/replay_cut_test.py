@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from experiments.tiny_replay import tiny_plan
-from gradwire import _core, layer_profile, settings
+from gradwire import _core
+from gradwire.plan import layer_profile
+from gradwire.settings import definitions as settings
 from replay import gradwire_worker, rows
 from replay.cut import Cut, Key, Piece, declaration
 from replay.plan import default

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from experiments.tiny_replay import IDLE, Meter, of_row, tiny_plan, tiny_profile
-from gradwire import layer_profile
+from gradwire.plan import layer_profile
 from replay import figures, launches, records, rows, run
 from replay.cpu import Load
 from replay.plan import Plan, ReplayFailed, default

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from experiments.tiny_replay import Meter, of_row, tiny_plan
-from gradwire import job, settings
+from gradwire.launch import job
+from gradwire.settings import definitions as settings
 from replay import rows, systems
 from replay.scale import Scale
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from gradwire.ab import Run
-from gradwire.doctor import netlab_reason
-from gradwire.outcome import summarise
+from gradwire.ab.experiment import Run
+from gradwire.ab.outcome import summarise
 from gradwire.result import RunResult
+from gradwire.terminal.machine import netlab_reason
 from python.experiment_files import imported
 from python.tiny_transformer import TRAIN, train
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire import layer_profile
+from gradwire.plan import layer_profile
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments"))
 

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from gradwire.ab import Conditions
+from gradwire.ab.experiment import Conditions
 from gradwire.autotune import box as boxes
 from gradwire.autotune.launches import Job, Launcher, LaunchFailed
-from gradwire.child import Line
+from gradwire.launch.child import Line
 from integration.processes import clean_environment, descendants, is_alive, wait_until
 
 TRAIN = """

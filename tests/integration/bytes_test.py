@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from gradwire import calibration, planner
-from gradwire.child import Line
-from gradwire.launch import run_job
-from gradwire.layer_profile import Layer, Profile
+from gradwire.launch.child import Line
+from gradwire.launch.supervisor import run_job
 from gradwire.netlab import NetLab
-from gradwire.simulation import Network, Schedule, Variant
+from gradwire.plan import calibration, planner
+from gradwire.plan.layer_profile import Layer, Profile
+from gradwire.plan.simulation import Network, Schedule, Variant
 from gradwire.timeline.command import load
 from gradwire.timeline.recording import Recording
 from gradwire.timeline.summary import StageTime, summarise

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import gradwire
-import gradwire.settings
 import numpy as np
 import torch
+from gradwire.settings import definitions as settings
 from numpy.testing import assert_array_equal
 
 LARGE = 1_200_007  # several pieces in every share
@@ -111,7 +111,7 @@ def endless(store: gradwire.kv.KVStore) -> None:
 
 def main() -> None:
     options = dict(word.split("=", 1) for word in sys.argv[1:])
-    rank = gradwire.settings.read().rank
+    rank = settings.read().rank
     (Path(os.environ["TEST_FOLDER"]) / f"worker{rank}.pid").write_text(str(os.getpid()))
     store = gradwire.kv.create(options["store"])
     result = {"check": check, "misuse": misuse, "endless": endless}[options["mode"]](store)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from gradwire.child import Line
-from gradwire.launch import run_job
+from gradwire.launch.child import Line
+from gradwire.launch.supervisor import run_job
 from gradwire.netlab import NetLab
 from integration.hosts import needs_hosts
 from integration.processes import (

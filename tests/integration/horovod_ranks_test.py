@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from gradwire.launch import JobResult, run_job
+from gradwire.launch.supervisor import JobResult, run_job
 from integration.torch_jobs import CaseJob, case_names
 
 PROGRAMS = [Path(__file__).with_name(name) for name in ("horovod_cases.py", "horovod_training_cases.py")]

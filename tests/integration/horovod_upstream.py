@@ -166,7 +166,7 @@ def run_job(path: Path, ranks: int, pattern: str, behind: str) -> tuple[dict[str
     """Runs the tests whose names come behind one, in the order of names, until one fails on some ranks only. Returns
     also the job's exit code.
     """
-    from gradwire import launch
+    from gradwire.launch import supervisor as launch
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire.clusters.kubernetes_keeper import Pods
+from gradwire.launch.clusters.kubernetes_agent import Pods
 from integration import launched
 from integration.launched import Bed
 from integration.processes import Job, wait_until

@@ -94,7 +94,8 @@ def train_and_tell(store: KVStore, options: dict[str, str]) -> None:
 
 def train_as_threads(options: dict[str, str]) -> None:
     """Every rank is a thread of this process, and its frames stay in memory."""
-    from gradwire import _core, kv, settings
+    from gradwire import _core, kv
+    from gradwire.settings import definitions as settings
 
     values = settings.read()
     network = _core.InprocNetwork(int(options["workers"]))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from gradwire.bench.peer_openmpi import mpirun
-from gradwire.child import Line, LocalHost
-from gradwire.launch import JobResult, run_job
+from gradwire.launch.child import Line, LocalHost
+from gradwire.launch.supervisor import JobResult, run_job
 from gradwire.netlab import NetHost, NetLab, remains
 from integration.hosts import needs_hosts
 from integration.processes import agreed, clean_environment, python, run_to_the_end

@@ -12,15 +12,15 @@ import sys
 from pathlib import Path
 
 import gradwire
-import gradwire.settings
 import numpy as np
+from gradwire.settings import definitions as settings
 
 ELEMENTS = 500_000
 STEPS = 4
 
 
 def main() -> None:
-    rank = gradwire.settings.read().rank
+    rank = settings.read().rank
     (Path(os.environ["TEST_FOLDER"]) / f"worker{rank}.pid").write_text(str(os.getpid()))
     store = gradwire.kv.create(sys.argv[1])
     store.set_gradient_compression(sys.argv[2])

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from gradwire.launch import JobResult, run_job
+from gradwire.launch.supervisor import JobResult, run_job
 from integration.mxnet_environment import environment, require_mxnet
 from integration.torch_jobs import CaseJob, case_names
 

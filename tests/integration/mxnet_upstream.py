@@ -50,7 +50,7 @@ def _program(mxnet: Path) -> list[str]:
 def run_nightly(mxnet: Path, kind: str, as_it_is: bool) -> str:
     """Runs a type of the nightly test as a job. Returns what it said if it failed, or ""."""
     import mxnet_environment
-    from gradwire import launch
+    from gradwire.launch import supervisor as launch
 
     with tempfile.TemporaryDirectory() as folder:
         said: list[str] = []

@@ -10,7 +10,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from gradwire import _core, nccl
+from gradwire import _core
+from gradwire.stores import nccl
 from integration.processes import NOTICE_SECONDS, Run, assert_gone, names, python, run_to_the_end
 
 CODECS = [

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire.job import free_port
+from gradwire.launch.job import free_port
 from integration.processes import (
     NOTICE_SECONDS,
     START_SECONDS,
@@ -146,7 +146,7 @@ def test_without_a_job_the_error_says_how_to_start_one(tmp_path: Path) -> None:
 
 def test_workers_of_different_stores_are_told_so(tmp_path: Path) -> None:
     program = (
-        "import gradwire, gradwire.settings; r = gradwire.settings.read().rank; "
+        "import gradwire; from gradwire.settings import definitions; r = definitions.read().rank; "
         "gradwire.kv.create('allreduce' if r else 'dist_sync')"
     )
     ended = run_to_the_end(tmp_path, [sys.executable, "-c", program], servers=None)

@@ -14,9 +14,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gradwire
-import gradwire.settings
 import numpy as np
 from gradwire.power_sgd import PowerSGD
+from gradwire.settings import definitions as settings
 from oracle import power_sgd as oracle
 
 SHAPES = [(300, 200), (50,)]
@@ -31,7 +31,7 @@ def gradient(rank: int, step: int, index: int) -> np.ndarray:
 
 
 def main() -> None:
-    rank = gradwire.settings.read().rank
+    rank = settings.read().rank
     (Path(os.environ["TEST_FOLDER"]) / f"worker{rank}.pid").write_text(str(os.getpid()))
     store = gradwire.kv.create(sys.argv[1])
     ranks = range(store.num_workers)

@@ -11,12 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gradwire import joining
+from gradwire.stores import connect
 from integration.stores import STORES, Row, run
 
 
 def test_every_store_is_tested() -> None:
-    assert [row.name for row in STORES] == joining.names()
+    assert [row.name for row in STORES] == connect.names()
 
 
 @pytest.mark.parametrize("row", STORES, ids=lambda row: row.name)

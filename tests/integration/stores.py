@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from gradwire import nccl
+from gradwire.stores import nccl
 from integration.mpi_jobs import mpirun
 from integration.processes import Ended, Job, python, run_to_the_end
 

@@ -26,9 +26,9 @@ import time
 from pathlib import Path
 
 import gradwire
-import gradwire.settings
 import numpy as np
-from gradwire import joining
+from gradwire.settings import definitions as settings
+from gradwire.stores import connect
 
 OPTIONS = {
     "store": "dist_sync",
@@ -103,13 +103,13 @@ def write_pid(rank: int) -> None:
 
 def set_clock(apart: float) -> None:
     """Has the engine that is opened next trace by a clock that is wrong, as on another machine."""
-    options_of = joining._engine_options
-    joining._engine_options = lambda values: options_of(values) | {"clock_offset": apart * (values.rank or 0)}
+    options_of = connect._engine_options
+    connect._engine_options = lambda values: options_of(values) | {"clock_offset": apart * (values.rank or 0)}
 
 
 def main() -> None:
     options = OPTIONS | dict(word.split("=", 1) for word in sys.argv[1:])
-    rank = gradwire.settings.read().rank
+    rank = settings.read().rank
     if rank is not None:
         write_pid(rank)
     set_clock(float(options["clocks_apart"]))

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from gradwire.launch import run_job
+from gradwire.launch.supervisor import run_job
 from integration.processes import HERE, clean_environment
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradwire import outcome, report
-from gradwire.ab import Run, RunFailed
+from gradwire.ab import outcome, report
+from gradwire.ab.experiment import Run, RunFailed
 from gradwire.result import RunResult
 
 TRAIN = """

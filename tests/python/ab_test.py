@@ -13,10 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gradwire import ab, codec_override, outcome, paired, result
-from gradwire.ab import Plan, Run
-from gradwire.child import Line
+from gradwire import result
+from gradwire.ab import experiment as ab
+from gradwire.ab import outcome
+from gradwire.ab.experiment import Plan, Run
+from gradwire.launch.child import Line
+from gradwire.report import paired_statistics
 from gradwire.result import RunResult
+from gradwire.stores import codec_override
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
     ],
 )
 def test_t_quantile_equals_the_tables(degrees: int, t: float) -> None:
-    assert paired.t_quantile(degrees) == pytest.approx(t, abs=5e-4)
+    assert paired_statistics.t_quantile(degrees) == pytest.approx(t, abs=5e-4)
 
 
 def test_t_probability_equals_the_integral_of_its_density() -> None:
@@ -49,12 +53,12 @@ def test_t_probability_equals_the_integral_of_its_density() -> None:
         gammas = math.gamma((degrees + 1) / 2) / math.gamma(degrees / 2) / math.sqrt(degrees * math.pi)
         density = gammas * (1 + x**2 / degrees) ** (-(degrees + 1) / 2)
         expected = 2 * np.trapezoid(density, x)
-        assert paired.t_probability(2.5, degrees) == pytest.approx(expected, abs=1e-9)
+        assert paired_statistics.t_probability(2.5, degrees) == pytest.approx(expected, abs=1e-9)
 
 
 def test_paired_difference_by_hand() -> None:
     # Differences 1, 2, 3: mean 2, standard deviation 1, half width 4.3027 / sqrt(3).
-    interval = paired.paired_difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    interval = paired_statistics.paired_difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
     assert interval.mean == 2.0
     assert (interval.low, interval.high) == (
         pytest.approx(-0.48414, abs=1e-4),
@@ -67,13 +71,13 @@ def test_paired_difference_equals_numpy() -> None:
     a, b = rng.normal(size=8), rng.normal(size=8)
     d = a - b
     half = 2.36462 * d.std(ddof=1) / np.sqrt(8)  # 7 degrees of freedom
-    interval = paired.paired_difference(list(a), list(b))
+    interval = paired_statistics.paired_difference(list(a), list(b))
     assert interval.low == pytest.approx(d.mean() - half, abs=1e-5)
     assert interval.high == pytest.approx(d.mean() + half, abs=1e-5)
 
 
 def test_ratio_is_geometric() -> None:
-    interval = paired.paired_ratio([2.0, 8.0], [1.0, 1.0])
+    interval = paired_statistics.paired_ratio([2.0, 8.0], [1.0, 1.0])
     assert interval.mean == pytest.approx(4.0)
     assert interval.low is not None
     assert interval.high is not None
@@ -81,7 +85,7 @@ def test_ratio_is_geometric() -> None:
 
 
 def test_one_value_has_no_interval() -> None:
-    interval = paired.mean_interval([5.0])
+    interval = paired_statistics.mean_interval([5.0])
     assert (interval.mean, interval.low, interval.high, interval.width) == (5.0, None, None, math.inf)
 
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gradwire import layer_profile, simulation
-from gradwire.ab import Conditions
+from gradwire.ab.experiment import Conditions
 from gradwire.autotune import box as boxes
 from gradwire.autotune import launches, start
 from gradwire.autotune.box import Setting
@@ -19,6 +18,7 @@ from gradwire.autotune.search import Interrupted
 from gradwire.autotune.session import Session
 from gradwire.autotune.step_times import StepTimes
 from gradwire.compress import Compression
+from gradwire.plan import layer_profile, simulation
 
 JOB = Job(("train",), 2, 0, None)
 BOX = boxes.of_this_machine(cores=4)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gradwire import settings
 from gradwire.autotune import box as boxes
 from gradwire.autotune import page, step_times
 from gradwire.autotune.box import Box, Knob, Setting
@@ -20,6 +19,7 @@ from gradwire.autotune.duel import REPEATS, Duel, fight
 from gradwire.autotune.outcome import Outcome, Trial
 from gradwire.autotune.race import race
 from gradwire.autotune.search import FEWEST_TRIALS, Interrupted, Search
+from gradwire.settings import definitions as settings
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

@@ -9,10 +9,10 @@ from typing import Any, get_args
 import gradwire
 import numpy as np
 import pytest
-from gradwire import backend, joining
 from gradwire.compress import Compression
 from gradwire.gathered_sum import GatheredSum
 from gradwire.kv import AbstractKVStore, OwnName
+from gradwire.stores import backend, connect
 
 
 class Echo(AbstractKVStore):
@@ -102,7 +102,7 @@ def test_the_installed_package_offers_torch() -> None:
 
 
 def test_names_for_type_checkers_are_the_stores() -> None:
-    assert list(get_args(OwnName)) == joining.names()
+    assert list(get_args(OwnName)) == connect.names()
 
 
 def test_the_rfcs_verbs_on_a_store_of_ours() -> None:

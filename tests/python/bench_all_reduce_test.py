@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gradwire import nccl
 from gradwire.bench import all_reduce, hosts, peer_openmpi, power_sgd, rounds, stores
 from gradwire.bench.launches import BenchFailed, Launch
 from gradwire.bench.plan import UNSHAPED, AllReducePlan
 from gradwire.bench.system import PeerUnavailable
+from gradwire.stores import nccl
 
 FIELDS = {
     *("system", "codec", "reply", "ranks", "servers", "bytes", "bandwidth", "seconds_min", "seconds_median"),

@@ -20,8 +20,8 @@ from gradwire.bench.launches import BenchFailed, Collector
 from gradwire.bench.plan import ServersPlan
 from gradwire.bench.system import encoded_bytes
 from gradwire.bench.worker import CodecSum
-from gradwire.child import Line
 from gradwire.compress import Compression
+from gradwire.launch.child import Line
 
 CODEC_FIELDS = {
     *("codec", "op", "elements", "piece_elements", "residual", "ways", "threads", "elements_per_second"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from gradwire.byteps.compression_params import Compressed, of_attributes, read
-from gradwire.codec_choice import parse_codec
+from gradwire.stores.codec_choice import parse_codec
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 
 import pytest
-from gradwire.child import Line, LineSplitter, describe_exit, shell_code
-from gradwire.console import Prefixer
+from gradwire.launch.child import Line, LineSplitter, describe_exit, shell_code
+from gradwire.launch.console import Prefixer
 
 
 def test_lines_are_cut_wherever_the_reads_fall() -> None:

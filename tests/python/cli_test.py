@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire.hosts import HostSlots, is_this_machine, read_hosts
+from gradwire.launch.hosts import HostSlots, is_this_machine, read_hosts
 
 PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 

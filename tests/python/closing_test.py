@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gradwire import _core, settings, worker
+from gradwire import _core
 from gradwire.kv import KVStore
+from gradwire.settings import definitions as settings
+from gradwire.stores import worker
 from numpy.testing import assert_allclose, assert_array_equal
 from python.inproc_ranks import DEADLINE, await_event, run_ranks
 

@@ -12,10 +12,10 @@ from typing import Any
 import gradwire as gw
 import numpy as np
 import pytest
-from gradwire import calibration
 from gradwire.controller import Budget, Controller, Instruments, Options, Pace, Plan, Tensor
-from gradwire.placement import Link
-from gradwire.simulation import Schedule
+from gradwire.plan import calibration
+from gradwire.plan.simulation import Schedule
+from gradwire.stores.placement import Link
 from python.inproc_ranks import run_ranks
 
 WORKERS = 3

@@ -10,15 +10,16 @@ from typing import Any
 import gradwire as gw
 import numpy as np
 import pytest
-from gradwire import _core, calibration, layer_profile, simulation
-from gradwire.ab import check_arms
+from gradwire import _core
+from gradwire.ab.experiment import check_arms
 from gradwire.controller import CANDIDATES, Budget, Plan, Tensor, accuracy, choice, requested
 from gradwire.controller import error as codec_error
 from gradwire.controller.choice import choose
 from gradwire.controller.prediction import Job, network_of
 from gradwire.controller.step_clock import Step, StepClock, layers
-from gradwire.placement import Link
-from gradwire.simulation import Network, Schedule, Variant
+from gradwire.plan import calibration, layer_profile, simulation
+from gradwire.plan.simulation import Network, Schedule, Variant
+from gradwire.stores.placement import Link
 from python.inproc_ranks import run_ranks
 
 COSTS = calibration.load()

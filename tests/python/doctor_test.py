@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire import _core, doctor, mpi, nccl
+from gradwire import _core, doctor
+from gradwire.stores import mpi, nccl
 from rich.console import Console
 
 
@@ -107,7 +108,7 @@ def test_a_missing_mpi_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_doctor_under_mpirun_is_no_rank_of_its_job() -> None:
     """Else it would wait in MPI_Init for ranks that never come."""
-    command = [sys.executable, "-c", "from gradwire import mpi; print(mpi.describe()['thread_level'])"]
+    command = [sys.executable, "-c", "from gradwire.stores import mpi; print(mpi.describe()['thread_level'])"]
     done = subprocess.run(
         ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", *command],
         capture_output=True,

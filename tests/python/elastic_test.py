@@ -10,9 +10,10 @@ import gradwire as gw
 import gradwire.torch
 import pytest
 import torch
-from gradwire import joining, settings
 from gradwire.elastic import Sampler, State, TorchState
-from gradwire.job import make_job
+from gradwire.launch.job import make_job
+from gradwire.settings import definitions as settings
+from gradwire.stores import connect
 
 
 @pytest.fixture
@@ -156,15 +157,15 @@ def test_who_misses_a_generation_of_its_job_comes_as_a_new_one(
 ) -> None:
     store = gw.kv.create("local")
     assert (store.generation, store.since) == (1, 1)
-    later = joining.open_engine("local", store._settings)._replace(since=came_back_in)
-    monkeypatch.setattr(joining, "open_engine", lambda kind, values: later)
+    later = connect.open_engine("local", store._settings)._replace(since=came_back_in)
+    monkeypatch.setattr(connect, "open_engine", lambda kind, values: later)
     again = gw.kv.rejoin(store)
     assert again.since == since
     again.close()
 
 
 def member_name() -> str:
-    return str(joining._node_options(settings.read({"GRADWIRE_ON_FAILURE": "continue"}))["member"])
+    return str(connect._node_options(settings.read({"GRADWIRE_ON_FAILURE": "continue"}))["member"])
 
 
 def test_each_forked_process_has_a_name_of_its_own() -> None:

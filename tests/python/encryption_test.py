@@ -12,11 +12,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire import _core, auto_placement, doctor, encryption, joining, kv, settings, settings_file
-from gradwire.child import Host, LocalHost
-from gradwire.encryption import JobKey
-from gradwire.job import Job, make_job
-from gradwire.ssh import SshHost, forwarded
+from gradwire import _core, doctor, kv
+from gradwire.launch.child import Host, LocalHost
+from gradwire.launch.job import Job, make_job
+from gradwire.launch.remote.ssh import SshHost, forwarded
+from gradwire.settings import definitions as settings
+from gradwire.settings import encryption
+from gradwire.settings import file as settings_file
+from gradwire.settings.encryption import JobKey
+from gradwire.stores import auto_placement, connect
 from rich.console import Console
 
 SERVER_PROGRAM = str(Path(sys.executable).parent / "gradwire-server")
@@ -135,7 +139,7 @@ def test_workers_that_choose_a_placement_know_whether_it_is_settled(
         met.append(values)
         raise ConnectionError
 
-    monkeypatch.setattr(joining, "open_engine", meet)
+    monkeypatch.setattr(connect, "open_engine", meet)
     given = {"GRADWIRE_SCHEDULER": scheduler, "GRADWIRE_JOB_KEY": key, "GRADWIRE_MASTER": "tcp://10.7.0.2:3"}
     values = settings.read({name: text for name, text in given.items() if text is not None})
     with pytest.raises(ConnectionError):
@@ -212,7 +216,7 @@ def test_a_scheduler_that_strangers_can_join_warns(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(_core.Scheduler, "serve", serve)
     values = settings.read({"GRADWIRE_ROLE": "scheduler", "GRADWIRE_SCHEDULER": "tcp://192.0.2.1:0"})
     with pytest.warns(UserWarning, match="is not encrypted: whoever reaches"), pytest.raises(SystemExit):
-        joining.serve(values)
+        connect.serve(values)
 
 
 def test_a_key_stands_in_no_settings_file(tmp_path: Path) -> None:
@@ -266,7 +270,7 @@ def test_what_cannot_be_encrypted_is_refused_where_it_must_be(store: str) -> Non
     with pytest.raises(
         ValueError, match=f"kv.create\\('{store}'\\): GRADWIRE_ENCRYPT=on does not go with it"
     ):
-        joining.open_engine(store, values)
+        connect.open_engine(store, values)
 
 
 def test_a_job_that_strangers_can_join_is_warned_of() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from gradwire import environments, settings
-from gradwire.environments import first_node, launcher, tell
+from gradwire.settings import definitions as settings
+from gradwire.settings import launch_environment
+from gradwire.settings.launch_environment import first_node, launcher, tell
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "x",
@@ -121,7 +122,7 @@ def test_where_workers_meet() -> None:
 
 def test_no_port_of_ranks_is_torchs_own_or_the_next_jobs() -> None:
     for port in [29523, *range(1024, 65536, 61)]:
-        at = environments.meeting_beside_torch("node0", str(port))
+        at = launch_environment.meeting_beside_torch("node0", str(port))
         assert int(at.rpartition(":")[2]) not in (port, *range(port + 1, port + 9)), (port, at)
 
 
@@ -132,12 +133,12 @@ def test_a_port_that_is_no_number_is_an_error() -> None:
 
 def test_torchruns_store_is_joined_where_torchrun_serves_one() -> None:
     serves = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert environments.store_of_torchrun(serves) == ("node0", 29500)
-    assert environments.store_of_torchrun(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}) is None
-    assert environments.store_of_torchrun(TORCHRUN) is None
-    assert environments.store_of_torchrun(serves | {"MASTER_PORT": ""}) is None
+    assert launch_environment.store_of_torchrun(serves) == ("node0", 29500)
+    assert launch_environment.store_of_torchrun(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}) is None
+    assert launch_environment.store_of_torchrun(TORCHRUN) is None
+    assert launch_environment.store_of_torchrun(serves | {"MASTER_PORT": ""}) is None
     inside = {"GRADWIRE_RANK": "0", "GRADWIRE_NUM_WORKERS": "2"}  # another job's, of a rank
-    assert environments.store_of_torchrun(serves | inside) is None
+    assert launch_environment.store_of_torchrun(serves | inside) is None
 
 
 @pytest.mark.parametrize(
@@ -153,8 +154,8 @@ def test_torchruns_store_is_joined_where_torchrun_serves_one() -> None:
     ],
 )
 def test_other_launchers_say_how_many_there_are(variables: dict[str, str], told: str | None) -> None:
-    assert environments.several(1, variables) == told
-    assert environments.several(3, variables) == "3 workers"
+    assert launch_environment.several(1, variables) == told
+    assert launch_environment.several(3, variables) == "3 workers"
 
 
 def test_the_tasks_of_an_mpirun_inside_a_slurm_step_do_not_meet_where_the_step_began() -> None:

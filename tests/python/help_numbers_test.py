@@ -7,10 +7,13 @@ import re
 
 import pytest
 import typer.main
-from gradwire import cli, launch, planner, settings, step_profile
+from gradwire import cli
 from gradwire.autotune import duel, launches, search, step_times
-from gradwire.clusters import yarn
-from gradwire.units import format_duration, format_rate
+from gradwire.launch import supervisor as launch
+from gradwire.launch.clusters import yarn
+from gradwire.plan import planner, step_profile
+from gradwire.settings import definitions as settings
+from gradwire.settings.units import format_duration, format_rate
 
 LUCK = 2**duel.REPEATS  # by which a setting as fast as the defaults wins a duel once in so many times
 

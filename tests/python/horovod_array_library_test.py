@@ -11,11 +11,11 @@ from gradwire.horovod import numpy_arrays
 from gradwire.horovod.adasum import adasum
 from gradwire.horovod.array_library import ArrayLibrary, near_equal, scaled, wide_type
 from gradwire.horovod.request import TensorSpec
-from gradwire.horovod.torch import arrays as torch_arrays
+from gradwire.horovod.torch import arrays
 
 LIBRARIES = [
     pytest.param(numpy_arrays, np.asarray, id="numpy"),
-    pytest.param(torch_arrays, torch.from_numpy, id="torch"),
+    pytest.param(arrays, torch.from_numpy, id="torch"),
 ]
 library_and_maker = pytest.mark.parametrize(("library", "make"), LIBRARIES)
 

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gradwire import _core, kv, settings
+from gradwire import _core, kv
+from gradwire.settings import definitions as settings
 
 DEADLINE = 30.0  # seconds
 

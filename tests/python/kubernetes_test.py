@@ -10,10 +10,10 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from gradwire import launchers
-from gradwire.clusters import kubernetes_keeper
-from gradwire.clusters.kubernetes import DOCUMENTS
-from gradwire.clusters.kubernetes_keeper import Pods, PodState, first_failure, read_pod
+from gradwire.launch import launchers
+from gradwire.launch.clusters import kubernetes_agent
+from gradwire.launch.clusters.kubernetes import DOCUMENTS
+from gradwire.launch.clusters.kubernetes_agent import Pods, PodState, first_failure, read_pod
 from python.prepared_jobs import request
 
 VERSIONS = ("1.28", "1.30", "1.33", "1.37")  # of Kubernetes; the index of a pod is an annotation since 1.21
@@ -178,7 +178,7 @@ def test_a_pod_that_waits_in_vain_ends_the_wait_and_each_reason_is_told_once(
     no_image = pod(1, "Pending", {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
     looks = [[creating, unplaced], [creating, unplaced], [creating, no_image]]
     monkeypatch.setattr(pods, "look", lambda: ([*map(read_pod, looks.pop(0))], ""))
-    monkeypatch.setattr(kubernetes_keeper, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(kubernetes_agent, "_LOOK_SECONDS", 0.0)
     assert pods.watch() == 1
     assert looks == []
     told = capfd.readouterr().err
@@ -208,7 +208,7 @@ def test_a_log_that_is_cut_off_is_followed_again_from_there(
         return looks.pop(0), ""
 
     monkeypatch.setattr(pods, "look", look)
-    monkeypatch.setattr(kubernetes_keeper, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(kubernetes_agent, "_LOOK_SECONDS", 0.0)
     assert pods.watch() == 0
     pods.finish()
     first, second = (tmp_path / "told").read_text().splitlines()

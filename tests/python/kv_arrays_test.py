@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 from gradwire import _core
-from gradwire.devices import DeviceSum
 from gradwire.kv import KVStore
-from gradwire.nonfinite import NonfiniteSums
+from gradwire.stores.devices import DeviceSum
+from gradwire.stores.nonfinite import NonfiniteSums
 from numpy.testing import assert_array_equal
 from python.dlpack_array import CUDA, DlpackArray
 from python.small_arrays import SHAPE, ones, pulled

@@ -15,8 +15,9 @@ from typing import Any
 import gradwire
 import numpy as np
 import pytest
-from gradwire import _core, nccl
+from gradwire import _core
 from gradwire.kv import KVStore
+from gradwire.stores import nccl
 from numpy.testing import assert_array_equal
 from python.small_arrays import ones, pulled
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from gradwire.launch import run_job
+from gradwire.launch.supervisor import run_job
 from python.small_jobs import assert_none_left, folder_of_a_job, python
 
 KILL, SEGV, TERM = -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM

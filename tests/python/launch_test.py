@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire import launch
-from gradwire.child import Line
-from gradwire.job import make_job
-from gradwire.launch import JobResult, LocalHost, run_job
-from gradwire.ssh import SshHost, forwarded
+from gradwire.launch import supervisor as launch
+from gradwire.launch.child import Line
+from gradwire.launch.job import make_job
+from gradwire.launch.remote.ssh import SshHost, forwarded
+from gradwire.launch.supervisor import JobResult, LocalHost, run_job
 from integration.processes import is_alive
 from python.small_jobs import (
     LONGER_AND_LONGER,
@@ -268,7 +268,7 @@ def test_server_failing_after_the_workers_counts(folder: Path, recorder: Recorde
 def test_unused_servers_end_without_fuss(
     folder: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradwire.launch._DRAIN_SECONDS", 600.0)  # of servers that were asked for
+    monkeypatch.setattr("gradwire.launch.supervisor._DRAIN_SECONDS", 600.0)  # of servers that were asked for
     result = recorder.run(python("await_start('server0', 'server1')"), servers=None)
     assert result.exit_code == 0
     assert recorder.said == []
@@ -288,7 +288,7 @@ def test_scheduler_that_never_announces_is_named(
     folder: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seconds in LONGER_AND_LONGER:
-        monkeypatch.setattr("gradwire.launch._ANNOUNCE_SECONDS", seconds)
+        monkeypatch.setattr("gradwire.launch.supervisor._ANNOUNCE_SECONDS", seconds)
         result = recorder.run(python("pass"), servers=1, env={"FAKE_MUTE": "1"})
         assert result.exit_code == 1
         assert f"did not say within {seconds:g} s where it listens" in str(result.cause)

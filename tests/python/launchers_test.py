@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradwire import launchers, mpi_launch
-from gradwire.child import Line, LocalHost
-from gradwire.hosts import HostSlots
-from gradwire.job import Job, make_job
-from gradwire.output_folder import OutputFolder
-from gradwire.ssh import GREETING, HostUnreachable, SshHost, forwarded, own_address, resolve
+from gradwire.launch import launchers
+from gradwire.launch import mpi as mpi_launch
+from gradwire.launch.child import Line, LocalHost
+from gradwire.launch.hosts import HostSlots
+from gradwire.launch.job import Job, make_job
+from gradwire.launch.output_folder import OutputFolder
+from gradwire.launch.remote.ssh import GREETING, HostUnreachable, SshHost, forwarded, own_address, resolve
 from python.prepared_jobs import request
 
 HERE = LocalHost("10.0.0.9")

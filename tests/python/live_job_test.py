@@ -6,8 +6,8 @@ import io
 import re
 
 import pytest
-from gradwire.child import Line
-from gradwire.live_job import LiveJob
+from gradwire.launch.child import Line
+from gradwire.launch.progress import LiveJob
 from rich.console import Console
 
 

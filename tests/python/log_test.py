@@ -6,9 +6,9 @@ import json
 import sys
 
 import pytest
-from gradwire import settings
-from gradwire.launch import run_job
-from gradwire.log import Log
+from gradwire.launch.supervisor import run_job
+from gradwire.settings import definitions as settings
+from gradwire.stores.log import Log
 
 JOIN = (
     "import gradwire as gw, numpy as np\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gradwire.child import Line, Stream
-from gradwire.mpi_output import TaggedSplitter
+from gradwire.launch.child import Line, Stream
+from gradwire.launch.mpi_output import TaggedSplitter
 
 
 def lines(*reads: bytes) -> list[tuple[int | None, Stream, str]]:

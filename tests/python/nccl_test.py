@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gradwire import _core, joining, nccl, settings
-from gradwire.settings import Settings
+from gradwire import _core
+from gradwire.settings import definitions as settings
+from gradwire.settings.definitions import Settings
+from gradwire.stores import connect as joining
+from gradwire.stores import nccl
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gradwire.placement import Link, Option, choose, seconds
+from gradwire.stores.placement import Link, Option, choose, seconds
 
 GBIT = Link(0.955e9 / 8, 100e-6)
 PEERS = Option("allreduce", "peers")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradwire import calibration, layer_profile, planner, simulation
-from gradwire.layer_profile import Layer, Machine, Profile
-from gradwire.simulation import Network, Schedule, Variant
+from gradwire.plan import calibration, layer_profile, planner, simulation
+from gradwire.plan.layer_profile import Layer, Machine, Profile
+from gradwire.plan.simulation import Network, Schedule, Variant
 from python.plan_test import gradwire
 
 COSTS = calibration.load()

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gradwire import calibration, layer_profile, planner, step_profile
-from gradwire.layer_profile import Layer, Profile
-from gradwire.step_profile import Step
+from gradwire.plan import calibration, layer_profile, planner, step_profile
+from gradwire.plan.layer_profile import Layer, Profile
+from gradwire.plan.step_profile import Step
 
 COSTS = calibration.load()
 LAYERS = (Layer("front", 100_000, 0.01, 0.02), Layer("back", 900_000, 0.03, 0.04))

@@ -12,8 +12,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from gradwire import calibration, compress, layer_profile, planner, simulation
-from gradwire.simulation import FREE, Network, Schedule, Variant
+from gradwire import compress
+from gradwire.plan import calibration, layer_profile, planner, simulation
+from gradwire.plan.simulation import FREE, Network, Schedule, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
 COSTS = calibration.load()
@@ -109,7 +110,8 @@ def test_a_sweep_says_where_codecs_stop_paying() -> None:
 # Ctrl-C comes while the fourth prediction of the sweep is made, or before the first.
 INTERRUPTED = """
 import os, signal, sys
-from gradwire import cli, planner
+from gradwire import cli
+from gradwire.plan import planner
 calls, left, made = [], {left}, planner.with_interval
 def interrupted(question, *rest):
     if question.bandwidth in planner.BANDWIDTHS[:2]:

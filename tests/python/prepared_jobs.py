@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gradwire import launchers, mpi_launch, slurm_launch
-from gradwire.clusters import cluster_job
-from gradwire.clusters.sge import SgeJob
-from gradwire.clusters.yarn import YarnJob
-from gradwire.job import Job, make_job
+from gradwire.launch import launchers
+from gradwire.launch import mpi as mpi_launch
+from gradwire.launch import slurm as slurm_launch
+from gradwire.launch.clusters import cluster_job
+from gradwire.launch.clusters.sge import SgeJob
+from gradwire.launch.clusters.yarn import YarnJob
+from gradwire.launch.job import Job, make_job
 
 HERE = "10.0.0.9"
 HOSTS = {"n1": "10.0.0.1", "n2": "10.0.0.2"}

@@ -9,8 +9,10 @@ import time
 
 import numpy as np
 import pytest
-from gradwire import RowSparse, joining, settings
+from gradwire import RowSparse
 from gradwire.kv import KVStore
+from gradwire.settings import definitions as settings
+from gradwire.stores import connect as joining
 from numpy.testing import assert_array_equal
 from python.inproc_ranks import DEADLINE, await_event, run_ranks
 

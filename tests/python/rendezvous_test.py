@@ -14,9 +14,12 @@ from typing import Any
 import gradwire as gw
 import pytest
 import torch.distributed as dist
-from gradwire import _core, endpoints, rendezvous, settings
-from gradwire.rendezvous import Meeting, TorchStore
-from gradwire.torch_group import Group
+from gradwire import _core
+from gradwire.settings import definitions as settings
+from gradwire.settings import endpoints
+from gradwire.stores import rendezvous
+from gradwire.stores.rendezvous import Meeting, TorchStore
+from gradwire.stores.torch_group import Group
 
 Options = Callable[[], dict[str, Any]]
 WORKERS = 3

@@ -8,8 +8,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from gradwire.ab import Run
-from gradwire.chart import (
+from gradwire.ab.experiment import Run
+from gradwire.ab.outcome import Outcome, summarise
+from gradwire.ab.report import page, summary_rows, write_page
+from gradwire.report.chart import (
     Axis,
     Bar,
     Panel,
@@ -20,8 +22,6 @@ from gradwire.chart import (
     panel_chart,
     standalone,
 )
-from gradwire.outcome import Outcome, summarise
-from gradwire.report import page, summary_rows, write_page
 from gradwire.result import RunResult
 
 ARMS = ("none", "2bit:threshold=auto", "2bit:threshold=auto,reply=2bit", "<script>alert(1)</script>")

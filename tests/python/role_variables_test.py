@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradwire import launchers
-from gradwire.job import Job, Process, make_job
-from gradwire.launch import run_job
-from gradwire.ssh import SshHost
+from gradwire.launch import launchers
+from gradwire.launch.job import Job, Process, make_job
+from gradwire.launch.remote.ssh import SshHost
+from gradwire.launch.supervisor import run_job
 from python.prepared_jobs import prepared, request
 
 ENV = {"ALL": "all", "BOTH": "all"}
@@ -37,7 +37,7 @@ def sent(process: Process) -> set[str] | None:
         return set(launchers.ssh.forwarded(process.environment, process.host.variables))
     if "-x" in words:
         return {after for word, after in itertools.pairwise(words) if word == "-x"}
-    if any(word.startswith("gradwire.clusters.") for word in words):
+    if any(word.startswith("gradwire.launch.clusters.") for word in words):
         return set(json.loads(words[3])["variables"])
     return None
 

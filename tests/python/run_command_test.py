@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradwire import joining, launchers, settings
 from gradwire.cli import CommandLineError, app
 from gradwire.horovod import knobs
-from gradwire.launch import JobResult
+from gradwire.launch import launchers
+from gradwire.launch.supervisor import JobResult
+from gradwire.settings import definitions as settings
+from gradwire.stores import connect
 
 
 def requested(monkeypatch: pytest.MonkeyPatch, *words: str) -> launchers.Request:
@@ -100,8 +102,8 @@ def test_horovods_knobs_reach_what_reads_them(monkeypatch: pytest.MonkeyPatch) -
 
 def test_p3_has_any_store_cut_as_the_store_p3_does(monkeypatch: pytest.MonkeyPatch) -> None:
     values = settings.read(requested(monkeypatch, "-n", "1", "--p3", "true").env)
-    assert values.partition_bytes == joining._P3_SLICE_BYTES
-    assert values.bigarray_bound * 4 == joining._P3_SLICE_BYTES
+    assert values.partition_bytes == connect._P3_SLICE_BYTES
+    assert values.bigarray_bound * 4 == connect._P3_SLICE_BYTES
 
 
 def test_a_variable_under_another_name_counts_before_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:

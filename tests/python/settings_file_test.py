@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradwire import settings
+from gradwire.settings import definitions as settings
 
 
 def written(tmp_path: Path, **values: Any) -> str:

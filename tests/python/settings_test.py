@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gradwire import settings, units
+from gradwire.settings import definitions as settings
+from gradwire.settings import units
 
 
 def test_defaults() -> None:

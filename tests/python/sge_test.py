@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from gradwire.clusters import keeper, sge_keeper
+from gradwire.launch.clusters import agent, sge_agent
 from python.prepared_jobs import prepared, request
 
 
@@ -22,13 +22,13 @@ from python.prepared_jobs import prepared, request
     ],
 )
 def test_what_qsub_says_of_a_task_that_ended(line: bytes, told: tuple[int, int] | None) -> None:
-    assert sge_keeper.code_of(line) == told
+    assert sge_agent.code_of(line) == told
 
 
 def test_words_and_variables_reach_a_program_as_they_were_given() -> None:
     words = ["a b", "'", '"', "$HOME", "`x`", "line\nend", ""]
     program = "import json, os, sys; e = os.environ; print(json.dumps([sys.argv[1:], e['GIVEN'], e['GRADWIRE_RANK']]))"
-    text = keeper.script({"GIVEN": words[3], "OTHER": "x"}, ["GIVEN"], ["python3", "-c", program, *words])
+    text = agent.script({"GIVEN": words[3], "OTHER": "x"}, ["GIVEN"], ["python3", "-c", program, *words])
     ran = subprocess.run(["sh"], input=f"rank=4\n{text}", capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout) == [words, words[3], "4"]
 
@@ -36,7 +36,7 @@ def test_words_and_variables_reach_a_program_as_they_were_given() -> None:
 def test_who_has_heard_of_another_s_failure_does_not_count_if_that_is_heard_of(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    failure = keeper.Failure(notice_seconds=0)
+    failure = agent.Failure(notice_seconds=0)
     failure.hear(0, 0)
     assert (failure.code, failure.is_over) == (0, False)
     failure.hear(1, 1)
@@ -50,7 +50,7 @@ def test_who_has_heard_of_another_s_failure_does_not_count_if_that_is_heard_of(
 def test_lines_come_as_they_are_written_and_the_rest_at_the_end(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    files = sge_keeper.GrowingFiles(tmp_path)
+    files = sge_agent.GrowingFiles(tmp_path)
     (tmp_path / "task").write_text("no output")
     with (tmp_path / "out.11").open("wb", buffering=0) as file:
         file.write(b"one\ntw")

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire import launchers, srun_keeper
-from gradwire.child import Line
-from gradwire.slurm_launch import LabelledSplitter
+from gradwire.launch import launchers, srun_wrapper
+from gradwire.launch.child import Line
+from gradwire.launch.slurm import LabelledSplitter
 from python.prepared_jobs import prepared, request
 
 
@@ -30,7 +30,7 @@ from python.prepared_jobs import prepared, request
     ],
 )
 def test_what_srun_says_of_a_task_that_failed(line: bytes, code: int | None) -> None:
-    assert srun_keeper.code_of(line) == code
+    assert srun_wrapper.code_of(line) == code
 
 
 @pytest.mark.parametrize(("first", "code"), [("Exited with exit code 7", 7), ("Something new", 1)])
@@ -39,7 +39,7 @@ def test_the_first_failure_counts_and_not_the_largest(first: str, code: int, tmp
     srun = tmp_path / "srun"
     srun.write_text(f"#!/bin/sh\nprintf '{said}' >&2\nexit 143\n")
     srun.chmod(0o755)
-    assert srun_keeper.main("name", [str(srun)]) == code
+    assert srun_wrapper.main("name", [str(srun)]) == code
 
 
 def test_lines_are_their_ranks_and_a_bar_shows_its_last_state() -> None:

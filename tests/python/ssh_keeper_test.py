@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire import sent_along, ssh_keeper
+from gradwire.launch.remote import bundle, ssh_agent
 from integration.processes import is_alive, wait_until
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
@@ -19,7 +19,7 @@ STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEE
 
 def start(folder: Path, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
     keeper = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", sent_along.program(ssh_keeper)],
+        [sys.executable, "-I", "-S", "-c", bundle.program(ssh_agent)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

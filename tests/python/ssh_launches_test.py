@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire import ssh
+from gradwire.launch.remote import ssh
 from python.small_jobs import SECONDS, folder_of_a_job, python
 
 # Counts who connects at the same time; fails where the folder has "fails": of worker 0 once, or always.

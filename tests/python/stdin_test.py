@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from gradwire.child import Line, LineSplitter
-from gradwire.console import Prefixer
-from gradwire.job import make_job
-from gradwire.stdin_program import reads_program_from_stdin
+from gradwire.launch.child import Line, LineSplitter
+from gradwire.launch.console import Prefixer
+from gradwire.launch.job import make_job
+from gradwire.launch.stdin_program import reads_program_from_stdin
 from python.small_jobs import SECONDS, folder_of_a_job, python
 
 GRADWIRE = [sys.executable, "-m", "gradwire.cli"]

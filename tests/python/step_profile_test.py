@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from gradwire import layer_profile, step_profile
 from gradwire.autotune.launches import Job
 from gradwire.autotune.start import profile as profile_for_tune
+from gradwire.plan import layer_profile, step_profile
 from python.readme_example import script_of_readme
 
 

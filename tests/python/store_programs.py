@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from gradwire import RowSparse, _core, kv, settings
-from gradwire.unsent import Unsent
+from gradwire import RowSparse, _core, kv
+from gradwire.settings import definitions as settings
+from gradwire.stores.unsent import Unsent
 from python.random_programs import add_seeds, play_all
 
 DEADLINE = 120.0  # seconds, for what takes milliseconds on a machine that is not busy

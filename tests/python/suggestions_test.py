@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from gradwire import _core, compress, settings
-from gradwire.suggestions import nearest
+from gradwire import _core, compress
+from gradwire.settings import definitions as settings
+from gradwire.settings.suggestions import nearest
 
 SETTINGS = [definition.name for definition in settings.DEFINITIONS]
 CODECS = [codec["name"] for codec in _core.codecs()]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gradwire.launch import run_job
+from gradwire.launch.supervisor import run_job
 
 TRAIN = Path(__file__).resolve().parents[2] / "experiments" / "char_lm" / "train.py"
 TINY = ["--network", "tiny", "--batch-size", "8", "--limit", "320", "--num-epochs", "2"]

@@ -13,10 +13,10 @@ import gradwire as gw
 import gradwire.torch
 import pytest
 import torch
-from gradwire import calibration
 from gradwire.autotune import step_times
 from gradwire.controller import Budget, Instruments, Options, Pace, accuracy
-from gradwire.placement import Link
+from gradwire.plan import calibration
+from gradwire.stores.placement import Link
 from gradwire.torch import auto_codecs, session
 from python.inproc_ranks import run_ranks
 from torch import nn

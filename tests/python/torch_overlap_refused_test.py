@@ -10,7 +10,8 @@ import gradwire as gw
 import gradwire.torch
 import pytest
 import torch
-from gradwire import joining, settings
+from gradwire.settings import definitions as settings
+from gradwire.stores import connect
 from python.inproc_ranks import run_ranks
 from python.overlapping_net import batch, compressing_store, loss_of, make, wrap
 from torch import nn
@@ -49,7 +50,7 @@ def test_libraries_that_sum_in_one_order_are_refused(store: gw.kv.KVStore) -> No
     of_a_library = gw.kv.KVStore("nccl", store.engine, settings.read())
     with pytest.raises(ValueError, match=r"'nccl'.*'allreduce' or 'dist_sync'"):
         wrap(make(), of_a_library)
-    assert {name for name in joining.names() if joining.sums_in_one_order(name)} == {"nccl", "allreduce_mpi"}
+    assert {name for name in connect.names() if connect.sums_in_one_order(name)} == {"nccl", "allreduce_mpi"}
 
 
 def test_closures_are_refused(store: gw.kv.KVStore) -> None:

@@ -18,7 +18,7 @@ import gradwire as gw
 import gradwire.torch
 import pytest
 import torch
-from gradwire import settings
+from gradwire.settings import definitions as settings
 from python.inproc_ranks import await_event, run_ranks
 from python.overlapping_net import Net, batch, compressing_store, loss_of, make, under_way, wrap
 from torch import nn

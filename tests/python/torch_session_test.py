@@ -11,7 +11,7 @@ import pytest
 def outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("GRADWIRE_NUM_WORKERS", "DMLC_NUM_WORKER", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("gradwire.default_store._default", None)  # another test's, which is still open
+    monkeypatch.setattr("gradwire.stores.default_store._default", None)  # another test's, which is still open
 
 
 @pytest.mark.parametrize(

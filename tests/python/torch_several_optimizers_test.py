@@ -12,7 +12,7 @@ import gradwire as gw
 import gradwire.torch
 import pytest
 import torch
-from gradwire import joining
+from gradwire.stores import connect as joining
 from python.two_ranks import batch, require_equal, run_two, seeded, warnings_of_two
 from torch import nn
 

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from gradwire.child import Line, Stream
-from gradwire.tracebacks import Tracebacks
+from gradwire.launch.child import Line, Stream
+from gradwire.launch.tracebacks import Tracebacks
 
 NESTED = """
 def load():

@@ -9,7 +9,7 @@ import pytest
 
 AT_EXIT = """\
 import atexit, sys
-from gradwire import uncaught_error
+from gradwire.stores import uncaught_error
 uncaught_error.watch_exits()
 atexit.register(lambda: print(uncaught_error.ended_the_script()))
 """

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire.child import Line
-from gradwire.hosts import HostSlots, read_hosts
-from gradwire.json_option import write_json
-from gradwire.output_folder import OutputFolder
+from gradwire.launch.child import Line
+from gradwire.launch.hosts import HostSlots, read_hosts
+from gradwire.launch.output_folder import OutputFolder
+from gradwire.terminal.json_option import write_json
 from gradwire.timeline.recording import Recording
 from python.small_jobs import SECONDS, folder_of_a_job, python
 

@@ -17,9 +17,9 @@ from typing import BinaryIO
 
 import jsonschema
 import pytest
-from gradwire.clusters import yarn, yarn_keeper
-from gradwire.clusters.keeper import Failure
-from gradwire.clusters.yarn_keeper import Tasks, yarnfile
+from gradwire.launch.clusters import yarn, yarn_agent
+from gradwire.launch.clusters.agent import Failure
+from gradwire.launch.clusters.yarn_agent import Tasks, yarnfile
 from integration.processes import is_alive, wait_until
 from oracle.yarnfile import SERVICE
 from python.prepared_jobs import prepared, request
@@ -122,10 +122,10 @@ def test_a_service_that_yarn_gives_up_ends_the_wait(
     program.write_text("""#!/bin/sh\necho INFO some words\necho '{"name": "'$3'", "state": "FAILED"}'\n""")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(yarn_keeper, "_STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(yarn_agent, "_STATUS_SECONDS", 0.0)
     containers = Containers(2)
     containers.connect(b"token 1\n")
-    assert yarn_keeper.watch(containers.tasks, "gradwire-0a", containers.failure) == 1
+    assert yarn_agent.watch(containers.tasks, "gradwire-0a", containers.failure) == 1
     assert "YARN says that service gradwire-0a is FAILED" in capfd.readouterr().err
 
 
@@ -165,7 +165,7 @@ def test_a_rank_is_taken_once() -> None:
 def task(words: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket, BinaryIO]]:
     """The program of a container, as it is sent: by itself, with its order put in; and the connection that it makes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        program = yarn_keeper.program_of({"variables": []}, listener.getsockname()[:2], "token", words)
+        program = yarn_agent.program_of({"variables": []}, listener.getsockname()[:2], "token", words)
         with subprocess.Popen([sys.executable, "-I", "-S", "-c", program, "3"]) as process:
             try:
                 connection, _ = listener.accept()

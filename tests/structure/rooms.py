@@ -19,8 +19,8 @@ from structure.repository import CPP_SUFFIXES, code_of, cpp_files, files, line_o
 
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
-# What a codec is, and the words of its errors: compress/'s own files that its rooms stand on. Its other files, the table
-# of codecs and what wraps a codec, stand on the rooms.
+# What a codec is, and the words of its errors: compress/'s own files that its rooms stand on. Its other files, the
+# table of codecs and what wraps a codec, stand on the rooms.
 CONTRACT = "compress: the contract"
 _CONTRACT_FILES = ("compress/codec.h", "compress/suggestions.h", "compress/suggestions.cpp")
 _OF_A_FAMILY = {CONTRACT, "compress/payload", "compress/dense"}
@@ -34,7 +34,8 @@ ROOMS: dict[str, set[str]] = {
     "compress/stochastic": _OF_A_FAMILY | {"compress/two_bit"},
     "compress/block": {"compress/payload", "compress/dense", "compress/stochastic"},
     "compress/sparse": _OF_A_FAMILY | {"compress/stochastic"},
-    "compress": _OF_A_FAMILY | {f"compress/{name}" for name in ("two_bit", "one_bit", "stochastic", "block", "sparse")},
+    "compress": _OF_A_FAMILY
+    | {f"compress/{name}" for name in ("two_bit", "one_bit", "stochastic", "block", "sparse")},
     "compress/device": _OF_A_FAMILY
     | {"compress", *(f"compress/{name}" for name in ("two_bit", "one_bit", "block", "sparse"))},
     "fusion": set(),
@@ -66,10 +67,49 @@ ROOMS: dict[str, set[str]] = {
     "kvstore/checkpoint": {"kvstore/wire", "kvstore/aggregate", "kvstore/rows", "kvstore/client"},
     "kvstore/engine": {
         *("kvstore", "kvstore/wire", "kvstore/trace", "kvstore/runtime", "kvstore/aggregate"),
-        *("kvstore/collectives", "kvstore/client", "kvstore/server", "kvstore/placement", "kvstore/checkpoint"),
+        *(
+            "kvstore/collectives",
+            "kvstore/client",
+            "kvstore/server",
+            "kvstore/placement",
+            "kvstore/checkpoint",
+        ),
     },
 }
 MOST_FILES = 35  # of a room
+
+# Likewise of the Python package, by what a module imports before its own lines are run: a package, or a module that
+# stands in none. kv, sparse and collectives are the doors of stores/, and belong to it.
+DOORS = {"kv": "stores", "sparse": "stores", "collectives": "stores"}
+PACKAGES: dict[str, set[str]] = {
+    "compress": set(),
+    "report": set(),
+    "samplers": set(),
+    "settings": set(),
+    "gathered_sum": {"compress"},
+    "netlab": {"settings"},
+    "terminal": {"settings"},
+    "timeline": {"report", "settings", "terminal"},
+    "stores": {"compress", "settings", "timeline"},
+    "power_sgd": set(),
+    "elastic": {"compress", "stores"},
+    "launch": {"compress", "settings", "stores", "terminal", "timeline"},
+    "mxnet": {"settings", "stores"},
+    "result": {"settings", "stores"},
+    "ab": {"launch", "report", "result", "settings", "terminal"},
+    "doctor": {"launch", "settings", "terminal"},
+    "plan": {"compress", "launch", "settings", "stores", "terminal"},
+    "autotune": {"ab", "compress", "launch", "plan", "report", "settings", "terminal"},
+    "bench": {"compress", "launch", "plan", "report", "settings", "stores", "terminal"},
+    "controller": {"compress", "plan", "report", "settings", "stores"},
+    "cli": {"autotune", "launch", "plan", "settings", "terminal"},
+    "torch": {"compress", "controller", "elastic", "gathered_sum", "plan", "samplers", "settings", "stores"},
+    "horovod": {"compress", "mxnet", "settings", "stores", "torch"},
+    "byteps": {"horovod", "mxnet", "torch"},
+}
+PYTHON = Path("python/gradwire")
+# They are flat, and larger than a room may be.
+LARGE = {"python/gradwire/torch"}
 
 
 def room_of(file: str) -> str:
@@ -88,10 +128,7 @@ class Include:
     line: int
     source: str  # room
     target: str
-
-    @property
-    def is_allowed(self) -> bool:
-        return self.target in ROOMS.get(self.source, set())
+    is_allowed: bool
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.source} may not include {self.target}"
@@ -102,12 +139,46 @@ def includes_of(file: str, text: str) -> Iterator[Include]:
     for match in INCLUDE.finditer(text):
         target = room_of(match[1])
         if library_of(target) == library_of(source) and target != source:
-            yield Include(file, line_of(text, match.start()), source, target)
+            yield Include(
+                file, line_of(text, match.start()), source, target, target in ROOMS.get(source, set())
+            )
 
 
 def includes() -> list[Include]:
     libraries = sorted({library_of(room) for room in ROOMS})
     return [found for path in cpp_files(*libraries) for found in includes_of(str(path), read(path))]
+
+
+def package_of(module: str) -> str:
+    """Takes a module's full name. Returns "" for gradwire itself, and for what is compiled."""
+    name = module.partition(".")[2].partition(".")[0]
+    return "" if name == "_core" else DOORS.get(name, name)
+
+
+def imports_of(file: Path, text: str, known: set[str]) -> Iterator[Include]:
+    """Yields a module's imports of other packages that come before its own lines. known: all modules, by full name."""
+    source = package_of(module_of(file))
+    for node in ast.parse(text).body:
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            given = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in known else node.module for name in given]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            target = package_of(name)
+            if name.split(".")[0] == "gradwire" and target and source and target != source:
+                yield Include(str(file), node.lineno, source, target, target in PACKAGES.get(source, set()))
+
+
+def module_of(file: Path) -> str:
+    return ".".join(file.relative_to(PYTHON.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports() -> list[Include]:
+    paths = [path for path in files() if path.suffix == ".py" and path.is_relative_to(PYTHON)]
+    known = {module_of(path) for path in paths}
+    return [found for path in paths for found in imports_of(path, read(path), known)]
 
 
 # Measures, by how the formatters write C++ and Python
@@ -133,13 +204,22 @@ def function_lines(path: Path) -> list[int]:
     """Returns how long each function is: of C++, those that stand outside of classes."""
     text = read(path)
     if path.suffix == ".py":
-        nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+        nodes = (
+            node
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        )
         return [(node.end_lineno or node.lineno) - node.lineno + 1 for node in nodes]
     found = []
     begin: int | None = None
     for number, line in enumerate(code_of(text).splitlines()):
-        if begin is None and re.match(r"[A-Za-z~\[]", line) and not re.match(
-            r"(namespace|class|struct|enum|union|using|extern|typedef|constexpr \w[^(]*=|inline constexpr)\b", line
+        if (
+            begin is None
+            and re.match(r"[A-Za-z~\[]", line)
+            and not re.match(
+                r"(namespace|class|struct|enum|union|using|extern|typedef|constexpr \w[^(]*=|inline constexpr)\b",
+                line,
+            )
         ):
             begin = number
         if begin is not None and line.endswith(";") and not line.startswith(("}", " ")):
@@ -154,15 +234,17 @@ def function_lines(path: Path) -> list[int]:
 def comment_share(paths: list[Path]) -> float:
     """Lines that are a comment, of those that are not empty."""
     lines = [line.strip() for path in paths for line in read(path).splitlines() if line.strip()]
-    return sum(line.startswith(("//", "#", "/*", "*")) and not line.startswith("#include") for line in lines) / len(lines)
+    return sum(
+        line.startswith(("//", "#", "/*", "*")) and not line.startswith("#include") for line in lines
+    ) / len(lines)
 
 
 def table() -> list[tuple[str, ...]]:
     """A row for each library and package: what the issue on rooms promised to measure."""
-    reached = includes()
+    reached = [*includes(), *imports()]
     rows = [
         (
-            *("folder", "flat", "rooms", "most in one", "includes between rooms", "against the table"),
+            *("folder", "flat", "rooms", "most in one", "between rooms", "against the table"),
             *("largest class", "largest header", "function lines: median, p90, max", "comments in sources"),
         )
     ]
@@ -171,10 +253,12 @@ def table() -> list[tuple[str, ...]]:
         paths = [path for path in files() if path.suffix in suffixes and path.is_relative_to(folder)]
         per_room = Counter(path.parent for path in paths)
         headers = [path for path in paths if path.suffix == ".h"]
-        classes = {f"{name} {count}": count for path in headers for name, count in classes_of(read(path)).items()}
+        classes = {
+            f"{name} {count}": count for path in headers for name, count in classes_of(read(path)).items()
+        }
         longest = max(((len(read(path).splitlines()), path.name) for path in headers), default=None)
         lengths = sorted(length for path in paths for length in function_lines(path))
-        own = [found for found in reached if library_of(found.source) == folder]
+        own = [found for found in reached if Path(found.file).is_relative_to(folder)]
         rows.append(
             (
                 folder,
@@ -197,7 +281,7 @@ def main() -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-    for found in includes():
+    for found in [*includes(), *imports()]:
         if not found.is_allowed:
             print(found)
 

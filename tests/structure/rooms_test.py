@@ -6,17 +6,24 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from structure.repository import LIBRARIES, ROOT, cpp_files, read
+from structure.repository import LIBRARIES, ROOT, cpp_files, files, read
 from structure.rooms import (
     CONTRACT,
+    LARGE,
     MOST_FILES,
+    PACKAGES,
+    PYTHON,
     ROOMS,
     Include,
     classes_of,
     function_lines,
+    imports,
+    imports_of,
     includes,
     includes_of,
     library_of,
+    module_of,
+    package_of,
     room_of,
 )
 
@@ -29,25 +36,35 @@ def test_includes_follow_the_table() -> None:
     assert not [str(each) for each in found if not each.is_allowed]
 
 
-def test_the_table_allows_nothing_that_nobody_includes() -> None:
-    reached = {(each.source, each.target) for each in includes()}
-    assert {(room, other) for room, allowed in ROOMS.items() for other in allowed} - reached == set()
+def test_imports_follow_the_table() -> None:
+    found = imports()
+    assert len(found) > 100
+    assert not [str(each) for each in found if not each.is_allowed]
+
+
+def test_the_tables_allow_nothing_that_nobody_includes() -> None:
+    for table, found in ((ROOMS, includes()), (PACKAGES, imports())):
+        reached = {(each.source, each.target) for each in found}
+        assert {(room, other) for room, allowed in table.items() for other in allowed} - reached == set()
 
 
 def test_no_circle_can_be() -> None:
-    names = list(ROOMS)
-    for place, (room, allowed) in enumerate(ROOMS.items()):
-        assert allowed <= set(names[:place]), room
-        assert {library_of(other) for other in allowed} <= {library_of(room)}
+    for table in (ROOMS, PACKAGES):
+        for place, (room, allowed) in enumerate(table.items()):
+            assert allowed <= set(list(table)[:place]), room
+    assert all(library_of(other) == library_of(room) for room in ROOMS for other in ROOMS[room])
 
 
 def test_every_file_is_in_a_room_of_the_table() -> None:
     assert {room_of(str(path)) for path in cpp_files(*LIBRARIES)} == set(ROOMS)
+    package = [path for path in files() if path.suffix == ".py" and path.is_relative_to(PYTHON)]
+    assert {package_of(module_of(path)) for path in package} - {""} == set(PACKAGES)
 
 
 def test_no_room_is_large() -> None:
-    sizes = Counter(str(path.parent) for path in cpp_files(*LIBRARIES))
-    assert {room: size for room, size in sizes.items() if size > MOST_FILES} == {}
+    package = [path for path in files() if path.suffix == ".py" and path.is_relative_to(PYTHON)]
+    sizes = Counter(str(path.parent) for path in [*cpp_files(*LIBRARIES), *package])
+    assert {room for room, size in sizes.items() if size > MOST_FILES} == LARGE
 
 
 @pytest.mark.parametrize("room", FOLDERS)
@@ -81,13 +98,32 @@ def test_a_planted_include_is_found() -> None:
     text = '#include "kvstore/engine/engine.h"\n#include "transport/frame.h"\n#include "kvstore/wire/key.h"\n'
     found = list(includes_of("kvstore/client/x.h", text))
     assert found == [
-        Include("kvstore/client/x.h", 1, "kvstore/client", "kvstore/engine"),
-        Include("kvstore/client/x.h", 3, "kvstore/client", "kvstore/wire"),
+        Include("kvstore/client/x.h", 1, "kvstore/client", "kvstore/engine", False),
+        Include("kvstore/client/x.h", 3, "kvstore/client", "kvstore/wire", True),
     ]
-    assert [each.is_allowed for each in found] == [False, True]
     assert str(found[0]) == "kvstore/client/x.h:1: kvstore/client may not include kvstore/engine"
-    own = list(includes_of("compress/payload/x.h", '#include "compress/codec.h"\n#include "compress/codecs.h"\n'))
+    own = list(
+        includes_of("compress/payload/x.h", '#include "compress/codec.h"\n#include "compress/codecs.h"\n')
+    )
     assert [each.is_allowed for each in own] == [True, False]
+
+
+def test_a_planted_import_is_found() -> None:
+    text = """import os
+from gradwire import _core, kv
+from gradwire.settings import units
+from gradwire.bench.plan import RoundPlan
+
+
+def f():
+    from gradwire.ab import command
+"""
+    found = list(imports_of(PYTHON / "launch" / "x.py", text, {"gradwire.kv", "gradwire.settings.units"}))
+    assert [(each.line, each.target, each.is_allowed) for each in found] == [
+        (2, "stores", True),
+        (3, "settings", True),
+        (4, "bench", False),
+    ]
 
 
 def test_functions_of_a_class_are_counted() -> None:
@@ -114,11 +150,14 @@ def test_functions_of_a_class_are_counted() -> None:
 def test_functions_are_measured(tmp_path: Path) -> None:
     file = tmp_path / "x.cpp"
     file.write_text(
-        "namespace a {\nint declared(\n    int b);\nconstexpr int kX = 1;\n\nint f(\n    int b) {\n  return b;\n}\n\nstruct S {\n  int x;\n};\nint g() { return 1; }\n}  // namespace a\n"
+        "namespace a {\nint declared(\n    int b);\nconstexpr int kX = 1;\n\nint f(\n    int b) {\n  return b;\n}\n\n"
+        "struct S {\n  int x;\n};\nint g() { return 1; }\n}  // namespace a\n"
     )
     assert function_lines(file) == [4, 1]
     other = tmp_path / "x.py"
-    other.write_text("def f():\n    return 1\n\n\nclass A:\n    def g(self):\n        x = 1\n        return x\n")
+    other.write_text(
+        "def f():\n    return 1\n\n\nclass A:\n    def g(self):\n        x = 1\n        return x\n"
+    )
     assert function_lines(other) == [2, 3]
 
 

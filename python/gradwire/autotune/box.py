@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from gradwire.settings import DEFINITIONS, PREFIX
-from gradwire.units import format_bytes
+from gradwire.settings.definitions import DEFINITIONS, PREFIX
+from gradwire.settings.units import format_bytes
 
 Setting = tuple[int, ...]  # a value for each knob of a box, in their order
 
@@ -19,7 +19,8 @@ _DEFAULTS = {definition.name: definition.default for definition in DEFINITIONS}
 
 @dataclass(frozen=True)
 class Knob:
-    """One setting, by its name in settings.py, and its values in an order in which neighbours do nearly the same."""
+    """One setting, by its name in settings/definitions.py, and its values in an order in which neighbours do
+    nearly the same."""
 
     name: str
     values: tuple[int, ...]
@@ -133,6 +134,6 @@ def of_this_machine(fixed: Collection[str] = (), cores: int | None = None) -> Bo
 
 def _thread_counts(cores: int) -> tuple[int, ...]:
     """Powers of two up to the cores. 0, by which the engine chooses, stands in the place of what it chooses."""
-    chosen = max(1, min(4, cores // 2))  # as joining.py does
+    chosen = max(1, min(4, cores // 2))  # as stores/connect.py does
     counts = {1 << power for power in range(_MOST_THREADS.bit_length()) if 1 << power <= cores} | {chosen}
     return tuple(0 if count == chosen else count for count in sorted(counts))

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradwire.json_option import JsonOption, check_report, write_json
+from gradwire.terminal.json_option import JsonOption, check_report, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gradwire.ab import Conditions
+    from gradwire.ab.experiment import Conditions
     from gradwire.autotune.box import Box
     from gradwire.autotune.launches import Job
     from gradwire.autotune.outcome import Outcome
@@ -83,8 +83,8 @@ def tune(
     from rich.console import Console
 
     from gradwire.autotune.launches import Job, LaunchFailed
-    from gradwire.console import say
-    from gradwire.units import parse_rate
+    from gradwire.launch.console import say
+    from gradwire.settings.units import parse_rate
 
     if bandwidth is not None:
         parse_rate(bandwidth)
@@ -112,13 +112,13 @@ def tune(
 
 def _run(job: Job, trials: int, steps: int | None, console: Console) -> tuple[Outcome, dict[str, str]]:
     """Returns what was found, and how it was done."""
-    from gradwire.ab import network
+    from gradwire.ab.experiment import network
     from gradwire.autotune.launches import Launcher
     from gradwire.autotune.search import require_enough
     from gradwire.autotune.session import Session
     from gradwire.autotune.view import View
-    from gradwire.doctor import gradwire_version, machine_description
-    from gradwire.launch import check_job
+    from gradwire.launch.supervisor import check_job
+    from gradwire.terminal.machine import gradwire_version, machine_description
 
     require_enough(trials)
     check_job(job.command, job.workers, job.servers)
@@ -143,8 +143,8 @@ def _run(job: Job, trials: int, steps: int | None, console: Console) -> tuple[Ou
 
 def _box() -> tuple[Box, Mapping[str, str]]:
     """Returns what is searched, and the settings that the environment gives, with the variable that does."""
-    from gradwire import settings
     from gradwire.autotune import box
+    from gradwire.settings import definitions as settings
 
     rows = settings.resolve()
     file = next(row.value for row in rows if row.definition.name == "settings")

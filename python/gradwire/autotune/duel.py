@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gradwire.autotune.box import Setting
 from gradwire.autotune.race import Measure
-from gradwire.paired import Interval, paired_ratio
+from gradwire.report.paired_statistics import Interval, paired_ratio
 
 REPEATS = 7
 

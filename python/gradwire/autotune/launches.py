@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradwire import step_clock
-from gradwire.ab import Conditions
+from gradwire.ab.experiment import Conditions
 from gradwire.autotune import step_times
 from gradwire.autotune.box import Box, Setting
 from gradwire.autotune.search import Interrupted
 from gradwire.autotune.step_times import StepTimes
-from gradwire.child import Line
-from gradwire.launch import JobResult, run_job
+from gradwire.launch import step_clock
+from gradwire.launch.child import Line
+from gradwire.launch.supervisor import JobResult, run_job
 
 _FIRST_SECONDS = 1800.0  # nobody knows yet how long a launch takes
 _LAST_LINES = 20

@@ -6,11 +6,11 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from gradwire.ab.outcome import write_interval
 from gradwire.autotune.box import Setting
 from gradwire.autotune.duel import REPEATS, Duel
 from gradwire.autotune.search import Search
-from gradwire.outcome import write_interval
-from gradwire.units import format_duration
+from gradwire.settings.units import format_duration
 
 Stage = Literal["first", "search", "duel"]
 

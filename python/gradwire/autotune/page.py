@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.autotune.outcome import Outcome, Trial
-from gradwire.chart import Series, line_chart
-from gradwire.page import document, facts_list, record_section, table, write_document
-from gradwire.units import format_duration
+from gradwire.report.chart import Series, line_chart
+from gradwire.report.page import document, facts_list, record_section, table, write_document
+from gradwire.settings.units import format_duration
 
 
 def write_page(folder: Path, outcome: Outcome, facts: Mapping[str, str], record: Any) -> Path:

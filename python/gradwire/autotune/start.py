@@ -8,16 +8,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from gradwire import calibration, layer_profile, planner, simulation
 from gradwire.autotune.box import Box, Setting
 from gradwire.autotune.launches import Job
 from gradwire.autotune.search import Interrupted
 from gradwire.autotune.step_times import StepTimes
 from gradwire.compress import Compression
-from gradwire.launch import run_job
-from gradwire.layer_profile import Profile
-from gradwire.step_profile import clock_variables
-from gradwire.units import parse_rate
+from gradwire.launch.supervisor import run_job
+from gradwire.plan import calibration, layer_profile, planner, simulation
+from gradwire.plan.layer_profile import Profile
+from gradwire.plan.step_profile import clock_variables
+from gradwire.settings.units import parse_rate
 
 _SIMULATED = ("partition_bytes", "credit_bytes", "fusion_bytes")
 _LATENCY = 50e-6  # seconds, of an Ethernet switch

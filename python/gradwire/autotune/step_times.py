@@ -141,7 +141,7 @@ def _leave() -> None:
     if (store := _joined_store()) is not None:
         with contextlib.suppress(Exception):  # the times are written: nothing that fails now matters
             store.close()
-            sys.modules["gradwire.worker"].outlast_all()  # as at the exit, which does not come
+            sys.modules["gradwire.stores.worker"].outlast_all()  # as at the exit, which does not come
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -7,8 +7,8 @@ from rich.text import Text
 
 from gradwire.autotune.box import Box, Setting
 from gradwire.autotune.outcome import Stage, Trial
-from gradwire.live_job import LiveJob
-from gradwire.units import format_duration
+from gradwire.launch.progress import LiveJob
+from gradwire.settings.units import format_duration
 
 
 class View(LiveJob):

@@ -12,9 +12,9 @@ from typing import Any
 
 from gradwire.bench.codec import Plan
 from gradwire.bench.tables import CODEC_TITLES, codec_row
-from gradwire.chart import Bar, Panel, panel_chart, standalone
-from gradwire.doctor import gradwire_version, machine_description
-from gradwire.page import document, facts_list, record_section, table, write_document
+from gradwire.report.chart import Bar, Panel, panel_chart, standalone
+from gradwire.report.page import document, facts_list, record_section, table, write_document
+from gradwire.terminal.machine import gradwire_version, machine_description
 
 Records = Sequence[Mapping[str, Any]]
 

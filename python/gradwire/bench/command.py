@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from gradwire.bench.tables import all_reduce_table, codec_table, servers_table, speed_table, speed_titles
-from gradwire.json_option import JsonOption, check_report, write_json
+from gradwire.terminal.json_option import JsonOption, check_report, write_json
 
 if TYPE_CHECKING:
     from gradwire.bench.launches import BenchFailed
@@ -58,7 +58,7 @@ def codec(
     from gradwire import compress
     from gradwire.bench import codec_page
     from gradwire.bench.codec import Plan, measure
-    from gradwire.console import say
+    from gradwire.launch.console import say
 
     plan = Plan(elements, piece_elements, threads, repeat)
     specs = codecs or compress.list()
@@ -136,8 +136,8 @@ def ps(
     """
     from gradwire.bench.plan import ServersPlan
     from gradwire.bench.ps import measure
-    from gradwire.console import say
-    from gradwire.units import parse_size
+    from gradwire.launch.console import say
+    from gradwire.settings.units import parse_size
 
     plan = ServersPlan(
         ranks=ranks,
@@ -240,8 +240,8 @@ def all_reduce(
     from gradwire.bench import page, stores
     from gradwire.bench.all_reduce import measure
     from gradwire.bench.plan import AllReducePlan
-    from gradwire.console import say
-    from gradwire.units import parse_size
+    from gradwire.launch.console import say
+    from gradwire.settings.units import parse_size
 
     plan = AllReducePlan(
         ranks=ranks,

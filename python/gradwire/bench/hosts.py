@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from gradwire.bench.plan import UNSHAPED
-from gradwire.child import Host, LocalHost
-from gradwire.job import free_port
+from gradwire.launch.child import Host, LocalHost
+from gradwire.launch.job import free_port
 
 _FIRST_PORT = 29_500
 
@@ -53,12 +53,17 @@ class Network:
     @classmethod
     @contextmanager
     def open(
-        cls, ranks: int, servers: int, bandwidth: str | None, colocated: bool, **links: float
+        cls,
+        ranks: int,
+        servers: int,
+        bandwidth: str | None,
+        colocated: bool,
+        queue_seconds: float | None = None,
     ) -> Iterator[Network]:
         """Makes the hosts, and removes them at the end.
 
         bandwidth: of each link; UNSHAPED: hosts of their own behind links as fast as they are; None: all here.
-        links: what else NetLab shall know of them, by its own names.
+        queue_seconds: how long a packet may wait before a link; None: NetLab's own.
 
         Raises: NetLabUnavailable: a bandwidth was given, and namespaces cannot be made here.
         """
@@ -66,10 +71,12 @@ class Network:
         if bandwidth is None:
             yield cls([here] * ranks, [here] * servers, here, None)
             return
-        from gradwire.netlab import NetLab
+        from gradwire.netlab import QUEUE_SECONDS, NetLab
 
         rate = None if bandwidth == UNSHAPED else bandwidth
-        with NetLab(hosts=ranks if colocated else ranks + servers, bandwidth=rate, **links) as lab:
+        queue = QUEUE_SECONDS if queue_seconds is None else queue_seconds
+        hosts = ranks if colocated else ranks + servers
+        with NetLab(hosts=hosts, bandwidth=rate, queue_seconds=queue) as lab:
             workers = lab.hosts[:ranks]
             yield cls(
                 workers, workers if colocated else lab.hosts[ranks:], LocalHost(lab.bridge_address), lab

@@ -18,10 +18,10 @@ from gradwire.bench.tables import (
     speed_rows,
     speed_titles,
 )
-from gradwire.chart import Bar, Panel, panel_chart
-from gradwire.doctor import gradwire_version, machine_description
-from gradwire.page import document, facts_list, record_section, table, write_document
-from gradwire.units import format_bytes, format_duration
+from gradwire.report.chart import Bar, Panel, panel_chart
+from gradwire.report.page import document, facts_list, record_section, table, write_document
+from gradwire.settings.units import format_bytes, format_duration
+from gradwire.terminal.machine import gradwire_version, machine_description
 
 _OURS, _PEER = 0, 1  # colours
 Records = Sequence[Mapping[str, Any]]

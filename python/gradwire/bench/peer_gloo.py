@@ -11,8 +11,8 @@ from gradwire.bench.hosts import Network
 from gradwire.bench.plan import AllReducePlan
 from gradwire.bench.rounds import Task
 from gradwire.bench.system import PeerUnavailable, System
-from gradwire.child import Line
-from gradwire.launch import JobResult, run_job
+from gradwire.launch.child import Line
+from gradwire.launch.supervisor import JobResult, run_job
 
 CODECS = {"gloo": "none", "gloo-fp16": "fp16", "gloo-powersgd": "powersgd"}
 

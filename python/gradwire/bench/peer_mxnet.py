@@ -15,10 +15,10 @@ from gradwire.bench.hosts import Network, Watched
 from gradwire.bench.plan import RoundPlan
 from gradwire.bench.rounds import Task
 from gradwire.bench.system import PeerUnavailable, System, fixed_threshold
-from gradwire.child import Line
 from gradwire.compress import Compression
-from gradwire.job import free_port
-from gradwire.launch import JobResult, run_job
+from gradwire.launch.child import Line
+from gradwire.launch.job import free_port
+from gradwire.launch.supervisor import JobResult, run_job
 
 PACKAGES = ("mxnet==1.9.1", "numpy==1.23.5")  # MXNet's last release, and the last NumPy it can import
 _PYTHONS = ("python3.11", "python3.10")  # that NumPy exists for no later one, and rounds.py needs 3.10

@@ -18,8 +18,8 @@ from gradwire.bench.hosts import Network
 from gradwire.bench.plan import AllReducePlan
 from gradwire.bench.rounds import Task
 from gradwire.bench.system import PeerUnavailable, System
-from gradwire.child import Line
-from gradwire.launch import JobResult, run_job
+from gradwire.launch.child import Line
+from gradwire.launch.supervisor import JobResult, run_job
 
 # Processes share cores here: one that polls must let others run, and none may be tied to a core on the belief that
 # its host is a machine of its own.

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from gradwire.compress import Compression
-from gradwire.simulation import PAYLOAD_SHARE
-from gradwire.units import parse_rate
+from gradwire.plan.simulation import PAYLOAD_SHARE
+from gradwire.settings.units import parse_rate
 
 UNSHAPED = "unshaped"  # a bandwidth: every rank on a host of its own, behind a link of no given rate
 SERVER_PEERS = ("mxnet",)

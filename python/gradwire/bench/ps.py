@@ -13,8 +13,8 @@ from gradwire.bench.launches import BenchFailed, Launch, record, records_of, tak
 from gradwire.bench.plan import ServersPlan
 from gradwire.bench.rounds import Task
 from gradwire.bench.system import System, encoded_bytes, fixed_threshold
-from gradwire.child import Line
-from gradwire.launch import JobResult, run_job
+from gradwire.launch.child import Line
+from gradwire.launch.supervisor import JobResult, run_job
 
 
 def measure(plan: ServersPlan, say: Callable[[str], None]) -> tuple[list[dict[str, Any]], list[BenchFailed]]:

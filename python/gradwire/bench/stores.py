@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from gradwire import nccl
 from gradwire.bench import peer_openmpi
 from gradwire.bench.hosts import Network
 from gradwire.bench.plan import AllReducePlan
 from gradwire.bench.rounds import Task
 from gradwire.bench.system import PeerUnavailable, System, encoded_bytes, fixed_threshold
-from gradwire.child import Line
 from gradwire.compress import Compression
-from gradwire.launch import JobResult, run_job
+from gradwire.launch.child import Line
+from gradwire.launch.supervisor import JobResult, run_job
+from gradwire.stores import nccl
 
 
 @dataclass(frozen=True)

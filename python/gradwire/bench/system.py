@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gradwire import settings
 from gradwire.bench.hosts import Network
 from gradwire.bench.rounds import Task, gradient
-from gradwire.child import Line
 from gradwire.compress import Compression, make
-from gradwire.launch import JobResult
+from gradwire.launch.child import Line
+from gradwire.launch.supervisor import JobResult
+from gradwire.settings import definitions as settings
 
 # The first rounds are not timed: with agreed scales the very first is float32, and PowerSGD's first two are.
 WARM_UP = 3

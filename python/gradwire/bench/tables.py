@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradwire.bench.plan import UNSHAPED
-from gradwire.units import format_bytes, format_duration
+from gradwire.settings.units import format_bytes, format_duration
 
 Record = Mapping[str, Any]
 CODEC_TITLES = ("operation", "G elements/s", "memcpy", "of memcpy", "limit", "of 8 adds")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gradwire.controller.plan import BASELINES, CANDIDATES, Plan, Tensor, groups, lossiness
-from gradwire.units import format_duration
+from gradwire.settings.units import format_duration
 
 WORTH = 0.01  # of a step: what more loss must gain
 HYSTERESIS = 0.05  # of a step: what another plan than the one in force must gain

@@ -13,9 +13,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire import calibration, compress
-from gradwire.calibration import Calibration, CodecSpeed
+from gradwire import compress
 from gradwire.controller.plan import CANDIDATES
+from gradwire.plan import calibration
+from gradwire.plan.calibration import Calibration, CodecSpeed
 
 _PIECE = 262_144  # elements: a partition
 _PIECES = 8  # each of other memory, or caches would hold what gradients are never found in

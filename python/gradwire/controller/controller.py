@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradwire import _core, measured_link
-from gradwire.calibration import Calibration
+from gradwire import _core
 from gradwire.controller import accuracy, codec_cost
 from gradwire.controller.budget import Budget
 from gradwire.controller.choice import Choice, choose
@@ -34,9 +33,11 @@ from gradwire.controller.plan import BASELINES, CANDIDATES, Plan, Tensor, lossin
 from gradwire.controller.prediction import Job, network_of
 from gradwire.controller.step_clock import Step, StepClock, layers
 from gradwire.controller.trial import Trial
-from gradwire.placement import Link
-from gradwire.simulation import Placement, Schedule
-from gradwire.units import format_bytes, format_duration
+from gradwire.plan.calibration import Calibration
+from gradwire.plan.simulation import Placement, Schedule
+from gradwire.settings.units import format_bytes, format_duration
+from gradwire.stores import measured_link
+from gradwire.stores.placement import Link
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore

@@ -6,15 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gradwire import _core, simulation
-from gradwire.calibration import Calibration
+from gradwire import _core
 from gradwire.controller.plan import Plan, Tensor
-from gradwire.layer_profile import Layer, Profile
-from gradwire.placement import Link
-from gradwire.simulation import PAYLOAD_SHARE, ElementCost, Network, Placement, Schedule, Variant
+from gradwire.plan import simulation
+from gradwire.plan.calibration import Calibration
+from gradwire.plan.layer_profile import Layer, Profile
+from gradwire.plan.simulation import PAYLOAD_SHARE, ElementCost, Network, Placement, Schedule, Variant
+from gradwire.stores.placement import Link
 
 if TYPE_CHECKING:
-    from gradwire.settings import Settings
+    from gradwire.settings.definitions import Settings
 
 
 def network_of(placement: Placement, workers: int, servers: int, link: Link) -> Network:

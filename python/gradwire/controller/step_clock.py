@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradwire.controller.plan import Tensor
-from gradwire.layer_profile import Layer
+from gradwire.plan.layer_profile import Layer
 
 
 @dataclass(frozen=True)

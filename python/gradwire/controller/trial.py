@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gradwire.controller.choice import HYSTERESIS, WORTH
-from gradwire.paired import Interval, paired_ratio
+from gradwire.report.paired_statistics import Interval, paired_ratio
 
 _FEWEST_ROUNDS = 3
 _MOST_ROUNDS = 7

@@ -13,9 +13,9 @@ from gradwire import compress, kv
 from gradwire._core import TransportError
 from gradwire.compress import Compression
 from gradwire.elastic.sampler import Sampler
-from gradwire.log import Log
-from gradwire.store import KVStore
-from gradwire.unsent import Unsent
+from gradwire.stores.log import Log
+from gradwire.stores.store import KVStore
+from gradwire.stores.unsent import Unsent
 
 __all__ = ["State"]
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gradwire.codec_choice import Wanted, parse_codec
 from gradwire.compress import Compression as StoreCompression
+from gradwire.stores.codec_choice import Wanted, parse_codec
 
 
 class Compressor:

@@ -21,14 +21,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gradwire import kv, settings, uncaught_error
+from gradwire import kv
 from gradwire._core import MembershipChanged
 from gradwire.horovod.errors import HorovodInternalError
 from gradwire.horovod.handle import Handle
 from gradwire.horovod.negotiation import Negotiation, Response
 from gradwire.horovod.request import Announcement, Key, Request
 from gradwire.horovod.timeline import Timeline
-from gradwire.log import Log
+from gradwire.settings import definitions as settings
+from gradwire.stores import uncaught_error
+from gradwire.stores.log import Log
 
 _LONGEST_PAUSE = 0.008  # seconds between rounds that bring nothing; the first pause is the cycle time
 

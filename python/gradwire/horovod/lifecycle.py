@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gradwire.default_store import default_store
 from gradwire.horovod import process_sets as sets
 from gradwire.horovod import session
 from gradwire.horovod.array_library import ArrayLibrary
 from gradwire.horovod.process_sets import ProcessSet
+from gradwire.stores.default_store import default_store
 
 
 def begin(

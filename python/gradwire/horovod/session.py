@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradwire import joining, kv
+from gradwire import kv
 from gradwire._core import MembershipChanged
-from gradwire.default_store import require_company
 from gradwire.horovod import knobs, topology
 from gradwire.horovod.array_library import ArrayLibrary
 from gradwire.horovod.coordinator import Coordinator
@@ -24,7 +23,9 @@ from gradwire.horovod.handle import Handle
 from gradwire.horovod.request import Key, Kind, Request
 from gradwire.horovod.timeline import Timeline
 from gradwire.horovod.topology import Topology
-from gradwire.log import Log
+from gradwire.stores import connect
+from gradwire.stores.default_store import require_company
+from gradwire.stores.log import Log
 
 # Of all sessions: a handle from before shutdown() is none of the operations after init().
 _numbers = itertools.count()
@@ -96,7 +97,7 @@ def begin(open_store: Callable[[], kv.KVStore], library: ArrayLibrary) -> None:
         return
     given = knobs.read()
     store = open_store()
-    if joining.sums_in_one_order(store.type) or joining.applies_at_once(store.type):
+    if connect.sums_in_one_order(store.type) or connect.applies_at_once(store.type):
         raise ValueError(
             f"gradwire.horovod: init: the store {store.type!r} has no exact collectives of any order; create "
             "'allreduce' or 'dist_sync' before init(), or none"

@@ -6,7 +6,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradwire import kv, settings
+from gradwire import kv
+from gradwire.settings import definitions as settings
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from gradwire import _core, joining, kv
+from gradwire import _core, kv
 from gradwire.mxnet import rows
 from gradwire.mxnet.devices import as_floats
 from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.memory import array_over, is_plain, view_of
 from gradwire.mxnet.operations import Operations
 from gradwire.mxnet.pairs import Key
+from gradwire.stores import connect
 
 __all__ = ["JobSums"]
 
@@ -47,13 +48,13 @@ class JobSums:
 
     def __init__(self, store: kv.KVStore) -> None:
         self._store = store
-        self._operations = Operations(store, in_order=joining.sums_in_one_order(store.type))
-        self._applies_at_once = joining.applies_at_once(store.type)
+        self._operations = Operations(store, in_order=connect.sums_in_one_order(store.type))
+        self._applies_at_once = connect.applies_at_once(store.type)
         self._dense: dict[Key, _Dense] = {}
         self._tables: dict[Key, _Table] = {}
         # Of dense keys to which rows were pushed last: their sum, which a pull brings. None where a library sums.
         self._sums_of_rows: dict[Key, Any] = {}
-        self._has_tables = not joining.sums_in_one_order(store.type)
+        self._has_tables = not connect.sums_in_one_order(store.type)
 
     def use_compression(self, spec: str) -> None:
         """The store has been told already: its engine encodes."""

@@ -19,8 +19,9 @@ from typing import Any
 
 from mxnet.base import _LIB, check_call
 
-from gradwire import _core, kv, uncaught_error
+from gradwire import _core, kv
 from gradwire.mxnet.engine import Completion, Endings, push, wait_for_all
+from gradwire.stores import uncaught_error
 
 __all__ = ["Operations"]
 

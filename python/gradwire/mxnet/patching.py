@@ -11,11 +11,11 @@ import mxnet.gluon.trainer
 import mxnet.model
 import mxnet.module.module
 
-from gradwire import joining
 from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.plugin import Gradwire
 from gradwire.mxnet.store import KVStore
-from gradwire.suggestions import nearest
+from gradwire.settings.suggestions import nearest
+from gradwire.stores import connect
 
 __all__ = ["patch", "unpatch"]
 
@@ -59,7 +59,7 @@ def _creating(original: Any) -> Any:
         kind = _known("mx.kv.create", name)
         if kind in mx.kvstore.KVStoreBase.kv_registry:
             return original(name)
-        return KVStore(name) if joining.is_local(kind) else _joined(kind)
+        return KVStore(name) if connect.is_local(kind) else _joined(kind)
 
     return create
 
@@ -67,7 +67,7 @@ def _creating(original: Any) -> Any:
 def _known(verb: str, name: str) -> str:
     """Returns a store's name in small letters. Raises KVStoreError: neither gradwire nor a plugin has it."""
     kind = name.lower()
-    valid = [*joining.names(), *mx.kvstore.KVStoreBase.kv_registry]
+    valid = [*connect.names(), *mx.kvstore.KVStoreBase.kv_registry]
     if kind not in valid:
         near = nearest(kind, valid)
         meant = f"did you mean {near!r}? " if near else ""
@@ -100,7 +100,7 @@ def _chosen(name: str) -> Any:
     kind = _known("kvstore=", name)
     if kind in mx.kvstore.KVStoreBase.kv_registry:
         return Gradwire() if kind == Gradwire.__name__.lower() else name
-    return name if joining.is_local(kind) else _joined(kind)
+    return name if connect.is_local(kind) else _joined(kind)
 
 
 def _taking_kv(original: Any) -> Any:

@@ -9,12 +9,12 @@ from typing import Any
 import mxnet as mx
 
 from gradwire import _core, kv
-from gradwire.default_store import open_default
 from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.job_sums import JobSums
 from gradwire.mxnet.local_sums import LocalSums
 from gradwire.mxnet.pairs import grouped
 from gradwire.mxnet.unrecorded import unrecorded
+from gradwire.stores.default_store import open_default
 
 __all__ = ["Gradwire"]
 

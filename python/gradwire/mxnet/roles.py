@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 
-from gradwire import joining, settings
+from gradwire.settings import definitions as settings
+from gradwire.stores import connect
 
 _PACKAGES = "pip install mxnet==1.9.1 numpy==1.23.5"
 
@@ -18,7 +19,7 @@ def serve_unless_worker() -> None:
     """
     values = settings.read()
     if values.role != "worker":
-        joining.serve(values)
+        connect.serve(values)
 
 
 def require_mxnet() -> None:

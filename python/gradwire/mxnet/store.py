@@ -16,13 +16,14 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from gradwire import joining, kv
+from gradwire import kv
 from gradwire.mxnet import optimizers, rows
 from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.job_sums import JobSums
 from gradwire.mxnet.local_sums import LocalSums
 from gradwire.mxnet.pairs import Key, grouped
 from gradwire.mxnet.unrecorded import unrecorded
+from gradwire.stores import connect
 
 __all__ = ["KVStore"]
 
@@ -57,8 +58,8 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """
         self._name = name.lower()
         self._store: kv.KVStore = kv.create(name)
-        self._is_local = joining.is_local(self._store.type)
-        self._updates_on_servers = joining.applies_at_once(self._store.type)
+        self._is_local = connect.is_local(self._store.type)
+        self._updates_on_servers = connect.applies_at_once(self._store.type)
         self._sums = LocalSums(self._store) if self._is_local else JobSums(self._store)
         self._keys: dict[Key, _Declared] = {}
         self._weights: dict[Key, Any] = {}  # where this worker updates them

@@ -9,12 +9,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from gradwire.settings.units import format_bytes, format_duration
+from gradwire.terminal.wide_table import print_table
 from gradwire.timeline.merge import merge_folder
 from gradwire.timeline.span import Timeline
 from gradwire.timeline.summary import RankTime, Summary
 from gradwire.timeline.trace_event import read_trace
-from gradwire.units import format_bytes, format_duration
-from gradwire.wide_table import print_table
 
 
 def load(path: Path) -> Timeline:

@@ -1,4 +1,4 @@
-"""Reads what one process wrote of a timeline: lines of JSON, as kvstore/README.md ("Parts of a timeline") has them."""
+"""Reads what one process wrote of a timeline: lines of JSON, as kvstore/trace/FORMAT.md has them."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gradwire.chart import Lane, lane_chart, standalone
+from gradwire.report.chart import Lane, lane_chart, standalone
+from gradwire.settings.units import format_duration
 from gradwire.timeline.span import IN_ORDER, Process, Span, Timeline
 from gradwire.timeline.steps import server_spans, steps_of, union
-from gradwire.units import format_duration
 
 # One colour for what is alike: codec, waiting in queues, wire, the server's sums, the caller's waiting.
 _COLOURS = {

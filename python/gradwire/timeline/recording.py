@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gradwire.json_option import check_folder
+from gradwire.terminal.json_option import check_folder
 from gradwire.timeline.command import reservations
 from gradwire.timeline.merge import merge_folder
 from gradwire.timeline.trace_event import write_trace

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from gradwire import joining, settings
 from gradwire.compress import Compression
 from gradwire.controller import Budget, Controller, Options, Plan, Tensor, compression_of
 from gradwire.controller.prediction import schedule_of
-from gradwire.simulation import Placement
+from gradwire.plan.simulation import Placement
+from gradwire.settings import definitions as settings
+from gradwire.stores import connect
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
@@ -48,13 +49,13 @@ def controller_of(
     """
     if budget is None or store.num_workers == 1:
         return None
-    if joining.sums_in_one_order(store.type):
+    if connect.sums_in_one_order(store.type):
         raise ValueError(
             f"gradwire.torch: compression='auto' was given with the store {store.type!r}, where a library sums that "
             "cannot change codecs as it goes; use 'allreduce' or 'dist_sync', or name a codec"
         )
     values = settings.read()
-    threads = max(1, min(4, (os.cpu_count() or 2) // 2))  # as joining has it
+    threads = max(1, min(4, (os.cpu_count() or 2) // 2))  # as stores/connect.py has it
     schedule = schedule_of(values, per_layer=overlaps, threads=threads)
     return Controller(
         store, Options(budget, schedule, _placement(store, values), sends_momentum=sends_momentum)

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradwire import joining, kv
-from gradwire.refusals import told_to_all
+from gradwire import kv
+from gradwire.stores import connect
+from gradwire.stores.refusals import told_to_all
 from gradwire.torch import session
 from gradwire.torch.elements import octets_of
 from gradwire.torch.exchange import STATE_KEY
@@ -228,7 +229,7 @@ def _broadcast(store: kv.KVStore, tensors: Sequence[torch.Tensor], root_rank: in
     if store.rank == root_rank:
         for run, tensor in zip(runs, tensors, strict=True):
             run.copy_(octets_of(tensor))
-    if joining.sums_in_one_order(store.type):
+    if connect.sums_in_one_order(store.type):
         _broadcast_by_key(store, words, root_rank)
     else:
         store.collectives.broadcast(words.view(np.uint8), root_rank)

@@ -20,7 +20,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from gradwire import _core, checkpoint, kv
+from gradwire import _core, kv
+from gradwire.stores import checkpoint
 from gradwire.torch import readable_bytes
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.local_rounds import ROUNDS_KEY, LocalRounds

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradwire import settings
-from gradwire.backend import AbstractKVStore
-from gradwire.codec_choice import naming_the_variable
 from gradwire.compress import Compression
 from gradwire.gathered_sum import GatheredSum
+from gradwire.settings import definitions as settings
+from gradwire.stores.backend import AbstractKVStore
+from gradwire.stores.codec_choice import naming_the_variable
 
 
 class Torch(AbstractKVStore):

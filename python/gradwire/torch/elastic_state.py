@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gradwire.elastic.state import State, Stateful
-from gradwire.store import KVStore
+from gradwire.stores.store import KVStore
 from gradwire.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.local_steps import steps_apart

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from gradwire.devices import stream_of
+from gradwire.stores.devices import stream_of
 from gradwire.torch import session
 from gradwire.torch.auto_codecs import AutoCodecs
 from gradwire.torch.elements import exchanged_dtype, real_elements, real_shape

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradwire.checkpoint import Restored
+from gradwire.stores.checkpoint import Restored
 from gradwire.torch.checkpoint import OF_THE_STORE, Read, read_model
 
 if TYPE_CHECKING:

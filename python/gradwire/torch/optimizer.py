@@ -12,8 +12,10 @@ from typing import Any, Literal
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from gradwire import joining, kv, settings
+from gradwire import kv
 from gradwire._core import MembershipChanged
+from gradwire.settings import definitions as settings
+from gradwire.stores import connect
 from gradwire.torch import closures, overlap, session, wrapped
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.exchange_options import (
@@ -265,7 +267,7 @@ def _require_free(
             "gradient; give each optimizer parameters of its own, or close() the other first: it is not enough to drop "
             "it"
         )
-    if others and joining.sums_in_one_order(store.type):
+    if others and connect.sums_in_one_order(store.type):
         raise ValueError(
             f"gradwire.torch: the store {store.type!r} serves one DistributedOptimizer at a time, and has one: its "
             "library sums in one order on all ranks; give that one all parameters in groups, close() it first, or use "
@@ -307,7 +309,7 @@ class _Distributed(wrapped.Front):
             return
         default = options.default or store.own_compression
         is_dense = default.spec == "none" and not options.codecs.compress_any(self._named)
-        if joining.is_local(store.type) and is_dense and options.warm_up is None:  # nothing to exchange
+        if connect.is_local(store.type) and is_dense and options.warm_up is None:  # nothing to exchange
             self._skips_nonfinite = options.on_nonfinite == "skip_step"
             return
         self._momentum = self._given_momentum

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradwire import joining
+from gradwire.stores import connect
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
@@ -41,7 +41,7 @@ def require_possible(optimizer: torch.optim.Optimizer, store: KVStore, given: Ma
             "gradwire.torch: overlap_step was given (or GRADWIRE_OVERLAP_STEP) with LBFGS, whose step updates all "
             "parameters together; leave overlap_step out"
         )
-    if joining.sums_in_one_order(store.type):
+    if connect.sums_in_one_order(store.type):
         raise ValueError(
             f"gradwire.torch: overlap_step was given (or GRADWIRE_OVERLAP_STEP) with the store {store.type!r}, whose "
             "library sums in one order on all ranks, the back layers first; use 'allreduce' or 'dist_sync', or leave "

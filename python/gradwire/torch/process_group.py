@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from gradwire import kv, settings, torch_group
-from gradwire.default_store import require_one_job
+from gradwire import kv
+from gradwire.settings import definitions as settings
+from gradwire.stores import torch_group
+from gradwire.stores.default_store import require_one_job
 from gradwire.torch import session
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradwire import codec_choice, codec_override, joining, kv, settings
-from gradwire import default_store as stores
-from gradwire.backend import AbstractKVStore
-from gradwire.codec_choice import Wanted, chosen, naming_the_variable
+from gradwire import kv
 from gradwire.compress import Compression
 from gradwire.controller import Budget, requested
+from gradwire.settings import definitions as settings
+from gradwire.stores import codec_choice, codec_override, connect
+from gradwire.stores import default_store as stores
+from gradwire.stores.backend import AbstractKVStore
+from gradwire.stores.codec_choice import Wanted, chosen, naming_the_variable
 
 __all__ = [
     "Wanted",
@@ -48,7 +50,7 @@ def own_store(store: Any) -> kv.KVStore:
     if isinstance(store, AbstractKVStore) and not isinstance(store, kv.KVStore):
         raise TypeError(
             f"gradwire.torch: store is a {type(store).__name__} of another maker, which sums but has none of the "
-            f"engine that is needed here; expected one of gradwire's own: {', '.join(joining.names())}"
+            f"engine that is needed here; expected one of gradwire's own: {', '.join(connect.names())}"
         )
     if not isinstance(store, kv.KVStore):
         raise TypeError(
@@ -71,7 +73,7 @@ def require_sums(store: kv.KVStore) -> None:
             "mean gradient for an optimizer here; leave it out, or push gradients and pull weights with the store's "
             "own calls"
         )
-    if joining.applies_at_once(store.type):
+    if connect.applies_at_once(store.type):
         raise ValueError(
             f"gradwire.torch: the servers of the store {store.type!r} apply each gradient to the weights, so that "
             "there is no mean gradient for an optimizer here; use a store that sums, as 'dist_sync', or "

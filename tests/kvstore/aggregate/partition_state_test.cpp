@@ -28,7 +28,7 @@ TEST(PartitionState, ComesBackAsItWas) {
   }
 }
 
-// The bytes of README.md, "States".
+// The bytes of wire/PROTOCOL.md, "States".
 TEST(PartitionState, HasTheBytesThatAreWrittenDown) {
   PartitionState state{2, {1}, {-2}, {}, {1.5F}};
   state.optimizer.moments = {0.5F};
@@ -87,7 +87,7 @@ TEST(OptimizerStateBytes, ComeBackAsTheyWere) {
     EXPECT_EQ(decode_optimizer_state(bytes_of(state), 3), state);
 }
 
-// The bytes of README.md, "States".
+// The bytes of wire/PROTOCOL.md, "States".
 TEST(OptimizerStateBytes, AreThoseThatAreWrittenDown) {
   const auto bytes = bytes_of(OptimizerState{{0.5F, -2}, 3});
   ASSERT_EQ(bytes.size(), 8U + 8U);

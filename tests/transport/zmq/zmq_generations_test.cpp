@@ -75,7 +75,7 @@ TEST(ZmqGenerations, ADeathIsToldAndThoseWhoLiveGoOnInTheOrderOfTheirRanks) {
   std::optional<RawWorker> victim;
   victim.emplace(scheduler, 3, 1, "w1");
   victim->await_roster();
-  std::optional<RawPeer> stream = victim->open_stream(0);
+  auto stream = std::make_unique<RawPeer>(victim->open_stream(0));
   Joined w0 = first.get(), w2 = last.get(), s = server.get();
   const World before = w0->world();
   Ear ear;
@@ -213,7 +213,7 @@ TEST(ZmqGenerations, ADeathAfterAllOthersHaveComeToTheEndIsNoFailure) {
   std::optional<RawWorker> victim;
   victim.emplace(scheduler, 2, 1, "w1");
   victim->await_roster();
-  std::optional<RawPeer> stream = victim->open_stream(0);
+  auto stream = std::make_unique<RawPeer>(victim->open_stream(0));
   Joined w0 = worker.get(), s = server.get();
   Ear ear;
   s->attach(ear);

@@ -10,11 +10,11 @@ from typing import Any
 
 import mxnet as mx
 
-from gradwire import uncaught_error
 from gradwire.horovod import lifecycle, numpy_arrays, session
 from gradwire.horovod.mxnet import submission
 from gradwire.horovod.process_sets import ProcessSet
 from gradwire.mxnet.engine import wait_for_all
+from gradwire.stores import uncaught_error
 
 
 def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:

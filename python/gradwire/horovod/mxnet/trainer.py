@@ -11,13 +11,13 @@ from typing import Any
 import mxnet as mx
 
 from gradwire import kv
-from gradwire.codec_choice import chosen
 from gradwire.horovod import reduce_ops, session
 from gradwire.horovod.compression import codec_text, compressor_of
 from gradwire.horovod.mxnet.compression import Compression
 from gradwire.horovod.mxnet.optimizer import DistributedOptimizer, GroupedMean
 from gradwire.horovod.mxnet.sums import start_sum
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
+from gradwire.stores.codec_choice import chosen
 
 # What a codec has not sent yet is kept by name, and another trainer's parameters have the same numbers: so trainers are
 # counted, which gives the same numbers on all ranks.

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from gradwire import kv
-from gradwire.codec_choice import chosen
 from gradwire.compress import Compression as StoreCompression
 from gradwire.horovod import reduce_ops, session
 from gradwire.horovod.compression import NoneCompressor, codec_text, compressor_of
@@ -27,6 +26,7 @@ from gradwire.horovod.torch.compression import Compression
 from gradwire.horovod.torch.sent_gradients import SentGradients
 from gradwire.horovod.torch.sparse_sums import sparse_allreduce_async
 from gradwire.horovod.torch.sums import allreduce, submit_sum
+from gradwire.stores.codec_choice import chosen
 from gradwire.torch import closures, wrapped
 from gradwire.torch.compiled_autograd import require_eager
 from gradwire.torch.gradient_hooks import GradientHooks

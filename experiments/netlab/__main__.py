@@ -1,3 +1,0 @@
-from .command import app
-
-app(prog_name="python -m gradwire.netlab")

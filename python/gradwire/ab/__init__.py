@@ -1,0 +1,1 @@
+"""`gradwire ab`: a training command under several codecs, compared."""

@@ -1,0 +1,316 @@
+"""An A/B experiment: the same training command under several codecs and seeds, interleaved.
+
+Arms are compared on the same seeds. Runs go seed by seed, the order of the arms rotated, so that a machine
+that slows down or warms up weighs on all arms alike.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from gradwire import result
+from gradwire.launch.child import Host, Line, LocalHost
+from gradwire.launch.supervisor import Placement, run_job
+from gradwire.result import RunResult
+from gradwire.settings.units import parse_rate
+
+UNSHAPED = "unshaped"
+_LAST_LINES = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        arms: codec specs; the first is the one that the others are compared with.
+        servers: None: one per worker.
+        bandwidth: of each host's link, as "100mbit"; None: not shaped.
+        report: folder for the page and the logs.
+    """
+
+    command: tuple[str, ...]
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    workers: int
+    servers: int | None
+    bandwidth: str | None
+    report: Path
+
+    def __post_init__(self) -> None:
+        if not self.arms:
+            raise ValueError(
+                "ab: no --arm: give at least one codec, such as --arm none --arm 2bit:threshold=auto"
+            )
+        if twice := [arm for arm in self.arms if self.arms.count(arm) > 1]:
+            raise ValueError(f"ab: --arm {twice[0]} is given twice: each arm once; --seeds repeats runs")
+        if not self.seeds:
+            raise ValueError("ab: --seeds 0: expected at least 1")
+        if self.bandwidth is not None:
+            parse_rate(self.bandwidth)
+
+    def order(self) -> Iterator[tuple[str, int]]:
+        """Yields (arm, seed), seed by seed, each seed beginning with another arm."""
+        for index, seed in enumerate(self.seeds):
+            turn = index % len(self.arms)
+            for arm in (*self.arms[turn:], *self.arms[:turn]):
+                yield arm, seed
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm under one seed."""
+
+    arm: str
+    seed: int
+    result: RunResult
+    wall_seconds: float
+
+    def seconds(self) -> tuple[float, ...]:
+        """Seconds at the end of each epoch; where the script gave none, its whole time in equal parts."""
+        if self.result.seconds_per_epoch is not None:
+            return self.result.seconds_per_epoch
+        epochs = len(self.result.per_epoch)
+        return tuple(self.wall_seconds * (index + 1) / epochs for index in range(epochs))
+
+    def bytes(self) -> tuple[float, ...] | None:
+        """One worker's bytes at the socket by the end of each epoch, without what start-up took."""
+        if self.result.bytes_per_step is None or self.result.steps is None:
+            return None
+        epochs = len(self.result.per_epoch)
+        total = self.result.bytes_per_step * self.result.steps
+        return tuple(total * (index + 1) / epochs for index in range(epochs))
+
+    def speed(self) -> float:
+        """Images per second, or epochs per second where the script gave none; only ratios are used."""
+        return self.result.images_per_second or len(self.result.per_epoch) / self.seconds()[-1]
+
+    def record(self) -> dict[str, Any]:
+        values = {
+            name: value for name, value in vars(self.result).items() if name not in ("metric", "per_epoch")
+        }
+        per_epoch = [value if math.isfinite(value) else None for value in self.result.per_epoch]
+        return {
+            "seed": self.seed,
+            self.result.metric: per_epoch[-1],
+            "diverged": self.result.diverged,
+            "wall_seconds": round(self.wall_seconds, 3),
+            f"{self.result.metric}_per_epoch": per_epoch,
+            **values,
+        }
+
+
+def check_arms(arms: Sequence[str]) -> None:
+    """Finds a misspelt arm before hours of runs.
+
+    Raises: ValueError: an unknown codec, parameter or reply; names the nearest valid one.
+    """
+    try:
+        from gradwire.compress import Compression
+        from gradwire.controller.budget import requested
+    except ImportError:  # without the compiled part a command of the user's own may still run
+        return
+    for arm in arms:
+        try:
+            if requested(arm) is None:
+                Compression.parse(arm)
+        except ValueError as error:
+            raise ValueError(f"ab: --arm {arm}: {error}") from None
+
+
+class Progress(Protocol):
+    """Is told what happens, as it happens."""
+
+    def started(self, arm: str, seed: int) -> None: ...
+    def line(self, line: Line) -> None: ...
+    def finished(self, run: Run) -> None: ...
+    def failed(self, failure: RunFailed) -> None: ...
+
+
+class RunFailed(Exception):
+    """One arm failed under one seed. It costs the other runs nothing.
+
+    Attributes:
+        exit_code: the failing process's own.
+        last_lines: of its output.
+    """
+
+    def __init__(
+        self, arm: str, seed: int, cause: str, exit_code: int, last_lines: Sequence[str] = ()
+    ) -> None:
+        super().__init__(f"{arm}, seed {seed}: {cause}")
+        self.arm = arm
+        self.seed = seed
+        self.cause = cause
+        self.exit_code = exit_code
+        self.last_lines = tuple(last_lines)
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "cause": self.cause,
+            "exit_code": self.exit_code,
+            "last_lines": list(self.last_lines),
+        }
+
+
+class Interrupted(Exception):
+    """A signal ended the experiment; the runs that had ended before are kept."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+@dataclass
+class Conditions:
+    """Where processes run."""
+
+    link: str = UNSHAPED
+    placement: Placement | None = None
+    reason: str | None = None  # why the link is not as asked for
+
+
+class Placed(Protocol):
+    """What network() needs to know of a plan; Plan says what they are."""
+
+    @property
+    def workers(self) -> int: ...
+    @property
+    def servers(self) -> int | None: ...
+    @property
+    def bandwidth(self) -> str | None: ...
+
+
+@contextmanager
+def network(plan: Placed) -> Iterator[Conditions]:
+    """Gives every worker and server a host of its own behind a link of plan.bandwidth, if possible."""
+    if plan.bandwidth is None:
+        yield Conditions()
+        return
+    from gradwire.terminal.machine import netlab_reason
+
+    reason = netlab_reason()
+    if reason is not None:
+        yield Conditions(reason=reason)
+        return
+    from gradwire.netlab import NetLab
+
+    servers = plan.workers if plan.servers is None else plan.servers
+    with NetLab(hosts=plan.workers + servers, bandwidth=plan.bandwidth) as lab:
+        bridge = LocalHost(lab.bridge_address)
+
+        def place(role: str, rank: int) -> Host:
+            return (
+                bridge if role == "scheduler" else lab.host(rank if role == "worker" else plan.workers + rank)
+            )
+
+        yield Conditions(plan.bandwidth, place)
+
+
+@dataclass
+class _Log:
+    """Keeps a run's output in a file, and the last lines of each process for when it fails."""
+
+    path: Path
+    progress: Progress
+    last: dict[tuple[str, int | None], deque[str]] = field(default_factory=dict)
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[Line], None]]:
+        with self.path.open("w", encoding="utf-8") as file:
+
+            def take(line: Line) -> None:
+                name = line.role if line.rank is None else f"{line.role} {line.rank}"
+                file.write(f"[{name}] {line.text}\n")
+                self.last.setdefault((line.role, line.rank), deque(maxlen=_LAST_LINES)).append(line.text)
+                self.progress.line(line)
+
+            yield take
+
+
+def run_plan(plan: Plan, conditions: Conditions, progress: Progress) -> Iterator[Run | RunFailed]:
+    """Runs all arms and seeds, one after the other, and yields each run as it ends.
+
+    A run that fails is yielded, too, and the others go on. Only where every arm has failed under the first seed, which
+    is the command's own fault, no further seed is tried.
+
+    Raises:
+        Interrupted: a signal came; nothing is left running.
+    """
+    logs = plan.report / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    first: Run | None = None
+    for number, (arm, seed) in enumerate(plan.order(), start=1):
+        progress.started(arm, seed)
+        log = _Log(logs / f"{re.sub(r'[^A-Za-z0-9.=_-]+', '-', arm)}-seed{seed}.log", progress)
+        try:
+            run = _run_one(plan, arm, seed, conditions, log)
+            first = first or run
+            if first.result.metric != run.result.metric:
+                metrics = f"{run.result.metric}, but {first.arm} gave {first.result.metric}"
+                cause = f"the record gives {metrics}: all runs must give the same"
+                raise RunFailed(arm, seed, cause, 1)
+        except RunFailed as failure:
+            progress.failed(failure)
+            yield failure
+        else:
+            progress.finished(run)
+            yield run
+        if number == len(plan.arms) and first is None:
+            return
+
+
+def _run_one(plan: Plan, arm: str, seed: int, conditions: Conditions, log: _Log) -> Run:
+    with tempfile.TemporaryDirectory(prefix="gradwire-ab-") as folder:
+        path = Path(folder) / "result.json"
+
+        def worker_env(rank: int) -> Mapping[str, str]:
+            return {"GRADWIRE_RESULT": str(path if rank == 0 else path.with_name(f"result-{rank}.json"))}
+
+        try:
+            with log.open() as output:
+                job = run_job(
+                    plan.command,
+                    plan.workers,
+                    plan.servers,
+                    env={"GRADWIRE_COMPRESSION": arm, "GRADWIRE_SEED": str(seed)},
+                    worker_env=worker_env,
+                    placement=conditions.placement,
+                    output=output,
+                )
+        except OSError as error:  # a program cannot be started, or the log not written
+            raise RunFailed(arm, seed, str(error), 1) from None
+        if job.interrupted is not None:
+            raise Interrupted(f"{arm}, seed {seed}: {job.cause}", job.exit_code)
+        if job.exit_code != 0:
+            lines = log.last.get((job.failed_role or "", job.failed_rank), ())
+            raise RunFailed(arm, seed, f"{job.cause}; all output: {log.path}", job.exit_code, tuple(lines))
+        try:
+            record = result.read(path)
+        except FileNotFoundError:
+            what = "the command ended well but wrote nothing to GRADWIRE_RESULT"
+            how = "call gradwire.result.write(accuracy_per_epoch=[...]) at its end"
+            raise RunFailed(arm, seed, f"{what}: {how}", 1) from None
+        except ValueError as error:
+            raise RunFailed(arm, seed, str(error), 1) from None
+        if record.took_compression is False and arm != "none":
+            what = "the command has compressed nothing by GRADWIRE_COMPRESSION"
+            how = "call store.set_gradient_compression(...), or wrap the optimizer, for which it stands then"
+            raise RunFailed(arm, seed, f"{what}: {how}", 1)
+    return Run(arm, seed, record, job.wall_seconds)
+
+
+def mean_or_none(values: Sequence[float | None]) -> float | None:
+    """Returns the mean, or None where any value is missing."""
+    present = [value for value in values if value is not None]
+    return statistics.fmean(present) if present and len(present) == len(values) else None

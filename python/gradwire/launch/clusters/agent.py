@@ -1,0 +1,113 @@
+"""What all keepers share. A keeper is the process here that stands for all workers, or all servers, of a job there: it
+submits them, writes their lines, ends with the exit code of the first that fails, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from gradwire.launch.child import NotHandedOnError
+
+RANK = "GRADWIRE_RANK"  # in which a process that a cluster has started finds its rank
+RANK_VARIABLES = (RANK, "DMLC_RANK")
+
+
+def command(keeper: str, order: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+    """Returns the command of a keeper. keeper: its module. order: what main() reads; no secrets, all can read it."""
+    return [sys.executable, "-m", keeper, json.dumps(order), *words]
+
+
+def script(environment: Mapping[str, str], names: Collection[str], words: Sequence[str]) -> str:
+    """Returns lines for sh that run a command under the variables named, its rank in $rank and no input."""
+    lines = [f"export {name}={shlex.quote(environment[name])}" for name in sorted(names)]
+    lines += [f'export {name}="$rank"' for name in RANK_VARIABLES]
+    return "\n".join([*lines, f"{shlex.join(words)} </dev/null"]) + "\n"
+
+
+def deliver(pid: int, number: signal.Signals) -> None:
+    """As child.Deliver, for a keeper: SIGTERM asks it to end what it stands for; it can hand no other signal on."""
+    if number != signal.SIGTERM:
+        raise NotHandedOnError(
+            "a cluster's tasks get no signals from here; send it by the cluster's own means"
+        )
+    os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def cancelled_at_the_end(cancel: Callable[[], None]) -> Iterator[None]:
+    """Cancels what the block has submitted: when it ends, when a signal asks us to, and, from a process of its own,
+    when we are killed. cancel may be called twice; it has seconds."""
+    word = _watch(cancel)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        cancel()
+        os.write(word, b"0")
+
+
+def _leave(number: int, _: object) -> None:
+    sys.exit(128 + number)
+
+
+def _watch(cancel: Callable[[], None]) -> int:
+    """Starts the process that cancels if we end without a word. Returns where to write the word."""
+    ours, its = os.pipe()[::-1]
+    if os.fork() == 0:
+        os.setsid()
+        os.close(ours)
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):  # the launcher reads until all ends of its pipes are closed
+            os.dup2(null, stream)
+        if not os.read(its, 1):
+            cancel()
+        os._exit(0)
+    os.close(its)
+    return ours
+
+
+class Failure:
+    """The failure that counts of those that are heard of, with the time that the others have after the first."""
+
+    def __init__(self, notice_seconds: float) -> None:
+        self._notice_seconds = notice_seconds
+        self.code = 0  # its exit code; 0: none has failed
+        self._until = float("inf")
+
+    def hear(self, rank: int, code: int, words: str = "") -> None:
+        """Takes the end of a rank. Clusters tell in any order, and 1 is the code of who has heard of another's failure:
+        any other goes before it."""
+        if code == 0:
+            return
+        if self.code == 0:
+            self._until = time.monotonic() + self._notice_seconds
+        if self.code in (0, 1):
+            self.code = code
+        say(f"rank {rank} ended with exit code {code}{words and f': {words}'}")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the others have had their time."""
+        return time.monotonic() > self._until
+
+
+def write_line(stream: int, rank: int | None, line: bytes) -> None:
+    """Writes a line as `srun --label` does, so that LabelledSplitter knows whose it is. rank None: our own words."""
+    label = b"" if rank is None else b"%d: " % rank
+    os.write(stream, label + line.rstrip(b"\n") + b"\n")
+
+
+def say(text: str) -> None:
+    """Writes a line of ours to stderr."""
+    write_line(2, None, text.encode())

@@ -1,0 +1,53 @@
+"""What ssh runs on a host for each process of a job: starts it, and ends it when the connection ends.
+
+ssh leaves what it has started running when it is killed. So the launcher's end of stdin is held open for the life of
+the job: its first line is the order, each further one the number of a signal for the process, and its end, whatever
+brings it about, is that of the process and all it started.
+
+Runs by itself on a host that may not have gradwire (bundle.py): only the standard library and supervised_process.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+from gradwire.launch.remote.supervised_process import KeptProcess
+
+
+def start(order: dict[str, Any]) -> KeptProcess:
+    """order: "folder", "environment" (over this host's own), "command"; "greeting" (a line to write first) may be left
+    out."""
+    if "greeting" in order:
+        os.write(1, f"{order['greeting']}\n".encode())
+    os.chdir(order["folder"])
+    return KeptProcess(order["command"], env={**os.environ, **order["environment"]})
+
+
+def end_with_the_connection(kept: KeptProcess) -> None:
+    rest = b""
+    while data := os.read(0, 4096):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            kept.hand_on(int(line))
+    kept.end()
+
+
+def main() -> int:
+    order = b""
+    while not order.endswith(b"\n"):  # not sys.stdin: its buffer would hide the end from the thread
+        order += os.read(0, 1) or b"\n"
+    try:
+        kept = start(json.loads(order))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"gradwire: {os.uname().nodename}: {error}\n")
+        return 127
+    threading.Thread(target=end_with_the_connection, args=(kept,), daemon=True).start()
+    return kept.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""A process that runs here for somebody on another machine: what it has started ends with it, and all that with whoever
+keeps it, however that comes about.
+
+Runs by itself on a machine that may not have gradwire (bundle.py): only the standard library and process_session.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gradwire.launch.process_session import guard, signal_session
+
+GRACE_SECONDS = 1.5  # between SIGTERM and SIGKILL; less than the launcher's own
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl  # found before any fork
+
+
+class KeptProcess:
+    """Made by a thread that lives as long as its keeper, before there are others. end() from any thread."""
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        """options: of subprocess.Popen.
+
+        Raises: OSError: the program is not there or cannot be run.
+        """
+        keeper = os.getpid()
+
+        def die_with_keeper() -> None:
+            _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            if os.getppid() != keeper:  # it died before prctl took effect
+                os._exit(1)
+
+        self._guard = _start_guard()
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_keeper,
+            **options,
+        )
+        self._tell_guard("+")
+
+    def wait(self) -> int:
+        """Waits for its end, and ends what it has left behind. Returns its exit code, as a shell tells it."""
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        signal_session(self.process.pid, signal.SIGKILL)
+        self._tell_guard("-")
+        code = self.process.wait()
+        return code if code >= 0 else 128 - code
+
+    def end(self) -> None:
+        """Ends it and all that it has started."""
+        self._signal(signal.SIGTERM)
+        time.sleep(GRACE_SECONDS)
+        self._signal(signal.SIGKILL)
+
+    def hand_on(self, number: int) -> None:
+        """Gives a signal to the program alone, and not to what it has started."""
+        if self.process.returncode is None:  # else its id may be another's
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+        if number == signal.SIGTERM:  # a stopped process must be continued to hear it
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process.returncode is None:  # else the session's id may be another's
+            signal_session(self.process.pid, number)
+
+    def _tell_guard(self, sign: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # somebody ended the guard
+            os.write(self._guard, f"{sign}{self.process.pid}\n".encode())
+
+
+def _start_guard() -> int:
+    """Returns the pipe to a process that outlives this one, by which it hears what it is then to end."""
+    reading, writing = os.pipe()
+    if os.fork() != 0:
+        os.close(reading)
+        return writing
+    try:
+        os.setsid()  # what ends this process's group is not for it
+        os.close(writing)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):  # whoever reads them waits until nobody holds them
+            os.dup2(nothing, stream)
+        with open(reading, encoding="ascii") as sessions:
+            guard(sessions)
+    finally:
+        os._exit(0)

@@ -1,0 +1,47 @@
+"""Which errors a job's processes have ended with, as their tracebacks say on stderr."""
+
+from __future__ import annotations
+
+import re
+
+from gradwire.launch.child import Line
+
+_BEGINS = "Traceback (most recent call last):"
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
+# Of a process that has heard of another's failure, or waited for one that never came.
+_OF_ANOTHER = re.compile(r"gradwire\.(_core\.)?(TransportError|TimeoutError|MembershipChanged)\b")
+_LONGEST = 400  # characters
+
+
+class Tracebacks:
+    """Takes the lines of a job's processes, and knows the last error of each."""
+
+    def __init__(self) -> None:
+        self._open: set[tuple[str, int | None]] = set()  # who is in the middle of one
+        self._errors: dict[tuple[str, int | None], str] = {}
+
+    def take(self, line: Line) -> None:
+        """Takes the next line that a process has written."""
+        who = (line.role, line.rank)
+        if line.stream != "stderr":
+            return
+        if line.text.strip() == _BEGINS:
+            self._open.add(who)
+        elif who in self._open and _ERROR.fullmatch(line.text):
+            self._open.discard(who)
+            self._errors[who] = line.text[:_LONGEST]
+
+    def of(self, role: str, rank: int | None) -> str | None:
+        """Returns the error of a process, "ValueError: boom"; None: it wrote no traceback."""
+        return self._errors.get((role, rank))
+
+    def is_of_another(self, role: str, rank: int | None) -> bool:
+        """Whether a process ended because another one failed."""
+        return _OF_ANOTHER.match(self._errors.get((role, rank), "")) is not None
+
+    def first_own(self, role: str) -> tuple[int | None, str] | None:
+        """Returns rank and error of the first of a role that ended with an error of its own; None: none has."""
+        for (of_role, rank), error in self._errors.items():
+            if of_role == role and not self.is_of_another(of_role, rank):
+                return rank, error
+        return None

@@ -1,0 +1,332 @@
+"""What to expect of a job, and which setting to take: tries settings in the simulator. `gradwire plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from gradwire.plan import simulation
+from gradwire.plan.calibration import Calibration
+from gradwire.plan.layer_profile import Profile
+from gradwire.plan.simulation import SUMMED, Network, Placement, Schedule, Variant
+from gradwire.settings.units import format_bytes, format_rate
+
+CODECS = ("none", "fp16", "int8", "2bit", "2bit:reply=2bit")
+BANDWIDTHS = tuple(
+    float(rate) * 1e6 for rate in (50, 100, 200, 500, 1000, 2000, 5000, 10_000, 25_000, 50_000, 100_000)
+)
+WORKERS = tuple(2**power for power in range(1, 13))
+_PARTITIONS = (2**18, 2**20, 2**22)  # bytes
+_CREDITS = (2**16, 2**18, 2**20)  # bytes
+_SLOW_LINK, _BUSY_CORES = 0.9, 2.0  # in the slow end of an interval
+_WORTH = 0.01  # of efficiency: what a codec or more hosts must gain
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is planned for. Empty placements: servers (of the counts given, or several) and peers."""
+
+    profile: Profile
+    workers: int
+    bandwidth: float  # bits per second
+    latency: float  # seconds, one way
+    servers: int | None = None
+    codecs: tuple[str, ...] = CODECS
+    placements: tuple[Placement, ...] = ("peers", "servers")
+    schedule: Schedule = field(default_factory=Schedule)
+    netlab: bool = False  # as Network has it
+
+    def networks(self) -> list[Network]:
+        rows = []
+        for placement in self.placements:
+            counts = [self.servers] if self.servers is not None else self._server_counts()
+            if placement in ("peers", "ring"):
+                counts = [0]
+            rows += [
+                Network(placement, self.workers, count, self.bandwidth, self.latency, self.netlab)
+                for count in counts
+            ]
+        return rows
+
+    def _server_counts(self) -> list[int]:
+        return sorted({1, max(1, self.workers // 4), max(1, self.workers // 2), self.workers})
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One setting and what the simulator says of it. Efficiency: compute over step. Seconds and bytes of a step."""
+
+    variant: Variant
+    network: Network
+    schedule: Schedule
+    step_seconds: float
+    compute_seconds: float
+    efficiency: float
+    bound: float  # efficiency that no schedule of the same bytes can beat
+    exposed_seconds: float
+    sent_bytes: float
+    received_bytes: float
+    busiest_link: float
+    step_interval: tuple[float, float] | None = None  # with_interval()
+
+    def record(self) -> dict[str, Any]:
+        figures = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("variant", "network", "schedule", "step_interval")
+        }
+        return {
+            "codec": str(self.variant),
+            "placement": self.network.placement,
+            "workers": self.network.workers,
+            "servers": self.network.servers,
+            "bandwidth": self.network.bandwidth,
+            "latency": self.network.latency,
+            "partition_bytes": self.schedule.partition_bytes,
+            "credit_bytes": self.schedule.credit_bytes,
+            "overlap_step": self.schedule.per_layer,
+            "step_seconds_interval": None if self.step_interval is None else list(self.step_interval),
+            **figures,
+        }
+
+
+@dataclass(frozen=True)
+class Answer:
+    predictions: tuple[Prediction, ...]  # the one to take, then the others, fastest first
+    best: Prediction
+    reason: str
+    left_out: str | None  # what was asked for and not predicted, and why
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "predictions": [row.record() for row in self.predictions],
+            "recommendation": self.best.record(),
+            "reason": self.reason,
+            "left_out": self.left_out,
+        }
+
+
+def predict(
+    question: Question, network: Network, variant: Variant, schedule: Schedule, calibration: Calibration
+) -> Prediction:
+    """Predicts a setting; in a ring, as a library has it send, whatever is scheduled.
+
+    Raises: ValueError: numbers that no job has, a codec without calibration, or one that does not go with the network.
+    """
+    if network.placement == "ring":
+        schedule = schedule.where_a_library_sums()
+    done = simulation.predict(question.profile, network, variant, schedule, calibration)
+    least = simulation.bound(question.profile, network, variant, calibration, schedule)
+    return Prediction(
+        variant=variant,
+        network=network,
+        schedule=schedule,
+        step_seconds=done.step_seconds,
+        compute_seconds=done.compute_seconds,
+        efficiency=done.compute_seconds / done.step_seconds,
+        bound=done.compute_seconds / least,
+        exposed_seconds=done.step_seconds - done.compute_seconds,
+        sent_bytes=done.sent_bytes,
+        received_bytes=done.received_bytes,
+        busiest_link=done.busiest_link,
+    )
+
+
+def with_interval(question: Question, row: Prediction, calibration: Calibration) -> Prediction:
+    """Adds between which seconds a measured step is to be expected.
+
+    From: compute as in the fast steps of the profile, and all else as predicted. To: compute as in its slow steps, and
+    longer by what codecs and sums take of the same cores where the profile does not say how many there are; these and
+    messages at twice their cost; and a link that carries nine tenths.
+    """
+    spread, typical = question.profile.spread, question.profile.compute_seconds
+    fast, slow = (
+        (1.0, 1.0) if spread is None else (min(1.0, spread[0] / typical), max(1.0, spread[1] / typical))
+    )
+    if question.profile.machine is None:  # else the simulator has cores share
+        slow += _codec_seconds(question.profile, row, calibration) / typical
+    ends = []
+    for factor, network, costs in (
+        (fast, row.network, calibration),
+        (
+            slow,
+            replace(row.network, bandwidth=_SLOW_LINK * row.network.bandwidth),
+            calibration.times(_BUSY_CORES),
+        ),
+    ):
+        profile = question.profile.scaled(factor)
+        done = simulation.predict(profile, network, row.variant, row.schedule, costs)
+        ends.append(done.step_seconds)
+    return replace(row, step_interval=(min(ends[0], row.step_seconds), max(ends[1], row.step_seconds)))
+
+
+def _codec_seconds(profile: Profile, row: Prediction, calibration: Calibration) -> float:
+    """Seconds of one core in a step, for the codec of a worker and the sums of a server beside it."""
+    network = row.network
+    cost = row.variant.element_cost(network.workers, calibration, network.placement)
+    sums = {"peers": 1 / network.workers, "servers": 0.0, "ring": 1.0}
+    share = sums.get(network.placement, 1 / max(1, network.servers))
+    return profile.elements * (cost.encode + cost.decode + share * cost.total)
+
+
+def _predictions(
+    question: Question,
+    candidates: Iterable[tuple[Network, Variant]],
+    calibration: Calibration,
+    of: Callable[[Question, Network, Variant, Calibration], Prediction],
+) -> tuple[list[Prediction], list[str]]:
+    """Predicts each candidate that can be. Returns these, and of each other one why not, once."""
+    rows, reasons = [], []
+    for network, variant in candidates:
+        try:
+            rows.append(of(question, network, variant, calibration))
+        except ValueError as error:  # it costs itself alone
+            reasons.append(f"not predicted: {variant} with {_place(network)} ({error})")
+    return rows, list(dict.fromkeys(reasons))
+
+
+def answer(question: Question, calibration: Calibration) -> Answer:
+    """Tries every codec on every network with the partitions and credits that it knows, and says which to take.
+
+    Raises: ValueError: a codec that is not planned, or nothing that can be predicted; says why.
+    """
+    variants = [Variant.parse(spec) for spec in question.codecs]
+    candidates = [
+        (network, variant)
+        for variant in variants
+        for network in question.networks()
+        if variant.goes_with(network.placement)
+    ]
+    predictions, reasons = _predictions(question, candidates, calibration, _best_schedule)
+    left_out = "; ".join([*filter(None, [_left_out(question, variants)]), *reasons]) or None
+    if not predictions:
+        raise ValueError(
+            f"plan: nothing to try: {left_out or 'expected at least one codec and one placement'}"
+        )
+    predictions = [with_interval(question, row, calibration) for row in predictions]
+    best = choose(predictions)
+    predictions.sort(key=lambda row: (row is not best, -row.efficiency))
+    return Answer(tuple(predictions), best, _reason(question, predictions, best), left_out)
+
+
+def _left_out(question: Question, variants: Sequence[Variant]) -> str | None:
+    codecs = [str(variant) for variant in variants if not variant.goes_with("ring")]
+    if not codecs or "ring" not in question.placements:
+        return None
+    return (
+        f"not in a ring: {', '.join(codecs)}; a library adds what {', '.join(SUMMED)} send, and what it does "
+        "with others is not simulated"
+    )
+
+
+def _best_schedule(
+    question: Question, network: Network, variant: Variant, calibration: Calibration
+) -> Prediction:
+    """The defaults, or what is better than they by more than nothing that could be measured."""
+    default = predict(question, network, variant, question.schedule, calibration)
+    if default.efficiency > default.bound - _WORTH / 2:
+        return default
+    tried = [
+        predict(
+            question,
+            network,
+            variant,
+            replace(question.schedule, partition_bytes=partition, credit_bytes=credit),
+            calibration,
+        )
+        for partition in _PARTITIONS
+        for credit in (_CREDITS if network.placement != "ring" else (None,))
+    ]
+    best = max(tried, key=lambda row: row.efficiency)
+    return best if best.efficiency > default.efficiency + _WORTH / 2 else default
+
+
+def choose(predictions: Sequence[Prediction]) -> Prediction:
+    """Takes, of those within a point of the best, what asks least: no codec, then fewer hosts, then more bits."""
+    most = max(row.efficiency for row in predictions)
+    near = [row for row in predictions if row.efficiency >= most - _WORTH]
+    return min(
+        near,
+        key=lambda row: (
+            row.variant.lossy,
+            row.network.hosts,
+            -row.sent_bytes - row.received_bytes,
+            -row.efficiency,
+        ),
+    )
+
+
+def _reason(question: Question, predictions: Sequence[Prediction], best: Prediction) -> str:
+    link = format_rate(question.bandwidth)
+    where = _place(best.network)
+    text = f"{best.variant} with {where}: {_percent(best.efficiency)} at {link}"
+    dense = [row for row in predictions if not row.variant.lossy]
+    if not best.variant.lossy:
+        lossy = [row for row in predictions if row.variant.lossy]
+        if not lossy:
+            return f"{text}; no codec was tried"
+        most = max(lossy, key=lambda row: row.efficiency)
+        gain = 100 * (most.efficiency - best.efficiency)
+        if gain > -0.05:
+            return f"{text}; do not compress: {most.variant} would change nothing"
+        return f"{text}; do not compress: {most.variant} would change that by {gain:+.1f} points"
+    if not dense:
+        return f"{text}; without a codec was not tried"
+    plain = max(dense, key=lambda row: row.efficiency)
+    gain = 100 * (best.efficiency - plain.efficiency)
+    return (
+        f"{text}; compress: without, {_place(plain.network)} reach {_percent(plain.efficiency)}, {gain:.1f} points "
+        f"less, and a step sends {format_bytes(plain.sent_bytes)} a worker instead of {format_bytes(best.sent_bytes)}"
+    )
+
+
+def _place(network: Network) -> str:
+    if network.placement in ("peers", "ring"):
+        return f"{network.workers} {network.placement}" if network.placement == "peers" else "a ring"
+    return f"{network.servers} server{'s' if network.servers > 1 else ''}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def sweep(question: Question, over: str, calibration: Calibration) -> Iterator[Prediction]:
+    """Predicts every codec with its best placement over bandwidths, or over numbers of workers, from the lowest on.
+
+    Args:
+        over: bandwidth (BANDWIDTHS) or workers (WORKERS). Left out: networks of more servers than workers beside them.
+    """
+    questions = (
+        [replace(question, bandwidth=rate) for rate in BANDWIDTHS]
+        if over == "bandwidth"
+        else [replace(question, workers=count) for count in WORKERS]
+    )
+    for each in questions:
+        networks = [row for row in each.networks() if row.placement != "beside" or row.servers <= row.workers]
+        for spec in question.codecs if networks else ():
+            variant = Variant.parse(spec)
+            candidates = [(network, variant) for network in networks if variant.goes_with(network.placement)]
+            options, _ = _predictions(each, candidates, calibration, _as_scheduled)
+            if options:
+                best = max(options, key=lambda row: row.efficiency)
+                yield with_interval(each, best, calibration)
+
+
+def _as_scheduled(
+    question: Question, network: Network, variant: Variant, calibration: Calibration
+) -> Prediction:
+    return predict(question, network, variant, question.schedule, calibration)
+
+
+def pays_below(rows: Sequence[Prediction]) -> float | None:
+    """Of a sweep over bandwidths: the highest at which a codec gains more than a point; None: none does."""
+    bandwidths = {row.network.bandwidth for row in rows}
+    paying = []
+    for bandwidth in bandwidths:
+        here = [row for row in rows if row.network.bandwidth == bandwidth]
+        dense = [row.efficiency for row in here if not row.variant.lossy]
+        lossy = [row.efficiency for row in here if row.variant.lossy]
+        if dense and lossy and max(lossy) > max(dense) + _WORTH:
+            paying.append(bandwidth)
+    return max(paying, default=None)

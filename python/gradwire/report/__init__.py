@@ -1,0 +1,1 @@
+"""Pages and charts: self-contained HTML and SVG."""

@@ -1,0 +1,1 @@
+"""Settings: their definitions, files, checks and units."""

@@ -1,0 +1,548 @@
+"""Every setting read from the environment: one GRADWIRE_* name each, and the aliases it answers to.
+
+What the environment does not say may stand in a file that GRADWIRE_SETTINGS names (file.py). `read()` gives a
+typed `Settings`; `resolve()` gives every value with where it came from, faults included, for `gradwire doctor`;
+`unknown_variables()` finds misspelt GRADWIRE_* names. Nothing below python/ reads the environment: values are handed
+down as arguments.
+
+To add a setting, add one field to `Settings`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gradwire.settings import endpoints
+from gradwire.settings import file as settings_file
+from gradwire.settings.encryption import JobKey, parse_job_key
+from gradwire.settings.launch_environment import (
+    meeting_beside_torch,
+    meeting_of_one_host,
+    meeting_of_one_machine,
+    meeting_of_srun,
+)
+from gradwire.settings.suggestions import nearest
+from gradwire.settings.units import parse_duration, parse_size
+
+Role = Literal["worker", "server", "scheduler"]
+LogLevel = Literal["error", "warning", "info", "debug"]
+
+PREFIX = "GRADWIRE_"
+LARGEST = 2**63 - 1  # of whole numbers: what the C++ core counts with
+_MOST_RANKS = 2**31 - 1  # it numbers ranks in 32 bits
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Another name, or several read together, from which a setting may come.
+
+    `translate` turns the variables' texts into what the GRADWIRE_ variable would have held; None: not given.
+    `unless`: a variable of a launcher inside this one, which is then not the one that counts.
+    """
+
+    variables: tuple[str, ...]
+    translate: Callable[..., str | None] = lambda text: text
+    roles: tuple[str, ...] = ("worker", "server", "scheduler")
+    unless: str | None = None
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a setting is, apart from its value."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+    aliases: tuple[Alias, ...]
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One setting's value here and now, and the variable or file it came from ("default" where none gave it)."""
+
+    definition: Definition
+    value: Any
+    origin: str
+    error: str | None = None
+
+
+def _setting(parse: Callable[[str], Any], default: Any, help: str, *aliases: str | Alias) -> Any:
+    rows = tuple(Alias((alias,)) if isinstance(alias, str) else alias for alias in aliases)
+    return dataclasses.field(default=default, metadata={"parse": parse, "help": help, "aliases": rows})
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"{text!r} is not valid: expected one of {', '.join(words)}")
+        return text.lower()
+
+    return parse
+
+
+def _integer(least: int, unit: str = "", most: int = LARGEST) -> Callable[[str], int]:
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise ValueError(f"{text!r} is not valid: expected a whole number{unit}, {least} to {most}")
+        return value
+
+    return parse
+
+
+def _positive(parse: Callable[[str], Any], least: str) -> Callable[[str], Any]:
+    def checked(text: str) -> Any:
+        value = parse(text)
+        if value < parse(least):
+            raise ValueError(f"{text!r} is too small: expected {least} or more")
+        return value
+
+    return checked
+
+
+def _first(text: str, *others: str) -> str:
+    """Of variables that count only together."""
+    return text
+
+
+def _ps_verbose(text: str) -> str | None:
+    return {"0": None, "1": "info"}.get(text, "debug")
+
+
+def _ps_heartbeat_timeout(text: str) -> str | None:
+    return None if text == "0" else text  # ps-lite's 0 is "never"; a dead peer is always noticed here
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Typed values. Durations are seconds, sizes are bytes."""
+
+    role: Role = _setting(  # noqa: RUF009 (it makes a dataclasses.field)
+        _one_of("worker", "server", "scheduler"), "worker", "what this process is in the job", "DMLC_ROLE"
+    )
+    rank: int | None = _setting(
+        _integer(0, most=_MOST_RANKS),
+        None,
+        "number of this process among those of its role, from 0; unset: by order of arrival",
+        "DMLC_RANK",
+        Alias(("DMLC_WORKER_ID",), roles=("worker",)),
+        Alias(("DMLC_SERVER_ID",), roles=("server",)),
+        Alias(("DMLC_TASK_ID",), roles=("worker", "server")),
+        Alias(("RANK", "WORLD_SIZE"), _first, roles=("worker",)),
+        Alias(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), _first, roles=("worker",)),
+        Alias(("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"), _first, roles=("worker",)),
+    )
+    num_workers: int = _setting(
+        _integer(1, most=_MOST_RANKS),
+        1,
+        "workers in the job",
+        "DMLC_NUM_WORKER",
+        Alias(("WORLD_SIZE", "RANK"), _first, roles=("worker",)),
+        Alias(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), _first, roles=("worker",)),
+        Alias(("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID"), _first, roles=("worker",)),
+    )
+    num_servers: int = _setting(_integer(0, most=_MOST_RANKS), 0, "servers in the job", "DMLC_NUM_SERVER")
+    scheduler: str | None = _setting(
+        endpoints.parse,
+        None,
+        "where the scheduler listens: tcp://host:port",
+        Alias(("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"), endpoints.written),
+    )
+    master: str | None = _setting(
+        endpoints.parse,
+        None,
+        "where rank 0 of an all-reduce store serves as the scheduler, if there is none: tcp://host:port, alike on all "
+        "ranks. Unset: under torchrun, or with torch's process group, any free port, which ranks find through torch's "
+        "store; else on MASTER_ADDR at a port that MASTER_PORT gives; under mpirun on one host, and under srun, at one "
+        "that the job's id gives",
+        Alias(("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), meeting_of_one_machine),
+        Alias(("MASTER_ADDR", "MASTER_PORT"), meeting_beside_torch),
+        Alias(
+            ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"),
+            meeting_of_one_host,
+            roles=("worker",),
+        ),
+        Alias(
+            ("SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+            meeting_of_srun,
+            roles=("worker",),
+            unless="OMPI_COMM_WORLD_SIZE",
+        ),
+    )
+    interface: str | None = _setting(
+        _text,
+        None,
+        "network interface whose address servers listen on, and rank 0 where it serves as the scheduler: eth0",
+        "DMLC_INTERFACE",
+    )
+    bind_host: str | None = _setting(
+        _text,
+        None,
+        "host name or address servers listen on, and rank 0 where it serves as the scheduler; *: all interfaces; wins "
+        "over interface",
+        "DMLC_NODE_HOST",
+    )
+    host_id: str | None = _setting(
+        _text,
+        None,
+        "identity of this host; ranks with the same one may share memory; unset: the host's own name",
+    )
+    hierarchy: Literal["off", "host"] = _setting(
+        _one_of("off", "host"),
+        "off",
+        "host: workers of one host sum first, uncompressed, and one compressed flow leaves each host; off: each "
+        "worker sends its own",
+    )
+    placement: Literal["off", "auto"] = _setting(
+        _one_of("off", "auto"),
+        "off",
+        "auto: workers measure the link and choose between servers, peers and a library that sums; off: as the "
+        "store's name says",
+    )
+    payload_bytes: int = _setting(
+        _positive(parse_size, "1"),
+        100_000_000,
+        "bytes that a worker sends in a round, after compression: what GRADWIRE_PLACEMENT=auto goes by",
+    )
+    server_hosts: Literal["beside", "apart"] = _setting(
+        _one_of("beside", "apart"),
+        "beside",
+        "where servers run, which GRADWIRE_PLACEMENT=auto goes by; apart: on hosts without workers; given by "
+        "`gradwire run`",
+    )
+    compression: str | None = _setting(
+        _text,
+        None,
+        "codec that overrides the script's: 2bit:threshold=auto,reply=2bit, or auto:budget=0.3 points",
+    )
+    result: str | None = _setting(
+        _text, None, "file to which rank 0 writes its record; given by `gradwire ab`"
+    )
+    step_profile: str | None = _setting(
+        _text,
+        None,
+        "file to which the layers' times are written, every store being `local`; given by `gradwire plan -- CMD`",
+    )
+    step_times: str | None = _setting(
+        _text, None, "folder to which every worker writes how long its steps took; given by `gradwire tune`"
+    )
+    timed_steps: int = _setting(
+        _integer(1), 30, "steps of a PyTorch optimizer after which GRADWIRE_STEP_TIMES ends the script"
+    )
+    timeline: str | None = _setting(
+        _text,
+        None,
+        "folder to which every process writes what its partitions went through, for `gradwire timeline FOLDER`; given "
+        "by `gradwire run --timeline`",
+    )
+    seed: int | None = _setting(
+        _integer(0), None, "random seed for the script to use; given by `gradwire ab`"
+    )
+    overlap_step: Literal["off", "on"] = _setting(
+        _one_of("off", "on"),
+        "off",
+        "on: gradwire.torch's optimizers update each parameter when its sum arrives, while the next forward pass "
+        "begins; off: backward() waits for all sums",
+    )
+    log_level: LogLevel = _setting(  # noqa: RUF009 (it makes a dataclasses.field)
+        _one_of("error", "warning", "info", "debug"),
+        "warning",
+        "what is reported on stderr: error, warning, info (who joins and leaves) or debug (each message too)",
+        Alias(("PS_VERBOSE",), _ps_verbose),
+    )
+    log_format: Literal["text", "json"] = _setting(
+        _one_of("text", "json"),
+        "text",
+        "how that is written: text for people, json for programs, an object a line",
+    )
+    rendezvous_timeout: float = _setting(
+        _positive(parse_duration, "1ms"), 60.0, "how long to wait for all ranks to appear"
+    )
+    liveness_timeout: float = _setting(
+        _positive(parse_duration, "1ms"),
+        20.0,
+        "a peer that sends no heartbeat for this long is dead; one whose connection has closed is dead within 2 s",
+        Alias(("PS_HEARTBEAT_TIMEOUT",), _ps_heartbeat_timeout),
+    )
+    on_failure: Literal["abort", "continue"] = _setting(
+        _one_of("abort", "continue"),
+        "abort",
+        "abort: the job ends on all ranks when one dies; continue: it goes on without workers that die, and takes in "
+        "new ones (gradwire.elastic)",
+    )
+    min_workers: int = _setting(
+        _integer(1, most=_MOST_RANKS),
+        1,
+        "with GRADWIRE_ON_FAILURE=continue: a job that is left with fewer workers ends",
+    )
+    regroup_timeout: float = _setting(
+        _positive(parse_duration, "1ms"),
+        30.0,
+        "likewise: how long a worker that gives no sign of life is awaited when the others meet again",
+    )
+    grace_period: float = _setting(
+        parse_duration,
+        30.0,
+        "how long workers may save after SIGTERM has reached `gradwire run`, before they are killed",
+    )
+    slow_warning: float = _setting(_positive(parse_duration, "1ms"), 60.0, "warn when one round takes longer")
+    slow_abort: float = _setting(
+        _positive(parse_duration, "1ms"), 1800.0, "give up when one round takes longer"
+    )
+    retry_timeout: float = _setting(
+        _positive(parse_duration, "1ms"), 10.0, "send a request again when unanswered for this long"
+    )
+    partition_bytes: int = _setting(
+        _positive(parse_size, "4KiB"),
+        2**20,
+        "tensors are cut into parts of this many fp32 bytes",
+        "BYTEPS_PARTITION_BYTES",
+    )
+    bigarray_bound: int = _setting(
+        _integer(1, " of elements"),
+        131_072,
+        "arrays with this many elements or more are spread over all servers",
+        "MXNET_KVSTORE_BIGARRAY_BOUND",
+    )
+    fusion_bytes: int = _setting(
+        parse_size, 256 * 2**10, "small tensors are sent together up to this many fp32 bytes; 0: never"
+    )
+    credit_bytes: int = _setting(
+        _positive(parse_size, "1"),
+        256 * 2**10,
+        "encoded bytes handed to the connection to one server, or from it to one worker, and not yet written there; "
+        "what has more waits by priority",
+    )
+    push_ahead_bytes: int = _setting(
+        parse_size,
+        256 * 2**20,
+        "bytes that push() takes, in one process, of gradients whose rounds cannot begin, since earlier ones of their "
+        "keys wait for other workers; a push that has no room waits for them; of tables of rows as many more",
+    )
+    ipc: Literal["auto", "off"] = _setting(
+        _one_of("auto", "off"),
+        "auto",
+        "auto: workers reach servers on the same host by a local socket instead of TCP; off: never",
+    )
+    checksum: Literal["auto", "always", "off"] = _setting(
+        _one_of("auto", "always", "off"),
+        "auto",
+        "payload checksums: always; off; auto: everywhere but for dense payloads over local sockets",
+    )
+    encrypt: Literal["auto", "on", "off"] = _setting(
+        _one_of("auto", "on", "off"),
+        "auto",
+        "encrypt what goes over TCP and take the job's own processes alone: on; off; auto: where the job has a key, "
+        "which gradwire run gives it if other machines can reach its ports",
+    )
+    job_key: JobKey | None = _setting(  # noqa: RUF009 (it makes a dataclasses.field)
+        parse_job_key,
+        None,
+        "the secret that all processes of an encrypted job hold; given by `gradwire run`, made by `gradwire key`",
+    )
+    faults: str | None = _setting(
+        _text,
+        None,
+        "what the job is to be disturbed by, for tests of it: seed=7,drop=1%,corrupt=1%,kill=worker:1@push:100; given "
+        "by `gradwire run --faults`",
+    )
+    code_sums: Literal["auto", "gather", "integers"] = _setting(
+        _one_of("auto", "gather", "integers"),
+        "auto",
+        "how MPI or NCCL sums 2bit codes: gather them; add them as integers; auto: what moves fewer bytes",
+    )
+    device: int | None = _setting(
+        _integer(0),
+        None,
+        "number of the GPU on which NCCL sums for this worker; unset: local_rank modulo the number of GPUs here",
+    )
+    local_rank: int | None = _setting(
+        _integer(0, most=_MOST_RANKS),
+        None,
+        "number of this worker among those of its host, from 0; unset: its rank",
+        Alias(("LOCAL_RANK",), roles=("worker",)),
+        Alias(("OMPI_COMM_WORLD_LOCAL_RANK",), roles=("worker",)),
+        Alias(("SLURM_LOCALID", "SLURM_STEP_ID"), _first, roles=("worker",)),
+    )
+    nccl_share_gpu: Literal["off", "on"] = _setting(
+        _one_of("off", "on"),
+        "off",
+        "whether several ranks of NCCL may use one GPU, as tests on a machine with one GPU need: on or off. It gives "
+        "each process a host id of its own (NCCL_HOSTID), so all its NCCL traffic goes over the network stack",
+    )
+    streams: int = _setting(_integer(1, most=64), 1, "connections between a worker and a server")
+    codec_threads: int = _setting(
+        _integer(0, most=1024), 0, "threads that encode and decode in a worker; 0: chosen here"
+    )
+    server_threads: int = _setting(_integer(0, most=1024), 0, "threads that sum in a server; 0: chosen here")
+    replicas: int = _setting(
+        _integer(0, most=1),
+        0,
+        "1: each server of its own is mirrored on the next one, so that one may die without losing an update; needs "
+        "at least 2 servers",
+    )
+    staleness_bound: int | None = _setting(
+        _integer(0),
+        None,
+        "how many steps a worker of dist_async may be ahead of the slowest before it waits; unset: any number",
+    )
+    reply: str = _setting(
+        _text, "exact", "how servers answer: exact, fp32 or the codec's own name, such as 2bit"
+    )
+    server_program: str | None = _setting(
+        _text, None, "the gradwire-server program; unset: beside the gradwire command, or on PATH"
+    )
+    settings: str | None = _setting(
+        _text,
+        None,
+        "file of further settings, such as `gradwire tune --json` writes; the environment wins over it",
+    )
+
+    @property
+    def is_in_a_job(self) -> bool:
+        """Whether anything says where other processes of a job are met."""
+        return self.scheduler is not None or self.master is not None
+
+    def __post_init__(self) -> None:
+        count = {"worker": self.num_workers, "server": self.num_servers}.get(self.role)
+        if self.rank is not None and count is not None and self.rank >= count > 0:
+            raise ValueError(
+                f"settings: no rank {self.rank} among {count} {self.role}s: expected 0 to {count - 1}; "
+                f"correct GRADWIRE_RANK or GRADWIRE_NUM_{self.role.upper()}S"
+            )
+
+
+DEFINITIONS: tuple[Definition, ...] = tuple(
+    Definition(
+        field.name, field.metadata["parse"], field.default, field.metadata["help"], field.metadata["aliases"]
+    )
+    for field in dataclasses.fields(Settings)
+)
+
+
+@dataclass(frozen=True)
+class _File:
+    """Settings that a file gives, by name; none where there is no file, or it cannot be used."""
+
+    path: str = ""
+    texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def _candidates(
+    definition: Definition, environ: Mapping[str, str], role: str, file: _File
+) -> list[tuple[str, str]]:
+    """Lists (origin, text) for one setting, the one that counts first. Empty variables are as if unset."""
+    found: list[tuple[str, str]] = []
+    if own := environ.get(definition.variable):
+        found.append((definition.variable, own))
+    for alias in definition.aliases:
+        if alias.unless is not None and environ.get(alias.unless):
+            continue
+        texts = [environ.get(variable, "") for variable in alias.variables]
+        if role in alias.roles and all(texts) and (text := alias.translate(*texts)) is not None:
+            found.append((" and ".join(alias.variables), text))
+    if definition.name in file.texts:
+        found.append((file.path, file.texts[definition.name]))
+    return found
+
+
+def _resolve_one(definition: Definition, environ: Mapping[str, str], role: str, file: _File) -> Resolved:
+    candidates = _candidates(definition, environ, role, file)
+    if not candidates:
+        return Resolved(definition, definition.default, "default")
+    origin, text = candidates[0]
+    try:
+        return Resolved(definition, definition.parse(text), origin)
+    except ValueError as error:
+        given = "" if origin == definition.variable else f" ({origin})"
+        return Resolved(
+            definition, definition.default, origin, f"settings: {definition.variable}{given}: {error}"
+        )
+
+
+def resolve(environ: Mapping[str, str] | None = None) -> list[Resolved]:
+    """Finds every setting's value and origin; a bad one keeps its default and carries the error's text."""
+    environ = os.environ if environ is None else environ
+    role = _resolve_one(DEFINITIONS[0], environ, "worker", _File()).value
+    file, fault = _File(), None
+    if path := environ.get(PREFIX + "SETTINGS"):
+        try:
+            file = _load(path)
+        except ValueError as error:
+            fault = f"settings: {error}"
+    rows = [_resolve_one(definition, environ, role, file) for definition in DEFINITIONS]
+    at_fault = "settings" if fault is not None else None
+    return [dataclasses.replace(row, error=fault) if row.definition.name == at_fault else row for row in rows]
+
+
+def _load(path: str) -> _File:
+    return _File(path, settings_file.load(path, [definition.name for definition in DEFINITIONS]))
+
+
+def variables_of_file(path: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns a settings file as variables for a job's processes, which need no file then. Those that environ gives,
+    under whatever name, are left out: the environment wins.
+
+    Raises: ValueError: it is no settings file, or a value in it is not valid.
+    """
+    named = {**environ, PREFIX + "SETTINGS": path}
+    read(named)
+    texts = _load(path).texts
+    given = {row.definition.variable: row for row in resolve(named) if row.origin == path}
+    return {name: texts[row.definition.name] for name, row in given.items()} | {PREFIX + "SETTINGS": ""}
+
+
+def read(environ: Mapping[str, str] | None = None) -> Settings:
+    """Reads all settings.
+
+    Raises: ValueError: the first bad value; says which variable, what it held and what was expected.
+    """
+    rows = resolve(environ)
+    for row in rows:
+        if row.error is not None:
+            raise ValueError(row.error)
+    return Settings(**{row.definition.name: row.value for row in rows})
+
+
+def is_given(name: str, environ: Mapping[str, str] | None = None) -> bool:
+    """Tells whether a setting's own variable, or the settings file, gives it, and no other program's variable."""
+    row = next(row for row in resolve(environ) if row.definition.name == name)
+    aliases = [" and ".join(alias.variables) for alias in row.definition.aliases]
+    return row.origin not in ("default", *aliases)
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Describes every GRADWIRE_* variable that no setting has, with the nearest valid name."""
+    environ = os.environ if environ is None else environ
+    valid = [definition.variable.removeprefix(PREFIX) for definition in DEFINITIONS]
+    texts = []
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in valid:
+            near = nearest(variable.removeprefix(PREFIX), valid)
+            meant = f": did you mean {PREFIX}{near}?" if near else "; `gradwire doctor` lists all"
+            texts.append(f"{variable} is set but no setting has this name{meant}")
+    return texts
+
+
+def warn_unknown_variables(environ: Mapping[str, str] | None = None) -> None:
+    """Warns, once per process and name, of GRADWIRE_* variables that have no effect."""
+    for text in unknown_variables(environ):
+        warnings.warn(text, stacklevel=3)

@@ -1,0 +1,1 @@
+"""What the stores of gradwire.kv are made of."""

@@ -1,0 +1,167 @@
+"""Stores of other makers: what one has to be, and how kv.create() finds it.
+
+    @gradwire.kv.register
+    class Telegraph(gradwire.kv.AbstractKVStore):     # kv.create("telegraph")
+        ...
+
+or, in the metadata of an installed package, without an import anywhere:
+
+    [project.entry-points."gradwire.kvstores"]
+    telegraph = "telegraph.store:Telegraph"
+
+Source: MXNet RFC 16795, "Introducing a common interface for distributed training": broadcast, push_pull, set_optimizer,
+register, create. Compression, which it leaves out, goes through this interface as well.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+__all__ = ["AbstractKVStore", "find", "names", "register"]
+
+ENTRY_POINTS = "gradwire.kvstores"
+
+_registered: dict[str, type[AbstractKVStore]] = {}
+Kind = TypeVar("Kind", bound="type[AbstractKVStore]")
+
+
+class AbstractKVStore(ABC):
+    """A worker's end of a store. Made without arguments by kv.create(), in a process that is one worker of a job.
+
+    Tensors are NumPy's or PyTorch's arrays, whichever the backend takes. A name is a str or an int, and the same
+    tensor at every call. Every worker makes the same calls.
+    """
+
+    @property
+    def type(self) -> str:
+        """The name it is created by."""
+        return type(self).__name__.lower()
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+
+    @property
+    @abstractmethod
+    def num_workers(self) -> int:
+        """How many workers the job has."""
+
+    @abstractmethod
+    def broadcast(self, name: Any, tensor: Any, root_rank: Any = 0, /) -> None:
+        """Writes root_rank's tensor of this name to everybody's, in place."""
+
+    @abstractmethod
+    def push_pull(self, name: Any, tensor: Any, output: Any = None, /) -> None:
+        """Writes the sum of all workers' tensors of this name to output; without output, to tensor itself."""
+
+    def set_optimizer(self, optimizer: Any, /, **parameters: Any) -> None:
+        """Lets the store update weights; push_pull writes weights from then on.
+
+        Args:
+            optimizer: what the backend takes, such as "sgd".
+            **parameters: the optimizer's own, such as learning_rate.
+
+        Raises: NotImplementedError: it only sums.
+        """
+        raise NotImplementedError(
+            f"the store {self.type!r} sums and does not update weights; let the workers' optimizer do that"
+        )
+
+    def save_optimizer_states(self, fname: Any, dump_optimizer: bool = False) -> None:
+        """Writes what its optimizer remembers to a file.
+
+        Args:
+            fname: the file.
+            dump_optimizer: writes the optimizer itself too, by name and parameters.
+
+        Raises: NotImplementedError: it has none, or cannot.
+        """
+        raise NotImplementedError(
+            f"the store {self.type!r} gives no optimizer's states; save those of the workers' optimizer"
+        )
+
+    def load_optimizer_states(self, fname: Any) -> None:
+        """Reads them back.
+
+        Args: fname: the file.
+        Raises: NotImplementedError: it has none, or cannot.
+        """
+        raise NotImplementedError(
+            f"the store {self.type!r} takes no optimizer's states; load those of the workers' optimizer"
+        )
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
+        """Compresses every push_pull from now on.
+
+        Args:
+            compression_params: a codec's spec such as "2bit:threshold=0.5", or a mapping with "type".
+
+        Raises: NotImplementedError: it cannot.
+        """
+        raise NotImplementedError(
+            f"the store {self.type!r} does not compress; use one of gradwire's own, or gradwire.gathered_sum"
+        )
+
+    def is_capable(self, capability: str) -> bool:
+        """Tells whether it has "optimizer" or "gradient_compression": whether it overrides what refuses them.
+
+        Raises: ValueError: an unknown capability.
+        """
+        verbs = {"optimizer": "set_optimizer", "gradient_compression": "set_gradient_compression"}
+        verb = verbs.get(capability.lower().partition(":")[0])
+        if verb is None:
+            raise ValueError(f"is_capable: unknown capability {capability!r}; valid are {', '.join(verbs)}")
+        return getattr(type(self), verb) is not getattr(AbstractKVStore, verb)
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to leave)
+        """Leaves the job."""
+
+
+def register(kind: Kind) -> Kind:
+    """Makes a class known to kv.create() by its name in lower case; as a decorator. Again: the newer one counts.
+
+    Raises: TypeError: it is not a class of AbstractKVStore. ValueError: gradwire has a store of this name.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, AbstractKVStore)):
+        raise TypeError(
+            f"kv.register: given {kind!r}, expected a class derived from gradwire.kv.AbstractKVStore"
+        )
+    from gradwire.stores import connect
+
+    name = kind.__name__.lower()
+    if name in connect.names():
+        raise ValueError(f"kv.register: {name!r} is a store of gradwire's own; name the class otherwise")
+    _registered[name] = kind
+    return kind
+
+
+def names() -> list[str]:
+    """Names what was registered and what installed packages offer; nothing of theirs is imported."""
+    return list(dict.fromkeys([*_registered, *_entry_points()]))
+
+
+def find(name: str) -> type[AbstractKVStore] | None:
+    """Returns the class of this name; None: there is none.
+
+    Raises: ImportError: a package offers it and cannot be imported. TypeError: what it offers is not such a class.
+    """
+    if name in _registered:
+        return _registered[name]
+    entry = _entry_points().get(name)
+    if entry is None:
+        return None
+    kind = entry.load()
+    if not (isinstance(kind, type) and issubclass(kind, AbstractKVStore)):
+        raise TypeError(
+            f"kv.create({name!r}): {entry.value} of {entry.dist.name if entry.dist else 'a package'} is {kind!r}, "
+            "expected a class derived from gradwire.kv.AbstractKVStore"
+        )
+    return kind
+
+
+def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    return {entry.name.lower(): entry for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}

@@ -1,0 +1,575 @@
+"""The store of gradwire.kv: what its keys are, what is pushed and pulled, and what servers do with it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from gradwire import _core
+from gradwire.compress import Compression
+from gradwire.settings import definitions as settings
+from gradwire.sparse import SparseKeys, holds_rows, zeros_like
+from gradwire.stores import checkpoint, codec_override, connect
+from gradwire.stores.arrays import Target
+from gradwire.stores.checkpoint import Restored
+from gradwire.stores.codec_choice import naming_the_variable
+from gradwire.stores.dense import DenseKeys
+from gradwire.stores.devices import DeviceSum, is_on_device, stream_of
+from gradwire.stores.keys import Key, check_priority, gathered, pairs
+from gradwire.stores.nonfinite import NonfiniteSums
+from gradwire.stores.refusals import told_to_all
+from gradwire.stores.unsent import Unsent
+from gradwire.stores.worker import Worker
+
+
+class KVStore(Worker):
+    """A worker's end of a store. Made by create().
+
+    Methods that take a key also take a list of keys, with a list of values. A value may be a list of arrays, one
+    per device, which are summed first: as they are in `dist_*`, through the codec with a residual per device in
+    `local` and `device`, as MXNet does. Every call that waits can be interrupted by Ctrl-C.
+    """
+
+    def __init__(self, kind: str, engine: _core.Engine, values: settings.Settings) -> None:
+        super().__init__(kind, engine, values)
+        self._compression = Compression()
+        self._of_engine = Compression()  # a local store's engine has none where devices encode
+        self._lent: tuple[Compression, Compression] | None = None  # both, as they were before
+        self._borrower: object = None
+        self._has_own_codecs = False  # keys and tables have the store's as their own
+        self.nonfinite = NonfiniteSums(self.rank)
+        self.devices = DeviceSum("none", self.nonfinite)  # what local stores encode
+        self.asked_compression: Compression | None = None  # by set_gradient_compression(), last
+        self._optimizer: tuple[str, dict[str, float]] | None = None
+        self.rows = SparseKeys(self)  # keys that were initialised with RowSparse
+        encodes_on_devices = not self._is_local and _core.build_info()["cuda_devices"] > 0
+        self.dense = DenseKeys(engine, self.rows, encodes_on_devices)  # all other keys
+
+    @property
+    def compression(self) -> Compression:
+        """The compression in force: of an optimizer or hook of gradwire.torch while one has borrowed it (lend())."""
+        return self._compression if self._borrower is not None else self.own_compression
+
+    @property
+    def own_compression(self) -> Compression:
+        """The compression of this store's keys and tables: as it was set on the store, whoever has been lent it."""
+        return self._compression if self._lent is None else self._lent[0]
+
+    @property
+    def passthrough(self) -> bool:
+        """True when a push of one value would come back as it went: one local worker, nothing compressed."""
+        return self._is_local and self.compression.spec == "none"
+
+    @property
+    def optimizer(self) -> tuple[str, dict[str, float]] | None:
+        """The servers', by name and parameters, as set_optimizer() or a file gave them; None: there is none."""
+        return self._optimizer
+
+    @property
+    def keeps_weights(self) -> bool:
+        """True where servers have an optimizer: what is pushed is then answered with a weight, and not with a sum."""
+        return self._optimizer is not None
+
+    def is_capable(self, capability: str) -> bool:
+        """Tells whether the store has "optimizer", "gradient_compression" or "gradient_compression:CODEC".
+
+        Raises:
+            ValueError: an unknown capability.
+        """
+        name, _, codec = capability.lower().partition(":")
+        if name == "optimizer" and not codec:
+            return True
+        if name == "gradient_compression":
+            return not codec or codec in [row["name"] for row in _core.codecs()]
+        raise ValueError(
+            f"is_capable: unknown capability {capability!r}; valid are optimizer, gradient_compression, "
+            "gradient_compression:CODEC"
+        )
+
+    def stats(self, servers: bool = False) -> dict[str, Any]:
+        """As Worker.stats(). In `local` and `device` each device of a value encodes: bytes_raw, bytes_encoded, ratio,
+        residual_norm and share_sent are then of what devices gave, each by itself.
+        """
+        found = super().stats(servers)
+        return found | self.devices.stats_beside(found) if self._is_local else found
+
+    # ---------------------------------------------------------------- settings, the same on all ranks
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
+        """Compresses every push from now on. Collective; waits for this worker's pushes before it.
+
+        Args:
+            compression_params: {"type": "2bit", "threshold": 0.5}, plus "reply": "exact" (default where the codec
+                has it), "fp32" or the codec's name; or the same as text, "2bit:threshold=0.5,reply=2bit".
+                The setting GRADWIRE_COMPRESSION overrides it. And "weights", how servers with an optimizer send
+                weights back: "fp32" (default), "fp16" or "bf16", rounded (the server keeps float32), or "delta:CODEC",
+                as "delta:int8" or "delta:topk:ratio=0.05": the weight first, then what changes it, encoded. What the
+                codec leaves out comes later; all workers that have been answered by the same round have the same
+                bits. In text it comes last: "2bit:threshold=0.5,weights=delta:int8:block=64". Tables of rows are
+                sent as float32. With deltas each worker keeps another copy of the weights, and each server one, in
+                `dist_async*` one for every worker.
+
+        A codec cannot send a NaN or an infinity, and fp16 nothing beyond 65504. If a worker gives one, the key's sum is
+        NaN on every rank, with a warning that names the key; weights of servers with an optimizer stay finite
+        (stores/nonfinite.py). Optimizers and hooks of gradwire.torch that are given a codec keep it to themselves.
+
+        Raises:
+            ValueError: a bad type, parameter, reply or weights; threshold=auto where servers have an optimizer; weights
+                of a store that has no servers; or ranks that differ (all ranks get the same error).
+        """
+        codec_override.take()
+        override = self._settings.compression
+        given = override or compression_params
+        with told_to_all(self.engine, "compression"), naming_the_variable(override):
+            parsed = Compression.parse(given, reply=self._settings.reply)
+        if not self._is_local:
+            self.use_compression(parsed)
+            self.asked_compression = parsed
+            return
+        parsed.require_whole_weights(f"set_gradient_compression: the store {self.type!r} has no servers")
+        self.devices.use(parsed.spec)
+        if self._lent is None:
+            self._compression = parsed
+        else:  # the engine's is another matter here
+            self._lent = parsed, self._lent[1]
+
+    def use_compression(self, compression: Compression) -> None:
+        """Compresses what the engine sends, as given: for front ends that read settings themselves. Ends a loan: what
+        has borrowed then follows this, too. Collective.
+        """
+        self._compress(compression)
+        self._lent = self._borrower = None
+        self._set_own_codecs()
+
+    def lend(self, compression: Compression, borrower: object) -> None:
+        """Compresses what has no codec of its own as given, until give_back(); but keys and tables of this store, those
+        to come included, by what was set before. Collective.
+
+        Args:
+            compression: until then.
+            borrower: kept until the loan ends; in the place of another.
+        """
+        if self._lent is None:
+            self._lent = self._compression, self._of_engine
+            self._has_own_codecs = True
+            self._set_own_codecs()
+        self._compress(compression)
+        self._borrower = borrower
+
+    def give_back(self, borrower: object) -> None:
+        """Ends a loan, unless another has borrowed since. No collective, so that a worker may end by itself: what is
+        made next at this store calls reclaim().
+        """
+        if self._borrower is borrower:
+            self._borrower = None
+
+    def reclaim(self) -> None:
+        """Has the engine compress as before a loan that has ended. Collective where there is one."""
+        if self._lent is None or self._borrower is not None:
+            return
+        before, of_engine = self._lent
+        self._compress(of_engine)
+        self._compression, self._lent = before, None
+
+    def _compress(self, compression: Compression) -> None:
+        self.engine.set_compression(compression.spec, compression.reply, compression.weights)
+        self._compression = self._of_engine = compression
+
+    @property
+    def _keys_codec(self) -> Compression:
+        """By which the engine sends keys and tables."""
+        return self._of_engine if self._lent is None else self._lent[1]
+
+    def _set_own_codecs(self) -> None:
+        """Has keys and tables keep the store's codec, whatever holds for the engine."""
+        if not self._has_own_codecs:
+            return
+        self.dense.use_compression(self._keys_codec)
+        self.rows.use_compression(self._keys_codec)
+
+    def set_optimizer(self, name: str, /, **parameters: float) -> None:
+        """Lets the servers update weights: pulls return weights from now on. Collective; init keys first.
+
+        The same name again changes parameters and keeps the optimizer's state; another name begins anew. Servers keep
+        weights in float32, whatever their keys' dtype (MXNet's multi_precision); a pull rounds them to it.
+
+        Args:
+            name: "sgd" (learning_rate, momentum, nesterov=0 or 1), "adam" and "adamw" (learning_rate, beta1, beta2,
+                epsilon), "adagrad" (learning_rate, epsilon), all with wd, rescale_grad and clip_gradient, by
+                torch.optim's formulas; rescale_grad=1/num_workers makes means of sums. Or MXNet's own: "mxnet_sgd",
+                with the parameters of "sgd", whose momentum holds steps and not gradients, so that a new learning rate
+                leaves it as it is; and "test" (rescale_grad). A number is any that float() takes, NumPy's too, and True
+                is 1; nesterov needs a momentum.
+            parameters: Default: learning_rate=0.01 of "sgd", "mxnet_sgd" and "adagrad", and 0.001 of "adam" and
+                "adamw"; momentum=0, nesterov=0; beta1=0.9, beta2=0.999; epsilon=1e-8, and 1e-10 of "adagrad"; wd=0,
+                rescale_grad=1, and clip_gradient=-1, which clips nothing. torch.optim's are the same but for SGD's
+                learning rate, 0.001 there, and AdamW's weight decay, 0.01 there.
+
+        Keys that were pushed before begin with what pull() brings, the sum of their last round, as MXNet's do.
+
+        Raises:
+            ValueError: an unknown name or parameter, a value out of range, ranks that differ, a compression with
+                threshold=auto, a store of on_failure="continue", or a key that has no value: one of a checkpoint of
+                sums, which was not pushed since.
+        """
+        with told_to_all(self.engine, "optimizer"):
+            if not isinstance(name, str) or len(name.split()) != 1:
+                raise ValueError(
+                    f"set_optimizer: name={name!r} was given, expected one word; give parameters beside it, as in "
+                    "set_optimizer('sgd', learning_rate=0.1)"
+                )
+            numbers = {key: _number(name, key, value) for key, value in parameters.items()}
+        self.engine.set_optimizer(" ".join([name, *(f"{key}={value!r}" for key, value in numbers.items())]))
+        self._optimizer = (name, numbers)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Gives the servers' optimizer another learning rate, from the next round on. Collective.
+
+        Raises:
+            RuntimeError: no optimizer is set.
+            ValueError: as set_optimizer().
+        """
+        if self._optimizer is None:
+            raise RuntimeError("set_learning_rate: no optimizer is set; call set_optimizer() first")
+        name, parameters = self._optimizer
+        self.set_optimizer(name, **{**parameters, "learning_rate": learning_rate})
+
+    def save_optimizer_states(self, fname: str | PathLike[str], dump_optimizer: bool = False) -> None:
+        """Writes what the servers' optimizer remembers of every key (momentum, moments, numbers of steps) to one file,
+        whole or not at all. Weights are not in it: pull and save those.
+
+        Not a collective: rank 0 may call it alone between its steps, as in `if kv.rank == 0:`. Servers take no step
+        without this worker, so that what it reads fits together; `dist_async*` do, and give each part of a tensor as it
+        is then. The file is written where this worker runs. Several ranks may write one file; the last one counts.
+
+        Args:
+            fname: the file; its folder is there.
+            dump_optimizer: write the optimizer's parameters too, such as its learning rate, for load_optimizer_states()
+                to set them.
+
+        Raises:
+            RuntimeError: no optimizer is set, or the file cannot be written.
+            ValueError: a key was initialised with a RowSparse, whose state no file holds.
+
+        Source: MXNet 1.9.1, KVStore.save_optimizer_states, which refuses stores of several processes.
+        """
+        self.engine.save_optimizer_states(os.fspath(fname), bool(dump_optimizer))
+
+    def load_optimizer_states(self, fname: str | PathLike[str]) -> None:
+        """Puts back what save_optimizer_states() wrote, beside any weights: in a job of the same keys and optimizer,
+        with any numbers of workers and servers. Collective between steps; init keys and set_optimizer() first.
+
+        Args:
+            fname: the file, as rank 0 sees it (`allreduce_mpi` and `nccl`: every rank). One that was written with
+                dump_optimizer sets its optimizer first, whatever was set before.
+
+        Raises:
+            gradwire.DecodeError: the file is damaged or another one; names it. Nothing has changed.
+            ValueError: it is of other keys or of another optimizer, or not the same file on all ranks that read one;
+                nothing has changed. Or a key is a RowSparse's.
+            RuntimeError: no optimizer is set, or the file cannot be read.
+        """
+        optimizer = self.engine.load_optimizer_states(os.fspath(fname))
+        if optimizer:
+            self._optimizer = checkpoint.parse_optimizer(optimizer)
+
+    # ---------------------------------------------------------------- keys
+
+    def init(self, key: Key | Sequence[Key], value: Any) -> None:
+        """Declares keys and stores rank 0's values. Collective; once per key.
+
+        Args:
+            key: a str or an int, the same kind for all keys of a store; or a list of them.
+            value: an array of any shape and dtype of float, complex ones included; or a list of them, one per key.
+                float64 and complex128 are summed in 64 bits while the codec is "none"; codecs, and servers with an
+                optimizer, work in float32. Or RowSparse with their shapes: such a key is a table, to which rows are
+                pushed (gradwire.sparse).
+
+        Raises:
+            ValueError: a key was declared before, int and str keys are mixed, or ranks differ in key, shape or
+                dtype (every rank gets the same error, which names the first difference).
+        """
+        self._declare("init", key, value, 0)
+
+    def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
+        """Adds value to the key's sum of this round; in `dist_async*` has servers apply it. Returns when value was
+        taken; it may be reused then. That is at once, or, where GRADWIRE_PUSH_AHEAD_BYTES are taken of rounds that
+        cannot begin yet, when the rounds of the key before it are over.
+
+        Args:
+            key: as init() was given it.
+            value: an array of the key's size; of the dtype that the key has it travels from its own memory. Or a
+                RowSparse, of a table.
+            priority: higher is sent sooner; front layers first is priority=-index. A whole number of 32 bits.
+
+        Raises:
+            ValueError: the key was not initialised, or value has another size.
+            gradwire.TransportError: the job has failed; names the rank at fault.
+        """
+        check_priority("push", priority)
+        keys, (values,) = gathered(*pairs("push", key, value))
+        if holds_rows(values):
+            return self.rows.push(keys, values, priority)
+        checked = [self.dense.arrays("push", name, item) for name, item in zip(keys, values, strict=True)]
+        for name, arrays in zip(keys, checked, strict=True):
+            merged = self._merged(name, arrays)
+            taken, _ = self.engine.push(self.dense.ids[name], merged, priority, **stream_of(merged))
+            self.wait_until(taken.wait)
+        return None
+
+    def pull(self, key: Key | Sequence[Key], out: Any, priority: int = 0) -> None:
+        """Writes to out what the store holds after this worker's last push of the key: the sum of that round, or
+        the weight when an optimizer is set, or the initial value. Waits for the other workers' pushes; in
+        `dist_async*` only where this worker is too far ahead of them.
+
+        Where servers send weights as deltas, the first pull behind a push brings what all workers hold, which lags
+        behind by what the deltas' codec has left out; the next one, or one behind pushpull(), brings the server's own
+        weight: for an evaluation, a file or the end of training.
+
+        Args:
+            key: as init() was given it.
+            out: an array, or a list of arrays that all get the value.
+            priority: as in push().
+        """
+        check_priority("pull", priority)
+        keys, (outs,) = gathered(*pairs("pull", key, out))
+        targets = [self.dense.target("pull", name, item) for name, item in zip(keys, outs, strict=True)]
+        tickets = [
+            self.engine.pull(self.dense.ids[name], target.array, priority, **stream_of(target.array))
+            for name, target in zip(keys, targets, strict=True)
+        ]
+        self._finish(keys, tickets, targets, [None] * len(keys))
+
+    def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> None:
+        """Push and pull in one; without out, in place. The fastest: arrays travel from and to their own memory.
+
+        Args:
+            key, value, priority: as in push().
+            out: as in pull(). Of a table a RowSparse, which is set to all rows of the round; in `dist_async*` to those
+                of value, as they are then.
+        """
+        self._push_pull("pushpull", key, value, out, priority)
+
+    def row_sparse_pull(
+        self, key: Key | Sequence[Key], out: Any, priority: int = 0, row_ids: Any = None
+    ) -> None:
+        """Writes to out the rows row_ids of a table as this worker's last push left them: those of the round's sum,
+        the weights when an optimizer is set, or the first values. Waits for the other workers' pushes; in `dist_async*`
+        only where this worker is too far ahead of them, and brings the rows as they are then.
+
+        Args:
+            key: as init() was given it, with a RowSparse.
+            out: an array (len(row_ids), ...), which gets the rows in the order of row_ids; or a RowSparse, which is set
+                to them ascending and each once; or a list of these, which all get the rows.
+            priority: as in push().
+            row_ids: whole numbers, (n,), in any order, repeated or not; for a list of keys, a list of them.
+
+        Raises:
+            ValueError: a key that is no table, row_ids outside it, or an out of another shape.
+        """
+        check_priority("row_sparse_pull", priority)
+        if row_ids is None:
+            raise ValueError(
+                "row_sparse_pull: row_ids is missing; say which rows, or pull a key that is no table"
+            )
+        keys, outs = pairs("row_sparse_pull", key, out)
+        _, wanted = pairs("row_sparse_pull", key, row_ids)
+        self.rows.pull(keys, outs, wanted, priority)
+
+    def broadcast(
+        self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0, root_rank: int = 0
+    ) -> None:
+        """Declares keys with one worker's values, and writes those to out on every rank. Collective; once a key.
+
+        Args:
+            key, value, priority: as in init() and pull().
+            root_rank: of the worker whose values all get.
+            out: as pull() takes it; without, value itself is written. A number is root_rank, as in the RFC's
+                broadcast(name, tensor, root_rank).
+
+        Raises:
+            ValueError: as init() and pull(); or value is a RowSparse.
+        """
+        if holds_rows(value):
+            raise ValueError("broadcast: rows are stored by init() and read by row_sparse_pull(); call these")
+        if isinstance(out, int | np.integer):
+            out, root_rank = None, int(out)
+        self._declare("broadcast", key, value, root_rank)
+        self.pull(key, value if out is None else out, priority)
+
+    def push_pull(
+        self, name: Key | Sequence[Key], tensor: Any, output: Any = None, priority: int = 0
+    ) -> None:
+        """As pushpull(name, tensor, output, priority), and a name that is new is declared, with zeros, by its first
+        call: then a collective. MXNet's RFC 16795 has this name for it.
+        """
+        names, values = pairs("push_pull", name, tensor)
+        firsts = dict(zip(names[::-1], values[::-1], strict=True))  # of a name that comes twice
+        if new := [each for each in dict.fromkeys(names) if not self._is_known(each)]:
+            with told_to_all(self.engine, "declare rows" if holds_rows(firsts[new[0]]) else "declare"):
+                zeros = [zeros_like("push_pull", each, firsts[each]) for each in new]
+            self._declare("push_pull", new, zeros, 0)
+        self._push_pull("push_pull", name, tensor, output, priority)
+
+    def save_checkpoint(self, folder: str | PathLike[str], extra: bytes = b"") -> None:
+        """Writes what workers and servers keep from step to step to a folder. Collective, between steps.
+
+        That is: values and weights, the servers' optimizer with its state, what each rank's and each server's codec has
+        not sent yet, agreed scales, numbers of rounds; of keys, and of the rows of tables. It takes the place of what
+        was in the folder only when all of it is on the disk. Sums of past rounds are not in it: without an optimizer,
+        pull a key after a push of it.
+
+        Args:
+            folder: one that all workers see, such as one on NFS; made if it is not there.
+            extra: this worker's own, for load_checkpoint() to give back: weights that a framework has, the state of its
+                optimizer, where the data were.
+
+        Raises:
+            RuntimeError: a file cannot be written, on any rank; or a step is under way.
+        """
+        checkpoint.save(self.engine, folder, extra, self.devices)
+
+    def load_checkpoint(self, folder: str | PathLike[str]) -> Restored:
+        """Goes on from a checkpoint: in a job of the same keys that has pushed nothing yet. Collective, once keys are
+        initialised and, for gradwire.torch, the optimizer is made and its state_dict is loaded.
+
+        With as many workers, what follows is, bit for bit, what would have followed where it was saved. The job may
+        have other numbers of workers and servers: what was not sent yet is kept then too
+        (kvstore/checkpoint/FORMAT.md). Where pushes are applied at once (`dist_async*`) all workers go on from the
+        step of the one that was furthest.
+
+        Args:
+            folder: as save_checkpoint() was given it.
+
+        Returns: the checkpoint's num_workers, and the extra of this rank; of a rank that is new, that of `rank`.
+
+        Raises:
+            gradwire.DecodeError: a file is damaged, or none of a checkpoint; nothing has changed.
+            ValueError: it is of other keys or tables or of another optimizer, of none and this store is a
+                `dist_async*`, or of one that set_optimizer() would refuse here; or this job has pushed; nothing has
+                changed.
+            RuntimeError: a file cannot be read.
+        """
+        optimizer, restored = checkpoint.load(self.engine, folder, self.devices)
+        if optimizer is not None:
+            self._optimizer = optimizer
+        return restored
+
+    def unsent(self) -> Unsent:
+        """Returns what this worker's codecs have not sent yet, by key. Waits for this worker's own rounds."""
+        if self.dense.ids or self.rows.names:
+            self.engine.await_rounds()
+        return Unsent(self.dense.residuals(), self.rows.residuals(), self.devices.state())
+
+    def go_on_with(self, unsent: Unsent) -> None:
+        """Has the next pushes send what unsent() returned, maybe of another store; of keys that this one has not yet
+        once they are initialised. Between this worker's rounds.
+
+        Raises: ValueError: a key has another number of elements.
+        """
+        self.dense.set_residuals(unsent.keys)
+        self.rows.set_residuals(unsent.tables)
+        self.devices.load(*unsent.devices)
+
+    # ---------------------------------------------------------------- inside
+
+    # What a call was given is checked whole before any of it is sent: a call that fails halfway would leave this
+    # worker a round ahead of the others in the keys before the mistake.
+
+    def _declare(self, verb: str, key: Key | Sequence[Key], value: Any, root: int) -> None:
+        has_rows = holds_rows(value)
+        with told_to_all(self.engine, "declare rows" if has_rows else "declare"):
+            keys, values = pairs(verb, key, value)
+            if not 0 <= root < self.num_workers:
+                raise ValueError(
+                    f"{verb}: root_rank={root} is no worker's; expected 0 to {self.num_workers - 1}"
+                )
+            known = itertools.chain(self.dense.ids, self.rows.names)  # which are all of one type
+            if len({type(name) for name in [*itertools.islice(known, 1), *keys]}) > 1:
+                raise ValueError(
+                    f"{verb}: mixed key types are not allowed; use either all int or all str keys in one store"
+                )
+            once: set[Key] = set()
+            for name in keys:
+                if self._is_known(name) or name in once:
+                    raise ValueError(f"{verb}: key {name!r} was declared before; declare each key once")
+                once.add(name)
+            first_rows = self.rows.checked(verb, keys, values) if has_rows else []
+            first_values = [] if has_rows else self.dense.checked(verb, keys, values)
+        if has_rows:
+            self.rows.init(keys, first_rows, root)
+        else:
+            self.dense.init(keys, first_values, root)
+        if self._lent is not None:
+            self._has_own_codecs = True
+            self._set_own_codecs()
+
+    def _is_known(self, key: Key) -> bool:
+        return key in self.dense.ids or key in self.rows
+
+    def _push_pull(self, verb: str, key: Key | Sequence[Key], value: Any, out: Any, priority: int) -> None:
+        check_priority(verb, priority)
+        names, given = pairs(verb, key, value)
+        _, targets_given = pairs(verb, key, value if out is None else out)
+        keys, (values, outs) = gathered(names, given, targets_given)
+        if holds_rows(values):
+            return self.rows.push_pull(keys, values, outs, priority)
+        checked = [self.dense.arrays(verb, name, item) for name, item in zip(keys, values, strict=True)]
+        targets = [self.dense.target(verb, name, item) for name, item in zip(keys, outs, strict=True)]
+        tickets, sent = [], []
+        for name, arrays, target in zip(keys, checked, targets, strict=True):
+            merged = target.meet(self._merged(name, arrays))
+            sent.append(merged)
+            identity, array = self.dense.ids[name], target.array
+            tickets.append(self.engine.push_pull(identity, merged, array, priority, **stream_of(array)))
+        self._finish(keys, tickets, targets, sent)
+        return None
+
+    def _merged(self, key: Key, arrays: list[Any]) -> Any:
+        is_dense = self.own_compression.spec == "none"
+        compresses = self._is_local and (not is_dense or self.devices.has_leftover(key))
+        if len(arrays) > 1 and is_on_device(arrays[0]):
+            return self.devices.add_on_device(arrays)
+        return self.devices.summed(key, arrays) if len(arrays) > 1 or compresses else arrays[0]
+
+    def _finish(
+        self,
+        keys: Sequence[Key],
+        tickets: Sequence[_core.Ticket],
+        targets: Sequence[Target],
+        sent: Sequence[Any],
+    ) -> None:
+        for key, ticket, target, given in zip(keys, tickets, targets, sent, strict=True):
+            self.wait_until(ticket.wait)
+            self.mark(key, ticket, [target.array], given)
+            target.deliver()
+        self.print_notices()
+
+    def mark(self, key: Key, ticket: _core.Ticket, sums: Sequence[Any], given: Any = None) -> None:
+        """Has what a round brought for a key be NaN where a worker's values were not finite, and warns of it: see
+        gradwire.stores.nonfinite. For front ends that call the engine themselves.
+
+        Args:
+            ticket: of the round; done.
+            sums: arrays in which they are.
+            given: what this worker gave, where that is still known.
+        """
+        spec = self._keys_codec.spec
+        if self.keeps_weights or connect.applies_at_once(self.type):
+            self.nonfinite.warn_of_update(key, spec, ticket, given)
+        else:
+            self.nonfinite.mark(key, spec, ticket, sums, given)
+
+
+def _number(optimizer: str, parameter: str, value: Any) -> float:
+    """A parameter as what servers read: also NumPy's numbers and 0-dimensional arrays, and True."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise ValueError(
+            f"set_optimizer: {parameter}={value!r} of {optimizer} is a {type(value).__name__}, expected a number"
+        )
+    return float(value)

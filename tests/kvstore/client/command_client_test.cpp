@@ -1,0 +1,159 @@
+#include "kvstore/client/command_client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvstore/wire/answer.h"
+#include "kvstore/wire/protocol.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+using transport::Frame;
+using transport::Kind;
+using transport::Node;
+using transport::Role;
+using Sent = std::pair<std::uint32_t, std::string>;  // to which server, the text
+
+constexpr std::chrono::milliseconds kPatience{100};
+constexpr CommandClient::Clock::time_point kStart{};
+
+class Commands : public testing::Test {
+ protected:
+  Ticket start(const std::string& text, std::vector<Acknowledgement>* said = nullptr) {
+    Ticket done;
+    client_.start(text, said, done, kStart);
+    return done;
+  }
+  /// What server says of the command of that number: thread `thread` of `of`.
+  bool answer(std::uint32_t server, std::uint64_t number, Kind kind = Kind::kAck,
+              const std::string& text = {}, ServerThread thread = {}) {
+    Frame frame;
+    frame.header.kind = kind;
+    frame.header.key = number;
+    frame.header.step = 10 * server;
+    set_thread(frame.header, thread);
+    frame.payload = text_payload(text);
+    return client_.handle({Role::kServer, server}, frame);
+  }
+  std::vector<Sent> take_sent() { return std::exchange(sent_, {}); }
+
+  std::vector<Sent> sent_;
+  std::vector<std::uint64_t> numbers_;
+  CommandClient client_{2, 40, [this](std::uint32_t server, const Frame& frame) {
+                          EXPECT_EQ(frame.header.kind, Kind::kCommand);
+                          sent_.emplace_back(server, transport::payload_text(frame));
+                          numbers_.push_back(frame.header.key);
+                        }};
+};
+
+TEST_F(Commands, AreDoneWhenEveryServerHasAcknowledged) {
+  std::vector<Acknowledgement> said;
+  const Ticket done = start("sgd", &said);
+  EXPECT_THAT(take_sent(), ElementsAre(Sent(0, "sgd"), Sent(1, "sgd")));
+  EXPECT_THAT(numbers_, ElementsAre(41, 41));
+  EXPECT_TRUE(answer(1, 41, Kind::kAck, "one"));
+  EXPECT_FALSE(done.done());
+  EXPECT_TRUE(answer(0, 41, Kind::kAck, "zero"));
+  ASSERT_TRUE(done.done());
+  EXPECT_TRUE(client_.idle());
+  EXPECT_EQ(said.at(0).text, "zero");
+  EXPECT_EQ(said.at(1).text, "one");
+  EXPECT_EQ(said.at(1).step, 10);
+}
+
+TEST_F(Commands, WaitForAllThreadsOfAServerAndTakeTheWordsOfItsFirst) {
+  std::vector<Acknowledgement> said;
+  const Ticket done = start("adam", &said);
+  answer(0, 41, Kind::kAck, "first", {0, 2});
+  answer(0, 41, Kind::kAck, "first", {0, 2});  // a repetition
+  answer(1, 41);
+  EXPECT_FALSE(done.done());
+  answer(0, 41, Kind::kAck, "second", {1, 2});
+  EXPECT_TRUE(done.done());
+  EXPECT_EQ(said.at(0).text, "first");
+}
+
+TEST_F(Commands, ARefusalFailsTheTicketAtOnceAndIsNotAskedForAgain) {
+  const Ticket done = start("sdg");
+  take_sent();
+  answer(0, 41, Kind::kError, "sdg is no optimizer");
+  ASSERT_TRUE(done.done());
+  try {
+    done.wait();
+    FAIL() << "no error";
+  } catch (const std::invalid_argument& error) {
+    EXPECT_STREQ(error.what(), "sdg is no optimizer");
+  }
+  client_.retry(kStart + kPatience, kPatience);
+  EXPECT_THAT(take_sent(), ElementsAre(Sent(1, "sdg")));
+  answer(1, 41, Kind::kError, "sdg is no optimizer");
+  EXPECT_TRUE(client_.idle());
+}
+
+TEST_F(Commands, OnlyWhatIsNotAcknowledgedIsSentAgain) {
+  start("a");
+  start("b");
+  answer(0, 41);
+  take_sent();
+  client_.retry(kStart + kPatience - std::chrono::milliseconds(1), kPatience);
+  EXPECT_THAT(take_sent(), IsEmpty());
+  client_.retry(kStart + kPatience, kPatience);
+  EXPECT_THAT(take_sent(), ElementsAre(Sent(1, "a"), Sent(0, "b"), Sent(1, "b")));
+  client_.retry(kStart + kPatience, kPatience);
+  EXPECT_THAT(take_sent(), IsEmpty()) << "the time counts from the last sending";
+  client_.ask_again(0);
+  EXPECT_THAT(take_sent(), ElementsAre(Sent(0, "b")));
+}
+
+TEST_F(Commands, NeedNothingOfAServerThatHasLeft) {
+  const Ticket first = start("a"), second = start("b");
+  answer(0, 41);
+  client_.lose_server(1);
+  EXPECT_TRUE(first.done());
+  EXPECT_FALSE(second.done());
+  take_sent();
+  start("c");
+  EXPECT_THAT(take_sent(), ElementsAre(Sent(0, "c")));
+}
+
+TEST_F(Commands, WhatIsDoneAlreadyIsTakenAndWhatIsNoAcknowledgementIsNot) {
+  start("a");
+  answer(0, 41);
+  answer(1, 41);
+  EXPECT_TRUE(answer(1, 41)) << "it may have been sent twice";
+  EXPECT_FALSE(answer(1, 41, Kind::kReply));
+  Frame frame;
+  frame.header.kind = Kind::kAck;
+  frame.header.key = 41;
+  frame.header.count = 7;  // of a key's elements
+  EXPECT_FALSE(client_.handle({Role::kServer, 0}, frame));
+}
+
+TEST_F(Commands, SayWhoIsLate) {
+  EXPECT_EQ(client_.oldest(), CommandClient::Clock::time_point::max());
+  start("sgd lr=1");
+  answer(0, 41);
+  EXPECT_EQ(client_.oldest(), kStart);
+  EXPECT_EQ(client_.describe_wait(), "servers 1 have not carried out 'sgd lr=1'");
+}
+
+TEST_F(Commands, FailTogether) {
+  const Ticket first = start("a"), second = start("b");
+  client_.fail_all(std::make_exception_ptr(std::runtime_error("over")));
+  EXPECT_THROW(first.wait(), std::runtime_error);
+  EXPECT_THROW(second.wait(), std::runtime_error);
+  EXPECT_TRUE(client_.idle());
+}
+
+}  // namespace
+}  // namespace gradwire::kvstore
