@@ -26,13 +26,6 @@ from gradwire.launch.remote import ssh
 from gradwire.launch.supervisor import JobResult, run_job
 from gradwire.timeline.recording import Recording
 
-_CLUSTERS = ("sge", "yarn", "kubernetes")  # which choose machines themselves, when they have some to give
-LAUNCHERS = ("local", "ssh", "mpi", "slurm", *_CLUSTERS)
-_STARTED_AS_ONE = ("mpi", "slurm", *_CLUSTERS)  # whose workers all end with the first that dies
-_WITH_QUEUES = ("sge", "yarn")
-_WITH_SSH = ("ssh", "mpi")  # by which what processes have left on their hosts can be brought here
-_WITH_SIZES = ("yarn", "kubernetes")
-_BY_SSH = ("ssh", "mpi")
 _LEAST_MEMORY = 1 << 20  # bytes
 _IN_THE_QUEUE = "86400s"  # until all of a job have left it: who waits longer says so
 
@@ -90,7 +83,7 @@ class Request:
     def servers_to_start(self) -> int:
         if self.servers is not None:
             return self.servers
-        return 0 if self.launcher in _STARTED_AS_ONE else self.workers
+        return 0 if find(self.launcher).one_death_ends_all else self.workers
 
     def variables(self, role: str) -> frozenset[str]:
         """Names of the variables that were given for a role."""
@@ -117,7 +110,7 @@ class Request:
 
 def record(file: Path, launcher: str, hosts: str | None) -> Recording:
     """Makes the recording of a job's timeline. Raises: as Recording."""
-    return Recording(file, fetched=launcher in _WITH_SSH and hosts is not None)
+    return Recording(file, fetched=find(launcher).over_ssh and hosts is not None)
 
 
 def run(request: Request, output: Callable[[Line], None], report: Callable[[str], None]) -> JobResult:
@@ -125,27 +118,15 @@ def run(request: Request, output: Callable[[Line], None], report: Callable[[str]
 
     Raises: ssh.HostUnreachable: a host has no address, or nothing could be copied to it.
     """
-    if request.launcher not in LAUNCHERS:
-        raise ValueError(
-            f"run: --launcher {request.launcher} is not a launcher: expected one of {', '.join(LAUNCHERS)}"
-        )
+    launcher = find(request.launcher)
     _require_one_death_at_a_time(request)
     _require_options_of(request)
-    starters = {
-        "local": _run_here,
-        "ssh": _run_by_ssh,
-        "mpi": _run_by_mpi,
-        "slurm": _run_by_slurm,
-        "sge": _run_by_queue,
-        "yarn": _run_by_queue,
-        "kubernetes": _run_by_kubernetes,
-    }
-    return starters[request.launcher](request, output, report)
+    return launcher.start(request, output, report)
 
 
 def _require_one_death_at_a_time(request: Request) -> None:
     """mpirun, srun and the clusters end all that they have started with the first that dies: no job goes on there."""
-    if request.launcher not in _STARTED_AS_ONE:
+    if not find(request.launcher).one_death_ends_all:
         return
     given = {**surroundings(), **request.env}
     replicas, on_failure = given.get("GRADWIRE_REPLICAS", "0"), given.get("GRADWIRE_ON_FAILURE", "abort")
@@ -163,15 +144,17 @@ def _require_one_death_at_a_time(request: Request) -> None:
 def _require_options_of(request: Request) -> None:
     """Refuses options of one launcher under another, and under clusters what they decide themselves."""
     launcher = request.launcher
-    if request.queue is not None and launcher not in _WITH_QUEUES:
+    row = find(launcher)
+    if request.queue is not None and not row.has_queue:
+        ours = _names(lambda row: row.has_queue)
         raise ValueError(
-            f"run: --queue {request.queue} goes with --launcher {' or '.join(_WITH_QUEUES)}; {launcher} has no queues"
+            f"run: --queue {request.queue} goes with --launcher {ours}; {launcher} has no queues"
         )
     for option, size in (("--cores", request.cores), ("--memory", request.memory)):
-        if size is not None and launcher not in _WITH_SIZES:
+        if size is not None and not row.has_sizes:
             raise ValueError(
-                f"run: {option} goes with --launcher {' or '.join(_WITH_SIZES)}; {launcher} is not told how much of a "
-                "machine a process takes: leave it out"
+                f"run: {option} goes with --launcher {_names(lambda row: row.has_sizes)}; {launcher} is not told how "
+                "much of a machine a process takes: leave it out"
             )
     if request.stdin_rank is not None and launcher != "local":
         raise ValueError(
@@ -183,12 +166,13 @@ def _require_options_of(request: Request) -> None:
     for option, given in (("--image", request.image), ("--namespace", request.namespace)):
         if given is not None and launcher != "kubernetes":
             raise ValueError(f"run: {option} {given} goes with --launcher kubernetes; leave it out")
-    if request.ssh != ("ssh",) and launcher not in _BY_SSH:
+    if request.ssh != ("ssh",) and not row.over_ssh:
+        ours = _names(lambda row: row.over_ssh)
         raise ValueError(
-            f"run: {shlex.join(request.ssh)!r} (--ssh, with -p and -i) goes with --launcher {' or '.join(_BY_SSH)}; "
-            f"{launcher} connects to no host by it: leave it out"
+            f"run: {shlex.join(request.ssh)!r} (--ssh, with -p and -i) goes with --launcher {ours}; {launcher} "
+            "connects to no host by it: leave it out"
         )
-    if launcher in _CLUSTERS:
+    if row.picks_hosts:
         _require_no_known_machines(request)
 
 
@@ -449,3 +433,49 @@ def _run_by_kubernetes(
     request: Request, output: Callable[[Line], None], report: Callable[[str], None]
 ) -> JobResult:
     return kubernetes.run_kubernetes_job(_kubernetes_job(request), output, report)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """How the processes of a job are started.
+
+    Attributes:
+        picks_hosts: it chooses machines itself, when it has some to give.
+        one_death_ends_all: all workers end with the first that dies.
+        has_queue, has_sizes: it is told a queue, and how much of a machine a process takes.
+        over_ssh: it reaches hosts by ssh, by which what processes have left there can be brought here.
+    """
+
+    name: str
+    start: Callable[[Request, Callable[[Line], None], Callable[[str], None]], JobResult]
+    picks_hosts: bool = False
+    one_death_ends_all: bool = False
+    has_queue: bool = False
+    has_sizes: bool = False
+    over_ssh: bool = False
+
+
+LAUNCHERS = (
+    Launcher("local", _run_here),
+    Launcher("ssh", _run_by_ssh, over_ssh=True),
+    Launcher("mpi", _run_by_mpi, one_death_ends_all=True, over_ssh=True),
+    Launcher("slurm", _run_by_slurm, one_death_ends_all=True),
+    Launcher("sge", _run_by_queue, picks_hosts=True, one_death_ends_all=True, has_queue=True),
+    Launcher(
+        "yarn", _run_by_queue, picks_hosts=True, one_death_ends_all=True, has_queue=True, has_sizes=True
+    ),
+    Launcher("kubernetes", _run_by_kubernetes, picks_hosts=True, one_death_ends_all=True, has_sizes=True),
+)
+
+
+def find(name: str) -> Launcher:
+    """Raises: ValueError: there is none of that name; lists those there are."""
+    for launcher in LAUNCHERS:
+        if launcher.name == name:
+            return launcher
+    known = ", ".join(launcher.name for launcher in LAUNCHERS)
+    raise ValueError(f"run: --launcher {name} is not a launcher: expected one of {known}")
+
+
+def _names(has: Callable[[Launcher], bool]) -> str:
+    return " or ".join(launcher.name for launcher in LAUNCHERS if has(launcher))
