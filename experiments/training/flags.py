@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import gradwire as gw
+from gradwire.settings import definitions
 
 from training import slow_worker
 
@@ -242,7 +242,7 @@ def parse_arguments(
     except ValueError as error:
         parser.error(str(error))
     if args.seed is None:
-        args.seed = gw.settings.read().seed or 0
+        args.seed = definitions.read().seed or 0
     args.lr_schedule = args.lr_schedule or ("step" if args.lr_step_epochs else "cosine")
     if not args.lr_step_epochs:
         args.lr_step_epochs = [round(0.6 * args.num_epochs), round(0.85 * args.num_epochs)]

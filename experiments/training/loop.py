@@ -19,6 +19,7 @@ import gradwire as gw
 import gradwire.result
 import gradwire.torch
 import torch
+from gradwire.settings import definitions
 from gradwire.stores import backend, connect
 from gradwire.stores.connect import applies_at_once
 
@@ -218,12 +219,12 @@ def write_record(record: dict[str, Any], args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace, make_task: Callable[[argparse.Namespace, Progress], Task]) -> None:
     """Joins the job, trains, and lets rank 0 report."""
-    if args.ddp_hook is not None and (arm := gw.settings.read().compression) is not None:
+    if args.ddp_hook is not None and (arm := definitions.read().compression) is not None:
         raise ValueError(
             f"train: GRADWIRE_COMPRESSION={arm} is set with --ddp-hook {args.ddp_hook}, which has no codec of "
             "gradwire's: unset one of the two"
         )
-    if args.ddp_hook is not None and args.overlap_step is None and gw.settings.read().overlap_step == "on":
+    if args.ddp_hook is not None and args.overlap_step is None and definitions.read().overlap_step == "on":
         raise ValueError(
             f"train: GRADWIRE_OVERLAP_STEP=on is set with --ddp-hook {args.ddp_hook}, which waits for all sums: unset "
             "one of the two, or give --no-overlap-step"

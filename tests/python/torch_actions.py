@@ -30,6 +30,7 @@ import gradwire as gw
 import gradwire.torch
 import torch
 import torch.multiprocessing  # teaches pickle to share tensors' memory
+from gradwire.settings import definitions
 from python.random_programs import add_seeds, play_all
 from torch import nn
 
@@ -609,7 +610,7 @@ def run_programs(programs: Iterator[Program] | list[Program], *, deadline: float
 
     def rank(number: int) -> None:
         engine = network.connect(number, codec_threads=1, slow_abort=deadline, slow_warning=deadline / 2)
-        store = gw.kv.KVStore("allreduce", engine, gw.settings.read())
+        store = gw.kv.KVStore("allreduce", engine, definitions.read())
         try:
             while True:
                 turn.wait()

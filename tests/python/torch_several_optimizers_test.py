@@ -12,6 +12,7 @@ import gradwire as gw
 import gradwire.torch
 import pytest
 import torch
+from gradwire.settings import definitions
 from gradwire.stores import connect as joining
 from python.two_ranks import batch, require_equal, run_two, seeded, warnings_of_two
 from torch import nn
@@ -456,7 +457,7 @@ def test_all_move_to_another_store() -> None:
         gan = seeded(Gan)
         one = GanInOneProcess(gan)
         both = gan_optimizers(gan, store)
-        other = gw.kv.KVStore("allreduce", later.connect(store.rank, codec_threads=1), gw.settings.read())
+        other = gw.kv.KVStore("allreduce", later.connect(store.rank, codec_threads=1), definitions.read())
         for step in range(4):
             if step == 2:
                 for each in both:
