@@ -75,6 +75,26 @@ def test_folder_target_and_namespace_share_one_name(folder: str) -> None:
         assert set(re.findall(r"^namespace gradwire::(\w+)", read(path), re.MULTILINE)) <= {folder}, path
 
 
+def includes_deep(path: Path, seen: set[Path]) -> set[str]:
+    """Returns what a test includes, also by headers of tests."""
+    found = {match[2] for match in INCLUDE.finditer(read(path))}
+    for include in sorted(found):
+        header = Path(include)
+        if header.parts[0] == "tests" and header not in seen and (ROOT / header).is_file():
+            seen.add(header)
+            found |= includes_deep(header, seen)
+    return found
+
+
+def test_what_needs_thrust_is_named_so_that_a_build_without_it_leaves_it_out() -> None:
+    sources = [path for path in cpp_files("tests") if path.name.endswith("_test.cpp")]
+    needing = [
+        path for path in sources if any(name.startswith("thrust/") for name in includes_deep(path, set()))
+    ]
+    assert needing
+    assert not [path for path in needing if not path.name.endswith("_thrust_test.cpp")]
+
+
 def test_a_planted_arrow_is_found() -> None:
     assert bad_includes("fusion", "x.h", '#include "fusion/a.h"\n#include "transport/b.h"') == [
         "x.h:2: fusion may not include transport/b.h"
