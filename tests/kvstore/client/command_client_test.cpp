@@ -27,7 +27,7 @@ using Sent = std::pair<std::uint32_t, std::string>;  // to which server, the tex
 constexpr std::chrono::milliseconds kPatience{100};
 constexpr CommandClient::Clock::time_point kStart{};
 
-class Commands : public testing::Test {
+class SentCommands : public testing::Test {
  protected:
   Ticket start(const std::string& text, std::vector<Acknowledgement>* said = nullptr) {
     Ticket done;
@@ -56,7 +56,7 @@ class Commands : public testing::Test {
                         }};
 };
 
-TEST_F(Commands, AreDoneWhenEveryServerHasAcknowledged) {
+TEST_F(SentCommands, AreDoneWhenEveryServerHasAcknowledged) {
   std::vector<Acknowledgement> said;
   const Ticket done = start("sgd", &said);
   EXPECT_THAT(take_sent(), ElementsAre(Sent(0, "sgd"), Sent(1, "sgd")));
@@ -71,7 +71,7 @@ TEST_F(Commands, AreDoneWhenEveryServerHasAcknowledged) {
   EXPECT_EQ(said.at(1).step, 10);
 }
 
-TEST_F(Commands, WaitForAllThreadsOfAServerAndTakeTheWordsOfItsFirst) {
+TEST_F(SentCommands, WaitForAllThreadsOfAServerAndTakeTheWordsOfItsFirst) {
   std::vector<Acknowledgement> said;
   const Ticket done = start("adam", &said);
   answer(0, 41, Kind::kAck, "first", {0, 2});
@@ -83,7 +83,7 @@ TEST_F(Commands, WaitForAllThreadsOfAServerAndTakeTheWordsOfItsFirst) {
   EXPECT_EQ(said.at(0).text, "first");
 }
 
-TEST_F(Commands, ARefusalFailsTheTicketAtOnceAndIsNotAskedForAgain) {
+TEST_F(SentCommands, ARefusalFailsTheTicketAtOnceAndIsNotAskedForAgain) {
   const Ticket done = start("sdg");
   take_sent();
   answer(0, 41, Kind::kError, "sdg is no optimizer");
@@ -100,7 +100,7 @@ TEST_F(Commands, ARefusalFailsTheTicketAtOnceAndIsNotAskedForAgain) {
   EXPECT_TRUE(client_.idle());
 }
 
-TEST_F(Commands, OnlyWhatIsNotAcknowledgedIsSentAgain) {
+TEST_F(SentCommands, OnlyWhatIsNotAcknowledgedIsSentAgain) {
   start("a");
   start("b");
   answer(0, 41);
@@ -115,7 +115,7 @@ TEST_F(Commands, OnlyWhatIsNotAcknowledgedIsSentAgain) {
   EXPECT_THAT(take_sent(), ElementsAre(Sent(0, "b")));
 }
 
-TEST_F(Commands, NeedNothingOfAServerThatHasLeft) {
+TEST_F(SentCommands, NeedNothingOfAServerThatHasLeft) {
   const Ticket first = start("a"), second = start("b");
   answer(0, 41);
   client_.lose_server(1);
@@ -126,7 +126,7 @@ TEST_F(Commands, NeedNothingOfAServerThatHasLeft) {
   EXPECT_THAT(take_sent(), ElementsAre(Sent(0, "c")));
 }
 
-TEST_F(Commands, WhatIsDoneAlreadyIsTakenAndWhatIsNoAcknowledgementIsNot) {
+TEST_F(SentCommands, WhatIsDoneAlreadyIsTakenAndWhatIsNoAcknowledgementIsNot) {
   start("a");
   answer(0, 41);
   answer(1, 41);
@@ -139,7 +139,7 @@ TEST_F(Commands, WhatIsDoneAlreadyIsTakenAndWhatIsNoAcknowledgementIsNot) {
   EXPECT_FALSE(client_.handle({Role::kServer, 0}, frame));
 }
 
-TEST_F(Commands, SayWhoIsLate) {
+TEST_F(SentCommands, SayWhoIsLate) {
   EXPECT_EQ(client_.oldest(), CommandClient::Clock::time_point::max());
   start("sgd lr=1");
   answer(0, 41);
@@ -147,7 +147,7 @@ TEST_F(Commands, SayWhoIsLate) {
   EXPECT_EQ(client_.describe_wait(), "servers 1 have not carried out 'sgd lr=1'");
 }
 
-TEST_F(Commands, FailTogether) {
+TEST_F(SentCommands, FailTogether) {
   const Ticket first = start("a"), second = start("b");
   client_.fail_all(std::make_exception_ptr(std::runtime_error("over")));
   EXPECT_THROW(first.wait(), std::runtime_error);
