@@ -49,7 +49,7 @@ _ROLE_VARIABLE = re.compile(r"([^=:]+)[=:](.*)", re.DOTALL)
 _HOSTS = "Hosts"
 _CLUSTERS = "Clusters (sge, yarn, kubernetes)"
 _VARIABLES = "Variables and settings"
-_SUMS = "Placement of the sums"
+_COMMUNICATION = "Communication"
 _FAILURES = "Failures and elastic jobs"
 _DEBUGGING = "Output and debugging"
 
@@ -263,13 +263,17 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="K=V",
-            help="For the workers alone; also K:V. Over --env; repeatable.",
+            help="A variable for the workers alone; also K:V. Overrides --env; repeatable.",
             rich_help_panel=_VARIABLES,
         ),
     ] = None,
     env_server: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V", help="Likewise, for the servers.", rich_help_panel=_VARIABLES),
+        typer.Option(
+            metavar="K=V",
+            help="A variable for the servers alone; also K:V. Overrides --env; repeatable.",
+            rich_help_panel=_VARIABLES,
+        ),
     ] = None,
     copy_to: Annotated[
         str | None,
@@ -328,7 +332,7 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Under yarn and kubernetes: of each worker and server. Unset: 1 under yarn.",
+            help="Cores of each worker and server, under yarn and kubernetes. Default: 1 under yarn.",
             rich_help_panel=_CLUSTERS,
         ),
     ] = None,
@@ -336,7 +340,8 @@ def run(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Likewise: 4GB. Unset: 1 GiB under yarn, which ends who takes more.",
+            help="Memory of each worker and server, under yarn and kubernetes: 4GB. Yarn kills a process that "
+            "uses more. Default: 1 GiB under yarn.",
             rich_help_panel=_CLUSTERS,
         ),
     ] = None,
@@ -366,7 +371,7 @@ def run(
         typer.Option(
             help="auto: workers measure the link and choose between servers and peers. "
             "Unset: GRADWIRE_PLACEMENT, or off.",
-            rich_help_panel=_SUMS,
+            rich_help_panel=_COMMUNICATION,
         ),
     ] = None,
     hierarchy: Annotated[
@@ -374,7 +379,7 @@ def run(
         typer.Option(
             help="host: workers of one host sum first, and one compressed flow leaves each host. "
             "Unset: GRADWIRE_HIERARCHY, or off.",
-            rich_help_panel=_SUMS,
+            rich_help_panel=_COMMUNICATION,
         ),
     ] = None,
     encrypt: Annotated[
@@ -383,7 +388,7 @@ def run(
             "--encrypt/--no-encrypt",
             help="Encrypt what goes over TCP, with a key of this job's own, and take nobody else. "
             "Unset: GRADWIRE_ENCRYPT, or where other machines can reach the job's ports.",
-            rich_help_panel=_SUMS,
+            rich_help_panel=_COMMUNICATION,
         ),
     ] = None,
     replicas: Annotated[
@@ -446,7 +451,7 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="With continue: a job that is left with fewer ends. Unset: 1.",
+            help="With --on-failure continue: abort when fewer workers remain. Default: 1.",
             rich_help_panel=_FAILURES,
         ),
     ] = None,
@@ -454,7 +459,7 @@ def run(
         int,
         typer.Option(
             min=0,
-            help="With continue: start a worker in the place of a failed one, so often.",
+            help="With --on-failure continue: restart failed workers, up to this many times.",
             rich_help_panel=_FAILURES,
         ),
     ] = 0,
