@@ -1,7 +1,7 @@
 """Derives the layer profiles of VGG16, ResNet-50 and BERT-large from the published architectures.
 
-python experiments/replay/profiles.py            writes profiles/*.json
-python experiments/replay/profiles.py --check    says whether profiles/*.json are what the derivation gives
+python experiments/replay/profiles.py            writes python/gradwire/plan/profiles/*.json
+python experiments/replay/profiles.py --check    says whether those are what the derivation gives
 
 A layer is what backward() finishes at once: a convolution or a linear map with the normalisation behind it. Elements
 are its parameters. The step's compute time is batch / images_per_second, measured by others on one device; it is

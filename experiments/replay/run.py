@@ -104,9 +104,9 @@ def wanted(given: argparse.Namespace) -> list[Row]:
 
 def plan(row: Row, given: argparse.Namespace, mxnet_python: Path | None) -> Plan:
     """Raises: ValueError, OSError: the model's profile is not there or not valid."""
-    path = given.profile or FOLDER / "profiles" / f"{row.model}.json"
+    path = given.profile or profiles.FOLDER / f"{row.model}.json"
     if not path.exists():
-        known = ", ".join(sorted(file.stem for file in (FOLDER / "profiles").glob("*.json")))
+        known = ", ".join(sorted(file.stem for file in profiles.FOLDER.glob("*.json")))
         raise ValueError(f"replay: no profile {path.name} for {row.name}: expected a model of {known}")
     plain = default(row, profiles.load(path))
     return replace(

@@ -27,7 +27,7 @@ def test_parameters_are_the_published_ones(name: str, layers: int, elements: int
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet50", "bert_large"])
 def test_a_committed_file_is_what_the_derivation_gives(name: str) -> None:
-    path = FOLDER / "profiles" / f"{name}.json"
+    path = profiles.FOLDER / f"{name}.json"
     assert path.read_text(encoding="utf-8") == profiles.text_of(profiles.MODELS[name]())
     assert profiles.load(path) == profiles.MODELS[name]()
 

@@ -21,9 +21,8 @@ from replay import bound, costs, launches, profiles, rows, run, steps, systems
 from replay.buckets import buckets
 from replay.plan import Plan, ReplayFailed
 
-FOLDER = Path(profiles.__file__).parent
-RUN = FOLDER / "run.py"
-VGG16 = profiles.load(FOLDER / "profiles" / "vgg16.json")
+RUN = Path(profiles.__file__).with_name("run.py")
+VGG16 = profiles.load(profiles.FOLDER / "vgg16.json")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 
 
@@ -63,7 +62,7 @@ def test_every_row_of_the_table_has_its_own_name_and_a_profile() -> None:
     assert len({row.name for row in rows.TABLE}) == len(rows.TABLE)
     for row in rows.TABLE:
         assert rows.parse(row.name) == row
-        assert (FOLDER / "profiles" / f"{row.model}.json").exists()
+        assert (profiles.FOLDER / f"{row.model}.json").exists()
         assert row.model in rows.SCALES
 
 
