@@ -24,12 +24,7 @@ struct Ending {
   std::string text;
 };
 
-Ending run(int ranks, const std::string& scenario, const std::string& more = "") {
-  // What Open MPI allocates in its plug-ins it leaves behind when they are closed.
-  const std::string command = "ASAN_OPTIONS=detect_leaks=0 " + test_options().mpiexec +
-                              " --allow-run-as-root --oversubscribe --bind-to none -np " +
-                              std::to_string(ranks) + " " + more + " " + test_options().mpi_rank + " " +
-                              test_options().mpi_library + " " + scenario + " 2>&1";
+Ending run_command(const std::string& command) {
   FILE* pipe = popen(command.c_str(), "r");
   Ending ending;
   std::array<char, 4096> part{};
@@ -38,6 +33,21 @@ Ending run(int ranks, const std::string& scenario, const std::string& more = "")
   const int status = pclose(pipe);
   ending.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return ending;
+}
+
+Ending run(int ranks, const std::string& scenario, const std::string& more = "") {
+  // What Open MPI allocates in its plug-ins it leaves behind when they are closed.
+  return run_command("ASAN_OPTIONS=detect_leaks=0 " + test_options().mpiexec +
+                     " --allow-run-as-root --oversubscribe --bind-to none -np " + std::to_string(ranks) +
+                     " " + more + " " + test_options().mpi_rank + " " + test_options().mpi_library + " " +
+                     scenario + " 2>&1");
+}
+
+/// Open MPI 5 aborts some ranks itself where another dies, whatever --enable-recovery says, and the
+/// coordinator may be one of them.
+bool ends_ranks_itself() {
+  return run_command(test_options().mpiexec + " --version 2>&1").text.find("(Open MPI) 5.") !=
+         std::string::npos;
 }
 
 TEST(MpiProcesses, ACleanJobFinalisesAndSaysNothing) {
@@ -70,6 +80,7 @@ TEST(MpiProcesses, AKilledRankEndsAllAndIsNamed) {
 }
 
 TEST(MpiProcesses, AKilledRankIsNamedByTheOthersWhereMpirunLetsThemLive) {
+  if (ends_ranks_itself()) GTEST_SKIP() << "Open MPI 5 ends other ranks itself, too";
   const Ending ending = run(3, "killed", "--enable-recovery");
   for (const std::string rank : {"rank 0: ", "rank 2: "}) {
     EXPECT_THAT(ending.text, HasSubstr(rank + "worker 1 ("));
@@ -79,6 +90,7 @@ TEST(MpiProcesses, AKilledRankIsNamedByTheOthersWhereMpirunLetsThemLive) {
 // Open MPI's own death over TCP can be a deadlock inside MPI: then nobody can be named, but nobody waits
 // either.
 TEST(MpiProcesses, AKilledRankOverTcpKeepsNobodyWaiting) {
+  if (ends_ranks_itself()) GTEST_SKIP() << "Open MPI 5 ends other ranks itself, too";
   const Ending ending = run(3, "killed", "--enable-recovery --mca btl tcp,self");
   for (const std::string rank : {"rank 0: worker ", "rank 2: worker "})
     EXPECT_THAT(ending.text, HasSubstr(rank));
