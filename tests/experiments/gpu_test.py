@@ -188,7 +188,7 @@ def test_a_killed_rank_that_nobody_names_fails(
 def test_its_filter_has_every_test_that_needs_a_device(modules: dict[str, Any]) -> None:
     patterns = modules["steps"].DEVICE_TESTS.split(":")
     suites = set()
-    for source in (ROOT / "tests").glob("*/*_test.cpp"):
+    for source in (ROOT / "tests").rglob("*_test.cpp"):
         if not re.search(r"_(cuda|nccl)_test$", source.stem):
             continue
         text = source.read_text()

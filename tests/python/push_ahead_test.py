@@ -104,7 +104,8 @@ def test_rows_ahead_of_another_worker_are_bounded_and_summed_in_order() -> None:
 _INTERRUPTED = """
 import os, signal, threading
 import numpy as np
-from gradwire import _core, kv, settings
+from gradwire import _core, kv
+from gradwire.settings import definitions as settings
 
 network = _core.InprocNetwork(2)
 stores = {}

@@ -37,6 +37,9 @@ class WithExtraState(nn.Linear):
         self.state = state
 
 
+SEEDING = threading.Lock()  # ranks are threads, which share torch's generator
+
+
 def distributed(model: nn.Module, store: KVStore) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return gw.torch.DistributedOptimizer(optimizer, model.named_parameters(), "none", store)
@@ -48,8 +51,9 @@ def local_steps(model: nn.Module, store: KVStore) -> Any:
 
 
 def trained(store: KVStore, make: Callable[[nn.Module, KVStore], Any] = distributed) -> tuple[Any, Any]:
-    torch.manual_seed(0)
-    model = WithExtraState(3, 2)
+    with SEEDING:
+        torch.manual_seed(0)
+        model = WithExtraState(3, 2)
     optimizer = make(model, store)
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
