@@ -48,7 +48,8 @@ def launch(folder: Path) -> Iterator[Launch]:
     started: list[subprocess.Popen[str]] = []
 
     def start(program: str, *options: str, stop_seconds: float = 0.01) -> subprocess.Popen[str]:
-        code = f"from gradwire import cli; from gradwire.launch import supervisor; supervisor._STOP_SECONDS = {stop_seconds}; cli.main()"
+        patch = f"from gradwire.launch import supervisor; supervisor._STOP_SECONDS = {stop_seconds}"
+        code = f"{patch}; from gradwire import cli; cli.main()"
         words = [sys.executable, "-c", code, "run", "-n", "2", "-s", "1", *options, "--", *python(program)]
         launcher = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(launcher)

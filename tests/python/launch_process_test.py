@@ -28,7 +28,8 @@ def launch() -> Iterator[Launch]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, stop_seconds: float = 2.0) -> subprocess.Popen[str]:
-        program = f"from gradwire import cli; from gradwire.launch import supervisor; supervisor._STOP_SECONDS = {stop_seconds}; cli.main()"
+        patch = f"from gradwire.launch import supervisor; supervisor._STOP_SECONDS = {stop_seconds}"
+        program = f"{patch}; from gradwire import cli; cli.main()"
         command = [sys.executable, "-c", program, "run", *arguments]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
