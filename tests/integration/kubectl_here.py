@@ -220,12 +220,20 @@ def report(pod: dict[str, Any], path: Path, phase: str, state: dict[str, Any]) -
             keep(pod | {"status": {"phase": phase, "containerStatuses": [{"state": state}]}})
 
 
+def has_ended(pid: int) -> bool:
+    """For a signal's handler, where Popen.poll() says no for ever: what it interrupted may be a wait for it."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
 def end(running: list[subprocess.Popen[bytes]], grace: float) -> None:
     for process in running:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
     until = time.monotonic() + grace
-    while time.monotonic() < until and any(process.poll() is None for process in running):
+    while time.monotonic() < until and not all(has_ended(process.pid) for process in running):
         time.sleep(0.02)
     for process in running:
         with contextlib.suppress(ProcessLookupError):
