@@ -193,7 +193,9 @@ def test_stats_tell_bytes_always_and_stages_while_they_are_traced(tmp_path: Path
         "step()\n"
         "before = kv.stats()\n"
         "with kv.timeline(sys.argv[1]):\n"
+        "    kv.barrier()\n"  # all are traced before any pushes, and until all have their sums
         "    step()\n"
+        "    kv.barrier()\n"
         "sys.stdout.write(json.dumps({'rank': kv.rank, 'before': before, 'after': kv.stats()}) + '\\n')\n"
     )
     ended = run_to_the_end(tmp_path, [sys.executable, "-c", code, str(tmp_path / "parts")], servers=0)
