@@ -52,7 +52,7 @@ def help_of(command: str) -> str:
         ),
         (
             "run",
-            f"Unset: {yarn.YarnJob.memory >> 30} GiB under yarn",
+            f"Default: {yarn.YarnJob.memory >> 30} GiB under yarn",
         ),
     ],
 )
