@@ -41,7 +41,6 @@
 namespace gradwire::kvstore {
 
 struct Compression;
-class EngineThread;
 
 /// Index of a table in the order in which tables were agreed; also the key on the wire.
 using TableId = std::uint64_t;

@@ -240,7 +240,7 @@ def comment_share(paths: list[Path]) -> float:
 
 
 def table() -> list[tuple[str, ...]]:
-    """A row for each library and package: what the issue on rooms promised to measure."""
+    """A row for each library and for the package, behind a row of titles."""
     reached = [*includes(), *imports()]
     rows = [
         (

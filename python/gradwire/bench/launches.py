@@ -22,11 +22,6 @@ from gradwire.launch.supervisor import check_job
 _SLOWEST_BYTES_PER_SECOND = 20e6  # of one rank's round, with its check: below this a job has hung
 _START_SECONDS = 120.0
 _LAST_LINES = 20
-_OWN_SETTINGS = (
-    "GRADWIRE_COMPRESSION",
-    "GRADWIRE_HIERARCHY",
-    "GRADWIRE_REPLICAS",
-)  # of each system, by the plan
 
 
 class BenchFailed(RuntimeError):
@@ -142,13 +137,9 @@ def take_turns(
 
     Raises: ValueError: a setting of the environment is bad.
     """
-    # As the systems do, which do not take these from the user's shell.
-    check_job(
-        [sys.executable, "-m", "gradwire.bench.worker"],
-        plan.ranks,
-        None,
-        dict.fromkeys(_OWN_SETTINGS, "") | plan.security,
-    )
+    # How many mirrors there are is each system's own.
+    settings = plan.environment | {"GRADWIRE_REPLICAS": ""}
+    check_job([sys.executable, "-m", "gradwire.bench.worker"], plan.ranks, None, settings)
     launches = min(plan.launches, plan.repeat)
     counts = [plan.repeat * (i + 1) // launches - plan.repeat * i // launches for i in range(launches)]
     turns = Turns([[] for _ in systems], {})

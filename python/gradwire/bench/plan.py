@@ -56,11 +56,16 @@ class RoundPlan:
             parse_rate(self.bandwidth)
 
     @property
-    def security(self) -> dict[str, str]:
-        """Variables for gradwire's jobs. Local sockets are not encrypted, so an encrypted job goes without them."""
-        return (
-            {"GRADWIRE_ENCRYPT": "on", "GRADWIRE_IPC": "off"} if self.encrypt else {"GRADWIRE_ENCRYPT": "off"}
-        )
+    def environment(self) -> dict[str, str]:
+        """Variables for gradwire's jobs: the plan counts, not what the user's shell has set. Local sockets are not
+        encrypted, so an encrypted job goes without them.
+        """
+        security = {"GRADWIRE_ENCRYPT": "on", "GRADWIRE_IPC": "off"}
+        return {
+            "GRADWIRE_COMPRESSION": "",
+            "GRADWIRE_HIERARCHY": "",
+            **(security if self.encrypt else {"GRADWIRE_ENCRYPT": "off"}),
+        }
 
     @property
     def elements(self) -> int:

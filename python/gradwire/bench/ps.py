@@ -49,13 +49,10 @@ def _gradwire(plan: ServersPlan, replicas: int, fused: bool | None) -> System:
             [sys.executable, "-m", "gradwire.bench.worker", task.text()],
             plan.ranks,
             0 if plan.transport == "inproc" else plan.servers,
-            # The plan counts, not what the user's shell has set.
             env={
-                "GRADWIRE_COMPRESSION": "",
-                "GRADWIRE_HIERARCHY": "",
+                **plan.environment,
                 "GRADWIRE_REPLICAS": str(replicas),
                 **({"GRADWIRE_FUSION_BYTES": "0"} if fused is False else {}),
-                **plan.security,
             },
             placement=network.place,
             output=output,

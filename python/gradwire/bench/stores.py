@@ -94,13 +94,7 @@ def _system(
     checksum: str,
     fused: bool | None,
 ) -> System:
-    # The plan counts, not what the user's shell has set.
-    environment = {
-        "GRADWIRE_COMPRESSION": "",
-        "GRADWIRE_HIERARCHY": "",
-        "GRADWIRE_CHECKSUM": checksum,
-        **plan.security,
-    }
+    environment = {**plan.environment, "GRADWIRE_CHECKSUM": checksum}
     if fused is False:
         environment["GRADWIRE_FUSION_BYTES"] = "0"
 

@@ -1,4 +1,4 @@
-"""One process of a job: started in its own process_session, read line by line, ended with everything it started.
+"""One process of a job: started in its own session, read line by line, ended with everything it started.
 
 Threading: a Child belongs to the thread that made it. Nothing here blocks except `Child.reap`, which is for a
 process that has ended or was killed.

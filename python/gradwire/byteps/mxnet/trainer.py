@@ -8,12 +8,12 @@ import mxnet as mx
 
 from gradwire.byteps import compression_params as words
 from gradwire.byteps.lifecycle import require_init
-from gradwire.horovod.mxnet import trainer
+from gradwire.horovod.mxnet import trainer as horovods
 from gradwire.horovod.mxnet.compression import Compression
 from gradwire.horovod.mxnet.parameters import broadcast_parameters
 
 
-class DistributedTrainer(trainer.DistributedTrainer):
+class DistributedTrainer(horovods.DistributedTrainer):
     """gluon.Trainer without a store: its first step begins with one rank's parameters on all, and each updates by the
     ranks' mean gradients, which leave while backward() runs, front layers' first.
 
@@ -52,7 +52,7 @@ class DistributedTrainer(trainer.DistributedTrainer):
         self._root_rank = root_rank
         compression = wanted.codec or (Compression.fp16 if wanted.is_half else Compression.none)
         super().__init__(
-            params, optimizer, optimizer_params, compression=compression, prefix=trainer.own_prefix()
+            params, optimizer, optimizer_params, compression=compression, prefix=horovods.own_prefix()
         )
 
     def _init_params(self) -> None:

@@ -1,4 +1,4 @@
 """Clusters to which a job is submitted and which choose its machines: SGE, YARN and Kubernetes.
 
-For each: NAME.py makes the processes of a job, and NAME_keeper.py is what runs here for as long as they run there.
+For each: NAME.py makes the processes of a job, and NAME_agent.py is what runs here for as long as they run there.
 """

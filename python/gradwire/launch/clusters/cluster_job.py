@@ -23,7 +23,7 @@ from gradwire.launch.supervisor import JobResult, run_prepared
 class ClusterJob(StarterJob):
     """A job whose starters are keepers. queue: as the cluster takes it; None: its own choice."""
 
-    launcher: ClassVar[str]  # its keeper is clusters/LAUNCHER_keeper.py
+    launcher: ClassVar[str]  # its agent is clusters/LAUNCHER_agent.py
     machine_word: ClassVar[str]  # what the cluster calls a machine that runs jobs
 
     queue: str | None = None
