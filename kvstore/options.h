@@ -40,6 +40,9 @@ struct ServerOptions {
   std::function<void(const std::string& text)> notify{};  ///< hears notices, on any thread; empty: nobody
 };
 
+/// What a push that is taken ahead of its round counts beside its values, in push_ahead_bytes.
+inline constexpr std::uint64_t kAheadBytes = 1024;
+
 struct EngineOptions {
   std::uint64_t partition_elements = std::uint64_t{1}
                                      << 18;  ///< rounded down to whole codec units, at least one

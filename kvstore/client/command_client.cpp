@@ -1,10 +1,8 @@
 #include "kvstore/client/command_client.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <iterator>
-#include <ranges>
 #include <stdexcept>
 #include <utility>
 
@@ -17,17 +15,25 @@ using transport::Frame;
 using transport::FrameHeader;
 using transport::Kind;
 
-CommandClient::CommandClient(std::uint32_t servers, std::uint64_t last_number, Send send)
-    : servers_(servers), send_(std::move(send)), last_number_(last_number) {}
+CommandClient::CommandClient(PendingRequests& pending, std::uint32_t servers, std::uint64_t last_number,
+                             std::chrono::milliseconds patience, Send send)
+    : pending_(pending),
+      servers_(servers),
+      patience_(patience),
+      send_(std::move(send)),
+      last_number_(last_number) {}
 
 void CommandClient::start(std::string text, std::vector<Acknowledgement>* said, const Ticket& done,
                           Clock::time_point now) {
   if (said != nullptr) said->assign(servers_, {});
-  Command& command = commands_[++last_number_] = {done, std::move(text), said, {}, now, now};
+  const std::uint64_t number = ++last_number_;
+  const auto pending = pending_.begin([text] { return fmt::format("command '{}' has", text); }, now);
+  commands_[number] = {done, std::move(text), said, pending, {}};
   for (std::uint32_t rank = 0; rank < servers_; ++rank) {
     if (lost_.contains(rank)) continue;
-    command.heard[rank];
-    send(last_number_, rank);
+    PendingRequests::Request request{rank, {patience_, patience_}, [=, this] { send(number, rank); }};
+    pending_.add(pending, rank, std::move(request), now);
+    send(number, rank);
   }
 }
 
@@ -38,65 +44,45 @@ void CommandClient::send(std::uint64_t number, std::uint32_t server) const {
   send_(server, {header, text_payload(commands_.at(number).text)});
 }
 
-bool CommandClient::handle(transport::Node from, const Frame& frame) {
+void CommandClient::handle(transport::Node from, const Frame& frame) {
   const FrameHeader& header = frame.header;
-  if (header.count != 0 || (header.kind != Kind::kAck && header.kind != Kind::kError)) return false;
   const auto found = commands_.find(header.key);
   // What arrives damaged counts as lost: the command is sent again, and acknowledged again.
-  if (found == commands_.end() || !frame.payload.is_intact()) return true;
+  if (found == commands_.end() || !frame.payload.is_intact()) return;
   Command& command = found->second;
-  const auto server = command.heard.find(from.rank);
-  if (server == command.heard.end()) return true;
+  if (!command.pending->requests.contains(from.rank)) return;
   const ServerThread thread = thread_of(header);
   // The command stays until all servers have answered: those that executed it must not be asked again.
   if (header.kind == Kind::kError)
     command.done.fail(std::make_exception_ptr(std::invalid_argument(transport::payload_text(frame))));
   if (command.said != nullptr && thread.number == 0 && !command.done.done())
     (*command.said)[from.rank] = {header.step, transport::payload_text(frame)};
-  server->second.insert(thread.number);
-  if (server->second.size() >= thread.of) command.heard.erase(server);
-  if (!command.heard.empty()) return true;
-  command.done.succeed();
-  commands_.erase(found);
-  return true;
+  auto& heard = command.heard[from.rank];
+  heard.insert(thread.number);
+  if (heard.size() >= thread.of) pending_.answered(command.pending, from.rank);
+  if (command.pending->requests.empty()) end(found);
 }
 
-void CommandClient::retry(Clock::time_point now, std::chrono::milliseconds patience) {
-  for (auto& [number, command] : commands_) {
-    if (now - command.asked < patience) continue;
-    command.asked = now;
-    for (const auto& [rank, threads] : command.heard) send(number, rank);
-  }
-}
-
-void CommandClient::ask_again(std::uint32_t server) {
-  for (const auto& [number, command] : commands_) {
-    if (command.heard.contains(server)) send(number, server);
-  }
+CommandClient::Commands::iterator CommandClient::end(Commands::iterator command) {
+  command->second.done.succeed();
+  pending_.end(command->second.pending);
+  return commands_.erase(command);
 }
 
 void CommandClient::lose_server(std::uint32_t server) {
   lost_.insert(server);
   for (auto next = commands_.begin(); next != commands_.end();) {
-    Command& command = next->second;
-    const bool is_done = command.heard.erase(server) > 0 && command.heard.empty();
-    if (is_done) command.done.succeed();
-    next = is_done ? commands_.erase(next) : std::next(next);
+    auto& requests = next->second.pending->requests;
+    const bool is_done = requests.erase(server) > 0 && requests.empty();
+    next = is_done ? end(next) : std::next(next);
   }
 }
 
 void CommandClient::fail_all(const std::exception_ptr& error) {
-  for (const auto& [number, command] : std::exchange(commands_, {})) command.done.fail(error);
-}
-
-CommandClient::Clock::time_point CommandClient::oldest() const {
-  return commands_.empty() ? Clock::time_point::max() : commands_.begin()->second.began;
-}
-
-std::string CommandClient::describe_wait() const {
-  const Command& command = commands_.begin()->second;
-  return fmt::format("servers {} have not carried out '{}'", fmt::join(std::views::keys(command.heard), ", "),
-                     command.text);
+  for (const auto& [number, command] : std::exchange(commands_, {})) {
+    pending_.end(command.pending);
+    command.done.fail(error);
+  }
 }
 
 }  // namespace gradwire::kvstore

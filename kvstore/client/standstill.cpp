@@ -1,7 +1,7 @@
 #include "kvstore/client/standstill.h"
 
-#include "kvstore/client/engine_thread.h"
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/client/round_thread.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "transport/membership/wait_graph.h"
 
 namespace gradwire::kvstore {
@@ -12,7 +12,7 @@ constexpr auto kEvery = std::chrono::seconds(1);
 
 }  // namespace
 
-void Standstill::watch(EngineThread& rounds, const SparseRows* rows) {
+void Standstill::watch(RoundThread& rounds, const SparseRows* rows) {
   const std::lock_guard lock(mutex_);
   rounds_ = &rounds;
   rows_ = rows;
@@ -44,14 +44,14 @@ void Standstill::ask(const std::set<std::string>& rounds) { report(rounds); }
 void Standstill::report(const std::set<std::string>& asked) {
   const std::lock_guard lock(mutex_);
   if (rounds_ == nullptr) return;
-  rounds_->post_behind([this, asked, rounds = rounds_, rows = rows_] {
+  rounds_->post([this, asked, rounds = rounds_, rows = rows_] {
     const auto found = callers_->standstill();
     transport::WaitReport report{.calls = found ? found->calls : callers_->calls()};
     if (found) {
-      for (const Callers::Wait& wait : found->waits) rounds->describe(wait, report);
+      for (const Callers::Wait& wait : found->waits) rounds->waits().describe(wait, report);
       for (const std::string& round : asked) {
         const bool has_begun =
-            rounds->has_begun(round, *found) || (rows != nullptr && rows->has_begun(round));
+            rounds->waits().has_begun(round, *found) || (rows != nullptr && rows->has_begun(round));
         (has_begun ? report.begun : report.not_begun).push_back(round);
       }
       if (callers_->calls() != found->calls) report = {.calls = callers_->calls()};

@@ -20,7 +20,7 @@
 
 namespace gradwire::kvstore {
 
-class EngineThread;
+class RoundThread;
 class SparseRows;
 
 class Standstill {
@@ -29,7 +29,7 @@ class Standstill {
       : messenger_(messenger), callers_(std::move(callers)) {}
 
   /// rows: tables, or null where there are none.
-  void watch(EngineThread& rounds, const SparseRows* rows);
+  void watch(RoundThread& rounds, const SparseRows* rows);
   void stop();
 
   void tick();
@@ -44,7 +44,7 @@ class Standstill {
   transport::Messenger& messenger_;
   const std::shared_ptr<Callers> callers_;  // owners: the Engine, this and tickets
   std::mutex mutex_;                        // guards what watch() has given
-  EngineThread* rounds_ = nullptr;
+  RoundThread* rounds_ = nullptr;
   const SparseRows* rows_ = nullptr;
   // Of tick().
   std::optional<std::uint64_t> since_calls_;  ///< the standstill that is under way

@@ -25,6 +25,7 @@
 
 #include "kvstore/collectives/mailbox_client.h"
 #include "kvstore/collectives/reduction.h"
+#include "kvstore/wire/agreement.h"
 #include "transport/buffer.h"
 #include "transport/messenger.h"
 
@@ -48,10 +49,8 @@ struct Blocks {
 
 class Collectives {
  public:
-  /// Has all workers meet, and returns what each gave, in rank order. Blocks, at most slow_abort.
-  using Meet = std::function<std::vector<std::string>(std::string_view name, std::string_view blob)>;
-
-  /// Letters are cut at piece_bytes, which all workers share; a multiple of 8.
+  /// Letters are cut at piece_bytes, which all workers share; a multiple of 8. meet blocks, at most
+  /// slow_abort.
   Collectives(transport::Messenger& messenger, MailboxClient& mail, std::uint64_t piece_bytes, Meet meet);
 
   // `agreed` holds further "name=value" lines that must be equal on all workers: a front end's shapes.

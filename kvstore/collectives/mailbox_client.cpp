@@ -1,13 +1,9 @@
 #include "kvstore/collectives/mailbox_client.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cstring>
-#include <set>
 #include <utility>
-#include <vector>
 
 #include "kvstore/wire/protocol.h"
 
@@ -17,24 +13,27 @@ using transport::Buffer;
 using transport::Frame;
 using transport::FrameHeader;
 using transport::Kind;
-using transport::Role;
 
 namespace {
 
 /// With dedicated servers, runs of this many bytes take turns among them.
 constexpr unsigned kTurnBits = 20;
+/// A letter is one request.
+constexpr std::uint64_t kOnly = 0;
 
 }  // namespace
 
 MailboxClient::MailboxClient(const transport::Messenger& messenger, std::shared_ptr<Loop> loop,
-                             Outbox& outbox, std::chrono::milliseconds retry_timeout, Fail fail)
+                             Outbox& outbox, PendingRequests& pending,
+                             const PendingRequests::Patience& patience, Fail fail)
     : self_(messenger.self()),
       workers_(messenger.world().workers),
       servers_(messenger.world().servers),
       hosts_server_(messenger.local_peer().has_value()),
-      retry_timeout_(retry_timeout),
+      patience_(patience),
       loop_(std::move(loop)),
       outbox_(outbox),
+      pending_(pending),
       fail_(std::move(fail)) {}
 
 Ticket MailboxClient::post(const char* what, const LetterId& id, const Readers& readers,
@@ -44,13 +43,13 @@ Ticket MailboxClient::post(const char* what, const LetterId& id, const Readers& 
     if (failure_) return done.fail(failure_);
     // Read no more: acknowledged by all, and let go by a server of this process and by the sockets.
     auto released = [loop = loop_, done] { loop->post([done] { done.succeed(); }); };
-    Post& post = posts_[id];
-    post.what = what;
-    post.began = Clock::now();
-    post.done = done;
-    post.header = header_of(Kind::kPost, id, bytes.size(), readers);
-    post.bytes = Buffer::borrow(bytes, std::move(released));
-    ask(post);
+    const auto now = PendingRequests::Clock::now();
+    const auto pending = pending_.begin([what] { return fmt::format("{} has", what); }, now, true);
+    posts_[id] = {what, done, header_of(Kind::kPost, id, bytes.size(), readers),
+                  Buffer::borrow(bytes, std::move(released)), pending};
+    const auto ask = [this, id] { send(posts_.at(id).header, posts_.at(id).bytes.share()); };
+    pending_.add(pending, kOnly, {server_of(id), patience_, ask, workers_of(readers)}, now);
+    ask();
   });
   return done;
 }
@@ -59,12 +58,12 @@ Ticket MailboxClient::fetch(const char* what, const LetterId& id, std::span<std:
   Ticket done;
   loop_->post([this, what, id, into, done] {
     if (failure_) return done.fail(failure_);
-    Fetch& fetch = fetches_[id];
-    fetch.what = what;
-    fetch.began = Clock::now();
-    fetch.done = done;
-    fetch.into = into;
-    ask(id, fetch);
+    const auto now = PendingRequests::Clock::now();
+    const auto pending = pending_.begin([what] { return fmt::format("{} has", what); }, now);
+    fetches_[id] = {what, done, into, pending};
+    const auto ask = [this, id, size = into.size()] { send(header_of(Kind::kFetch, id, size), {}); };
+    pending_.add(pending, kOnly, {server_of(id), patience_, ask, {id.poster}}, now);
+    ask();
   });
   return done;
 }
@@ -75,54 +74,51 @@ std::uint32_t MailboxClient::server_of(const LetterId& id) const {
   return static_cast<std::uint32_t>((id.poster + (id.offset >> kTurnBits)) % servers_);
 }
 
-void MailboxClient::ask(const FrameHeader& header, Buffer bytes) {
+/// Which of them has a letter by now is known to its server alone.
+std::vector<std::uint32_t> MailboxClient::workers_of(const Readers& readers) const {
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t rank = 0; rank < workers_; ++rank) {
+    const bool reads = readers.only == kNobody ? rank != readers.except : rank == readers.only;
+    if (reads && rank != self_.rank) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void MailboxClient::send(const FrameHeader& header, Buffer bytes) {
   outbox_.add(server_of(letter_of(header)), {header, std::move(bytes)});
 }
 
-void MailboxClient::ask(Post& post) {
-  post.asked = Clock::now();
-  ask(post.header, post.bytes.share());
-}
-
-void MailboxClient::ask(const LetterId& id, Fetch& fetch) {
-  fetch.asked = Clock::now();
-  ask(header_of(Kind::kFetch, id, fetch.into.size()), {});
-}
-
 /// What arrives damaged counts as lost.
-bool MailboxClient::handle(transport::Node, const Frame& frame) {
-  switch (frame.header.kind) {
-    case Kind::kLetter:
-      on_letter(frame);
-      return true;
-    case Kind::kDelivered:
-      posts_.erase(letter_of(frame.header));
-      return true;
-    case Kind::kError:
-      if (frame.header.content != static_cast<std::uint8_t>(Refusal::kLetter)) return false;
-      on_refusal(frame);
-      return true;
-    default:
-      return false;
-  }
+void MailboxClient::handle(const Frame& frame) {
+  if (frame.header.kind == Kind::kLetter) return on_letter(frame);
+  if (frame.header.kind == Kind::kDelivered) return on_delivered(letter_of(frame.header));
+  on_refusal(frame);
 }
 
 void MailboxClient::on_letter(const Frame& frame) {
   const LetterId id = letter_of(frame.header);
   if (id.poster >= workers_ || !frame.payload.is_intact()) return;
   if (const auto found = fetches_.find(id); found != fetches_.end()) {
-    Fetch& fetch = found->second;
-    if (frame.payload.size_bytes() != fetch.into.size()) {
+    const auto& [what, done, into, pending] = found->second;
+    if (frame.payload.size_bytes() != into.size()) {
       return fail_(std::make_exception_ptr(
-          transport::TransportError(fmt::format("{}: worker {} sent {} bytes, {} were expected", fetch.what,
-                                                id.poster, frame.payload.size_bytes(), fetch.into.size()))));
+          transport::TransportError(fmt::format("{}: worker {} sent {} bytes, {} were expected", what,
+                                                id.poster, frame.payload.size_bytes(), into.size()))));
     }
-    std::memcpy(fetch.into.data(), frame.payload.bytes().data(), fetch.into.size());
-    const Ticket done = fetch.done;
+    std::memcpy(into.data(), frame.payload.bytes().data(), into.size());
+    const Ticket fetched = done;
+    pending_.end(pending);
     fetches_.erase(found);
-    done.succeed();
+    fetched.succeed();
   }
-  ask(header_of(Kind::kReceipt, id, frame.header.count), {});  // of one that came twice, too
+  send(header_of(Kind::kReceipt, id, frame.header.count), {});  // of one that came twice, too
+}
+
+void MailboxClient::on_delivered(const LetterId& id) {
+  const auto found = posts_.find(id);
+  if (found == posts_.end()) return;
+  pending_.end(found->second.pending);
+  posts_.erase(found);
 }
 
 /// Matters to those that wait; a repeated request may be refused after its first was answered.
@@ -135,64 +131,18 @@ void MailboxClient::on_refusal(const Frame& frame) {
   fail_(std::make_exception_ptr(transport::TransportError(fmt::format("{}: {}", what, payload_text(frame)))));
 }
 
-void MailboxClient::retry(Clock::time_point now) {
-  for (auto& [id, post] : posts_) {
-    if (now - post.asked >= retry_timeout_) ask(post);
-  }
-  for (auto& [id, fetch] : fetches_) {
-    if (now - fetch.asked >= retry_timeout_) ask(id, fetch);
-  }
-}
-
-void MailboxClient::ask_again(std::uint32_t server) {
-  for (auto& [id, post] : posts_) {
-    if (server_of(id) == server) ask(post);
-  }
-  for (auto& [id, fetch] : fetches_) {
-    if (server_of(id) == server) ask(id, fetch);
-  }
-}
-
 void MailboxClient::fail_all(const std::exception_ptr& error) {
   failure_ = error;
-  for (auto& [id, post] : posts_) post.done.fail(error);
-  for (auto& [id, fetch] : fetches_) fetch.done.fail(error);
+  for (auto& [id, post] : posts_) {
+    pending_.end(post.pending);
+    post.done.fail(error);
+  }
+  for (auto& [id, fetch] : fetches_) {
+    pending_.end(fetch.pending);
+    fetch.done.fail(error);
+  }
   posts_.clear();
   fetches_.clear();
-}
-
-bool MailboxClient::awaits_server(std::uint32_t rank) const {
-  const auto is_there = [&](const auto& entry) { return server_of(entry.first) == rank; };
-  return std::ranges::any_of(posts_, is_there) || std::ranges::any_of(fetches_, is_there);
-}
-
-MailboxClient::Clock::time_point MailboxClient::oldest() const {
-  auto oldest = Clock::time_point::max();
-  for (const auto& [id, post] : posts_) oldest = std::min(oldest, post.began);
-  for (const auto& [id, fetch] : fetches_) oldest = std::min(oldest, fetch.began);
-  return oldest;
-}
-
-std::string MailboxClient::describe_wait(Clock::time_point now) const {
-  const char* what = "a collective";
-  std::set<std::uint32_t> ranks;
-  for (const auto& [id, fetch] : fetches_) {
-    what = fetch.what;
-    ranks.insert(id.poster);
-  }
-  if (fetches_.empty()) {  // who has what this worker posted is known to the server alone
-    for (const auto& [id, post] : posts_) {
-      what = post.what;
-      const Readers readers = readers_of(post.header);
-      for (std::uint32_t rank = 0; rank < workers_; ++rank) {
-        const bool reads = readers.only == kNobody ? rank != readers.except : rank == readers.only;
-        if (reads && rank != self_.rank) ranks.insert(rank);
-      }
-    }
-  }
-  const auto waited = std::chrono::duration<double>(now - oldest()).count();
-  return fmt::format("{} has waited {:.0f} s for worker {}{}", what, waited, fmt::join(ranks, ", "),
-                     fetches_.empty() ? " to receive what was sent" : "");
 }
 
 }  // namespace gradwire::kvstore

@@ -8,13 +8,13 @@
 #include <stdexcept>
 
 #include "kvstore/aggregate/updater.h"
-#include "kvstore/client/engine_thread.h"
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/client/round_thread.h"
 #include "kvstore/client/standstill.h"
 #include "kvstore/collectives/collectives.h"
 #include "kvstore/engine/engine_slots.h"
 #include "kvstore/placement/hierarchy.h"
 #include "kvstore/placement/native.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/runtime/pieces.h"
 #include "kvstore/trace/trace_file.h"
 #include "kvstore/wire/agreement.h"
@@ -22,7 +22,7 @@
 namespace gradwire::kvstore {
 namespace {
 
-using Verb = EngineThread::Operation::Verb;
+using Verb = Operation::Verb;
 
 EngineOptions checked(EngineOptions options) {
   if (options.codec_threads == 0) throw std::invalid_argument("Engine: codec_threads=0, expected at least 1");
@@ -62,8 +62,8 @@ void require_replicas(const EngineOptions& options, const transport::Messenger& 
 
 using SharedCallers = std::shared_ptr<Callers>;  // owners: as Engine's
 
-Ticket submit(EngineThread& rounds, const SharedCallers& callers, const char* verb, KeyId key,
-              EngineThread::Operation operation) {
+Ticket submit(RoundThread& rounds, const SharedCallers& callers, const char* verb, KeyId key,
+              Operation operation) {
   const Ticket done = operation.done;
   done.concern(callers, {Callers::Wait::For::kKey, verb, key});
   rounds.submit(key, std::move(operation));
@@ -71,8 +71,8 @@ Ticket submit(EngineThread& rounds, const SharedCallers& callers, const char* ve
 }
 
 /// Of a push that has what it sends.
-BegunPush submit_push(EngineThread& rounds, const SharedCallers& callers, KeyId key,
-                      EngineThread::Operation operation, std::int32_t priority) {
+BegunPush submit_push(RoundThread& rounds, const SharedCallers& callers, KeyId key, Operation operation,
+                      std::int32_t priority) {
   operation.verb = Verb::kPush;
   operation.priority = priority;
   const Ticket taken = operation.taken;
@@ -80,8 +80,7 @@ BegunPush submit_push(EngineThread& rounds, const SharedCallers& callers, KeyId 
   return {taken, submit(rounds, callers, "push", key, std::move(operation))};
 }
 
-Ticket submit_pull(EngineThread& rounds, const SharedCallers& callers, KeyId key,
-                   EngineThread::Operation operation) {
+Ticket submit_pull(RoundThread& rounds, const SharedCallers& callers, KeyId key, Operation operation) {
   operation.verb = Verb::kPull;
   return submit(rounds, callers, "pull", key, std::move(operation));
 }
@@ -143,15 +142,15 @@ Engine::~Engine() {
 void Engine::begin_rounds() {
   const bool servers_in_workers = messenger_->local_peer().has_value();
   if (!hierarchy_) {
-    EngineThread::Rounds rounds{in_order_, servers_in_workers, num_workers(), {}};
+    RoundThread::Rounds rounds{in_order_, servers_in_workers, num_workers(), {}};
     rounds.standstill = standstill_.get();
-    thread_ = std::make_unique<EngineThread>(*messenger_, options_, rounds);
+    thread_ = std::make_unique<RoundThread>(*messenger_, options_, rounds);
     if (options_.at_once) agree_on_at_once();
     return;
   }
-  EngineThread::Rounds uplink = hierarchy_->uplink_rounds(servers_in_workers);
+  RoundThread::Rounds uplink = hierarchy_->uplink_rounds(servers_in_workers);
   uplink.standstill = standstill_.get();
-  thread_ = std::make_unique<EngineThread>(*messenger_, Hierarchy::uplink_options(options_), uplink);
+  thread_ = std::make_unique<RoundThread>(*messenger_, Hierarchy::uplink_options(options_), uplink);
   if (rank() == 0) thread_->command(hierarchy_->command()).wait();
   messenger_->exchange("hierarchy", "", options_.slow_abort);  // the servers know whom to wait for
   hierarchy_->start(*thread_);
@@ -162,7 +161,7 @@ void Engine::agree_on_at_once() {
   messenger_->exchange("rounds", "", options_.slow_abort);  // no push comes before the servers know
 }
 
-EngineThread& Engine::rounds() const {
+RoundThread& Engine::rounds() const {
   require_open("rounds");
   return hierarchy_ ? hierarchy_->rounds() : *thread_;
 }
@@ -358,7 +357,7 @@ void Engine::init(std::span<const FirstValue> values, std::uint32_t root) {
 
 /// Returns once servers have them.
 void Engine::store(std::span<const FirstValue> values) {
-  std::vector<EngineThread::Submission> submissions;
+  std::vector<Submission> submissions;
   std::vector<Ticket> stored;
   for (const FirstValue& first : values) {
     auto& [key, operation] = submissions.emplace_back();
@@ -411,7 +410,7 @@ void Engine::set_optimizer(const std::string& text) {
   has_optimizer_ = true;
   if (is_first) {
     leave_buckets();
-    rounds().forget_sums_of_float64();
+    rounds().post([&tensors = rounds().tensors()] { tensors.forget_sums_of_float64(); });
   }
   attempt("optimizer is set", [&] {
     if (rank() == 0 || in_order_) thread_->command("optimizer " + text).wait();
@@ -422,7 +421,7 @@ void Engine::set_optimizer(const std::string& text) {
 std::optional<DeviceOperation> Engine::device_operation(const OnDevice& place) const {
   if (!place.device) return std::nullopt;
   DeviceOperation operation;
-  operation.link = rounds().link(place.device);
+  operation.link = rounds().devices().link(place.device);
   place.device->use();
   operation.marks.push_back(place.device->mark(place.stream));
   return operation;
@@ -445,7 +444,7 @@ BegunPush Engine::begin_push(KeyId key, std::span<const float> grad, std::int32_
   callers_->note_call();
   require_size("push", key, grad.size());
   require_optimizer("push");
-  EngineThread::Operation operation;
+  Operation operation;
   operation.device = device_operation(place);
   operation.in = grad;
   note_round(key, false);
@@ -456,7 +455,7 @@ BegunPush Engine::begin_push(KeyId key, std::span<const double> grad, std::int32
   callers_->note_call();
   require_float64("push", key, grad.size());
   require_optimizer("push");
-  EngineThread::Operation operation;
+  Operation operation;
   operation.in64 = grad;
   note_round(key, false);
   return submit_push(rounds(), callers_, key, std::move(operation), priority);
@@ -465,7 +464,7 @@ BegunPush Engine::begin_push(KeyId key, std::span<const double> grad, std::int32
 Ticket Engine::pull(KeyId key, std::span<float> out, std::int32_t priority, const OnDevice& place) {
   callers_->note_call();
   require_size("pull", key, out.size());
-  EngineThread::Operation operation;
+  Operation operation;
   operation.device = device_operation(place);
   operation.out = out;
   operation.priority = priority;
@@ -476,7 +475,7 @@ Ticket Engine::pull(KeyId key, std::span<float> out, std::int32_t priority, cons
 Ticket Engine::pull(KeyId key, std::span<double> out, std::int32_t priority) {
   callers_->note_call();
   require_float64("pull", key, out.size());
-  EngineThread::Operation operation;
+  Operation operation;
   operation.out64 = out;
   operation.priority = priority;
   if (takes_servers_own(key)) return hierarchy_->pull_upstream(key, std::move(operation), nullptr);
@@ -525,7 +524,7 @@ template <typename Element>
 Ticket Engine::submit_push_pull(KeyId key, std::span<const Element> in, std::span<Element> out,
                                 std::int32_t priority, double scale, std::optional<DeviceOperation> device,
                                 std::uint32_t program_step) {
-  EngineThread::Operation operation;
+  Operation operation;
   operation.device = std::move(device);
   operation.program_step = program_step;
   operation.set_in(in);
@@ -548,7 +547,7 @@ std::vector<transport::PeerCounters> Engine::counters() const {
 }
 DeviceTraffic Engine::device_traffic() const {
   if (!thread_) return {};
-  return {rounds().bytes_from_devices(), rounds().bytes_to_devices()};
+  return rounds().devices().traffic();
 }
 PushedBytes Engine::pushed() const {
   if (!thread_) return {};
@@ -634,7 +633,7 @@ void Engine::retire() {
 /// A round may last as long as its slowest worker; what we pushed must be with the servers, for it goes with
 /// us: what a slow link has not taken yet, and what a server that dies had not read.
 void Engine::hand_over() {
-  for (EngineThread* thread : {&rounds(), thread_.get()}) {
+  for (RoundThread* thread : {&rounds(), thread_.get()}) {
     if (thread->handed_over().wait_for(options_.slow_abort)) continue;
     messenger_->fail(fmt::format("{}: closed, and its last pushes were not with the servers within {} s",
                                  transport::to_string(messenger_->self()),

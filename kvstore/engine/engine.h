@@ -31,7 +31,9 @@
 #include "kvstore/options.h"
 #include "kvstore/runtime/ticket.h"
 #include "kvstore/server/server.h"
+#include "kvstore/wire/compression.h"
 #include "kvstore/wire/key.h"
+#include "kvstore/wire/protocol.h"
 #include "transport/collective.h"
 #include "transport/decorators/host_link.h"
 #include "transport/messenger.h"
@@ -64,14 +66,13 @@ class CheckpointWriter;
 class OptimizerFile;
 enum class Dump : std::uint8_t;
 class Collectives;
-class EngineThread;
+class RoundThread;
 class SparseRows;
 struct Rows;
 class Standstill;
 class WeightReplies;
 struct DeviceOperation;
 class Hierarchy;
-struct Compression;
 struct FileSeal;
 struct LayoutTensor;
 
@@ -363,7 +364,7 @@ class Engine {
   std::vector<Stretch> stretches(Home home, std::uint64_t elements) const;
   Home home_of(KeyId key) const;
   void begin_rounds();
-  EngineThread& rounds() const;
+  RoundThread& rounds() const;
   void hand_over();
   void come_back();
   void require_optional_workers() const;
@@ -410,6 +411,9 @@ class Engine {
   std::vector<LayoutTensor> layout() const;
   std::vector<std::uint32_t> contributors() const;
   std::vector<HeldPart> held_parts();
+  void read_state(const HeldPart& part, Kept kept, transport::Buffer& state);
+  void write_state(const HeldPart& part, Kept kept, transport::Buffer& state, std::uint64_t number = kNoStep);
+  std::vector<std::uint64_t> steps_begun() const;
   std::vector<float> residual_of(const HeldPart& part);
   FileSeal write_states(const std::string& path, std::string_view front_end);
   using Writes = std::vector<std::function<void()>>;  ///< to this worker's residuals
@@ -465,7 +469,7 @@ class Engine {
   std::unique_ptr<Hierarchy> hierarchy_;    ///< where a host's workers sum first
   std::mutex shown_mutex_;                  ///< guards weight_replies_ and what follows
   std::set<KeyId> shown_;  ///< there: keys of which the host has no other weight to show than it has shown
-  std::unique_ptr<EngineThread> thread_;
+  std::unique_ptr<RoundThread> thread_;
   std::unique_ptr<Collectives> collectives_;
   std::unique_ptr<SparseRows> sparse_;  ///< none where a library sums
   std::uint64_t loads_ = 0;             ///< checkpoints that were loaded

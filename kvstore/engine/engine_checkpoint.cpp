@@ -11,11 +11,11 @@
 #include "kvstore/aggregate/partition_state.h"
 #include "kvstore/aggregate/updater.h"
 #include "kvstore/checkpoint/checkpoint_source.h"
-#include "kvstore/client/engine_thread.h"
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/client/round_thread.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/engine/engine_slots.h"
 #include "kvstore/placement/hierarchy.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/wire/agreement.h"
 
 namespace gradwire::kvstore {
@@ -91,13 +91,34 @@ std::vector<Engine::HeldPart> Engine::held_parts() {
   for (KeyId key = 0; key < keys_.size(); ++key) {
     for (const Stretch& stretch : stretches({key, 0}, elements_of(key))) {
       std::vector<Part> parts;
-      thread_->parts_of(stretch.tensor, parts).wait();
+      thread_
+          ->between_rounds({stretch.tensor},
+                           [&] {
+                             for (const TensorPart& part : thread_->tensors()[stretch.tensor].parts)
+                               parts.push_back(part.part);
+                           })
+          .wait();
       for (std::size_t p = 0; p < parts.size(); ++p)
         held.push_back(
             {stretch.tensor, p, key, stretch.key_offset + parts[p].offset, parts[p].count, parts[p].offset});
     }
   }
   return held;
+}
+
+/// What a server keeps of a part, or of it the optimizer's alone.
+void Engine::read_state(const HeldPart& part, Kept kept, Buffer& state) {
+  Operation read = state_operation(Operation::Verb::kReadState, kept, part.part, state);
+  const Ticket done = read.done;
+  thread_->submit(part.tensor, std::move(read));
+  done.wait();
+}
+
+void Engine::write_state(const HeldPart& part, Kept kept, Buffer& state, std::uint64_t number) {
+  Operation write = state_operation(Operation::Verb::kWriteState, kept, part.part, state, number);
+  const Ticket done = write.done;
+  thread_->submit(part.tensor, std::move(write));
+  done.wait();
 }
 
 // ------------------------------------------------------------------------------------- saving
@@ -145,14 +166,15 @@ FileSeal Engine::write_states(const std::string& path, std::string_view front_en
   for (KeyId key = 0; std::ranges::binary_search(pushing, rank()) && key < keys_.size(); ++key) {
     for (const Stretch& stretch : stretches({key, 0}, elements_of(key))) {
       TensorState state;
-      thread_->read_tensor(stretch.tensor, state).wait();
+      thread_->between_rounds({stretch.tensor}, [&] { state = thread_->tensors().read(stretch.tensor); })
+          .wait();
       file.add({RecordKind::kTensor, key, stretch.key_offset, stretch.count}, encode_state(state));
     }
   }
   const auto parts = held_parts();
   for (std::size_t i = rank(); i < parts.size(); i += num_workers()) {
     Buffer state;
-    thread_->read_state(parts[i].tensor, parts[i].part, state).wait();
+    read_state(parts[i], Kept::kAll, state);
     file.add({RecordKind::kPartition, parts[i].key, parts[i].offset, parts[i].count}, state.bytes());
   }
   write_rows(file);
@@ -228,7 +250,7 @@ void Engine::draw_residuals() {
 
 std::vector<float> Engine::residual_of(const HeldPart& part) {
   Buffer bytes;
-  thread_->read_state(part.tensor, part.part, bytes).wait();
+  read_state(part, Kept::kAll, bytes);
   return decode_partition_state(bytes.bytes(), part.count).residual;
 }
 
@@ -236,11 +258,16 @@ void Engine::draw_residual(const HeldPart& part, Writes& writes) {
   const std::vector<float> theirs = residual_of(part);
   if (theirs.empty()) return;
   std::vector<float> own(part.count);
-  bool found = false;
-  thread_->read_residual(part.tensor, part.tensor_offset, own, found).wait();
+  thread_
+      ->between_rounds({part.tensor},
+                       [&] { thread_->residuals().read(part.tensor, part.tensor_offset, own); })
+      .wait();
   for (std::size_t i = 0; i < own.size(); ++i) own[i] += theirs[i];
   writes.emplace_back([this, part, own = std::move(own)] {
-    thread_->write_residual(part.tensor, part.tensor_offset, own).wait();
+    thread_
+        ->between_rounds({part.tensor},
+                         [&] { thread_->residuals().write(part.tensor, part.tensor_offset, own); })
+        .wait();
   });
 }
 
@@ -321,10 +348,15 @@ Restored Engine::load_checkpoint(const std::string& folder) {
   return {files, optimizer_};
 }
 
+std::vector<std::uint64_t> Engine::steps_begun() const {
+  std::vector<std::uint64_t> steps;
+  rounds().between_rounds({}, [&] { steps = rounds().tensors().steps(); }).wait();
+  return steps;
+}
+
 /// Where servers summed, what they held was the last sum, which no checkpoint has.
 void Engine::note_without_value(const CheckpointSource& source) {
-  std::vector<std::uint64_t> steps;
-  rounds().read_steps(steps).wait();
+  const std::vector<std::uint64_t> steps = steps_begun();
   for (KeyId key = 0; key < keys_.size(); ++key) {
     const auto is_bucket = [key](const auto& row) { return row.second.key == key; };
     if (source.held_sum(key) && std::ranges::none_of(together_, is_bucket))
@@ -346,8 +378,7 @@ void Engine::require_values() {
         "checkpoint once an optimizer is set",
         what));
   };
-  std::vector<std::uint64_t> steps;
-  rounds().read_steps(steps).wait();
+  const std::vector<std::uint64_t> steps = steps_begun();
   for (const auto& [key, step] : keys_without_value_) {
     if (steps[key] == step) refuse(fmt::format("key '{}'", keys_[key].name));
   }
@@ -389,7 +420,8 @@ void Engine::restore(CheckpointSource& source) {
   for (KeyId key = 0; own != pushing.end() && key < keys_.size(); ++key) {
     for (const Stretch& stretch : stretches({key, 0}, elements_of(key))) {
       const TensorState state = source.tensor_state({key, stretch.key_offset, stretch.count}, self);
-      thread_->write_tensor(stretch.tensor, state).wait();
+      thread_->between_rounds({stretch.tensor}, [&] { thread_->tensors().write(stretch.tensor, state); })
+          .wait();
     }
   }
   const auto parts = held_parts();
@@ -397,7 +429,7 @@ void Engine::restore(CheckpointSource& source) {
   for (std::size_t i = in_order_ ? 0 : rank(); i < parts.size(); i += stride) {
     const PartitionState state = source.partition_state({parts[i].key, parts[i].offset, parts[i].count});
     Buffer bytes = encode_state(state);
-    thread_->write_state(parts[i].tensor, parts[i].part, bytes).wait();
+    write_state(parts[i], Kept::kAll, bytes);
   }
 }
 

@@ -9,11 +9,11 @@
 
 #include "compress/codecs.h"
 #include "fusion/partition.h"
-#include "kvstore/client/engine_thread.h"
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/client/round_thread.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/engine/engine_slots.h"
 #include "kvstore/placement/hierarchy.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/wire/agreement.h"
 #include "kvstore/wire/weight_replies.h"
 
@@ -100,7 +100,7 @@ void Engine::set_compression(const compress::CodecSpec& spec, const std::string&
   cut_.shortest_elements =
       fusion::shortest_piece(compress::kUnitElements, unit_payload_bytes(*compression->codec));
   compression_ = compression;
-  thread_->set_compression(std::move(compression));
+  thread_->post([&tensors = thread_->tensors(), compression] { tensors.set_compression(compression); });
 }
 
 void Engine::tell_weight_replies(const std::shared_ptr<const WeightReplies>& replies) {
@@ -164,7 +164,9 @@ void Engine::tell_compression(KeyId key, const std::shared_ptr<const Compression
   own_compression_[key] = compression;
   std::vector<KeyId> tensors;
   for (const Stretch& stretch : stretches({key, 0}, keys_[key].elements())) tensors.push_back(stretch.tensor);
-  thread_->set_compression_of(std::move(tensors), compression);
+  thread_->post([&table = thread_->tensors(), tensors = std::move(tensors), compression] {
+    table.set_compression_of(tensors, compression);
+  });
 }
 
 void Engine::inherit_compression(KeyId bucket, KeyId member) {
@@ -210,7 +212,13 @@ std::optional<double> Engine::residual_norm() {
   if (!thread_) return std::nullopt;
   double squares = 0;
   bool known = false;
-  thread_->measure_residuals(squares, known).wait();
+  thread_
+      ->between_rounds({},
+                       [&] {
+                         known = thread_->is_idle();
+                         if (known) squares = thread_->residuals().squares();
+                       })
+      .wait();
   if (sparse_) squares += sparse_->residual_squares();
   return known ? std::optional(std::sqrt(squares)) : std::nullopt;
 }
@@ -219,7 +227,13 @@ std::optional<double> Engine::share_sent() {
   if (!thread_) return std::nullopt;
   compress::ShareSent share;
   bool known = false;
-  thread_->measure_share(share, known).wait();
+  thread_
+      ->between_rounds({},
+                       [&] {
+                         known = thread_->is_idle();
+                         if (known) share = thread_->residuals().share();
+                       })
+      .wait();
   if (sparse_) share += sparse_->share_sent();
   return known && share.is_known ? std::optional(share.value()) : std::nullopt;
 }
@@ -229,10 +243,12 @@ std::vector<float> Engine::residual(KeyId key) {
   std::vector<float> values(elements_of(key));
   bool any = false;
   for (const Stretch& stretch : stretches(home_of(key), values.size())) {
-    bool found = false;
     const auto out = std::span(values).subspan(stretch.key_offset, stretch.count);
-    thread_->read_residual(stretch.tensor, stretch.tensor_offset, out, found).wait();
-    any |= found;
+    thread_
+        ->between_rounds(
+            {stretch.tensor},
+            [&] { any |= thread_->residuals().read(stretch.tensor, stretch.tensor_offset, out); })
+        .wait();
   }
   if (!any) values.clear();
   return values;
@@ -254,7 +270,10 @@ void Engine::set_residual(KeyId key, std::span<const float> values) {
 bool Engine::keeps_nonfinite(KeyId key) const {
   bool keeps = false;
   for (const Stretch& stretch : stretches(home_of(key), 1)) {
-    thread_->keeps_nonfinite(stretch.tensor, keeps).wait();
+    thread_
+        ->between_rounds({stretch.tensor},
+                         [&] { keeps = thread_->residuals().keeps_nonfinite(stretch.tensor); })
+        .wait();
   }
   return keeps;
 }
@@ -262,7 +281,10 @@ bool Engine::keeps_nonfinite(KeyId key) const {
 void Engine::write_residual(KeyId key, std::span<const float> values) {
   for (const Stretch& stretch : stretches(home_of(key), values.size())) {
     const auto part = values.subspan(stretch.key_offset, stretch.count);
-    thread_->write_residual(stretch.tensor, stretch.tensor_offset, part).wait();
+    thread_
+        ->between_rounds({stretch.tensor},
+                         [&] { thread_->residuals().write(stretch.tensor, stretch.tensor_offset, part); })
+        .wait();
   }
 }
 
@@ -272,13 +294,17 @@ void Engine::add_to_residual(KeyId key, std::span<const float> values) {
   const auto workers = hierarchy_ ? static_cast<float>(hierarchy_->workers_here()) : 1.0F;
   for (const Stretch& stretch : stretches(home_of(key), values.size())) {
     const auto part = values.subspan(stretch.key_offset, stretch.count);
-    thread_->add_to_residual(stretch.tensor, stretch.tensor_offset, part, workers).wait();
+    thread_
+        ->between_rounds(
+            {stretch.tensor},
+            [&] { thread_->residuals().add(stretch.tensor, stretch.tensor_offset, part, workers); })
+        .wait();
   }
 }
 
 void Engine::keep_rollback(bool keep) {
   require_open("keep_rollback");
-  thread_->keep_rollback(keep);
+  thread_->post([&residuals = thread_->residuals(), keep] { residuals.keep_rollback(keep); });
 }
 
 void Engine::roll_back(std::span<const KeyId> keys) {
@@ -287,7 +313,8 @@ void Engine::roll_back(std::span<const KeyId> keys) {
   for (const KeyId key : keys) {
     for (const Stretch& stretch : stretches(home_of(key), elements_of(key))) tensors.insert(stretch.tensor);
   }
-  thread_->roll_back({tensors.begin(), tensors.end()}).wait();
+  const std::vector<KeyId> rolled(tensors.begin(), tensors.end());
+  thread_->between_rounds(rolled, [&] { thread_->residuals().roll_back(rolled); }).wait();
 }
 
 /// Moves the residuals of slots that have just been bound to where they travel now.

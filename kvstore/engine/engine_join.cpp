@@ -9,10 +9,10 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "kvstore/client/engine_thread.h"
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/client/round_thread.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/placement/hierarchy.h"
+#include "kvstore/rows/sparse_rows.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -123,13 +123,13 @@ std::uint32_t Engine::join() {
   std::vector<Acknowledgement> said;
   thread_->command("join", &said).wait();
   Joined own{said.front().step, {}};
-  thread_->read_steps(own.steps).wait();
+  thread_->between_rounds({}, [&] { own.steps = thread_->tensors().steps(); }).wait();
   callers_->note_call();
   const Callers::Waiting waiting(*callers_, {Callers::Wait::For::kExchange, "join", messenger_->exchanges()});
   std::vector<Joined> ranks;
   for (const std::string& text : messenger_->exchange("join", write(own), options_.slow_abort))
     ranks.push_back(read(text, own.steps.size()));
-  thread_->catch_up(spread_of(ranks)).wait();
+  thread_->between_rounds({}, [&] { thread_->tensors().catch_up(spread_of(ranks)); }).wait();
   const auto last = std::ranges::max_element(ranks, {}, &Joined::lateness);
   return static_cast<std::uint32_t>(last - ranks.begin());
 }

@@ -8,9 +8,9 @@
 #include "kvstore/aggregate/updater.h"
 #include "kvstore/checkpoint/checkpoint_file.h"
 #include "kvstore/checkpoint/optimizer_file.h"
-#include "kvstore/client/engine_thread.h"
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/client/round_thread.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/wire/agreement.h"
 
 namespace gradwire::kvstore {
@@ -55,7 +55,7 @@ void Engine::save_optimizer_states(const std::string& path, Dump dump) {
     const auto number = same_tensor(head.keys, here, part.key);
     if (!number) continue;  // a bucket: no optimizer sees its sums
     Buffer state;
-    thread_->read_optimizer(part.tensor, part.part, state).wait();
+    read_state(part, Kept::kOptimizer, state);
     file.add({RecordKind::kOptimizerState, *number, part.offset, part.count}, state.bytes());
   }
   file.finish();
@@ -103,7 +103,7 @@ void Engine::restore(const OptimizerFile& file) {
     if (!number) continue;  // a bucket
     Buffer state = encode_state(file.state(*number, part.offset, part.count));
     // Above all rounds' steps: a late acknowledgement is none of a push.
-    thread_->write_optimizer(part.tensor, part.part, state, kMaxSteps + optimizer_loads_).wait();
+    write_state(part, Kept::kOptimizer, state, kMaxSteps + optimizer_loads_);
   }
 }
 

@@ -8,7 +8,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "kvstore/client/engine_thread.h"
+#include "kvstore/client/round_thread.h"
 #include "kvstore/placement/hierarchy.h"
 #include "kvstore/wire/agreement.h"
 
@@ -51,7 +51,7 @@ void Engine::bind_slots(std::span<const KeyId> keys, std::span<const std::span<f
     bytes.push_back(values[i].size_bytes());
   }
   auto made = std::make_unique<Slots>(bytes, options_.fusion_bytes, bucket_groups(keys, groups));
-  if (device) rounds().link(device);  // one that cannot be used is refused here
+  if (device) rounds().devices().link(device);  // one that cannot be used is refused here
   made->device = std::move(device);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     made->slots[i].key = keys[i];
@@ -177,7 +177,7 @@ std::optional<DeviceOperation> Engine::slots_on_device(const Slots& slots,
                                                        std::span<const std::uint32_t> members) const {
   if (!slots.device) return std::nullopt;
   DeviceOperation operation;
-  operation.link = rounds().link(slots.device);
+  operation.link = rounds().devices().link(slots.device);
   for (const std::uint32_t slot : members) operation.marks.push_back(slots.slots[slot].written);
   return operation;
 }
@@ -198,7 +198,7 @@ void Engine::submit_bucket(Slots& slots, std::uint32_t bucket) {
     }
     return;
   }
-  EngineThread::Operation operation;
+  Operation operation;
   operation.device = slots_on_device(slots, slots.layout.buckets[bucket].slots);
   if (!operation.device) {
     std::vector<float>& values = fused.together->values;

@@ -14,8 +14,6 @@
 
 namespace gradwire::kvstore {
 
-using Operation = EngineThread::Operation;
-
 /// First values as the main job's servers have them, by key.
 struct Hierarchy::Fetched {
   std::vector<std::vector<float>> values;
@@ -30,7 +28,7 @@ Hierarchy::Hierarchy(transport::HostLink link, const EngineOptions& options)
 
 Hierarchy::~Hierarchy() { stop(); }
 
-EngineThread::Rounds Hierarchy::uplink_rounds(bool servers_in_workers) {
+RoundThread::Rounds Hierarchy::uplink_rounds(bool servers_in_workers) {
   return {.servers_in_workers = servers_in_workers,
           .contributors = static_cast<std::uint32_t>(link_.hosts.size()),
           .on_failure = [this](const std::exception_ptr& error) { fail_rounds(error); }};
@@ -44,7 +42,7 @@ EngineOptions Hierarchy::uplink_options(EngineOptions options) {
 
 std::string Hierarchy::command() const { return fmt::format("contributors {}", fmt::join(leaders(), ",")); }
 
-void Hierarchy::start(EngineThread& uplink) {
+void Hierarchy::start(RoundThread& uplink) {
   const std::lock_guard lock(mutex_);
   uplink_ = &uplink;
   if (link_.server) {
@@ -56,12 +54,12 @@ void Hierarchy::start(EngineThread& uplink) {
     server_ = std::make_unique<Server>(std::move(link_.server), options);
     relay_->start(*server_, uplink);
   }
-  EngineThread::Rounds rounds;
+  RoundThread::Rounds rounds;
   rounds.servers_in_workers = true;
   rounds.contributors = 1;  // answers are dense
   rounds.tier = Tier::kHost;
   rounds.on_failure = [this](const std::exception_ptr& error) { fail_job(error); };
-  rounds_ = std::make_unique<EngineThread>(*link_.worker, options_, rounds);
+  rounds_ = std::make_unique<RoundThread>(*link_.worker, options_, rounds);
   if (early_failure_) rounds_->fail(early_failure_);
 }
 
@@ -113,14 +111,14 @@ void Hierarchy::add_bucket(const KeySpec& spec, const Part& home,
   rounds_->add_bucket(spec, part, segment_elements);
 }
 
-EngineThread::Submission Hierarchy::on_run(const Run& run, Operation::Verb verb) const {
-  EngineThread::Submission submission{run.upstream, {}};
+Submission Hierarchy::on_run(const Run& run, Operation::Verb verb) const {
+  Submission submission{run.upstream, {}};
   submission.operation.verb = verb;
   return submission;
 }
 
 void Hierarchy::store_upstream(std::span<const FirstValue> values) {
-  std::vector<EngineThread::Submission> stores;
+  std::vector<Submission> stores;
   std::vector<Ticket> stored;
   for (const FirstValue& first : values) {
     for (const Run& run : runs_[first.key]) {
@@ -152,7 +150,7 @@ void Hierarchy::fetch_together(std::span<const KeyId> keys) {
   auto fetched = std::make_unique<Fetched>();
   fetched->values.resize(keys.size());
   fetched->values64.resize(keys.size());
-  std::vector<EngineThread::Submission> pulls, stores;
+  std::vector<Submission> pulls, stores;
   std::vector<Ticket> pulled, stored;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const KeyId key = keys[i];
@@ -211,7 +209,7 @@ void Hierarchy::fetch_upstream(KeyId key, const Upstream& wanted) {
     auto [key_there, operation] = on_run(run, Operation::Verb::kPull);
     if (!wanted.out.empty()) operation.out = wanted.out.subspan(run.part.offset, run.part.count);
     if (!wanted.out64.empty()) operation.out64 = wanted.out64.subspan(run.part.offset, run.part.count);
-    if (wanted.device) operation.device.emplace().link = uplink_->link(wanted.device);
+    if (wanted.device) operation.device.emplace().link = uplink_->devices().link(wanted.device);
     operation.priority = wanted.priority;
     operation.is_for_servers_own = true;
     operation.done.then([done = wanted.done, rest](const std::exception_ptr& error) {
@@ -235,7 +233,7 @@ void Hierarchy::retire(std::chrono::milliseconds timeout) {
 
 void Hierarchy::stop() {
   if (relay_) relay_->stop();
-  std::unique_ptr<EngineThread> ending;
+  std::unique_ptr<RoundThread> ending;
   {
     const std::lock_guard lock(mutex_);
     uplink_ = nullptr;

@@ -1,9 +1,9 @@
 // Hierarchy lets the workers of one host sum first, uncompressed, so that one compressed flow leaves each
 // host.
 //
-// A worker's rounds then run on two EngineThreads. The host's sends them over the host's link to a Server in
+// A worker's rounds then run on two RoundThreads. The host's sends them over the host's link to a Server in
 // the process of the host's leader, its lowest rank. When a round is complete there, the leader's uplink, the
-// EngineThread of the main job, pushes the sum, with the codec and its residual; the answer becomes the
+// RoundThread of the main job, pushes the sum, with the codec and its residual; the answer becomes the
 // Server's. Each partition of the host's Server is a tensor of its own to the uplink, so that summing,
 // encoding and sending overlap. The main job's servers wait for the leaders alone.
 //
@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "kvstore/client/engine_thread.h"
+#include "kvstore/client/round_thread.h"
 #include "kvstore/server/server.h"
 #include "kvstore/wire/key.h"
 #include "transport/decorators/host_link.h"
@@ -38,7 +38,7 @@ class Hierarchy {
   ~Hierarchy();
 
   /// How the uplink runs its rounds.
-  EngineThread::Rounds uplink_rounds(bool servers_in_workers);
+  RoundThread::Rounds uplink_rounds(bool servers_in_workers);
   /// Its options: it waits longer than the host's rounds, so that a rank that is missing on a host is named
   /// there.
   static EngineOptions uplink_options(EngineOptions options);
@@ -47,13 +47,13 @@ class Hierarchy {
   /// The command that tells the main job's servers whom to wait for.
   std::string command() const;
   /// Begins to take rounds, once the servers know.
-  void start(EngineThread& uplink);
+  void start(RoundThread& uplink);
 
   bool leads() const { return leads_; }
   /// Workers of this host.
   std::size_t workers_here() const { return transport::host_of(link_.hosts, leader_).size(); }
   /// Where this worker's rounds run.
-  EngineThread& rounds() { return *rounds_; }
+  RoundThread& rounds() { return *rounds_; }
 
   /// Places the keys on the host's Server and that one's partitions on the main job's `load.size()` servers.
   void add_keys(const std::vector<KeySpec>& keys, const fusion::OwnedCut& cut,
@@ -67,7 +67,7 @@ class Hierarchy {
 
   /// Brings a weight as the main job's servers have it to a pull's memory, whichever the host has; behind all
   /// that this worker has submitted of the key. device: whose memory that is; null: the host's.
-  Ticket pull_upstream(KeyId key, EngineThread::Operation pull, std::shared_ptr<compress::Device> device);
+  Ticket pull_upstream(KeyId key, Operation pull, std::shared_ptr<compress::Device> device);
 
   /// Where the uplink has a key.
   struct Run {
@@ -101,7 +101,7 @@ class Hierarchy {
   struct Fetched;
   void fetch_together(std::span<const KeyId> keys);
   std::uint64_t elements_of(KeyId key) const;
-  EngineThread::Submission on_run(const Run& run, EngineThread::Operation::Verb verb) const;
+  Submission on_run(const Run& run, Operation::Verb verb) const;
   void fail_job(const std::exception_ptr& error);
   void fail_rounds(const std::exception_ptr& error);
 
@@ -116,11 +116,11 @@ class Hierarchy {
   /// Of pulls that failed: jobs of the uplink may still write there.
   std::vector<std::unique_ptr<Fetched>> abandoned_;
   std::mutex mutex_;                  ///< guards uplink_, early_failure_ and the pointer rounds_
-  EngineThread* uplink_ = nullptr;    ///< from start() to stop()
+  RoundThread* uplink_ = nullptr;     ///< from start() to stop()
   std::exception_ptr early_failure_;  ///< of the uplink, before start()
   std::unique_ptr<HostRelay> relay_;  ///< the leader's; before server_, which calls it
   std::unique_ptr<Server> server_;    ///< the leader's
-  std::unique_ptr<EngineThread> rounds_;
+  std::unique_ptr<RoundThread> rounds_;
 };
 
 }  // namespace gradwire::kvstore

@@ -31,7 +31,7 @@ Frame refusal(const transport::FrameHeader& sum, const std::string& text) {
 
 }  // namespace
 
-void HostRelay::start(Server& server, EngineThread& uplink) {
+void HostRelay::start(Server& server, RoundThread& uplink) {
   const std::lock_guard lock(mutex_);
   server_ = &server;
   uplink_ = &uplink;
@@ -60,7 +60,7 @@ void HostRelay::take(Frame sum) {
   }
   const auto round = std::make_shared<Round>();  // owners: this call and the operation's ticket
   round->frame = std::move(sum);
-  EngineThread::Operation operation;
+  Operation operation;
   if (dtype_of(round->frame.header) == Dtype::kFloat64) {
     operation.in64 = operation.out64 = elements<double>(round->frame.payload);
   } else {

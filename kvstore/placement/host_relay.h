@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvstore/client/engine_thread.h"
+#include "kvstore/client/round_thread.h"
 #include "kvstore/server/server.h"
 #include "kvstore/wire/key.h"
 
@@ -22,7 +22,7 @@ namespace gradwire::kvstore {
 class HostRelay {
  public:
   /// Answers go to server, sums to uplink, from now on until stop().
-  void start(Server& server, EngineThread& uplink);
+  void start(Server& server, RoundThread& uplink);
   /// What comes later is dropped. Returns once nobody is using either.
   void stop();
 
@@ -40,7 +40,7 @@ class HostRelay {
 
   std::mutex mutex_;  ///< guards what follows
   Server* server_ = nullptr;
-  EngineThread* uplink_ = nullptr;
+  RoundThread* uplink_ = nullptr;
   std::map<std::pair<KeyId, std::uint64_t>, KeyId> upstream_;
   std::vector<std::shared_ptr<Round>> failed_;  ///< kept: jobs of the uplink may still be at it
 };

@@ -26,7 +26,7 @@ class Callers : public std::enable_shared_from_this<Callers> {
     enum class For : std::uint8_t {
       kExchange,   ///< all workers, in the exchange `what`, the job's `number`-th
       kKey,        ///< the round of key `number` that is under way
-      kTurn,       ///< likewise, while a push of the key is held behind it (engine_tensor.h); else nobody
+      kTurn,       ///< likewise, while a push of the key is held behind it (client/tensor.h); else nobody
       kTable,      ///< round `step` of table `number`
       kOwnRounds,  ///< all rounds that this worker has begun
     };

@@ -6,13 +6,18 @@
 // until they hear of that (MembershipChanged). Threading: as the exchange before it; blocks nowhere.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "transport/messenger.h"
 
 namespace gradwire::kvstore {
+
+/// Gives a worker's blob to all, and returns every worker's in rank order.
+using Meet = std::function<std::vector<std::string>(std::string_view name, std::string_view blob)>;
 
 /// What a worker gives to an exchange in the place of its blob when its own call is wrong: the others, which
 /// would wait for it, hear why.

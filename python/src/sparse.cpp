@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "compress/codecs.h"
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/engine/engine.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/placement/hosts.h"

@@ -10,7 +10,7 @@
 #include <map>
 #include <mutex>
 
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/engine/engine.h"
 #include "tests/kvstore/folder.h"
 #include "tests/kvstore/job.h"

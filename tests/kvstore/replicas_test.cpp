@@ -8,7 +8,7 @@
 #include <functional>
 #include <optional>
 
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/collectives/collectives.h"
 #include "kvstore/server/mirror.h"
 #include "tests/kvstore/doomed_messenger.h"

@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "kvstore/aggregate/aggregator.h"
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/sums.h"
 #include "transport/decorators/passing_messenger.h"

@@ -53,9 +53,10 @@ ROOMS: dict[str, set[str]] = {
     "kvstore/aggregate": {"kvstore", "kvstore/wire"},
     "kvstore/rows": {"kvstore", "kvstore/wire", "kvstore/runtime", "kvstore/aggregate"},
     "kvstore/collectives": {"kvstore", "kvstore/wire", "kvstore/runtime"},
+    "kvstore/device": {"kvstore/wire"},
     "kvstore/client": {
         *("kvstore", "kvstore/wire", "kvstore/trace", "kvstore/runtime"),
-        *("kvstore/rows", "kvstore/collectives"),
+        *("kvstore/rows", "kvstore/collectives", "kvstore/device"),
     },
     "kvstore/server": {
         *("kvstore", "kvstore/wire", "kvstore/trace", "kvstore/runtime"),
@@ -66,7 +67,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "kvstore/checkpoint": {"kvstore/wire", "kvstore/aggregate", "kvstore/rows", "kvstore/client"},
     "kvstore/engine": {
-        *("kvstore", "kvstore/wire", "kvstore/trace", "kvstore/runtime", "kvstore/aggregate"),
+        *("kvstore", "kvstore/wire", "kvstore/trace", "kvstore/runtime", "kvstore/aggregate", "kvstore/rows"),
         *(
             "kvstore/collectives",
             "kvstore/client",

@@ -7,7 +7,7 @@
 
 #include <stdexcept>
 
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/placement/hosts.h"
 #include "tests/kvstore/sums.h"

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "kvstore/checkpoint/checkpoint_source.h"
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "tests/kvstore/folder.h"
 #include "tests/kvstore/placement/hosts.h"
 #include "tests/kvstore/sums.h"

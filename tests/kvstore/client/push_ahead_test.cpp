@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "kvstore/client/sparse_rows.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/placement/hosts.h"
 #include "tests/kvstore/sums.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <thread>
 
-#include "kvstore/client/sparse_rows.h"
 #include "kvstore/collectives/collectives.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "tests/kvstore/folder.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/placement/hosts.h"

@@ -6,7 +6,7 @@
 
 #include "kvstore/aggregate/partition_state.h"
 #include "kvstore/checkpoint/optimizer_file.h"
-#include "kvstore/client/sparse_rows.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/engine/engine.h"
 #include "tests/kvstore/folder.h"
 #include "tests/kvstore/placement/hosts.h"

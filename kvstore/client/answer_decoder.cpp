@@ -1,0 +1,95 @@
+#include "kvstore/client/answer_decoder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "compress/float64_codec.h"
+#include "kvstore/wire/codec_table.h"
+#include "kvstore/wire/protocol.h"
+
+namespace gradwire::kvstore {
+
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+
+namespace {
+
+/// Copies what was received to the tensors that it is of.
+void scatter(const Operation& operation) {
+  const float* from = operation.out.data();
+  for (const std::span<float> tensor : operation.scatter) {
+    std::memcpy(tensor.data(), from, tensor.size_bytes());
+    from += tensor.size();
+  }
+}
+
+}  // namespace
+
+void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answer) const {
+  const FrameHeader& header = answer.header;
+  const Part& part = tensor.parts[index].part;
+  const Operation& operation = *tensor.current;
+  if (operation.out_elements() < part.offset + part.count)
+    throw compress::DecodeError("answer: values for a push that asked for none");
+  if (operation.out64.empty()) {
+    decode_floats(tensor, index, answer, static_cast<float>(operation.scale),
+                  operation.out.subspan(part.offset, part.count));
+    if (!operation.device) scatter(operation);  // of a device's landing it is lifted to them
+    return;
+  }
+  const auto out = operation.out64.subspan(part.offset, part.count);
+  if (dtype_of(header) == Dtype::kFloat64) {
+    const auto reply = header.kind == Kind::kValue ? compress::ReplyKind::kSame
+                                                   : static_cast<compress::ReplyKind>(header.reply);
+    if (header.kind == Kind::kReply && tensor.parts[index].request == Kind::kPush)
+      tensor.expect_codec_of_push(header);
+    return compress::Float64Codec().decode_reply(answer.payload.bytes(), reply, operation.scale, out);
+  }
+  std::vector<float> floats(part.count);
+  decode_floats(tensor, index, answer, 1, floats);
+  std::ranges::transform(floats, out.begin(),
+                         [scale = operation.scale](float value) { return value * scale; });
+}
+
+std::uint32_t AnswerDecoder::ways_of(const FrameHeader& reply) const {
+  const std::uint32_t absent = absent_of(reply.flags);
+  if (absent >= contributors_) {
+    throw compress::DecodeError(
+        fmt::format("reply: {} of {} workers are absent from it, expected fewer", absent, contributors_));
+  }
+  return contributors_ - absent;
+}
+
+void AnswerDecoder::decode_floats(Tensor& tensor, std::size_t index, const Frame& answer, float scale,
+                                  std::span<float> out) const {
+  const FrameHeader& header = answer.header;
+  const Part& part = tensor.parts[index].part;
+  const auto payload = answer.payload.bytes();
+  const auto reply = static_cast<compress::ReplyKind>(header.reply);
+  const std::uint32_t ways = ways_of(header);
+  if (header.kind == Kind::kValue && dtype_of(header) == Dtype::kFloat64) {
+    compress::Float64Codec().decode_reply_scaled(payload, 1, compress::ReplyKind::kSame, scale, out, {});
+  } else if (header.kind == Kind::kValue) {
+    if (payload.size() != out.size_bytes())
+      throw compress::DecodeError("value: payload length is not the key's");
+    std::memcpy(out.data(), payload.data(), payload.size());
+    if (scale != 1) {
+      for (float& value : out) value *= scale;
+    }
+  } else if (tensor.parts[index].request == Kind::kPush) {
+    const auto& codec = tensor.codec();
+    tensor.expect_codec_of_push(header);
+    const auto next = codec.agrees_scales() ? tensor.scales_of(part) : std::span<compress::UnitScale>();
+    codec.decode_reply_scaled(payload, ways, reply, scale, out, next);
+  } else {  // the answer to a round that may have had another codec; its scales are not ours to use
+    const auto codec = codec_named_by(header);
+    std::vector<compress::UnitScale> unused(codec->agrees_scales() ? compress::unit_count(part.count) : 0);
+    codec->decode_reply_scaled(payload, ways, reply, scale, out, unused);
+  }
+}
+
+}  // namespace gradwire::kvstore

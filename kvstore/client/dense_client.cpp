@@ -1,0 +1,193 @@
+#include "kvstore/client/dense_client.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "kvstore/wire/answer.h"
+#include "kvstore/wire/protocol.h"
+
+namespace gradwire::kvstore {
+
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+using transport::Node;
+
+DenseClient::DenseClient(TensorTable& tensors, PendingRequests& pending, Outbox& outbox,
+                         const Failover& failover, const WeightReceiver& weights, StalenessCounts& staleness,
+                         const Settings& settings, Events events)
+    : tensors_(tensors),
+      pending_(pending),
+      outbox_(outbox),
+      failover_(failover),
+      weights_(weights),
+      staleness_(staleness),
+      settings_(settings),
+      events_(std::move(events)),
+      in_order_(settings.in_order ? std::make_unique<InOrder>() : nullptr) {}
+
+void DenseClient::expect(const Tensor& tensor, Operation& push) {
+  if (in_order_) push.number = in_order_->expect(tensor.parts.size());
+}
+
+/// The round's, of a push. What is of no round has a number of its own, so that a late answer to what was
+/// asked before is none to this.
+std::uint64_t DenseClient::step_of(const Tensor& tensor, const TensorPart& part) {
+  if (part.request == Kind::kPush) return tensor.step - 1;
+  if (part.request == Kind::kWriteState && tensor.current->kept == Kept::kOptimizer)
+    return tensor.current->number;
+  return kNoStep - tensor.pulls;
+}
+
+FrameHeader DenseClient::header_of(const Tensor& tensor, std::size_t index) const {
+  const TensorPart& part = tensor.parts[index];
+  FrameHeader header;
+  header.kind = part.request;
+  header.flags = part.flags;
+  header.key = tensor.id;
+  header.offset = part.part.offset;
+  header.count = part.part.count;
+  header.priority = tensor.current->priority;
+  header.step = step_of(tensor, part);
+  header.content = static_cast<std::uint8_t>(weights_.content_of_request(tensor, part));
+  if (part.request == Kind::kReadState || part.request == Kind::kWriteState)
+    header.content = static_cast<std::uint8_t>(tensor.current->kept);
+  if (part.request == Kind::kInit && !tensor.current->in64.empty())
+    header.dtype = static_cast<std::uint8_t>(Dtype::kFloat64);
+  if (part.request == Kind::kPush) {
+    header.codec = static_cast<std::uint8_t>(tensor.compression->codec->wire_id());
+    header.codec_parameters = tensor.compression->codec->wire_parameters();
+    header.dtype = static_cast<std::uint8_t>(tensor.dtype_of_push());
+    header.reply = static_cast<std::uint8_t>(tensor.compression->reply);
+    header.program_step = tensor.current->program_step;
+  }
+  return header;
+}
+
+void DenseClient::send(Tensor& tensor, std::size_t index, Kind kind, PushPayload payload) {
+  TensorPart& part = tensor.parts[index];
+  part.request = kind;
+  part.flags = payload.flags;
+  part.payload = std::move(payload.bytes);
+  part.brought_floats = false;
+  part.resends = 0;
+  if (kind == Kind::kPush) encoded_bytes_ += part.payload.size_bytes();
+  note_request(tensor, index);
+  if (failover_.has_left(part.part.server))
+    return events_.fail(
+        std::make_exception_ptr(transport::TransportError(failover_.describe(part.part.server))));
+  Frame frame{header_of(tensor, index), part.payload.share()};
+  if (!in_order_ || kind != Kind::kPush) return outbox_.add(part.part.server, std::move(frame));
+  for (Frame& next : in_order_->add(tensor.current->number, index, std::move(frame)))
+    outbox_.add(part.part.server, std::move(next));
+}
+
+/// What repeats no payload is asked early enough for the answer, which names who is awaited, to be here when
+/// a warning is due.
+void DenseClient::note_request(Tensor& tensor, std::size_t index) {
+  const TensorPart& part = tensor.parts[index];
+  const bool is_small = part.request == Kind::kPush || part.payload.size_bytes() == 0;
+  const auto patience = is_small ? settings_.question_timeout : settings_.retry_timeout;
+  const auto ask = [this, &tensor, index] { repeat(tensor, index); };
+  pending_.add(tensor.pending, index, {part.part.server, {patience, patience}, ask}, Clock::now());
+}
+
+void DenseClient::repeat(Tensor& tensor, std::size_t index) {
+  if (tensor.parts[index].request != Kind::kPush) return send_copy(tensor, index);  // harmless when repeated
+  FrameHeader header = header_of(tensor, index);
+  header.kind = Kind::kProbe;
+  outbox_.add(tensor.parts[index].part.server, {header, Buffer()});
+}
+
+/// A copy: what the first one is answered with may come while this one is still here, and then the caller has
+/// its memory back.
+void DenseClient::send_copy(Tensor& tensor, std::size_t index) {
+  const TensorPart& part = tensor.parts[index];
+  Frame frame{header_of(tensor, index), part.payload.copy()};
+  frame.payload.seal();
+  outbox_.add(part.part.server, std::move(frame));
+}
+
+bool DenseClient::ask_again(Tensor& tensor, std::size_t index) {
+  if (tensor.parts[index].resends++ == kMaxResends) return false;
+  note_request(tensor, index);
+  repeat(tensor, index);
+  return true;
+}
+
+void DenseClient::ask_what_is_not_held(Tensor& tensor) {
+  for (auto& [number, request] : tensor.pending->requests) {
+    if (!request.is_held) PendingRequests::repeat(request, Clock::now());
+  }
+}
+
+void DenseClient::handle(Node from, Frame frame) {
+  const FrameHeader& header = frame.header;
+  if (header.key >= tensors_.size()) return;
+  Tensor& tensor = tensors_[header.key];
+  const auto part = std::ranges::find_if(tensor.parts, [&](const TensorPart& one) {
+    return one.part.offset == header.offset && one.part.server == from.rank;
+  });
+  // Answers to what nobody waits for any more (a repeated request) are dropped.
+  if (part == tensor.parts.end() || !tensor.current || header.count != part->part.count) return;
+  const auto index = static_cast<std::size_t>(part - tensor.parts.begin());
+  const auto request = tensor.pending->requests.find(index);
+  if (request == tensor.pending->requests.end() || header.step != step_of(tensor, *part)) return;
+  const bool brings_values = header.kind == Kind::kReply || header.kind == Kind::kValue;
+  if (!brings_values && !frame.payload.is_intact())
+    return;  // a word about the answer: it will be asked for again
+  switch (header.kind) {
+    case Kind::kReply:
+    case Kind::kValue:
+      pending_.answered(tensor.pending, index);
+      part->payload = {};
+      part->brought_floats = header.kind == Kind::kValue;
+      weights_.expect(tensor, *part, header);
+      return events_.answered(tensor, index, std::move(frame));
+    case Kind::kState:
+      if (part->request != Kind::kReadState) return;
+      pending_.answered(tensor.pending, index);
+      *tensor.current->state = std::move(frame.payload);
+      return events_.ended(tensor, nullptr);
+    case Kind::kAck:
+      if (part->request == Kind::kPush && !settings_.at_once) return;  // no answer to one of a round
+      pending_.answered(tensor.pending, index);
+      part->payload = {};
+      note_staleness(*part, header);
+      return events_.ended(tensor, nullptr);
+    case Kind::kHeld:
+      request->second.is_held = true;
+      request->second.awaited = awaited_in(frame);
+      // Nobody: the round is upstream of the server, and who waits there knows for whom.
+      if (request->second.awaited.empty()) tensor.pending->began = Clock::now();
+      return;
+    case Kind::kMissing:
+      return send_copy(tensor, index);
+    case Kind::kError:
+      return refused(tensor, index, frame);
+    default:
+      return;
+  }
+}
+
+void DenseClient::refused(Tensor& tensor, std::size_t index, const Frame& frame) {
+  TensorPart& part = tensor.parts[index];
+  const bool damaged = frame.header.content == static_cast<std::uint8_t>(Refusal::kSendAgain);
+  if (damaged && part.resends++ < kMaxResends) return send_copy(tensor, index);
+  const auto text = fmt::format("{} refused key '{}': {}", failover_.name(part.part.server), tensor.spec.name,
+                                payload_text(frame));
+  if (part.request == Kind::kPush)
+    return events_.lost(std::make_exception_ptr(transport::TransportError(text)));
+  pending_.answered(tensor.pending, index);
+  events_.ended(tensor, std::make_exception_ptr(std::invalid_argument(text)));
+}
+
+void DenseClient::note_staleness(const TensorPart& part, const FrameHeader& answer) {
+  if (settings_.at_once && part.request == Kind::kPush) staleness_.add(staleness_of(answer));
+}
+
+}  // namespace gradwire::kvstore

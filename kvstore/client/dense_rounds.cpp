@@ -1,0 +1,402 @@
+#include "kvstore/client/dense_rounds.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kvstore/leftover.h"
+#include "kvstore/wire/shortened.h"
+
+namespace gradwire::kvstore {
+
+using transport::Buffer;
+using transport::Frame;
+using transport::Kind;
+using Verb = Operation::Verb;
+using Clock = RoundContext::Clock;
+
+// ------------------------------------------------------------------------------------- operations begin
+
+void DenseRounds::take_in(KeyId key, Operation operation) {
+  Tensor& tensor = parts_.tensors[key];
+  if (failure_) {
+    operation.taken.fail(failure_);
+    operation.done.fail(failure_);
+    return;
+  }
+  if (operation.pushes()) parts_.client.expect(tensor, operation);
+  if (operation.verb == Verb::kPush && tensor.current) {
+    operation.is_held = tensor.held_count > 0 || !stage(operation);
+    if (operation.is_held) ++tensor.held_count;
+  }
+  tensor.waiting.push_back(std::move(operation));
+  start_next(tensor);
+}
+
+void DenseRounds::start_next(Tensor& tensor) {
+  if (tensor.current || tensor.waiting.empty()) return;
+  tensor.current = std::move(tensor.waiting.front());
+  tensor.waiting.pop_front();
+  if (std::exchange(tensor.current->is_held, false)) --tensor.held_count;
+  stage_held(tensor);
+  if (!tensor.current->staged.empty()) tensor.current->in = tensor.current->staged;
+  if (!tensor.current->staged64.empty()) tensor.current->in64 = tensor.current->staged64;
+  tensor.error = nullptr;
+  const auto name = [&tensor] {
+    return fmt::format("key '{}' step {} has", tensor.spec.name, tensor.step == 0 ? 0 : tensor.step - 1);
+  };
+  tensor.pending = parts_.pending.begin(name, Clock::now());
+  tensor.parts_left = tensor.parts.size();
+  if (std::exchange(tensor.weight_replies, weight_replies_) != weight_replies_) {
+    tensor.forget_weight();
+    tensor.value_current = false;  // as it was sent; a pull brings it as it is sent now
+  }
+  active_.insert(&tensor);
+  context_.spans.started(tensor);
+  start(tensor);
+}
+
+void DenseRounds::start(Tensor& tensor) {
+  try {
+    switch (tensor.current->verb) {
+      case Verb::kInit:
+        return start_init(tensor);
+      case Verb::kPull:
+        return start_pull(tensor);
+      case Verb::kReadState:
+      case Verb::kWriteState:
+        return start_state(tensor);
+      case Verb::kPush:
+      case Verb::kPushPull:
+        tensor.use(parts_.tensors.compression_in_round(tensor));
+        tensor.met_nonfinite = false;
+        if (!tensor.current->device || parts_.devices.settle_there(tensor)) return start_push(tensor);
+        // The codec has no twin there: the floats are landed first.
+        return parts_.devices.land(tensor, [this, &tensor](std::exception_ptr error) {
+          if (error || tensor.error) return job_done(tensor, error);
+          --tensor.jobs;
+          try {
+            start_push(tensor);
+          } catch (...) {
+            context_.fail(std::current_exception());
+          }
+        });
+    }
+  } catch (...) {  // a device, or memory. Later: our caller is not done with this tensor
+    context_.fail(std::current_exception());
+  }
+}
+
+void DenseRounds::start_push(Tensor& tensor) {
+  const Operation& operation = *tensor.current;
+  const auto& codec = tensor.codec();
+  const std::uint64_t elements = tensor.spec.elements();
+  if (!operation.works_on_device()) {
+    tensor.settle_on_host();
+    if (codec.lossy() && tensor.residual.empty()) tensor.residual.assign(elements, 0.0F);
+    if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
+  }
+  parts_.residuals.keep_what_was(tensor);
+  if (operation.verb == Verb::kPush && !context_.options.at_once) prepare_answer(tensor);
+  tensor.value_current = false;
+  tensor.is_shown = operation.verb == Verb::kPushPull;
+  tensor.restored_scales_of.clear();
+  ++tensor.step;
+  raw_bytes_ += elements * (operation.in64.empty() ? sizeof(float) : sizeof(double));
+  tensor.parts_to_take = tensor.parts.size();
+  for (const std::size_t part : tensor.turns) push_part(tensor, part);
+}
+
+/// Has a push's sum come to the tensor, where the pull behind it finds it.
+void DenseRounds::prepare_answer(Tensor& tensor) {
+  Operation& push = *tensor.current;
+  const std::uint64_t elements = tensor.spec.elements();
+  const bool is_wide = tensor.codec().as_float64() != nullptr;
+  tensor.value_on_device = push.works_on_device();
+  tensor.value.resize(tensor.value_on_device || is_wide ? 0 : elements);
+  tensor.value64.resize(is_wide ? elements : 0);
+  push.out = tensor.value_on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
+  push.out64 = tensor.value64;
+}
+
+void DenseRounds::push_part(Tensor& tensor, std::size_t index) {
+  const Operation& operation = *tensor.current;
+  if (operation.works_on_device()) {
+    return parts_.devices.encode(tensor, index,
+                                 [this, &tensor, index](PushPayload payload, std::exception_ptr error) {
+                                   encoded(tensor, index, std::move(payload), error);
+                                 });
+  }
+  if (!is_payload_already(tensor)) return encode(tensor, index);
+  const auto& part = tensor.parts[index].part;
+  const auto values = operation.in64.empty() ? std::as_bytes(operation.in.subspan(part.offset, part.count))
+                                             : std::as_bytes(operation.in64.subspan(part.offset, part.count));
+  const auto keep = [owner = operation.owner] {};
+  ++tensor.jobs;
+  encoded(tensor, index,
+          {operation.owner ? Buffer::borrow(values, keep) : Buffer::borrow(values), tensor.push_flags()},
+          nullptr);
+}
+
+/// Whether the caller's own memory is what a push sends, and is there until it is answered.
+bool DenseRounds::is_payload_already(const Tensor& tensor) {
+  const compress::Codec& codec = tensor.codec();
+  const bool is_of_float64 = !tensor.current->in64.empty();
+  return !codec.lossy() && !tensor.has_leftover() && is_of_float64 == (codec.as_float64() != nullptr) &&
+         tensor.current->verb == Verb::kPushPull;
+}
+
+void DenseRounds::start_pull(Tensor& tensor) {
+  const Operation& pull = *tensor.current;
+  const bool is_more = tensor.is_shown || pull.is_for_servers_own;
+  tensor.asks_for_servers_own = is_more && tensor.weight_replies->are_deltas();
+  const bool is_here = tensor.value_current && (pull.out64.empty() || !tensor.value_on_device);
+  const bool asks = !is_here || tensor.asks_for_servers_own;
+  if (asks && pull.works_on_device()) parts_.devices.land(tensor, {});
+  tensor.is_shown = true;
+  if (!asks) return bring_value(tensor);
+  ++tensor.pulls;
+  for (std::size_t part = 0; part < tensor.parts.size(); ++part)
+    parts_.client.send(tensor, part, Kind::kPull);
+}
+
+/// Answers a pull with what the last push brought.
+void DenseRounds::bring_value(Tensor& tensor) {
+  const Operation& pull = *tensor.current;
+  tensor.parts_left = 1;
+  if (tensor.met_nonfinite) pull.done.note_nonfinite();
+  if (pull.device && !tensor.value64.empty())
+    tensor.value.assign(tensor.value64.begin(), tensor.value64.end());
+  if (pull.device || tensor.value_on_device) return parts_.devices.copy_value(tensor, job_of(tensor));
+  ++tensor.jobs;
+  context_.pool.submit(pull.priority, [this, &tensor] {
+    const Operation& operation = *tensor.current;
+    const auto bring = [](const auto& value, auto out) {
+      using Element = typename decltype(out)::element_type;
+      std::ranges::transform(value, out.begin(), [](auto element) { return static_cast<Element>(element); });
+    };
+    if (operation.out64.empty()) {
+      tensor.value64.empty() ? bring(tensor.value, operation.out) : bring(tensor.value64, operation.out);
+    } else {
+      tensor.value64.empty() ? bring(tensor.value, operation.out64) : bring(tensor.value64, operation.out64);
+    }
+    context_.loop->post([this, &tensor] { job_done(tensor, nullptr); });
+  });
+}
+
+void DenseRounds::start_init(Tensor& tensor) {
+  ++tensor.pulls;
+  const Operation& init = *tensor.current;
+  for (std::size_t index = 0; index < tensor.parts.size(); ++index) {
+    const auto& part = tensor.parts[index].part;
+    const auto values = init.in64.empty() ? std::as_bytes(init.in.subspan(part.offset, part.count))
+                                          : std::as_bytes(init.in64.subspan(part.offset, part.count));
+    parts_.client.send(tensor, index, Kind::kInit, {Buffer::borrow(values), 0});
+  }
+}
+
+void DenseRounds::start_state(Tensor& tensor) {
+  const Operation& operation = *tensor.current;
+  tensor.parts_left = 1;
+  ++tensor.pulls;
+  if (operation.verb == Verb::kReadState) return parts_.client.send(tensor, operation.part, Kind::kReadState);
+  parts_.client.send(tensor, operation.part, Kind::kWriteState, {operation.state->share(), 0});
+}
+
+// ------------------------------------------------------------------------------------- pushes ahead
+
+/// Takes a push's values while the round before is in flight: its caller waits only until they are taken.
+/// Returns false where there is no room for them.
+bool DenseRounds::stage(Operation& operation) {
+  const std::uint64_t most = context_.options.push_ahead_bytes;
+  const std::uint64_t bytes = operation.in.size_bytes() + operation.in64.size_bytes() + kAheadBytes;
+  if (bytes > most || ahead_bytes_ > most - bytes) return false;
+  operation.ahead_bytes = bytes;
+  ahead_bytes_ += bytes;
+  if (operation.device) {
+    parts_.devices.stage(operation);
+    return true;
+  }
+  operation.staged.assign(operation.in.begin(), operation.in.end());
+  operation.in = operation.staged;
+  operation.staged64.assign(operation.in64.begin(), operation.in64.end());
+  operation.in64 = operation.staged64;
+  operation.taken.succeed();
+  return true;
+}
+
+/// Takes what is held of a tensor, in order, as far as there is room. Looked for when a round of the tensor
+/// is over and not when there is room elsewhere: so what a push waits for is a round of its own key, and
+/// workers that wait for one another are found (standstill.h).
+void DenseRounds::stage_held(Tensor& tensor) {
+  auto next = tensor.waiting.end();
+  for (std::size_t left = tensor.held_count; left > 0;) left -= (--next)->is_held ? 1 : 0;
+  for (; tensor.held_count > 0; ++next) {
+    if (!next->is_held) continue;
+    if (!stage(*next)) return;
+    next->is_held = false;
+    --tensor.held_count;
+  }
+}
+
+// ------------------------------------------------------------------------------------- encode and decode
+
+void DenseRounds::encode(Tensor& tensor, std::size_t index) {
+  ++tensor.jobs;
+  context_.pool.submit(tensor.current->priority, [this, &tensor, index] {
+    const auto begin = Clock::now();
+    PushPayload payload;
+    std::exception_ptr error;
+    try {
+      payload = parts_.encoder.encode(tensor, index);
+      context_.spans.note(Stage::kEncode, tensor, index, begin, payload.bytes.size_bytes());
+    } catch (...) {
+      error = std::current_exception();
+    }
+    context_.count_codec_time(begin);
+    context_.loop->post([this, &tensor, index, payload = std::move(payload), error]() mutable {
+      encoded(tensor, index, std::move(payload), error);
+    });
+  });
+}
+
+void DenseRounds::encoded(Tensor& tensor, std::size_t part, PushPayload payload, std::exception_ptr error) {
+  if (error || tensor.error) return job_done(tensor, error);
+  --tensor.jobs;
+  if (--tensor.parts_to_take == 0 && tensor.current->verb == Verb::kPush) tensor.current->taken.succeed();
+  parts_.client.send(tensor, part, Kind::kPush, std::move(payload));
+}
+
+void DenseRounds::answered(Tensor& tensor, std::size_t index, Frame answer) {
+  ++tensor.jobs;
+  if ((answer.header.flags & transport::kFlagNonfinite) != 0) {
+    tensor.current->done.note_nonfinite();
+    tensor.met_nonfinite |= tensor.current->verb == Verb::kPush;  // pulls that follow a push bring its sum
+  }
+  context_.pool.submit(tensor.current->priority,
+                       [this, &tensor, index, answer = std::move(answer),
+                        arrived = context_.arrived]() mutable { decode(tensor, index, answer, arrived); });
+}
+
+/// In the pool.
+void DenseRounds::decode(Tensor& tensor, std::size_t index, Frame& answer, Clock::time_point arrived) {
+  const auto begin = Clock::now();
+  context_.spans.note(Stage::kReceive, tensor, index, arrived, answer.payload.size_bytes());
+  if (!answer.payload.is_intact())
+    return context_.loop->post([this, &tensor, index] { damaged(tensor, index); });
+  parts_.client.note_staleness(tensor.parts[index], answer.header);
+  std::exception_ptr error;
+  try {
+    restore(answer, context_.buffers);
+    parts_.weights.take(tensor, index, answer);
+    if (tensor.current->works_on_device())
+      return parts_.devices.decode(tensor, index, answer, job_of(tensor));
+    parts_.decoder.decode(tensor, index, answer);
+    context_.spans.note(Stage::kDecode, tensor, index, begin, answer.header.count * sizeof(float));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  context_.count_codec_time(begin);
+  context_.loop->post([this, &tensor, error] { job_done(tensor, error); });
+}
+
+/// An answer that did not arrive whole is asked for again.
+void DenseRounds::damaged(Tensor& tensor, std::size_t index) {
+  if (tensor.error) return job_done(tensor, nullptr);
+  if (parts_.client.ask_again(tensor, index)) {
+    --tensor.jobs;
+    return;
+  }
+  const std::string server = parts_.client.name_of_server(tensor.parts[index]);
+  job_done(tensor, std::make_exception_ptr(transport::TransportError(fmt::format(
+                       "the answers of {} for key '{}' arrive damaged", server, tensor.spec.name))));
+}
+
+// ------------------------------------------------------------------------------------- operations end
+
+DeviceRounds::Next DenseRounds::job_of(Tensor& tensor) {
+  return [this, &tensor](std::exception_ptr error) { job_done(tensor, error); };
+}
+
+void DenseRounds::job_done(Tensor& tensor, std::exception_ptr error) {
+  --tensor.jobs;
+  const bool pulls = tensor.current->verb == Verb::kPull;
+  if (error && !failure_ && !pulls) return context_.fail_now(error);  // a round that others share is lost
+  ended(tensor, error);
+}
+
+void DenseRounds::ended(Tensor& tensor, std::exception_ptr error) {
+  if (error && !tensor.error) tensor.error = error;
+  if (tensor.parts_left > 0) --tensor.parts_left;
+  if (tensor.jobs > 0 || (tensor.parts_left > 0 && !tensor.error)) return;
+  if (!tensor.error && tensor.current->device && tensor.current->device->lands)
+    return parts_.devices.lift(tensor, job_of(tensor));
+  finish(tensor, tensor.error);
+}
+
+void DenseRounds::finish(Tensor& tensor, std::exception_ptr error) {
+  Operation operation = std::move(*tensor.current);
+  tensor.current.reset();
+  parts_.pending.end(tensor.pending);
+  for (TensorPart& part : tensor.parts) part.payload = {};
+  if (error) tensor.forget_weight();  // some of it may have come; servers think that all of it has
+  if (operation.pushes() && !error) {
+    const bool is_of_a_round = !context_.options.at_once;  // else others push meanwhile
+    tensor.value_current = operation.verb == Verb::kPush && is_of_a_round;
+    tensor.scales_known = tensor.compression->codec->agrees_scales() && parts_.tensors.is_in_force(tensor) &&
+                          std::ranges::none_of(tensor.parts, &TensorPart::brought_floats);
+    if (tensor.has_leftover() && is_all_sent(tensor.residual)) tensor.residual = {};
+  }
+  active_.erase(&tensor);
+  ahead_bytes_ -= operation.ahead_bytes;
+  if (error) {
+    operation.taken.fail(error);
+    operation.done.fail(error);
+  } else {
+    operation.done.succeed();
+  }
+  start_next(tensor);
+  if (!active_.empty()) return;
+  for (const Ticket& ticket : std::exchange(waiting_idle_, {})) ticket.succeed();
+}
+
+void DenseRounds::fail(const std::exception_ptr& error) {
+  failure_ = error;
+  for (const auto& tensor : parts_.tensors.all()) {
+    tensor->held_count = 0;
+    for (const Operation& operation : std::exchange(tensor->waiting, {})) {
+      ahead_bytes_ -= operation.ahead_bytes;
+      operation.taken.fail(error);
+      operation.done.fail(error);
+    }
+  }
+  for (Tensor* tensor : std::vector<Tensor*>(active_.begin(), active_.end())) {
+    tensor->error = error;
+    tensor->pending->requests.clear();
+    if (tensor->jobs == 0) finish(*tensor, error);
+  }
+}
+
+void DenseRounds::when_idle(const Ticket& ticket) {
+  if (active_.empty()) return ticket.succeed();
+  waiting_idle_.push_back(ticket);
+}
+
+void DenseRounds::when_handed_over(const Ticket& ticket) {
+  for (Tensor* tensor : active_) parts_.client.ask_what_is_not_held(*tensor);
+  waiting_handed_over_.push_back(ticket);
+  tell_handed_over();
+}
+
+bool DenseRounds::is_handed_over(const Tensor& tensor) {
+  const auto is_held = [](const auto& entry) { return entry.second.is_held; };
+  return tensor.waiting.empty() && tensor.jobs == 0 && std::ranges::all_of(tensor.pending->requests, is_held);
+}
+
+void DenseRounds::tell_handed_over() {
+  if (!std::ranges::all_of(active_, [](const Tensor* tensor) { return is_handed_over(*tensor); })) return;
+  for (const Ticket& ticket : std::exchange(waiting_handed_over_, {})) ticket.succeed();
+}
+
+}  // namespace gradwire::kvstore

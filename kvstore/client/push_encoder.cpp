@@ -1,0 +1,104 @@
+#include "kvstore/client/push_encoder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kvstore/leftover.h"
+#include "kvstore/wire/shortened.h"
+
+namespace gradwire::kvstore {
+
+namespace {
+
+std::vector<float> to_float32(std::span<const double> values) {
+  std::vector<float> rounded(values.size());
+  std::ranges::transform(values, rounded.begin(), [](double value) { return static_cast<float>(value); });
+  return rounded;
+}
+
+/// Whether rounding has made an infinity of a number.
+bool has_overflowed(std::span<const double> values, std::span<const float> rounded) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (std::isinf(rounded[i]) && std::isfinite(values[i])) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+PushPayload PushEncoder::encode(Tensor& tensor, std::size_t index) {
+  const Part& part = tensor.parts[index].part;
+  const auto& codec = tensor.codec();
+  const compress::Position position{static_cast<std::uint32_t>(tensor.id), messenger_.self().rank,
+                                    tensor.step - 1, part.offset};
+  const auto residual = tensor.residual_of(part);
+  if (!residual.empty() && tensor.has_before)
+    std::ranges::copy(residual, tensor.residual_before.begin() + static_cast<std::ptrdiff_t>(part.offset));
+  PushPayload payload{buffers_.take(codec.max_encoded_size(part.count)), tensor.push_flags()};
+  if (copy_float64(tensor, part, payload.bytes.bytes())) {
+    payload.bytes.truncate(part.count * sizeof(double));
+    finish(tensor, index, payload);
+    return payload;
+  }
+  std::vector<float> rounded;  // codecs work in float32
+  if (!tensor.current->in64.empty()) {
+    const auto exact = tensor.current->in64.subspan(part.offset, part.count);
+    rounded = to_float32(exact);
+    if (has_overflowed(exact, rounded)) note_overflow(tensor);
+  }
+  const auto grad =
+      rounded.empty() ? tensor.current->in.subspan(part.offset, part.count) : std::span<const float>(rounded);
+  const auto scales = tensor.scales_known ? tensor.scales_of(part) : std::span<const compress::UnitScale>();
+  const bool is_measured = codec.lossy() && compress::measures_share(position.step);
+  compress::ShareSent share{is_measured ? compress::squares_of(grad, residual) : 0, 0, is_measured};
+  // What a lossy codec has left goes out with the first round of one that keeps nothing back.
+  const auto encoded =
+      codec.lossy() || residual.empty()
+          ? codec.encode(grad, residual, scales, payload.bytes.bytes(), position)
+          : codec.encode(with_leftover(grad, residual), {}, scales, payload.bytes.bytes(), position);
+  if (is_measured) {
+    share.kept_squares = compress::squares_of({}, residual);
+    tensor.parts[index].share = share;
+  }
+  payload.bytes.truncate(encoded.bytes);
+  if (encoded.nonfinite) payload.flags |= transport::kFlagNonfinite;
+  finish(tensor, index, payload);
+  return payload;
+}
+
+/// Float64 that its codec sends as it is. False where that is not what a push is of.
+bool PushEncoder::copy_float64(Tensor& tensor, const Part& part, std::span<std::byte> bytes) const {
+  if (tensor.codec().as_float64() == nullptr || tensor.current->in64.empty()) return false;
+  const auto values = tensor.current->in64.subspan(part.offset, part.count);
+  const auto residual = tensor.residual_of(part);
+  if (residual.empty()) {
+    std::memcpy(bytes.data(), values.data(), values.size_bytes());
+  } else {
+    std::memcpy(bytes.data(), with_leftover(values, residual).data(), values.size_bytes());
+  }
+  return true;
+}
+
+void PushEncoder::finish(const Tensor& tensor, std::size_t part, PushPayload& payload) {
+  const auto& codec = tensor.codec();
+  if (codec.wants_lossless_stage() && shortens_)
+    shorten(codec, tensor.parts[part].part.count, payload.bytes, payload.flags, buffers_);
+  if (codec.lossy() || messenger_.seals_payloads()) payload.bytes.seal();
+}
+
+/// Once for each key.
+void PushEncoder::note_overflow(const Tensor& tensor) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!overflowed_.insert(tensor.id).second) return;
+  }
+  notices_.add(
+      fmt::format("key '{}': float64 values are beyond the largest float32, 3.4e38, in which codec {} works, "
+                  "and count as not finite; use codec none for this key, or smaller values",
+                  tensor.spec.name, tensor.codec().name()));
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,101 @@
+#include "kvstore/client/residuals.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "compress/codecs.h"
+
+namespace gradwire::kvstore {
+
+namespace {
+
+/// The residual, wherever it lies; there: room for what a device has.
+std::span<const float> residual_of(const Tensor& tensor, std::vector<float>& there) {
+  if (!tensor.on_device) return tensor.residual;
+  there = tensor.on_device->fetch_residual();
+  return there;
+}
+
+}  // namespace
+
+bool Residuals::read(KeyId key, std::uint64_t offset, std::span<float> out) const {
+  std::vector<float> there;
+  const auto residual = residual_of(tensors_[key], there);
+  if (!residual.empty()) std::memcpy(out.data(), residual.data() + offset, out.size_bytes());
+  return !residual.empty();
+}
+
+void Residuals::write(KeyId key, std::uint64_t offset, std::span<const float> values) {
+  Tensor& tensor = tensors_[key];
+  tensor.has_before = false;
+  if (tensor.on_device) return tensor.on_device->store_residual(offset, values);
+  if (tensor.residual.empty()) tensor.residual.assign(tensor.spec.elements(), 0.0F);
+  std::memcpy(tensor.residual.data() + offset, values.data(), values.size_bytes());
+}
+
+void Residuals::add(KeyId key, std::uint64_t offset, std::span<const float> values, float scale) {
+  std::vector<float> sums(values.size());
+  read(key, offset, sums);
+  std::ranges::transform(sums, values, sums.begin(),
+                         [scale](float sum, float value) { return sum + scale * value; });
+  write(key, offset, sums);
+}
+
+bool Residuals::keeps_nonfinite(KeyId key) const {
+  return compress::keeps_nonfinite(*tensors_.compression_of(tensors_[key])->codec);
+}
+
+double Residuals::squares() const {
+  double squares = 0;
+  for (const auto& tensor : tensors_.all()) {
+    std::vector<float> there;
+    for (const float value : residual_of(*tensor, there))
+      squares += static_cast<double>(value) * static_cast<double>(value);
+  }
+  return squares;
+}
+
+compress::ShareSent Residuals::share() const {
+  compress::ShareSent share;
+  for (const auto& tensor : tensors_.all()) {
+    if (!tensors_.compression_of(*tensor)->codec->lossy()) continue;  // no longer compressed
+    for (const TensorPart& part : tensor->parts) share += part.share;
+  }
+  return share;
+}
+
+void Residuals::keep_rollback(bool keep) {
+  keeps_rollback_ = keep;
+  for (const auto& tensor : tensors_.all()) {
+    if (!tensor->current) tensor->has_before = false;  // else jobs in the pool read it
+  }
+}
+
+/// On the host a part's residual is copied where the part is encoded.
+void Residuals::keep_what_was(Tensor& tensor) const {
+  tensor.has_before = false;
+  if (!keeps_rollback_ || !(tensor.codec().lossy() || tensor.has_leftover())) return;
+  tensor.has_before = true;
+  tensor.scales_known_before = tensor.scales_known;
+  if (tensor.current->works_on_device()) return tensor.on_device->keep_what_was();
+  tensor.residual_before.resize(tensor.spec.elements());
+  tensor.scales_before = tensor.scales;
+}
+
+void Residuals::roll_back(std::span<const KeyId> keys) {
+  for (const KeyId key : keys) {
+    Tensor& tensor = tensors_[key];
+    if (!std::exchange(tensor.has_before, false)) continue;
+    tensor.scales_known = tensor.scales_known_before;
+    if (tensor.on_device) {
+      tensor.on_device->roll_back();
+      continue;
+    }
+    tensor.residual.swap(tensor.residual_before);
+    tensor.scales.swap(tensor.scales_before);
+  }
+}
+
+}  // namespace gradwire::kvstore

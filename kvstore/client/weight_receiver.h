@@ -1,0 +1,33 @@
+// WeightReceiver asks servers for weights as they send them now (weight_replies.h), and makes floats of what
+// comes: of one that is rounded, and of what changes the weight that this worker holds.
+//
+// Threading: take() on any thread of the pool, each with another part; the rest on the RoundThread's own.
+#pragma once
+
+#include "kvstore/client/tensor.h"
+#include "transport/buffer.h"
+#include "transport/frame.h"
+
+namespace gradwire::kvstore {
+
+class WeightReceiver {
+ public:
+  /// at_once: whether servers apply each push by itself. buffers outlives this.
+  WeightReceiver(bool at_once, transport::BufferPool& buffers) : at_once_(at_once), buffers_(buffers) {}
+
+  /// What a part's request says of the weight that it wants (PROTOCOL.md).
+  Content content_of_request(const Tensor& tensor, const TensorPart& part) const;
+  /// Makes room for a weight that is to be held; jobs in the pool then write to it.
+  void expect(Tensor& tensor, const TensorPart& part, const transport::FrameHeader& answer) const;
+  /// Makes of an answer that is a weight one of floats, and holds them where deltas are to come. Throws
+  /// compress::DecodeError for one that was not asked for.
+  void take(Tensor& tensor, std::size_t part, transport::Frame& answer) const;
+
+ private:
+  bool is_held(const Tensor& tensor, const TensorPart& part) const;
+
+  const bool at_once_;
+  transport::BufferPool& buffers_;
+};
+
+}  // namespace gradwire::kvstore

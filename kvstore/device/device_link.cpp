@@ -1,0 +1,101 @@
+#include "kvstore/device/device_link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "compress/codecs.h"
+
+namespace gradwire::kvstore {
+
+DeviceLink::DeviceLink(std::shared_ptr<compress::Device> device)
+    : device_(std::move(device)), pinned_(std::size_t{512} << 20, [device = device_](std::size_t bytes) {
+        device->use();
+        return device->allocate_pinned(bytes);
+      }) {
+  device_->use();
+  for (Lane& lane : lanes_) lane.stream = device_->open_stream();
+}
+
+DeviceLink::~DeviceLink() { settle(); }
+
+void DeviceLink::settle() noexcept {
+  for (Lane& lane : lanes_) {
+    try {
+      device_->use();
+      device_->finish(*lane.stream);
+    } catch (...) {  // NOLINT(bugprone-empty-catch): whose work it was hears of it in then()
+    }
+  }
+}
+
+const compress::DeviceCodec* DeviceLink::twin(const compress::Codec& codec) {
+  if (codec.as_float64() != nullptr) return nullptr;  // its name is that of another
+  const std::lock_guard lock(twins_mutex_);
+  const compress::CodecSpec spec = codec.spec();
+  const auto [found, is_new] = twins_.try_emplace(compress::canonical_spec(spec));
+  if (is_new) found->second = device_->twin(spec);
+  return found->second.get();
+}
+
+std::shared_ptr<float> DeviceLink::allocate_floats(std::size_t count) const {
+  device_->use();
+  auto memory = device_->allocate(count * sizeof(float));
+  return {memory, reinterpret_cast<float*>(memory.get())};
+}
+
+DeviceLink::Batch::Batch(DeviceLink& link, Way way)
+    : link_(link), way_(way), lane_(link.lanes_[index(way)]), lock_(lane_.mutex) {
+  link_.device_->use();
+}
+
+DeviceLink::Batch::~Batch() {
+  if (handed_on_) return;
+  try {
+    link_.device_->finish(stream());
+  } catch (...) {  // NOLINT(bugprone-empty-catch): its maker is throwing already
+  }
+}
+
+/// Grows by doubling, and without waiting for the batches that use what is there: they may wait for a
+/// gradient.
+std::span<std::byte> DeviceLink::Batch::room(std::span<std::byte>& bytes, std::size_t size_bytes) {
+  if (bytes.size() < size_bytes) {
+    const std::size_t grown = std::max(size_bytes, 2 * bytes.size());
+    lane_.memory.push_back(link_.device_->allocate(grown));
+    bytes = {lane_.memory.back().get(), grown};
+  }
+  return bytes.first(size_bytes);
+}
+
+std::span<std::byte> DeviceLink::Batch::staging(std::size_t size_bytes) {
+  return room(lane_.staging, size_bytes);
+}
+
+std::span<std::byte> DeviceLink::Batch::scratch(std::size_t size_bytes) {
+  return room(lane_.scratch, size_bytes);
+}
+
+void DeviceLink::Batch::wait_for(const Marks& marks) {
+  for (const auto& mark : marks) link_.device_->wait(stream(), mark);
+}
+
+void DeviceLink::Batch::cross(const void* from, void* to, std::size_t size_bytes) {
+  link_.device_->copy(from, to, size_bytes, stream());
+  link_.crossed_[index(way_)] += size_bytes;
+}
+
+void DeviceLink::Batch::copy(std::span<const float> from, std::span<float> to) {
+  link_.device_->copy(from.data(), to.data(), from.size_bytes(), stream());
+}
+
+void DeviceLink::Batch::finish() {
+  handed_on_ = true;
+  link_.device_->finish(stream());
+}
+
+void DeviceLink::Batch::then(compress::Device::Next next) {
+  link_.device_->then(stream(), std::move(next));
+  handed_on_ = true;
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,214 @@
+#include "kvstore/device/device_tensor.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace gradwire::kvstore {
+namespace {
+
+using compress::DeviceReport;
+using compress::kDeviceAlignment;
+using compress::UnitScale;
+
+constexpr std::size_t padded(std::size_t bytes) {
+  return (bytes + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
+}
+
+/// A report in pinned memory, behind `bytes` of payload.
+DeviceReport* report_behind(transport::Buffer& pinned, std::size_t bytes) {
+  std::byte* const at = pinned.bytes().data() + padded(bytes);
+  std::memset(at, 0, sizeof(DeviceReport));
+  return reinterpret_cast<DeviceReport*>(at);
+}
+
+const compress::Codec& codec_of(const DeviceRound& round) {
+  if (round.segmented != nullptr) return *round.segmented;
+  return round.twin->codec();
+}
+
+}  // namespace
+
+DevicePayload::DevicePayload(DeviceLink& link, const compress::Codec& codec, std::size_t elements)
+    : pinned_(link.take_pinned(padded(codec.max_encoded_size(elements)) + sizeof(DeviceReport))),
+      report_(report_behind(pinned_, codec.max_encoded_size(elements))) {}
+
+transport::Buffer DevicePayload::take(const compress::Segmented* segmented) {
+  const std::size_t bytes =
+      segmented == nullptr ? segment_bytes.front() : segmented->frame(segment_bytes, pinned_.bytes());
+  return pinned_.share(0, bytes);
+}
+
+void DeviceTensor::prepare(const compress::Codec& codec, std::size_t units, std::span<const float> residual) {
+  const bool needs_residual = (codec.lossy() || !residual.empty()) && !residual_;
+  if (codec.agrees_scales() && units_ != units) {
+    scales_ = link_->device().allocate(units * sizeof(UnitScale));
+    units_ = units;
+    scales_before_.reset();
+  }
+  if (!needs_residual) return;
+  DeviceLink::Batch batch(*link_, DeviceLink::Way::kToDevice);
+  make_residual(batch);
+  if (!residual.empty()) batch.cross(residual.data(), residual_.get(), residual.size_bytes());
+  batch.finish();
+}
+
+void DeviceTensor::make_residual(DeviceLink::Batch& batch) {
+  residual_ = link_->allocate_floats(elements_);
+  link_->device().zero(residual_.get(), elements_ * sizeof(float), batch.stream());
+}
+
+void DeviceTensor::store_residual(std::size_t offset, std::span<const float> values) {
+  DeviceLink::Batch batch(*link_, DeviceLink::Way::kToDevice);
+  if (!residual_) make_residual(batch);
+  batch.cross(values.data(), residual_.get() + offset, values.size_bytes());
+  batch.finish();
+}
+
+std::vector<float> DeviceTensor::fetch_residual() const {
+  std::vector<float> floats(residual_ ? elements_ : 0);
+  if (floats.empty()) return floats;
+  DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
+  batch.cross(residual_.get(), floats.data(), floats.size() * sizeof(float));
+  batch.finish();
+  return floats;
+}
+
+/// The scales as the floats that they consist of.
+std::span<float> DeviceTensor::scale_floats() const {
+  static_assert(sizeof(UnitScale) == 2 * sizeof(float));
+  return {reinterpret_cast<float*>(scales_.get()), 2 * units_};
+}
+
+std::vector<UnitScale> DeviceTensor::fetch_scales() const {
+  std::vector<UnitScale> scales(units_);
+  if (scales.empty()) return scales;
+  DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
+  batch.cross(scales_.get(), scales.data(), units_ * sizeof(UnitScale));
+  batch.finish();
+  return scales;
+}
+
+void DeviceTensor::keep_what_was() {
+  const std::span<float> scales = scale_floats();
+  if (!residual_before_) residual_before_ = link_->allocate_floats(elements_);
+  if (!scales.empty() && !scales_before_) scales_before_ = link_->allocate_floats(scales.size());
+  DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
+  batch.copy({residual_.get(), elements_}, {residual_before_.get(), elements_});
+  if (!scales.empty()) batch.copy(scales, {scales_before_.get(), scales.size()});
+  batch.then(
+      [](const std::exception_ptr&) {});  // what follows on this stream finds it done, or fails as it did
+}
+
+void DeviceTensor::roll_back() {
+  const std::span<float> scales = scale_floats();
+  DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
+  batch.copy({residual_before_.get(), elements_}, {residual_.get(), elements_});
+  if (!scales.empty()) batch.copy({scales_before_.get(), scales.size()}, scales);
+  batch.finish();
+}
+
+std::span<float> DeviceTensor::value() {
+  if (!value_) value_ = link_->allocate_floats(elements_);
+  return {value_.get(), elements_};
+}
+
+std::span<float> DeviceTensor::together() {
+  if (!together_) together_ = link_->allocate_floats(elements_);
+  return {together_.get(), elements_};
+}
+
+std::vector<DeviceTensor::Run> DeviceTensor::runs_of(const DeviceRound& round, const Part& part) {
+  if (round.segmented == nullptr) return {{part.offset, part.count, part.offset / compress::kUnitElements}};
+  std::vector<Run> runs;
+  Run run;
+  for (const std::uint32_t elements : round.segmented->segment_elements()) {
+    run.count = elements;
+    runs.push_back(run);
+    run.first += elements;
+    run.first_unit += compress::unit_count(elements);
+  }
+  return runs;
+}
+
+std::span<float> DeviceTensor::residual_of(const Run& run) const {
+  if (!residual_) return {};
+  return {residual_.get() + run.first, run.count};
+}
+
+std::span<UnitScale> DeviceTensor::scales_of(const Run& run) const {
+  return {reinterpret_cast<UnitScale*>(scales_.get()) + run.first_unit, compress::unit_count(run.count)};
+}
+
+void DeviceTensor::encode(const DeviceRound& round, const Part& part, std::span<const float> in,
+                          std::span<const std::span<float>> pieces, const DeviceLink::Marks& marks,
+                          Encoded next) {
+  const compress::Codec& codec = codec_of(round);
+  auto payload = std::make_shared<DevicePayload>(*link_, codec, part.count);
+  DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
+  batch.wait_for(marks);
+  if (!pieces.empty()) {
+    in = together();
+    std::size_t at = 0;
+    for (const std::span<float> piece : pieces) {
+      batch.copy(piece, together().subspan(at, piece.size()));
+      at += piece.size();
+    }
+  }
+  const auto staging = batch.staging(codec.max_encoded_size(part.count));
+  std::size_t end = 0;
+  for (const Run& run : runs_of(round, part)) {
+    const std::size_t begin = round.segmented == nullptr ? 0 : round.segmented->segment_after(end);
+    const compress::DeviceWork work{batch.stream(), payload->report(),
+                                    batch.scratch(round.twin->scratch_bytes(run.count))};
+    const auto residual = codec.lossy() ? residual_of(run) : std::span<float>();
+    const auto scales = round.scales_known ? scales_of(run) : std::span<UnitScale>();
+    payload->segment_bytes.push_back(
+        round.twin->encode(in.subspan(run.first, run.count), residual, scales, staging.subspan(begin), work));
+    end = begin + payload->segment_bytes.back();
+  }
+  batch.cross(staging.data(), payload->data(), end);
+  batch.then([payload = std::move(payload), next = std::move(next)](std::exception_ptr error) mutable {
+    next(std::move(payload), std::move(error));
+  });
+}
+
+void DeviceTensor::decode(const DeviceRound& round, const Part& part, const DeviceAnswer& answer,
+                          std::span<float> out, std::span<const std::span<float>> pieces,
+                          const DeviceLink::Marks& marks, Decoded next) {
+  const std::size_t bytes = answer.reply.size();
+  auto pinned = std::make_shared<transport::Buffer>(link_->take_pinned(padded(bytes) + sizeof(DeviceReport)));
+  DeviceReport* const report = report_behind(*pinned, bytes);
+  std::ranges::copy(answer.reply, pinned->bytes().begin());
+  const compress::Payload reply = pinned->bytes().first(bytes);
+  const auto replies =
+      round.segmented == nullptr ? std::vector<compress::Payload>{reply} : round.segmented->split(reply);
+  if (!pieces.empty()) out = together();
+  DeviceLink::Batch batch(*link_, DeviceLink::Way::kToDevice);
+  batch.wait_for(marks);
+  const auto staging = batch.staging(bytes);
+  batch.cross(reply.data(), staging.data(), bytes);
+  auto from = replies.begin();
+  for (const Run& run : runs_of(round, part)) {
+    const compress::DeviceWork work{batch.stream(), report, {}};
+    const auto next_scales = round.twin->codec().agrees_scales() ? scales_of(run) : std::span<UnitScale>();
+    round.twin->decode_reply({*from, staging.data() + (from->data() - reply.data())}, answer.ways,
+                             answer.kind, answer.scale, out.subspan(run.first, run.count), next_scales, work);
+    ++from;
+  }
+  std::size_t at = 0;
+  for (const std::span<float> piece : pieces) {
+    batch.copy(out.subspan(at, piece.size()), piece);
+    at += piece.size();
+  }
+  batch.then([pinned = std::move(pinned), report, ways = answer.ways, twin = round.twin,
+              next = std::move(next)](std::exception_ptr error) mutable {
+    try {
+      if (!error) twin->check_report(*report, ways);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    next(std::move(pinned), std::move(error));
+  });
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,94 @@
+// PendingRequests holds what a worker has asked of servers and has no answer to. It asks again, warns of what
+// has waited for long, and says when to give up, in all of this naming those who are awaited.
+//
+// All clients of a worker keep their requests in one of these. What a request says, and what its answer
+// means, is theirs alone.
+//
+// Threading: one owner. Pure: no thread, no socket, no clock.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "transport/messenger.h"
+
+namespace gradwire::kvstore {
+
+class PendingRequests {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// For how long a request is left unanswered before it is sent again: the first time, and after that.
+  struct Patience {
+    std::chrono::milliseconds first{0};
+    std::chrono::milliseconds later{0};
+  };
+
+  struct Request {
+    std::uint32_t server = 0;
+    Patience patience;
+    std::function<void()> repeat;          ///< sends it again; changes nothing of what is pending
+    std::vector<std::uint32_t> awaited{};  ///< workers without which the server cannot answer
+    bool is_held = false;                  ///< the server has said that it has the request
+    int repetitions = 0;                   ///< for want of an answer
+    Clock::time_point asked{};             ///< when it was sent last
+  };
+
+  /// What a caller waits for: as long as it is here, however few of its requests are.
+  struct Operation {
+    /// To people, and with its verb: "rows of 'embedding' have". Operations of one name are warned of as one.
+    std::function<std::string()> name;
+    bool is_delivery = false;  ///< it waits for others to take what was sent to them
+    Clock::time_point began;
+    std::map<std::uint64_t, Request> requests{};  ///< by numbers that their client chooses
+  };
+  using Handle = std::list<Operation>::iterator;
+
+  struct Limits {
+    std::chrono::milliseconds warning{0};  ///< an operation that is older is warned of, once
+    std::chrono::milliseconds abort{0};    ///< one that is older is given up
+  };
+
+  /// server_role: what servers are to people: kWorker where every worker has one.
+  PendingRequests(transport::Role server_role, Limits limits) : server_role_(server_role), limits_(limits) {}
+
+  Handle begin(std::function<std::string()> name, Clock::time_point now, bool is_delivery = false);
+  void end(Handle operation) { operations_.erase(operation); }
+  /// Adds a request that has just been sent.
+  void add(Handle operation, std::uint64_t number, Request request, Clock::time_point now);
+  void answered(Handle operation, std::uint64_t number) { operation->requests.erase(number); }
+  /// Sends one again before its time.
+  static void repeat(Request& request, Clock::time_point now);
+
+  /// Sends again what has not been answered in time.
+  void retry(Clock::time_point now);
+  /// Sends again all that this server was asked for: another serves in its place.
+  void ask_again(std::uint32_t server, Clock::time_point now);
+
+  bool idle() const { return operations_.empty(); }
+  bool awaits_server(std::uint32_t rank) const;
+  /// "key 'w' step 3 has waited 60 s for worker 2", of each that is slow and was not when this was called
+  /// last.
+  std::vector<std::string> warnings(Clock::time_point now);
+  /// The same of one that must be given up; nothing while there is none.
+  std::optional<std::string> overdue(Clock::time_point now) const;
+
+ private:
+  using Group = std::vector<const Operation*>;
+  bool is_slow(const Operation& operation, Clock::time_point now) const;
+  std::string describe(const std::string& name, const Group& group, Clock::time_point now) const;
+
+  const transport::Role server_role_;
+  const Limits limits_;
+  std::list<Operation> operations_;
+  std::set<std::string> warned_;  ///< names of those that are slow and were warned of
+};
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,113 @@
+#include "kvstore/client/residuals.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "tests/kvstore/client/tensor_rounds.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+using transport::Role;
+using Values = std::vector<float>;
+
+class OfTensors : public testing::Test {
+ protected:
+  OfTensors() {
+    tensors_.add({"a", {20}}, three_parts());
+    tensors_.add({"b", {20}}, three_parts());
+    tensors_.set_compression(compression("2bit:threshold=0.5"));
+  }
+  Values read(KeyId key, std::uint64_t offset = 0, std::size_t count = 20) {
+    Values values(count, -1.0F);
+    residuals_.read(key, offset, values);
+    return values;
+  }
+  /// A round that leaves left in every element of the first tensor.
+  void round(float left) {
+    Operation push;
+    push.in = gradient_;
+    begin(tensors_[0], std::move(push), tensors_, pending_);
+    residuals_.keep_what_was(tensors_[0]);
+    if (tensors_[0].has_before) tensors_[0].residual_before = tensors_[0].residual;  // as encoding does
+    std::ranges::fill(tensors_[0].residual, left);
+    end(tensors_[0], pending_);
+  }
+
+  const Values gradient_ = Values(20, 1.0F);
+  PendingRequests pending_{Role::kServer, {}};
+  TensorTable tensors_{0};
+  Residuals residuals_{tensors_};
+};
+
+TEST_F(OfTensors, AreReadAndWrittenInPieces) {
+  Values none(3, -1.0F);
+  EXPECT_FALSE(residuals_.read(0, 0, none));
+  EXPECT_THAT(none, Each(-1.0F));
+  residuals_.write(0, 4, Values{1, 2, 3});
+  EXPECT_THAT(read(0, 3, 5), ElementsAre(0, 1, 2, 3, 0));
+  EXPECT_FALSE(residuals_.read(1, 0, none)) << "each tensor has its own";
+}
+
+TEST_F(OfTensors, AreAddedTo) {
+  residuals_.add(0, 1, Values{1, 2}, 0.5F);
+  residuals_.add(0, 2, Values{4}, 1);
+  EXPECT_THAT(read(0, 0, 4), ElementsAre(0, 0.5F, 5, 0));
+}
+
+TEST_F(OfTensors, AreMeasuredTogether) {
+  residuals_.write(0, 0, Values{3});
+  residuals_.write(1, 19, Values{4});
+  EXPECT_EQ(residuals_.squares(), 25);
+}
+
+TEST_F(OfTensors, TheShareSentIsThatOfTensorsThatAreCompressedNow) {
+  tensors_[0].parts[1].share = {4, 1, true};
+  tensors_[1].parts[0].share = {4, 4, true};
+  EXPECT_EQ(residuals_.share().value(), 1 - 5.0 / 8);
+  const std::vector<KeyId> second{1};
+  tensors_.set_compression_of(second, compression("none"));
+  EXPECT_EQ(residuals_.share().value(), 0.75);
+}
+
+TEST_F(OfTensors, GoBackToWhatTheyWereBeforeTheLastRound) {
+  const std::vector<KeyId> both{0, 1};
+  residuals_.keep_rollback(true);
+  round(0.25F);
+  round(0.5F);
+  residuals_.roll_back(both);
+  EXPECT_THAT(read(0), Each(0.25F));
+  residuals_.roll_back(both);
+  EXPECT_THAT(read(0), Each(0.25F)) << "nothing was kept since";
+}
+
+TEST_F(OfTensors, StayAsTheyAreWithoutRollbackAndOnceTheyWereWritten) {
+  const std::vector<KeyId> first{0};
+  round(0.25F);
+  residuals_.roll_back(first);
+  EXPECT_THAT(read(0), Each(0.25F));
+  residuals_.keep_rollback(true);
+  round(0.5F);
+  residuals_.write(0, 0, Values(20, 2.0F));
+  residuals_.roll_back(first);
+  EXPECT_THAT(read(0), Each(2.0F));
+  round(0.5F);
+  residuals_.keep_rollback(false);
+  residuals_.roll_back(first);
+  EXPECT_THAT(read(0), Each(0.5F));
+}
+
+TEST_F(OfTensors, MayHoldNaNWhereTheCodecSaysSo) {
+  EXPECT_FALSE(residuals_.keeps_nonfinite(0));
+  const std::vector<KeyId> first{0};
+  tensors_.set_compression_of(first, compression("2bit:threshold=0.5,nonfinite=mxnet"));
+  EXPECT_TRUE(residuals_.keeps_nonfinite(0));
+}
+
+}  // namespace
+}  // namespace gradwire::kvstore
