@@ -58,6 +58,12 @@ class Ticket {
   std::shared_ptr<State> state_;  // owners: the caller's tickets and the operation inside Engine
 };
 
+/// A push that has begun.
+struct BegunPush {
+  Ticket taken;  ///< the gradient is no longer read
+  Ticket done;   ///< its round is over
+};
+
 /// Waits until all are done, so that none uses its caller's memory any more; rethrows the first one's error.
 void wait_all(std::span<const Ticket> tickets);
 

@@ -15,6 +15,8 @@
 #include <variant>
 #include <vector>
 
+#include "compress/codecs.h"
+#include "compress/codecs.h"
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
 
@@ -119,7 +121,7 @@ void bind_engine(nb::module_& module) {
             {
               const InterruptEnds interrupt;
               const nb::gil_scoped_release release;
-              blobs = s.engine().all_gather(name, view);
+              blobs = s.engine().meeting().all_gather(name, view);
             }
             nb::list out;
             for (const auto& b : blobs) out.append(nb::bytes(b.data(), b.size()));
@@ -136,27 +138,29 @@ void bind_engine(nb::module_& module) {
       .def(
           "refuse",
           [](PyEngine& s, const std::string& name, const std::string& text) {
-            s.engine().refuse(name, text);
+            s.engine().meeting().refuse(name, text);
           },
           "name"_a, "text"_a, Collective(),
           "Raises ValueError with this text on all workers, which begin the call that is wrong here with the "
           "exchange of that name. No-op in a job whose members have changed.")
       .def(
           "agree",
-          [](PyEngine& s, const std::string& what, const std::string& text) { s.engine().agree(what, text); },
+          [](PyEngine& s, const std::string& what, const std::string& text) {
+            s.engine().meeting().agree(what, text);
+          },
           "what"_a, "text"_a, Collective(),
           "Raises ValueError where a worker gives other lines, the same on all. Collective.")
       .def(
           "set_compression",
           [](PyEngine& s, const std::string& spec, const std::string& reply, const std::string& weights) {
-            s.engine().set_compression(compress::parse_spec(spec), reply, weights);
+            s.engine().compression().set(compress::parse_spec(spec), reply, weights);
           },
           "spec"_a, "reply"_a, "weights"_a = "fp32", Collective(),
           "Collective. Raises ValueError when ranks differ.")
       .def(
           "set_key_compression",
           [](PyEngine& s, const std::vector<KeyId>& keys, const std::string& spec, const std::string& reply) {
-            s.engine().set_key_compression(keys, compress::parse_spec(spec), reply);
+            s.engine().compression().set_of_keys(keys, compress::parse_spec(spec), reply);
           },
           "keys"_a, "spec"_a, "reply"_a, Collective(),
           "Sets the codec of some keys apart from the others', before they are bound. Collective.")
@@ -272,12 +276,12 @@ void bind_engine(nb::module_& module) {
            "groups"_a = std::vector<std::uint32_t>(), "The same of arrays on one CUDA device.")
       .def(
           "set_slot_scale",
-          [](PyEngine& s, float scale, kvstore::SlotSet set) { s.engine().set_slot_scale(scale, set); },
+          [](PyEngine& s, float scale, kvstore::SlotSet set) { s.engine().slots().set_scale(scale, set); },
           "scale"_a, "set"_a = 0)
       .def(
           "set_program_step",
           [](PyEngine& s, std::uint32_t step, kvstore::SlotSet set) {
-            s.engine().set_program_step(step, set);
+            s.engine().slots().set_program_step(step, set);
           },
           "program_step"_a, "set"_a = 0,
           "Says which step of the program the slots' next step is of: workers that differ fail. 0: not "
@@ -285,19 +289,19 @@ void bind_engine(nb::module_& module) {
       .def(
           "mark_ready",
           [](PyEngine& s, std::uint32_t slot, std::uintptr_t stream, kvstore::SlotSet set) {
-            s.engine().mark_ready(slot, reinterpret_cast<void*>(stream), set);
+            s.engine().slots().mark_ready(slot, reinterpret_cast<void*>(stream), set);
           },
           "slot"_a, "stream"_a = 0, "set"_a = 0, Release(),
           "Says that the slot's gradient is complete; on a CUDA device, once `stream` has done what it was "
           "given.")
       .def(
-          "unmarked", [](PyEngine& s, kvstore::SlotSet set) { return s.engine().unmarked(set); }, "set"_a = 0,
-          "Slots not marked in this step.")
+          "unmarked", [](PyEngine& s, kvstore::SlotSet set) { return s.engine().slots().unmarked(set); },
+          "set"_a = 0, "Slots not marked in this step.")
       .def(
           "slot_sums",
           [](PyEngine& s, kvstore::SlotSet set) {
             std::vector<std::pair<Ticket, std::vector<std::uint32_t>>> sums;
-            for (auto& sum : s.engine().slot_sums(set)) sums.emplace_back(sum.done, std::move(sum.slots));
+            for (auto& sum : s.engine().slots().sums(set)) sums.emplace_back(sum.done, std::move(sum.slots));
             return sums;
           },
           "set"_a = 0,
@@ -308,8 +312,8 @@ void bind_engine(nb::module_& module) {
           [](PyEngine& s, double seconds, kvstore::SlotSet set) {
             std::optional<kvstore::Callers::Endless> endless;
             if (seconds >= kForEver) endless.emplace(*s.engine().callers());
-            return wait_interruptibly(seconds,
-                                      [&](milliseconds slice) { return s.engine().drain_for(slice, set); });
+            return wait_interruptibly(
+                seconds, [&](milliseconds slice) { return s.engine().slots().drain_for(slice, set); });
           },
           "seconds"_a = kForEver, "set"_a = 0,
           "Waits until every slot of a set holds its sum. Returns False when seconds passed first.")

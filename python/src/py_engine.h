@@ -147,16 +147,16 @@ class PyEngine {
   // Of the timeline. In a forked process, which has none, they do nothing.
 
   void stop_timeline() {
-    if (!is_inherited()) engine_->trace().stop();
+    if (!is_inherited()) engine_->metrics().trace().stop();
   }
   /// Reads the servers' clocks, if anybody is there to answer.
   void read_clocks(std::chrono::milliseconds timeout) {
-    if (!is_inherited()) engine_->read_clocks(timeout);
+    if (!is_inherited()) engine_->metrics().read_clocks(timeout);
   }
   /// Returns the path of this process's part.
   std::optional<std::string> write_timeline(const std::string& folder, const std::string& store) {
     if (is_inherited()) return std::nullopt;
-    return engine_->write_trace(folder, store);
+    return engine_->metrics().write_trace(folder, store);
   }
 
   /// Waits until nobody needs what this process serves for the whole job. From any thread, as close() and
@@ -192,10 +192,10 @@ class PyEngine {
     kvstore::Engine& engine = this->engine();
     // Of a step that was given up (Ctrl-C): its sums may arrive yet.
     BoundSlots& bound = slots_[set];
-    if (engine.unmarked(set).size() != bound.count) abandoned_.push_back(bound.arrays);
+    if (engine.slots().unmarked(set).size() != bound.count) abandoned_.push_back(bound.arrays);
     {
       const nanobind::gil_scoped_release release;
-      engine.bind_slots(keys, values, std::move(device), priorities, set, groups);
+      engine.slots().bind(keys, values, std::move(device), priorities, set, groups);
     }
     bound = {std::make_shared<Arrays>(arrays), arrays.size()};
   }

@@ -100,7 +100,7 @@ void bind_sparse(nb::module_& module, nb::class_<PyEngine>& engine) {
           "set_row_compression",
           [](PyEngine& s, const std::vector<TableId>& tables, const std::string& spec,
              const std::string& reply) {
-            s.engine().set_table_compression(tables, compress::parse_spec(spec), reply);
+            s.engine().compression().set_of_tables(tables, compress::parse_spec(spec), reply);
           },
           "tables"_a, "spec"_a, "reply"_a, Collective(),
           "Sets the codec of some tables apart from the others'. Collective.")
@@ -127,7 +127,7 @@ void bind_sparse(nb::module_& module, nb::class_<PyEngine>& engine) {
       .def(
           "server_row_residual",
           [](PyEngine& s, TableId table) {
-            return to_numpy(without_gil([&] { return s.engine().server_residual_of_rows(table); }));
+            return to_numpy(without_gil([&] { return s.engine().residuals().of_servers_rows(table); }));
           },
           "table"_a,
           "A copy of what servers have not sent yet of the table's replies; a row may be there more than "

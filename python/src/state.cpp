@@ -32,7 +32,7 @@ void bind_state(nb::class_<PyEngine>& engine) {
       .def(
           "residual",
           [](PyEngine& s, KeyId key) {
-            return as_array(without_gil([&] { return s.engine().residual(key); }));
+            return as_array(without_gil([&] { return s.engine().residuals().of(key); }));
           },
           "key"_a,
           "A copy of what the key's codec has not sent yet, float32 (elements,); (0,) where there is none.")
@@ -40,7 +40,7 @@ void bind_state(nb::class_<PyEngine>& engine) {
           "set_residual",
           [](PyEngine& s, KeyId key, const ConstFloats& values) {
             const nb::gil_scoped_release release;
-            s.engine().set_residual(key, flat(values));
+            s.engine().residuals().set(key, flat(values));
           },
           "key"_a, "values"_a.noconvert(),
           "Replaces it. Raises ValueError where a value is not finite, but with nonfinite=mxnet.")
@@ -48,29 +48,30 @@ void bind_state(nb::class_<PyEngine>& engine) {
           "add_to_residual",
           [](PyEngine& s, KeyId key, const ConstFloats& values) {
             const nb::gil_scoped_release release;
-            s.engine().add_to_residual(key, flat(values));
+            s.engine().residuals().add(key, flat(values));
           },
           "key"_a, "values"_a.noconvert(),
           "Adds to it what a round brought and no rank used; all ranks call it with the same values.")
       .def(
-          "keep_rollback", [](PyEngine& s, bool keep) { s.engine().keep_rollback(keep); }, "keep"_a,
-          "Keeps, from the next round on, what roll_back() needs: a second copy of every residual.")
+          "keep_rollback", [](PyEngine& s, bool keep) { s.engine().residuals().keep_rollback(keep); },
+          "keep"_a, "Keeps, from the next round on, what roll_back() needs: a second copy of every residual.")
       .def(
           "server_residual",
           [](PyEngine& s, KeyId key) {
-            return as_array(without_gil([&] { return s.engine().server_residual(key); }));
+            return as_array(without_gil([&] { return s.engine().residuals().of_servers(key); }));
           },
           "key"_a,
           "A copy of what servers have not sent yet of the key's replies, float32 (elements,); (0,) where "
           "there is "
           "none. Between rounds of all workers.")
       .def(
-          "draw_residuals", [](PyEngine& s) { s.engine().draw_residuals(); }, Collective(),
+          "draw_residuals", [](PyEngine& s) { s.engine().residuals().draw(); }, Collective(),
           "Takes what servers have not sent yet of their replies into the workers' residuals, which send it "
           "next. "
           "Collective, between steps; before the servers end.")
       .def(
-          "roll_back", [](PyEngine& s, const std::vector<KeyId>& keys) { s.engine().roll_back(keys); },
+          "roll_back",
+          [](PyEngine& s, const std::vector<KeyId>& keys) { s.engine().residuals().roll_back(keys); },
           "keys"_a, Release(), "Puts the residuals of keys back to what they were before their last round.")
       .def(
           "save_checkpoint",
@@ -78,7 +79,7 @@ void bind_state(nb::class_<PyEngine>& engine) {
             const std::string_view given(front_end.c_str(), front_end.size());
             const InterruptEnds interrupt;
             const nb::gil_scoped_release release;
-            s.engine().save_checkpoint(folder, given);
+            s.engine().checkpoints().save(folder, given);
           },
           "folder"_a, "front_end"_a, "Writes all that is kept from round to round. Collective.")
       .def(
@@ -88,7 +89,7 @@ void bind_state(nb::class_<PyEngine>& engine) {
             {
               const InterruptEnds interrupt;
               const nb::gil_scoped_release release;
-              restored = s.engine().load_checkpoint(folder);
+              restored = s.engine().checkpoints().load(folder);
             }
             return restored.optimizer;
           },
@@ -100,7 +101,7 @@ void bind_state(nb::class_<PyEngine>& engine) {
             const auto dump = with_parameters ? kvstore::Dump::kStatesAndParameters : kvstore::Dump::kStates;
             const InterruptEnds interrupt;
             const nb::gil_scoped_release release;
-            s.engine().save_optimizer_states(path, dump);
+            s.engine().optimizer_states().save(path, dump);
           },
           "path"_a, "with_parameters"_a,
           "Writes what the servers' optimizer remembers of each weight. Of one rank alone.")
@@ -109,7 +110,7 @@ void bind_state(nb::class_<PyEngine>& engine) {
           [](PyEngine& s, const std::string& path) {
             const InterruptEnds interrupt;
             const nb::gil_scoped_release release;
-            return s.engine().load_optimizer_states(path);
+            return s.engine().optimizer_states().load(path);
           },
           "path"_a,
           "Puts it back. Returns the optimizer that it brought, empty where it is the one before. "

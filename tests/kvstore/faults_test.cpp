@@ -61,7 +61,7 @@ std::vector<Hashes> train(const Store& store, const std::string& codec, int roun
   const auto body = [&](Engine& engine) {
     const std::string name = codec.substr(0, codec.find(':'));
     const std::string reply = name == "none" ? "fp32" : name == "2bit" ? "exact" : name;
-    engine.set_compression(compress::parse_spec(codec), reply);
+    engine.compression().set(compress::parse_spec(codec), reply);
     const std::vector<KeySpec> specs{{"large", {66'000}}, {"small", {300}}};
     const auto keys = engine.declare(specs);
     std::vector<std::vector<float>> sums{std::vector<float>(66'000), std::vector<float>(300)};

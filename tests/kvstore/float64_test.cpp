@@ -132,7 +132,7 @@ TEST_P(Float64, FloatsAreWidenedAndSumsRoundedForThem) {
 
 TEST_P(Float64, CodecsWorkInFloat32) {
   run([](Engine& engine) {
-    engine.set_compression(spec("topk:ratio=1"), "fp32");  // sends each float as it is
+    engine.compression().set(spec("topk:ratio=1"), "fp32");  // sends each float as it is
     const auto keys = engine.declare(std::vector<KeySpec>{wide("a", 3)});
     Doubles values = {0.1, 1 + 0x1p-40, -3};
     engine.push_pull(keys[0], values, values, 0).wait();
@@ -147,7 +147,7 @@ TEST_P(Float64, ACodecGivesWayToNoneAndBack) {
   run([](Engine& engine) {
     const auto keys = engine.declare(std::vector<KeySpec>{wide("a", 3)});
     for (const char* codec : {"int8", "none", "int8", "none"}) {
-      engine.set_compression(spec(codec), codec);
+      engine.compression().set(spec(codec), codec);
       auto values = random_doubles(3, engine.rank());
       for (double& value : values) value /= 1e100;
       Doubles expected = rank_order_sum64(3, 0, 3);
@@ -160,16 +160,16 @@ TEST_P(Float64, ACodecGivesWayToNoneAndBack) {
 TEST(Float64Keys, WhatACodecHasNotSentGoesWithNone) {
   run_peers({2}, [](Engine& engine) {
     const auto keys = engine.declare(std::vector<KeySpec>{wide("a", 2)});
-    engine.set_compression(spec("2bit:threshold=4"), "fp32");
+    engine.compression().set(spec("2bit:threshold=4"), "fp32");
     Doubles values = {1, 3};
     engine.push_pull(keys[0], values, values, 0).wait();
     EXPECT_EQ(values, (Doubles{0, 0}));
-    engine.set_compression(spec("none"), "none");
+    engine.compression().set(spec("none"), "none");
     values = {10, std::nan("")};
     engine.push_pull(keys[0], values, values, 0).wait();
     EXPECT_EQ(values[0], 22);
     EXPECT_TRUE(std::isnan(values[1]));
-    EXPECT_EQ(engine.residual(keys[0]), (std::vector<float>{0, 3}));  // of what was not finite it stays
+    EXPECT_EQ(engine.residuals().of(keys[0]), (std::vector<float>{0, 3}));  // of what was not finite it stays
     values = {0, 0};
     engine.push(keys[0], values, 0);
     engine.pull(keys[0], values, 0).wait();
@@ -225,12 +225,12 @@ TEST(Float64Keys, FirstValuesGoThroughACheckpointOfAnotherShape) {
   run_job(before, [&](Engine& engine) {
     const auto keys = engine.declare(std::vector<KeySpec>{wide("a", value.size())});
     engine.init(keys[0], value);
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
   });
   run_job(after, [&](Engine& engine) {
     const auto keys = engine.declare(std::vector<KeySpec>{wide("a", value.size())});
     engine.init(keys[0], Doubles(value.size()));
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     Doubles there(value.size());
     engine.pull(keys[0], there, 0).wait();
     EXPECT_EQ(there, value);
@@ -239,7 +239,7 @@ TEST(Float64Keys, FirstValuesGoThroughACheckpointOfAnotherShape) {
 
 TEST(Float64Keys, WhatFloat32CannotHoldIsNoticedOnce) {
   run_peers({1}, [](Engine& engine) {
-    engine.set_compression(spec("int8"), "int8");
+    engine.compression().set(spec("int8"), "int8");
     const auto keys = engine.declare(std::vector<KeySpec>{wide("a", 2)});
     for (int step = 0; step < 2; ++step) {
       Doubles values = {1e60, 1};
@@ -248,7 +248,7 @@ TEST(Float64Keys, WhatFloat32CannotHoldIsNoticedOnce) {
       EXPECT_TRUE(sum.nonfinite());
       EXPECT_EQ(values[0], 0);
     }
-    const auto notices = engine.take_notices();
+    const auto notices = engine.metrics().take_notices();
     ASSERT_EQ(notices.size(), 1U);
     EXPECT_THAT(notices[0], AllOf(HasSubstr("key 'a'"), HasSubstr("3.4e38"), HasSubstr("codec int8")));
   });
@@ -269,11 +269,11 @@ TEST(Float64Keys, FramesOfAnotherDtypeAreRefused) {
 
 TEST(AddedResiduals, TravelOnceMore) {
   run_peers({3}, [](Engine& engine) {
-    engine.set_compression(spec("topk:ratio=1"), "fp32");
+    engine.compression().set(spec("topk:ratio=1"), "fp32");
     const auto keys = engine.declare(std::vector<KeySpec>{{"a", {4}}});
     std::vector<float> values = {1, 2, 3, 4};
     engine.push_pull(keys[0], values, values, 0, 1.0F / 3).wait();
-    engine.add_to_residual(keys[0], values);  // nobody uses the mean
+    engine.residuals().add(keys[0], values);  // nobody uses the mean
     std::vector<float> zeros(4);
     engine.push_pull(keys[0], zeros, zeros, 0, 1.0F / 3).wait();
     EXPECT_EQ(zeros, values);
@@ -283,11 +283,11 @@ TEST(AddedResiduals, TravelOnceMore) {
 TEST(AddedResiduals, TheLeaderAddsThoseOfItsHost) {
   const Identities identities = {"a", "b", "a", "a"};
   run_hosts({4, 1}, identities, [](Engine& engine) {
-    engine.set_compression(spec("topk:ratio=1"), "fp32");
+    engine.compression().set(spec("topk:ratio=1"), "fp32");
     const auto keys = engine.declare(std::vector<KeySpec>{{"a", {2}}});
     std::vector<float> values = {4, 8};
     engine.push_pull(keys[0], values, values, 0, 0.25F).wait();
-    engine.add_to_residual(keys[0], values);
+    engine.residuals().add(keys[0], values);
     std::vector<float> zeros(2);
     engine.push_pull(keys[0], zeros, zeros, 0, 0.25F).wait();
     EXPECT_EQ(zeros, values);

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "compress/codecs.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/server/server.h"
 #include "transport/inproc/inproc.h"

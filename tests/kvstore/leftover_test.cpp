@@ -10,8 +10,8 @@
 #include <map>
 #include <mutex>
 
-#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "tests/kvstore/folder.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/placement/hosts.h"
@@ -93,13 +93,13 @@ TEST_P(Leftovers, NoneSendsWhatALossyCodecHasLeft) {
     // A library that sums halves rounds their sums, which nobody keeps the rest of.
     if (GetParam() == run_native && lossy.codec == std::string_view("fp16")) continue;
     GetParam()({kWorkers, 2}, [&](Engine& engine) {
-      engine.set_compression(spec(lossy.codec), lossy.reply);
+      engine.compression().set(spec(lossy.codec), lossy.reply);
       Ledger ledger(engine, declare_one(engine));
       for (unsigned step = 0; step < 3; ++step) ledger.round(10 * step);
-      engine.set_compression(spec("none"), "none");
+      engine.compression().set(spec("none"), "none");
       ledger.round(90);
       ledger.expect_all_delivered(std::string(lossy.codec) + " " + lossy.reply);
-      EXPECT_EQ(engine.residual_norm(), 0);
+      EXPECT_EQ(engine.residuals().norm(), 0);
     });
   }
 }
@@ -108,12 +108,12 @@ TEST_P(Leftovers, AReplyWithoutLossHasWhatRepliesBeforeHaveLeft) {
   for (const char* codec : {"2bit:threshold=0.5", "2bit:threshold=auto"}) {
     for (const char* reply : {"exact", "fp32"}) {
       GetParam()({kWorkers, 2}, [&](Engine& engine) {
-        engine.set_compression(spec(codec), "2bit");
+        engine.compression().set(spec(codec), "2bit");
         Ledger ledger(engine, declare_one(engine));
         for (unsigned step = 0; step < 3; ++step) ledger.round(10 * step);
-        engine.set_compression(spec(codec), reply);
+        engine.compression().set(spec(codec), reply);
         for (unsigned step = 3; step < 6; ++step) ledger.round(10 * step);  // goes on, scales agreed anew
-        engine.set_compression(spec("none"), "none");
+        engine.compression().set(spec("none"), "none");
         ledger.round_of_zeros();
         ledger.expect_all_delivered(std::string(codec) + " " + reply);
       });
@@ -123,10 +123,10 @@ TEST_P(Leftovers, AReplyWithoutLossHasWhatRepliesBeforeHaveLeft) {
 
 TEST_P(Leftovers, SlotsOfABucketSendWhatIsLeft) {
   GetParam()({kWorkers, 2}, [&](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "2bit");
+    engine.compression().set(spec("2bit:threshold=0.5"), "2bit");
     const auto keys = engine.declare(std::vector<KeySpec>{{"a", {300}}, {"b", {70}}});
     std::vector<Floats> values{Floats(300), Floats(70)}, given = values, delivered = values;
-    engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
     const auto step = [&](float scale) {
       for (unsigned i = 0; i < 2; ++i) {
         Floats sum(values[i].size());
@@ -137,13 +137,13 @@ TEST_P(Leftovers, SlotsOfABucketSendWhatIsLeft) {
           if (rank == engine.rank()) std::ranges::copy(theirs, values[i].begin());
         }
         add(given[i], sum);
-        engine.mark_ready(i);
+        engine.slots().mark_ready(i);
       }
-      ASSERT_TRUE(engine.drain_for(std::chrono::seconds(60)));
+      ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(60)));
       for (unsigned i = 0; i < 2; ++i) add(delivered[i], values[i]);
     };
     for (const float scale : {1.0F, 0.3F, 2.0F}) step(scale);
-    engine.set_compression(spec("none"), "none");
+    engine.compression().set(spec("none"), "none");
     step(1);
     for (unsigned i = 0; i < 2; ++i) EXPECT_THAT(delivered[i], Pointwise(FloatNear(1e-4F), given[i]));
   });
@@ -151,7 +151,7 @@ TEST_P(Leftovers, SlotsOfABucketSendWhatIsLeft) {
 
 TEST_P(Leftovers, AnOptimizerThatComesLaterGetsWhatIsLeft) {
   GetParam()({kWorkers, 2}, [&](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "2bit");
+    engine.compression().set(spec("2bit:threshold=0.5"), "2bit");
     const KeyId key = declare_one(engine);
     Floats weight(kElements), given(kElements), before(kElements);
     const auto push = [&](unsigned seed) {
@@ -164,7 +164,7 @@ TEST_P(Leftovers, AnOptimizerThatComesLaterGetsWhatIsLeft) {
       if (step < 2) add(before, weight);
     }
     engine.set_optimizer("test");  // from the last sum on, adds what comes
-    engine.set_compression(spec("none"), "none");
+    engine.compression().set(spec("none"), "none");
     push(70);
     add(before, weight);
     EXPECT_THAT(before, Pointwise(FloatNear(2e-4F), given));
@@ -173,18 +173,18 @@ TEST_P(Leftovers, AnOptimizerThatComesLaterGetsWhatIsLeft) {
 
 TEST_P(Leftovers, AStepThatIsRolledBackHasSentNothingOfIt) {
   GetParam()({kWorkers, 2}, [&](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
-    engine.keep_rollback(true);
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
+    engine.residuals().keep_rollback(true);
     const KeyId key = declare_one(engine);
     Ledger ledger(engine, key);
     ledger.round(0);
-    engine.set_compression(spec("none"), "none");
-    const Floats left = engine.residual(key);
+    engine.compression().set(spec("none"), "none");
+    const Floats left = engine.residuals().of(key);
     Floats values(kElements, kNan);
     values.front() = 1;
     engine.push_pull(key, values, values, 0).wait();
-    engine.roll_back(std::vector{key});
-    EXPECT_EQ(engine.residual(key), left);
+    engine.residuals().roll_back(std::vector{key});
+    EXPECT_EQ(engine.residuals().of(key), left);
     ledger.round_of_zeros();
     ledger.expect_all_delivered("rolled back");
   });
@@ -192,18 +192,18 @@ TEST_P(Leftovers, AStepThatIsRolledBackHasSentNothingOfIt) {
 
 TEST_P(Leftovers, WhatIsNotFiniteKeepsItsResidual) {
   GetParam()({kWorkers, 2}, [&](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
     const KeyId key = engine.declare(std::vector{KeySpec{"w", {3}}}).front();
     Floats values{0.125F, 0.0625F, 0};
     engine.push_pull(key, values, values, 0).wait();
-    engine.set_compression(spec("none"), "none");
+    engine.compression().set(spec("none"), "none");
     values = {kNan, 1, 0};
     engine.push_pull(key, values, values, 0).wait();
     EXPECT_THAT(values, ElementsAre(testing::IsNan(), kWorkers * 1.0625F, 0));
     values = {0, 0, 0};
     engine.push_pull(key, values, values, 0).wait();
     EXPECT_THAT(values, ElementsAre(kWorkers * 0.125F, 0, 0));
-    EXPECT_EQ(engine.residual_norm(), 0);
+    EXPECT_EQ(engine.residuals().norm(), 0);
   });
 }
 
@@ -212,7 +212,7 @@ TEST_P(Leftovers, ALossyCheckpointIsGoneOnFromWithoutCompression) {
   Floats given(kElements), delivered(kElements);
   std::mutex mutex;
   GetParam()({kWorkers, 2}, [&](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "2bit");
+    engine.compression().set(spec("2bit:threshold=0.5"), "2bit");
     const KeyId key = declare_one(engine);
     for (unsigned step = 0; step < 3; ++step) {
       Floats values = random_floats(kElements, 10 * step + engine.rank());
@@ -222,11 +222,11 @@ TEST_P(Leftovers, ALossyCheckpointIsGoneOnFromWithoutCompression) {
       add(given, rank_order_sum(kElements, 10 * step, engine.num_workers()));
       add(delivered, values);
     }
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
   });
   GetParam()({kWorkers, 1}, [&](Engine& engine) {
     const KeyId key = declare_one(engine);
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     Floats values(kElements);
     engine.push_pull(key, values, values, 0).wait();
     const std::lock_guard lock(mutex);
@@ -269,28 +269,28 @@ class RowLedger {
 
 TEST_P(LeftoverRows, NoneSendsWhatIsLeftOfAllRows) {
   GetParam()({2, 2}, [](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
     RowLedger ledger(engine);
     ledger.round({1, 4}, {3, 0.25F, 0, 0});
     ledger.round({5}, {0.125F, 0});
     EXPECT_THAT(ledger.delivered[1], ElementsAre(1, 0));
-    engine.set_compression(spec("none"), "none");
+    engine.compression().set(spec("none"), "none");
     ledger.round({2}, {7, 7});
     EXPECT_THAT(ledger.last.ids, ElementsAre(1, 2, 5)) << "and not 4, of which nothing is left";
     EXPECT_THAT(ledger.delivered[1], ElementsAre(6, 0.5F));
     EXPECT_THAT(ledger.delivered[2], ElementsAre(14, 14));
     EXPECT_THAT(ledger.delivered[5], ElementsAre(0.25F, 0));
-    EXPECT_EQ(engine.residual_norm(), 0);
+    EXPECT_EQ(engine.residuals().norm(), 0);
   });
 }
 
 TEST_P(LeftoverRows, AReplyWithoutLossHasWhatRepliesBeforeHaveLeft) {
   GetParam()({2, 2}, [](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "2bit");
+    engine.compression().set(spec("2bit:threshold=0.5"), "2bit");
     RowLedger ledger(engine);
     ledger.round({1, 3}, {0.5F, 0, 0.5F, 0.5F});
     ledger.round({1}, {0.5F, 0});
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
     ledger.round({3}, {0.5F, 0});
     EXPECT_THAT(ledger.delivered[1], ElementsAre(2, 0));
     EXPECT_THAT(ledger.delivered[3], ElementsAre(2, 1));
@@ -301,11 +301,11 @@ TEST_P(LeftoverRows, AReplyWithoutLossHasWhatRepliesBeforeHaveLeft) {
 
 TEST_P(LeftoverRows, ARoundOfRowsThatIsRolledBackHasSentNothingOfThem) {
   GetParam()({2, 2}, [](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
     engine.sparse().keep_rollback(true);
     RowLedger ledger(engine);
     ledger.round({1}, {0.25F, 0});
-    engine.set_compression(spec("none"), "none");
+    engine.compression().set(spec("none"), "none");
     ledger.round({2}, {1, kNan});
     engine.sparse().roll_back(std::vector{ledger.table()});
     const Rows left = engine.sparse().residual(ledger.table());
@@ -316,7 +316,7 @@ TEST_P(LeftoverRows, ARoundOfRowsThatIsRolledBackHasSentNothingOfThem) {
 
 TEST_P(LeftoverRows, AnOptimizerThatComesLaterGetsWhatIsLeftOfRows) {
   GetParam()({2, 2}, [](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "2bit");
+    engine.compression().set(spec("2bit:threshold=0.5"), "2bit");
     RowLedger ledger(engine);
     ledger.round({1, 3}, {0.5F, 0, 0.5F, 0});
     const auto sent = ledger.delivered;

@@ -21,7 +21,7 @@ using Floats = std::vector<float>;
 TEST(LeftoverOnDevices, GradientsOnADeviceAreSentWithIt) {
   run_job({2, 1}, [&](Engine& engine) {
     const auto device = std::make_shared<compress::StreamsDevice>();
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
     const KeyId key = engine.declare(std::vector{KeySpec{"w", {4}}}).front();
     const auto memory = device->allocate(4 * sizeof(float));
     const std::span<float> values(reinterpret_cast<float*>(memory.get()), 4);
@@ -31,9 +31,9 @@ TEST(LeftoverOnDevices, GradientsOnADeviceAreSentWithIt) {
       return Floats(values.begin(), values.end());
     };
     EXPECT_THAT(exchange({3, 0.25F, -0.75F, 0}), ElementsAre(1, 0, -1, 0));
-    engine.set_compression(spec("none"), "none");
+    engine.compression().set(spec("none"), "none");
     EXPECT_THAT(exchange({0, 1, 0, 0}), ElementsAre(5, 2.5F, -0.5F, 0));
-    EXPECT_EQ(engine.residual_norm(), 0);
+    EXPECT_EQ(engine.residuals().norm(), 0);
     EXPECT_THAT(exchange({0, 1, 0, 0}), ElementsAre(0, 2, 0, 0));
   });
 }

@@ -53,7 +53,7 @@ TEST(PeersTraffic, IsTwiceTheShareOfTheOthers) {
       engine.push_pull(keys[0], values, values, 0).wait();
       engine.barrier();  // all answers are counted where they were sent
       std::uint64_t sent = 0, frames = 0;
-      for (const auto& peer : engine.counters()) {
+      for (const auto& peer : engine.metrics().counters()) {
         sent += peer.counters.bytes_sent;
         frames += peer.counters.frames_sent;
       }

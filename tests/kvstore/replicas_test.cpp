@@ -8,8 +8,8 @@
 #include <functional>
 #include <optional>
 
-#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/collectives/collectives.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/server/mirror.h"
 #include "tests/kvstore/doomed_messenger.h"
 #include "tests/kvstore/folder.h"
@@ -52,7 +52,7 @@ constexpr unsigned kSteps = 3;
 
 /// What a worker has in the end: sums of all steps, or weights.
 Values train(Engine& engine, const Training& training) {
-  engine.set_compression(spec(training.codec), training.reply);
+  engine.compression().set(spec(training.codec), training.reply);
   const auto keys = engine.declare(
       std::vector<KeySpec>{{"a", {kLarge}}, {"b", {kSmall}}, {"c", {kSmall}}, {"d", {kSmall}}});
   std::vector<Values> totals;
@@ -138,7 +138,7 @@ Values sums_of_three_servers(std::optional<std::uint32_t> victim) {
   std::set<std::uint32_t> victims;
   if (victim) victims.insert(*victim);
   run_mirrored(size, network, victims, [&](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.25"), "2bit");
+    engine.compression().set(spec("2bit:threshold=0.25"), "2bit");
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {kLarge}}})[0];
     for (unsigned step = 0; step < 4; ++step) {
       if (step == 2 && victim && engine.rank() == 0) network.lose(*victim);
@@ -147,10 +147,10 @@ Values sums_of_three_servers(std::optional<std::uint32_t> victim) {
       engine.push_pull(key, grad, grad, 0).wait();
       if (engine.rank() == 0) kept.insert(kept.end(), grad.begin(), grad.end());
     }
-    const auto notices = engine.take_notices();
+    const auto notices = engine.metrics().take_notices();
     ASSERT_EQ(notices.size(), victims.size());
     if (!victim) return;
-    EXPECT_EQ(engine.replaced_servers(),
+    EXPECT_EQ(engine.metrics().replaced_servers(),
               (std::map<std::uint32_t, std::uint32_t>{{*victim, (*victim + 1) % 3}}));
     EXPECT_THAT(notices[0], HasSubstr("server " + std::to_string(*victim) + " has died; its mirror, server " +
                                       std::to_string((*victim + 1) % 3)));
@@ -294,7 +294,7 @@ TEST(Replicas, WorkersThatHoldWeightsGoOnFromWhoServes) {
     JobSize size = mirrored_size(3, 2);
     size.engine.at_once = AtOnce{1};
     run_doomed(size, 1, moment, [&](Engine& engine) {
-      engine.set_compression(spec("none"), "none", "delta:int8");
+      engine.compression().set(spec("none"), "none", "delta:int8");
       const auto key = engine.declare(std::vector<KeySpec>{{"w", {kLarge}}})[0];
       engine.init(key, random_floats(kLarge, 1));
       engine.set_optimizer("test rescale_grad=0.125");
@@ -396,9 +396,9 @@ TEST(Replicas, ACheckpointIsWrittenAndReadByWhoServes) {
       Values grad(kLarge, 1.0F);
       if (engine.rank() == 0) network.lose(victim);
       engine.barrier();
-      if (resumes) engine.load_checkpoint(folder.path());
+      if (resumes) engine.checkpoints().load(folder.path());
       engine.push_pull(key, Values(kLarge, 1.0F), grad, 0).wait();
-      if (!resumes) engine.save_checkpoint(folder.path(), {});
+      if (!resumes) engine.checkpoints().save(folder.path(), {});
       engine.push_pull(key, Values(kLarge, 1.0F), grad, 0).wait();
       if (engine.rank() == 0) result = grad;
     });
@@ -440,10 +440,10 @@ TEST(Replicas, EachPushIsPassedOnOnce) {
     engine.push_pull(key, grad, grad, 0).wait();
     engine.barrier();
     if (engine.rank() == 0) {
-      EXPECT_GE(engine.mirrored_bytes(), 3 * 4 * kLarge);
-      EXPECT_LT(engine.mirrored_bytes(), 3 * 4 * kLarge + 1000);  // commands
+      EXPECT_GE(engine.metrics().mirrored_bytes(), 3 * 4 * kLarge);
+      EXPECT_LT(engine.metrics().mirrored_bytes(), 3 * 4 * kLarge + 1000);  // commands
     }
-    EXPECT_TRUE(engine.replaced_servers().empty());
+    EXPECT_TRUE(engine.metrics().replaced_servers().empty());
     engine.barrier();
   });
 }

@@ -66,7 +66,7 @@ inline std::map<std::string, std::vector<float>> results_of(
                                                         {"terngrad", "terngrad"},
                                                         {"natural", "fp32"}}) {
     run(size, [&](Engine& engine) {
-      engine.set_compression(spec(codec), reply);
+      engine.compression().set(spec(codec), reply);
       const std::vector<KeySpec> specs = {{"w", {1'100'000}}, {"b", {300}}};
       const auto keys = engine.declare(specs);
       std::vector<float> last;
@@ -96,7 +96,7 @@ inline Results results_of_codes(const JobSize& size, const JobRunner& run) {
     for (const std::string reply : {"exact", "fp32", "2bit"}) {
       std::vector<std::vector<float>> by_rank(size.workers);
       run(size, [&](Engine& engine) {
-        engine.set_compression(spec(codec), reply);
+        engine.compression().set(spec(codec), reply);
         const auto keys = engine.declare(kCodeKeys);
         for (unsigned step = 0; step < 4; ++step) {
           for (std::size_t k = 0; k < keys.size(); ++k) {

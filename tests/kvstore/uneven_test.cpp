@@ -199,7 +199,7 @@ void push_join_and_push_again(Engine& engine) {
     EXPECT_EQ(last, std::vector<float>(last.size(), sum_of_those_who_push(kMost - 1)));
     expect_all(round(engine, keys, 1), 3);
   }
-  const auto waited_for = engine.waited_for();
+  const auto waited_for = engine.metrics().waited_for();
   EXPECT_EQ(waited_for.size(), kWorkers);
   EXPECT_GT(std::reduce(waited_for.begin(), waited_for.end()), 0U);
   engine.barrier();  // a peer that closes takes what its server has counted with it
@@ -220,7 +220,7 @@ using Received = std::map<unsigned, std::vector<float>>;
 
 Received train(Engine& engine, const std::string& codec, const std::string& reply, unsigned seed,
                unsigned steps) {
-  engine.set_compression(spec(codec), reply);
+  engine.compression().set(spec(codec), reply);
   const auto keys = engine.declare(kKeys);
   Received received;
   const auto take_step = [&](unsigned step) {
@@ -280,7 +280,7 @@ TEST_P(UnevenJob, TheSumOfOneIsThatOfAJobOfOne) {
 
 TEST_P(UnevenJob, TwoBitCodesOfFewerWorkersAreTheirSum) {
   GetParam().run(GetParam().size, [](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
     const auto keys = engine.declare(kKeys);
     for (unsigned step = 0; step < kSteps[engine.rank()]; ++step) {
       float live = 0;
@@ -294,7 +294,7 @@ TEST_P(UnevenJob, TwoBitCodesOfFewerWorkersAreTheirSum) {
 
 TEST_P(UnevenJob, WhatACodecHasNotSentYetComesWithTheNextPush) {
   GetParam().run(GetParam().size, [](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
     const auto keys = engine.declare(kKeys);
     if (engine.rank() == 0) {
       EXPECT_EQ(engine.join(), 2U);
@@ -320,13 +320,13 @@ TEST_P(UnevenJob, SlotsGoOn) {
     std::vector<std::vector<float>> values;
     for (const KeySpec& key : specs) values.emplace_back(key.elements());
     const std::vector<std::span<float>> spans(values.begin(), values.end());
-    engine.bind_slots(keys, spans);
+    engine.slots().bind(keys, spans);
     const auto step_with = [&](float value) {
       for (std::uint32_t slot = 0; slot < 3; ++slot) {
         std::ranges::fill(values[slot], value);
-        engine.mark_ready(slot);
+        engine.slots().mark_ready(slot);
       }
-      ASSERT_TRUE(engine.drain_for(20s));
+      ASSERT_TRUE(engine.slots().drain_for(20s));
     };
     for (unsigned step = 0; step < kSteps[engine.rank()]; ++step) {
       step_with(given(engine.rank(), step));

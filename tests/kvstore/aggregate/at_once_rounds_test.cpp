@@ -51,7 +51,7 @@ class AtOncePlacement : public testing::TestWithParam<Runner> {};
 TEST_P(AtOncePlacement, EveryPushOfEveryWorkerGoesInOnce) {
   for (const std::string codec : {"none", "fp16", "bf16", "2bit:threshold=0.5"}) {
     GetParam()(at_once(7), [&](Engine& engine) {
-      engine.set_compression(spec(codec), "fp32");
+      engine.compression().set(spec(codec), "fp32");
       const KeyId key = zero_weight(engine);
       const std::vector<float> grad(kElements, 0.5F);
       std::vector<float> weight(kElements);
@@ -69,7 +69,7 @@ TEST_P(AtOncePlacement, WhatACodecKeepsBackIsAllThatTheWeightLacks) {
     std::vector<std::vector<float>> pushed(3, std::vector<float>(kElements)), kept(3);
     std::vector<float> weight;
     GetParam()(at_once(3), [&](Engine& engine) {
-      engine.set_compression(spec(codec), "fp32");
+      engine.compression().set(spec(codec), "fp32");
       const KeyId key = zero_weight(engine);
       for (unsigned step = 0; step < 3; ++step) {
         const auto grad = random_floats(kElements, 10 * step + engine.rank());
@@ -77,7 +77,7 @@ TEST_P(AtOncePlacement, WhatACodecKeepsBackIsAllThatTheWeightLacks) {
         engine.push(key, grad, 0).wait();
       }
       const auto last = settled(engine, key);
-      kept[engine.rank()] = engine.residual(key);
+      kept[engine.rank()] = engine.residuals().of(key);
       if (engine.rank() == 0) weight = last;
     });
     double largest = 0;
@@ -150,7 +150,7 @@ void race(Race& race, std::optional<std::uint64_t> bound) {
     }
     EXPECT_EQ(settled(engine, key, 8), std::vector<float>(8, Race::kWorkers * Race::kSteps));
     const std::lock_guard lock(race.mutex);
-    for (const auto& [staleness, parts] : engine.staleness()) race.staleness[staleness] += parts;
+    for (const auto& [staleness, parts] : engine.metrics().staleness()) race.staleness[staleness] += parts;
   });
 }
 
@@ -320,7 +320,7 @@ TEST(AtOnceRounds, WhatIsLostIsAskedForAgainAndGoesInOnce) {
     }
     EXPECT_EQ(settled(engine, key), std::vector<float>(kElements, 12.0F));
     std::uint64_t parts = 0;
-    for (const auto& row : engine.staleness()) parts += row.second;
+    for (const auto& row : engine.metrics().staleness()) parts += row.second;
     EXPECT_EQ(parts % 6, 0U);  // each part of each push once
     EXPECT_LE(parts, 6U * 8U);
   };
@@ -334,12 +334,12 @@ TEST(AtOnceRounds, WeightsInSlotsTakeTheirGradientsPlace) {
     std::vector<std::vector<float>> values(2, std::vector<float>(2, 10.0F));
     for (std::size_t i = 0; i < 2; ++i) engine.init(keys[i], values[i]);
     const std::vector<std::span<float>> slots(values.begin(), values.end());
-    EXPECT_THROW(engine.bind_slots(keys, slots), std::invalid_argument);  // no optimizer yet
+    EXPECT_THROW(engine.slots().bind(keys, slots), std::invalid_argument);  // no optimizer yet
     engine.set_optimizer("test rescale_grad=1");
-    engine.bind_slots(keys, slots);
+    engine.slots().bind(keys, slots);
     for (auto& v : values) std::ranges::fill(v, 1.0F);
-    for (unsigned i = 0; i < 2; ++i) engine.mark_ready(i);
-    ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+    for (unsigned i = 0; i < 2; ++i) engine.slots().mark_ready(i);
+    ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
     for (const auto& v : values) EXPECT_EQ(v, std::vector<float>(2, 11.0F));
   });
 }
@@ -367,10 +367,11 @@ TEST(AtOnceRounds, ACodecWhoseScaleRoundsAgreeOnIsRefused) {
   run_job(at_once(2), [](Engine& engine) {
     const auto is_refusal =
         testing::ThrowsMessage<std::invalid_argument>(HasSubstr("give a threshold, as 2bit:threshold=0.5"));
-    EXPECT_THAT([&] { engine.set_compression(spec("2bit:threshold=auto"), "exact"); }, is_refusal);
+    EXPECT_THAT([&] { engine.compression().set(spec("2bit:threshold=auto"), "exact"); }, is_refusal);
     const KeySpec key{"w", {5}};
     const auto keys = engine.declare({&key, 1});
-    EXPECT_THAT([&] { engine.set_key_compression(keys, spec("2bit:threshold=auto"), "exact"); }, is_refusal);
+    EXPECT_THAT([&] { engine.compression().set_of_keys(keys, spec("2bit:threshold=auto"), "exact"); },
+                is_refusal);
   });
 }
 

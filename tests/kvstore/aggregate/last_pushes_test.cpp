@@ -32,7 +32,7 @@ TEST(LastPushes, OfAllThreadsOfAllServersAreCountedOnce) {
       for (const Ticket& ticket : pulled) ticket.wait();
     }
     engine.barrier();
-    const auto counts = engine.waited_for();
+    const auto counts = engine.metrics().waited_for();
     ASSERT_EQ(counts.size(), 2U);
     EXPECT_EQ(counts[0] + counts[1], kKeys * kRounds);
     engine.barrier();

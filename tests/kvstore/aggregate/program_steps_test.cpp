@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(All, ProgramStepsOf,
 TEST_P(ProgramStepsOf, WorkersThatDifferAllGetAnError) {
   for (const std::string codec : {"none", "2bit:threshold=0.5"}) {
     run_to_failure(GetParam(), {3, 1}, [&](Engine& engine) {
-      engine.set_compression(spec(codec), codec == "none" ? "fp32" : "exact");
+      engine.compression().set(spec(codec), codec == "none" ? "fp32" : "exact");
       const auto keys = engine.declare(std::vector<KeySpec>{{"w", {1000}}});
       auto values = random_floats(1000, engine.rank());
       for (std::uint32_t step : {1U, 2U}) engine.push_pull(keys[0], values, values, 0, 1, {}, step).wait();
@@ -89,14 +89,14 @@ TEST(ProgramSteps, SlotsAndRowsAreCompared) {
       const auto table = engine.sparse().declare(std::vector<KeySpec>{{"rows", {100, 2}}}).front();
       engine.sparse().init(table, {}, {}, 0);
       std::vector<float> a(10), b(20);
-      engine.bind_slots(keys, std::vector<std::span<float>>{a, b});
+      engine.slots().bind(keys, std::vector<std::span<float>>{a, b});
       const std::int64_t id = 7;
       const float row[] = {1, 2};
       const auto step = [&](std::uint32_t number) {
-        engine.set_program_step(number);
-        engine.mark_ready(1);
-        engine.mark_ready(0);
-        if (!engine.drain_for(20s)) throw std::logic_error("no sums");
+        engine.slots().set_program_step(number);
+        engine.slots().mark_ready(1);
+        engine.slots().mark_ready(0);
+        if (!engine.slots().drain_for(20s)) throw std::logic_error("no sums");
       };
       const auto rows_step = [&](std::uint32_t number) {
         const auto pulled = engine.sparse().push_pull(table, {&id, 1}, row, 0, number);

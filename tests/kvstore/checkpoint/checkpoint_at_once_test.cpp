@@ -30,7 +30,7 @@ JobSize at_once(std::uint32_t workers, std::uint32_t servers,
 class Worker {
  public:
   explicit Worker(Engine& engine, const std::string& codec = "none") : engine_(engine) {
-    engine.set_compression(spec(codec), "fp32");
+    engine.compression().set(spec(codec), "fp32");
     const KeySpec key{"w", {kElements}};
     key_ = engine.declare({&key, 1})[0];
     engine.init(key_, random_floats(kElements, 99));
@@ -66,7 +66,7 @@ std::vector<float> save(const std::string& folder, const std::string& codec = "n
     Worker worker(engine, codec);
     engine.set_optimizer(kOptimizer);
     worker.push_in_turns({5, 1, 2});
-    engine.save_checkpoint(folder);
+    engine.checkpoints().save(folder);
     if (engine.rank() == 0) {
       worker.push(7);
       undisturbed = worker.weight();
@@ -83,7 +83,7 @@ TEST(CheckpointAtOnce, WeightsAndTheOptimizersStateGoOnWithOtherWorkersAndServer
     std::vector<float> resumed;
     run_job(size, [&](Engine& engine) {
       Worker worker(engine);
-      EXPECT_EQ(engine.load_checkpoint(folder.path()).optimizer, kOptimizer);
+      EXPECT_EQ(engine.checkpoints().load(folder.path()).optimizer, kOptimizer);
       if (engine.rank() == 0) {
         worker.push(7);
         resumed = worker.weight();
@@ -100,7 +100,7 @@ TEST(CheckpointAtOnce, WhatACodecKeptBackGoesOn) {
   std::vector<float> resumed;
   run_job(at_once(3, 3), [&](Engine& engine) {
     Worker worker(engine, "topk");
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     if (engine.rank() == 0) {
       worker.push(7);
       resumed = worker.weight();
@@ -118,7 +118,7 @@ TEST(CheckpointAtOnce, TheBoundHoldsAfterwardsForAllWorkersAlike) {
   std::atomic<int> largest_lead = 0;
   run_job(at_once(2, 1, kBound), [&](Engine& engine) {
     Worker worker(engine);
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     for (int step = 0; step < 8; ++step) {
       if (engine.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(10));
       ++begun[engine.rank()];
@@ -140,15 +140,15 @@ TEST(CheckpointAtOnce, GoesOnWhereWorkersGoInStep) {
   in_step.engine.at_once.reset();
   run_job(in_step, [&](Engine& engine) {
     Worker worker(engine);
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     const auto before = worker.weight();
     worker.push(1);
     EXPECT_NE(worker.weight(), before);
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
   });
   run_job(at_once(1, 1), [&](Engine& engine) {
     Worker worker(engine);
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     worker.push(1);
   });
 }
@@ -160,11 +160,11 @@ TEST(CheckpointAtOnce, WhoIsHeldBackDoesNotKeepOthersFromSaving) {
     engine.set_optimizer(kOptimizer);
     for (unsigned n = 0; engine.rank() == 0 && n < 3; ++n)
       engine.push(worker.key(), random_floats(kElements, n), 0);
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
   });
   run_job(at_once(2, 1, 0), [&](Engine& engine) {
     Worker worker(engine);
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     worker.push(engine.rank());
   });
 }
@@ -176,12 +176,12 @@ TEST(CheckpointAtOnce, OfSumsIsRefusedByName) {
   run_job(of_sums, [&](Engine& engine) {
     Worker worker(engine);
     worker.push(0);
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
   });
   run_job(at_once(2, 1), [&](Engine& engine) {
     Worker worker(engine);
     EXPECT_THAT(
-        [&] { engine.load_checkpoint(folder.path()); },
+        [&] { engine.checkpoints().load(folder.path()); },
         ThrowsMessage<std::invalid_argument>(HasSubstr("is of no optimizer, so its servers held sums")));
   });
 }

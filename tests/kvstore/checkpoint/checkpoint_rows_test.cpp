@@ -39,7 +39,7 @@ class Worker {
  public:
   Worker(Engine& engine, const std::string& codec, const std::string& reply, Order order = Order::kForwards)
       : engine_(engine) {
-    engine.set_compression(spec(codec), reply);
+    engine.compression().set(spec(codec), reply);
     key_ = engine.declare(std::vector<KeySpec>{{"w", {70'000}}})[0];
     engine.init(key_, random_floats(70'000, 98));
     tables_.resize(kTables.size());
@@ -125,7 +125,7 @@ TEST_P(ResumedRows, GiveTheBitsOfAJobThatNeverStopped) {
     worker.init();
     if (*test.optimizer != '\0') engine.set_optimizer(test.optimizer);
     worker.steps(0, 3);
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
     const Values sums = worker.steps(3, 6);
     if (engine.rank() == 0) undisturbed = sums;
   });
@@ -133,7 +133,7 @@ TEST_P(ResumedRows, GiveTheBitsOfAJobThatNeverStopped) {
     test.run(job(3, servers), [&](Engine& engine) {
       Worker worker(engine, test.codec, test.reply);
       worker.init();
-      EXPECT_EQ(engine.load_checkpoint(folder.path()).optimizer, test.optimizer);
+      EXPECT_EQ(engine.checkpoints().load(folder.path()).optimizer, test.optimizer);
       const Values sums = worker.steps(3, 6);
       if (engine.rank() == 0) resumed = sums;
     });
@@ -173,13 +173,13 @@ TEST(ReshapedRows, GoByTheNamesOfTheirTables) {
   run_job(job(2, 2), [&](Engine& engine) {
     Worker worker(engine, "topk", "topk");
     worker.steps(0, 2);
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
     const Values sums = worker.steps(2, 4);
     if (engine.rank() == 0) undisturbed = sums;
   });
   run_job(job(2, 2), [&](Engine& engine) {
     Worker worker(engine, "topk", "topk", Order::kBackwards);
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     const Values sums = worker.steps(2, 4);
     if (engine.rank() == 0) resumed = sums;
   });
@@ -191,13 +191,13 @@ TEST(ReshapedRows, LoseNoResidual) {
   run_job(job(4, 2), [&](Engine& engine) {
     Worker worker(engine, "topk", "topk");
     worker.steps(0, 4);
-    engine.save_checkpoint(before.path());
+    engine.checkpoints().save(before.path());
   });
   for (const JobSize& size : {job(3, 3), job(6, 1), job(1, 2)}) {
     run_job(size, [&](Engine& engine) {
       Worker worker(engine, "topk", "topk");
-      engine.load_checkpoint(before.path());
-      engine.save_checkpoint(after.path());
+      engine.checkpoints().load(before.path());
+      engine.checkpoints().save(after.path());
       for (const float sum : worker.steps(4, 6)) ASSERT_TRUE(std::isfinite(sum));
     });
     EXPECT_TRUE(owed_in(after.path(), RecordKind::kServerRows) ==
@@ -221,7 +221,7 @@ void save_one(const std::string& folder) {
   run_job(job(2, 2), [&](Engine& engine) {
     Worker worker(engine, "topk", "topk");
     worker.steps(0, 2);
-    engine.save_checkpoint(folder);
+    engine.checkpoints().save(folder);
   });
 }
 
@@ -230,7 +230,7 @@ template <typename Error>
 void expect_refused(const std::string& folder, const std::string& text) {
   run_job(job(2, 1), [&](Engine& engine) {
     Worker worker(engine, "none", "none");
-    EXPECT_THAT([&] { engine.load_checkpoint(folder); }, ThrowsMessage<Error>(HasSubstr(text)));
+    EXPECT_THAT([&] { engine.checkpoints().load(folder); }, ThrowsMessage<Error>(HasSubstr(text)));
     worker.steps(0, 1);
   });
 }
@@ -258,7 +258,7 @@ TEST(CheckpointOfRows, BelongsToItsTables) {
   run_job(job(1, 1), [&](Engine& engine) {
     engine.declare(std::vector<KeySpec>{{"w", {70'000}}});
     const auto refused = [&](const std::string& text) {
-      EXPECT_THAT([&] { engine.load_checkpoint(folder.path()); },
+      EXPECT_THAT([&] { engine.checkpoints().load(folder.path()); },
                   ThrowsMessage<std::invalid_argument>(HasSubstr(text)));
     };
     refused("the checkpoint has table 'words' float32 (101, 37), this job does not");
@@ -273,7 +273,7 @@ TEST(CheckpointOfRows, IsLoadedBeforeTheFirstRound) {
   run_job(job(1, 1), [&](Engine& engine) {
     Worker worker(engine, "none", "none");
     engine.sparse().push(0, Ids{}, Values{}, 0).wait();
-    EXPECT_THAT([&] { engine.load_checkpoint(folder.path()); },
+    EXPECT_THAT([&] { engine.checkpoints().load(folder.path()); },
                 ThrowsMessage<std::invalid_argument>(HasSubstr("has pushed already")));
   });
 }
@@ -283,7 +283,7 @@ TEST(CheckpointOfRows, OfSumsIsNotPulledBeforeTheFirstPush) {
   save_one(folder.path());
   run_job(job(1, 1), [&](Engine& engine) {
     Worker worker(engine, "none", "none");
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     EXPECT_THAT([&] { worker.pull(0, {3}); },
                 ThrowsMessage<transport::TransportError>(HasSubstr("pull after a push of your own")));
     worker.steps(2, 3);

@@ -27,14 +27,14 @@ TEST(Checkpoint, OfWeightsIsRefusedWhereServersCannotKeepThem) {
     const KeyId key = engine.declare({&w, 1})[0];
     engine.init(key, std::vector<float>(5, 1.0F));
     engine.set_optimizer("test rescale_grad=1");
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
   });
   const auto expect_refused = [&](Engine& engine, const char* why) {
     const KeyId key = engine.declare({&w, 1})[0];
     const std::vector<float> grad(5, 0.5F);
     std::vector<float> sum(5);
     engine.init(key, std::vector<float>(5, 1.0F));
-    EXPECT_THAT([&] { engine.load_checkpoint(folder.path()); },
+    EXPECT_THAT([&] { engine.checkpoints().load(folder.path()); },
                 ThrowsMessage<std::invalid_argument>(AllOf(HasSubstr("load_checkpoint: "), HasSubstr(why))));
     EXPECT_THAT([&] { engine.set_optimizer("sgd"); },
                 ThrowsMessage<std::invalid_argument>(AllOf(HasSubstr("set_optimizer: "), HasSubstr(why))));
@@ -43,7 +43,7 @@ TEST(Checkpoint, OfWeightsIsRefusedWhereServersCannotKeepThem) {
   };
   for (const Runner run : {Runner{run_job}, Runner{run_peers}, Runner{run_native}, Runner{run_on_one_host}}) {
     run(JobSize{2, 1}, [&](Engine& engine) {
-      engine.set_compression(spec("2bit:threshold=auto"), "exact");
+      engine.compression().set(spec("2bit:threshold=auto"), "exact");
       expect_refused(engine, "answer with weights; give a threshold");
     });
   }

@@ -88,7 +88,7 @@ struct Arrays {
 };
 
 void push_pulls(Engine& engine, const std::string& codec, Arrays& arrays) {
-  engine.set_compression(compress::parse_spec(codec), codec == "none" ? "fp32" : "exact");
+  engine.compression().set(compress::parse_spec(codec), codec == "none" ? "fp32" : "exact");
   const KeySpec key{"a", {kElements}};
   const auto keys = engine.declare({&key, 1});
   for (std::size_t i = 0; i < kElements; ++i)

@@ -86,7 +86,7 @@ std::vector<std::vector<float>> slots_after_steps(const std::string& codec, cons
   size.engine.fusion_bytes = 16384;
   std::vector<std::vector<float>> result;
   run_job(size, [&](Engine& engine) {
-    engine.set_compression(spec(codec), reply);
+    engine.compression().set(spec(codec), reply);
     std::vector<KeySpec> specs;
     std::vector<std::vector<float>> values;
     for (unsigned i = 0; i < 12; ++i) {
@@ -102,21 +102,21 @@ std::vector<std::vector<float>> slots_after_steps(const std::string& codec, cons
       if (device) there.emplace_back(device, v);
       spans.push_back(device ? there.back().span() : std::span<float>(v));
     }
-    engine.bind_slots(keys, spans, device);
-    engine.set_slot_scale(0.5F);
+    engine.slots().bind(keys, spans, device);
+    engine.slots().set_scale(0.5F);
     for (unsigned step = 0; step < 4; ++step) {
       for (unsigned i = 0; i < values.size(); ++i) {
         const unsigned slot = (i * 5) % 13;
         const auto grad = random_floats(values[slot].size(), 100 * step + 3 * slot + engine.rank());
         if (device) {
           there[slot].write(grad);
-          engine.mark_ready(slot, there[slot].place().stream);
+          engine.slots().mark_ready(slot, there[slot].place().stream);
         } else {
           values[slot] = grad;
-          engine.mark_ready(slot);
+          engine.slots().mark_ready(slot);
         }
       }
-      ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+      ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
       for (std::size_t i = 0; i < there.size(); ++i) values[i] = there[i].values();
     }
     if (engine.rank() == 0) result = values;
@@ -140,7 +140,7 @@ TEST(DeviceRounds, SlotsFuseThereAsOnTheHost) {
 TEST(DeviceRounds, WaitForTheStreamThatStillWrites) {
   const auto device = std::make_shared<StreamsDevice>();
   run_job({1, 1}, [&](Engine& engine) {
-    engine.set_compression(spec("fp16"), "fp16");
+    engine.compression().set(spec("fp16"), "fp16");
     const auto keys = engine.declare(std::vector<KeySpec>{{"w", {1000}}, {"other", {10}}});
     const DeviceFloats grad(device, std::vector<float>(1000, -1.0F));
     const DeviceFloats other(device, std::vector<float>(10, 1.0F));
@@ -169,13 +169,13 @@ TEST(DeviceRounds, OnlyPayloadsCross) {
   const std::uint64_t reply = codec->max_reply_size(kElements, 1, compress::ReplyKind::kExact);
   const auto device = std::make_shared<StreamsDevice>();
   run_job({1, 1}, [&](Engine& engine) {
-    engine.set_compression(codec->spec(), "exact");
+    engine.compression().set(codec->spec(), "exact");
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {kElements}}}).front();
     const DeviceFloats grad(device, random_floats(kElements, 1));
     const std::uint64_t before = device->bytes_to_device();  // the gradient
     for (std::uint64_t step = 1; step <= 3; ++step) {
       engine.push_pull(key, grad.span(), grad.span(), 0, 1, grad.place()).wait();
-      const DeviceTraffic traffic = engine.device_traffic();
+      const DeviceTraffic traffic = engine.metrics().device_traffic();
       EXPECT_EQ(traffic.bytes_from_devices, step * payload);
       EXPECT_EQ(traffic.bytes_to_devices, step * reply);
       EXPECT_EQ(device->bytes_to_host(), traffic.bytes_from_devices);
@@ -192,16 +192,16 @@ TEST(DeviceRounds, ACodecWithoutATwinIsNoticedOnce) {
   constexpr std::size_t kElements = 5000;
   const auto device = std::make_shared<StreamsDevice>();
   run_job({1, 1}, [&](Engine& engine) {
-    engine.set_compression(spec("randomk:ratio=0.1"), "randomk");
+    engine.compression().set(spec("randomk:ratio=0.1"), "randomk");
     const auto keys = engine.declare(std::vector<KeySpec>{{"a", {kElements}}, {"b", {kElements}}});
     const DeviceFloats grad(device, random_floats(kElements, 1));
     for (const KeyId key : {keys[0], keys[1], keys[0]})
       engine.push_pull(key, grad.span(), grad.span(), 0, 1, grad.place()).wait();
-    const auto notices = engine.take_notices();
+    const auto notices = engine.metrics().take_notices();
     ASSERT_EQ(notices.size(), 1U);
     EXPECT_THAT(notices.front(), HasSubstr("codec randomk cannot encode on streams"));
-    EXPECT_EQ(engine.device_traffic().bytes_from_devices, 3 * kElements * sizeof(float));
-    EXPECT_EQ(engine.device_traffic().bytes_to_devices, 3 * kElements * sizeof(float));
+    EXPECT_EQ(engine.metrics().device_traffic().bytes_from_devices, 3 * kElements * sizeof(float));
+    EXPECT_EQ(engine.metrics().device_traffic().bytes_to_devices, 3 * kElements * sizeof(float));
   });
 }
 
@@ -209,7 +209,7 @@ TEST(DeviceRounds, PushesArePulledAnywhere) {
   const auto device = std::make_shared<StreamsDevice>("bf16");
   for (const std::string codec : {"none", "2bit", "bf16"}) {
     run_job({2, 1}, [&](Engine& engine) {
-      engine.set_compression(spec(codec), codec);
+      engine.compression().set(spec(codec), codec);
       const auto keys = engine.declare(std::vector<KeySpec>{{"host", {3000}}, {"device", {3000}}});
       const std::vector<float> first(3000, 0.5F);
       for (const KeyId key : keys) engine.init(key, first);
@@ -249,7 +249,7 @@ TEST(DeviceRounds, ATensorThatMovesTakesItsResidualAlong) {
   const auto after_rounds = [](const Exchange& exchange) {
     std::vector<float> last;
     run_job({1, 1}, [&](Engine& engine) {
-      engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+      engine.compression().set(spec("2bit:threshold=0.5"), "exact");
       const auto key = engine.declare(std::vector<KeySpec>{{"w", {4000}}}).front();
       for (unsigned round = 0; round < 6; ++round) {
         auto values = random_floats(4000, round);
@@ -269,27 +269,27 @@ TEST(DeviceRounds, ResidualsAreReadReplacedAndRolledBack) {
     const auto states = [&](const Exchange& exchange) {
       std::vector<std::vector<float>> seen;
       run_job({1, 1}, [&](Engine& engine) {
-        engine.set_compression(spec(codec), reply);
-        engine.keep_rollback(true);
+        engine.compression().set(spec(codec), reply);
+        engine.residuals().keep_rollback(true);
         const auto key = engine.declare(std::vector<KeySpec>{{"w", {70'000}}}).front();
         const auto round = [&](unsigned seed) {
           auto values = random_floats(70'000, seed);
           exchange(engine, key, values, 1);
           seen.push_back(values);
-          seen.push_back(engine.residual(key));
+          seen.push_back(engine.residuals().of(key));
         };
         round(1);
         round(2);
-        const auto before = engine.residual(key);
+        const auto before = engine.residuals().of(key);
         round(3);
-        EXPECT_NE(engine.residual(key), before);
-        engine.roll_back(std::vector{key});
-        EXPECT_EQ(engine.residual(key), before);
+        EXPECT_NE(engine.residuals().of(key), before);
+        engine.residuals().roll_back(std::vector{key});
+        EXPECT_EQ(engine.residuals().of(key), before);
         round(3);  // as if it had not been: its sum and residual are those of the first time
         EXPECT_EQ(seen[seen.size() - 2], seen[seen.size() - 4]) << codec;
         EXPECT_EQ(seen[seen.size() - 1], seen[seen.size() - 3]) << codec;
-        engine.set_residual(key, random_floats(70'000, 9));
-        EXPECT_EQ(engine.residual(key), random_floats(70'000, 9));
+        engine.residuals().set(key, random_floats(70'000, 9));
+        EXPECT_EQ(engine.residuals().of(key), random_floats(70'000, 9));
         round(4);
       });
       return seen;
@@ -305,12 +305,12 @@ TEST(DeviceRounds, AgreedScalesOutliveAResidualThatOneRankReplaces) {
   const auto after = [&](const auto& run, const Exchange& exchange) {
     std::vector<float> last;
     run(JobSize{2, 1}, [&](Engine& engine) {
-      engine.set_compression(spec("2bit:threshold=auto"), "exact");
+      engine.compression().set(spec("2bit:threshold=auto"), "exact");
       const auto key = engine.declare(std::vector<KeySpec>{{"w", {5000}}}).front();
       for (unsigned round = 0; round < 3; ++round) {
         auto values = random_floats(5000, 10 * round + engine.rank());
         exchange(engine, key, values, 1);
-        if (round == 1 && engine.rank() == 0) engine.set_residual(key, random_floats(5000, 77));
+        if (round == 1 && engine.rank() == 0) engine.residuals().set(key, random_floats(5000, 77));
         if (round == 2 && engine.rank() == 0) last = values;
       }
     });
@@ -325,27 +325,27 @@ TEST(DeviceRounds, ARoundThatNeedsNoResidualSendsIt) {
   const auto device = std::make_shared<StreamsDevice>();
   run_job({1, 1}, [&](Engine& engine) {
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {3000}}}).front();
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
-    engine.set_residual(key, random_floats(3000, 5));
-    engine.set_compression(spec("none"), "none");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
+    engine.residuals().set(key, random_floats(3000, 5));
+    engine.compression().set(spec("none"), "none");
     auto values = random_floats(3000, 1), expected = random_floats(3000, 5);
     for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = values[i] + expected[i];
     exchange_on(device)(engine, key, values, 1);
     EXPECT_EQ(values, expected);
-    EXPECT_THAT(engine.residual(key), testing::IsEmpty());
+    EXPECT_THAT(engine.residuals().of(key), testing::IsEmpty());
   });
 }
 
 TEST(DeviceRounds, APushedValueIsStillThereAfterAResidualWasReplaced) {
   const auto device = std::make_shared<StreamsDevice>();
   run_job({1, 1}, [&](Engine& engine) {
-    engine.set_compression(spec("fp16"), "fp16");
+    engine.compression().set(spec("fp16"), "fp16");
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {100}}}).front();
     const DeviceFloats grad(device, std::vector<float>(100, 2.0F));
     engine.push(key, grad.span(), 0, grad.place());
     std::vector<float> out(100);
     engine.pull(key, out, 0).wait();
-    engine.set_residual(key, std::vector<float>(100, 0.25F));
+    engine.residuals().set(key, std::vector<float>(100, 0.25F));
     engine.pull(key, grad.span(), 0, grad.place()).wait();
     EXPECT_EQ(grad.values(), std::vector<float>(100, 2.0F));
   });
@@ -356,13 +356,13 @@ TEST(DeviceRounds, PayloadsWithoutTheirZerosHaveTheSameBits) {
   const auto sent = [&](const std::string& codec, const Exchange& exchange, std::vector<float>& last) {
     std::uint64_t bytes = 0;
     run_job({1, 1}, [&](Engine& engine) {
-      engine.set_compression(spec(codec), "2bit");
+      engine.compression().set(spec(codec), "2bit");
       const auto key = engine.declare(std::vector<KeySpec>{{"w", {200'000}}}).front();
       for (unsigned round = 0; round < 3; ++round) {
         last = random_floats(200'000, round);
         exchange(engine, key, last, 1);
       }
-      for (const auto& [peer, counters] : engine.counters()) bytes += counters.bytes_sent;
+      for (const auto& [peer, counters] : engine.metrics().counters()) bytes += counters.bytes_sent;
     });
     return bytes;
   };
@@ -378,7 +378,7 @@ TEST(DeviceRounds, PayloadsWithoutTheirZerosHaveTheSameBits) {
 TEST(DeviceRounds, WeightsOfAnOptimizerComeToTheDevice) {
   const auto device = std::make_shared<StreamsDevice>();
   run_job({2, 1}, [&](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {100}}}).front();
     engine.init(key, std::vector<float>(100, 10.0F));
     engine.set_optimizer("test rescale_grad=1");
@@ -391,7 +391,7 @@ TEST(DeviceRounds, WeightsOfAnOptimizerComeToTheDevice) {
 TEST(DeviceRounds, OfDeltasTheSecondPullBringsTheServersOwnWeight) {
   const auto device = std::make_shared<StreamsDevice>();
   const auto body = [&](Engine& engine) {
-    engine.set_compression(spec("none"), "none", "delta:2bit:threshold=0.25");
+    engine.compression().set(spec("none"), "none", "delta:2bit:threshold=0.25");
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {20'000}}}).front();
     engine.init(key, std::vector<float>(20'000));
     engine.set_optimizer("sgd learning_rate=1");
@@ -412,7 +412,7 @@ TEST(DeviceRounds, OfDeltasTheSecondPullBringsTheServersOwnWeight) {
 TEST(DeviceRounds, ADeviceThatFailsIsSaidByTheTicket) {
   const auto device = std::make_shared<StreamsDevice>();
   const auto job = [&](Engine& engine) {
-    engine.set_compression(spec("fp16"), "fp16");
+    engine.compression().set(spec("fp16"), "fp16");
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {100}}}).front();
     const DeviceFloats grad(device, std::vector<float>(100, 1.0F));
     engine.push_pull(key, grad.span(), grad.span(), 0, 1, grad.place()).wait();

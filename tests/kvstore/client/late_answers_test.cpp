@@ -95,8 +95,8 @@ TEST(LateAnswers, ToALoadOfAnOptimizersStatesAreNoWeight) {
     std::vector<float> weight(kElements);
     engine.push_pull(key, ones, weight, 0).wait();
     const std::string path = testing::TempDir() + "gradwire_late_answers.states";
-    engine.save_optimizer_states(path, Dump::kStates);
-    engine.load_optimizer_states(path);
+    engine.optimizer_states().save(path, Dump::kStates);
+    engine.optimizer_states().load(path);
     engine.push_pull(key, ones, weight, 0).wait();
     EXPECT_EQ(weight, std::vector<float>(kElements, -2.5F));
     std::filesystem::remove(path);

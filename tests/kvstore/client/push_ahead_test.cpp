@@ -43,7 +43,7 @@ std::vector<float> gradient(std::uint32_t rank, int round) {
 }
 
 /// Returns once the engine's thread has done what was posted before.
-void await_thread(Engine& engine) { engine.share_sent(); }
+void await_thread(Engine& engine) { engine.residuals().share_sent(); }
 
 class PushAhead : public testing::TestWithParam<Runner> {};
 constexpr const char* kNames[] = {"Servers", "Peers", "Library", "Host"};
@@ -55,7 +55,7 @@ std::vector<std::vector<float>> sums_seen(Runner run, std::uint64_t bound, const
   std::vector<std::vector<float>> sums;
   std::promise<void> pushed;
   run(bounded_by(bound), [&](Engine& engine) {
-    engine.set_compression(spec(codec), codec == "none" ? "none" : "fp32");
+    engine.compression().set(spec(codec), codec == "none" ? "none" : "fp32");
     const KeySpec named{"w", {kElements}};
     const KeyId key = engine.declare({&named, 1})[0];
     if (engine.rank() == 0) {
@@ -66,7 +66,7 @@ std::vector<std::vector<float>> sums_seen(Runner run, std::uint64_t bound, const
       const auto room = static_cast<int>(std::min<std::uint64_t>(bound / kPushBytes, kRounds - 1));
       for (int round = 0; round <= room; ++round) pushes[round].taken.wait();
       await_thread(engine);
-      EXPECT_EQ(engine.ahead_bytes(), room * kPushBytes);
+      EXPECT_EQ(engine.metrics().ahead_bytes(), room * kPushBytes);
       for (int round = room + 1; round < kRounds; ++round)
         EXPECT_FALSE(pushes[round].taken.done()) << "round " << round;
       pushed.set_value();
@@ -76,7 +76,7 @@ std::vector<std::vector<float>> sums_seen(Runner run, std::uint64_t bound, const
       }
       std::vector<float> last(kElements);
       engine.pull(key, last, 0).wait();
-      EXPECT_EQ(engine.ahead_bytes(), 0U);
+      EXPECT_EQ(engine.metrics().ahead_bytes(), 0U);
       sums.push_back(last);
     } else {
       pushed.get_future().wait();
@@ -122,11 +122,11 @@ TEST(PushAheadOfSeveralKeys, SharesOneBound) {
     push_all();
     if (engine.rank() == 0) {
       await_thread(engine);
-      EXPECT_EQ(engine.ahead_bytes(), 3 * kPushBytes);
+      EXPECT_EQ(engine.metrics().ahead_bytes(), 3 * kPushBytes);
       pushed.set_value();
     }
     for (const BegunPush& push : pushes) push.done.wait();
-    EXPECT_EQ(engine.ahead_bytes(), 0U);
+    EXPECT_EQ(engine.metrics().ahead_bytes(), 0U);
     engine.barrier();
   });
 }
@@ -151,7 +151,7 @@ TEST(PushAheadOfSeveralKeys, NeverStandsStillWhereWorkersPushInOneOrder) {
       engine.pull(key, out, 0).wait();
       result.insert(result.end(), out.begin(), out.end());
     }
-    EXPECT_EQ(engine.ahead_bytes(), 0U);
+    EXPECT_EQ(engine.metrics().ahead_bytes(), 0U);
     engine.barrier();
   });
   std::vector<float> expected;
@@ -194,7 +194,7 @@ TEST(PushAheadOfFloat64, CountsItsBytes) {
     for (int round = 0; round < 5; ++round) pushes.push_back(engine.begin_push(key, value, 0));
     if (engine.rank() == 0) {
       await_thread(engine);
-      EXPECT_EQ(engine.ahead_bytes(), 2 * (2 * kElements * sizeof(float) + 1024));
+      EXPECT_EQ(engine.metrics().ahead_bytes(), 2 * (2 * kElements * sizeof(float) + 1024));
       pushed.set_value();
     }
     for (const BegunPush& push : pushes) push.done.wait();
@@ -282,18 +282,18 @@ std::vector<std::vector<float>> row_sums(Runner run, std::uint64_t bound, std::u
     if (engine.rank() == 0) {
       int round = 0;
       for (; round < kRounds && !sparse.room(table); ++round) sparse.push(table, kIds, rows_of(0, round), 0);
-      most = engine.ahead_bytes();
+      most = engine.metrics().ahead_bytes();
       if (round < kRounds) {
         EXPECT_FALSE(sparse.room(table)->done());
       }
       full.set_value();
       for (; round < kRounds; ++round) {
         sparse.push(table, kIds, rows_of(0, round), 0);
-        most = std::max(most, engine.ahead_bytes());
+        most = std::max(most, engine.metrics().ahead_bytes());
       }
       sparse.pull(table, kIds, 0).done.wait();
       sparse.pull(table, kIds, 0).done.wait();  // which gives back what the one before has ended
-      EXPECT_EQ(engine.ahead_bytes(), 0U);
+      EXPECT_EQ(engine.metrics().ahead_bytes(), 0U);
     } else {
       full.get_future().wait();
       for (int round = 0; round < kRounds; ++round) {

@@ -80,9 +80,9 @@ TEST_P(Standstills, APushThatNobodyPullsHoldsUpWhatWaitsForIt) {
       GetParam(),
       [](Engine& engine, KeyId first, KeyId) {
         engine.push(first, std::vector<float>(9), 0);
-        engine.set_compression(spec("fp16"), "fp32");
+        engine.compression().set(spec("fp16"), "fp32");
       },
-      [](Engine& engine, KeyId, KeyId) { engine.set_compression(spec("fp16"), "fp32"); });
+      [](Engine& engine, KeyId, KeyId) { engine.compression().set(spec("fp16"), "fp32"); });
   EXPECT_THAT(errors,
               testing::Each(AllOf(HasSubstr("set_gradient_compression, behind round 0 of key 'first'"),
                                   HasSubstr("in 'compression'"))));

@@ -89,7 +89,7 @@ double largest_difference(const Floats& a, const Floats& b) {
 
 std::uint64_t bytes_received(const Engine& engine) {
   std::uint64_t bytes = 0;
-  for (const auto& peer : engine.counters()) bytes += peer.counters.bytes_received;
+  for (const auto& peer : engine.metrics().counters()) bytes += peer.counters.bytes_received;
   return bytes;
 }
 
@@ -100,7 +100,7 @@ TEST_P(WeightRounds, AllWorkersHaveTheSameBitsAndTrainAsWithWholeWeights) {
   for (const std::string weights : {"fp32", "fp16", "bf16", "delta:int8", "delta:2bit:threshold=0.25"}) {
     std::array<Floats, kWorkers> trained;
     GetParam()(job(), [&](Engine& engine) {
-      engine.set_compression(spec("fp16"), "fp32", weights);
+      engine.compression().set(spec("fp16"), "fp32", weights);
       Trainer trainer(engine);
       trainer.steps(30);
       trained[engine.rank()] = trainer.weight();
@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(Of, WeightRounds, testing::Values(run_job, run_peers, r
 /// Also behind a round that is still under way.
 TEST_P(WeightRounds, APullAfterTheAnswerWasSeenBringsTheServersOwn) {
   GetParam()(job(), [](Engine& engine) {
-    engine.set_compression(spec("none"), "none", "delta:2bit:threshold=0.25");
+    engine.compression().set(spec("none"), "none", "delta:2bit:threshold=0.25");
     const KeySpec key{"w", {kElements}};
     const KeyId id = engine.declare({&key, 1})[0];
     engine.init(id, Floats(kElements));
@@ -147,7 +147,7 @@ TEST(WeightRounds, AreFewerBytesOnTheWire) {
   std::map<std::string, double> bytes;
   for (const std::string weights : {"fp32", "fp16", "delta:int8", "delta:2bit:threshold=0.05"}) {
     run_job(job(), [&](Engine& engine) {
-      engine.set_compression(spec("none"), "none", weights);
+      engine.compression().set(spec("none"), "none", weights);
       Trainer trainer(engine);
       trainer.steps(1);  // whole
       const std::uint64_t before = bytes_received(engine);
@@ -189,7 +189,7 @@ TEST(WeightRounds, ADeltaIsAppliedOnceWhateverIsLost) {
   std::array<Floats, kWorkers> expected, forgetful;
   const auto body = [](std::array<Floats, kWorkers>& trained) {
     return [&trained](Engine& engine) {
-      engine.set_compression(spec("none"), "none", "delta:int4");
+      engine.compression().set(spec("none"), "none", "delta:int4");
       Trainer trainer(engine);
       trainer.steps(12);
       trained[engine.rank()] = trainer.weight();
@@ -229,7 +229,7 @@ TEST(WeightRounds, AtOnceEachWorkerIsToldAllThatItsWeightLacks) {
   for (const auto& [weights, bits_an_element] : bits) {
     std::atomic<std::uint64_t> bytes = 0;
     run_job(job(AtOnce{}), [&, text = weights](Engine& engine) {
-      engine.set_compression(spec("none"), "none", text);
+      engine.compression().set(spec("none"), "none", text);
       expect_all_told(engine, 20);
       if (engine.rank() == 0) bytes = bytes_received(engine);
     });
@@ -245,7 +245,7 @@ TEST(WeightRounds, AtOnceADeltaIsAppliedOnceWhateverIsLost) {
   size.engine.retry_timeout = std::chrono::milliseconds(50);
   std::atomic<int> lost = 0;
   const auto body = [](Engine& engine) {
-    engine.set_compression(spec("none"), "none", "delta:int8");
+    engine.compression().set(spec("none"), "none", "delta:int8");
     expect_all_told(engine, 20);
   };
   run_wired(size, body, [&](Line line) { return std::make_unique<ForgetfulLine>(std::move(line), lost); });
@@ -258,7 +258,7 @@ TEST(WeightRounds, AtOnceADeltaIsAppliedOnceWhateverComesTwiceOrLate) {
   const auto faults = std::make_shared<transport::Faults>(
       transport::parse_faults("seed=5,duplicate=30%,delay=30ms@10%,reorder=10%,drop=5%"));
   const auto body = [](Engine& engine) {
-    engine.set_compression(spec("none"), "none", "delta:int8");
+    engine.compression().set(spec("none"), "none", "delta:int8");
     expect_all_told(engine, 20);
   };
   run_wired(size, body, [&](Line line) { return transport::disturbed(std::move(line), faults); });
@@ -268,7 +268,7 @@ TEST(WeightRounds, AtOnceADeltaIsAppliedOnceWhateverComesTwiceOrLate) {
 TEST(WeightRounds, AWorkerThatHasJoinedGoesOnWithTheOthersWeight) {
   std::array<Floats, kWorkers> trained;
   run_job(job(), [&](Engine& engine) {
-    engine.set_compression(spec("none"), "none", "delta:int4");
+    engine.compression().set(spec("none"), "none", "delta:int4");
     Trainer trainer(engine);
     trainer.steps(3);
     if (engine.rank() != 1) trainer.steps(2);
@@ -283,7 +283,7 @@ TEST(WeightRounds, AWorkerThatHasJoinedGoesOnWithTheOthersWeight) {
 TEST(WeightRounds, AWorkerThatWasBehindFirstPullsWhatTheOthersHold) {
   std::array<Floats, kWorkers> pulled;
   run_job(job(), [&](Engine& engine) {
-    engine.set_compression(spec("none"), "none", "delta:2bit:threshold=0.25");
+    engine.compression().set(spec("none"), "none", "delta:2bit:threshold=0.25");
     Trainer trainer(engine);
     trainer.steps(engine.rank() == 1 ? 1 : 2);
     engine.join();
@@ -297,10 +297,10 @@ TEST(WeightRounds, ACheckpointGoesOnBitForBit) {
   const Folder folder;
   Floats undisturbed, resumed;
   run_job(job(), [&](Engine& engine) {
-    engine.set_compression(spec("int8"), "fp32", "delta:topk:ratio=0.1");
+    engine.compression().set(spec("int8"), "fp32", "delta:topk:ratio=0.1");
     Trainer trainer(engine);
     trainer.steps(4);
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
     trainer.steps(4);
     if (engine.rank() == 0) undisturbed = trainer.weight();
   });
@@ -308,9 +308,9 @@ TEST(WeightRounds, ACheckpointGoesOnBitForBit) {
   other.servers = 3;
   for (const JobSize& size : {job(), other}) {
     run_job(size, [&](Engine& engine) {
-      engine.set_compression(spec("int8"), "fp32", "delta:topk:ratio=0.1");
+      engine.compression().set(spec("int8"), "fp32", "delta:topk:ratio=0.1");
       Trainer trainer(engine);
-      engine.load_checkpoint(folder.path());
+      engine.checkpoints().load(folder.path());
       trainer.fetch();
       trainer.steps(4);
       if (engine.rank() == 0) resumed = trainer.weight();
@@ -324,7 +324,7 @@ TEST(WeightRounds, ACheckpointGoesOnBitForBit) {
 TEST(WeightRounds, WeightsThatAreNotFiniteArriveAsTheyAre) {
   for (const std::string weights : {"fp16", "delta:int8"}) {
     run_job({2, 1}, [&](Engine& engine) {
-      engine.set_compression(spec("none"), "none", weights);
+      engine.compression().set(spec("none"), "none", weights);
       const KeySpec spec{"w", {3}};
       const KeyId key = engine.declare({&spec, 1})[0];
       engine.init(key, Floats{1, 2, 3});
@@ -349,7 +349,7 @@ TEST(WeightRounds, WhatDoesNotFitChangesNoOtherBitHoweverPartitionsAreCut) {
       size.engine.shard_bound_elements = 1;
       Floats seen;
       run_job(size, [&](Engine& engine) {
-        engine.set_compression(spec("none"), "none", weights);
+        engine.compression().set(spec("none"), "none", weights);
         const KeySpec spec{"w", {elements}};
         const KeyId key = engine.declare({&spec, 1})[0];
         engine.init(key, random_floats(elements, 7));
@@ -371,16 +371,16 @@ TEST(WeightRounds, WhatDoesNotFitChangesNoOtherBitHoweverPartitionsAreCut) {
 TEST(WeightRounds, RanksThatDifferAreToldSo) {
   run_job(job(), [](Engine& engine) {
     const std::string weights = engine.rank() == 1 ? "fp16" : "delta:int8";
-    EXPECT_THAT([&] { engine.set_compression(spec("none"), "none", weights); },
+    EXPECT_THAT([&] { engine.compression().set(spec("none"), "none", weights); },
                 ThrowsMessage<std::invalid_argument>(HasSubstr("weights=")));
   });
 }
 
 TEST(WeightRounds, WhereALibrarySumsNoServerSendsThem) {
   run_native(job(), [](Engine& engine) {
-    EXPECT_THAT([&] { engine.set_compression(spec("none"), "none", "fp16"); },
+    EXPECT_THAT([&] { engine.compression().set(spec("none"), "none", "fp16"); },
                 ThrowsMessage<std::invalid_argument>(HasSubstr("where a library sums no server sends")));
-    engine.set_compression(spec("fp16"), "fp16", "fp32");
+    engine.compression().set(spec("fp16"), "fp16", "fp32");
   });
 }
 

@@ -249,7 +249,7 @@ TEST(Collectives, RowsStayWhole) {
 
 std::uint64_t payload_bytes_sent(Engine& engine) {
   std::uint64_t sent = 0;
-  for (const auto& [peer, counters] : engine.counters())
+  for (const auto& [peer, counters] : engine.metrics().counters())
     sent += counters.bytes_sent - counters.frames_sent * transport::kHeaderBytes;
   return sent;
 }
@@ -376,7 +376,7 @@ class Failure : public testing::TestWithParam<Placement> {
     size.engine.retry_timeout = 300ms;
     const auto body = [&](Engine& engine) {
       if (engine.rank() == 1) {
-        engine.all_gather(what, settings);
+        engine.meeting().all_gather(what, settings);
         return instead();
       }
       try {

@@ -36,7 +36,7 @@ TEST(Engine, PushPullSumsInRankOrderInPlace) {
 TEST(Engine, TwoBitAcceptanceOfMxnet) {
   static constexpr float kWorkers = 7;
   run_job({7, 2}, [](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
     const std::vector<KeySpec> specs = {{"a", {2, 3}}, {"b", {1211, 1211}}, {"c", {1200, 1200}}};
     const auto keys = engine.declare(specs);
     for (std::size_t k = 0; k < keys.size(); ++k) {
@@ -87,15 +87,15 @@ TEST(Engine, SlotsExchangeEveryStep) {
     }
     const auto keys = engine.declare(specs);
     std::vector<std::span<float>> spans(values.begin(), values.end());
-    engine.bind_slots(keys, spans);
-    engine.set_slot_scale(0.5F);
-    EXPECT_EQ(engine.unmarked().size(), 40U);
-    EXPECT_THROW(engine.drain_for(std::chrono::seconds(1)), std::logic_error);
+    engine.slots().bind(keys, spans);
+    engine.slots().set_scale(0.5F);
+    EXPECT_EQ(engine.slots().unmarked().size(), 40U);
+    EXPECT_THROW(engine.slots().drain_for(std::chrono::seconds(1)), std::logic_error);
     for (int step = 0; step < 5; ++step) {
       for (auto& v : values) std::fill(v.begin(), v.end(), static_cast<float>(step + engine.rank()));
-      for (unsigned i = 40; i-- > 0;) engine.mark_ready(i);
-      EXPECT_THROW(engine.mark_ready(3), std::logic_error);
-      ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+      for (unsigned i = 40; i-- > 0;) engine.slots().mark_ready(i);
+      EXPECT_THROW(engine.slots().mark_ready(3), std::logic_error);
+      ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
       for (const auto& v : values)
         EXPECT_EQ(v, std::vector<float>(v.size(), static_cast<float>(step) + 0.5F));
     }
@@ -111,7 +111,7 @@ std::vector<std::vector<float>> slots_after_steps(const std::string& codec, cons
   size.engine.fusion_bytes = fusion_bytes;
   std::vector<std::vector<float>> result;
   run(size, [&](Engine& engine) {
-    engine.set_compression(spec(codec), reply);
+    engine.compression().set(spec(codec), reply);
     std::vector<KeySpec> specs;
     std::vector<std::vector<float>> values;
     for (unsigned i = 0; i < 30; ++i) {
@@ -121,14 +121,14 @@ std::vector<std::vector<float>> slots_after_steps(const std::string& codec, cons
     specs.push_back({"large", {70'000}});
     values.emplace_back(70'000);
     const auto keys = engine.declare(specs);
-    engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
-    engine.set_slot_scale(0.5F);
+    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().set_scale(0.5F);
     for (unsigned step = 0; step < 4; ++step) {
       for (unsigned i = 0; i < values.size(); ++i)
         std::ranges::copy(random_floats(values[i].size(), 100 * step + 3 * i + engine.rank()),
                           values[i].begin());
-      for (unsigned i = 0; i < values.size(); ++i) engine.mark_ready((i * 7) % 31);
-      ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+      for (unsigned i = 0; i < values.size(); ++i) engine.slots().mark_ready((i * 7) % 31);
+      ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
     }
     if (engine.rank() == 0) result = values;
   });
@@ -174,9 +174,9 @@ TEST(Engine, FusedTensorsAreOneFrame) {
     for (int i = 0; i < 200; ++i) specs.push_back({std::to_string(i), {256}});
     const auto keys = engine.declare(specs);
     std::vector<std::vector<float>> values(200, std::vector<float>(256, 1.0F));
-    engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
-    for (unsigned i = 0; i < 200; ++i) engine.mark_ready(i);
-    ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    for (unsigned i = 0; i < 200; ++i) engine.slots().mark_ready(i);
+    ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
     for (const auto& v : values) EXPECT_EQ(v, std::vector<float>(256, 2.0F));
   };
   run_wired({2, 1}, body,
@@ -190,10 +190,10 @@ TEST(Engine, WithAnOptimizerOnTheServersEverySlotIsAWeight) {
     std::vector<std::vector<float>> values(2, std::vector<float>(2, 10.0F));
     for (std::size_t i = 0; i < 2; ++i) engine.init(keys[i], values[i]);
     engine.set_optimizer("test rescale_grad=1");
-    engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
     for (auto& v : values) std::ranges::fill(v, 1.0F);
-    for (unsigned i = 0; i < 2; ++i) engine.mark_ready(i);
-    ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+    for (unsigned i = 0; i < 2; ++i) engine.slots().mark_ready(i);
+    ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
     for (const auto& v : values) EXPECT_EQ(v, std::vector<float>(2, 12.0F));
   });
 }
@@ -202,9 +202,9 @@ TEST(Engine, SlotsOfAClosedStoreAreRefused) {
   run_job({1, 1}, [](Engine& engine) {
     const auto keys = engine.declare(std::vector<KeySpec>{{"a", {2}}, {"b", {2}}});
     std::vector<std::vector<float>> values(2, std::vector<float>(2));
-    engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
     engine.close();
-    EXPECT_THROW(engine.mark_ready(0), std::logic_error);
+    EXPECT_THROW(engine.slots().mark_ready(0), std::logic_error);
   });
 }
 
@@ -269,11 +269,11 @@ TEST(Engine, DifferencesBetweenRanksAreTheSameErrorOnAll) {
               HasSubstr("worker 2 has 'w' float32 (4)"));
   EXPECT_THAT(error_of_all(2,
                            [](Engine& e) {
-                             e.set_compression(spec(e.rank() == 1 ? "2bit:threshold=1" : "2bit"), "exact");
+                             e.compression().set(spec(e.rank() == 1 ? "2bit:threshold=1" : "2bit"), "exact");
                            }),
               HasSubstr("threshold=1"));
   EXPECT_THAT(
-      error_of_all(2, [](Engine& e) { e.set_compression(spec("2bit"), e.rank() == 1 ? "2bit" : "exact"); }),
+      error_of_all(2, [](Engine& e) { e.compression().set(spec("2bit"), e.rank() == 1 ? "2bit" : "exact"); }),
       HasSubstr("reply="));
   EXPECT_THAT(
       error_of_all(3,
@@ -282,7 +282,7 @@ TEST(Engine, DifferencesBetweenRanksAreTheSameErrorOnAll) {
                      std::vector<std::vector<float>> values(3, std::vector<float>(3));
                      std::vector<KeyId> order = {keys[0], keys[1], keys[2]};
                      if (e.rank() == 2) std::swap(order[0], order[1]);
-                     e.bind_slots(order, std::vector<std::span<float>>(values.begin(), values.end()));
+                     e.slots().bind(order, std::vector<std::span<float>>(values.begin(), values.end()));
                    }),
       HasSubstr("worker 0 has a bucket of keys c, b, a, worker 2 has a bucket of keys c, a, b"));
   EXPECT_THAT(error_of_all(2, [](Engine& e) { e.set_optimizer(e.rank() == 1 ? "test" : "sgd"); }),
@@ -332,7 +332,7 @@ TEST(Engine, SlowWorkerIsNamedThenTheJobGivesUp) {
       } catch (const transport::TimeoutError& error) {
         text = error.what();
       }
-      for (const auto& line : engine.take_notices()) notice += line;
+      for (const auto& line : engine.metrics().take_notices()) notice += line;
     });
   } catch (
       const transport::TransportError&) {  // NOLINT(bugprone-empty-catch): rank 1 and the server hear of it
@@ -356,7 +356,7 @@ TEST(Engine, AWarningBeforeAnyRetryNamesTheSlowWorker) {
     if (engine.rank() == 1) is_warned.wait_for(std::chrono::seconds(60));
     const Ticket sum = engine.push_pull(key, values, values, 0);
     while (engine.rank() == 0 && notices.empty() && !sum.wait_for(std::chrono::milliseconds(20)))
-      notices = engine.take_notices();
+      notices = engine.metrics().take_notices();
     if (engine.rank() == 0) warned.set_value();
     sum.wait();
   });
@@ -384,7 +384,7 @@ TEST(Engine, BadCallsAreNamed) {
 
 TEST(Engine, NonfiniteIsReportedOnEveryRank) {
   run_job({2, 1}, [](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
     const std::vector<KeySpec> specs = {{"w", {5}}};
     const auto key = engine.declare(specs)[0];
     std::vector<float> values(5, 1.0F);

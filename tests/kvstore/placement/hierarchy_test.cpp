@@ -97,7 +97,7 @@ using Gradient = std::function<std::vector<float>(unsigned step, std::size_t n, 
 std::function<void(Engine&)> training(const std::string& codec, const std::string& reply,
                                       const Gradient& gradient, std::vector<float>& result) {
   return [=, &result](Engine& engine) {
-    engine.set_compression(spec(codec), reply);
+    engine.compression().set(spec(codec), reply);
     const std::vector<KeySpec> specs = {{"w", {400'000}}, {"b", {300}}};
     const auto keys = engine.declare(specs);
     std::vector<float> last;
@@ -151,7 +151,7 @@ TEST_P(HierarchyPlacement, OnlyLeadersPushAndAllMayHostServers) {
         engine.push_pull(keys[0], values, values, 0).wait();
         engine.barrier();  // all answers are counted where they were sent
         const std::lock_guard lock(mutex);
-        for (const auto& peer : engine.counters()) {
+        for (const auto& peer : engine.metrics().counters()) {
           if (peer.peer.role == transport::Role::kServer) sent[engine.rank()] += peer.counters.bytes_sent;
         }
       },
@@ -170,7 +170,7 @@ TEST_P(HierarchyPlacement, FirstValuesAreTheRootsAndOptimizersUpdateThem) {
   run(kUneven, [](Engine& engine) {
     const std::vector<KeySpec> specs = {{"w", {5}}, {"large", {300'000}}};
     const auto keys = engine.declare(specs);
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
     for (std::size_t k = 0; k < keys.size(); ++k) {
       const std::vector<float> mine(specs[k].elements(), static_cast<float>(10 * engine.rank()));
       engine.init(keys[k], mine, 2);
@@ -213,7 +213,7 @@ TEST_P(HierarchyPlacement, KeysMayBePushedInAnyOrderAndWithoutWaiting) {
 
 TEST_P(HierarchyPlacement, NonfiniteIsReportedOnEveryRank) {
   run(kTwoByTwo, [](Engine& engine) {
-    engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(spec("2bit:threshold=0.5"), "exact");
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {3}}})[0];
     std::vector<float> values(3, 1.0F);
     if (engine.rank() == 1) values[2] = NAN;
@@ -234,9 +234,9 @@ TEST_P(HierarchyPlacement, CompressionChangesBetweenRoundsThatNobodyAwaits) {
     const auto keys = engine.declare(std::vector<KeySpec>{{"w", {300'000}}});
     const std::vector<float> ones(300'000, 1.0F);
     for (int i = 0; i < 5; ++i) {
-      engine.set_compression(spec("none"), "none");  // which sends what 2bit has left, 1.5 of each host
+      engine.compression().set(spec("none"), "none");  // which sends what 2bit has left, 1.5 of each host
       engine.push(keys[0], ones, 0);
-      engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+      engine.compression().set(spec("2bit:threshold=0.5"), "exact");
       std::vector<float> out(ones.size());
       engine.pull(keys[0], out, 0).wait();
       EXPECT_EQ(out[299'999], i == 0 ? 4.0F : 7.0F);
@@ -255,7 +255,7 @@ TEST_P(HierarchyPlacement, CollectivesAreThoseOfAllWorkers) {
     engine.collectives().all_reduce(in, std::as_writable_bytes(std::span(values)), DataType::kFloat32,
                                     ReduceOp::kSum);
     EXPECT_EQ(values[0], 10.0F);
-    EXPECT_EQ(engine.all_gather("names", std::to_string(engine.rank())).size(), 5U);
+    EXPECT_EQ(engine.meeting().all_gather("names", std::to_string(engine.rank())).size(), 5U);
     engine.barrier();
   });
 }
@@ -314,7 +314,7 @@ TEST_P(HierarchyPlacement, ARankThatIsMissingIsNamedEverywhere) {
 std::function<void(Engine&)> slot_training(const std::string& codec, const std::string& reply,
                                            const Gradient& gradient, std::vector<float>& result) {
   return [=, &result](Engine& engine) {
-    engine.set_compression(spec(codec), reply);
+    engine.compression().set(spec(codec), reply);
     std::vector<KeySpec> specs;
     std::vector<std::vector<float>> values;
     for (unsigned i = 0; i < 9; ++i) {
@@ -322,13 +322,13 @@ std::function<void(Engine&)> slot_training(const std::string& codec, const std::
       values.emplace_back(specs.back().elements());
     }
     const auto keys = engine.declare(specs);
-    engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
     std::vector<float> last;
     for (unsigned step = 0; step < 4; ++step) {
       for (unsigned i = 0; i < 9; ++i)  // in place: slots stay where they are
         std::ranges::copy(gradient(10 * step + i, values[i].size(), engine.rank()), values[i].begin());
-      for (unsigned i = 0; i < 9; ++i) engine.mark_ready(engine.rank() == 0 ? i : 8 - i);
-      ASSERT_TRUE(engine.drain_for(20s));
+      for (unsigned i = 0; i < 9; ++i) engine.slots().mark_ready(engine.rank() == 0 ? i : 8 - i);
+      ASSERT_TRUE(engine.slots().drain_for(20s));
       for (const auto& slot : values) last.insert(last.end(), slot.begin(), slot.end());
     }
     if (engine.rank() == engine.num_workers() - 1) result = last;

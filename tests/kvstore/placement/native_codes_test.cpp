@@ -41,7 +41,7 @@ std::pair<std::uint64_t, std::uint64_t> gathered_and_integer_bytes(std::uint32_t
   run_native_wired(
       size,
       [&](Engine& engine) {
-        engine.set_compression(spec(codec), "exact");
+        engine.compression().set(spec(codec), "exact");
         const auto keys = engine.declare(std::vector<KeySpec>{{"w", {n}}});
         std::vector<float> values(n, 1.0F);
         engine.push_pull(keys[0], values, values, 0).wait();
@@ -84,7 +84,7 @@ TEST(NativeCodesMany, Int16SumsWhatInt8CannotHold) {
   run_native_wired(
       {kRanks},
       [](Engine& engine) {
-        engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+        engine.compression().set(spec("2bit:threshold=0.5"), "exact");
         const auto keys = engine.declare(std::vector<KeySpec>{{"w", {100}}});
         std::vector<float> values(100, 0.5F);
         values[7] = -1.0F;
@@ -103,7 +103,7 @@ TEST(NativeCodesNonFinite, ReachesAllRanksAndStaysOutOfSums) {
       JobSize size{3};
       size.engine.code_sums = code_sums;
       run_native(size, [&](Engine& engine) {
-        engine.set_compression(spec(codec), "exact");
+        engine.compression().set(spec(codec), "exact");
         const auto keys = engine.declare(std::vector<KeySpec>{{"w", {100}}});
         for (unsigned step = 0; step < 4; ++step) {
           auto values = random_floats(100, step + engine.rank());
@@ -126,7 +126,7 @@ TEST(NativeCodesSlots, ThatTravelTogetherHaveTheBitsOfServers) {
     size.engine.code_sums = code_sums;
     std::vector<float> all;
     run(size, [&](Engine& engine) {
-      engine.set_compression(spec(codec), "exact");
+      engine.compression().set(spec(codec), "exact");
       std::vector<KeySpec> specs;
       std::vector<std::vector<float>> values;
       for (unsigned i = 0; i < 20; ++i) {
@@ -134,13 +134,13 @@ TEST(NativeCodesSlots, ThatTravelTogetherHaveTheBitsOfServers) {
         values.emplace_back(specs.back().elements());
       }
       const auto keys = engine.declare(specs);
-      engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+      engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
       for (unsigned step = 0; step < 4; ++step) {
         for (unsigned i = 0; i < values.size(); ++i)
           std::ranges::copy(random_floats(values[i].size(), 100 * step + 4 * i + engine.rank()),
                             values[i].begin());
-        for (unsigned i = 0; i < values.size(); ++i) engine.mark_ready(i);
-        ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+        for (unsigned i = 0; i < values.size(); ++i) engine.slots().mark_ready(i);
+        ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
         for (const auto& value : values) {
           if (engine.rank() == 0) all.insert(all.end(), value.begin(), value.end());
         }
@@ -167,7 +167,7 @@ TEST(NativeCodesOptimizer, UpdatesFromSumsOfIntegers) {
     size.engine.code_sums = code_sums;
     std::vector<float> weight(kCodeKeys[1].elements());
     run(size, [&](Engine& engine) {
-      engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+      engine.compression().set(spec("2bit:threshold=0.5"), "exact");
       const auto keys = engine.declare(std::vector<KeySpec>{kCodeKeys[1]});
       std::vector<float> out(kCodeKeys[1].elements());
       engine.init(keys[0], out);

@@ -35,7 +35,7 @@ TEST(Native, GivesTheBitsOfServers) {
 TEST(Native, SixteenBitSumsAreWithinTheirRounding) {
   run_native({3}, [](Engine& engine) {
     for (const std::string codec : {"fp16", "bf16"}) {
-      engine.set_compression(spec(codec), codec);
+      engine.compression().set(spec(codec), codec);
       const auto keys = engine.declare(std::vector<KeySpec>{{codec, {10'000}}});
       auto values = random_floats(10'000, engine.rank());
       engine.push_pull(keys[0], values, values, 0).wait();
@@ -102,13 +102,13 @@ TEST(Native, SlotsGoInTheSameOrderHoweverTheyAreMarked) {
       values.emplace_back(specs.back().elements());
     }
     const auto keys = engine.declare(specs);
-    engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
     for (unsigned step = 0; step < 4; ++step) {
       for (unsigned i = 0; i < 9; ++i)  // in place: slots stay where they are
         std::ranges::copy(random_floats(values[i].size(), 40 * step + 4 * i + engine.rank()),
                           values[i].begin());
-      for (unsigned i = 0; i < 9; ++i) engine.mark_ready(engine.rank() == 0 ? i : 8 - i);
-      ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+      for (unsigned i = 0; i < 9; ++i) engine.slots().mark_ready(engine.rank() == 0 ? i : 8 - i);
+      ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
       for (unsigned i = 0; i < 9; ++i)
         EXPECT_EQ(values[i], rank_order_sum(values[i].size(), 40 * step + 4 * i, 2)) << i;
     }
@@ -123,7 +123,7 @@ TEST_P(NativeOrder, AnotherOrderOnOneRankIsAnErrorOnAll) {
   JobSize size{3};
   size.engine.code_sums = code_sums;
   run_native(size, [&, codec = std::string(codec)](Engine& engine) {
-    engine.set_compression(spec(codec), codec == "none" ? "none" : "exact");
+    engine.compression().set(spec(codec), codec == "none" ? "none" : "exact");
     const auto keys = engine.declare(std::vector<KeySpec>{{"a", {1000}}, {"b", {1000}}});
     std::vector<float> a(1000, 1.0F), b(1000, 2.0F);
     const bool turned = engine.rank() == 1;

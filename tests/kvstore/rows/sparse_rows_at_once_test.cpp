@@ -97,7 +97,7 @@ class RowsAtOncePlacement : public testing::TestWithParam<Runner> {};
 TEST_P(RowsAtOncePlacement, EveryPushOfEveryWorkerGoesInOnce) {
   for (const std::string codec : {"none", "fp16", "bf16", "2bit:threshold=0.5"}) {
     GetParam()(at_once(5), [&](Engine& engine) {
-      engine.set_compression(spec(codec), "fp32");
+      engine.compression().set(spec(codec), "fp32");
       Embedding table(engine);
       table.init();
       engine.set_optimizer("test rescale_grad=1");
@@ -123,7 +123,7 @@ TEST_P(RowsAtOncePlacement, WhatACodecKeepsBackIsAllThatTheTableLacks) {
     std::vector<Values> pushed(3, Values(kRows * kWidth)), kept(3);
     Values table_in_the_end;
     GetParam()(at_once(3), [&](Engine& engine) {
-      engine.set_compression(spec(codec), "fp32");
+      engine.compression().set(spec(codec), "fp32");
       Embedding table(engine);
       table.init();
       engine.set_optimizer("test rescale_grad=1");
@@ -229,8 +229,9 @@ TEST(RowsAtOnce, NobodyWaitsForAWorkerThatDoesNotPush) {
       EXPECT_EQ(table.push_pull({3}, Values(kWidth, 1)).values, Values(kWidth, step));
     engine.barrier();
     EXPECT_EQ(table.all()[3 * kWidth], 5.0F);
-    EXPECT_EQ(engine.staleness(), (engine.rank() == 0 ? std::map<std::uint64_t, std::uint64_t>{{0, 10}}
-                                                      : std::map<std::uint64_t, std::uint64_t>()));
+    EXPECT_EQ(engine.metrics().staleness(),
+              (engine.rank() == 0 ? std::map<std::uint64_t, std::uint64_t>{{0, 10}}
+                                  : std::map<std::uint64_t, std::uint64_t>()));
     engine.barrier();
   });
 }
@@ -304,7 +305,7 @@ TEST(RowsAtOnce, WhatIsLostDamagedOrDoubledGoesInOnce) {
         std::fill_n(expected.begin() + 9 * kWidth, kWidth, 45.0F);
         EXPECT_EQ(table.settled(), expected);
         std::uint64_t parts = 0;
-        for (const auto& row : engine.staleness()) parts += row.second;
+        for (const auto& row : engine.metrics().staleness()) parts += row.second;
         EXPECT_EQ(parts, 2U * 30U) << "each push once at each server";
       },
       [&](Line line) { return transport::disturbed(std::move(line), faults); });
@@ -328,7 +329,7 @@ TEST(RowsAtOnce, WithoutAnOptimizerAPushIsRefusedOnEveryWorkerAndTheStoreLivesOn
 
 TEST(RowsAtOnce, ANanIsToldToWhoPushedIt) {
   run_job(at_once(2), [](Engine& engine) {
-    engine.set_compression(spec("fp16"), "fp16");
+    engine.compression().set(spec("fp16"), "fp16");
     Embedding table(engine);
     table.init();
     engine.set_optimizer("test rescale_grad=1");
@@ -345,7 +346,7 @@ TEST(RowsAtOnce, ANanIsToldToWhoPushedIt) {
 Values save(const std::string& folder, const std::string& codec) {
   Values undisturbed;
   run_job(at_once(3), [&](Engine& engine) {
-    engine.set_compression(spec(codec), "fp32");
+    engine.compression().set(spec(codec), "fp32");
     Embedding table(engine);
     table.init();
     engine.set_optimizer("adam learning_rate=0.1");
@@ -357,7 +358,7 @@ Values save(const std::string& folder, const std::string& codec) {
       }
       engine.barrier();
     }
-    engine.save_checkpoint(folder);
+    engine.checkpoints().save(folder);
     if (engine.rank() == 0) {
       const Given more(0, 50);
       table.push(more.ids, more.values);
@@ -378,10 +379,10 @@ TEST(RowsAtOnce, ACheckpointGoesOnWithOtherWorkersAndServers) {
       if (codec != "none" && size.workers != 3) continue;  // residuals are shared out anew
       Values resumed;
       run_job(size, [&](Engine& engine) {
-        engine.set_compression(spec(codec), "fp32");
+        engine.compression().set(spec(codec), "fp32");
         Embedding table(engine);
         table.init({3}, Values(kWidth, 9));
-        engine.load_checkpoint(folder.path());
+        engine.checkpoints().load(folder.path());
         if (engine.rank() == 0) {
           const Given more(0, 50);
           table.push(more.ids, more.values).wait();
@@ -404,17 +405,17 @@ TEST(RowsAtOnce, ACheckpointGoesOnWhereWorkersGoInStepAndBack) {
   run_job(in_step, [&](Engine& engine) {
     Embedding table(engine);
     table.init();
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     const Given mine(engine.rank(), 60);
     table.push_pull(mine.ids, mine.values);
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
     const Values now = table.all();
     if (engine.rank() == 0) before = now;
   });
   run_job(at_once(2), [&](Engine& engine) {
     Embedding table(engine);
     table.init();
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     EXPECT_EQ(table.settled(), before);
     table.push_pull({3}, Values(kWidth, 1));
     EXPECT_NE(table.settled(), before);

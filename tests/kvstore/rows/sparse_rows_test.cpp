@@ -166,7 +166,7 @@ TEST_P(EveryRowPlacement, EveryCodecSumsRowsAsItWouldEachAlone) {
       {"2bit:threshold=0.5,lossless=on", "exact"}};
   for (const auto& [spec, reply] : cases) {
     run([&](Engine& engine) {
-      engine.set_compression(compress::parse_spec(spec), reply);
+      engine.compression().set(compress::parse_spec(spec), reply);
       const auto tables = engine.sparse().declare(std::vector{embedding()});
       engine.sparse().init(tables[0], {}, {}, 0);
       Oracle oracle(spec, reply, workers(), tables[0]);
@@ -204,7 +204,7 @@ TEST_P(EveryRowPlacement, PushesAndPullsOfSomeRowsGiveTheSame) {
 
 TEST_P(EveryRowPlacement, AnOptimizerUpdatesTouchedRows) {
   run([&](Engine& engine) {
-    engine.set_compression(compress::parse_spec("fp16"), "fp16");
+    engine.compression().set(compress::parse_spec("fp16"), "fp16");
     const auto tables = engine.sparse().declare(std::vector{embedding(8, 2)});
     engine.sparse().init(tables[0], Ids{0, 1, 2}, Values{1, 1, 2, 2, 3, 3}, 0);
     engine.set_optimizer("sgd learning_rate=0.5 wd=0.5");
@@ -223,14 +223,14 @@ TEST_P(EveryRowPlacement, BytesGrowWithTheRowsAndNotWithTheTable) {
   std::map<std::uint64_t, std::uint64_t> bytes;  // by rows of the table
   for (const std::uint64_t rows : {std::uint64_t{1000}, std::uint64_t{1} << 40}) {
     run([&](Engine& engine) {
-      engine.set_compression(compress::parse_spec("fp16"), "fp16");
+      engine.compression().set(compress::parse_spec("fp16"), "fp16");
       const auto tables = engine.sparse().declare(std::vector{embedding(rows, 64)});
       engine.sparse().init(tables[0], {}, {}, 0);
       Ids ids(20);
       for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(7 * i);
       const Values values(20 * 64, 1);
       engine.sparse().push_pull(tables[0], ids, values, 0).done.wait();
-      const PushedBytes pushed = engine.pushed();
+      const PushedBytes pushed = engine.metrics().pushed();
       EXPECT_EQ(pushed.raw, 20 * 64 * 4U);
       EXPECT_LE(pushed.encoded, 20 * (2 * 64 + 1) + 16 * engine.num_servers());
       const std::lock_guard lock(mutex);
@@ -309,8 +309,8 @@ TEST(SparseRows, ATableMayHaveACodecOfItsOwn) {
     const auto table = engine.sparse().declare(std::vector{embedding()})[0];
     engine.sparse().init(table, {}, {}, 0);
     const std::uint64_t tables[] = {table};
-    engine.set_table_compression(tables, compress::parse_spec("2bit:threshold=0.5"), "exact");
-    engine.set_compression(compress::parse_spec("fp16"), "fp16");
+    engine.compression().set_of_tables(tables, compress::parse_spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(compress::parse_spec("fp16"), "fp16");
     Oracle oracle("2bit:threshold=0.5", "exact", 2, table);
     const Given mine = given(engine.rank(), 0);
     const Table expected = oracle.step(0);
@@ -320,7 +320,7 @@ TEST(SparseRows, ATableMayHaveACodecOfItsOwn) {
 
 TEST(SparseRows, RowsOfACodecThatAgreesScalesTravelAsTheyAre) {
   run_job(spread(), [](Engine& engine) {
-    engine.set_compression(compress::parse_spec("2bit:threshold=auto"), "exact");
+    engine.compression().set(compress::parse_spec("2bit:threshold=auto"), "exact");
     const auto table = engine.sparse().declare(std::vector{embedding()})[0];
     engine.sparse().init(table, {}, {}, 0);
     Oracle oracle("none", "fp32", 2, table);
@@ -329,13 +329,14 @@ TEST(SparseRows, RowsOfACodecThatAgreesScalesTravelAsTheyAre) {
       EXPECT_EQ(wait_for(engine, engine.sparse().push_pull(table, mine.ids, mine.values, 0)),
                 oracle.step(step));
     }
-    EXPECT_THAT(engine.take_notices(), ElementsAre(HasSubstr("rows of 'embedding' travel as float32")));
+    EXPECT_THAT(engine.metrics().take_notices(),
+                ElementsAre(HasSubstr("rows of 'embedding' travel as float32")));
   });
 }
 
 TEST(SparseRows, AVetoedStepIsRolledBack) {
   run_job(spread(), [](Engine& engine) {
-    engine.set_compression(compress::parse_spec("2bit:threshold=0.5"), "exact");
+    engine.compression().set(compress::parse_spec("2bit:threshold=0.5"), "exact");
     const auto table = engine.sparse().declare(std::vector{embedding(6, 2)})[0];
     engine.sparse().init(table, {}, {}, 0);
     engine.sparse().keep_rollback(true);
@@ -356,7 +357,7 @@ TEST(SparseRows, AVetoedStepIsRolledBack) {
 
 TEST(SparseRows, NonfiniteValuesAreTold) {
   run_job(spread(), [](Engine& engine) {
-    engine.set_compression(compress::parse_spec("fp16"), "fp16");
+    engine.compression().set(compress::parse_spec("fp16"), "fp16");
     const auto table = engine.sparse().declare(std::vector{embedding(6, 2)})[0];
     engine.sparse().init(table, {}, {}, 0);
     const float bad = engine.rank() == 1 ? std::numeric_limits<float>::infinity() : 1;
@@ -427,7 +428,7 @@ TEST(SparseRows, WhoIsSlowIsNamed) {
     } catch (const transport::TimeoutError& error) {
       text = error.what();
     }
-    notices = engine.take_notices();
+    notices = engine.metrics().take_notices();
   };
   EXPECT_THROW(run_job(size, body), transport::TransportError);  // the servers hear of it
   EXPECT_THAT(text, HasSubstr("rows of 'embedding' have waited 3 s for worker 1"));
@@ -446,7 +447,8 @@ TEST(SparseRows, AWarningBeforeAnyRetryNamesTheSlowWorker) {
     engine.sparse().init(table, {}, {}, 0);
     if (engine.rank() == 1) is_warned.wait_for(std::chrono::seconds(60));
     const Ticket sum = engine.sparse().push_pull(table, Ids{1}, Values{1, 1}, 0).done;
-    while (engine.rank() == 0 && notices.empty() && !sum.wait_for(20ms)) notices = engine.take_notices();
+    while (engine.rank() == 0 && notices.empty() && !sum.wait_for(20ms))
+      notices = engine.metrics().take_notices();
     if (engine.rank() == 0) warned.set_value();
     sum.wait();
   });

@@ -51,7 +51,7 @@ class Layers {
       spans.emplace_back(values_[layer]);
       priorities.push_back(-static_cast<std::int32_t>(layer));
     }
-    engine_.bind_slots(keys, spans, nullptr, priorities);
+    engine_.slots().bind(keys, spans, nullptr, priorities);
   }
   /// The layer's number is its key: declare() numbers keys by name.
   void send(std::uint32_t layer, std::int32_t priority) {
@@ -65,7 +65,7 @@ class Layers {
         << layer;
   }
   /// Returns when the engine's thread has taken all that was sent.
-  void settle() { engine_.residual(keys_.back()); }
+  void settle() { engine_.residuals().of(keys_.back()); }
 
  private:
   Engine& engine_;
@@ -141,14 +141,14 @@ TEST(Outbox, SlotsKeepTheirPlacesAmongLayersThatAreNone) {
     layers.bind({0, 3, 4});
     layers.send(5, front_first(5));
     gate.await_message();
-    engine.mark_ready(2);
-    engine.mark_ready(1);
+    engine.slots().mark_ready(2);
+    engine.slots().mark_ready(1);
     layers.send(2, front_first(2));
     layers.send(1, front_first(1));
-    engine.mark_ready(0);
+    engine.slots().mark_ready(0);
     layers.settle();
     for (int i = 0; i < 6; ++i) order.push_back(gate.pass().key);
-    ASSERT_TRUE(engine.drain_for(std::chrono::seconds(20)));
+    ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
     for (const std::uint32_t layer : {1, 2, 5}) layers.await(layer);
   }
   server.wait();

@@ -29,10 +29,10 @@ JobSize small_parts() {
 }
 
 void train(Engine& engine) {
-  engine.set_compression(spec("2bit:threshold=0.5"), "exact");
+  engine.compression().set(spec("2bit:threshold=0.5"), "exact");
   const auto keys = engine.declare(kKeys);
   for (std::size_t k = 0; k < keys.size(); ++k) engine.init(keys[k], std::vector<float>(kKeys[k].elements()));
-  engine.read_clocks(5s);
+  engine.metrics().read_clocks(5s);
   for (unsigned step = 0; step < kSteps; ++step) {
     std::vector<std::vector<float>> values;
     std::vector<Ticket> tickets;
@@ -226,7 +226,7 @@ TEST(ClockProbe, DoesNotWaitForAServerThatHasLeft) {
     engine.barrier();
     if (engine.rank() == 1) return engine.close();
     std::this_thread::sleep_for(200ms);
-    engine.read_clocks(1s);
+    engine.metrics().read_clocks(1s);
   });
 }
 

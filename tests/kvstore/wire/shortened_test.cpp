@@ -28,7 +28,7 @@ constexpr std::size_t kElements = 500'000;  // several partitions
 
 void add_bytes(Engine& engine, Outcome& outcome) {
   engine.barrier();  // all answers are counted where they were sent
-  for (const auto& peer : engine.counters()) {
+  for (const auto& peer : engine.metrics().counters()) {
     outcome.sent_bytes += peer.counters.bytes_sent;
     outcome.received_bytes += peer.counters.bytes_received;
   }
@@ -38,7 +38,7 @@ void add_bytes(Engine& engine, Outcome& outcome) {
 Outcome outcome_of(const std::string& codec, const std::string& reply, RunJob run) {
   Outcome result;
   run({2, 2}, [&](Engine& engine) {
-    engine.set_compression(spec(codec), reply);
+    engine.compression().set(spec(codec), reply);
     const std::vector<KeySpec> specs = {{"large", {kElements}}, {"small", {100}}};
     const auto keys = engine.declare(specs);
     Outcome first;
@@ -83,7 +83,7 @@ TEST(Shortened, RanksThatDifferAreTold) {
   EXPECT_THAT(
       [] {
         run_job({2, 1}, [](Engine& engine) {
-          engine.set_compression(spec(engine.rank() == 0 ? "2bit" : "2bit:lossless=on"), "exact");
+          engine.compression().set(spec(engine.rank() == 0 ? "2bit" : "2bit:lossless=on"), "exact");
         });
       },
       ThrowsMessage<std::invalid_argument>(HasSubstr("lossless=on")));

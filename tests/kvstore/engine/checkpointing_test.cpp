@@ -43,11 +43,11 @@ void run_on_hosts(const JobSize& size, const Body& body) {
 class Worker {
  public:
   Worker(Engine& engine, const std::string& codec, const std::string& reply) : engine_(engine) {
-    engine.set_compression(spec(codec), reply);
+    engine.compression().set(spec(codec), reply);
     keys_ = engine.declare(kKeys);
     for (const KeySpec& key : kKeys) values_.emplace_back(key.elements());
     std::vector<std::span<float>> spans(values_.begin(), values_.begin() + kSlots);
-    engine.bind_slots(std::span(keys_).first(kSlots), spans);
+    engine.slots().bind(std::span(keys_).first(kSlots), spans);
   }
 
   /// Returns what all keys' sums were.
@@ -56,8 +56,8 @@ class Worker {
       const unsigned seed = 100 * number + 10 * static_cast<unsigned>(i) + engine_.rank();
       std::ranges::copy(random_floats(values_[i].size(), seed), values_[i].begin());
     }
-    for (std::uint32_t slot = 0; slot < kSlots; ++slot) engine_.mark_ready(slot);
-    EXPECT_TRUE(engine_.drain_for(kLong));
+    for (std::uint32_t slot = 0; slot < kSlots; ++slot) engine_.slots().mark_ready(slot);
+    EXPECT_TRUE(engine_.slots().drain_for(kLong));
     engine_.push_pull(keys_.back(), values_.back(), values_.back(), 0).wait();
     std::vector<float> all;
     for (const auto& values : values_) all.insert(all.end(), values.begin(), values.end());
@@ -118,13 +118,13 @@ TEST_P(Resumed, GivesTheBitsOfAJobThatNeverStopped) {
   test.run(size, [&](Engine& engine) {
     Worker worker(engine, test.codec, test.reply);
     worker.steps(0, 3);
-    engine.save_checkpoint(folder.path(), "of rank " + std::to_string(engine.rank()));
+    engine.checkpoints().save(folder.path(), "of rank " + std::to_string(engine.rank()));
     const auto sums = worker.steps(3, 6);
     if (engine.rank() == 0) undisturbed = sums;
   });
   test.run(size, [&](Engine& engine) {
     Worker worker(engine, test.codec, test.reply);
-    EXPECT_EQ(engine.load_checkpoint(folder.path()).workers, 4U);
+    EXPECT_EQ(engine.checkpoints().load(folder.path()).workers, 4U);
     const auto sums = worker.steps(3, 6);
     if (engine.rank() == 0) resumed = sums;
   });
@@ -160,7 +160,7 @@ TEST_P(Optimized, WeightsAndStatesGoOn) {
         engine.init(keys[k], random_floats(specs[k].elements(), 99));
       engine.set_optimizer(GetParam());
       steps(engine, keys, 0);
-      engine.save_checkpoint(folder.path());
+      engine.checkpoints().save(folder.path());
       const auto weights = steps(engine, keys, 3);
       if (engine.rank() == 0) undisturbed = weights;
     });
@@ -168,7 +168,7 @@ TEST_P(Optimized, WeightsAndStatesGoOn) {
       const auto keys = engine.declare(specs);
       for (std::size_t k = 0; k < keys.size(); ++k)
         engine.init(keys[k], std::vector<float>(specs[k].elements()));
-      EXPECT_EQ(engine.load_checkpoint(folder.path()).optimizer, GetParam());
+      EXPECT_EQ(engine.checkpoints().load(folder.path()).optimizer, GetParam());
       std::vector<float> before(specs[1].elements());
       engine.pull(keys[1], before, 0).wait();  // a weight, and not what init() gave
       EXPECT_NE(before, std::vector<float>(before.size()));
@@ -245,14 +245,14 @@ TEST_P(Reshaped, LosesNoResidual) {
     run_job(job(4, 2), [&](Engine& engine) {
       Worker worker(engine, codec, reply);
       worker.steps(0, 3);
-      engine.save_checkpoint(before.path());
+      engine.checkpoints().save(before.path());
     });
     Shape shape = GetParam();
     shape.size.engine.fusion_bytes = shape.fusion_bytes;
     shape.run(shape.size, [&](Engine& engine) {
       Worker worker(engine, codec, reply);
-      engine.load_checkpoint(before.path());
-      engine.save_checkpoint(after.path());
+      engine.checkpoints().load(before.path());
+      engine.checkpoints().save(after.path());
       for (const float sum : worker.steps(3, 5)) ASSERT_TRUE(std::isfinite(sum));
     });
     const Mass was = mass_of(before.path()), is = mass_of(after.path());
@@ -273,13 +273,13 @@ TEST(Reshaping, NewWorkersBeginWithNothingAndOldOnesWithTheirOwn) {
   run_job(job(2, 1), [&](Engine& engine) {
     Worker worker(engine, "2bit:threshold=0.25", "exact");
     worker.steps(0, 2);
-    saved[engine.rank()] = engine.residual(worker.keys()[3]);
-    engine.save_checkpoint(folder.path(), std::to_string(engine.rank()));
+    saved[engine.rank()] = engine.residuals().of(worker.keys()[3]);
+    engine.checkpoints().save(folder.path(), std::to_string(engine.rank()));
   });
   run_job(job(3, 1), [&](Engine& engine) {
     Worker worker(engine, "2bit:threshold=0.25", "exact");
-    EXPECT_EQ(engine.load_checkpoint(folder.path()).workers, 2U);
-    const auto residual = engine.residual(worker.keys()[3]);
+    EXPECT_EQ(engine.checkpoints().load(folder.path()).workers, 2U);
+    const auto residual = engine.residuals().of(worker.keys()[3]);
     EXPECT_EQ(residual, engine.rank() < 2 ? saved[engine.rank()] : std::vector<float>());
   });
   for (const std::uint32_t rank : {0U, 1U, 2U, 7U}) {
@@ -296,7 +296,7 @@ void save_one(const std::string& folder, unsigned steps = 1) {
   run_job(job(2, 1), [&](Engine& engine) {
     Worker worker(engine, "2bit:threshold=0.25", "exact");
     worker.steps(0, steps);
-    engine.save_checkpoint(folder);
+    engine.checkpoints().save(folder);
   });
 }
 
@@ -308,14 +308,14 @@ void expect_refused(const std::string& folder, const Matcher& matches) {
   run_job(job(2, 1), [&](Engine& engine) {
     Worker worker(engine, "none", "none");
     try {
-      engine.load_checkpoint(folder);
+      engine.checkpoints().load(folder);
       ADD_FAILURE() << "it was loaded";
     } catch (const Error& error) {
       const std::lock_guard lock(mutex);
       texts.emplace_back(error.what());
     }
     EXPECT_EQ(worker.step(0).size(), 270'579U);
-    EXPECT_TRUE(engine.residual(worker.keys()[0]).empty());
+    EXPECT_TRUE(engine.residuals().of(worker.keys()[0]).empty());
   });
   ASSERT_EQ(texts.size(), 2U);
   EXPECT_EQ(texts[0], texts[1]);
@@ -366,9 +366,9 @@ TEST(Checkpoint, WhatWasBegunAfterItDoesNotMatter) {
   const std::string manifest = contents(folder / "checkpoint.manifest");
   run_job(job(2, 1), [&](Engine& engine) {
     Worker worker(engine, "2bit:threshold=0.25", "exact");
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     worker.steps(1, 2);
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
   });
   EXPECT_NE(contents(folder / "checkpoint.manifest"), manifest);
   EXPECT_FALSE(std::filesystem::exists(folder / file_name(1, 0)));
@@ -389,7 +389,7 @@ TEST(Checkpoint, WhatCannotBeWrittenIsToldOnAllRanksAndTheOneBeforeStays) {
   run_job(job(2, 1), [&](Engine& engine) {
     Worker worker(engine, "2bit:threshold=0.25", "exact");
     const auto save = [&](const std::string& of_worker_1) {
-      engine.save_checkpoint(engine.rank() == 0 ? folder.path().string() : of_worker_1);
+      engine.checkpoints().save(engine.rank() == 0 ? folder.path().string() : of_worker_1);
     };
     EXPECT_THAT([&] { save("/proc/none"); },
                 ThrowsMessage<std::runtime_error>(AllOf(HasSubstr("worker 1: "), HasSubstr("/proc/none"))));
@@ -398,7 +398,7 @@ TEST(Checkpoint, WhatCannotBeWrittenIsToldOnAllRanksAndTheOneBeforeStays) {
     const std::filesystem::path unfinished = folder / "checkpoint.manifest.unfinished";
     if (engine.rank() == 0) std::filesystem::create_directories(unfinished / "in the way");
     engine.barrier();
-    EXPECT_THAT([&] { engine.save_checkpoint(folder.path()); },
+    EXPECT_THAT([&] { engine.checkpoints().save(folder.path()); },
                 ThrowsMessage<std::runtime_error>(HasSubstr("checkpoint.manifest.unfinished")));
     engine.barrier();
     if (engine.rank() == 0) std::filesystem::remove_all(unfinished);
@@ -411,7 +411,7 @@ TEST(Checkpoint, WhatCannotBeWrittenIsToldOnAllRanksAndTheOneBeforeStays) {
   EXPECT_THAT(names_in(elsewhere.path()), testing::IsEmpty());
   run_job(job(2, 1), [&](Engine& engine) {
     Worker worker(engine, "2bit:threshold=0.25", "exact");
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
   });
 }
 
@@ -421,14 +421,14 @@ TEST(Checkpoint, BelongsToKeysAndOptimizer) {
   run_job(job(2, 1), [&](Engine& engine) {
     engine.declare(std::vector<KeySpec>{{"a", {501}}});
     EXPECT_THAT(
-        [&] { engine.load_checkpoint(folder.path()); },
+        [&] { engine.checkpoints().load(folder.path()); },
         ThrowsMessage<std::invalid_argument>(HasSubstr("has key 'a' float32 (500), this job has 'a'")));
   });
   run_job(job(2, 1), [&](Engine& engine) {
     engine.set_optimizer("sgd");
     Worker worker(engine, "none", "none");
     EXPECT_THAT(
-        [&] { engine.load_checkpoint(folder.path()); },
+        [&] { engine.checkpoints().load(folder.path()); },
         ThrowsMessage<std::invalid_argument>(HasSubstr("is of no optimizer, this job has set 'sgd'")));
   });
 }
@@ -438,12 +438,12 @@ TEST(Checkpoint, IsSavedBetweenStepsAndLoadedBeforeTheFirst) {
   save_one(folder.path());
   run_job(job(1, 1), [&](Engine& engine) {
     Worker worker(engine, "none", "none");
-    engine.mark_ready(0);
-    EXPECT_THAT([&] { engine.save_checkpoint(folder.path()); },
+    engine.slots().mark_ready(0);
+    EXPECT_THAT([&] { engine.checkpoints().save(folder.path()); },
                 ThrowsMessage<std::logic_error>(HasSubstr("1 of 4 slots are marked")));
-    for (std::uint32_t slot = 1; slot < kSlots; ++slot) engine.mark_ready(slot);
-    ASSERT_TRUE(engine.drain_for(kLong));
-    EXPECT_THAT([&] { engine.load_checkpoint(folder.path()); },
+    for (std::uint32_t slot = 1; slot < kSlots; ++slot) engine.slots().mark_ready(slot);
+    ASSERT_TRUE(engine.slots().drain_for(kLong));
+    EXPECT_THAT([&] { engine.checkpoints().load(folder.path()); },
                 ThrowsMessage<std::invalid_argument>(HasSubstr("has pushed already")));
   });
 }
@@ -459,11 +459,11 @@ TEST(Checkpoint, OfSumsIsNotPulledBeforeTheFirstPush) {
     const KeyId key = declare(engine);
     std::vector<float> values(3);
     engine.push_pull(key, values, values, 0).wait();
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
   });
   run_job(job(1, 1), [&](Engine& engine) {
     const KeyId key = declare(engine);
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     std::vector<float> values(3);
     EXPECT_THAT([&] { engine.pull(key, values, 0).wait(); },
                 ThrowsMessage<std::invalid_argument>(HasSubstr("pull after a push")));
@@ -487,10 +487,10 @@ TEST(Checkpoint, OfSumsTakesAnOptimizerOnceItsKeysWerePushed) {
   };
   run([&](Engine& engine, KeyId, KeyId w) {
     push(engine, w);
-    engine.save_checkpoint(folder.path());
+    engine.checkpoints().save(folder.path());
   });
   run([&](Engine& engine, KeyId v, KeyId w) {
-    engine.load_checkpoint(folder.path());
+    engine.checkpoints().load(folder.path());
     EXPECT_THAT([&] { engine.set_optimizer("test"); },
                 ThrowsMessage<std::invalid_argument>(
                     AllOf(HasSubstr("key 'w' has no value"), HasSubstr("push it once before"))));

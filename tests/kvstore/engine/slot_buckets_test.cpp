@@ -1,4 +1,4 @@
-#include "kvstore/engine/engine_slots.h"
+#include "kvstore/engine/slot_buckets.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ struct Bound {
     }
     const auto keys = engine.declare(specs);
     for (std::size_t i = 0; i < keys.size(); ++i) engine.init(keys[i], values[i]);
-    engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
   }
   void fill(float value) {
     for (auto& of_slot : values) std::ranges::fill(of_slot, value);
@@ -47,23 +47,23 @@ const std::vector<std::size_t> kElements = {100, 150, 100, 150, 300};
 
 TEST(EngineSlots, ThoseThatTravelTogetherShareATicket) {
   run_job(two_by_two(2), [](Engine& engine) {
-    EXPECT_TRUE(engine.slot_sums().empty()) << "nothing is bound";
+    EXPECT_TRUE(engine.slots().sums().empty()) << "nothing is bound";
     Bound bound(engine, kElements);
     for (int step = 1; step < 4; ++step) {
       bound.fill(static_cast<float>(step));
-      for (std::uint32_t slot = 5; slot-- > 1;) engine.mark_ready(slot);
-      EXPECT_THROW(engine.slot_sums(), std::logic_error) << "slot 0 is not marked";
-      engine.mark_ready(0);
+      for (std::uint32_t slot = 5; slot-- > 1;) engine.slots().mark_ready(slot);
+      EXPECT_THROW(engine.slots().sums(), std::logic_error) << "slot 0 is not marked";
+      engine.slots().mark_ready(0);
       std::vector<std::vector<std::uint32_t>> together;
-      for (const SlotSum& sum : engine.slot_sums()) {
+      for (const SlotSum& sum : engine.slots().sums()) {
         ASSERT_TRUE(sum.done.wait_for(20s));
         for (const std::uint32_t slot : sum.slots)
           EXPECT_EQ(bound.values[slot], std::vector<float>(kElements[slot], 2.0F * static_cast<float>(step)));
         together.push_back(sum.slots);
       }
       EXPECT_THAT(together, UnorderedElementsAre(ElementsAre(4), ElementsAre(3, 2), ElementsAre(1, 0)));
-      EXPECT_THROW(engine.mark_ready(1), std::logic_error) << "the step has not ended";
-      EXPECT_TRUE(engine.drain_for(0ms));
+      EXPECT_THROW(engine.slots().mark_ready(1), std::logic_error) << "the step has not ended";
+      EXPECT_TRUE(engine.slots().drain_for(0ms));
     }
   });
 }
@@ -72,12 +72,12 @@ TEST(EngineSlots, ThoseThatAreWeightsHaveATicketEach) {
   run_job(two_by_two(1), [](Engine& engine) {
     engine.set_optimizer("test rescale_grad=1");
     Bound bound(engine, kElements);
-    for (std::uint32_t slot = 0; slot < 5; ++slot) engine.mark_ready(slot);
+    for (std::uint32_t slot = 0; slot < 5; ++slot) engine.slots().mark_ready(slot);
     std::vector<std::vector<std::uint32_t>> alone;
-    for (const SlotSum& sum : engine.slot_sums()) alone.push_back(sum.slots);
+    for (const SlotSum& sum : engine.slots().sums()) alone.push_back(sum.slots);
     EXPECT_THAT(alone, UnorderedElementsAre(ElementsAre(0), ElementsAre(1), ElementsAre(2), ElementsAre(3),
                                             ElementsAre(4)));
-    EXPECT_TRUE(engine.drain_for(20s));
+    EXPECT_TRUE(engine.slots().drain_for(20s));
   });
 }
 
@@ -88,12 +88,12 @@ TEST(EngineSlots, SumsOfFrontLayersAreThereBeforeABackLayerIsSent) {
   run_job(two_by_two(2), [&](Engine& engine) {
     Bound bound(engine, kElements);
     bound.fill(1);
-    for (const std::uint32_t slot : {1, 0}) engine.mark_ready(slot);
+    for (const std::uint32_t slot : {1, 0}) engine.slots().mark_ready(slot);
     if (engine.rank() == 1) {
       ASSERT_EQ(front.wait_for(20s), std::future_status::ready);
     }
-    for (const std::uint32_t slot : {4, 3, 2}) engine.mark_ready(slot);
-    for (const SlotSum& sum : engine.slot_sums()) {
+    for (const std::uint32_t slot : {4, 3, 2}) engine.slots().mark_ready(slot);
+    for (const SlotSum& sum : engine.slots().sums()) {
       if (engine.rank() == 1) continue;
       if (sum.slots.back() != 0) {
         EXPECT_FALSE(sum.done.done());
@@ -103,7 +103,7 @@ TEST(EngineSlots, SumsOfFrontLayersAreThereBeforeABackLayerIsSent) {
       EXPECT_EQ(bound.values[0], std::vector<float>(kElements[0], 2.0F));
       front_is_there.set_value();
     }
-    EXPECT_TRUE(engine.drain_for(20s));
+    EXPECT_TRUE(engine.slots().drain_for(20s));
   });
 }
 
@@ -113,7 +113,7 @@ TEST(EngineSlots, AsManyPrioritiesAsKeysAreWanted) {
     std::vector<std::vector<float>> values(2, std::vector<float>(2));
     const std::vector<std::int32_t> one = {0};
     EXPECT_THROW(
-        engine.bind_slots(keys, std::vector<std::span<float>>(values.begin(), values.end()), nullptr, one),
+        engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()), nullptr, one),
         std::invalid_argument);
   });
 }
@@ -130,34 +130,34 @@ TEST(EngineSlots, SetsHaveStepsAndScalesOfTheirOwn) {
         values[set].emplace_back(elements, static_cast<float>(set + 1));
       }
       const auto keys = engine.declare(specs);
-      engine.bind_slots(keys, std::vector<std::span<float>>(values[set].begin(), values[set].end()), nullptr,
-                        {}, set);
-      engine.set_slot_scale(set == 0 ? 0.5F : 10.0F, set);
+      engine.slots().bind(keys, std::vector<std::span<float>>(values[set].begin(), values[set].end()),
+                          nullptr, {}, set);
+      engine.slots().set_scale(set == 0 ? 0.5F : 10.0F, set);
     }
-    for (std::uint32_t slot : {2U, 1U}) engine.mark_ready(slot);
+    for (std::uint32_t slot : {2U, 1U}) engine.slots().mark_ready(slot);
     for (std::uint32_t slot : {2U, 1U, 0U})
-      engine.mark_ready(slot, nullptr, 1);  // in the middle of the other's
-    EXPECT_THAT(engine.unmarked(), ElementsAre(0));
-    EXPECT_TRUE(engine.unmarked(1).empty());
-    EXPECT_TRUE(engine.drain_for(20s, 1));
+      engine.slots().mark_ready(slot, nullptr, 1);  // in the middle of the other's
+    EXPECT_THAT(engine.slots().unmarked(), ElementsAre(0));
+    EXPECT_TRUE(engine.slots().unmarked(1).empty());
+    EXPECT_TRUE(engine.slots().drain_for(20s, 1));
     EXPECT_EQ(values[1][0], std::vector<float>(70, 40.0F));
     EXPECT_EQ(values[0][0], std::vector<float>(100, 1.0F)) << "not sent yet";
-    engine.mark_ready(0);
-    EXPECT_TRUE(engine.drain_for(20s));
+    engine.slots().mark_ready(0);
+    EXPECT_TRUE(engine.slots().drain_for(20s));
     EXPECT_EQ(values[0][0], std::vector<float>(100, 1.0F));
     EXPECT_EQ(values[1][2], std::vector<float>(400, 40.0F));
-    EXPECT_THROW(engine.mark_ready(0, nullptr, 2), std::invalid_argument) << "no such set";
+    EXPECT_THROW(engine.slots().mark_ready(0, nullptr, 2), std::invalid_argument) << "no such set";
   });
 }
 
 TEST(EngineSlots, ANanIsToldToItsOwnSumAlone) {
   run_job(two_by_two(2), [](Engine& engine) {
-    engine.set_compression(compress::parse_spec("fp16"), "fp16");
+    engine.compression().set(compress::parse_spec("fp16"), "fp16");
     Bound bound(engine, kElements);
     if (engine.rank() == 1) bound.values[4][7] = std::numeric_limits<float>::quiet_NaN();
-    for (std::uint32_t slot = 5; slot-- > 0;) engine.mark_ready(slot);
-    const auto sums = engine.slot_sums();
-    EXPECT_TRUE(engine.drain_for(20s));
+    for (std::uint32_t slot = 5; slot-- > 0;) engine.slots().mark_ready(slot);
+    const auto sums = engine.slots().sums();
+    EXPECT_TRUE(engine.slots().drain_for(20s));
     for (const SlotSum& sum : sums)
       EXPECT_EQ(sum.done.nonfinite(), sum.slots == std::vector<std::uint32_t>{4});
   });

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/placement/hosts.h"
 #include "tests/kvstore/sums.h"
@@ -237,7 +237,7 @@ TEST(DeclaredKeys, MayBeNamedAsABucketIs) {
     const auto keys = engine.declare(specs);
     std::vector<std::vector<float>> values(2, std::vector<float>(3));
     const std::vector<std::span<float>> spans(values.begin(), values.end());
-    engine.bind_slots(keys, spans);
+    engine.slots().bind(keys, spans);
     const KeySpec named{"b to a", {3}};
     EXPECT_EQ(engine.declare({&named, 1}), std::vector<KeyId>{3});
   });

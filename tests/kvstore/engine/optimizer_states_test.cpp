@@ -6,8 +6,8 @@
 
 #include "kvstore/aggregate/partition_state.h"
 #include "kvstore/checkpoint/optimizer_file.h"
-#include "kvstore/rows/sparse_rows.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/rows/sparse_rows.h"
 #include "tests/kvstore/folder.h"
 #include "tests/kvstore/placement/hosts.h"
 #include "tests/kvstore/sums.h"
@@ -80,7 +80,7 @@ Saved save(const std::string& path, Runner run = run_job, const JobSize& size = 
   run(size, [&](Engine& engine) {
     Worker worker(engine, first_weights(), optimizer);
     const Weights at = worker.steps(0, 3);
-    if (engine.rank() == 0) engine.save_optimizer_states(path, dump);
+    if (engine.rank() == 0) engine.optimizer_states().save(path, dump);
     const Weights after = worker.steps(3, 6);
     if (engine.rank() == 0) saved = {at, after};
   });
@@ -93,7 +93,7 @@ Weights resume(const std::string& path, const Saved& saved, Runner run = run_job
   Weights resumed;
   run(size, [&](Engine& engine) {
     Worker worker(engine, saved.at, optimizer);
-    EXPECT_EQ(engine.load_optimizer_states(path), "");
+    EXPECT_EQ(engine.optimizer_states().load(path), "");
     const Weights weights = worker.steps(3, 6);
     if (engine.rank() == 0) resumed = weights;
   });
@@ -136,8 +136,8 @@ TEST_P(StatesOfPlacements, AreThoseThatServersHad) {
   const Saved saved = save(folder / "a");
   GetParam().run(job(4, 3), [&](Engine& engine) {
     Worker worker(engine, saved.at, kAdam);
-    engine.load_optimizer_states(folder / "a");
-    if (engine.rank() == 0) engine.save_optimizer_states(folder / "b", Dump::kStates);
+    engine.optimizer_states().load(folder / "a");
+    if (engine.rank() == 0) engine.optimizer_states().save(folder / "b", Dump::kStates);
     worker.steps(3, 4);
   });
   const OptimizerFile a(folder / "a"), b(folder / "b");
@@ -162,11 +162,11 @@ TEST(OptimizerStates, MayBeSavedByAllRanksAndLoadedAgain) {
   run_job(job(3, 2), [&](Engine& engine) {
     Worker worker(engine, first_weights(), kAdam);
     worker.steps(0, 2);
-    engine.save_optimizer_states(folder / "a", Dump::kStates);
+    engine.optimizer_states().save(folder / "a", Dump::kStates);
     for (int time = 0; time < 2; ++time) {
       worker.steps(2, 4);
-      engine.load_optimizer_states(folder / "a");
-      if (engine.rank() == 1) engine.save_optimizer_states(folder / "b", Dump::kStates);
+      engine.optimizer_states().load(folder / "a");
+      if (engine.rank() == 1) engine.optimizer_states().save(folder / "b", Dump::kStates);
       engine.barrier();
       EXPECT_EQ(contents(folder / "b"), contents(folder / "a"));
       engine.barrier();
@@ -183,7 +183,7 @@ TEST(OptimizerStates, BringTheirParametersIfTheyWereGivenThem) {
   const Saved saved = save(folder / "a", run_job, job(2, 2), kAdam, Dump::kStatesAndParameters);
   run_job(job(2, 1), [&](Engine& engine) {
     Worker worker(engine, saved.at, "sgd learning_rate=0.5");
-    EXPECT_EQ(engine.load_optimizer_states(folder / "a"), kAdam);
+    EXPECT_EQ(engine.optimizer_states().load(folder / "a"), kAdam);
     EXPECT_EQ(worker.steps(3, 6), saved.undisturbed);
   });
 }
@@ -201,7 +201,7 @@ void expect_refused(const std::string& path, const char* optimizer, const Matche
       Worker worker(engine, first_weights(), optimizer);
       worker.steps(0, 1);
       try {
-        if (loads) engine.load_optimizer_states(path);
+        if (loads) engine.optimizer_states().load(path);
       } catch (const Error& error) {
         const std::lock_guard lock(mutex);
         texts.emplace_back(error.what());
@@ -255,11 +255,11 @@ TEST(OptimizerStates, OfDifferentFilesAreRefusedWhereEachRankReadsItsOwn) {
   run_native(job(2, 0), [&](Engine& engine) {
     Worker worker(engine, saved.at, kAdam);
     const std::string own = folder / std::to_string(engine.rank());
-    EXPECT_THAT([&] { engine.load_optimizer_states(own); },
+    EXPECT_THAT([&] { engine.optimizer_states().load(own); },
                 ThrowsMessage<std::invalid_argument>(
                     AllOf(HasSubstr("files of load_optimizer_states differ: worker 0 has "),
                           HasSubstr(" with the checksum "), HasSubstr("; give every rank the same"))));
-    EXPECT_EQ(engine.load_optimizer_states(folder / "0"), "");
+    EXPECT_EQ(engine.optimizer_states().load(folder / "0"), "");
   });
 }
 
@@ -273,7 +273,7 @@ TEST(OptimizerStates, BelongToAnOptimizerAndToKeys) {
   run_job(job(2, 1), [&](Engine& engine) {
     engine.declare(std::vector<KeySpec>{{"w", {200'001}}, {"b", {7}}});
     engine.set_optimizer(kAdam);
-    EXPECT_THAT([&] { engine.load_optimizer_states(folder / "a"); },
+    EXPECT_THAT([&] { engine.optimizer_states().load(folder / "a"); },
                 ThrowsMessage<std::invalid_argument>(
                     AllOf(HasSubstr("load_optimizer_states: " + (folder / "a")),
                           HasSubstr("has key 'w' float32 (200000), this job has 'w' float32 (200001)"))));
@@ -287,10 +287,10 @@ TEST(OptimizerStates, NeedAnOptimizerAndWeights) {
     engine.declare(kKeys);
     const auto refused = ThrowsMessage<std::logic_error>(
         AllOf(HasSubstr("_optimizer_states: no optimizer is set"), HasSubstr("call set_optimizer on every")));
-    EXPECT_THAT([&] { engine.save_optimizer_states(folder / "b", Dump::kStates); }, refused);
-    EXPECT_THAT([&] { engine.load_optimizer_states(folder / "a"); }, refused);
+    EXPECT_THAT([&] { engine.optimizer_states().save(folder / "b", Dump::kStates); }, refused);
+    EXPECT_THAT([&] { engine.optimizer_states().load(folder / "a"); }, refused);
     engine.set_optimizer(kAdam);
-    EXPECT_THAT([&] { engine.load_optimizer_states(folder / "a"); },
+    EXPECT_THAT([&] { engine.optimizer_states().load(folder / "a"); },
                 ThrowsMessage<std::invalid_argument>(HasSubstr("init the key first")));
   });
   EXPECT_FALSE(std::filesystem::exists(folder / "b"));
@@ -302,15 +302,15 @@ TEST(OptimizerStates, AreRefusedDuringAStepAndWhereThereAreTables) {
     const Worker worker(engine, first_weights(), kAdam);
     Weights values = first_weights();
     const std::vector<std::span<float>> spans(values.begin(), values.end());
-    engine.bind_slots(worker.keys(), spans);
-    engine.mark_ready(0);
-    EXPECT_THAT([&] { engine.save_optimizer_states(folder / "a", Dump::kStates); },
+    engine.slots().bind(worker.keys(), spans);
+    engine.slots().mark_ready(0);
+    EXPECT_THAT([&] { engine.optimizer_states().save(folder / "a", Dump::kStates); },
                 ThrowsMessage<std::logic_error>(HasSubstr("1 of 2 slots are marked")));
-    engine.mark_ready(1);
-    ASSERT_TRUE(engine.drain_for(std::chrono::seconds(60)));
+    engine.slots().mark_ready(1);
+    ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(60)));
     const KeySpec table{"table", {10, 4}};
     engine.sparse().declare({&table, 1});
-    EXPECT_THAT([&] { engine.save_optimizer_states(folder / "a", Dump::kStates); },
+    EXPECT_THAT([&] { engine.optimizer_states().save(folder / "a", Dump::kStates); },
                 ThrowsMessage<std::invalid_argument>(HasSubstr("tables of rows")));
   });
 }
@@ -321,10 +321,10 @@ TEST(OptimizerStates, ThatCannotBeWrittenLeaveTheFileBefore) {
   const std::string before = contents(folder / "a");
   run_job(job(1, 1), [&](Engine& engine) {
     const Worker worker(engine, first_weights(), kAdam);
-    EXPECT_THAT([&] { engine.save_optimizer_states(folder / "no/such", Dump::kStates); },
+    EXPECT_THAT([&] { engine.optimizer_states().save(folder / "no/such", Dump::kStates); },
                 ThrowsMessage<std::runtime_error>(HasSubstr(folder / "no/such")));
     std::filesystem::create_directory(folder / "a.worker-0.unfinished");
-    EXPECT_THROW(engine.save_optimizer_states(folder / "a", Dump::kStates), std::runtime_error);
+    EXPECT_THROW(engine.optimizer_states().save(folder / "a", Dump::kStates), std::runtime_error);
   });
   EXPECT_EQ(contents(folder / "a"), before);
 }

@@ -1,0 +1,110 @@
+#include "kvstore/engine/first_values.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvstore/runtime/pieces.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+/// What root gives as own; for those who answer themselves. In pieces: one exchange of 400 MB kept rank 0
+/// from sending heartbeats for longer than ranks wait for them.
+std::vector<std::byte> value_of(EngineContext& context, std::uint32_t root, std::span<const std::byte> own) {
+  std::vector<std::byte> value(own.size());
+  for (std::size_t at = 0; at < own.size(); at += kPieceBytes) {
+    const auto piece = own.subspan(at, std::min(kPieceBytes, own.size() - at));
+    const std::string_view given(reinterpret_cast<const char*>(piece.data()),
+                                 context.rank() == root ? piece.size() : 0);
+    const std::string blob = std::move(context.meeting.all_gather("init value", given)[root]);
+    if (blob.size() != piece.size())
+      throw transport::TransportError(
+          fmt::format("init: worker {} gave {} bytes, expected {}", root, blob.size(), piece.size()));
+    std::memcpy(value.data() + at, blob.data(), blob.size());
+  }
+  return value;
+}
+
+/// Returns once servers have them.
+void store(const EngineContext& context, std::span<const FirstValue> values) {
+  std::vector<Submission> submissions;
+  std::vector<Ticket> stored;
+  for (const FirstValue& first : values) {
+    auto& [key, operation] = submissions.emplace_back();
+    key = first.key;
+    operation.verb = Operation::Verb::kInit;
+    operation.in = first.value;
+    operation.in64 = first.value64;
+    stored.push_back(operation.done);
+  }
+  context.rounds.job().submit(std::move(submissions));
+  wait_all(stored);
+}
+
+/// Where every rank answers itself, it needs root's values for that.
+void store_roots(EngineContext& context, std::span<const FirstValue> values, std::uint32_t root) {
+  std::vector<std::byte> own;
+  std::vector<std::size_t> begins;
+  for (const FirstValue& first : values) {
+    begins.push_back((own.size() + alignof(double) - 1) / alignof(double) * alignof(double));
+    own.resize(begins.back());
+    const auto bytes = first.bytes();
+    own.insert(own.end(), bytes.begin(), bytes.end());
+  }
+  const auto roots = value_of(context, root, own);
+  std::vector<FirstValue> given;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::byte* const at = roots.data() + begins[i];
+    FirstValue& first = given.emplace_back(values[i]);
+    if (first.value64.empty()) {
+      first.value = {reinterpret_cast<const float*>(at), first.value.size()};
+    } else {
+      first.value64 = {reinterpret_cast<const double*>(at), first.value64.size()};
+    }
+  }
+  store(context, given);
+}
+
+}  // namespace
+
+void store_first_values(EngineContext& context, std::span<const FirstValue> values, std::uint32_t root) {
+  for (const FirstValue& first : values) {
+    if (first.value64.empty()) {
+      context.keys.require_size("init", first.key, first.value.size());
+    } else {
+      context.keys.require_float64("init", first.key, first.value64.size());
+    }
+  }
+  if (root >= context.workers()) {
+    throw std::invalid_argument(
+        fmt::format("init: root={} is not a worker rank; expected 0 to {}", root, context.workers() - 1));
+  }
+  Hierarchy* const hierarchy = context.rounds.hierarchy();
+  const auto bytes_of = [](const FirstValue& first) {
+    return first.bytes().size() + transport::kHeaderBytes;
+  };
+  for (const auto piece : in_pieces(values, bytes_of)) {
+    if (context.in_order) {
+      store_roots(context, piece, root);
+    } else if (context.rank() == root) {
+      hierarchy != nullptr ? hierarchy->store_upstream(piece) : store(context, piece);
+    }
+  }
+  if (hierarchy != nullptr) {
+    context.meeting.all_gather("init", "");
+    std::vector<KeyId> keys;
+    for (const FirstValue& first : values) keys.push_back(first.key);
+    if (hierarchy->leads()) hierarchy->fetch_first_values(keys);
+  }
+  context.meeting.all_gather("init", "");
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,18 @@
+// What keys begin with: one worker's values, which the servers then have, or, where a library sums, each
+// rank.
+//
+// Threading: a collective.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kvstore/engine/engine_context.h"
+#include "kvstore/options.h"
+
+namespace gradwire::kvstore {
+
+/// Stores root's values as Engine::init() has it.
+void store_first_values(EngineContext& context, std::span<const FirstValue> values, std::uint32_t root);
+
+}  // namespace gradwire::kvstore

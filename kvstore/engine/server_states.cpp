@@ -1,0 +1,49 @@
+#include "kvstore/engine/server_states.h"
+
+#include <utility>
+
+#include "kvstore/aggregate/partition_state.h"
+#include "kvstore/engine/engine_context.h"
+
+namespace gradwire::kvstore {
+
+using transport::Buffer;
+
+std::vector<HeldPart> ServerStates::parts() const {
+  std::vector<HeldPart> held;
+  RoundThread& job = context_.rounds.job();
+  for (KeyId key = 0; key < context_.keys.size(); ++key) {
+    for (const KeyRange& range : context_.keys.own_ranges_of(key)) {
+      job.between_rounds({range.tensor},
+                         [&] {
+                           for (std::size_t p = 0; const TensorPart& one : job.tensors()[range.tensor].parts)
+                             held.push_back({range.tensor, p++, key, range.key_offset + one.part.offset,
+                                             one.part.count, one.part.offset});
+                         })
+          .wait();
+    }
+  }
+  return held;
+}
+
+Buffer ServerStates::read(const HeldPart& part, Kept kept) const {
+  Buffer state;
+  Operation operation = state_operation(Operation::Verb::kReadState, kept, part.part, state);
+  const Ticket done = operation.done;
+  context_.rounds.job().submit(part.tensor, std::move(operation));
+  done.wait();
+  return state;
+}
+
+void ServerStates::write(const HeldPart& part, Kept kept, Buffer state, std::uint64_t number) const {
+  Operation operation = state_operation(Operation::Verb::kWriteState, kept, part.part, state, number);
+  const Ticket done = operation.done;
+  context_.rounds.job().submit(part.tensor, std::move(operation));
+  done.wait();
+}
+
+std::vector<float> ServerStates::residual_of(const HeldPart& part) const {
+  return decode_partition_state(read(part, Kept::kAll).bytes(), part.count).residual;
+}
+
+}  // namespace gradwire::kvstore
