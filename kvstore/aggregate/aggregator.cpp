@@ -4,16 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <numeric>
-#include <stdexcept>
-#include <string_view>
+#include <optional>
 #include <utility>
 
-#include "compress/codecs.h"
-#include "kvstore/leftover.h"
-#include "kvstore/wire/answer.h"
 #include "kvstore/wire/shortened.h"
 
 namespace gradwire::kvstore {
@@ -25,8 +20,6 @@ using transport::Frame;
 using transport::FrameHeader;
 using transport::Kind;
 
-/// Rounds ahead of the slowest that a worker may open on one partition: bounds what a fast one can pile up.
-constexpr std::uint64_t kMaxStepsAhead = 64;
 /// Largest partition, in elements; far above any partition size, it keeps sizes from overflowing.
 constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 40;
 
@@ -40,7 +33,11 @@ Aggregator::Aggregator(std::uint32_t workers, Sealing sealing)
       contributors_(workers),
       attendance_(workers, "join"),
       at_once_(workers),
-      last_pushes_(std::make_shared<LastPushes>(workers)) {
+      last_pushes_(std::make_shared<LastPushes>(workers)),
+      weights_(workers, pool_),
+      sums_(workers, {codecs_, pool_, updater_, weights_, attendance_}),
+      async_(partitions_, at_once_, gate_, sums_, weights_, codecs_, sealing),
+      states_(partitions_, updater_, at_once_) {
   std::iota(contributors_.begin(), contributors_.end(), 0U);
 }
 
@@ -60,7 +57,7 @@ void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& 
     }
     switch (header.kind) {
       case Kind::kInit:
-        return on_init(worker, std::move(frame), answers);
+        return on_init(worker, frame, answers);
       case Kind::kPush:
         return on_push(worker, std::move(frame), answers);
       case Kind::kPull:
@@ -68,9 +65,9 @@ void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& 
       case Kind::kProbe:
         return on_probe(worker, header, answers);
       case Kind::kReadState:
-        return on_read_state(worker, header, answers);
+        return answers.push_back({worker, states_.read(header)});
       case Kind::kWriteState:
-        return on_write_state(worker, frame, answers);
+        return answers.push_back({worker, states_.write(worker, frame)});
       case Kind::kCommand:
         return on_command(worker, frame, answers);
       default:
@@ -84,7 +81,7 @@ void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& 
   }
 }
 
-void Aggregator::on_init(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+void Aggregator::on_init(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
   const FrameHeader& header = frame.header;
   if (header.dtype > static_cast<std::uint8_t>(Dtype::kFloat64)) {
     throw Refused{Refusal::kFinal, fmt::format("init of key {}: elements of dtype {} are unknown here",
@@ -98,7 +95,7 @@ void Aggregator::on_init(std::uint32_t worker, Frame frame, std::vector<Answer>&
   }
   auto& partition = partitions_[{header.key, header.offset}];
   // A repeated request must undo neither pushes nor what was given later, by whomever.
-  if (partition.next_step == 0 && partition.rounds.empty() && !came_before(partition, worker, header.step)) {
+  if (partition.next_step == 0 && partition.rounds.empty() && !partition.came_before(worker, header.step)) {
     partition.given[worker] = header.step;
     partition.told = {};
     partition.count = header.count;
@@ -108,7 +105,7 @@ void Aggregator::on_init(std::uint32_t worker, Frame frame, std::vector<Answer>&
       std::memcpy(partition.first64.data(), view(frame.payload).data(), frame.payload.size_bytes());
       std::ranges::transform(partition.first64, partition.value.begin(),
                              [](double element) { return static_cast<float>(element); });
-      if (updater_) partition.first64 = {};
+      if (updater_.is_set()) partition.first64 = {};
     } else {
       std::memcpy(partition.value.data(), view(frame.payload).data(), frame.payload.size_bytes());
     }
@@ -117,6 +114,18 @@ void Aggregator::on_init(std::uint32_t worker, Frame frame, std::vector<Answer>&
 }
 
 void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+  const FrameHeader header = frame.header;  // as it came: restored, a payload does not say that it was short
+  check_push(worker, frame);
+  auto& partition = partitions_[{header.key, header.offset}];
+  partition.count = header.count;
+  if (at_once_.has_policy()) return async_.push(worker, partition, std::move(frame), answers);
+  // Repeated: the answer was lost, or is on its way.
+  if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
+  open_round(worker, header, partition, std::move(frame), answers);
+}
+
+/// Throws where a push cannot be taken, whatever round it is of; restores its payload.
+void Aggregator::check_push(std::uint32_t worker, Frame& frame) {
   const FrameHeader header = frame.header;
   if (header.count == 0)
     throw Refused{Refusal::kFinal, fmt::format("push of key {} holds no element", header.key)};
@@ -142,37 +151,32 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   }
   try {
     restore(frame, pool_);
-    with_codec(header, view(frame.payload),
-               [&](const compress::Codec& whole) { whole.validate(view(frame.payload), header.count); });
+    sums_.with_codec(header, view(frame.payload), [&](const compress::Codec& whole) {
+      whole.validate(view(frame.payload), header.count);
+    });
   } catch (const compress::DecodeError& error) {
     throw Refused{Refusal::kSendAgain,
                   fmt::format("push of key {} offset {}: {}", header.key, header.offset, error.what())};
   }
-  if (at_once_.has_policy() && !updater_) {
-    throw Refused{
-        Refusal::kFinal,
-        fmt::format("push of key {}: pushes are applied at once, and there is no optimizer that could; "
-                    "set one first",
-                    header.key)};
-  }
-  if (updater_ && (known == partitions_.end() || known->second.value.empty())) {
+  if (at_once_.has_policy()) gate_.require_optimizer(header, updater_.is_set());
+  if (updater_.is_set() && (known == partitions_.end() || known->second.value.empty())) {
     throw Refused{
         Refusal::kFinal,
         fmt::format("push of key {}: the optimizer has no weight yet; init the key first", header.key)};
   }
-  auto& partition = partitions_[{header.key, header.offset}];
-  partition.count = header.count;
-  if (at_once_.has_policy()) return apply_at_once(worker, partition, std::move(frame), answers);
-  // Repeated: the answer was lost, or is on its way.
-  if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
+}
+
+void Aggregator::open_round(std::uint32_t worker, const FrameHeader& header, Partition& partition,
+                            Frame frame, std::vector<Answer>& answers) {
   if (attendance_.is_away(worker)) {
     throw Refused{Refusal::kFinal,
                   fmt::format("push of key {} step {}: worker {} has joined, and may push when all have",
                               header.key, header.step, worker)};
   }
-  if (header.step >= partition.next_step + kMaxStepsAhead) {
-    throw Refused{Refusal::kFinal, fmt::format("push of key {} is for step {}, more than {} ahead of step {}",
-                                               header.key, header.step, kMaxStepsAhead, partition.next_step)};
+  if (RoundGate::is_too_far_ahead(header.step, partition.next_step)) {
+    throw Refused{Refusal::kFinal,
+                  fmt::format("push of key {} is for step {}, more than {} ahead of step {}", header.key,
+                              header.step, RoundGate::kMaxStepsAhead, partition.next_step)};
   }
   auto [found, opened] = partition.rounds.try_emplace(header.step);
   Round& round = found->second;
@@ -183,35 +187,23 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   round.takes_shortened |= (header.flags & transport::kFlagLossless) != 0;
   accept(worker, round, std::move(frame));
   complete_next(partition, answers);
-  for (const std::uint32_t left : gone_.ranks()) {
+  for (const std::uint32_t left : gate_.gone().ranks()) {
     if (header.step < partition.next_step || round.payloads[left] || attendance_.is_away(left)) continue;
-    return fail_waiters(round, left_text(left, header.step, header.key), answers);
+    return fail_waiters(round, gate_.describe(left, header.step, header.key), answers);
   }
 }
 
 void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   const FrameHeader& header = frame.header;
   if (round.payloads[worker]) return;  // repeated
-  const FrameHeader& first = round.first;
-  if (header.codec != first.codec || header.codec_parameters != first.codec_parameters ||
-      header.reply != first.reply || header.dtype != first.dtype ||
-      ((header.flags ^ first.flags) & transport::kFlagSegments) != 0) {
-    throw Refused{
-        Refusal::kFinal,
-        fmt::format(
-            "push of key {} step {}: worker {} sent codec {} ({:#x}), reply {}; worker {} sent codec {} "
-            "({:#x}), reply {}; give every rank the same compression",
-            header.key, header.step, worker, header.codec, fmt::join(header.codec_parameters, ","),
-            header.reply, first.sender.rank, first.codec, fmt::join(first.codec_parameters, ","),
-            first.reply)};
-  }
+  gate_.require_alike(worker, header, round.first);
   round.flags |= header.flags & transport::kFlagNonfinite;
   round.program_steps.add(worker, header.program_step);
   if (content_of(header) == Content::kWeightDelta) round.holders.insert(worker);
   round.payloads[worker] = std::move(frame.payload);
   ++round.arrived;
   if (is_whole(round)) last_pushes_->note(worker);
-  tell(Moment::kTaken, header);
+  sums_.tell(Moment::kTaken, header);
 }
 
 bool Aggregator::is_whole(const Round& round) const {
@@ -243,7 +235,7 @@ void Aggregator::complete_round(const FrameHeader& header, IntegerContributions 
   complete(partitions_[{header.key, header.offset}], std::move(round), answers);
 }
 
-Aggregator::Round Aggregator::open_whole(const FrameHeader& header) {
+Round Aggregator::open_whole(const FrameHeader& header) {
   Partition& partition = partitions_[{header.key, header.offset}];
   partition.count = header.count;
   partition.next_step = header.step;
@@ -254,14 +246,10 @@ Aggregator::Round Aggregator::open_whole(const FrameHeader& header) {
 }
 
 void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>& answers) {
-  Frame answer = sum_or_error(partition, round);
-  seal(answer, round.first);
-  tell(Moment::kAnswerReady, round.first);
+  Frame answer = sums_.answer(partition, round);
+  if (seals(sealing_, codecs_.of(round.first))) answer.payload.seal();
+  sums_.tell(Moment::kAnswerReady, round.first);
   publish(partition, std::move(answer), round.holders, answers);
-}
-
-void Aggregator::seal(Frame& answer, const FrameHeader& push) {
-  if (sealing_ == Sealing::kAll || codecs_.of(push).lossy()) answer.payload.seal();
 }
 
 void Aggregator::publish(Partition& partition, Frame answer, const std::set<std::uint32_t>& holders,
@@ -280,6 +268,11 @@ void Aggregator::publish(Partition& partition, Frame answer, const std::set<std:
   }
 }
 
+/// For a worker that has, or has not (held), the weight that a delta changes.
+Frame Aggregator::last_answer(const Partition& partition, Content held) {
+  return weights_.last_answer(partition, held, seals(sealing_, codecs_.of(partition.answer->header)));
+}
+
 /// A partition that goes on from a checkpoint has steps behind it and no answer yet.
 void Aggregator::answer_again(const Partition& partition, std::uint32_t worker, const FrameHeader& header,
                               std::vector<Answer>& answers) {
@@ -290,7 +283,7 @@ void Aggregator::answer_again(const Partition& partition, std::uint32_t worker, 
 void Aggregator::pass_on(Partition& partition, Round& round) {
   if (round.is_upstream) return;
   round.is_upstream = true;
-  Frame sum = sum_or_error(partition, round);
+  Frame sum = sums_.answer(partition, round);
   for (auto& payload : round.payloads) {
     if (payload) payload = Buffer();
   }
@@ -305,98 +298,6 @@ void Aggregator::answer(Frame frame, std::vector<Answer>& answers) {
   if (sealing_ == Sealing::kAll) frame.payload.seal();
   publish(partition, std::move(frame), {}, answers);
   complete_next(partition, answers);
-}
-
-Frame Aggregator::sum_or_error(Partition& partition, const Round& round) {
-  tell(Moment::kAllHere, round.first);
-  try {
-    round.program_steps.require_alike();
-    return reply(partition, round);
-  } catch (const std::exception& error) {  // payloads fine one by one, but not together
-    return answer_to(
-        round.first, Kind::kError,
-        text_payload(fmt::format("key {} step {}: {}", round.first.key, round.first.step, error.what())));
-  }
-}
-
-Frame Aggregator::reply(Partition& partition, const Round& round) {
-  const Contributions contributions =
-      round.integers ? Contributions(*round.integers, workers_) : Contributions(round.payloads);
-  return with_codec(round.first, contributions.front(), [&](const compress::Codec& codec) {
-    if (!updater_) return reply(partition, round, codec, contributions);
-    update(partition, round, codec, contributions);
-    Frame frame = new_weight(partition, round.first);
-    frame.header.flags = round.flags;
-    return frame;
-  });
-}
-
-Frame Aggregator::reply(Partition& partition, const Round& round, const compress::Codec& codec,
-                        const Contributions& contributions) {
-  const auto kind = static_cast<ReplyKind>(round.first.reply);
-  const bool keeps_residual = kind == ReplyKind::kSame && codec.lossy();
-  if (!keeps_residual && !partition.residual.empty())
-    return sum_with_leftover(partition, round, codec, contributions);
-  if (keeps_residual && partition.residual.empty()) partition.residual.assign(partition.count, 0.0F);
-  Buffer out = pool_.take(codec.max_reply_size(partition.count, contributions.ways(), kind));
-  const auto encoded = contributions.encode_reply(
-      codec, partition.count, kind,
-      kind == ReplyKind::kSame ? std::span(partition.residual) : std::span<float>(), out.bytes());
-  out.truncate(encoded.bytes);
-  tell(Moment::kSummed, round.first);
-  partition.value = {};  // from now on the sum is what a pull gets
-  partition.first64 = {};
-  const std::uint32_t segments = round.first.flags & transport::kFlagSegments;
-  std::uint32_t flags = round.flags | segments | (encoded.nonfinite ? transport::kFlagNonfinite : 0U);
-  if (kind == ReplyKind::kSame && round.takes_shortened && segments == 0)
-    shorten(codec, partition.count, out, flags, pool_);
-  Frame frame = answer_to(round.first, Kind::kReply, std::move(out));
-  frame.header.content = static_cast<std::uint8_t>(Content::kSum);
-  frame.header.dtype = round.first.dtype;
-  frame.header.flags = with_absent(flags, attendance_.away());
-  return frame;
-}
-
-/// The sum and what replies of another kind have left, which this kind, being without loss, could not carry.
-Frame Aggregator::sum_with_leftover(Partition& partition, const Round& round, const compress::Codec& codec,
-                                    const Contributions& contributions) {
-  const auto answer_with = [&]<typename Element>(const std::vector<Element>& sum) {
-    tell(Moment::kSummed, round.first);
-    partition.value = {};  // as above
-    partition.first64 = {};
-    Buffer out = pool_.take(sum.size() * sizeof(Element));
-    out.truncate(sum.size() * sizeof(Element));
-    std::memcpy(out.bytes().data(), sum.data(), out.size_bytes());
-    const bool is_finite = std::ranges::all_of(sum, [](Element value) { return std::isfinite(value); });
-    Frame frame = answer_to(round.first, Kind::kValue, std::move(out));
-    frame.header.content = static_cast<std::uint8_t>(Content::kSum);
-    frame.header.dtype = round.first.dtype;
-    frame.header.flags =
-        with_absent(round.flags | (is_finite ? 0U : transport::kFlagNonfinite), attendance_.away());
-    return frame;
-  };
-  if (codec.as_float64() == nullptr) return answer_with(decoded_sum(partition, codec, contributions));
-  std::vector<double> sum(partition.count);
-  contributions.encode_reply(codec, partition.count, ReplyKind::kSame, {},
-                             std::as_writable_bytes(std::span(sum)));
-  take_leftover<double>(sum, partition.residual);
-  return answer_with(sum);
-}
-
-/// With what is left of replies before.
-std::vector<float> Aggregator::decoded_sum(Partition& partition, const compress::Codec& codec,
-                                           const Contributions& contributions) {
-  std::vector<float> sum(partition.count);
-  contributions.decode_sum(codec, sum);
-  if (!partition.residual.empty()) take_leftover<float>(sum, partition.residual);
-  return sum;
-}
-
-void Aggregator::update(Partition& partition, const Round& round, const compress::Codec& codec,
-                        const Contributions& contributions) {
-  const std::vector<float> gradient = decoded_sum(partition, codec, contributions);
-  updater_->update(partition.value, gradient, partition.optimizer_state);
-  tell(Moment::kSummed, round.first);
 }
 
 void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
@@ -422,10 +323,9 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
                               "your own, or init it",
                               header.key)};
   }
-  if (!partition.first64.empty()) return answers.push_back({worker, first_value(partition, header)});
-  answers.push_back({worker, at_once_.has_policy()
-                                 ? weight_at_once(worker, partition, header, Telling::kFirst)
-                                 : weight(partition, header)});
+  if (!partition.first64.empty()) return answers.push_back({worker, weights_.first_value(partition, header)});
+  answers.push_back({worker, at_once_.has_policy() ? async_.pull(worker, partition, header)
+                                                   : weights_.weight(partition, header)});
 }
 
 void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
@@ -435,7 +335,7 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
     return;
   }
   Partition& partition = found->second;
-  if (at_once_.has_policy()) return probe_at_once(worker, partition, header, answers);
+  if (at_once_.has_policy()) return async_.probe(worker, partition, header, answers);
   if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
   const auto round = partition.rounds.find(header.step);
   if (round == partition.rounds.end() || !round->second.payloads[worker]) {
@@ -445,8 +345,8 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
   std::vector<std::uint32_t> awaited;
   for (const std::uint32_t rank : contributors_) {
     if (round->second.payloads[rank] || attendance_.is_away(rank)) continue;
-    if (gone_.contains(rank)) {  // this was said before, and may have been lost
-      const std::string text = left_text(rank, header.step, header.key);
+    if (gate_.gone().contains(rank)) {  // this was said before, and may have been lost
+      const std::string text = gate_.describe(rank, header.step, header.key);
       answers.push_back({worker, answer_to(header, Kind::kError, text_payload(text))});
       return;
     }
@@ -455,31 +355,25 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
   answers.push_back({worker, held(header, awaited)});
 }
 
-std::string Aggregator::left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) const {
-  return gone_.describe(worker, fmt::format("step {} of key {}", step, key),
-                        "; every worker must run the same number of steps");
-}
-
 void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error) {
   if (!std::ranges::binary_search(contributors_, worker)) return;
-  gone_.add(worker, error);
+  gate_.forget_worker(worker, error);
   at_once_.forget(worker);
+  if (at_once_.has_policy()) {
+    async_.forget_worker(worker);
+    async_.answer_held(answers);
+  }
   for (auto& [id, partition] : partitions_) {
-    if (partition.clocks) {
-      partition.early.erase(worker);
-      partition.told_each.erase(worker);
-      answer_the_early(partition, answers);
-    }
     for (auto& [step, round] : partition.rounds) {
       if (round.payloads[worker] || attendance_.is_away(worker)) continue;
-      fail_waiters(round, left_text(worker, step, id.key), answers);
+      fail_waiters(round, gate_.describe(worker, step, id.key), answers);
     }
   }
 }
 
 void Aggregator::fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers) {
   for (std::uint32_t rank = 0; rank < workers_; ++rank) {
-    if (!round.payloads[rank] || gone_.contains(rank)) continue;
+    if (!round.payloads[rank] || gate_.gone().contains(rank)) continue;
     answers.push_back({rank, answer_to(round.first, Kind::kError, text_payload(text))});
   }
 }

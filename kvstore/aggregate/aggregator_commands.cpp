@@ -63,13 +63,12 @@ void Aggregator::require_no_round(const char* what) const {
 /// The same optimizer with other parameters, such as a learning rate, goes on from its state.
 void Aggregator::set_optimizer(const std::string& text) {
   const OptimizerSpec spec = parse_optimizer(text);
-  updater_ = make_updater(spec);
+  updater_.updater = make_updater(spec);
   for (auto& [id, partition] : partitions_) {
-    begin_with_sum(partition);
+    sums_.begin_with_sum(partition, contributors_.size());
     partition.first64 = {};  // weights are of float32
   }
-  if (spec.name == optimizer_) return;
-  optimizer_ = spec.name;
+  if (std::exchange(updater_.name, spec.name) == spec.name) return;
   for (auto& [id, partition] : partitions_) partition.optimizer_state = {};
 }
 
@@ -86,11 +85,13 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
   } else if (text.starts_with(kRounds)) {
     set_at_once(parse_at_once(std::string_view(text).substr(kRounds.size())));
   } else if (text.starts_with(kWeights)) {
-    set_weight_replies(std::string_view(text).substr(kWeights.size()));
+    weights_.set_replies(std::string_view(text).substr(kWeights.size()), partitions_);
   } else if (text == "join") {
     return on_join(worker, frame.header, answers);
   } else if (text == "meet") {
-    return on_meet(worker, frame.header, answers);
+    at_once_.meet(worker);
+    answers.push_back({worker, answer_to(frame.header, Kind::kAck)});
+    return async_.answer_held(answers);
   } else if (text == "back") {
     at_once_.come_back(worker);
   } else if (text == "waited for") {

@@ -29,9 +29,6 @@ using transport::FrameHeader;
 using transport::Kind;
 using Ids = std::vector<std::uint64_t>;
 
-/// Rounds ahead of the slowest that a worker may open on one table: bounds what a fast one can pile up.
-constexpr std::uint64_t kMaxStepsAhead = 64;
-
 }  // namespace
 
 RowAggregator::RowAggregator(std::uint32_t workers, Sealing sealing)
@@ -136,13 +133,13 @@ void RowAggregator::on_push(std::uint32_t worker, const Frame& frame, std::vecto
   }
   Contribution contribution = checked(frame, codec);
   Table& table = table_of(header, contribution.shape);
-  if (updater_ && !table.has_values) {
+  if (updater_.is_set() && !table.has_values) {
     throw Refused{
         Refusal::kRows,
         fmt::format("push of table {}: the optimizer has no weights yet; init the table first", header.key)};
   }
   if (at_once_.has_policy()) return push_at_once(worker, table, header, std::move(contribution), answers);
-  if (header.step >= table.next_step + kMaxStepsAhead) {
+  if (RoundGate::is_too_far_ahead(header.step, table.next_step)) {
     return hold(worker, table, header, answers);  // and keeps nothing of it: the worker will ask again
   }
   if (header.step >= table.next_step)  // else repeated: its round is complete
@@ -161,19 +158,7 @@ void RowAggregator::accept(std::uint32_t worker, Table& table, const FrameHeader
     round.first = header;
     round.contributions.resize(workers_);
   }
-  const FrameHeader& first = round.first;
-  if (header.codec != first.codec || header.codec_parameters != first.codec_parameters ||
-      header.reply != first.reply) {
-    throw Refused{
-        Refusal::kRows,
-        fmt::format(
-            "push of table {} step {}: worker {} sent codec {} ({:#x}), reply {}; worker {} sent codec {} "
-            "({:#x}), "
-            "reply {}; give every rank the same compression",
-            header.key, header.step, worker, header.codec, fmt::join(header.codec_parameters, ","),
-            header.reply, first.sender.rank, first.codec, fmt::join(first.codec_parameters, ","),
-            first.reply)};
-  }
+  gate_.require_alike(worker, header, round.first);
   if (round.contributions[worker]) return;  // repeated
   round.flags |= header.flags & transport::kFlagNonfinite;
   round.program_steps.add(worker, header.program_step);
@@ -200,7 +185,7 @@ void RowAggregator::carry_out(Table& table, const Round& round) {
   table.last.clear();
   try {
     round.program_steps.require_alike();
-    updater_ ? update(table, round) : sum(table, round);
+    updater_.is_set() ? update(table, round) : sum(table, round);
   } catch (const std::exception& error) {  // rows fine one by one, but not together
     table.failure = fmt::format("table {} step {}: {}", table.key, round.first.step, error.what());
   }
@@ -321,7 +306,7 @@ void RowAggregator::begin_with_sums(Table& table) {
 }
 
 void RowAggregator::update(Table& table, const Round& round) {
-  if (std::exchange(table.optimizer, optimizer_) != optimizer_) {
+  if (std::exchange(table.optimizer, updater_.name) != updater_.name) {
     table.states.clear();
     table.optimizer_steps = 0;
   }
@@ -330,7 +315,7 @@ void RowAggregator::update(Table& table, const Round& round) {
   for_each_sum(table, round, [&](std::uint64_t id, std::span<const float> gradient) {
     OptimizerState& state = table.states[id];
     state.steps = table.optimizer_steps;
-    updater_->update(table.values.at(id), gradient, state);
+    updater_.updater->update(table.values.at(id), gradient, state);
     table.last.push_back(id);
   });
   ++table.optimizer_steps;
@@ -359,10 +344,10 @@ void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vecto
   if (header.step == table->next_step) {
     return answers.push_back({worker, answer(*table, pull)});
   }
-  if (header.step > table->next_step + kMaxStepsAhead) {
+  if (header.step > table->next_step + RoundGate::kMaxStepsAhead) {
     throw Refused{Refusal::kRows,
                   fmt::format("pull of table {} is for step {}, more than {} ahead of step {}", header.key,
-                              header.step, kMaxStepsAhead, table->next_step)};
+                              header.step, RoundGate::kMaxStepsAhead, table->next_step)};
   }
   require_missing_workers(*table);
   if (!table->waiting.insert_or_assign(worker, std::move(pull)).second)  // repeated: it would like to know
@@ -380,7 +365,8 @@ void RowAggregator::await_first_push(std::uint32_t worker, const FrameHeader& re
 /// Of the round that comes next.
 void RowAggregator::require_missing_workers(const Table& table) const {
   for (const std::uint32_t rank : missing(table)) {
-    if (gone_.contains(rank)) throw Refused{Refusal::kRows, left_text(rank, table.next_step, table.key)};
+    if (gate_.gone().contains(rank))
+      throw Refused{Refusal::kRows, gate_.describe(rank, table.next_step, table.key)};
   }
 }
 
@@ -482,7 +468,7 @@ Frame RowAggregator::sums(const Table& table, const Pull& pull) {
     end += row.size();
   }
   out.truncate(end);
-  if (sealing_ == Sealing::kAll || codec.lossy()) out.seal();
+  if (seals(sealing_, codec)) out.seal();
   Frame frame = answer_to(pull.header, Kind::kRowReply, std::move(out));
   frame.header.count = ids.size();
   frame.header.codec = header.codec;
@@ -501,8 +487,7 @@ void RowAggregator::heed(std::uint32_t worker, const Frame& command, std::vector
   constexpr std::string_view kRounds = "rounds ";
   if (text.starts_with(kOptimizer)) {
     const OptimizerSpec spec = parse_optimizer(text.substr(kOptimizer.size()));
-    updater_ = make_updater(spec);
-    optimizer_ = spec.name;
+    updater_ = {make_updater(spec), spec.name};
     for (auto& [key, table] : tables_) begin_with_sums(*table);
   } else if (text.starts_with(kRounds)) {
     at_once_.set_policy(parse_at_once(std::string_view(text).substr(kRounds.size())));
@@ -513,14 +498,9 @@ void RowAggregator::heed(std::uint32_t worker, const Frame& command, std::vector
   }
 }
 
-std::string RowAggregator::left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) const {
-  return gone_.describe(worker, fmt::format("step {} of table {}", step, key),
-                        "; every worker must run the same number of steps");
-}
-
 void RowAggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers,
                                   const std::string& error) {
-  gone_.add(worker, error);
+  gate_.forget_worker(worker, error);
   at_once_.forget(worker);
   for (auto& [key, table] : tables_)
     at_once_.has_policy() ? forget_at_once(worker, *table, answers) : fail_lost(*table, answers);
@@ -528,14 +508,14 @@ void RowAggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& ans
 
 /// Fails those who wait for a round that will never be complete.
 void RowAggregator::fail_lost(Table& table, std::vector<Answer>& answers) {
-  if (table.waiting.empty() || gone_.empty()) return;
+  if (table.waiting.empty() || gate_.gone().empty()) return;
   const auto awaited = missing(table);
-  const auto lost = std::ranges::find_if(awaited, [this](auto rank) { return gone_.contains(rank); });
+  const auto lost = std::ranges::find_if(awaited, [this](auto rank) { return gate_.gone().contains(rank); });
   if (lost == awaited.end()) return;
   for (const auto& [rank, pull] : std::exchange(table.waiting, {})) {
-    if (gone_.contains(rank)) continue;
+    if (gate_.gone().contains(rank)) continue;
     answers.push_back(
-        {rank, refusal_of(pull.header, {Refusal::kRows, left_text(*lost, table.next_step, table.key)})});
+        {rank, refusal_of(pull.header, {Refusal::kRows, gate_.describe(*lost, table.next_step, table.key)})});
   }
 }
 

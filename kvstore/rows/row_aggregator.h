@@ -11,7 +11,7 @@
 //
 // Every request may be repeated. Workers ask for what a round made; who asks before it is complete waits
 // here. Where pushes are applied at once (at_once.h), each is a round of its own, and a pull is answered with
-// the rows as they are then (row_aggregator_at_once.cpp).
+// the rows as they are then (row_aggregator_async.cpp).
 //
 // Threading: one owner. Lifetime: payload Buffers are held until their round is complete.
 #pragma once
@@ -26,10 +26,12 @@
 #include <string>
 #include <vector>
 
-#include "kvstore/aggregate/aggregator.h"
-#include "kvstore/aggregate/updater.h"
-#include "kvstore/leavers.h"
+#include "kvstore/aggregate/at_once.h"
+#include "kvstore/aggregate/round_gate.h"
+#include "kvstore/aggregate/sealing.h"
+#include "kvstore/aggregate/servers_updater.h"
 #include "kvstore/rows/row_state.h"
+#include "kvstore/wire/answer.h"
 #include "kvstore/wire/codec_table.h"
 #include "kvstore/wire/row_payload.h"
 #include "transport/frame.h"
@@ -38,8 +40,6 @@ namespace gradwire::kvstore {
 
 class RowAggregator {
  public:
-  using Sealing = Aggregator::Sealing;
-
   /// Requires workers >= 1.
   explicit RowAggregator(std::uint32_t workers, Sealing sealing = Sealing::kLossy);
   ~RowAggregator();
@@ -90,7 +90,6 @@ class RowAggregator {
   void begin_with_sums(Table& table);
   void update(Table& table, const Round& round);
   void answer_waiting(Table& table, std::vector<Answer>& answers);
-  std::string left_text(std::uint32_t worker, std::uint64_t step, std::uint64_t key) const;
   void fail_lost(Table& table, std::vector<Answer>& answers);
   transport::Frame answer(Table& table, const Pull& pull);
   transport::Frame weights(const Table& table, const Pull& pull);
@@ -101,7 +100,7 @@ class RowAggregator {
   void require_missing_workers(const Table& table) const;
   void hold(std::uint32_t worker, const Table& table, const transport::FrameHeader& request,
             std::vector<Answer>& answers) const;
-  // row_aggregator_at_once.cpp
+  // row_aggregator_async.cpp
   PushClocks& clocks_of(Table& table) const;
   void push_at_once(std::uint32_t worker, Table& table, const transport::FrameHeader& header,
                     Contribution contribution, std::vector<Answer>& answers);
@@ -112,11 +111,10 @@ class RowAggregator {
 
   const std::uint32_t workers_;
   const Sealing sealing_;
-  Leavers gone_;
+  RoundGate gate_{"table", Refusal::kRows};
   std::map<std::uint64_t, std::unique_ptr<Table>> tables_;  ///< by key
   CodecTable codecs_;
-  std::unique_ptr<Updater> updater_;
-  std::string optimizer_;  ///< its name
+  ServersUpdater updater_;
   AtOnceWorkers at_once_;
   transport::BufferPool pool_;
 };

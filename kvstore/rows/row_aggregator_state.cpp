@@ -63,7 +63,7 @@ RowState RowAggregator::state_from(Table& table, std::uint64_t first, std::uint6
     kept.erase(std::ranges::unique(kept).begin(), kept.end());
   }
   RowState state{table.next_step,
-                 table.optimizer == optimizer_ ? table.optimizer_steps : 0,
+                 table.optimizer == updater_.name ? table.optimizer_steps : 0,
                  table.has_values,
                  {},
                  {},
@@ -86,8 +86,8 @@ RowState RowAggregator::state_from(Table& table, std::uint64_t first, std::uint6
 
 /// Floats of a row that the optimizer in force keeps; those of another would mean something else.
 std::size_t RowAggregator::moments_kept(const Table& table) const {
-  if (!updater_ || table.optimizer != optimizer_) return 0;
-  return updater_->moment_kinds() * table.shape.row_elements;
+  if (!updater_.is_set() || table.optimizer != updater_.name) return 0;
+  return updater_.updater->moment_kinds() * table.shape.row_elements;
 }
 
 /// Every piece stands for itself, so that they may come from several workers, in any order and more than
@@ -113,7 +113,7 @@ void RowAggregator::on_write_state(std::uint32_t worker, const Frame& frame, std
     table.inits = std::move(inits);
     table.loads = header.step;
     table.next_step = state.next_step;
-    table.optimizer = optimizer_;
+    table.optimizer = updater_.name;
     table.optimizer_steps = state.optimizer_steps;
     table.has_values = state.has_values;
   }
@@ -134,14 +134,16 @@ void RowAggregator::on_write_state(std::uint32_t worker, const Frame& frame, std
 void RowAggregator::require_own_moments(const RowState& state, const Table& table) const {
   if (state.moments.ids.empty()) return;
   const std::size_t given = state.moments.values.size() / state.moments.ids.size();
-  const std::size_t kept = updater_ ? updater_->moment_kinds() * table.shape.row_elements : 0;
+  const std::size_t kept =
+      updater_.is_set() ? updater_.updater->moment_kinds() * table.shape.row_elements : 0;
   if (given == kept) return;
   throw Refused{Refusal::kRows,
                 fmt::format("state of table {}: {} moments an element given, but {}; set the optimizer that "
                             "they are of first",
                             table.key, given / table.shape.row_elements,
-                            updater_ ? fmt::format("{} keeps {}", optimizer_, updater_->moment_kinds())
-                                     : std::string("no optimizer is set"))};
+                            updater_.is_set()
+                                ? fmt::format("{} keeps {}", updater_.name, updater_.updater->moment_kinds())
+                                : std::string("no optimizer is set"))};
 }
 
 }  // namespace gradwire::kvstore

@@ -21,17 +21,8 @@ constexpr std::chrono::milliseconds kTick{1'000};
 /// Of one thread; far above the credit of some hundred workers.
 constexpr std::size_t kMostBytesForLater = std::size_t{64} << 20;
 
-Aggregator::Sealing sealing_of(const transport::Messenger& messenger) {
-  return messenger.seals_payloads() ? Aggregator::Sealing::kAll : Aggregator::Sealing::kLossy;
-}
-
-Aggregator make_aggregator(const transport::Messenger& messenger, const ServerOptions& options,
-                           const std::shared_ptr<LastPushes>& last_pushes) {
-  Aggregator aggregator(messenger.world().workers, sealing_of(messenger));
-  if (!options.contributors.empty()) aggregator.set_contributors(options.contributors);
-  aggregator.set_upstream(options.upstream);
-  aggregator.set_last_pushes(last_pushes);
-  return aggregator;
+Sealing sealing_of(const transport::Messenger& messenger) {
+  return messenger.seals_payloads() ? Sealing::kAll : Sealing::kLossy;
 }
 
 }  // namespace
@@ -45,13 +36,16 @@ ServerShard::ServerShard(transport::Messenger& messenger, const ServerOptions& o
       is_silent_(place.mirrored.has_value()),
       mirrored_bytes_(std::move(mirrored_bytes)),
       trace_(Tracer(options.trace, options.tier)),
-      aggregator_(make_aggregator(messenger, options, last_pushes)),
+      aggregator_(messenger.world().workers, sealing_of(messenger)),
       rows_(messenger.world().workers, sealing_of(messenger)),
       commands_(messenger.world().workers),
       mailbox_(messenger.world().workers),
       outbox_(messenger, loop_, Role::kWorker, messenger.world().workers, messenger.self().rank,
               {options.credit_bytes, options.fusion_bytes}, trace_.tracer()) {
   if (place.mirror) log_.emplace(static_cast<std::uint8_t>(place.log), static_cast<std::uint8_t>(place.logs));
+  if (!options.contributors.empty()) aggregator_.set_contributors(options.contributors);
+  aggregator_.set_upstream(options.upstream);
+  aggregator_.set_last_pushes(last_pushes);
   if (options.trace)
     aggregator_.set_watch([this](auto moment, const auto& push) { trace_.on(moment, push); });
   thread_ = std::jthread([this] { run(); });

@@ -161,19 +161,19 @@ TEST(AggregatorState, IsNotTurnedBack) {
   EXPECT_EQ(write(aggregator, at_step(2)).header.kind, Kind::kAck);
 }
 
-Aggregator at_once(std::uint32_t workers, const std::string& policy) {
-  Aggregator aggregator(workers);
-  handle(aggregator, 0, command("rounds " + policy));
-  handle(aggregator, 0, command("optimizer sgd learning_rate=1 momentum=0.5"));
-  return aggregator;
-}
+struct AtOnceAggregator : Aggregator {
+  AtOnceAggregator(std::uint32_t workers, const std::string& policy) : Aggregator(workers) {
+    kvstore::handle(*this, 0, command("rounds " + policy));
+    kvstore::handle(*this, 0, command("optimizer sgd learning_rate=1 momentum=0.5"));
+  }
+};
 
 Answers push_at_once(Aggregator& aggregator, std::uint32_t worker, std::uint64_t step) {
   return handle(aggregator, worker, request(Kind::kPush, step, bytes_of(std::vector<float>{1, 2, 3})));
 }
 
 TEST(AggregatorState, AtOnceAllWorkersGoOnFromTheOneThatIsFurthest) {
-  Aggregator first = at_once(2, "at_once");
+  AtOnceAggregator first(2, "at_once");
   handle(first, 0, request(Kind::kInit, kNoStep, bytes_of(std::vector<float>{1, 2, 3})));
   for (const std::uint64_t step : {0, 1, 2}) push_at_once(first, 0, step);
   push_at_once(first, 1, 0);
@@ -181,7 +181,7 @@ TEST(AggregatorState, AtOnceAllWorkersGoOnFromTheOneThatIsFurthest) {
   EXPECT_EQ(state.next_step, 3U);
   EXPECT_EQ(state.optimizer.moments.size(), 3U);
 
-  Aggregator second = at_once(3, "at_once staleness_bound=1");
+  AtOnceAggregator second(3, "at_once staleness_bound=1");
   handle(second, 0, request(Kind::kInit, kNoStep, bytes_of(std::vector<float>{0, 0, 0})));
   handle(second, 2, request(Kind::kPull));  // makes clocks
   EXPECT_EQ(write(second, state).header.kind, Kind::kAck);
@@ -193,7 +193,7 @@ TEST(AggregatorState, AtOnceAllWorkersGoOnFromTheOneThatIsFurthest) {
 }
 
 TEST(AggregatorState, AtOnceItIsNotTurnedBack) {
-  Aggregator aggregator = at_once(1, "at_once");
+  AtOnceAggregator aggregator(1, "at_once");
   handle(aggregator, 0, request(Kind::kInit, kNoStep, bytes_of(std::vector<float>{1, 2, 3})));
   push_at_once(aggregator, 0, 0);
   const PartitionState state = read(aggregator);

@@ -24,21 +24,11 @@ PushClocks& RowAggregator::clocks_of(Table& table) const {
 
 void RowAggregator::push_at_once(std::uint32_t worker, Table& table, const FrameHeader& header,
                                  Contribution contribution, std::vector<Answer>& answers) {
-  if (!updater_) {
-    throw Refused{
-        Refusal::kRows,
-        fmt::format("push of table {}: pushes are applied at once, and there is no optimizer that could; "
-                    "set one first",
-                    header.key)};
-  }
+  gate_.require_optimizer(header, updater_.is_set());
   PushClocks& clocks = clocks_of(table);
-  const std::uint64_t next_step = clocks.next_step_of(worker);
-  if (header.step > next_step && clocks.has_pushed(worker)) {
-    throw Refused{Refusal::kRows,
-                  fmt::format("push of table {} is for step {} of worker {}, expected step {}", header.key,
-                              header.step, worker, next_step)};
-  }
-  if (header.step >= next_step) {  // else repeated: it is in, and its acknowledgement was lost
+  gate_.require_next(worker, header, clocks);
+  if (header.step >=
+      clocks.next_step_of(worker)) {  // else repeated: it is in, and its acknowledgement was lost
     Round round;
     round.first = header;
     round.contributions.emplace_back(std::move(contribution));

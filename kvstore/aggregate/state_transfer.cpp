@@ -1,11 +1,10 @@
-// Aggregator between rounds: workers read what is kept of a partition, and put it back into a job that
-// begins.
+#include "kvstore/aggregate/state_transfer.h"
+
 #include <fmt/format.h>
 
 #include <stdexcept>
 #include <utility>
 
-#include "kvstore/aggregate/aggregator.h"
 #include "kvstore/aggregate/partition_state.h"
 #include "kvstore/wire/answer.h"
 
@@ -30,9 +29,8 @@ bool is_of_optimizer(const FrameHeader& header) {
 
 }  // namespace
 
-void Aggregator::on_read_state(std::uint32_t worker, const FrameHeader& header,
-                               std::vector<Answer>& answers) {
-  if (is_of_optimizer(header)) return read_optimizer(worker, header, answers);
+Frame StateTransfer::read(const FrameHeader& header) const {
+  if (is_of_optimizer(header)) return read_optimizer(header);
   PartitionState state;  // what is not held yet has one, too
   if (const auto found = partitions_.find({header.key, header.offset}); found != partitions_.end()) {
     const Partition& partition = found->second;
@@ -45,12 +43,12 @@ void Aggregator::on_read_state(std::uint32_t worker, const FrameHeader& header,
     state = {partition.next_step,       partition.value, partition.residual,
              partition.optimizer_state, partition.told,  partition.first64};
   }
-  answers.push_back({worker, answer_to(header, Kind::kState, encode_state(state))});
+  return answer_to(header, Kind::kState, encode_state(state));
 }
 
-void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+Frame StateTransfer::write(std::uint32_t worker, const Frame& frame) {
   const FrameHeader& header = frame.header;
-  if (is_of_optimizer(header)) return write_optimizer(worker, frame, answers);
+  if (is_of_optimizer(header)) return write_optimizer(frame);
   if (header.count == 0) throw std::invalid_argument(fmt::format("{}: no element", name_of(header)));
   const Buffer& payload = frame.payload;
   PartitionState state = decode_partition_state(payload.bytes(), header.count);
@@ -58,10 +56,7 @@ void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::v
   const auto known = partitions_.find({header.key, header.offset});
   if (known != partitions_.end()) {
     const Partition& partition = known->second;
-    if (came_before(partition, worker, header.step)) {
-      answers.push_back({worker, answer_to(header, Kind::kAck, {})});
-      return;
-    }
+    if (partition.came_before(worker, header.step)) return answer_to(header, Kind::kAck);
     const bool has_gone_on = (partition.answer && partition.next_step != state.next_step) ||
                              (partition.clocks && partition.clocks->has_begun());
     if (partition.count != header.count || !partition.rounds.empty() || has_gone_on) {
@@ -82,13 +77,12 @@ void Aggregator::on_write_state(std::uint32_t worker, const Frame& frame, std::v
   partition.optimizer_state = std::move(state.optimizer);
   partition.next_step = state.next_step;
   partition.clocks.reset();  // all workers' go on from there
-  answers.push_back({worker, answer_to(header, Kind::kAck, {})});
+  return answer_to(header, Kind::kAck);
 }
 
 /// Whoever asks has not pushed the next round, so none of its keys' states changes meanwhile; other workers'
 /// pushes may be here already, and wait. At once they change it, each by itself.
-void Aggregator::read_optimizer(std::uint32_t worker, const FrameHeader& header,
-                                std::vector<Answer>& answers) const {
+Frame StateTransfer::read_optimizer(const FrameHeader& header) const {
   OptimizerState state;  // what is not held yet has one, too
   if (const auto found = partitions_.find({header.key, header.offset}); found != partitions_.end()) {
     if (found->second.count != header.count) {
@@ -97,10 +91,10 @@ void Aggregator::read_optimizer(std::uint32_t worker, const FrameHeader& header,
     }
     state = found->second.optimizer_state;
   }
-  answers.push_back({worker, answer_to(header, Kind::kState, encode_state(state))});
+  return answer_to(header, Kind::kState, encode_state(state));
 }
 
-void Aggregator::write_optimizer(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
+Frame StateTransfer::write_optimizer(const Frame& frame) {
   const FrameHeader& header = frame.header;
   OptimizerState state = decode_optimizer_state(frame.payload.bytes(), header.count);
   const auto found = partitions_.find({header.key, header.offset});
@@ -118,18 +112,19 @@ void Aggregator::write_optimizer(std::uint32_t worker, const Frame& frame, std::
     partition.optimizer_state = std::move(state);
     partition.optimizer_load = header.step;
   }
-  answers.push_back({worker, answer_to(header, Kind::kAck, {})});
+  return answer_to(header, Kind::kAck);
 }
 
 /// An optimizer that met another's moments would read what is not there.
-void Aggregator::require_own_moments(const OptimizerState& state, const FrameHeader& header) const {
+void StateTransfer::require_own_moments(const OptimizerState& state, const FrameHeader& header) const {
   if (state.moments.empty()) return;
-  const std::size_t kinds = updater_ ? updater_->moment_kinds() : 0;
+  const std::size_t kinds = updater_.is_set() ? updater_.updater->moment_kinds() : 0;
   if (state.moments.size() == kinds * header.count) return;
-  throw std::invalid_argument(fmt::format(
-      "{}: {} moments an element given, but {}; set the optimizer that they are of first", name_of(header),
-      state.moments.size() / header.count,
-      updater_ ? fmt::format("{} keeps {}", optimizer_, kinds) : std::string("no optimizer is set")));
+  throw std::invalid_argument(
+      fmt::format("{}: {} moments an element given, but {}; set the optimizer that they are of first",
+                  name_of(header), state.moments.size() / header.count,
+                  updater_.is_set() ? fmt::format("{} keeps {}", updater_.name, kinds)
+                                    : std::string("no optimizer is set")));
 }
 
 }  // namespace gradwire::kvstore

@@ -1,0 +1,20 @@
+// The optimizer that a server has been told to use, and by which name.
+//
+// Threading: one owner.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kvstore/aggregate/updater.h"
+
+namespace gradwire::kvstore {
+
+struct ServersUpdater {
+  std::unique_ptr<Updater> updater;  ///< none: only sums are held
+  std::string name;
+
+  bool is_set() const { return updater != nullptr; }
+};
+
+}  // namespace gradwire::kvstore

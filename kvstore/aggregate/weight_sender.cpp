@@ -1,0 +1,119 @@
+#include "kvstore/aggregate/weight_sender.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kvstore/wire/answer.h"
+
+namespace gradwire::kvstore {
+
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+
+void WeightSender::set_replies(std::string_view text, Partitions& partitions) {
+  WeightReplies replies(text);
+  if (replies.text() == replies_.text()) return;
+  for (auto& [id, partition] : partitions) {
+    if (replies_.are_deltas()) partition.told = {};  // else they are a checkpoint's
+    partition.told_each.clear();
+  }
+  replies_ = std::move(replies);
+}
+
+Frame WeightSender::first_value(const Partition& partition, const FrameHeader& request) {
+  const auto bytes = std::as_bytes(std::span(partition.first64));
+  Buffer out = pool_.take(bytes.size());
+  out.truncate(bytes.size());
+  std::ranges::copy(bytes, out.bytes().begin());
+  Frame frame = answer_to(request, Kind::kValue, std::move(out));
+  frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
+  frame.header.dtype = static_cast<std::uint8_t>(Dtype::kFloat64);
+  return frame;
+}
+
+Frame WeightSender::whole(std::span<const float> weight, const FrameHeader& request) {
+  Buffer out = pool_.take(weight.size_bytes());
+  out.truncate(weight.size_bytes());
+  std::memcpy(out.bytes().data(), weight.data(), out.size_bytes());
+  Frame frame = answer_to(request, Kind::kValue, std::move(out));
+  frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
+  return frame;
+}
+
+Frame WeightSender::encoded(Content content, Buffer payload, const FrameHeader& request) const {
+  payload.seal();
+  Frame frame = answer_to(request, Kind::kValue, std::move(payload));
+  frame.header.content = static_cast<std::uint8_t>(content);
+  frame.header.codec = static_cast<std::uint8_t>(replies_.codec().wire_id());
+  frame.header.codec_parameters = replies_.codec().wire_parameters();
+  return frame;
+}
+
+Frame WeightSender::weight(const Partition& partition, const FrameHeader& request) {
+  if (replies_.form() == WeightReplies::Form::kRounded) {
+    if (auto rounded = round_weight(replies_.codec(), partition.value, pool_))
+      return encoded(Content::kWeightRounded, std::move(*rounded), request);
+    return whole(round_what_fits(replies_.codec(), partition.value), request);
+  }
+  const bool is_told =
+      replies_.are_deltas() && !partition.told.empty() && content_of(request) != Content::kWeight;
+  return whole(is_told ? partition.told : partition.value, request);
+}
+
+/// What makes the weight of what was told, which it then is but for what the codec leaves out.
+Frame WeightSender::tell(const Partition& partition, std::vector<float>& told, std::uint32_t worker,
+                         const FrameHeader& request) {
+  const compress::Position position{static_cast<std::uint32_t>(request.key), worker, partition.next_step,
+                                    request.offset};
+  if (!told.empty()) {
+    if (auto delta = encode_delta(replies_.codec(), partition.value, position, told, pool_))
+      return encoded(Content::kWeightDelta, std::move(*delta), request);
+  } else {
+    told = partition.value;
+  }
+  return whole(told, request);
+}
+
+Frame WeightSender::new_weight(Partition& partition, const FrameHeader& request) {
+  if (replies_.are_deltas()) return tell(partition, partition.told, workers_, request);
+  partition.told = {};  // a checkpoint's, of rounds before
+  return weight(partition, request);
+}
+
+Frame WeightSender::weight_at_once(std::uint32_t worker, Partition& partition, PushClocks& clocks,
+                                   const FrameHeader& request, Telling telling) {
+  if (!replies_.are_deltas()) {
+    clocks.show(worker);
+    return weight(partition, request);
+  }
+  Told& told = partition.told_each[worker];
+  if (request.kind == Kind::kPull) {
+    if (request.step >= told.last_pull) telling = Telling::kAgain;
+    told.last_pull = std::min(told.last_pull, request.step);
+  }
+  if (telling == Telling::kAgain && !told.weight.empty()) return whole(told.weight, request);
+  clocks.show(worker);
+  if (content_of(request) != Content::kWeightDelta) told.weight.clear();
+  return tell(partition, told.weight, worker, request);
+}
+
+void WeightSender::forget_told(Partitions& partitions) {
+  for (auto& [id, partition] : partitions) {
+    for (auto& [worker, told] : partition.told_each) told.weight.clear();
+  }
+}
+
+Frame WeightSender::last_answer(const Partition& partition, Content held, bool is_sealed) {
+  const Frame& answer = *partition.answer;
+  if (content_of(answer.header) != Content::kWeightDelta || held == Content::kWeightDelta)
+    return share(answer);
+  Frame weight = whole(partition.told, answer.header);
+  weight.header.flags = answer.header.flags;
+  if (is_sealed) weight.payload.seal();
+  return weight;
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,62 @@
+// WeightSender makes answers of weights: whole, rounded, or as what changes the weight that a worker has into
+// the new one (weight_replies.h). It remembers with each partition what workers were told of it.
+//
+// Threading: one owner. Pure.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kvstore/aggregate/partition.h"
+#include "kvstore/wire/weight_replies.h"
+#include "transport/frame.h"
+
+namespace gradwire::kvstore {
+
+/// Whether a request is answered for the first time. Where it comes again, nobody knows which answer the
+/// worker gets, so each must leave it with the same.
+enum class Telling : std::uint8_t { kFirst, kAgain };
+
+class WeightSender {
+ public:
+  /// pool outlives this.
+  WeightSender(std::uint32_t workers, transport::BufferPool& pool) : workers_(workers), pool_(pool) {}
+
+  /// Sends weights so from now on. The same replies again change nothing: workers keep what they have. Throws
+  /// as WeightReplies does.
+  void set_replies(std::string_view text, Partitions& partitions);
+  /// From now on tells each worker a whole weight before the next delta to it: what it holds was told by
+  /// somebody else.
+  static void forget_told(Partitions& partitions);
+
+  /// A first value of float64, as it was given.
+  transport::Frame first_value(const Partition& partition, const transport::FrameHeader& request);
+  /// The weight as workers have it after the last round, or would have it; for a request for content 1 where
+  /// they get deltas, as it is.
+  transport::Frame weight(const Partition& partition, const transport::FrameHeader& request);
+  /// What all workers that have what was told make of it the weight of the round that has just been summed.
+  transport::Frame new_weight(Partition& partition, const transport::FrameHeader& request);
+  /// The weight as it is now, where pushes are applied at once. Where workers get deltas, a request that
+  /// comes again is told what it was told before: the next delta is made to that, whichever answer has
+  /// reached the worker. clocks: the partition's.
+  transport::Frame weight_at_once(std::uint32_t worker, Partition& partition, PushClocks& clocks,
+                                  const transport::FrameHeader& request, Telling telling);
+  /// The last answer, for a worker that has, or has not (held), the weight that a delta changes. Requires
+  /// that there is one. is_sealed: whether what is made anew must be.
+  transport::Frame last_answer(const Partition& partition, Content held, bool is_sealed);
+
+ private:
+  transport::Frame whole(std::span<const float> weight, const transport::FrameHeader& request);
+  transport::Frame encoded(Content content, transport::Buffer payload,
+                           const transport::FrameHeader& request) const;
+  transport::Frame tell(const Partition& partition, std::vector<float>& told, std::uint32_t worker,
+                        const transport::FrameHeader& request);
+
+  const std::uint32_t workers_;
+  transport::BufferPool& pool_;
+  WeightReplies replies_;
+};
+
+}  // namespace gradwire::kvstore
