@@ -172,6 +172,14 @@ def test_misuse_is_one_line_and_2(arguments: list[str], text: str) -> None:
     assert done.stdout == ""
 
 
+def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "reports" / "first"
+    done = gradwire("ab", "-n", "1", "--report", str(folder), "--arm", "a", "--arm", "a", "true")
+    assert done.returncode == 2
+    assert "--arm a is given twice" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_bad_setting_is_one_line_and_2() -> None:
     done = gradwire("run", "-n", "1", "-s", "0", "true", GRADWIRE_STREAMS="none")
     assert done.returncode == 2

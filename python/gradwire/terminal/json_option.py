@@ -43,14 +43,19 @@ def check_output(file: Path | None) -> Path | None:
 
 
 def check_report(folder: Path | None) -> Path | None:
-    """Looks whether files can be written in a folder, which is made, before hours of work end in none."""
-    if folder is not None:
-        try:
-            check_folder(folder)
-        except OSError as error:
-            raise typer.BadParameter(
-                f"{folder} cannot be written ({error.strerror}): name another folder"
-            ) from None
+    """Looks whether files can be written in a folder, before hours of work end in none. A folder that is not there is
+    made for that and removed again: a command that is refused later leaves none behind."""
+    if folder is None:
+        return None
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        check_folder(folder)
+    except OSError as error:
+        raise typer.BadParameter(
+            f"{folder} cannot be written ({error.strerror}): name another folder"
+        ) from None
+    for path in made:
+        path.rmdir()
     return folder
 
 
