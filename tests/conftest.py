@@ -1,7 +1,8 @@
 """What all Python tests share: a process state that does not depend on who started them, and a store of one's own.
 
-A shell gives its background jobs an ignored SIGINT (POSIX.1-2017, 2.11), and CI runners start theirs that way. Every
-process under test would inherit it, and Ctrl-C would rightly do nothing.
+A shell gives its background jobs an ignored SIGINT and SIGQUIT (POSIX.1-2017, 2.11), and CI runners start theirs that
+way; nohup ignores SIGHUP. Every process under test would inherit it: Ctrl-C would rightly do nothing, and tests that send
+the others would wait for what never comes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import gradwire
 import pytest
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGQUIT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 
 FORK_SERVER = Path(__file__).parent / "fork_server"
 
