@@ -1,5 +1,7 @@
 // ErrorFeedback keeps what a codec left unsent of one run of a tensor and adds it to the next step's
-// gradient. With momentum it sends the worker's momentum in place of its gradient ("momentum correction").
+// gradient. It is for code without a store: a store's pushes keep their residual in
+// kvstore/client/push_encoder.h. With momentum it sends the worker's momentum in place of its gradient
+// ("momentum correction").
 //
 // Threading: one thread at a time; several objects are independent.
 // Lifetime: the codec outlives it. The constructor allocates all the memory, encode() none.

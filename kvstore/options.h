@@ -14,7 +14,7 @@
 
 #include "compress/device/device.h"
 #include "kvstore/trace/trace.h"
-#include "kvstore/wire/at_once_policy.h"
+#include "kvstore/wire/async_policy.h"
 #include "kvstore/wire/code_sums.h"
 #include "kvstore/wire/key.h"
 #include "transport/frame.h"
@@ -62,8 +62,8 @@ struct EngineOptions {
   std::uint32_t replicas = 0;  ///< 1: dedicated servers are mirrored, and one may die (mirror.h)
   std::chrono::milliseconds retry_timeout{10'000};  ///< then a server is asked whether it has our push
   bool goes_on = false;  ///< without workers that die; servers then begin anew in each generation
-  std::optional<AtOnce>
-      at_once{};  ///< servers apply each push when it arrives; none: rounds are of all workers
+  std::optional<AsyncPolicy>
+      async{};  ///< servers apply each push when it arrives; none: rounds are of all workers
   std::shared_ptr<Trace> trace{};  ///< where spans are noted; none: nowhere. Owners: Trace's (trace.h)
 };
 

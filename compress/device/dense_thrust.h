@@ -12,7 +12,7 @@
 #include "compress/dense/dense_scalar.h"
 #include "compress/device/device_checks.h"
 #include "compress/device/device_codec.h"
-#include "compress/device/element_source.h"
+#include "compress/device/device_loader.h"
 #include "compress/device/four_elements.h"
 #include "compress/device/thrust_items.h"
 #include "compress/payload/payloads.h"

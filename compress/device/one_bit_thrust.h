@@ -8,10 +8,10 @@
 
 #include "compress/device/float_sum_thrust.h"
 #include "compress/device/unit_sums_thrust.h"
+#include "compress/one_bit/bit_plane_counters.h"
 #include "compress/one_bit/one_bit.h"
 #include "compress/one_bit/one_bit_scalar.h"
 #include "compress/one_bit/one_bit_votes.h"
-#include "compress/one_bit/vote_planes.h"
 
 namespace gradwire::compress {
 
@@ -208,7 +208,7 @@ struct OneBitVotesForm {
 
 /// Writes one word of bit planes: bit item % bits of the votes for group item / bits, which is counted anew
 /// for each.
-struct EncodeVotePlanes {
+struct EncodeBitPlanes {
   PayloadBlock payloads;
   std::size_t bits;
   std::size_t elements;
@@ -229,7 +229,7 @@ struct EncodeVotePlanes {
 
 /// Reads an item back from bit planes, and reports impossible counts as one_bit::planes_to_sums() has them
 /// checked.
-struct DecodeVotePlanes {
+struct DecodeBitPlanes {
   const std::byte* planes;
   std::size_t ways;
   std::size_t bits;
@@ -279,7 +279,7 @@ class OneBitVotesDeviceCodec final : public FloatSumDeviceCodec<Backend, OneBitV
                    SignLevels{static_cast<float>(ways)}, out.data(), work.report);
     } else {
       const std::size_t words = bytes / sizeof(std::uint64_t);
-      backend.each(words, EncodeVotePlanes{block, one_bit::count_bits(ways), elements, out.data()});
+      backend.each(words, EncodeBitPlanes{block, one_bit::count_bits(ways), elements, out.data()});
     }
     return bytes;
   }
@@ -297,8 +297,8 @@ class OneBitVotesDeviceCodec final : public FloatSumDeviceCodec<Backend, OneBitV
       const SignLevels level{static_cast<float>(ways)};
       return decode_items(backend, SignSumSource{block_of(reply), level}, factor, out);
     }
-    backend.each(item_count(out.size()), DecodeVotePlanes{reply.device, ways, one_bit::count_bits(ways),
-                                                          factor, out.size(), out.data(), work.report});
+    backend.each(item_count(out.size()), DecodeBitPlanes{reply.device, ways, one_bit::count_bits(ways),
+                                                         factor, out.size(), out.data(), work.report});
   }
 };
 

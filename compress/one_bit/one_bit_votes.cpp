@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "compress/one_bit/bit_plane_counters.h"
 #include "compress/one_bit/one_bit_kernels.h"
-#include "compress/one_bit/vote_planes.h"
 #include "compress/payload/payloads.h"
 
 namespace gradwire::compress {

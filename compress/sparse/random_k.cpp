@@ -32,7 +32,7 @@ constexpr ParameterInfo kParameters[] = {
 struct Workplace {
   std::vector<float> x = std::vector<float>(kUnitElements);
   std::vector<float> values = std::vector<float>(kUnitElements);
-  DrawnElements drawn;
+  RandomSelection drawn;
 };
 
 Workplace& workplace() {

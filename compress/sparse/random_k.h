@@ -13,7 +13,7 @@
 #include "compress/dense/dense_scalar.h"
 #include "compress/dense/float_sum_codec.h"
 #include "compress/payload/codec_entry.h"
-#include "compress/sparse/drawn_elements.h"
+#include "compress/sparse/random_selection.h"
 
 namespace gradwire::compress {
 

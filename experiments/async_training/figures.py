@@ -8,7 +8,7 @@ from typing import Any
 
 from gradwire import result
 from gradwire.ab.experiment import Run
-from gradwire.ab.outcome import default_target, seconds_to, write_interval
+from gradwire.ab.summary import default_target, seconds_to, write_interval
 from gradwire.report.chart import Bar, Panel, Series, line_chart, panel_chart, standalone
 from gradwire.report.paired_statistics import paired_ratio
 

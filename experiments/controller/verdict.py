@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradwire.ab.experiment import Run
-from gradwire.ab.outcome import Outcome, seconds_to
+from gradwire.ab.summary import Outcome, seconds_to
 from gradwire.controller import Budget, accuracy
 from gradwire.report.paired_statistics import Interval, paired_ratio
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gradwire.ab.experiment import Run
-from gradwire.ab.outcome import ArmSummary, Outcome, seconds_to
+from gradwire.ab.summary import ArmSummary, Outcome, seconds_to
 from gradwire.report.paired_statistics import paired_ratio
 from gradwire.settings.units import format_bytes
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import verdict
 from arm import PEERS
 from gradwire.ab.experiment import Plan, check_arms
-from gradwire.ab.outcome import Outcome
+from gradwire.ab.summary import Outcome
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))

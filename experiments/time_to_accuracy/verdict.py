@@ -8,7 +8,7 @@ from typing import Any
 
 from arm import PEERS
 from gradwire.ab.experiment import Run
-from gradwire.ab.outcome import first_crossing, seconds_to
+from gradwire.ab.summary import first_crossing, seconds_to
 from gradwire.report.paired_statistics import Interval, paired_ratio
 from gradwire.settings.units import format_bytes
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from gradwire.ab.command import ProgressView, show
 from gradwire.ab.experiment import Interrupted, Plan, RunFailed, network, run_plan
-from gradwire.ab.outcome import Outcome, summarise
 from gradwire.ab.report import write_page
+from gradwire.ab.summary import Outcome, summarise
 from gradwire.launch.console import say
 from gradwire.terminal.json_option import write_json
 from gradwire.terminal.machine import gradwire_version, machine_description

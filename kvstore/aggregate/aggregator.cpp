@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-#include "kvstore/wire/shortened.h"
+#include "kvstore/wire/lossless_frames.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -31,13 +31,13 @@ Aggregator::Aggregator(std::uint32_t workers, Sealing sealing)
     : workers_(workers),
       sealing_(sealing),
       contributors_(workers),
-      attendance_(workers, "join"),
-      at_once_(workers),
-      last_pushes_(std::make_shared<LastPushes>(workers)),
+      joined_(workers, "join"),
+      async_workers_(workers),
+      stragglers_(std::make_shared<StragglerCounts>(workers)),
       weights_(workers, pool_),
-      sums_(workers, {codecs_, pool_, updater_, weights_, attendance_}),
-      async_(partitions_, at_once_, gate_, sums_, weights_, codecs_, sealing),
-      states_(partitions_, updater_, at_once_) {
+      sums_(workers, {codecs_, pool_, updater_, weights_, joined_}),
+      async_(partitions_, async_workers_, gate_, sums_, weights_, codecs_, sealing),
+      states_(partitions_, updater_, async_workers_) {
   std::iota(contributors_.begin(), contributors_.end(), 0U);
 }
 
@@ -118,7 +118,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   check_push(worker, frame);
   auto& partition = partitions_[{header.key, header.offset}];
   partition.count = header.count;
-  if (at_once_.has_policy()) return async_.push(worker, partition, std::move(frame), answers);
+  if (async_workers_.has_policy()) return async_.push(worker, partition, std::move(frame), answers);
   // Repeated: the answer was lost, or is on its way.
   if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
   open_round(worker, header, partition, std::move(frame), answers);
@@ -158,7 +158,7 @@ void Aggregator::check_push(std::uint32_t worker, Frame& frame) {
     throw Refused{Refusal::kSendAgain,
                   fmt::format("push of key {} offset {}: {}", header.key, header.offset, error.what())};
   }
-  if (at_once_.has_policy()) gate_.require_optimizer(header, updater_.is_set());
+  if (async_workers_.has_policy()) gate_.require_optimizer(header, updater_.is_set());
   if (updater_.is_set() && (known == partitions_.end() || known->second.value.empty())) {
     throw Refused{
         Refusal::kFinal,
@@ -168,7 +168,7 @@ void Aggregator::check_push(std::uint32_t worker, Frame& frame) {
 
 void Aggregator::open_round(std::uint32_t worker, const FrameHeader& header, Partition& partition,
                             Frame frame, std::vector<Answer>& answers) {
-  if (attendance_.is_away(worker)) {
+  if (joined_.is_away(worker)) {
     throw Refused{Refusal::kFinal,
                   fmt::format("push of key {} step {}: worker {} has joined, and may push when all have",
                               header.key, header.step, worker)};
@@ -187,8 +187,9 @@ void Aggregator::open_round(std::uint32_t worker, const FrameHeader& header, Par
   round.takes_shortened |= (header.flags & transport::kFlagLossless) != 0;
   accept(worker, round, std::move(frame));
   complete_next(partition, answers);
+  // Who pushes after a worker has left hears at once that the round will never be whole.
   for (const std::uint32_t left : gate_.gone().ranks()) {
-    if (header.step < partition.next_step || round.payloads[left] || attendance_.is_away(left)) continue;
+    if (header.step < partition.next_step || round.payloads[left] || joined_.is_away(left)) continue;
     return fail_waiters(round, gate_.describe(left, header.step, header.key), answers);
   }
 }
@@ -202,19 +203,19 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   if (content_of(header) == Content::kWeightDelta) round.holders.insert(worker);
   round.payloads[worker] = std::move(frame.payload);
   ++round.arrived;
-  if (is_whole(round)) last_pushes_->note(worker);
+  if (is_whole(round)) stragglers_->note(worker);
   sums_.tell(Moment::kTaken, header);
 }
 
 bool Aggregator::is_whole(const Round& round) const {
-  return round.arrived + attendance_.away() == contributors_.size();
+  return round.arrived + joined_.away() == contributors_.size();
 }
 
 void Aggregator::complete_next(Partition& partition, std::vector<Answer>& answers) {
   for (auto next = partition.rounds.begin();
        next != partition.rounds.end() && next->first == partition.next_step && is_whole(next->second);
        next = partition.rounds.begin()) {
-    if (upstream_) return pass_on(partition, next->second);
+    if (upstream_) return forward_sum(partition, next->second);
     Round round = std::move(next->second);
     partition.rounds.erase(next);
     complete(partition, std::move(round), answers);
@@ -258,7 +259,7 @@ void Aggregator::publish(Partition& partition, Frame answer, const std::set<std:
   partition.answer = std::move(answer);
   std::optional<Frame> to_others;
   for (const std::uint32_t worker : contributors_) {
-    if (attendance_.is_away(worker)) continue;
+    if (joined_.is_away(worker)) continue;
     if (holders.contains(worker)) {
       answers.push_back({worker, share(*partition.answer)});
       continue;
@@ -280,7 +281,7 @@ void Aggregator::answer_again(const Partition& partition, std::uint32_t worker, 
     answers.push_back({worker, last_answer(partition, content_of(header))});
 }
 
-void Aggregator::pass_on(Partition& partition, Round& round) {
+void Aggregator::forward_sum(Partition& partition, Round& round) {
   if (round.is_upstream) return;
   round.is_upstream = true;
   Frame sum = sums_.answer(partition, round);
@@ -324,8 +325,8 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
                               header.key)};
   }
   if (!partition.first64.empty()) return answers.push_back({worker, weights_.first_value(partition, header)});
-  answers.push_back({worker, at_once_.has_policy() ? async_.pull(worker, partition, header)
-                                                   : weights_.weight(partition, header)});
+  answers.push_back({worker, async_workers_.has_policy() ? async_.pull(worker, partition, header)
+                                                         : weights_.weight(partition, header)});
 }
 
 void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
@@ -335,7 +336,7 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
     return;
   }
   Partition& partition = found->second;
-  if (at_once_.has_policy()) return async_.probe(worker, partition, header, answers);
+  if (async_workers_.has_policy()) return async_.probe(worker, partition, header, answers);
   if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
   const auto round = partition.rounds.find(header.step);
   if (round == partition.rounds.end() || !round->second.payloads[worker]) {
@@ -344,7 +345,7 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
   }
   std::vector<std::uint32_t> awaited;
   for (const std::uint32_t rank : contributors_) {
-    if (round->second.payloads[rank] || attendance_.is_away(rank)) continue;
+    if (round->second.payloads[rank] || joined_.is_away(rank)) continue;
     if (gate_.gone().contains(rank)) {  // this was said before, and may have been lost
       const std::string text = gate_.describe(rank, header.step, header.key);
       answers.push_back({worker, answer_to(header, Kind::kError, text_payload(text))});
@@ -358,14 +359,14 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
 void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error) {
   if (!std::ranges::binary_search(contributors_, worker)) return;
   gate_.forget_worker(worker, error);
-  at_once_.forget(worker);
-  if (at_once_.has_policy()) {
+  async_workers_.forget(worker);
+  if (async_workers_.has_policy()) {
     async_.forget_worker(worker);
     async_.answer_held(answers);
   }
   for (auto& [id, partition] : partitions_) {
     for (auto& [step, round] : partition.rounds) {
-      if (round.payloads[worker] || attendance_.is_away(worker)) continue;
+      if (round.payloads[worker] || joined_.is_away(worker)) continue;
       fail_waiters(round, gate_.describe(worker, step, id.key), answers);
     }
   }

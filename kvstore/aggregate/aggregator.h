@@ -4,11 +4,11 @@
 // A round is one (key, offset, step): it is complete when every worker's push is here. The sum is then made
 // in rank order in one pass, encoded once, and answered to all. Requests may be repeated; they are told apart
 // by (key, offset, step, sender). The last answer is kept until the next round of that partition is complete.
-// Workers that have joined (attendance.h) are not awaited: a round is of those that still push.
+// Workers that have joined (arrival_set.h) are not awaited: a round is of those that still push.
 // With an optimizer answers are weights, as weight_replies.h says (weight_sender.h).
 // Where workers of a host sum first (hierarchy.h), only some workers' pushes make a round, or somebody
-// upstream turns its sum into the answer. Where pushes are applied at once (at_once.h), each is a round of
-// its own (async_rounds.h).
+// upstream turns its sum into the answer. Where pushes are applied at once (push_clocks.h), each is a round
+// of its own (async_rounds.h).
 //
 // Threading: one owner. Lifetime: payload Buffers are held until their round is complete.
 #pragma once
@@ -21,20 +21,20 @@
 #include <utility>
 #include <vector>
 
+#include "kvstore/aggregate/arrival_set.h"
 #include "kvstore/aggregate/async_rounds.h"
-#include "kvstore/aggregate/at_once.h"
-#include "kvstore/aggregate/attendance.h"
 #include "kvstore/aggregate/contributions.h"
-#include "kvstore/aggregate/last_pushes.h"
 #include "kvstore/aggregate/partition.h"
+#include "kvstore/aggregate/push_clocks.h"
 #include "kvstore/aggregate/round_gate.h"
 #include "kvstore/aggregate/round_sums.h"
 #include "kvstore/aggregate/sealing.h"
 #include "kvstore/aggregate/servers_updater.h"
 #include "kvstore/aggregate/state_transfer.h"
+#include "kvstore/aggregate/straggler_counts.h"
 #include "kvstore/aggregate/weight_sender.h"
 #include "kvstore/wire/answer.h"
-#include "kvstore/wire/codec_table.h"
+#include "kvstore/wire/codec_cache.h"
 #include "transport/frame.h"
 
 namespace gradwire::kvstore {
@@ -58,11 +58,11 @@ class Aggregator {
   void set_contributors(std::vector<std::uint32_t> ranks);
   /// From now on every push is a round of its own. Throws std::invalid_argument where sums go upstream, and
   /// once a round has begun.
-  void set_at_once(const AtOnce& policy);
+  void set_async(const AsyncPolicy& policy);
   /// Gives the sums of rounds to upstream, which has them answered by answer().
   void set_upstream(Upstream upstream) { upstream_ = std::move(upstream); }
   /// Counts for whom rounds wait together with others from now on.
-  void set_last_pushes(std::shared_ptr<LastPushes> pushes) { last_pushes_ = std::move(pushes); }
+  void set_stragglers(std::shared_ptr<StragglerCounts> pushes) { stragglers_ = std::move(pushes); }
   /// Tells watch of every round's moments from now on.
   void set_watch(Watch watch) { sums_.set_watch(std::move(watch)); }
   /// Answers the round whose sum was given to upstream; the frame has that one's key, offset and step.
@@ -85,7 +85,7 @@ class Aggregator {
 
   /// From now on tells each worker a whole weight before the next delta to it: what it holds was told by
   /// somebody else.
-  void forget_told() { WeightSender::forget_told(partitions_); }
+  void forget_sent() { WeightSender::forget_sent(partitions_); }
 
   /// As RoundSums::with_codec().
   template <typename Use>
@@ -105,7 +105,7 @@ class Aggregator {
   bool is_whole(const Round& round) const;
   void complete_next(Partition& partition, std::vector<Answer>& answers);
   void complete(Partition& partition, Round round, std::vector<Answer>& answers);
-  void pass_on(Partition& partition, Round& round);
+  void forward_sum(Partition& partition, Round& round);
   void publish(Partition& partition, transport::Frame answer, const std::set<std::uint32_t>& holders,
                std::vector<Answer>& answers);
   void answer_again(const Partition& partition, std::uint32_t worker, const transport::FrameHeader& header,
@@ -122,12 +122,12 @@ class Aggregator {
   const std::uint32_t workers_;
   const Sealing sealing_;
   std::vector<std::uint32_t> contributors_;  ///< ascending
-  Attendance attendance_;
-  AtOnceWorkers at_once_;
-  std::shared_ptr<LastPushes> last_pushes_;  // owners: the aggregators of one server
+  ArrivalSet joined_;
+  AsyncWorkers async_workers_;
+  std::shared_ptr<StragglerCounts> stragglers_;  // owners: the aggregators of one server
   Upstream upstream_;
   Partitions partitions_;
-  CodecTable codecs_;
+  CodecCache codecs_;
   ServersUpdater updater_;
   transport::BufferPool pool_;
   RoundGate gate_{"key", Refusal::kFinal};

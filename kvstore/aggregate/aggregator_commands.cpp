@@ -46,11 +46,11 @@ void Aggregator::set_contributors(std::vector<std::uint32_t> ranks) {
   contributors_ = std::move(ranks);
 }
 
-void Aggregator::set_at_once(const AtOnce& policy) {
+void Aggregator::set_async(const AsyncPolicy& policy) {
   if (upstream_)
     throw std::invalid_argument("rounds: pushes whose sums go upstream cannot be applied here at once");
   require_no_round("rounds");
-  at_once_.set_policy(policy);
+  async_workers_.set_policy(policy);
 }
 
 void Aggregator::require_no_round(const char* what) const {
@@ -83,20 +83,20 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
   } else if (text.starts_with(kContributors)) {
     set_contributors(parse_ranks(text.substr(kContributors.size())));
   } else if (text.starts_with(kRounds)) {
-    set_at_once(parse_at_once(std::string_view(text).substr(kRounds.size())));
+    set_async(parse_async_policy(std::string_view(text).substr(kRounds.size())));
   } else if (text.starts_with(kWeights)) {
     weights_.set_replies(std::string_view(text).substr(kWeights.size()), partitions_);
   } else if (text == "join") {
     return on_join(worker, frame.header, answers);
   } else if (text == "meet") {
-    at_once_.meet(worker);
+    async_workers_.meet(worker);
     answers.push_back({worker, answer_to(frame.header, Kind::kAck)});
     return async_.answer_held(answers);
   } else if (text == "back") {
-    at_once_.come_back(worker);
+    async_workers_.come_back(worker);
   } else if (text == "waited for") {
     Frame counts = answer_to(frame.header, Kind::kAck);
-    counts.payload = text_payload(fmt::format("{}", fmt::join(last_pushes_->counts(), ",")));
+    counts.payload = text_payload(fmt::format("{}", fmt::join(stragglers_->counts(), ",")));
     answers.push_back({worker, std::move(counts)});
     return;
   } else {
@@ -112,7 +112,7 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
 /// A worker joins once it has the answers to all its pushes, so what it lacks in is what it will not push.
 void Aggregator::on_join(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
   Frame acknowledgement = answer_to(header, Kind::kAck);
-  acknowledgement.header.step = attendance_.come(worker);
+  acknowledgement.header.step = joined_.come(worker);
   answers.push_back({worker, std::move(acknowledgement)});
   for (auto& [id, partition] : partitions_) complete_next(partition, answers);
 }

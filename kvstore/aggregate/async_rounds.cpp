@@ -20,43 +20,43 @@ void AsyncRounds::push(std::uint32_t worker, Partition& partition, Frame frame,
   gate_.require_next(worker, header, clocks);
   const std::uint64_t next_step = clocks.next_step_of(worker);
   if (header.step < next_step) {  // repeated: the answer was lost, is on its way, or waits
-    const bool is_last = header.step + 1 == next_step && !partition.early.contains(worker);
-    if (is_last) answers.push_back({worker, answer(worker, partition, header, Telling::kAgain)});
+    const bool is_last = header.step + 1 == next_step && !partition.held_pushes.contains(worker);
+    if (is_last) answers.push_back({worker, answer(worker, partition, header, Delivery::kRepeat)});
     return;
   }
   sums_.tell(RoundMoment::kTaken, header);
   sums_.apply(partition, std::move(frame));
   clocks.count(worker, header.step);
   partition.next_step = std::max(partition.next_step, header.step + 1);
-  partition.early.emplace(worker, header);
+  partition.held_pushes.emplace(worker, header);
   answer_held(partition, answers);
 }
 
 Frame AsyncRounds::pull(std::uint32_t worker, Partition& partition, const FrameHeader& request) {
-  return weights_.weight_at_once(worker, partition, clocks_of(partition), request, Telling::kFirst);
+  return weights_.async_weight(worker, partition, clocks_of(partition), request, Delivery::kFirst);
 }
 
 void AsyncRounds::answer_held(std::vector<Answer>& answers) {
   for (auto& [id, partition] : partitions_) {
-    if (!partition.early.empty()) answer_held(partition, answers);
+    if (!partition.held_pushes.empty()) answer_held(partition, answers);
   }
 }
 
 void AsyncRounds::answer_held(Partition& partition, std::vector<Answer>& answers) {
-  std::erase_if(partition.early, [&](const auto& row) {
+  std::erase_if(partition.held_pushes, [&](const auto& row) {
     const auto& [worker, push] = row;
     if (!workers_.awaited_by(worker, clocks_of(partition)).empty()) return false;
-    answers.push_back({worker, answer(worker, partition, push, Telling::kFirst)});
+    answers.push_back({worker, answer(worker, partition, push, Delivery::kFirst)});
     sums_.tell(RoundMoment::kAnswerReady, push);
     return true;
   });
 }
 
 Frame AsyncRounds::answer(std::uint32_t worker, Partition& partition, const FrameHeader& push,
-                          Telling telling) {
+                          Delivery delivery) {
   PushClocks& clocks = clocks_of(partition);
   const bool wants_weight = content_of(push) != Content::kSum;
-  Frame frame = wants_weight ? weights_.weight_at_once(worker, partition, clocks, push, telling)
+  Frame frame = wants_weight ? weights_.async_weight(worker, partition, clocks, push, delivery)
                              : answer_to(push, Kind::kAck);
   if (wants_weight && seals(sealing_, codecs_.of(push))) frame.payload.seal();
   frame.header.flags = push.flags & transport::kFlagNonfinite;
@@ -70,17 +70,17 @@ void AsyncRounds::probe(std::uint32_t worker, Partition& partition, const FrameH
   const std::uint64_t next_step = clocks.next_step_of(worker);
   if (request.step >= next_step) {
     answers.push_back({worker, answer_to(request, Kind::kMissing)});
-  } else if (partition.early.contains(worker)) {
+  } else if (partition.held_pushes.contains(worker)) {
     answers.push_back({worker, held(request, workers_.awaited_by(worker, clocks))});
   } else if (request.step + 1 == next_step) {
-    answers.push_back({worker, answer(worker, partition, request, Telling::kAgain)});
+    answers.push_back({worker, answer(worker, partition, request, Delivery::kRepeat)});
   }
 }
 
 void AsyncRounds::forget_worker(std::uint32_t worker) {
   for (auto& [id, partition] : partitions_) {
-    partition.early.erase(worker);
-    partition.told_each.erase(worker);
+    partition.held_pushes.erase(worker);
+    partition.sent_to_each.erase(worker);
   }
 }
 

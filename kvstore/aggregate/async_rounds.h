@@ -1,5 +1,5 @@
 // AsyncRounds are those of partitions where every push is a round of its own: it goes into the weight when it
-// arrives, and is answered as the workers' clocks allow (at_once.h).
+// arrives, and is answered as the workers' clocks allow (push_clocks.h).
 //
 // Threading: one owner. Pure.
 // Failure: throws Refused for a push that must be refused; nothing has changed then.
@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvstore/aggregate/at_once.h"
 #include "kvstore/aggregate/partition.h"
+#include "kvstore/aggregate/push_clocks.h"
 #include "kvstore/aggregate/round_gate.h"
 #include "kvstore/aggregate/round_sums.h"
 #include "kvstore/aggregate/sealing.h"
@@ -21,8 +21,8 @@ namespace gradwire::kvstore {
 class AsyncRounds {
  public:
   /// All outlive this.
-  AsyncRounds(Partitions& partitions, const AtOnceWorkers& workers, const RoundGate& gate, RoundSums& sums,
-              WeightSender& weights, CodecTable& codecs, Sealing sealing)
+  AsyncRounds(Partitions& partitions, const AsyncWorkers& workers, const RoundGate& gate, RoundSums& sums,
+              WeightSender& weights, CodecCache& codecs, Sealing sealing)
       : partitions_(partitions),
         workers_(workers),
         gate_(gate),
@@ -46,14 +46,14 @@ class AsyncRounds {
   PushClocks& clocks_of(Partition& partition) const;
   void answer_held(Partition& partition, std::vector<Answer>& answers);
   transport::Frame answer(std::uint32_t worker, Partition& partition, const transport::FrameHeader& push,
-                          Telling telling);
+                          Delivery delivery);
 
   Partitions& partitions_;
-  const AtOnceWorkers& workers_;
+  const AsyncWorkers& workers_;
   const RoundGate& gate_;
   RoundSums& sums_;
   WeightSender& weights_;
-  CodecTable& codecs_;
+  CodecCache& codecs_;
   const Sealing sealing_;
 };
 

@@ -10,9 +10,9 @@
 #include <set>
 #include <vector>
 
-#include "kvstore/aggregate/at_once.h"
 #include "kvstore/aggregate/contributions.h"
 #include "kvstore/aggregate/program_steps.h"
+#include "kvstore/aggregate/push_clocks.h"
 #include "kvstore/aggregate/updater.h"
 #include "kvstore/wire/protocol.h"
 #include "transport/frame.h"
@@ -33,7 +33,7 @@ struct Round {
 };
 
 /// What a worker was told of a weight, where pushes are applied at once and it gets deltas.
-struct Told {
+struct SentWeight {
   std::vector<float> weight;  ///< as the worker has it, or will have; empty: none, the next goes whole
   std::uint64_t last_pull = kNoStep;  ///< steps of a worker's pulls descend
 };
@@ -44,7 +44,7 @@ struct Partition {
   std::vector<double> first64;  ///< the first value, where it is of float64; while there are no weights
   std::vector<float> residual;  ///< what replies of a lossy codec have not told yet
   std::vector<float> told;      ///< the weight as workers have it where they get deltas; empty: none has
-  std::map<std::uint32_t, Told> told_each;  ///< likewise, by worker, at once
+  std::map<std::uint32_t, SentWeight> sent_to_each;  ///< likewise, by worker, at once
   /// By worker that gave a first value or a state: the step of the newest; they descend. For the job's life,
   /// since what comes late may come at any time.
   std::map<std::uint32_t, std::uint64_t> given;
@@ -55,7 +55,7 @@ struct Partition {
   std::optional<transport::Frame> answer;  ///< to step next_step - 1
   std::optional<PushClocks> clocks;        ///< where pushes are applied at once
   std::map<std::uint32_t, transport::FrameHeader>
-      early;  ///< by worker: pushes that went in and are not answered yet, since their worker is ahead
+      held_pushes;  ///< by worker: pushes that went in and are not answered yet, since their worker is ahead
 
   /// Whether a worker's first value or state came before, or one that it gave later.
   bool came_before(std::uint32_t worker, std::uint64_t step) const {

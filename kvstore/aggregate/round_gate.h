@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "kvstore/aggregate/at_once.h"
+#include "kvstore/aggregate/push_clocks.h"
 #include "kvstore/leavers.h"
 #include "kvstore/wire/protocol.h"
 #include "transport/frame.h"

@@ -10,7 +10,7 @@
 #include "compress/float64_codec.h"
 #include "kvstore/leftover.h"
 #include "kvstore/wire/answer.h"
-#include "kvstore/wire/shortened.h"
+#include "kvstore/wire/lossless_frames.h"
 
 namespace gradwire::kvstore {
 
@@ -66,7 +66,7 @@ Frame RoundSums::sum(Partition& partition, const Round& round, const compress::C
   Frame frame = answer_to(round.first, Kind::kReply, std::move(out));
   frame.header.content = static_cast<std::uint8_t>(Content::kSum);
   frame.header.dtype = round.first.dtype;
-  frame.header.flags = with_absent(flags, parts_.attendance.away());
+  frame.header.flags = with_absent(flags, parts_.joined.away());
   return frame;
 }
 
@@ -85,7 +85,7 @@ Frame RoundSums::sum_with_leftover(Partition& partition, const Round& round, con
     frame.header.content = static_cast<std::uint8_t>(Content::kSum);
     frame.header.dtype = round.first.dtype;
     frame.header.flags =
-        with_absent(round.flags | (is_finite ? 0U : transport::kFlagNonfinite), parts_.attendance.away());
+        with_absent(round.flags | (is_finite ? 0U : transport::kFlagNonfinite), parts_.joined.away());
     return frame;
   };
   if (codec.as_float64() == nullptr) return answer_with(decoded_sum(partition, codec, contributions));

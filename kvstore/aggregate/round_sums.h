@@ -11,12 +11,12 @@
 
 #include "compress/codec.h"
 #include "compress/payload/segmented.h"
-#include "kvstore/aggregate/attendance.h"
+#include "kvstore/aggregate/arrival_set.h"
 #include "kvstore/aggregate/contributions.h"
 #include "kvstore/aggregate/partition.h"
 #include "kvstore/aggregate/servers_updater.h"
 #include "kvstore/aggregate/weight_sender.h"
-#include "kvstore/wire/codec_table.h"
+#include "kvstore/wire/codec_cache.h"
 #include "transport/frame.h"
 
 namespace gradwire::kvstore {
@@ -34,11 +34,11 @@ class RoundSums {
   using Watch = std::function<void(RoundMoment, const transport::FrameHeader& push)>;
   /// What it works with; all of it outlives this.
   struct Parts {
-    CodecTable& codecs;
+    CodecCache& codecs;
     transport::BufferPool& pool;
     const ServersUpdater& updater;
     WeightSender& weights;
-    const Attendance& attendance;
+    const ArrivalSet& joined;
   };
   RoundSums(std::uint32_t workers, const Parts& parts) : workers_(workers), parts_(parts) {}
 

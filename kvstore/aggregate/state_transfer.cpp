@@ -21,8 +21,8 @@ std::string name_of(const FrameHeader& header) {
 }
 
 bool is_of_optimizer(const FrameHeader& header) {
-  const auto kept = static_cast<Kept>(header.content);
-  if (kept == Kept::kAll || kept == Kept::kOptimizer) return kept == Kept::kOptimizer;
+  const auto kept = static_cast<StateScope>(header.content);
+  if (kept == StateScope::kAll || kept == StateScope::kOptimizer) return kept == StateScope::kOptimizer;
   throw std::invalid_argument(fmt::format(
       "{}: content {} given, expected 0, all of it, or 1, the optimizer's", name_of(header), header.content));
 }
@@ -73,7 +73,7 @@ Frame StateTransfer::write(std::uint32_t worker, const Frame& frame) {
   partition.first64 = std::move(state.first64);
   partition.residual = std::move(state.residual);
   // Where pushes are applied at once each worker is told apart, and first of all a whole weight.
-  partition.told = at_once_.has_policy() ? std::vector<float>() : std::move(state.told);
+  partition.told = async_workers_.has_policy() ? std::vector<float>() : std::move(state.told);
   partition.optimizer_state = std::move(state.optimizer);
   partition.next_step = state.next_step;
   partition.clocks.reset();  // all workers' go on from there

@@ -7,8 +7,8 @@
 
 #include <string>
 
-#include "kvstore/aggregate/at_once.h"
 #include "kvstore/aggregate/partition.h"
+#include "kvstore/aggregate/push_clocks.h"
 #include "kvstore/aggregate/servers_updater.h"
 #include "transport/frame.h"
 
@@ -17,8 +17,8 @@ namespace gradwire::kvstore {
 class StateTransfer {
  public:
   /// All outlive this.
-  StateTransfer(Partitions& partitions, const ServersUpdater& updater, const AtOnceWorkers& at_once)
-      : partitions_(partitions), updater_(updater), at_once_(at_once) {}
+  StateTransfer(Partitions& partitions, const ServersUpdater& updater, const AsyncWorkers& async)
+      : partitions_(partitions), updater_(updater), async_workers_(async) {}
 
   /// The answer to a kReadState.
   transport::Frame read(const transport::FrameHeader& request) const;
@@ -32,7 +32,7 @@ class StateTransfer {
 
   Partitions& partitions_;
   const ServersUpdater& updater_;
-  const AtOnceWorkers& at_once_;
+  const AsyncWorkers& async_workers_;
 };
 
 }  // namespace gradwire::kvstore

@@ -18,7 +18,7 @@ void WeightSender::set_replies(std::string_view text, Partitions& partitions) {
   if (replies.text() == replies_.text()) return;
   for (auto& [id, partition] : partitions) {
     if (replies_.are_deltas()) partition.told = {};  // else they are a checkpoint's
-    partition.told_each.clear();
+    partition.sent_to_each.clear();
   }
   replies_ = std::move(replies);
 }
@@ -83,26 +83,26 @@ Frame WeightSender::new_weight(Partition& partition, const FrameHeader& request)
   return weight(partition, request);
 }
 
-Frame WeightSender::weight_at_once(std::uint32_t worker, Partition& partition, PushClocks& clocks,
-                                   const FrameHeader& request, Telling telling) {
+Frame WeightSender::async_weight(std::uint32_t worker, Partition& partition, PushClocks& clocks,
+                                 const FrameHeader& request, Delivery delivery) {
   if (!replies_.are_deltas()) {
     clocks.show(worker);
     return weight(partition, request);
   }
-  Told& told = partition.told_each[worker];
+  SentWeight& told = partition.sent_to_each[worker];
   if (request.kind == Kind::kPull) {
-    if (request.step >= told.last_pull) telling = Telling::kAgain;
+    if (request.step >= told.last_pull) delivery = Delivery::kRepeat;
     told.last_pull = std::min(told.last_pull, request.step);
   }
-  if (telling == Telling::kAgain && !told.weight.empty()) return whole(told.weight, request);
+  if (delivery == Delivery::kRepeat && !told.weight.empty()) return whole(told.weight, request);
   clocks.show(worker);
   if (content_of(request) != Content::kWeightDelta) told.weight.clear();
   return tell(partition, told.weight, worker, request);
 }
 
-void WeightSender::forget_told(Partitions& partitions) {
+void WeightSender::forget_sent(Partitions& partitions) {
   for (auto& [id, partition] : partitions) {
-    for (auto& [worker, told] : partition.told_each) told.weight.clear();
+    for (auto& [worker, told] : partition.sent_to_each) told.weight.clear();
   }
 }
 

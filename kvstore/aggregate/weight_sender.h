@@ -17,7 +17,7 @@ namespace gradwire::kvstore {
 
 /// Whether a request is answered for the first time. Where it comes again, nobody knows which answer the
 /// worker gets, so each must leave it with the same.
-enum class Telling : std::uint8_t { kFirst, kAgain };
+enum class Delivery : std::uint8_t { kFirst, kRepeat };
 
 class WeightSender {
  public:
@@ -29,7 +29,7 @@ class WeightSender {
   void set_replies(std::string_view text, Partitions& partitions);
   /// From now on tells each worker a whole weight before the next delta to it: what it holds was told by
   /// somebody else.
-  static void forget_told(Partitions& partitions);
+  static void forget_sent(Partitions& partitions);
 
   /// A first value of float64, as it was given.
   transport::Frame first_value(const Partition& partition, const transport::FrameHeader& request);
@@ -41,8 +41,8 @@ class WeightSender {
   /// The weight as it is now, where pushes are applied at once. Where workers get deltas, a request that
   /// comes again is told what it was told before: the next delta is made to that, whichever answer has
   /// reached the worker. clocks: the partition's.
-  transport::Frame weight_at_once(std::uint32_t worker, Partition& partition, PushClocks& clocks,
-                                  const transport::FrameHeader& request, Telling telling);
+  transport::Frame async_weight(std::uint32_t worker, Partition& partition, PushClocks& clocks,
+                                const transport::FrameHeader& request, Delivery delivery);
   /// The last answer, for a worker that has, or has not (held), the weight that a delta changes. Requires
   /// that there is one. is_sealed: whether what is made anew must be.
   transport::Frame last_answer(const Partition& partition, Content held, bool is_sealed);

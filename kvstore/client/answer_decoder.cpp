@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compress/float64_codec.h"
-#include "kvstore/wire/codec_table.h"
+#include "kvstore/wire/codec_cache.h"
 #include "kvstore/wire/protocol.h"
 
 namespace gradwire::kvstore {

@@ -28,7 +28,7 @@ DenseClient::DenseClient(TensorTable& tensors, PendingRequests& pending, Outbox&
       staleness_(staleness),
       settings_(settings),
       events_(std::move(events)),
-      in_order_(settings.in_order ? std::make_unique<InOrder>() : nullptr) {}
+      in_order_(settings.in_order ? std::make_unique<SubmissionOrder>() : nullptr) {}
 
 void DenseClient::expect(const Tensor& tensor, Operation& push) {
   if (in_order_) push.number = in_order_->expect(tensor.parts.size());
@@ -38,7 +38,7 @@ void DenseClient::expect(const Tensor& tensor, Operation& push) {
 /// asked before is none to this.
 std::uint64_t DenseClient::step_of(const Tensor& tensor, const TensorPart& part) {
   if (part.request == Kind::kPush) return tensor.step - 1;
-  if (part.request == Kind::kWriteState && tensor.current->kept == Kept::kOptimizer)
+  if (part.request == Kind::kWriteState && tensor.current->kept == StateScope::kOptimizer)
     return tensor.current->number;
   return kNoStep - tensor.pulls;
 }
@@ -77,6 +77,7 @@ void DenseClient::send(Tensor& tensor, std::size_t index, Kind kind, PushPayload
   part.resends = 0;
   if (kind == Kind::kPush) encoded_bytes_ += part.payload.size_bytes();
   note_request(tensor, index);
+  // Noted first: a failure clears what is pending, this request with it.
   if (failover_.has_left(part.part.server))
     return events_.fail(
         std::make_exception_ptr(transport::TransportError(failover_.describe(part.part.server))));
@@ -148,13 +149,13 @@ void DenseClient::handle(Node from, Frame frame) {
       part->brought_floats = header.kind == Kind::kValue;
       weights_.expect(tensor, *part, header);
       return events_.answered(tensor, index, std::move(frame));
-    case Kind::kState:
+    case Kind::kState:  // to a read that was repeated, and has given way to something else
       if (part->request != Kind::kReadState) return;
       pending_.answered(tensor.pending, index);
       *tensor.current->state = std::move(frame.payload);
       return events_.ended(tensor, nullptr);
     case Kind::kAck:
-      if (part->request == Kind::kPush && !settings_.at_once) return;  // no answer to one of a round
+      if (part->request == Kind::kPush && !settings_.async) return;  // no answer to one of a round
       pending_.answered(tensor.pending, index);
       part->payload = {};
       note_staleness(*part, header);
@@ -187,7 +188,7 @@ void DenseClient::refused(Tensor& tensor, std::size_t index, const Frame& frame)
 }
 
 void DenseClient::note_staleness(const TensorPart& part, const FrameHeader& answer) {
-  if (settings_.at_once && part.request == Kind::kPush) staleness_.add(staleness_of(answer));
+  if (settings_.async && part.request == Kind::kPush) staleness_.add(staleness_of(answer));
 }
 
 }  // namespace gradwire::kvstore

@@ -12,8 +12,8 @@
 #include <string>
 
 #include "kvstore/client/failover.h"
-#include "kvstore/client/in_order.h"
 #include "kvstore/client/push_encoder.h"
+#include "kvstore/client/submission_order.h"
 #include "kvstore/client/tensor_table.h"
 #include "kvstore/client/weight_receiver.h"
 #include "kvstore/runtime/outbox.h"
@@ -37,7 +37,7 @@ class DenseClient {
   struct Settings {
     std::chrono::milliseconds question_timeout{0};  ///< then what repeats no payload is asked again
     std::chrono::milliseconds retry_timeout{0};     ///< and what does
-    bool at_once = false;                           ///< servers apply each push by itself
+    bool async = false;                             ///< servers apply each push by itself
     bool in_order = false;                          ///< pushes go as they were submitted
   };
   /// All that is given by reference outlives this.
@@ -79,7 +79,7 @@ class DenseClient {
   StalenessCounts& staleness_;
   const Settings settings_;
   const Events events_;
-  const std::unique_ptr<InOrder> in_order_;
+  const std::unique_ptr<SubmissionOrder> in_order_;
   std::atomic<std::uint64_t> encoded_bytes_{0};
 };
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "kvstore/leftover.h"
-#include "kvstore/wire/shortened.h"
+#include "kvstore/wire/lossless_frames.h"
 
 namespace gradwire::kvstore {
 
@@ -26,6 +26,7 @@ void DenseRounds::take_in(KeyId key, Operation operation) {
     return;
   }
   if (operation.pushes()) parts_.client.expect(tensor, operation);
+  // A push_pull's memory is the caller's until its answer is there; a push's caller goes on once it is taken.
   if (operation.verb == Verb::kPush && tensor.current) {
     operation.is_held = tensor.held_count > 0 || !stage(operation);
     if (operation.is_held) ++tensor.held_count;
@@ -48,6 +49,7 @@ void DenseRounds::start_next(Tensor& tensor) {
   };
   tensor.pending = parts_.pending.begin(name, Clock::now());
   tensor.parts_left = tensor.parts.size();
+  // Servers were told before this thread was: what they send from now on is of the new kind.
   if (std::exchange(tensor.weight_replies, weight_replies_) != weight_replies_) {
     tensor.forget_weight();
     tensor.value_current = false;  // as it was sent; a pull brings it as it is sent now
@@ -98,8 +100,8 @@ void DenseRounds::start_push(Tensor& tensor) {
     if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
   }
   parts_.residuals.keep_what_was(tensor);
-  if (operation.verb == Verb::kPush && !context_.options.at_once) prepare_answer(tensor);
-  tensor.value_current = false;
+  if (operation.verb == Verb::kPush && !context_.options.async) prepare_answer(tensor);
+  tensor.value_current = false;  // until this round's answer is there
   tensor.is_shown = operation.verb == Verb::kPushPull;
   tensor.restored_scales_of.clear();
   ++tensor.step;
@@ -329,6 +331,7 @@ void DenseRounds::job_done(Tensor& tensor, std::exception_ptr error) {
 void DenseRounds::ended(Tensor& tensor, std::exception_ptr error) {
   if (error && !tensor.error) tensor.error = error;
   if (tensor.parts_left > 0) --tensor.parts_left;
+  // Jobs in the pool still use the caller's memory, also where the operation has failed already.
   if (tensor.jobs > 0 || (tensor.parts_left > 0 && !tensor.error)) return;
   if (!tensor.error && tensor.current->device && tensor.current->device->lands)
     return parts_.devices.lift(tensor, job_of(tensor));
@@ -342,7 +345,7 @@ void DenseRounds::finish(Tensor& tensor, std::exception_ptr error) {
   for (TensorPart& part : tensor.parts) part.payload = {};
   if (error) tensor.forget_weight();  // some of it may have come; servers think that all of it has
   if (operation.pushes() && !error) {
-    const bool is_of_a_round = !context_.options.at_once;  // else others push meanwhile
+    const bool is_of_a_round = !context_.options.async;  // else others push meanwhile
     tensor.value_current = operation.verb == Verb::kPush && is_of_a_round;
     tensor.scales_known = tensor.compression->codec->agrees_scales() && parts_.tensors.is_in_force(tensor) &&
                           std::ranges::none_of(tensor.parts, &TensorPart::brought_floats);

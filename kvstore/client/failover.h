@@ -1,4 +1,5 @@
-// Failover knows which servers have left or died, and which mirror serves in a dead one's place. Keys keep
+// Failover is the map of servers that have left or died, and of the mirror that serves in a dead one's place.
+// RoundThread::replace_server() fills it and asks the mirror for what the dead server owed. Keys keep
 // the server that they live at: only the way there changes, so nothing else that knows servers by rank needs
 // to know.
 //

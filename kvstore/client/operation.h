@@ -49,7 +49,7 @@ struct Operation {
   std::optional<DeviceOperation> device;  ///< `in`, `out` and `scatter` lie there; none: on the host
   std::size_t part = 0;                   ///< of kReadState and kWriteState: whose state
   transport::Buffer* state = nullptr;     ///< theirs, encoded (partition_state.h); lives as `in` does
-  Kept kept = Kept::kAll;                 ///< theirs: what of it
+  StateScope kept = StateScope::kAll;     ///< theirs: what of it
   std::uint32_t program_step = 0;         ///< of pushes: FrameHeader's
   bool is_for_servers_own = false;        ///< a pull: for the weight as a server has it (wire/PROTOCOL.md)
   Ticket done;
@@ -68,11 +68,11 @@ struct Operation {
   bool works_on_device() const { return device && device->landing.size_bytes() == 0; }
 };
 
-/// Fetches what a server keeps of a tensor's part, or gives it that. With Kept::kOptimizer, of the optimizer
-/// alone: then it may be read while other workers' pushes of the next round wait for this one's. number: of
-/// what is written, above that of any before; one that is not changes nothing.
-inline Operation state_operation(Operation::Verb verb, Kept kept, std::size_t part, transport::Buffer& state,
-                                 std::uint64_t number = kNoStep) {
+/// Fetches what a server keeps of a tensor's part, or gives it that. With StateScope::kOptimizer, of the
+/// optimizer alone: then it may be read while other workers' pushes of the next round wait for this one's.
+/// number: of what is written, above that of any before; one that is not changes nothing.
+inline Operation state_operation(Operation::Verb verb, StateScope kept, std::size_t part,
+                                 transport::Buffer& state, std::uint64_t number = kNoStep) {
   Operation operation;
   operation.verb = verb;
   operation.kept = kept;

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "kvstore/leftover.h"
-#include "kvstore/wire/shortened.h"
+#include "kvstore/wire/lossless_frames.h"
 
 namespace gradwire::kvstore {
 

@@ -52,21 +52,21 @@ RoundThread::RoundThread(transport::Messenger& messenger, const EngineOptions& o
       pending_(server_role(rounds), {options.slow_warning, options.slow_abort}),
       commands_(pending_, messenger.world().servers, numbered_by_the_second(), options.retry_timeout,
                 [this](std::uint32_t server, Frame frame) { outbox_.add(server, std::move(frame)); }),
-      mail_(messenger, context_.loop, outbox_, pending_, {options.retry_timeout, options.retry_timeout},
-            [this](const std::exception_ptr& error) { fail_all(error); }),
+      blobs_(messenger, context_.loop, outbox_, pending_, {options.retry_timeout, options.retry_timeout},
+             [this](const std::exception_ptr& error) { fail_all(error); }),
       rows_(
           context_.loop, outbox_, pending_, server_role(rounds),
           {question_timeout(options), options.retry_timeout},
           [this](const std::exception_ptr& error) { fail_all(error); },
-          options.at_once ? &staleness_ : nullptr),
+          options.async ? &staleness_ : nullptr),
       tensors_(messenger.self().rank),
       residuals_(tensors_),
       encoder_(messenger, context_.buffers, context_.notices, !rounds.in_order),
       decoder_(rounds.contributors),
-      weights_(options.at_once.has_value(), context_.buffers),
+      weights_(options.async.has_value(), context_.buffers),
       devices_(context_, encoder_, decoder_),
       dense_(tensors_, pending_, outbox_, failover_, weights_, staleness_,
-             {question_timeout(options), options.retry_timeout, options.at_once.has_value(), rounds.in_order},
+             {question_timeout(options), options.retry_timeout, options.async.has_value(), rounds.in_order},
              {[this](Tensor& tensor, std::size_t part, Frame answer) {
                 rounds_.answered(tensor, part, std::move(answer));
               },
@@ -74,7 +74,7 @@ RoundThread::RoundThread(transport::Messenger& messenger, const EngineOptions& o
               [this](const std::exception_ptr& error) { fail_all(error); },
               [this](std::exception_ptr error) { fail(std::move(error)); }}),
       rounds_(context_, {tensors_, residuals_, pending_, dense_, devices_, encoder_, decoder_, weights_}),
-      waits_(tensors_, rounds_.active(), options.at_once),
+      waits_(tensors_, rounds_.active(), options.async),
       pool_(options.codec_threads) {
   context_.fail_now = [this](const std::exception_ptr& error) { fail_all(error); };
   thread_ = std::jthread([this] { run(); });
@@ -200,7 +200,7 @@ void RoundThread::handle(Node from, Frame frame) {
     case Subject::kRows:
       return rows_.handle(from, frame);
     case Subject::kLetter:
-      return mail_.handle(frame);
+      return blobs_.handle(frame);
     case Subject::kCommand:
       return commands_.handle(from, frame);
   }
@@ -279,7 +279,7 @@ void RoundThread::fail_all(const std::exception_ptr& error) {
     failure_text_ = text_of(error);
   }
   if (settings_.on_failure) settings_.on_failure(error);
-  mail_.fail_all(error);
+  blobs_.fail_all(error);
   rows_.fail_all(error);
   commands_.fail_all(error);
   rounds_.fail(error);

@@ -29,7 +29,7 @@
 #include "kvstore/client/round_waits.h"
 #include "kvstore/client/tensor_table.h"
 #include "kvstore/client/weight_receiver.h"
-#include "kvstore/collectives/mailbox_client.h"
+#include "kvstore/collectives/blob_client.h"
 #include "kvstore/rows/row_client.h"
 #include "kvstore/runtime/outbox.h"
 #include "kvstore/runtime/pending_requests.h"
@@ -81,7 +81,7 @@ class RoundThread final : private transport::Sink {
   /// Whether no operation is in flight.
   bool is_idle() const { return rounds_.active().empty(); }
 
-  MailboxClient& mail() { return mail_; }
+  BlobClient& blobs() { return blobs_; }
   RowClient& row_client() { return rows_; }
   ClockProbe& clock_probe() { return clock_probe_; }
   DeviceRounds& devices() { return devices_; }
@@ -131,7 +131,7 @@ class RoundThread final : private transport::Sink {
   PendingRequests pending_;
   StalenessCounts staleness_;
   CommandClient commands_;
-  MailboxClient mail_;
+  BlobClient blobs_;
   RowClient rows_;
   // Tensors, from the table to what is done with them.
   TensorTable tensors_;

@@ -21,8 +21,8 @@ std::string round_of_key(KeyId key, std::uint64_t step) { return fmt::format("ke
 std::optional<std::uint64_t> RoundWaits::round_needed(const Tensor& tensor) const {
   if (!tensor.current || !tensor.current->pushes()) return std::nullopt;
   const std::uint64_t step = tensor.step - 1;
-  if (!at_once_) return step;
-  const auto bound = at_once_->staleness_bound;
+  if (!async_workers_) return step;
+  const auto bound = async_workers_->staleness_bound;
   return bound && step >= *bound ? std::optional(step - *bound) : std::nullopt;  // as PushClocks has it
 }
 
@@ -46,7 +46,7 @@ void RoundWaits::describe(const Callers::Wait& wait, transport::WaitReport& repo
     }
     case For::kTable:
       described.what = fmt::format("{}, round {} of table {}", wait.what, wait.step, wait.number);
-      if (!at_once_) described.needs.push_back(SparseRows::round_of_table(wait.number, wait.step));
+      if (!async_workers_) described.needs.push_back(SparseRows::round_of_table(wait.number, wait.step));
       break;
     case For::kOwnRounds:
       for (const Tensor* tensor : active_) {
@@ -62,14 +62,14 @@ void RoundWaits::describe(const Callers::Wait& wait, transport::WaitReport& repo
   report.waits.push_back(std::move(described));
 }
 
-/// Also those that wait here for the one before; and where it has joined, or met the others (at_once.h), all:
-/// they go on without it. Of what is no round of a key: no.
+/// Also those that wait here for the one before; and where it has joined, or met the others (push_clocks.h),
+/// all: they go on without it. Of what is no round of a key: no.
 bool RoundWaits::has_begun(const std::string& round, const Callers::Standstill& standing) const {
   unsigned long long key = 0, step = 0;
   if (std::sscanf(round.c_str(), "key %llu round %llu", &key, &step) != 2 || key >= tensors_.size())
     return false;
   const bool is_excused = std::ranges::any_of(standing.waits, [this](const Callers::Wait& wait) {
-    return wait.what_for == Callers::Wait::For::kExchange && (wait.what == "join" || at_once_);
+    return wait.what_for == Callers::Wait::For::kExchange && (wait.what == "join" || async_workers_);
   });
   if (is_excused) return true;
   const Tensor& tensor = tensors_[key];

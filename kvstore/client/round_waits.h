@@ -11,7 +11,7 @@
 
 #include "kvstore/client/tensor_table.h"
 #include "kvstore/runtime/callers.h"
-#include "kvstore/wire/at_once_policy.h"
+#include "kvstore/wire/async_policy.h"
 #include "transport/messenger.h"
 
 namespace gradwire::kvstore {
@@ -19,8 +19,8 @@ namespace gradwire::kvstore {
 class RoundWaits {
  public:
   /// active: the tensors with an operation in flight. Both outlive this.
-  RoundWaits(const TensorTable& tensors, const std::set<Tensor*>& active, std::optional<AtOnce> at_once)
-      : tensors_(tensors), active_(active), at_once_(at_once) {}
+  RoundWaits(const TensorTable& tensors, const std::set<Tensor*>& active, std::optional<AsyncPolicy> async)
+      : tensors_(tensors), active_(active), async_workers_(async) {}
 
   /// Adds to the report what a caller's wait needs.
   void describe(const Callers::Wait& wait, transport::WaitReport& report) const;
@@ -33,7 +33,7 @@ class RoundWaits {
 
   const TensorTable& tensors_;
   const std::set<Tensor*>& active_;
-  const std::optional<AtOnce> at_once_;
+  const std::optional<AsyncPolicy> async_workers_;
 };
 
 }  // namespace gradwire::kvstore

@@ -16,15 +16,15 @@ using transport::Kind;
 /// Whether the answer, if it is a weight, is told to this worker and not shown to anybody: the next one may
 /// change it.
 bool WeightReceiver::is_held(const Tensor& tensor, const TensorPart& part) const {
-  if (!at_once_) return part.request == Kind::kPush;
+  if (!async_workers_) return part.request == Kind::kPush;
   return part.request == Kind::kPull || tensor.current->verb == Operation::Verb::kPushPull;
 }
 
 Content WeightReceiver::content_of_request(const Tensor& tensor, const TensorPart& part) const {
-  if (part.request == Kind::kPull && !at_once_ && tensor.asks_for_servers_own) return Content::kWeight;
+  if (part.request == Kind::kPull && !async_workers_ && tensor.asks_for_servers_own) return Content::kWeight;
   if (!is_held(tensor, part)) return Content::kSum;
   if (part.holds_weight) return Content::kWeightDelta;
-  return at_once_ && part.request == Kind::kPush ? Content::kWeight : Content::kSum;
+  return async_workers_ && part.request == Kind::kPush ? Content::kWeight : Content::kSum;
 }
 
 void WeightReceiver::expect(Tensor& tensor, const TensorPart& part, const FrameHeader& answer) const {

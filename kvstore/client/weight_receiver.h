@@ -12,8 +12,8 @@ namespace gradwire::kvstore {
 
 class WeightReceiver {
  public:
-  /// at_once: whether servers apply each push by itself. buffers outlives this.
-  WeightReceiver(bool at_once, transport::BufferPool& buffers) : at_once_(at_once), buffers_(buffers) {}
+  /// async: whether servers apply each push by itself. buffers outlives this.
+  WeightReceiver(bool async, transport::BufferPool& buffers) : async_workers_(async), buffers_(buffers) {}
 
   /// What a part's request says of the weight that it wants (PROTOCOL.md).
   Content content_of_request(const Tensor& tensor, const TensorPart& part) const;
@@ -26,7 +26,7 @@ class WeightReceiver {
  private:
   bool is_held(const Tensor& tensor, const TensorPart& part) const;
 
-  const bool at_once_;
+  const bool async_workers_;
   transport::BufferPool& buffers_;
 };
 

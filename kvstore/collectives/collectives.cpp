@@ -73,9 +73,9 @@ Run near_equal_share(std::uint64_t total, std::uint32_t parts, std::uint32_t ind
 // when it has gone.
 class Collectives::Letters {
  public:
-  Letters(MailboxClient& mail, const char* what, std::uint64_t sequence, std::uint32_t rank,
+  Letters(BlobClient& blobs, const char* what, std::uint64_t sequence, std::uint32_t rank,
           std::uint64_t piece_bytes)
-      : mail_(mail), what_(what), sequence_(sequence), rank_(rank), piece_bytes_(piece_bytes) {}
+      : blobs_(blobs), what_(what), sequence_(sequence), rank_(rank), piece_bytes_(piece_bytes) {}
 
   ~Letters() {
     for (const Ticket& ticket : tickets_) {
@@ -96,11 +96,11 @@ class Collectives::Letters {
   }
 
   void post_at(Phase phase, std::uint64_t offset, const Readers& readers, std::span<const std::byte> piece) {
-    tickets_.push_back(mail_.post(what_, {rank_, sequence_, phase, offset}, readers, piece));
+    tickets_.push_back(blobs_.post(what_, {rank_, sequence_, phase, offset}, readers, piece));
   }
 
   Ticket fetch(std::uint32_t poster, Phase phase, std::uint64_t offset, std::span<std::byte> into) {
-    tickets_.push_back(mail_.fetch(what_, {poster, sequence_, phase, offset}, into));
+    tickets_.push_back(blobs_.fetch(what_, {poster, sequence_, phase, offset}, into));
     return tickets_.back();
   }
 
@@ -117,7 +117,7 @@ class Collectives::Letters {
   }
 
  private:
-  MailboxClient& mail_;
+  BlobClient& blobs_;
   const char* what_;
   std::uint64_t sequence_;
   std::uint32_t rank_;
@@ -125,10 +125,10 @@ class Collectives::Letters {
   std::vector<Ticket> tickets_;
 };
 
-Collectives::Collectives(transport::Messenger& messenger, MailboxClient& mail, std::uint64_t piece_bytes,
+Collectives::Collectives(transport::Messenger& messenger, BlobClient& blobs, std::uint64_t piece_bytes,
                          Meet meet)
     : messenger_(messenger),
-      mail_(mail),
+      blobs_(blobs),
       piece_bytes_(piece_bytes),
       meet_(std::move(meet)),
       rank_(messenger.self().rank),
@@ -181,7 +181,7 @@ void Collectives::all_reduce(std::span<const std::byte> in, std::span<std::byte>
   agree(kWhat, fmt::format("op={}\ndtype={}\nelements={}\n{}", name_of(op), name_of(type), elements, agreed));
   require_defined(op, type);  // now that it is the same on all
   const auto shares = shares_in_bytes(elements, bytes_of(type), workers_);
-  Letters letters(mail_, kWhat, sequence_, rank_, piece_bytes_for(in.size()));
+  Letters letters(blobs_, kWhat, sequence_, rank_, piece_bytes_for(in.size()));
   post_shares(letters, in, shares);
   // In place, a result overwrites only what its maker has received from here before.
   for (const std::uint32_t rank : others())
@@ -205,7 +205,7 @@ void Collectives::reduce_scatter(std::span<const std::byte> in, std::span<std::b
   agree(kWhat, fmt::format("op={}\ndtype={}\nelements={}\nrow_elements={}\n{}", name_of(op), name_of(type),
                            elements, row_elements, agreed));
   require_defined(op, type);
-  Letters letters(mail_, kWhat, sequence_, rank_, piece_bytes_for(in.size()));
+  Letters letters(blobs_, kWhat, sequence_, rank_, piece_bytes_for(in.size()));
   post_shares(letters, in, shares);
   reduce_share(letters, in, shares[rank_], out, type, op, [](const Run&) {});
   letters.wait();
@@ -272,7 +272,7 @@ void Collectives::broadcast(std::span<std::byte> values, DataType type, std::uin
   }
   if (workers_ == 1) return;
   const Run all{0, values.size()};
-  Letters letters(mail_, kWhat, sequence_, rank_, piece_bytes_for(values.size()));
+  Letters letters(blobs_, kWhat, sequence_, rank_, piece_bytes_for(values.size()));
   if (hosts_server_ && workers_ > 2 && values.size() > letters.piece_bytes()) {
     scatter_and_gather(letters, values, root);
   } else if (rank_ == root) {
@@ -325,7 +325,7 @@ Blocks Collectives::all_gather(std::span<const std::byte> block, DataType type, 
   }
   blocks.bytes = transport::Buffer::allocate(total);
   const auto out = blocks.bytes.bytes();
-  Letters letters(mail_, kWhat, sequence_, rank_, piece_bytes_for(total));
+  Letters letters(blobs_, kWhat, sequence_, rank_, piece_bytes_for(total));
   if (workers_ > 1) {
     for_each_piece({0, block.size()}, letters.piece_bytes(),
                    [&](const Run& piece) { letters.post(kGiven, piece, {}, block); });
@@ -367,7 +367,7 @@ Blocks Collectives::all_to_all(std::span<const std::span<const std::byte>> given
   for (std::uint64_t at = 0; const std::uint64_t count : blocks.elements)
     out.push_back(blocks.bytes.bytes().subspan(std::exchange(at, at + count * width), count * width));
 
-  Letters letters(mail_, kWhat, sequence_, rank_, piece_bytes_for(grand_total));
+  Letters letters(blobs_, kWhat, sequence_, rank_, piece_bytes_for(grand_total));
   for (const std::uint32_t rank : others()) {
     const std::uint64_t begin = offset_at(rank_, rank);
     for_each_piece({0, given[rank].size()}, letters.piece_bytes(), [&](const Run& piece) {

@@ -1,5 +1,5 @@
 // Collectives are the operations of all workers on arrays that are no gradients: exact, of many types, on
-// every placement that has servers. They are made of letters (mailbox.h): what one worker posts, others
+// every placement that has servers. They are made of letters (blob_store.h): what one worker posts, others
 // fetch. Every collective begins with an exchange in which the workers agree on what it is.
 //
 // Bytes that a worker sends, for P bytes of array and N workers, without headers; in placement peers:
@@ -23,7 +23,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kvstore/collectives/mailbox_client.h"
+#include "kvstore/collectives/blob_client.h"
 #include "kvstore/collectives/reduction.h"
 #include "kvstore/wire/agreement.h"
 #include "transport/buffer.h"
@@ -51,7 +51,7 @@ class Collectives {
  public:
   /// Letters are cut at piece_bytes, which all workers share; a multiple of 8. meet blocks, at most
   /// slow_abort.
-  Collectives(transport::Messenger& messenger, MailboxClient& mail, std::uint64_t piece_bytes, Meet meet);
+  Collectives(transport::Messenger& messenger, BlobClient& blobs, std::uint64_t piece_bytes, Meet meet);
 
   // `agreed` holds further "name=value" lines that must be equal on all workers: a front end's shapes.
 
@@ -84,7 +84,7 @@ class Collectives {
   void scatter_and_gather(Letters& letters, std::span<std::byte> values, std::uint32_t root) const;
 
   transport::Messenger& messenger_;
-  MailboxClient& mail_;
+  BlobClient& blobs_;
   const std::uint64_t piece_bytes_;
   const Meet meet_;
   const std::uint32_t rank_;

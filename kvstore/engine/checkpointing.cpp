@@ -70,7 +70,7 @@ FileSeal Checkpointing::write_states(const std::string& path, std::string_view f
   }
   const auto parts = servers_.parts();
   for (std::size_t i = context_.rank(); i < parts.size(); i += context_.workers()) {
-    const Buffer state = servers_.read(parts[i], Kept::kAll);
+    const Buffer state = servers_.read(parts[i], StateScope::kAll);
     file.add({RecordKind::kPartition, parts[i].key, parts[i].offset, parts[i].count}, state.bytes());
   }
   write_rows(file);
@@ -210,7 +210,7 @@ void Checkpointing::require_loadable(const CheckpointSource& source) const {
   require_same_keys(asker, source.manifest().layout, context_.keys.layout());
   require_same_tables(asker, source.manifest().tables, context_.tables());
   const std::string& saved = source.manifest().optimizer;
-  if (context_.options.at_once && saved.empty()) {
+  if (context_.options.async && saved.empty()) {
     throw std::invalid_argument(
         "load_checkpoint: the checkpoint is of no optimizer, so its servers held sums and no weights, and "
         "this store applies each push to a weight; load it into a store that sums, as dist_sync");
@@ -242,7 +242,7 @@ void Checkpointing::restore(CheckpointSource& source) const {
   const std::size_t stride = context_.in_order ? 1 : context_.workers();
   for (std::size_t i = context_.in_order ? 0 : context_.rank(); i < parts.size(); i += stride) {
     const PartitionState state = source.partition_state({parts[i].key, parts[i].offset, parts[i].count});
-    servers_.write(parts[i], Kept::kAll, encode_state(state));
+    servers_.write(parts[i], StateScope::kAll, encode_state(state));
   }
 }
 

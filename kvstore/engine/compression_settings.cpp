@@ -53,7 +53,7 @@ std::string describe(const WeightReplies& replies) {
 /// Where pushes are applied at once, and where weights are what comes back, no round tells workers what their
 /// next scale is.
 void CompressionSettings::require_own_scale(const char* verb, const Compression& compression) const {
-  if (context_.options.at_once)
+  if (context_.options.async)
     refuse_agreed_scales(verb, compression, "this store applies every push at once, so that there are none");
   if (context_.optimizer.is_set) refuse_agreed_scales(verb, compression, kAnswersAreWeights);
 }

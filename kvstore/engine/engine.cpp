@@ -31,7 +31,7 @@ std::string agreed_settings(const EngineOptions& options, bool in_order, bool su
   if (in_order) text += fmt::format("code_sums={}\n", to_string(options.code_sums));
   if (sums_on_hosts) text += "hierarchy=host\n";
   if (options.replicas != 0) text += fmt::format("replicas={}\n", options.replicas);
-  if (options.at_once) text += fmt::format("rounds={}\n", to_string(*options.at_once));
+  if (options.async) text += fmt::format("rounds={}\n", to_string(*options.async));
   return text;
 }
 
@@ -79,7 +79,7 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
   const EngineOptions& own = context_->options;
   if (line.world().servers == 0)
     throw std::invalid_argument("Engine: the job has no server; start it with at least one (-s 1)");
-  if (own.at_once && (in_order || connect_host)) {
+  if (own.async && (in_order || connect_host)) {
     throw std::invalid_argument(
         "Engine: pushes are to be applied at once, each by itself, so neither a library nor the workers of a "
         "host can sum them first; leave one of the two out");
@@ -99,7 +99,7 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
     return meeting->all_gather(name, blob);
   };
   context_->collectives =
-      std::make_unique<Collectives>(line, rounds.job().mail(), own.partition_elements * sizeof(float), meet);
+      std::make_unique<Collectives>(line, rounds.job().blobs(), own.partition_elements * sizeof(float), meet);
   if (!in_order) {
     context_->rows = std::make_unique<SparseRows>(
         line, rounds.job().row_client(), own, context_->keys.server_load(), meet,

@@ -48,7 +48,7 @@ using ConnectHost = std::function<transport::HostLink(transport::Messenger& job)
 class Engine {
  public:
   /// Joins with the other workers: throws std::invalid_argument naming a setting that differs between ranks,
-  /// or for at_once where a library or a host's workers sum.
+  /// or for pushes applied at once where a library or a host's workers sum.
   /// `hosted` is the Server that lives in this process (placements local and peers), the other node of the
   /// Messenger's pair; with dedicated servers it is empty. `connect_host`: workers of one host sum first.
   Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,

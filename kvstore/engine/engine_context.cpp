@@ -15,12 +15,12 @@ void EngineContext::require_between_steps(const char* verb) const {
 }
 
 void EngineContext::barrier() {
-  if (options.at_once) settle("barrier");
+  if (options.async) settle("barrier");
   meeting.all_gather("barrier", "");
 }
 
 void EngineContext::require_optimizer(const char* verb) const {
-  if (!options.at_once || optimizer.is_set) return;
+  if (!options.async || optimizer.is_set) return;
   throw std::invalid_argument(fmt::format(
       "{}: this store applies each push to the weight at once, and there is no optimizer that could; call "
       "set_optimizer on every worker first, as set_optimizer(\"sgd\", learning_rate=0.1), or use a "

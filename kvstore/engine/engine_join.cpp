@@ -59,7 +59,7 @@ void Engine::require_optional_workers() const {
     why =
         "with hierarchy=host the workers of a host sum first, which needs all of them; give every worker the "
         "same number of steps, or leave the hierarchy out";
-  } else if (context_->options.at_once) {
+  } else if (context_->options.async) {
     why =
         "this store applies each push at once, and no round waits for a worker that has run out of data; "
         "call "

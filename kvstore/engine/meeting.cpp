@@ -40,7 +40,7 @@ std::vector<std::string> Meeting::meet(std::string_view name, std::string_view b
   rounds_.require_open(std::string(name).c_str());
   const Callers::Waiting waiting(*callers_,
                                  {Callers::Wait::For::kExchange, std::string(name), messenger_.exchanges()});
-  if (!options_.at_once || !options_.at_once->staleness_bound)
+  if (!options_.async || !options_.async->staleness_bound)
     return messenger_.exchange(name, blob, options_.slow_abort);
   rounds_.command("meet");
   try {

@@ -47,7 +47,7 @@ void OptimizerStates::save(const std::string& path, Dump dump) {
   for (const HeldPart& part : servers_.parts()) {
     const auto number = same_tensor(head.keys, here, part.key);
     if (!number) continue;  // a bucket: no optimizer sees its sums
-    const transport::Buffer state = servers_.read(part, Kept::kOptimizer);
+    const transport::Buffer state = servers_.read(part, StateScope::kOptimizer);
     file.add({RecordKind::kOptimizerState, *number, part.offset, part.count}, state.bytes());
   }
   file.finish();
@@ -95,7 +95,7 @@ void OptimizerStates::restore(const OptimizerFile& file) {
     const auto number = same_tensor(file.head().keys, here, part.key);
     if (!number) continue;  // a bucket
     // Above all rounds' steps: a late acknowledgement is none of a push.
-    servers_.write(part, Kept::kOptimizer, encode_state(file.state(*number, part.offset, part.count)),
+    servers_.write(part, StateScope::kOptimizer, encode_state(file.state(*number, part.offset, part.count)),
                    kMaxSteps + loads_);
   }
 }

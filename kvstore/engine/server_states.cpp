@@ -26,7 +26,7 @@ std::vector<HeldPart> ServerStates::parts() const {
   return held;
 }
 
-Buffer ServerStates::read(const HeldPart& part, Kept kept) const {
+Buffer ServerStates::read(const HeldPart& part, StateScope kept) const {
   Buffer state;
   Operation operation = state_operation(Operation::Verb::kReadState, kept, part.part, state);
   const Ticket done = operation.done;
@@ -35,7 +35,7 @@ Buffer ServerStates::read(const HeldPart& part, Kept kept) const {
   return state;
 }
 
-void ServerStates::write(const HeldPart& part, Kept kept, Buffer state, std::uint64_t number) const {
+void ServerStates::write(const HeldPart& part, StateScope kept, Buffer state, std::uint64_t number) const {
   Operation operation = state_operation(Operation::Verb::kWriteState, kept, part.part, state, number);
   const Ticket done = operation.done;
   context_.rounds.job().submit(part.tensor, std::move(operation));
@@ -43,7 +43,7 @@ void ServerStates::write(const HeldPart& part, Kept kept, Buffer state, std::uin
 }
 
 std::vector<float> ServerStates::residual_of(const HeldPart& part) const {
-  return decode_partition_state(read(part, Kept::kAll).bytes(), part.count).residual;
+  return decode_partition_state(read(part, StateScope::kAll).bytes(), part.count).residual;
 }
 
 }  // namespace gradwire::kvstore

@@ -31,9 +31,10 @@ class ServerStates {
   /// All parts of all keys and buckets.
   std::vector<HeldPart> parts() const;
   /// What a server keeps of a part (partition_state.h), or of it the optimizer's alone.
-  transport::Buffer read(const HeldPart& part, Kept kept) const;
+  transport::Buffer read(const HeldPart& part, StateScope kept) const;
   /// Gives it that. number: of the optimizer's, above that of any before; one that is not changes nothing.
-  void write(const HeldPart& part, Kept kept, transport::Buffer state, std::uint64_t number = kNoStep) const;
+  void write(const HeldPart& part, StateScope kept, transport::Buffer state,
+             std::uint64_t number = kNoStep) const;
   /// What a server has not sent yet of a part's replies; empty: nothing.
   std::vector<float> residual_of(const HeldPart& part) const;
 

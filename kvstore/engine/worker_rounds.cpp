@@ -20,7 +20,7 @@ void WorkerRounds::begin(std::unique_ptr<Hierarchy> hierarchy, Standstill& stand
     RoundThread::Rounds rounds{in_order_, servers_in_workers, messenger_.world().workers, {}};
     rounds.standstill = &standstill;
     job_ = std::make_unique<RoundThread>(messenger_, options_, rounds);
-    if (options_.at_once) agree_on_at_once();
+    if (options_.async) agree_on_async();
     return;
   }
   RoundThread::Rounds uplink = hierarchy_->uplink_rounds(servers_in_workers);
@@ -31,8 +31,8 @@ void WorkerRounds::begin(std::unique_ptr<Hierarchy> hierarchy, Standstill& stand
   hierarchy_->start(*job_);
 }
 
-void WorkerRounds::agree_on_at_once() const {
-  if (messenger_.self().rank == 0) command("rounds " + to_string(*options_.at_once));
+void WorkerRounds::agree_on_async() const {
+  if (messenger_.self().rank == 0) command("rounds " + to_string(*options_.async));
   messenger_.exchange("rounds", "", options_.slow_abort);  // no push comes before the servers know
 }
 

@@ -91,7 +91,7 @@ class WorkerRounds {
   void stop();
 
  private:
-  void agree_on_at_once() const;
+  void agree_on_async() const;
   bool takes_servers_own(KeyId key, bool has_optimizer);
   void note_round(KeyId key, bool is_shown);
 

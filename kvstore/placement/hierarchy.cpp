@@ -243,9 +243,9 @@ void Hierarchy::stop() {
 
 bool Hierarchy::outlast(std::chrono::milliseconds timeout) {
   if (server_ && !server_->has_served_all(timeout)) return false;
-  if (!link_.roll_call) return true;
+  if (!link_.rendezvous) return true;
   try {
-    return link_.roll_call->wait_for(timeout);
+    return link_.rendezvous->wait_for(timeout);
   } catch (const std::exception&) {  // the host's job has failed, and nobody waits any more
     return true;
   }

@@ -13,7 +13,7 @@
 #include "compress/codecs.h"
 #include "compress/payload/integer_sums.h"
 #include "kvstore/aggregate/aggregator.h"
-#include "kvstore/placement/sum_tail.h"
+#include "kvstore/placement/sum_trailer.h"
 #include "kvstore/runtime/loop.h"
 #include "kvstore/wire/answer.h"
 #include "kvstore/wire/protocol.h"
@@ -173,9 +173,9 @@ class Native final : public transport::Messenger {
   /// Room for so many elements and a tail, and the tail.
   Buffer with_tail(const FrameHeader& header, ElementType type, std::size_t elements) {
     const std::size_t width = transport::bytes_of(type);
-    Buffer values = pool_.take(elements * width + SumTail::size_bytes(width));
-    values.truncate(elements * width + SumTail::size_bytes(width));
-    SumTail::write(header, type, values.bytes().subspan(elements * width));
+    Buffer values = pool_.take(elements * width + SumTrailer::size_bytes(width));
+    values.truncate(elements * width + SumTrailer::size_bytes(width));
+    SumTrailer::write(header, type, values.bytes().subspan(elements * width));
     return values;
   }
 
@@ -193,8 +193,8 @@ class Native final : public transport::Messenger {
 
   /// Cuts the tail off. Returns the header with the flag that it carries, or, the job having failed, nothing.
   std::optional<FrameHeader> take_tail(FrameHeader header, ElementType type, Buffer& summed) {
-    const std::size_t payload = summed.size_bytes() - SumTail::size_bytes(transport::bytes_of(type));
-    const auto tail = SumTail::read(summed.bytes().subspan(payload), type, header, workers_);
+    const std::size_t payload = summed.size_bytes() - SumTrailer::size_bytes(transport::bytes_of(type));
+    const auto tail = SumTrailer::read(summed.bytes().subspan(payload), type, header, workers_);
     if (!tail.same) {
       fail_order(header, "another rank");
       return std::nullopt;

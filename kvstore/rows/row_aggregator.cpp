@@ -32,7 +32,7 @@ using Ids = std::vector<std::uint64_t>;
 }  // namespace
 
 RowAggregator::RowAggregator(std::uint32_t workers, Sealing sealing)
-    : workers_(workers), sealing_(sealing), at_once_(workers) {}
+    : workers_(workers), sealing_(sealing), async_workers_(workers) {}
 RowAggregator::~RowAggregator() = default;
 
 bool RowAggregator::takes(Kind kind) {
@@ -138,7 +138,7 @@ void RowAggregator::on_push(std::uint32_t worker, const Frame& frame, std::vecto
         Refusal::kRows,
         fmt::format("push of table {}: the optimizer has no weights yet; init the table first", header.key)};
   }
-  if (at_once_.has_policy()) return push_at_once(worker, table, header, std::move(contribution), answers);
+  if (async_workers_.has_policy()) return push_async(worker, table, header, std::move(contribution), answers);
   if (RoundGate::is_too_far_ahead(header.step, table.next_step)) {
     return hold(worker, table, header, answers);  // and keeps nothing of it: the worker will ask again
   }
@@ -339,7 +339,7 @@ void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vecto
     require_shape(*table, opened.shape);
     pull.asked = std::move(opened.ids);
   }
-  if (at_once_.has_policy()) return pull_at_once(worker, *table, std::move(pull), answers);
+  if (async_workers_.has_policy()) return pull_async(worker, *table, std::move(pull), answers);
   if (header.step < table->next_step) return;  // repeated: its answer is on its way
   if (header.step == table->next_step) {
     return answers.push_back({worker, answer(*table, pull)});
@@ -490,20 +490,20 @@ void RowAggregator::heed(std::uint32_t worker, const Frame& command, std::vector
     updater_ = {make_updater(spec), spec.name};
     for (auto& [key, table] : tables_) begin_with_sums(*table);
   } else if (text.starts_with(kRounds)) {
-    at_once_.set_policy(parse_at_once(std::string_view(text).substr(kRounds.size())));
+    async_workers_.set_policy(parse_async_policy(std::string_view(text).substr(kRounds.size())));
   } else if (text == "meet") {
     on_meet(worker, answers);
   } else if (text == "back") {
-    at_once_.come_back(worker);
+    async_workers_.come_back(worker);
   }
 }
 
 void RowAggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers,
                                   const std::string& error) {
   gate_.forget_worker(worker, error);
-  at_once_.forget(worker);
+  async_workers_.forget(worker);
   for (auto& [key, table] : tables_)
-    at_once_.has_policy() ? forget_at_once(worker, *table, answers) : fail_lost(*table, answers);
+    async_workers_.has_policy() ? forget_async(worker, *table, answers) : fail_lost(*table, answers);
 }
 
 /// Fails those who wait for a round that will never be complete.

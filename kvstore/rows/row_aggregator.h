@@ -10,8 +10,8 @@
 // zero.
 //
 // Every request may be repeated. Workers ask for what a round made; who asks before it is complete waits
-// here. Where pushes are applied at once (at_once.h), each is a round of its own, and a pull is answered with
-// the rows as they are then (row_aggregator_async.cpp).
+// here. Where pushes are applied at once (push_clocks.h), each is a round of its own, and a pull is answered
+// with the rows as they are then (row_aggregator_async.cpp).
 //
 // Threading: one owner. Lifetime: payload Buffers are held until their round is complete.
 #pragma once
@@ -26,13 +26,13 @@
 #include <string>
 #include <vector>
 
-#include "kvstore/aggregate/at_once.h"
+#include "kvstore/aggregate/push_clocks.h"
 #include "kvstore/aggregate/round_gate.h"
 #include "kvstore/aggregate/sealing.h"
 #include "kvstore/aggregate/servers_updater.h"
 #include "kvstore/rows/row_state.h"
 #include "kvstore/wire/answer.h"
-#include "kvstore/wire/codec_table.h"
+#include "kvstore/wire/codec_cache.h"
 #include "kvstore/wire/row_payload.h"
 #include "transport/frame.h"
 
@@ -102,20 +102,20 @@ class RowAggregator {
             std::vector<Answer>& answers) const;
   // row_aggregator_async.cpp
   PushClocks& clocks_of(Table& table) const;
-  void push_at_once(std::uint32_t worker, Table& table, const transport::FrameHeader& header,
-                    Contribution contribution, std::vector<Answer>& answers);
-  void pull_at_once(std::uint32_t worker, Table& table, Pull pull, std::vector<Answer>& answers);
-  void answer_the_early(Table& table, std::vector<Answer>& answers);
+  void push_async(std::uint32_t worker, Table& table, const transport::FrameHeader& header,
+                  Contribution contribution, std::vector<Answer>& answers);
+  void pull_async(std::uint32_t worker, Table& table, Pull pull, std::vector<Answer>& answers);
+  void answer_held(Table& table, std::vector<Answer>& answers);
   void on_meet(std::uint32_t worker, std::vector<Answer>& answers);
-  void forget_at_once(std::uint32_t worker, Table& table, std::vector<Answer>& answers);
+  void forget_async(std::uint32_t worker, Table& table, std::vector<Answer>& answers);
 
   const std::uint32_t workers_;
   const Sealing sealing_;
   RoundGate gate_{"table", Refusal::kRows};
   std::map<std::uint64_t, std::unique_ptr<Table>> tables_;  ///< by key
-  CodecTable codecs_;
+  CodecCache codecs_;
   ServersUpdater updater_;
-  AtOnceWorkers at_once_;
+  AsyncWorkers async_workers_;
   transport::BufferPool pool_;
 };
 

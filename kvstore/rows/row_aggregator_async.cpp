@@ -19,11 +19,11 @@ using transport::FrameHeader;
 using transport::Kind;
 
 PushClocks& RowAggregator::clocks_of(Table& table) const {
-  return at_once_.clocks_of(table.clocks, table.next_step);
+  return async_workers_.clocks_of(table.clocks, table.next_step);
 }
 
-void RowAggregator::push_at_once(std::uint32_t worker, Table& table, const FrameHeader& header,
-                                 Contribution contribution, std::vector<Answer>& answers) {
+void RowAggregator::push_async(std::uint32_t worker, Table& table, const FrameHeader& header,
+                               Contribution contribution, std::vector<Answer>& answers) {
   gate_.require_optimizer(header, updater_.is_set());
   PushClocks& clocks = clocks_of(table);
   gate_.require_next(worker, header, clocks);
@@ -39,11 +39,10 @@ void RowAggregator::push_at_once(std::uint32_t worker, Table& table, const Frame
   Frame acknowledgement = answer_to(header, Kind::kRowAck);
   set_staleness(acknowledgement.header, clocks.staleness_of(worker));
   answers.push_back({worker, std::move(acknowledgement)});
-  answer_the_early(table, answers);
+  answer_held(table, answers);
 }
 
-void RowAggregator::pull_at_once(std::uint32_t worker, Table& table, Pull pull,
-                                 std::vector<Answer>& answers) {
+void RowAggregator::pull_async(std::uint32_t worker, Table& table, Pull pull, std::vector<Answer>& answers) {
   const FrameHeader header = pull.header;
   if (!pull.asked) {
     throw Refused{Refusal::kRows,
@@ -53,17 +52,18 @@ void RowAggregator::pull_at_once(std::uint32_t worker, Table& table, Pull pull,
   }
   if (header.step < clocks_of(table).next_step_of(worker)) return;  // repeated: it has pushed since
   const bool is_repeated = !table.waiting.insert_or_assign(worker, std::move(pull)).second;
-  answer_the_early(table, answers);
+  answer_held(table, answers);
   if (is_repeated && table.waiting.contains(worker))  // it would like to know
-    answers.push_back({worker, held(header, at_once_.awaited_by(worker, clocks_of(table)), Kind::kRowHeld)});
+    answers.push_back(
+        {worker, held(header, async_workers_.awaited_by(worker, clocks_of(table)), Kind::kRowHeld)});
 }
 
 /// Answers those whose own pushes are in, and who need not wait for others, with the rows as they are now.
-void RowAggregator::answer_the_early(Table& table, std::vector<Answer>& answers) {
+void RowAggregator::answer_held(Table& table, std::vector<Answer>& answers) {
   std::erase_if(table.waiting, [&](const auto& entry) {
     const auto& [worker, pull] = entry;
     PushClocks& clocks = clocks_of(table);
-    if (pull.header.step > clocks.next_step_of(worker) || !at_once_.awaited_by(worker, clocks).empty())
+    if (pull.header.step > clocks.next_step_of(worker) || !async_workers_.awaited_by(worker, clocks).empty())
       return false;
     clocks.show(worker);
     answers.push_back({worker, answer(table, pull)});
@@ -72,13 +72,13 @@ void RowAggregator::answer_the_early(Table& table, std::vector<Answer>& answers)
 }
 
 void RowAggregator::on_meet(std::uint32_t worker, std::vector<Answer>& answers) {
-  at_once_.meet(worker);
-  for (auto& [key, table] : tables_) answer_the_early(*table, answers);
+  async_workers_.meet(worker);
+  for (auto& [key, table] : tables_) answer_held(*table, answers);
 }
 
-void RowAggregator::forget_at_once(std::uint32_t worker, Table& table, std::vector<Answer>& answers) {
+void RowAggregator::forget_async(std::uint32_t worker, Table& table, std::vector<Answer>& answers) {
   table.waiting.erase(worker);
-  answer_the_early(table, answers);
+  answer_held(table, answers);
 }
 
 }  // namespace gradwire::kvstore

@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kvstore/aggregate/at_once.h"
 #include "kvstore/aggregate/program_steps.h"
+#include "kvstore/aggregate/push_clocks.h"
 #include "kvstore/rows/row_aggregator.h"
 #include "kvstore/rows/stored_rows.h"
 #include "transport/frame.h"

@@ -301,7 +301,7 @@ PulledRows SparseRows::submit(Table& table, std::vector<RowRequest> requests) {
   operation.what = table.what();
   for (const RowRequest& request :
        requests) {  // at once no other rank has a part in the round, or hears of it
-    if (options_.at_once && (request.header.flags & transport::kFlagNonfinite) != 0)
+    if (options_.async && (request.header.flags & transport::kFlagNonfinite) != 0)
       operation.done.note_nonfinite();
   }
   operation.requests = std::move(requests);
@@ -319,7 +319,7 @@ Ticket SparseRows::push(TableId id, std::span<const std::int64_t> ids, std::span
   const std::lock_guard lock(table.mutex);
   callers_->note_call();
   table.last_push = submit(table, push_requests(table, rows, priority)).done;  // acknowledged at once
-  if (options_.at_once) table.end = {*table.last_push, table.ahead_bytes};
+  if (options_.async) table.end = {*table.last_push, table.ahead_bytes};
   return *table.last_push;
 }
 
@@ -331,7 +331,7 @@ PulledRows SparseRows::push_pull(TableId id, std::span<const std::int64_t> ids, 
   const std::lock_guard lock(table.mutex);
   auto requests = push_requests(table, rows, priority);
   for (RowRequest& request : requests) request.header.program_step = program_step;
-  if (options_.at_once) {
+  if (options_.async) {
     std::ranges::move(pull_requests(table, rows.ids, priority), std::back_inserter(requests));
   } else {
     for (const std::uint32_t server : table.homes.servers)

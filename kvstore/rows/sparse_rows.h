@@ -85,7 +85,7 @@ class SparseRows {
   void set_compression_of(TableId table, std::shared_ptr<const Compression> compression);
 
   // Ids in any order; rows of one id are summed in the order given. Every worker takes part in every round of
-  // a table, be it with no row. Where pushes are applied at once (at_once.h), each is a round of its own.
+  // a table, be it with no row. Where pushes are applied at once (push_clocks.h), each is a round of its own.
 
   /// Adds rows to this round's sum, once room() is done. Done when the servers have them.
   Ticket push(TableId table, std::span<const std::int64_t> ids, std::span<const float> values,

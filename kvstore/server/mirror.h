@@ -1,8 +1,8 @@
 // What a server passes on so that another one, its mirror, knows what it knows: every request, in the order
-// in which it takes them. Aggregator, RowAggregator and Mailbox are deterministic, so a mirror that is given
-// the same requests has the same state, to the bit. A request's answers leave only once the mirror has it:
-// what a worker was told is never lost with the one that told it. Goodbyes each server hears for itself: they
-// change for whom is waited, and so what a worker that waited is told, but no sum and no weight.
+// in which it takes them. Aggregator, RowAggregator and BlobStore are deterministic, so a mirror that is
+// given the same requests has the same state, to the bit. A request's answers leave only once the mirror has
+// it: what a worker was told is never lost with the one that told it. Goodbyes each server hears for itself:
+// they change for whom is waited, and so what a worker that waited is told, but no sum and no weight.
 //
 // Each of a server's threads has a log of its own. Requests are numbered from 1 and may be lost, damaged or
 // doubled on the way: the mirror takes the next number and no other, says which it wants next (kMirrored),
@@ -42,7 +42,7 @@ class MirrorLog {
   MirrorLog(std::uint8_t log, std::uint8_t logs) : log_(log), logs_(logs) {}
 
   /// Numbers a worker's request; returns what is to be sent to the mirror. The payload is shared.
-  transport::Frame pass_on(std::uint32_t worker, const transport::Frame& request, Clock::time_point now);
+  transport::Frame forward_sum(std::uint32_t worker, const transport::Frame& request, Clock::time_point now);
   /// Keeps answers to what was passed on so far until the mirror has it.
   void hold(std::vector<Answer> answers);
   /// Notes that the mirror has all requests below `next`. Returns what is to be sent again at once: where it

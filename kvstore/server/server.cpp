@@ -91,13 +91,13 @@ Server::~Server() {
 }
 
 Server::Shards Server::make_shards(const ServerOptions& options, const ShardPlace& place) {
-  const auto last_pushes = std::make_shared<LastPushes>(messenger_->world().workers);
+  const auto stragglers = std::make_shared<StragglerCounts>(messenger_->world().workers);
   const auto mirrored_bytes = std::make_shared<std::atomic<std::uint64_t>>(0);
   Shards shards;
   for (unsigned i = 0; i < options.threads; ++i) {
     ShardPlace own = place;
     own.log = i;
-    shards.push_back(std::make_unique<ServerShard>(*messenger_, options, own, last_pushes, mirrored_bytes));
+    shards.push_back(std::make_unique<ServerShard>(*messenger_, options, own, stragglers, mirrored_bytes));
   }
   return shards;
 }

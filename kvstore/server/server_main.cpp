@@ -77,12 +77,7 @@ void set_up_log(const Arguments& a) {
   spdlog::set_formatter(std::move(formatter));
 }
 
-void declare(CLI::App& app, Arguments& a) {
-  app.description(
-      "Runs the scheduler (roll call, barriers, liveness) or one parameter server of a gradwire job.\n"
-      "Example, a job of 2 workers and 1 server:\n"
-      "  gradwire-server --role scheduler --scheduler tcp://10.0.0.1:9091 --workers 2 --servers 1\n"
-      "  gradwire-server --role server    --scheduler tcp://10.0.0.1:9091 --workers 2 --servers 1");
+void declare_job(CLI::App& app, Arguments& a) {
   app.add_option("--role", a.role, "scheduler or server")
       ->check(CLI::IsMember({"scheduler", "server"}))
       ->capture_default_str();
@@ -96,6 +91,44 @@ void declare(CLI::App& app, Arguments& a) {
       ->check(CLI::Range(0, 1))
       ->capture_default_str();
   app.add_option("--rank", a.rank, "this server's rank; by order of arrival when absent");
+  app.add_option("--rendezvous-timeout", a.rendezvous_timeout, "seconds to wait for all nodes")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option(
+         "--liveness-timeout", a.liveness_timeout,
+         "seconds of silence after which a node is dead; one whose connection has closed is dead within 2 s")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--on-failure", a.on_failure,
+                 "abort: the job ends with its first failure; continue: it goes on without workers that die")
+      ->check(CLI::IsMember({"abort", "continue"}))
+      ->capture_default_str();
+  app.add_option("--host-id", a.zmq.host, "name of this host, where several share one machine");
+  app.add_option(
+      "--key-variable", a.key_variable,
+      "environment variable that holds the job's key, such as GRADWIRE_JOB_KEY: encrypts, and takes "
+      "members of the job alone; absent: neither");
+}
+
+void declare_scheduler(CLI::App& app, Arguments& a) {
+  app.add_flag("--servers-optional", a.zmq.servers_optional,
+               "scheduler: workers that host servers of their own may come instead of using the servers");
+  app.add_option("--min-workers", a.zmq.min_workers,
+                 "scheduler, with --on-failure continue: a job with fewer ends")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--regroup-timeout", a.regroup_timeout,
+                 "scheduler, likewise: seconds for which a silent worker is awaited when the job meets again")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--regroup-patience", a.regroup_patience, "the same for one that lives and does not come")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--announce", a.announce,
+                 "file descriptor to write the scheduler's endpoint to, then close");
+}
+
+void declare_server(CLI::App& app, Arguments& a) {
   app.add_option("--bind-host", a.zmq.bind_host, "name or address on which a server listens");
   app.add_option("--interface", a.zmq.interface,
                  "network interface whose address a server listens on, e.g. eth0");
@@ -116,16 +149,6 @@ void declare(CLI::App& app, Arguments& a) {
   app.add_option("--checksum", a.checksum, "payload checksums of what a server sends: auto, always or off")
       ->check(CLI::IsMember({"auto", "always", "off"}))
       ->capture_default_str();
-  app.add_option("--rendezvous-timeout", a.rendezvous_timeout, "seconds to wait for all nodes")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_flag("--servers-optional", a.zmq.servers_optional,
-               "scheduler: workers that host servers of their own may come instead of using the servers");
-  app.add_option(
-         "--liveness-timeout", a.liveness_timeout,
-         "seconds of silence after which a node is dead; one whose connection has closed is dead within 2 s")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
   app.add_option("--mirror-patience", a.mirror_patience,
                  "server, with --replicas 1: seconds after which what its mirror has not is sent again")
       ->check(CLI::PositiveNumber)
@@ -137,28 +160,9 @@ void declare(CLI::App& app, Arguments& a) {
   app.add_option("--slow-abort", a.slow_abort, "server, likewise: after which the job fails")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--on-failure", a.on_failure,
-                 "abort: the job ends with its first failure; continue: it goes on without workers that die")
-      ->check(CLI::IsMember({"abort", "continue"}))
-      ->capture_default_str();
-  app.add_option("--min-workers", a.zmq.min_workers,
-                 "scheduler, with --on-failure continue: a job with fewer ends")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--regroup-timeout", a.regroup_timeout,
-                 "scheduler, likewise: seconds for which a silent worker is awaited when the job meets again")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--regroup-patience", a.regroup_patience, "the same for one that lives and does not come")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--announce", a.announce,
-                 "file descriptor to write the scheduler's endpoint to, then close");
-  app.add_option("--host-id", a.zmq.host, "name of this host, where several share one machine");
-  app.add_option(
-      "--key-variable", a.key_variable,
-      "environment variable that holds the job's key, such as GRADWIRE_JOB_KEY: encrypts, and takes "
-      "members of the job alone; absent: neither");
+}
+
+void declare_what_is_seen(CLI::App& app, Arguments& a) {
   app.add_option("--timeline", a.timeline,
                  "server: folder to which its part of the job's timeline is written");
   app.add_option("--faults", a.faults,
@@ -170,6 +174,18 @@ void declare(CLI::App& app, Arguments& a) {
   app.add_option("--log-format", a.log_format, "text for people, or json, an object a line")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();
+}
+
+void declare(CLI::App& app, Arguments& a) {
+  app.description(
+      "Runs the scheduler (rendezvous, barriers, liveness) or one parameter server of a gradwire job.\n"
+      "Example, a job of 2 workers and 1 server:\n"
+      "  gradwire-server --role scheduler --scheduler tcp://10.0.0.1:9091 --workers 2 --servers 1\n"
+      "  gradwire-server --role server    --scheduler tcp://10.0.0.1:9091 --workers 2 --servers 1");
+  declare_job(app, a);
+  declare_scheduler(app, a);
+  declare_server(app, a);
+  declare_what_is_seen(app, a);
 }
 
 /// The one thing that does not come as a flag: everybody on the machine can read a command line.

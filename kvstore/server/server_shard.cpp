@@ -28,7 +28,7 @@ Sealing sealing_of(const transport::Messenger& messenger) {
 }  // namespace
 
 ServerShard::ServerShard(transport::Messenger& messenger, const ServerOptions& options,
-                         const ShardPlace& place, const std::shared_ptr<LastPushes>& last_pushes,
+                         const ShardPlace& place, const std::shared_ptr<StragglerCounts>& stragglers,
                          std::shared_ptr<std::atomic<std::uint64_t>> mirrored_bytes)
     : messenger_(messenger),
       place_(place),
@@ -39,13 +39,13 @@ ServerShard::ServerShard(transport::Messenger& messenger, const ServerOptions& o
       aggregator_(messenger.world().workers, sealing_of(messenger)),
       rows_(messenger.world().workers, sealing_of(messenger)),
       commands_(messenger.world().workers),
-      mailbox_(messenger.world().workers),
+      blobs_(messenger.world().workers),
       outbox_(messenger, loop_, Role::kWorker, messenger.world().workers, messenger.self().rank,
               {options.credit_bytes, options.fusion_bytes}, trace_.tracer()) {
   if (place.mirror) log_.emplace(static_cast<std::uint8_t>(place.log), static_cast<std::uint8_t>(place.logs));
   if (!options.contributors.empty()) aggregator_.set_contributors(options.contributors);
   aggregator_.set_upstream(options.upstream);
-  aggregator_.set_last_pushes(last_pushes);
+  aggregator_.set_stragglers(stragglers);
   if (options.trace)
     aggregator_.set_watch([this](auto moment, const auto& push) { trace_.on(moment, push); });
   thread_ = std::jthread([this] { run(); });
@@ -85,7 +85,7 @@ void ServerShard::serve() {
     is_silent_ = false;
     // Goodbyes are not in the log: who waited for one that left may have been answered there, and not at the
     // same place here.
-    aggregator_.forget_told();
+    aggregator_.forget_sent();
     for (Request& request : std::exchange(for_later_, {})) {
       std::vector<Frame> one;
       one.push_back(std::move(request.frame));
@@ -158,7 +158,7 @@ void ServerShard::keep_for_later(std::uint32_t worker, std::vector<Frame> frames
 }
 
 void ServerShard::take(std::uint32_t worker, std::vector<Frame> frames) {
-  if (log_) pass_on(worker, frames);
+  if (log_) forward_sum(worker, frames);
   for (Frame& frame : frames) handle(worker, std::move(frame));
   // At once, and not with the batch's: while the next sum is made, the link carries this one.
   if (!answers_.empty() || !outbox_.empty()) send_answers();
@@ -166,12 +166,12 @@ void ServerShard::take(std::uint32_t worker, std::vector<Frame> frames) {
 
 /// First of all, so that the mirror's acknowledgement is on its way while the sum is made. What arrived
 /// damaged is refused, and changes nothing here or there.
-void ServerShard::pass_on(std::uint32_t worker, const std::vector<Frame>& frames) {
+void ServerShard::forward_sum(std::uint32_t worker, const std::vector<Frame>& frames) {
   const auto now = Clock::now();
   std::vector<Frame> passed;
   for (const Frame& frame : frames) {
     if (!frame.payload.is_intact()) continue;
-    passed.push_back(log_->pass_on(worker, frame, now));
+    passed.push_back(log_->forward_sum(worker, frame, now));
     *mirrored_bytes_ += frame.payload.size_bytes();
   }
   if (!passed.empty()) send(*place_.mirror, std::move(passed));
@@ -201,7 +201,7 @@ void ServerShard::take_mirrored(std::vector<Frame> frames) {
 }
 
 void ServerShard::handle(std::uint32_t worker, Frame frame) {
-  if (Mailbox::takes(frame.header.kind)) return mailbox_.handle(worker, std::move(frame), answers_);
+  if (BlobStore::takes(frame.header.kind)) return blobs_.handle(worker, std::move(frame), answers_);
   if (RowAggregator::takes(frame.header.kind)) return rows_.handle(worker, std::move(frame), answers_);
   if (frame.header.kind == Kind::kCommand) return carry_out(worker, std::move(frame));
   aggregator_.handle(worker, std::move(frame), answers_);
@@ -231,7 +231,7 @@ void ServerShard::forget_the_gone() {
   for (const auto& [rank, error] : gone_) {
     aggregator_.forget_worker(rank, answers_, error);
     rows_.forget_worker(rank, answers_, error);
-    mailbox_.forget_worker(rank, answers_, error);
+    blobs_.forget_worker(rank, answers_, error);
   }
   gone_ = std::exchange(leaving_, {});
   send_answers();

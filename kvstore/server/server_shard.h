@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "kvstore/aggregate/aggregator.h"
-#include "kvstore/collectives/mailbox.h"
+#include "kvstore/collectives/blob_store.h"
 #include "kvstore/rows/row_aggregator.h"
 #include "kvstore/runtime/loop.h"
 #include "kvstore/runtime/outbox.h"
 #include "kvstore/runtime/ticket.h"
-#include "kvstore/server/commands.h"
+#include "kvstore/server/command_log.h"
 #include "kvstore/server/mirror.h"
 #include "kvstore/server/server.h"
 #include "kvstore/server/server_trace.h"
@@ -40,9 +40,9 @@ struct ShardPlace {
 
 class ServerShard {
  public:
-  /// last_pushes and mirrored_bytes are those of all of a server's shards.
+  /// stragglers and mirrored_bytes are those of all of a server's shards.
   ServerShard(transport::Messenger& messenger, const ServerOptions& options, const ShardPlace& place,
-              const std::shared_ptr<LastPushes>& last_pushes,
+              const std::shared_ptr<StragglerCounts>& stragglers,
               std::shared_ptr<std::atomic<std::uint64_t>> mirrored_bytes);
   ~ServerShard() { loop_->stop(); }
 
@@ -77,7 +77,7 @@ class ServerShard {
   void watch_mirror(Clock::time_point now);
   void keep_for_later(std::uint32_t worker, std::vector<transport::Frame> frames);
   void take(std::uint32_t worker, std::vector<transport::Frame> frames);
-  void pass_on(std::uint32_t worker, const std::vector<transport::Frame>& frames);
+  void forward_sum(std::uint32_t worker, const std::vector<transport::Frame>& frames);
   void pass_on_again(std::vector<transport::Frame> frames);
   void take_mirrored(std::vector<transport::Frame> frames);
   void handle(std::uint32_t worker, transport::Frame frame);
@@ -106,8 +106,8 @@ class ServerShard {
   ServerTrace trace_;
   Aggregator aggregator_;
   RowAggregator rows_;
-  Commands commands_;
-  Mailbox mailbox_;
+  CommandLog commands_;
+  BlobStore blobs_;
   std::vector<Answer> answers_;
   std::map<std::uint32_t, std::string> leaving_, gone_;  // said goodbye lately; before that
   Clock::time_point forgot_ = Clock::now();

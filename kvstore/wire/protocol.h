@@ -35,7 +35,7 @@ enum class Refusal : std::uint8_t {
 
 /// What of a partition's state a kReadState or kWriteState is about (in header.content). Part of the wire
 /// format, never renumber.
-enum class Kept : std::uint8_t {
+enum class StateScope : std::uint8_t {
   kAll = 0,        ///< a PartitionState
   kOptimizer = 1,  ///< an OptimizerState: what the optimizer remembers beside the weight
 };
@@ -47,8 +47,8 @@ inline constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
 /// Rounds that a key may have been through; far above any job's, it keeps steps from overflowing.
 inline constexpr std::uint64_t kMaxSteps = std::uint64_t{1} << 62;
 
-/// Commands to servers are numbered from 1 above a multiple of this, which who takes a worker's place chooses
-/// higher.
+/// Commands to servers are numbered from 1 above a multiple of this, which who takes a worker's place
+/// chooses higher.
 inline constexpr std::uint64_t kCommandsOfOneWorker = std::uint64_t{1} << 32;
 
 /// How often a payload that arrived damaged, here or there, is sent again before what it belongs to fails. A
@@ -61,7 +61,7 @@ inline Content content_of(const transport::FrameHeader& header) {
   return static_cast<Content>(header.content);
 }
 
-/// How stale a push was that was applied at once (at_once.h), in its answer.
+/// How stale a push was that was applied at once (push_clocks.h), in its answer.
 inline void set_staleness(transport::FrameHeader& answer, std::uint64_t staleness) {
   answer.codec_parameters = {static_cast<std::uint32_t>(staleness),
                              static_cast<std::uint32_t>(staleness >> 32), 0, 0};

@@ -639,11 +639,11 @@ class Engine:
 
     def outlast(self, seconds: float) -> bool:
         """
-        After close(): waits until all have left the job, if this process serves them: its roll call, a server. Returns False when seconds passed first.
+        After close(): waits until all have left the job, if this process serves them: its rendezvous, a server. Returns False when seconds passed first.
         """
 
     @property
-    def serves_roll_call(self) -> bool:
+    def serves_rendezvous(self) -> bool:
         """Whether workers join the job at this process."""
 
     def retire(self) -> None:

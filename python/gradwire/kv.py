@@ -202,7 +202,7 @@ def join(roll_call: str, rank: int, num_workers: int) -> KVStore:
     """Joins, as create("allreduce") does, a job that the environment says nothing of.
 
     Args:
-        roll_call: where rank 0 is to serve the roll call, the same on all ranks: tcp://host:port, a port that is free.
+        roll_call: where rank 0 is to serve the rendezvous, the same on all ranks: tcp://host:port, a port that is free.
         rank: this worker's number, from 0.
         num_workers: how many there are.
 

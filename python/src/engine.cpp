@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "compress/codecs.h"
-#include "compress/codecs.h"
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
 
@@ -327,9 +326,9 @@ void bind_engine(nb::module_& module) {
             return wait_interruptibly(seconds, [&](milliseconds slice) { return s.outlast_for(slice); });
           },
           "seconds"_a,
-          "After close(): waits until all have left the job, if this process serves them: its roll call, a "
+          "After close(): waits until all have left the job, if this process serves them: its rendezvous, a "
           "server. Returns False when seconds passed first.")
-      .def_prop_ro("serves_roll_call", &PyEngine::serves_roll_call,
+      .def_prop_ro("serves_rendezvous", &PyEngine::serves_rendezvous,
                    "Whether workers join the job at this process.")
       .def("retire", &PyEngine::retire, Release(),
            "After close(): ends what a server here does for other workers, for a process that ends by an "

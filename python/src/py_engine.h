@@ -1,5 +1,5 @@
 // PyEngine is what Python's Engine is: an Engine, the Python arrays that its operations still touch, and the
-// scheduler, if this process serves the job's roll call.
+// scheduler, if this process serves the job's rendezvous.
 //
 // Threading: as Engine; what touches Python objects holds the GIL.
 #pragma once
@@ -142,7 +142,7 @@ class PyEngine {
     const std::scoped_lock lock(closing_);
     engine_->retire();
   }
-  bool serves_roll_call() const { return scheduler_ != nullptr; }
+  bool serves_rendezvous() const { return scheduler_ != nullptr; }
 
   // Of the timeline. In a forked process, which has none, they do nothing.
 

@@ -79,7 +79,7 @@ kvstore::EngineOptions engine_options(const nb::kwargs& all) {
   given.take_seconds("slow_abort", options.slow_abort);
   given.take_seconds("retry_timeout", options.retry_timeout);
   if (given.contains("staleness_bound"))
-    options.at_once = {given.at<std::optional<std::uint64_t>>("staleness_bound")};
+    options.async = {given.at<std::optional<std::uint64_t>>("staleness_bound")};
   options.goes_on = given.contains("member");
   options.trace = trace_of(given);
   return options;

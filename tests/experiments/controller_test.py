@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 from gradwire.ab.experiment import Run
-from gradwire.ab.outcome import summarise
+from gradwire.ab.summary import summarise
 from gradwire.controller import CANDIDATES, Budget, accuracy
 from gradwire.result import RunResult
 from python.experiment_files import imported

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 from gradwire.ab.experiment import Run
-from gradwire.ab.outcome import summarise
+from gradwire.ab.summary import summarise
 from gradwire.result import RunResult
 from gradwire.terminal.machine import netlab_reason
 from python.experiment_files import imported, load

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from gradwire.ab.experiment import Conditions
-from gradwire.autotune import box as boxes
+from gradwire.autotune import search_space as boxes
 from gradwire.autotune.launches import Job, Launcher, LaunchFailed
 from gradwire.launch.child import Line
 from integration.processes import clean_environment, descendants, is_alive, wait_until

@@ -89,7 +89,7 @@ def sent_by_a_job(lab: NetLab, folder: Path, hierarchy: str, store: str, steps: 
 
 
 def sent_per_step(lab: NetLab, folder: Path, hierarchy: str, store: str) -> list[float]:
-    """What a longer job sends more than a short one: without the roll call and the first values."""
+    """What a longer job sends more than a short one: without the rendezvous and the first values."""
     short, long = 3, 13
     few = sent_by_a_job(lab, folder / f"{hierarchy} {short}", hierarchy, store, short)
     many = sent_by_a_job(lab, folder / f"{hierarchy} {long}", hierarchy, store, long)

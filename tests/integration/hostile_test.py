@@ -123,7 +123,7 @@ def test_a_stranger_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["random bytes", "another epoch", "a false hello", "a huge frame"])
-def test_a_stranger_during_the_roll_call(name: str, tmp_path: Path) -> None:
+def test_a_stranger_during_the_rendezvous(name: str, tmp_path: Path) -> None:
     """Thrown at the scheduler before anybody is there; the false hellos claim no place that cannot be refused."""
     dice = random.Random(6)
     with ByHand(tmp_path, {}) as job:

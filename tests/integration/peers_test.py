@@ -34,7 +34,7 @@ def start_as_torchrun_does(
         job.start(("worker", rank), command, at | {"RANK": str(rank)} | (own or {}).get(rank, {}))
 
 
-def test_rank_0_serves_the_roll_call_where_nobody_else_does(tmp_path: Path) -> None:
+def test_rank_0_serves_the_rendezvous_where_nobody_else_does(tmp_path: Path) -> None:
     command = python("sums_worker.py", "store=allreduce", "codecs=none;2bit:threshold=auto,reply=2bit")
     with Job(tmp_path, {}) as job:
         start_as_torchrun_does(job, 3, command)

@@ -135,7 +135,7 @@ os.write(1, f"second sums {sums} of {hvd.size()}\\n".encode())
 
 
 def test_two_jobs_at_neighbouring_ports_both_run(tmp_path: Path) -> None:
-    """The first one's roll call was at the second one's MASTER_PORT. Neither makes a process group."""
+    """The first one's rendezvous was at the second one's MASTER_PORT. Neither makes a process group."""
     port, next_port = neighbours()
     with Job(tmp_path, {"OMP_NUM_THREADS": "1"}) as job:
         first = job.start(("run", 0), torchrun(port, FIRST))

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/decorators/passing_messenger.h"
+#include "transport/decorators/forwarding_messenger.h"
 #include "transport/inproc/inproc.h"
 
 namespace gradwire::kvstore {
@@ -19,22 +19,22 @@ struct Moment {
   int count = 1;
 };
 
-class DoomedMessenger final : public transport::PassingMessenger {
+class DoomedMessenger final : public transport::ForwardingMessenger {
  public:
   DoomedMessenger(std::unique_ptr<transport::Messenger> messenger, transport::InprocNetwork& network,
                   Moment moment, std::atomic<int>& deaths)
-      : transport::PassingMessenger(std::move(messenger)),
+      : transport::ForwardingMessenger(std::move(messenger)),
         network_(network),
         moment_(moment),
         deaths_(deaths) {}
 
   void send(transport::Node to, std::vector<transport::Frame> frames) override {
-    if (!moment_.sends) return transport::PassingMessenger::send(to, std::move(frames));
+    if (!moment_.sends) return transport::ForwardingMessenger::send(to, std::move(frames));
     for (transport::Frame& frame : frames) {
       const bool is_last = is_the_moment(frame);
       std::vector<transport::Frame> one;
       one.push_back(std::move(frame));
-      transport::PassingMessenger::send(to, std::move(one));
+      transport::ForwardingMessenger::send(to, std::move(one));
       if (is_last) die();
     }
   }
@@ -44,7 +44,7 @@ class DoomedMessenger final : public transport::PassingMessenger {
     for (const transport::Frame& frame : frames) {
       if (!moment_.sends && is_the_moment(frame)) return die();
     }
-    transport::PassingMessenger::on_frames(from, std::move(frames));
+    transport::ForwardingMessenger::on_frames(from, std::move(frames));
   }
 
   bool is_the_moment(const transport::Frame& frame) {

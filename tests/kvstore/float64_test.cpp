@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "kvstore/wire/codec_table.h"
+#include "kvstore/wire/codec_cache.h"
 #include "kvstore/wire/protocol.h"
 #include "tests/kvstore/folder.h"
 #include "tests/kvstore/job.h"

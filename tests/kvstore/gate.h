@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/decorators/passing_messenger.h"
+#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::kvstore {
 
@@ -60,18 +60,18 @@ class Gate {
 };
 
 /// Puts what has a payload, and goes to `peer`, before a gate. Requires messages of one frame.
-class GatedMessenger final : public transport::PassingMessenger {
+class GatedMessenger final : public transport::ForwardingMessenger {
  public:
   GatedMessenger(std::unique_ptr<transport::Messenger> line, Gate& gate, transport::Node peer)
-      : transport::PassingMessenger(std::move(line)), gate_(gate), peer_(peer) {}
+      : transport::ForwardingMessenger(std::move(line)), gate_(gate), peer_(peer) {}
 
   void send(transport::Node to, std::vector<transport::Frame> frames) override {
     if (to != peer_ || frames.front().payload.size_bytes() == 0)
-      return transport::PassingMessenger::send(to, std::move(frames));
+      return transport::ForwardingMessenger::send(to, std::move(frames));
     if (frames.size() != 1) throw std::logic_error("gate: several frames in one message");
     const auto header = frames.front().header;
     auto kept = std::make_shared<std::vector<transport::Frame>>(std::move(frames));  // owner: the closure
-    gate_.hold(header, [this, to, kept] { transport::PassingMessenger::send(to, std::move(*kept)); });
+    gate_.hold(header, [this, to, kept] { transport::ForwardingMessenger::send(to, std::move(*kept)); });
   }
 
  private:

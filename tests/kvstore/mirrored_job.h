@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/kvstore/job.h"
-#include "transport/decorators/passing_messenger.h"
+#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::kvstore {
 
@@ -41,14 +41,15 @@ inline void run_mirrored(
 }
 
 /// Takes some frames out of what a node sends.
-class Without final : public transport::PassingMessenger {
+class Without final : public transport::ForwardingMessenger {
  public:
   using Which = std::function<bool(transport::Node to, const transport::FrameHeader&)>;
-  Without(Line line, Which which) : transport::PassingMessenger(std::move(line)), which_(std::move(which)) {}
+  Without(Line line, Which which)
+      : transport::ForwardingMessenger(std::move(line)), which_(std::move(which)) {}
 
   void send(transport::Node to, std::vector<transport::Frame> frames) override {
     std::erase_if(frames, [&](const transport::Frame& frame) { return which_(to, frame.header); });
-    if (!frames.empty()) transport::PassingMessenger::send(to, std::move(frames));
+    if (!frames.empty()) transport::ForwardingMessenger::send(to, std::move(frames));
   }
 
  private:

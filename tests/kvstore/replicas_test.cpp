@@ -185,12 +185,12 @@ TEST(Replicas, TwoDeathsThatTakeBothCopiesNameBoth) {
 }
 
 /// Between servers every fifth frame is lost, every seventh comes twice, and every eleventh is damaged.
-class BadLink final : public transport::PassingMessenger {
+class BadLink final : public transport::ForwardingMessenger {
  public:
-  explicit BadLink(Line line) : transport::PassingMessenger(std::move(line)) {}
+  explicit BadLink(Line line) : transport::ForwardingMessenger(std::move(line)) {}
 
   void send(Node to, std::vector<transport::Frame> frames) override {
-    if (to.role != Role::kServer) return transport::PassingMessenger::send(to, std::move(frames));
+    if (to.role != Role::kServer) return transport::ForwardingMessenger::send(to, std::move(frames));
     std::vector<transport::Frame> sent;
     for (transport::Frame& frame : frames) {
       const unsigned number = ++sent_;
@@ -198,7 +198,7 @@ class BadLink final : public transport::PassingMessenger {
       if (number % 7 == 0) sent.push_back({frame.header, frame.payload.share()});
       sent.push_back(std::move(frame));
     }
-    if (!sent.empty()) transport::PassingMessenger::send(to, std::move(sent));
+    if (!sent.empty()) transport::ForwardingMessenger::send(to, std::move(sent));
   }
 
  private:
@@ -208,7 +208,7 @@ class BadLink final : public transport::PassingMessenger {
       frame.payload.seal();
       if (++arrived_ % 11 == 0) frame.payload.bytes()[0] ^= std::byte{1};
     }
-    transport::PassingMessenger::on_frames(from, std::move(frames));
+    transport::ForwardingMessenger::on_frames(from, std::move(frames));
   }
 
   std::atomic<unsigned> sent_{0}, arrived_{0};
@@ -272,7 +272,7 @@ TEST(Replicas, NoPushThatIsAppliedAtOnceIsLost) {
        {Moment{"taken", false, Kind::kPush, 6}, Moment{"passed on", true, Kind::kPush, 6},
         Moment{"answered", true, Kind::kAck, 9}}) {
     JobSize size = mirrored_size(3, 2);
-    size.engine.at_once = AtOnce{1};
+    size.engine.async = AsyncPolicy{1};
     run_doomed(size, 1, moment, [&](Engine& engine) {
       const auto key = engine.declare(std::vector<KeySpec>{{"w", {kLarge}}})[0];
       engine.init(key, Values(kLarge, 0.0F));
@@ -292,7 +292,7 @@ TEST(Replicas, WorkersThatHoldWeightsGoOnFromWhoServes) {
        {Moment{"taken", false, Kind::kPush, 10}, Moment{"passed on", true, Kind::kPush, 10},
         Moment{"answered", true, Kind::kValue, 12}}) {
     JobSize size = mirrored_size(3, 2);
-    size.engine.at_once = AtOnce{1};
+    size.engine.async = AsyncPolicy{1};
     run_doomed(size, 1, moment, [&](Engine& engine) {
       engine.compression().set(spec("none"), "none", "delta:int8");
       const auto key = engine.declare(std::vector<KeySpec>{{"w", {kLarge}}})[0];
@@ -362,7 +362,7 @@ TEST(Replicas, RowsThatAreAppliedAtOnceAreKept) {
        {Moment{"pushed", false, Kind::kRowPush, 4}, Moment{"passed on", true, Kind::kRowPush, 4},
         Moment{"acknowledged", true, Kind::kRowAck, 5}, Moment{"answered", true, Kind::kRowReply, 3}}) {
     JobSize size = mirrored_size(2, 2);
-    size.engine.at_once = AtOnce{1};
+    size.engine.async = AsyncPolicy{1};
     run_doomed(size, 1, moment, [&](Engine& engine) {
       const auto table = engine.sparse().declare(std::vector<KeySpec>{{"t", {50, 40}}})[0];
       engine.sparse().init(table, {}, {}, 0);

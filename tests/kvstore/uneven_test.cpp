@@ -12,7 +12,7 @@
 #include "kvstore/rows/sparse_rows.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/sums.h"
-#include "transport/decorators/passing_messenger.h"
+#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -357,16 +357,17 @@ TEST_P(UnevenJob, TheServersOptimizerStepsOnWhatThereIs) {
 }
 
 /// Loses commands, pushes, and what is said about them.
-class Forgetful final : public transport::PassingMessenger {
+class Forgetful final : public transport::ForwardingMessenger {
  public:
-  Forgetful(Line line, std::atomic<int>& lost) : transport::PassingMessenger(std::move(line)), lost_(lost) {}
+  Forgetful(Line line, std::atomic<int>& lost)
+      : transport::ForwardingMessenger(std::move(line)), lost_(lost) {}
   void send(transport::Node to, std::vector<Frame> frames) override {
     std::erase_if(frames, [this](const Frame& frame) {
       const bool is_hit = frame.header.kind >= Kind::kPush && sent_++ % 7 == 1;
       lost_ += is_hit ? 1 : 0;
       return is_hit;
     });
-    if (!frames.empty()) transport::PassingMessenger::send(to, std::move(frames));
+    if (!frames.empty()) transport::ForwardingMessenger::send(to, std::move(frames));
   }
 
  private:
@@ -391,7 +392,7 @@ TEST(UnevenRefusals, WhereEveryRankMustTakePart) {
 
 TEST(UnevenRefusals, WhereNoRoundWaitsForAnother) {
   JobSize size{2, 1};
-  size.engine.at_once = AtOnce{4};
+  size.engine.async = AsyncPolicy{4};
   run_job(size, [](Engine& engine) {
     EXPECT_THAT([&] { engine.join(); },
                 ThrowsMessage<std::invalid_argument>(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradwire.ab import outcome, report
+from gradwire.ab import report, summary
 from gradwire.ab.experiment import Run, RunFailed
 from gradwire.result import RunResult
 
@@ -174,7 +174,7 @@ FAILED = RunFailed("int8", 0, "worker 1 <ended>", 9, ["a & b"])
     ],
 )
 def test_what_is_said_of_an_arm(runs: list[Run | RunFailed], judged: str) -> None:
-    found = outcome.summarise(runs, ["none", "int8"], None, "unshaped", 8)
+    found = summary.summarise(runs, ["none", "int8"], None, "unshaped", 8)
     assert found.judge(found.arms[1]) == judged
     json.dumps(found.record(), allow_nan=False)
     checker = Closed()
@@ -186,6 +186,6 @@ def test_what_is_said_of_an_arm(runs: list[Run | RunFailed], judged: str) -> Non
 def test_only_seeds_that_both_arms_have_ended_are_compared() -> None:
     runs = [ended("none", seed, 1.0 + seed) for seed in range(3)]
     runs += [ended("int8", 2, 3.5), ended("int8", 1, 2.25)]
-    difference = outcome.summarise(runs, ["none", "int8"], None, "unshaped").arms[1].difference
+    difference = summary.summarise(runs, ["none", "int8"], None, "unshaped").arms[1].difference
     assert difference is not None
     assert (difference.count, difference.mean) == (2, pytest.approx(0.375))

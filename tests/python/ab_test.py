@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gradwire import result
 from gradwire.ab import experiment as ab
-from gradwire.ab import outcome
+from gradwire.ab import summary
 from gradwire.ab.experiment import Plan, Run
 from gradwire.launch.child import Line
 from gradwire.report import paired_statistics
@@ -121,7 +121,7 @@ def test_summary_by_hand() -> None:
         run("none", 1, [0.5, 0.82], speed=100),
         run("2bit", 1, [0.5, 0.81], speed=400, step=1e5),
     ]
-    found = outcome.summarise(runs, ["none", "2bit"], None, "100mbit")
+    found = summary.summarise(runs, ["none", "2bit"], None, "100mbit")
     none, two_bit = found.arms
     assert none.final == pytest.approx(0.81)
     assert none.final_std == pytest.approx(math.sqrt(2) / 100)
@@ -142,16 +142,16 @@ def test_summary_by_hand() -> None:
 
 
 def test_seconds_to_target_lie_between_epochs_on_a_line() -> None:
-    assert outcome.seconds_to(run("a", 0, [0.2, 0.6, 0.7]), 0.4) == pytest.approx(15.0)
-    assert outcome.seconds_to(run("a", 0, [0.5]), 0.4) == 10.0
-    assert outcome.seconds_to(run("a", 0, [0.2, 0.3]), 0.4) is None
-    assert outcome.seconds_to(run("a", 0, [2.0, 1.0], metric="loss"), 1.5) == pytest.approx(15.0)
+    assert summary.seconds_to(run("a", 0, [0.2, 0.6, 0.7]), 0.4) == pytest.approx(15.0)
+    assert summary.seconds_to(run("a", 0, [0.5]), 0.4) == 10.0
+    assert summary.seconds_to(run("a", 0, [0.2, 0.3]), 0.4) is None
+    assert summary.seconds_to(run("a", 0, [2.0, 1.0], metric="loss"), 1.5) == pytest.approx(15.0)
 
 
 def verdict(first: list[float], second: list[float], metric: str = "accuracy") -> str:
     runs = [run("none", i, [v], metric=metric) for i, v in enumerate(first)]
     runs += [run("2bit", i, [v], metric=metric, speed=300) for i, v in enumerate(second)]
-    return outcome.summarise(runs, ["none", "2bit"], None, "unshaped").verdict
+    return summary.summarise(runs, ["none", "2bit"], None, "unshaped").verdict
 
 
 def test_verdicts() -> None:
@@ -170,9 +170,9 @@ def test_verdicts() -> None:
 
 
 def test_default_targets() -> None:
-    target, why = outcome.default_target([run("none", 0, [0.900]), run("none", 1, [0.902])])
+    target, why = summary.default_target([run("none", 0, [0.900]), run("none", 1, [0.902])])
     assert (target, why) == (pytest.approx(0.896), "half a point below the mean final accuracy of none")
-    target, why = outcome.default_target([run("none", 0, [2.0], metric="loss")])
+    target, why = summary.default_target([run("none", 0, [2.0], metric="loss")])
     assert (target, why) == (pytest.approx(2.04), "2 % above the mean final loss of none")
 
 
@@ -337,7 +337,7 @@ def test_an_experiment_from_end_to_end(tmp_path: Path) -> None:
         runs = list(ab.run_plan(plan, conditions, recorder))
     assert conditions.link == "unshaped"
     assert recorder.events == [("none", 0), ("2bit", 0), ("2bit", 1), ("none", 1)]
-    found = outcome.summarise(runs, plan.arms, None, conditions.link)
+    found = summary.summarise(runs, plan.arms, None, conditions.link)
     assert found.arms[1].difference is not None
     assert found.arms[1].difference.mean == pytest.approx(-0.002)
     assert found.arms[1].speed_ratio is not None

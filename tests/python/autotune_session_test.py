@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from gradwire.ab.experiment import Conditions
-from gradwire.autotune import box as boxes
 from gradwire.autotune import launches, start
-from gradwire.autotune.box import Setting
+from gradwire.autotune import search_space as boxes
 from gradwire.autotune.launches import Job, Launch, Launcher, LaunchFailed, steps_for
 from gradwire.autotune.search import Interrupted
+from gradwire.autotune.search_space import Setting
 from gradwire.autotune.session import Session
 from gradwire.autotune.step_times import StepTimes
 from gradwire.compress import Compression

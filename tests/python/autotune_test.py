@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gradwire.autotune import box as boxes
 from gradwire.autotune import page, step_times
-from gradwire.autotune.box import Box, Knob, Setting
+from gradwire.autotune import search_space as boxes
 from gradwire.autotune.duel import REPEATS, Duel, fight
-from gradwire.autotune.outcome import Outcome, Trial
 from gradwire.autotune.race import race
 from gradwire.autotune.search import FEWEST_TRIALS, Interrupted, Search
+from gradwire.autotune.search_space import Box, Knob, Setting
+from gradwire.autotune.summary import Outcome, Trial
 from gradwire.settings import definitions as settings
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings

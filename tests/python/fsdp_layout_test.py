@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from gradwire.torch.fsdp_layout import Layout, Piece, read_layout
+from gradwire.torch.sharded.layout import Layout, Piece, read_layout
 
 SHAPES = ((7, 3), (1,), (5,), (8, 2, 2), (2, 9))
 

@@ -10,7 +10,7 @@ from typing import Any
 import gradwire as gw
 import gradwire.torch
 import torch
-from gradwire.torch.parameter_guard import keeper_of
+from gradwire.torch.overlapping.parameter_guard import keeper_of
 from torch import nn
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from gradwire.ab.experiment import Run
-from gradwire.ab.outcome import Outcome, summarise
 from gradwire.ab.report import page, summary_rows, write_page
+from gradwire.ab.summary import Outcome, summarise
 from gradwire.report.chart import (
     Axis,
     Bar,

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire.timeline.part import read_part
-from gradwire.torch import ddp
+from gradwire.torch.ddp import hook as ddp
 from python.inproc_ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

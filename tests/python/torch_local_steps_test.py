@@ -15,8 +15,8 @@ import pytest
 import torch
 from gradwire.autotune import step_times
 from gradwire.torch import session
-from gradwire.torch.fragments import Fragments
-from gradwire.torch.local_steps import nesterov
+from gradwire.torch.local.fragments import Fragments
+from gradwire.torch.local.steps import nesterov
 from oracle import diloco
 from python.inproc_ranks import await_event, run_ranks
 from python.local_steps_net import FRESH, adamw, loss_of, require_equal, take_steps, wrap

@@ -14,7 +14,7 @@ import gradwire as gw
 import gradwire.torch
 import pytest
 import torch
-from gradwire.torch.parameter_guard import keeper_of, release
+from gradwire.torch.overlapping.parameter_guard import keeper_of, release
 from python.inproc_ranks import await_event, run_ranks
 from python.overlapping_net import Net, compressing_store, loss_of, make, under_way, wrap
 from torch import nn

@@ -13,7 +13,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.torch import ddp
+from gradwire.torch.ddp import hook as ddp
 from gradwire.torch.process_group import store_of
 from python.inproc_ranks import run_ranks
 from torch import nn

@@ -19,7 +19,7 @@ def paths(*names: str) -> set[Path]:
 def tests(tmp_path: Path) -> PythonTests:
     files = {
         "python/gradwire/units.py": "",
-        "python/gradwire/torch/ddp.py": "",
+        "python/gradwire/torch/ddp/hook.py": "",
         "experiments/lenet/run.py": "",
         "tests/integration/sums_worker.py": "from gradwire import units",
         "tests/integration/jobs.py": "SCRIPT = 'sums_worker.py'",
@@ -40,7 +40,7 @@ def tests(tmp_path: Path) -> PythonTests:
         ("tests/integration/death_test.py", ["tests/integration/death_test.py"]),
         ("tests/integration/sums_worker.py", ["tests/integration/death_test.py"]),
         ("python/gradwire/units.py", ["tests/integration/death_test.py", "tests/python/units_test.py"]),
-        ("python/gradwire/torch/ddp.py", ["tests/python/torch_ddp_test.py"]),
+        ("python/gradwire/torch/ddp/hook.py", ["tests/python/torch_ddp_test.py"]),
         ("experiments/lenet/README.md", ["tests/experiments/lenet_test.py"]),
         ("README.md", []),
     ],

@@ -102,18 +102,18 @@ void fuzz_header(std::string_view text) {
 /// A message of parts: each begins with a byte for its kind (a mended header, or any bytes) and one for its
 /// length.
 void fuzz_message(std::string_view text) {
-  Parcel parcel;
+  Packet packet;
   while (text.size() >= 2) {
     const bool is_header = (text[0] & 1) != 0;
     const std::size_t length =
         std::min(is_header ? kHeaderBytes : static_cast<std::uint8_t>(text[1]), text.size() - 2);
     ZmqMessage part(std::string(text.substr(2, length)));
     if (is_header) mend(part.bytes());
-    parcel.push_back(std::move(part));
+    packet.push_back(std::move(part));
     text.remove_prefix(2 + length);
   }
   accepts([&] {
-    for (const Frame& frame : unpack(std::move(parcel), 0)) {
+    for (const Frame& frame : unpack(std::move(packet), 0)) {
       accepts([&] { require_intact(frame.payload); });
       payload_text(frame);
     }

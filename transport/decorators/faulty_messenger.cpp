@@ -74,11 +74,11 @@ bool any_matches(const std::vector<NodePattern>& patterns, Node node) {
 
 FaultyMessenger::FaultyMessenger(std::unique_ptr<Messenger> messenger, std::shared_ptr<Faults> faults,
                                  std::optional<std::uint32_t> known_rank)
-    : PassingMessenger(std::move(messenger)),
+    : ForwardingMessenger(std::move(messenger)),
       faults_(std::move(faults)),
-      self_(PassingMessenger::self()),
+      self_(ForwardingMessenger::self()),
       known_{self_.role, known_rank.value_or(self_.rank)},
-      local_peer_(PassingMessenger::local_peer()) {
+      local_peer_(ForwardingMessenger::local_peer()) {
   faults_->host(known_);
   for (const FaultSpec::Slow& slow : faults_->spec().slow) {
     if (slow.node.matches(known_)) slow_ = &slow;
@@ -99,19 +99,19 @@ void FaultyMessenger::saw(const Frame& frame) {
 
 void FaultyMessenger::on_frames(Node from, std::vector<Frame> frames) {
   for (const Frame& frame : frames) saw(frame);
-  PassingMessenger::on_frames(from, std::move(frames));
+  ForwardingMessenger::on_frames(from, std::move(frames));
 }
 
 std::vector<std::string> FaultyMessenger::exchange(std::string_view name, std::string_view blob,
                                                    std::chrono::milliseconds timeout) {
   faults_->saw(known_, FaultEvent::kBarrier);
-  return PassingMessenger::exchange(name, blob, timeout);
+  return ForwardingMessenger::exchange(name, blob, timeout);
 }
 
 /// Order between two nodes is the lock's, as without faults it is that of the calls.
 void FaultyMessenger::send(Node to, std::vector<Frame> frames) {
   for (const Frame& frame : frames) saw(frame);
-  if (to == local_peer_) return PassingMessenger::send(to, std::move(frames));
+  if (to == local_peer_) return ForwardingMessenger::send(to, std::move(frames));
   const std::lock_guard lock(mutex_);
   Ways ways;
   for (Frame& frame : frames) disturb(to, std::move(frame), ways);
@@ -174,7 +174,7 @@ bool FaultyMessenger::is_cut_off(Node to, Clock::time_point now) const {
 
 /// Frames that go now; of a slow node when its line has written what it had before.
 void FaultyMessenger::hand_on(Node to, std::vector<Frame> frames) {
-  if (slow_ == nullptr) return PassingMessenger::send(to, std::move(frames));
+  if (slow_ == nullptr) return ForwardingMessenger::send(to, std::move(frames));
   double bytes = 0;
   for (const Frame& frame : frames) {
     faults_->count(Fault::kSlowed);
@@ -216,7 +216,7 @@ void FaultyMessenger::run(const std::stop_token& stop) {
       if (held.frames.empty()) {
         let_overtaken_go(held.to);
       } else {
-        PassingMessenger::send(held.to, std::move(held.frames));
+        ForwardingMessenger::send(held.to, std::move(held.frames));
       }
     } catch (const TransportError&) {  // NOLINT(bugprone-empty-catch): the job has failed, and its Sink knows
     }
@@ -230,13 +230,14 @@ void FaultyMessenger::leave(std::chrono::milliseconds timeout) {
     slow_ = nullptr;
     try {
       for (auto& [due, held] : std::exchange(held_, {})) {
-        if (!held.frames.empty()) PassingMessenger::send(held.to, std::move(held.frames));
+        if (!held.frames.empty()) ForwardingMessenger::send(held.to, std::move(held.frames));
       }
-      for (auto& [to, frames] : std::exchange(overtaken_, {})) PassingMessenger::send(to, std::move(frames));
+      for (auto& [to, frames] : std::exchange(overtaken_, {}))
+        ForwardingMessenger::send(to, std::move(frames));
     } catch (const TransportError&) {  // NOLINT(bugprone-empty-catch): likewise
     }
   }
-  PassingMessenger::leave(timeout);
+  ForwardingMessenger::leave(timeout);
 }
 
 std::unique_ptr<Messenger> disturbed(std::unique_ptr<Messenger> messenger,

@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "transport/decorators/faults.h"
-#include "transport/decorators/passing_messenger.h"
+#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::transport {
 
-class FaultyMessenger final : public PassingMessenger {
+class FaultyMessenger final : public ForwardingMessenger {
  public:
   /// known_rank: by which the spec knows this node, if that is another one than it has now.
   FaultyMessenger(std::unique_ptr<Messenger> messenger, std::shared_ptr<Faults> faults,

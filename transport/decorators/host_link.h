@@ -35,7 +35,7 @@ const std::vector<std::uint32_t>& host_of(const Hosts& hosts, std::uint32_t rank
 /// worker has a host to itself.
 struct HostLink {
   Hosts hosts;
-  std::shared_ptr<Scheduler> roll_call;  ///< the leader's, if one is needed; owner: whoever holds the link
+  std::shared_ptr<Scheduler> rendezvous;  ///< the leader's, if one is needed; owner: whoever holds the link
   std::unique_ptr<Messenger> worker;
   std::unique_ptr<Messenger> server;  ///< the leader's alone
 };

@@ -1,5 +1,7 @@
 #include "transport/decorators/logged_messenger.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -8,78 +10,48 @@ namespace {
 
 /// What a frame is called, and what its key is the number of.
 struct Words {
+  Kind of{};
   std::string_view kind, thing = "key";
 };
 
+constexpr Words kWords[] = {
+    {Kind::kInit, "init"},
+    {Kind::kPush, "push"},
+    {Kind::kReply, "reply"},
+    {Kind::kPull, "pull"},
+    {Kind::kValue, "value"},
+    {Kind::kProbe, "probe"},
+    {Kind::kHeld, "held"},
+    {Kind::kMissing, "missing"},
+    {Kind::kCommand, "command", "number"},
+    {Kind::kAck, "ack"},
+    {Kind::kError, "error"},
+    {Kind::kPost, "post", "collective"},
+    {Kind::kFetch, "fetch", "collective"},
+    {Kind::kLetter, "letter", "collective"},
+    {Kind::kReceipt, "receipt", "collective"},
+    {Kind::kDelivered, "delivered", "collective"},
+    {Kind::kClock, "clock", "number"},
+    {Kind::kTime, "time", "number"},
+    {Kind::kReadState, "read state"},
+    {Kind::kState, "state"},
+    {Kind::kWriteState, "write state"},
+    {Kind::kMirrored, "mirrored", "log"},
+    {Kind::kRowInit, "row init", "table"},
+    {Kind::kRowPush, "row push", "table"},
+    {Kind::kRowPull, "row pull", "table"},
+    {Kind::kRowAck, "row ack", "table"},
+    {Kind::kRowReply, "row reply", "table"},
+    {Kind::kRowHeld, "row held", "table"},
+    {Kind::kRowMissing, "row missing", "table"},
+    {Kind::kRowReadState, "row read state", "table"},
+    {Kind::kRowState, "row state", "table"},
+    {Kind::kRowWriteState, "row write state", "table"},
+};
+
 Words words_of(Kind kind) {
-  switch (kind) {
-    case Kind::kInit:
-      return {"init"};
-    case Kind::kPush:
-      return {"push"};
-    case Kind::kReply:
-      return {"reply"};
-    case Kind::kPull:
-      return {"pull"};
-    case Kind::kValue:
-      return {"value"};
-    case Kind::kProbe:
-      return {"probe"};
-    case Kind::kHeld:
-      return {"held"};
-    case Kind::kMissing:
-      return {"missing"};
-    case Kind::kCommand:
-      return {"command", "number"};
-    case Kind::kAck:
-      return {"ack"};
-    case Kind::kError:
-      return {"error"};
-    case Kind::kPost:
-      return {"post", "collective"};
-    case Kind::kFetch:
-      return {"fetch", "collective"};
-    case Kind::kLetter:
-      return {"letter", "collective"};
-    case Kind::kReceipt:
-      return {"receipt", "collective"};
-    case Kind::kDelivered:
-      return {"delivered", "collective"};
-    case Kind::kClock:
-      return {"clock", "number"};
-    case Kind::kTime:
-      return {"time", "number"};
-    case Kind::kReadState:
-      return {"read state"};
-    case Kind::kState:
-      return {"state"};
-    case Kind::kWriteState:
-      return {"write state"};
-    case Kind::kMirrored:
-      return {"mirrored", "log"};
-    case Kind::kRowInit:
-      return {"row init", "table"};
-    case Kind::kRowPush:
-      return {"row push", "table"};
-    case Kind::kRowPull:
-      return {"row pull", "table"};
-    case Kind::kRowAck:
-      return {"row ack", "table"};
-    case Kind::kRowReply:
-      return {"row reply", "table"};
-    case Kind::kRowHeld:
-      return {"row held", "table"};
-    case Kind::kRowMissing:
-      return {"row missing", "table"};
-    case Kind::kRowReadState:
-      return {"row read state", "table"};
-    case Kind::kRowState:
-      return {"row state", "table"};
-    case Kind::kRowWriteState:
-      return {"row write state", "table"};
-    default:
-      return {"frame"};
-  }
+  const auto* const found = std::ranges::find(kWords, kind, &Words::of);
+  return found == std::end(kWords) ? Words{kind, "frame"} : *found;
 }
 
 /// "worker 0 sends push of key 3 step 7 offset 0, 65536 bytes, to server 1". Steps that count down are of no
@@ -99,16 +71,16 @@ std::string line_of(Node self, const Frame& frame, std::string_view verb, std::s
 }  // namespace
 
 LoggedMessenger::LoggedMessenger(std::unique_ptr<Messenger> messenger, TakeLine take)
-    : PassingMessenger(std::move(messenger)), take_(std::move(take)), self_(self()) {}
+    : ForwardingMessenger(std::move(messenger)), take_(std::move(take)), self_(self()) {}
 
 void LoggedMessenger::send(Node to, std::vector<Frame> frames) {
   for (const Frame& frame : frames) take_(line_of(self_, frame, "sends", "to", to));
-  PassingMessenger::send(to, std::move(frames));
+  ForwardingMessenger::send(to, std::move(frames));
 }
 
 void LoggedMessenger::on_frames(Node from, std::vector<Frame> frames) {
   for (const Frame& frame : frames) take_(line_of(self_, frame, "hears", "from", from));
-  PassingMessenger::on_frames(from, std::move(frames));
+  ForwardingMessenger::on_frames(from, std::move(frames));
 }
 
 std::unique_ptr<Messenger> logged(std::unique_ptr<Messenger> messenger, const TakeLine& take) {

@@ -12,13 +12,13 @@
 #include <string>
 #include <vector>
 
-#include "transport/decorators/passing_messenger.h"
+#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::transport {
 
 using TakeLine = std::function<void(std::string line)>;
 
-class LoggedMessenger final : public PassingMessenger {
+class LoggedMessenger final : public ForwardingMessenger {
  public:
   LoggedMessenger(std::unique_ptr<Messenger> messenger, TakeLine take);
 

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "transport/inbox.h"
-#include "transport/membership/exchanges.h"
+#include "transport/membership/exchange_table.h"
 #include "transport/membership/wait_graph.h"
 #include "transport/mirrors.h"
 #include "transport/nodes.h"
@@ -106,22 +106,22 @@ class InprocHub {
     exchanges_.offer(sequence, self.rank, name, blob);
     changed_.notify_all();
     const auto settled = [&] {
-      return inbox.failed() || exchanges_.state(sequence) != Exchanges::State::kWaiting;
+      return inbox.failed() || exchanges_.state(sequence) != ExchangeTable::State::kWaiting;
     };
     changed_.wait_for(lock, timeout, settled);
     inbox.rethrow();
     switch (exchanges_.state(sequence)) {
-      case Exchanges::State::kComplete:
+      case ExchangeTable::State::kComplete:
         return exchanges_.blobs(sequence);
-      case Exchanges::State::kDeserted:
+      case ExchangeTable::State::kDeserted:
         throw TransportError(exchanges_.fault(sequence));
-      case Exchanges::State::kMismatch: {
+      case ExchangeTable::State::kMismatch: {
         const std::string text = exchanges_.fault(sequence);
         lock.unlock();
         fail(text, Inbox::Scope::kCalls);
         throw CallMismatch(text);
       }
-      case Exchanges::State::kWaiting:
+      case ExchangeTable::State::kWaiting:
         break;
     }
     const std::string late =
@@ -139,7 +139,7 @@ class InprocHub {
   std::set<Node> taken_;
   std::set<Node> left_;
   std::optional<Mirrors> mirrors_;
-  Exchanges exchanges_;
+  ExchangeTable exchanges_;
   WaitGraph waits_;
 };
 

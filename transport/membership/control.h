@@ -1,4 +1,4 @@
-// What the control frames of roll call and data connections carry, as text of "key=value" lines.
+// What the control frames of rendezvous and data connections carry, as text of "key=value" lines.
 // The texts are part of the wire format: transport/README.md ("Wire format").
 //
 // Threading: values and pure functions. Every parse_*() throws FrameError on text that is not what it should

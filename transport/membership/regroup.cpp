@@ -22,7 +22,7 @@ std::optional<std::string> Regroup::take(const std::string& peer, const Hello& h
   const auto known = std::ranges::find(arrivals_, peer, &Arrival::peer);
   if (known != arrivals_.end()) {
     if (known->hello == hello) return std::nullopt;
-    return "roll call: " + who(hello) + " has changed what it says about itself; leave and come again";
+    return "rendezvous: " + who(hello) + " has changed what it says about itself; leave and come again";
   }
   if (auto why = objection(hello)) return why;
   // One that comes again has given up its earlier connection.
@@ -36,7 +36,7 @@ std::optional<std::string> Regroup::take(const std::string& peer, const Hello& h
 std::optional<std::string> Regroup::objection(const Hello& hello) const {
   const bool is_server = hello.role == Role::kServer;
   const std::string prefix =
-      std::string("roll call: ") + (is_server ? "a server" : "a worker") + " (" + who(hello) + ") ";
+      std::string("rendezvous: ") + (is_server ? "a server" : "a worker") + " (" + who(hello) + ") ";
   if (hello.version != kVersion) {
     return prefix + "says version=" + std::to_string(hello.version) +
            " where the job has version=" + std::to_string(kVersion) +
@@ -177,8 +177,8 @@ std::string Regroup::awaited() const {
   return list_nodes(nodes) + " to come back (" + count;
 }
 
-std::vector<RollCall::Member> Regroup::members() const {
-  std::vector<RollCall::Member> members;
+std::vector<Rendezvous::Member> Regroup::members() const {
+  std::vector<Rendezvous::Member> members;
   std::vector<const Arrival*> workers = workers_back();
   const auto newcomers = workers_new();
   workers.insert(workers.end(), newcomers.begin(), newcomers.end());

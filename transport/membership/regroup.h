@@ -1,5 +1,5 @@
-// Regroup is the roll call of a job's next generation: which members of the last one are awaited, who of them
-// is back, and who is new. Newcomers may come before it is open, and wait.
+// Regroup is the rendezvous of a job's next generation: which members of the last one are awaited, who of
+// them is back, and who is new. Newcomers may come before it is open, and wait.
 //
 // Threading: none of its own; one thread at a time. Pure: the clock is handed in, no I/O.
 #pragma once
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "transport/membership/control.h"
-#include "transport/membership/roll_call.h"
+#include "transport/membership/rendezvous.h"
 
 namespace gradwire::transport {
 
@@ -67,7 +67,7 @@ class Regroup {
   const std::string& fault() const { return fault_; }
   /// Members with their new ranks: workers that were there in the order of their ranks, then newcomers by
   /// arrival; servers keep their ranks, or have those of the workers that host them.
-  std::vector<RollCall::Member> members() const;
+  std::vector<Rendezvous::Member> members() const;
 
  private:
   struct Awaited {

@@ -137,7 +137,7 @@ bool WaitGraph::Worker::is_in(std::uint64_t exchange) const {
 /// Of workers that wait: how many of them a round or an exchange lacks.
 class WaitGraph::Lacking {
  public:
-  Lacking(const std::map<std::uint32_t, const Worker*>& workers, const Exchanges& exchanges)
+  Lacking(const std::map<std::uint32_t, const Worker*>& workers, const ExchangeTable& exchanges)
       : exchanges_(exchanges) {
     for (const auto& [rank, worker] : workers) {
       for (const std::string& round : worker->not_begun) ++rounds_[round];
@@ -172,12 +172,12 @@ class WaitGraph::Lacking {
     }
   }
 
-  const Exchanges& exchanges_;
+  const ExchangeTable& exchanges_;
   std::map<std::string, int> rounds_;
   std::map<std::uint64_t, int> absent_;
 };
 
-Deadlock WaitGraph::deadlock(const Exchanges& exchanges) const {
+Deadlock WaitGraph::deadlock(const ExchangeTable& exchanges) const {
   std::map<std::uint32_t, const Worker*> stuck;
   for (const auto& [rank, worker] : workers_) {
     if (worker.times >= kTimes) stuck.emplace(rank, &worker);

@@ -20,7 +20,7 @@
 #include <string_view>
 #include <vector>
 
-#include "transport/membership/exchanges.h"
+#include "transport/membership/exchange_table.h"
 
 namespace gradwire::transport {
 
@@ -70,7 +70,7 @@ class WaitGraph {
   /// By worker that waits: what others need and it was not asked yet. Once each.
   std::map<std::uint32_t, std::set<std::string>> take_questions();
   /// No worker: none that is known.
-  Deadlock deadlock(const Exchanges& exchanges) const;
+  Deadlock deadlock(const ExchangeTable& exchanges) const;
 
  private:
   struct Worker {

@@ -93,7 +93,7 @@ MpiNative connect_mpi_native(const MpiOptions& options) {
 }
 
 MpiDescription describe_mpi(const std::string& library) {
-  const std::unique_ptr<MpiPort> port = load_mpi(library);
+  const std::unique_ptr<MpiApi> port = load_mpi(library);
   MpiDescription description{port->version(), port->initialise()};
   port->finish();
   return description;

@@ -54,7 +54,7 @@ std::string has_left_text(Node node) { return to_string(node) + " has left the j
 // --- start and end ---
 
 MpiEndpoint::MpiEndpoint(const MpiOptions& options, MpiJob job, int users)
-    : options_(options), job_(job), pace_(Clock::now()), open_users_(users) {}
+    : options_(options), job_(job), backoff_(Clock::now()), open_users_(users) {}
 
 std::shared_ptr<MpiEndpoint> MpiEndpoint::connect(const MpiOptions& options, MpiJob job, int users) {
   check_options(options);
@@ -109,7 +109,8 @@ void MpiEndpoint::join_job() {
     mpi_is_initialised_ = true;
     changed_.notify_all();
   }
-  const auto entries = call_roll(*port_, entry_of(options_, job_), options_.rendezvous_timeout, options_.log);
+  const auto entries =
+      mpi_rendezvous(*port_, entry_of(options_, job_), options_.rendezvous_timeout, options_.log);
   worker_.node.rank = server_.node.rank = port_->rank();
   world_ = {port_->size(), job_ == MpiJob::kPairs ? port_->size() : 0, entries.front().epoch};
   for (const MpiEntry& entry : entries)

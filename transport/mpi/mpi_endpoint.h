@@ -22,11 +22,11 @@
 
 #include "transport/inbox.h"
 #include "transport/mpi/mpi.h"
-#include "transport/mpi/mpi_pace.h"
+#include "transport/mpi/mpi_api.h"
+#include "transport/mpi/mpi_backoff.h"
 #include "transport/mpi/mpi_peers.h"
-#include "transport/mpi/mpi_port.h"
 #include "transport/mpi/mpi_sums.h"
-#include "transport/mpi/mpi_watch.h"
+#include "transport/mpi/mpi_watchdog.h"
 #include "transport/traffic.h"
 
 namespace gradwire::transport {
@@ -43,7 +43,7 @@ class MpiEndpoint final : private MpiPeers::Events {
     bool is_leaving = false;    // guarded by the endpoint's mutex
     std::string error;          // likewise: what ends the node
     bool has_left = false;      // likewise; all that it sent has arrived
-    std::size_t under_way = 0;  // parcels; the I/O thread's
+    std::size_t under_way = 0;  // packets; the I/O thread's
   };
 
   /// Joins the job; throws as connect_mpi(). users: how many will call close().
@@ -82,7 +82,7 @@ class MpiEndpoint final : private MpiPeers::Events {
   struct Outgoing {
     Place* from;
     std::uint32_t rank;
-    MpiParcel parcel;
+    MpiPacket packet;
   };
   struct SumRequest {
     Buffer values;
@@ -123,7 +123,7 @@ class MpiEndpoint final : private MpiPeers::Events {
   void serve();
   bool step(Clock::time_point now);
   bool take_requests();
-  void send_parcel(Outgoing outgoing);
+  void send_packet(Outgoing outgoing);
   void start_sum(SumRequest request);
   void start_leaving(Place& place);
   void note_sent(Place& place);
@@ -151,10 +151,10 @@ class MpiEndpoint final : private MpiPeers::Events {
   std::vector<bool> is_local_;  // likewise; by rank
 
   // The I/O thread's own.
-  std::unique_ptr<MpiPort> port_;
+  std::unique_ptr<MpiApi> port_;
   std::optional<MpiPeers> peers_;
   std::optional<MpiSums> sums_;
-  MpiPace pace_;
+  MpiBackoff backoff_;
   std::optional<Clock::time_point> failed_at_;
   std::optional<Clock::time_point> parting_since_;
   bool has_parted_ = false;
@@ -181,7 +181,7 @@ class MpiEndpoint final : private MpiPeers::Events {
   std::atomic<bool> is_stuck_{
       false};  // in MPI for good; whatever it does when it returns, it is to do no harm
   std::thread thread_;
-  std::optional<MpiWatch> watch_;  // last member: its thread ends before the rest dies
+  std::optional<MpiWatchdog> watch_;  // last member: its thread ends before the rest dies
 };
 
 }  // namespace gradwire::transport

@@ -17,7 +17,7 @@ void MpiEndpoint::serve() {
   while (!is_over() && !is_stuck_) {
     const auto now = Clock::now();
     try {
-      if (step(now)) pace_.moved(Clock::now());
+      if (step(now)) backoff_.moved(Clock::now());
     } catch (const std::exception& error) {
       if (!on_fault(to_string(worker_.node) + ": " + error.what())) give_up_mpi();
     }
@@ -28,7 +28,7 @@ void MpiEndpoint::serve() {
 bool MpiEndpoint::step(Clock::time_point now) {
   bool moved = false;
   {
-    const MpiWatch::Stay stay(*watch_, now);
+    const MpiWatchdog::Stay stay(*watch_, now);
     moved = take_requests();
     if (!mpi_is_over_) moved |= work_with_mpi(now);
   }
@@ -47,7 +47,7 @@ bool MpiEndpoint::take_requests() {
     const Lock lock(mutex_);
     std::swap(requests, requests_);
   }
-  for (Outgoing& outgoing : requests.outgoing) send_parcel(std::move(outgoing));
+  for (Outgoing& outgoing : requests.outgoing) send_packet(std::move(outgoing));
   for (SumRequest& request : requests.sums) start_sum(std::move(request));
   for (const auto& request : requests.others) {
     if (!mpi_is_over_) request();
@@ -55,11 +55,11 @@ bool MpiEndpoint::take_requests() {
   return !requests.outgoing.empty() || !requests.sums.empty() || !requests.others.empty();
 }
 
-void MpiEndpoint::send_parcel(Outgoing outgoing) {
+void MpiEndpoint::send_packet(Outgoing outgoing) {
   if (worker_.inbox.failed() || mpi_is_over_) return;
   Place& from = *outgoing.from;
   ++from.under_way;
-  peers_->send(outgoing.rank, std::move(outgoing.parcel), [this, &from] { note_sent(from); });
+  peers_->send(outgoing.rank, std::move(outgoing.packet), [this, &from] { note_sent(from); });
 }
 
 void MpiEndpoint::start_sum(SumRequest request) {
@@ -117,7 +117,7 @@ void MpiEndpoint::sleep(Clock::time_point now) {
     wake_.wait(lock, [&] { return has_work() || open_users_ == 0; });
     return;
   }
-  const auto pause = pace_.pause(now, port_->under_way() > 0);
+  const auto pause = backoff_.pause(now, port_->under_way() > 0);
   if (pause == Clock::duration::zero()) return std::this_thread::yield();
   lock.lock();
   wake_.wait_for(lock, pause, has_work);

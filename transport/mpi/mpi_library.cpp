@@ -15,7 +15,7 @@ std::string loader_error() {
 }  // namespace
 
 // Its names stay local. Open MPI makes its own global when it is initialised, as its plug-ins need.
-std::unique_ptr<MpiPort> load_mpi(const std::string& path) {
+std::unique_ptr<MpiApi> load_mpi(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     throw TransportError("mpi: '" + path + "' cannot be loaded: " + loader_error() +
@@ -26,7 +26,7 @@ std::unique_ptr<MpiPort> load_mpi(const std::string& path) {
     throw TransportError("mpi: '" + path + "' is of another version of gradwire: " + loader_error() +
                          "; build it together with this one");
   }
-  return std::unique_ptr<MpiPort>(make());
+  return std::unique_ptr<MpiApi>(make());
 }
 
 }  // namespace gradwire::transport

@@ -11,14 +11,14 @@ constexpr std::size_t kBatch =
     64;  // heads taken at a time, so that payloads and requests are looked after in a flood
 
 struct Sending {
-  MpiParcel parcel;
+  MpiPacket packet;
   MpiLink::Sent sent;
   std::size_t messages = 0;
 };
 
 }  // namespace
 
-MpiLink::MpiLink(MpiPort& port, std::size_t largest_message_bytes, Take take)
+MpiLink::MpiLink(MpiApi& port, std::size_t largest_message_bytes, Take take)
     : port_(port),
       largest_message_bytes_(largest_message_bytes),
       take_(std::move(take)),
@@ -30,22 +30,22 @@ void MpiLink::for_each_piece(std::size_t size_bytes, const Piece& piece) const {
     piece(at, std::min(largest_message_bytes_, size_bytes - at));
 }
 
-void MpiLink::send(std::uint32_t rank, MpiParcel parcel, Confirm confirm, Sent sent) {
+void MpiLink::send(std::uint32_t rank, MpiPacket packet, Confirm confirm, Sent sent) {
   const auto sending = std::make_shared<Sending>();  // owners: the operations of its messages
-  sending->parcel = std::move(parcel);
+  sending->packet = std::move(packet);
   sending->sent = std::move(sent);
-  const auto send_one = [&](MpiPort::Tag tag, std::span<const std::byte> bytes) {
+  const auto send_one = [&](MpiApi::Tag tag, std::span<const std::byte> bytes) {
     ++sending->messages;  // no Done is called before poll()
     const auto done = [sending] {
       if (--sending->messages == 0 && sending->sent) sending->sent();
     };
-    const bool confirmed = tag == MpiPort::Tag::kHead && confirm == Confirm::kHead;
+    const bool confirmed = tag == MpiApi::Tag::kHead && confirm == Confirm::kHead;
     confirmed ? port_.send_confirmed(rank, tag, bytes, done) : port_.send(rank, tag, bytes, done);
   };
-  send_one(MpiPort::Tag::kHead, sending->parcel.head.bytes());
-  for (const Buffer& payload : sending->parcel.payloads) {
+  send_one(MpiApi::Tag::kHead, sending->packet.head.bytes());
+  for (const Buffer& payload : sending->packet.payloads) {
     for_each_piece(payload.size_bytes(), [&](std::size_t at, std::size_t size_bytes) {
-      send_one(MpiPort::Tag::kPayload, payload.bytes().subspan(at, size_bytes));
+      send_one(MpiApi::Tag::kPayload, payload.bytes().subspan(at, size_bytes));
     });
   }
 }
@@ -67,11 +67,11 @@ std::size_t MpiLink::receive() {
 }
 
 void MpiLink::receive_payloads(std::uint32_t rank, const ArrivalPointer& arrival) {
-  arrival->parcel.emplace(std::move(arrival->head), pool_);
-  for (Buffer& payload : arrival->parcel->awaited()) {
+  arrival->packet.emplace(std::move(arrival->head), pool_);
+  for (Buffer& payload : arrival->packet->awaited()) {
     for_each_piece(payload.size_bytes(), [&](std::size_t at, std::size_t size_bytes) {
       ++arrival->awaited_messages;
-      port_.receive(rank, MpiPort::Tag::kPayload, payload.bytes().subspan(at, size_bytes),
+      port_.receive(rank, MpiApi::Tag::kPayload, payload.bytes().subspan(at, size_bytes),
                     [this, rank, arrival] {
                       --arrival->awaited_messages;
                       advance(rank);
@@ -94,12 +94,12 @@ void MpiLink::take_arrived(std::uint32_t rank) {
   std::deque<ArrivalPointer>& arrivals = arrivals_[rank];
   for (const ArrivalPointer& arrival : arrivals) {
     if (!arrival->head_is_here) break;
-    if (!arrival->parcel) receive_payloads(rank, arrival);
+    if (!arrival->packet) receive_payloads(rank, arrival);
   }
-  while (!arrivals.empty() && arrivals.front()->parcel && arrivals.front()->awaited_messages == 0) {
+  while (!arrivals.empty() && arrivals.front()->packet && arrivals.front()->awaited_messages == 0) {
     const ArrivalPointer arrival = std::move(arrivals.front());
     arrivals.pop_front();
-    take_(rank, std::move(*arrival->parcel).unpack());
+    take_(rank, std::move(*arrival->packet).unpack());
   }
 }
 

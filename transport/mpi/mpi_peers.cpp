@@ -15,7 +15,7 @@ Buffer to_buffer(std::string_view text) { return Buffer::borrow(std::as_bytes(st
 
 }  // namespace
 
-MpiPeers::MpiPeers(MpiPort& port, const MpiOptions& options, std::span<const MpiEntry> entries,
+MpiPeers::MpiPeers(MpiApi& port, const MpiOptions& options, std::span<const MpiEntry> entries,
                    Traffic& traffic, Events& events)
     : self_(port.rank()),
       size_(port.size()),
@@ -34,8 +34,8 @@ MpiPeers::MpiPeers(MpiPort& port, const MpiOptions& options, std::span<const Mpi
   }
 }
 
-void MpiPeers::send(std::uint32_t rank, MpiParcel parcel, MpiLink::Sent sent) {
-  link_.send(rank, std::move(parcel), MpiLink::Confirm::kNo, std::move(sent));
+void MpiPeers::send(std::uint32_t rank, MpiPacket packet, MpiLink::Sent sent) {
+  link_.send(rank, std::move(packet), MpiLink::Confirm::kNo, std::move(sent));
 }
 
 // Those who watch each other also send each other heartbeats.
@@ -63,7 +63,7 @@ void MpiPeers::say_goodbye(Node self, const std::string& error, const MpiLink::S
   if (size_ == 1) sent();
   FrameHeader header = header_of(Kind::kGoodbye);
   header.sender = self;
-  const auto unconfirmed = std::make_shared<std::uint32_t>(size_ - 1);  // owners: the parcels under way
+  const auto unconfirmed = std::make_shared<std::uint32_t>(size_ - 1);  // owners: the packets under way
   for (std::uint32_t rank = 0; rank < size_; ++rank) {
     if (rank == self_) continue;
     send_control(rank, header, error_text(error), MpiLink::Confirm::kHead, [unconfirmed, sent] {
@@ -129,7 +129,7 @@ void MpiPeers::tick(Time now) {
   }
 }
 
-// All frames of a parcel are from one node of that rank, and of one plane.
+// All frames of a packet are from one node of that rank, and of one plane.
 void MpiPeers::take(std::uint32_t rank, std::vector<Frame> frames) {
   if (frames.empty()) return;
   const Node from = frames.front().header.sender;

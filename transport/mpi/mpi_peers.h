@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "transport/membership/control.h"
-#include "transport/membership/exchange_desk.h"
+#include "transport/membership/exchange_coordinator.h"
 #include "transport/membership/liveness.h"
 #include "transport/membership/wait_graph.h"
 #include "transport/mpi/mpi.h"
 #include "transport/mpi/mpi_link.h"
-#include "transport/mpi/mpi_roll_call.h"
+#include "transport/mpi/mpi_rendezvous.h"
 #include "transport/traffic.h"
 
 namespace gradwire::transport {
@@ -42,10 +42,10 @@ class MpiPeers {
   };
 
   /// traffic: counts control frames, as the scheduler's.
-  MpiPeers(MpiPort& port, const MpiOptions& options, std::span<const MpiEntry> entries, Traffic& traffic,
+  MpiPeers(MpiApi& port, const MpiOptions& options, std::span<const MpiEntry> entries, Traffic& traffic,
            Events& events);
 
-  void send(std::uint32_t rank, MpiParcel parcel, MpiLink::Sent sent);
+  void send(std::uint32_t rank, MpiPacket packet, MpiLink::Sent sent);
   /// error: what ends the node; empty: it has come to its end. sent: called once all other ranks have the
   /// goodbye, and so all that was sent to them before.
   void say_goodbye(Node self, const std::string& error, const MpiLink::Sent& sent);
@@ -59,7 +59,7 @@ class MpiPeers {
   /// Whether all have said so that can.
   bool is_failure_known() const { return failed_ && unaware_.empty(); }
 
-  /// Receives what has come; returns how many parcels. Throws FrameError on one that is none.
+  /// Receives what has come; returns how many packets. Throws FrameError on one that is none.
   std::size_t receive() { return link_.receive(); }
   /// Sends heartbeats and looks for ranks that are dead, when it is time.
   void tick(Time now);
@@ -86,8 +86,8 @@ class MpiPeers {
   Traffic& traffic_;
   Events& events_;
   MpiLink link_;
-  ExchangeDesk desk_;  // rank 0's is used
-  WaitGraph waits_;    // likewise
+  ExchangeCoordinator desk_;  // rank 0's is used
+  WaitGraph waits_;           // likewise
   Liveness liveness_;
   Time next_beat_;
   bool failed_ = false;

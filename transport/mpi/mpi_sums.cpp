@@ -13,7 +13,7 @@ constexpr std::size_t kMostUnderWay = 16;
 
 }  // namespace
 
-MpiSums::MpiSums(MpiPort& port, std::size_t largest_message_bytes)
+MpiSums::MpiSums(MpiApi& port, std::size_t largest_message_bytes)
     : port_(port), largest_message_bytes_(largest_message_bytes) {}
 
 void MpiSums::all_reduce(Buffer values, ElementType type, Collective::Done done) {

@@ -11,14 +11,14 @@
 #include <optional>
 
 #include "transport/collective.h"
-#include "transport/mpi/mpi_port.h"
+#include "transport/mpi/mpi_api.h"
 
 namespace gradwire::transport {
 
 class MpiSums {
  public:
   /// What does not fit into largest_message_bytes is summed in pieces; all ranks must use the same.
-  MpiSums(MpiPort& port, std::size_t largest_message_bytes);
+  MpiSums(MpiApi& port, std::size_t largest_message_bytes);
   MpiSums(const MpiSums&) = delete;
   MpiSums& operator=(const MpiSums&) = delete;
 
@@ -47,7 +47,7 @@ class MpiSums {
   void start(const SumPointer& sum);
   void finish_piece(const SumPointer& sum);
 
-  MpiPort& port_;
+  MpiApi& port_;
   const std::size_t largest_message_bytes_;
   BufferPool pool_;
   mutable std::mutex mutex_;  // guards what follows; not held while MPI or a Done is called

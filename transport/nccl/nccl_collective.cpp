@@ -36,11 +36,11 @@ class NcclCollective final : public Collective {
 std::shared_ptr<NcclSums> join(Messenger& control, std::unique_ptr<NcclPort> port,
                                const NcclPatience& patience, GpuSharing sharing) {
   const std::uint32_t rank = control.self().rank;
-  NcclEntry mine{port->version(), port->device(), sharing, {}};
+  NcclBootstrap mine{port->version(), port->device(), sharing, {}};
   if (rank == 0) mine.id = port->make_id();
-  std::vector<NcclEntry> entries;
+  std::vector<NcclBootstrap> entries;
   for (const std::string& text : control.exchange("nccl", to_text(mine), patience.join))
-    entries.push_back(parse_nccl_entry(text, static_cast<std::uint32_t>(entries.size())));
+    entries.push_back(parse_nccl_bootstrap(text, static_cast<std::uint32_t>(entries.size())));
   check_agreement(entries);
   return NcclSums::join(std::move(port), entries.at(0).id, rank, control.world().workers, patience);
 }

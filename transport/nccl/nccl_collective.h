@@ -8,7 +8,7 @@
 
 #include "transport/collective.h"
 #include "transport/messenger.h"
-#include "transport/nccl/nccl_entry.h"
+#include "transport/nccl/nccl_bootstrap.h"
 #include "transport/nccl/nccl_port.h"
 #include "transport/nccl/nccl_sums.h"
 

@@ -29,12 +29,12 @@ void show_membership(ZmqSocket& socket, const JobKey& key) {
   make_room_for_the_box(socket);
 }
 
-Doorkeeper::Doorkeeper(const ZmqContext& context, const JobKey& key)
+ZapAuthenticator::ZapAuthenticator(const ZmqContext& context, const JobKey& key)
     : socket_(context, ZMQ_REP, kNoLimit), key_(key) {
   socket_.bind("inproc://zeromq.zap.01");
 }
 
-void Doorkeeper::guard(ZmqSocket& socket) const {
+void ZapAuthenticator::guard(ZmqSocket& socket) const {
   socket.set(ZMQ_CURVE_SERVER, 1);
   socket.set(ZMQ_CURVE_SECRETKEY, text_of(key_.of_listeners().secret_key));
   socket.set(ZMQ_ZAP_DOMAIN, kDomain);
@@ -44,13 +44,13 @@ void Doorkeeper::guard(ZmqSocket& socket) const {
 
 // Request: version, id, domain, address, identity, mechanism, credentials. Answer: version, id, status, text,
 // user, metadata.
-void Doorkeeper::answer() {
+void ZapAuthenticator::answer() {
   constexpr std::size_t kId = 1, kMechanism = 5, kCredentials = 6;
-  Parcel request;
+  Packet request;
   while (socket_.receive(request)) {
     const bool is_member = request.size() == kCredentials + 1 && request[kMechanism].text() == "CURVE" &&
                            std::ranges::equal(request[kCredentials].bytes(), key_.of_connectors().public_key);
-    Parcel answer;
+    Packet answer;
     for (const std::string& part :
          {kZapVersion, request.size() > kId ? request[kId].text() : std::string(),
           std::string(is_member ? "200" : "400"), std::string(is_member ? "" : "no member of this job"),

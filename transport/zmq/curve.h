@@ -13,9 +13,9 @@ void show_membership(ZmqSocket& socket, const JobKey& key);
 
 /// Lets members in and nobody else: the handler of ZAP (ZeroMQ RFC 27), of which a context has one. Where it
 /// does not answer, nobody is let in: poll its socket, and answer() when it has something.
-class Doorkeeper {
+class ZapAuthenticator {
  public:
-  Doorkeeper(const ZmqContext& context, const JobKey& key);
+  ZapAuthenticator(const ZmqContext& context, const JobKey& key);
   /// What the socket, of the same context, binds from here on takes members alone. What it has bound before
   /// stays as it is.
   void guard(ZmqSocket& socket) const;

@@ -24,9 +24,9 @@ constexpr int kBatch = 256;                    // messages read before sends get
 
 std::uint64_t byte_count(const Frame& frame) { return kHeaderBytes + frame.payload.size_bytes(); }
 
-std::uint64_t byte_count(const Parcel& parcel) {
+std::uint64_t byte_count(const Packet& packet) {
   std::uint64_t bytes = 0;
-  for (const ZmqMessage& part : parcel) bytes += part.bytes().size();
+  for (const ZmqMessage& part : packet) bytes += part.bytes().size();
   return bytes;
 }
 
@@ -58,7 +58,7 @@ void DataLinks::send(Outgoing outgoing) {
   const Peer& peer = found->second;
   const Stream& stream = peer.streams[outgoing.spread % peer.streams.size()];
   report_.traffic.sent(outgoing.to, outgoing.byte_count, outgoing.frame_count);
-  write(stream, std::move(outgoing.parcel));
+  write(stream, std::move(outgoing.packet));
 }
 
 void DataLinks::tick(Time now) {
@@ -264,14 +264,14 @@ void WorkerLinks::on_tick(Time now) {
 }
 
 bool WorkerLinks::take_messages() {
-  Parcel parcel;
+  Packet packet;
   bool more = false;
   for (const auto& [node, peer] : peers_) {
     for (std::uint32_t stream = 0; stream < peer.streams.size(); ++stream) {
       ZmqSocket& socket = sockets_[peer.streams[stream].socket];
       int i = 0;
-      while (i < kBatch && socket.receive(parcel)) {
-        take(node, stream, std::move(parcel));
+      while (i < kBatch && socket.receive(packet)) {
+        take(node, stream, std::move(packet));
         ++i;
       }
       more = more || i == kBatch;
@@ -280,11 +280,11 @@ bool WorkerLinks::take_messages() {
   return more;
 }
 
-void WorkerLinks::take(Node from, std::uint32_t stream, Parcel parcel) {
+void WorkerLinks::take(Node from, std::uint32_t stream, Packet packet) {
   try {
     Stream& opening = peers_.at(from).streams[stream];
-    if (!opening.open) note_answer(opening, parcel.back());
-    std::vector<Frame> frames = unpack(std::move(parcel), 0);
+    if (!opening.open) note_answer(opening, packet.back());
+    std::vector<Frame> frames = unpack(std::move(packet), 0);
     if (!opening.open && frames.front().header.kind == Kind::kReject) {
       return refused_(to_string(from) + " refused the connection: " + payload_text(frames.front()));
     }
@@ -302,9 +302,9 @@ ServerLinks::ServerLinks(Report report, const ZmqContext& context, const Listeni
   const bool over_tcp = !is_ipc(listening.endpoints.front());
   if (over_tcp) local_endpoint_ = router_.bind(transport::local_endpoint());  // first: it stays plain
   if (over_tcp && key) {
-    doorkeeper_.emplace(context, *key);
-    doorkeeper_->guard(router_);
-    handles_.push_back(doorkeeper_->get());
+    authenticator_.emplace(context, *key);
+    authenticator_->guard(router_);
+    handles_.push_back(authenticator_->get());
   }
   endpoint_ = start_listening(router_, listening);
   handles_.push_back(router_.get());
@@ -314,7 +314,7 @@ ServerLinks::ServerLinks(Report report, const ZmqContext& context, const Listeni
 void ServerLinks::on_begin() {
   for (std::uint32_t rank = 0; rank < world_.workers; ++rank) peers_[{Role::kWorker, rank}];
   if (world_.replicas > 0) peers_[{Role::kServer, mirrored_by(self_.rank, world_.servers)}];
-  for (auto& [route, parcel] : std::exchange(early_, {})) take(route, std::move(parcel));
+  for (auto& [route, packet] : std::exchange(early_, {})) take(route, std::move(packet));
 }
 
 void ServerLinks::take_connection_events() {
@@ -326,23 +326,23 @@ void ServerLinks::take_connection_events() {
 }
 
 bool ServerLinks::take_messages() {
-  if (doorkeeper_) doorkeeper_->answer();
+  if (authenticator_) authenticator_->answer();
   take_connection_events();
-  Parcel parcel;
+  Packet packet;
   int i = 0;
-  while (i < kBatch && router_.receive(parcel)) {
-    std::string route = parcel.front().text();
-    const bool may_be_hello = parcel.size() == kPartsOfEarly && byte_count(parcel) <= kLongestEarly;
+  while (i < kBatch && router_.receive(packet)) {
+    std::string route = packet.front().text();
+    const bool may_be_hello = packet.size() == kPartsOfEarly && byte_count(packet) <= kLongestEarly;
     if (world_.epoch == 0 && early_.size() < kMostEarly && may_be_hello) {
-      early_.emplace_back(std::move(route), std::move(parcel));
+      early_.emplace_back(std::move(route), std::move(packet));
     } else {
-      take(route, std::move(parcel));
+      take(route, std::move(packet));
     }
     ++i;
   }
   int from_mirror = 0;
-  while (from_mirror < kBatch && to_mirror_ && to_mirror_->receive(parcel)) {
-    take_from_mirror(std::move(parcel));
+  while (from_mirror < kBatch && to_mirror_ && to_mirror_->receive(packet)) {
+    take_from_mirror(std::move(packet));
     ++from_mirror;
   }
   return i == kBatch || from_mirror == kBatch;
@@ -359,12 +359,12 @@ void ServerLinks::connect_mirror(const ZmqContext& context, Node self,
   handles_.push_back(to_mirror_->get());
 }
 
-void ServerLinks::write(const Stream& stream, Parcel parcel) {
+void ServerLinks::write(const Stream& stream, Packet packet) {
   const bool is_to_mirror = stream.route.empty();  // whoever came to us has one
   if (!is_to_mirror) {
-    router_.send_to(stream.route, std::move(parcel));
+    router_.send_to(stream.route, std::move(packet));
   } else if (to_mirror_) {
-    to_mirror_->send(std::move(parcel));
+    to_mirror_->send(std::move(packet));
   }
 }
 
@@ -385,24 +385,24 @@ void ServerLinks::on_tick(Time now) {
   write_control(mirror_, found->second.streams.front(), header_of(Kind::kHello), to_text(StreamHello{}));
 }
 
-void ServerLinks::take_from_mirror(Parcel parcel) {
+void ServerLinks::take_from_mirror(Packet packet) {
   try {
     Stream& stream = peers_.at(mirror_).streams.front();
-    if (!stream.open) note_answer(stream, parcel.back());
-    take_frames(mirror_, 0, unpack(std::move(parcel), 0));
+    if (!stream.open) note_answer(stream, packet.back());
+    take_frames(mirror_, 0, unpack(std::move(packet), 0));
   } catch (const FrameError& error) {
     report_.refusals.note(to_string(mirror_), error.what());
   }
 }
 
-void ServerLinks::take(const std::string& route, Parcel parcel) {
+void ServerLinks::take(const std::string& route, Packet packet) {
   const auto origin = origins_.find(route);
   const bool is_known = origin != origins_.end();
-  const std::string address = is_known ? to_string(origin->second.node) : parcel.back().peer_address();
-  const bool came_locally = !is_known && prepare_connection(parcel.back());
-  const int fd = parcel.back().source_fd();
+  const std::string address = is_known ? to_string(origin->second.node) : packet.back().peer_address();
+  const bool came_locally = !is_known && prepare_connection(packet.back());
+  const int fd = packet.back().source_fd();
   try {
-    std::vector<Frame> frames = unpack(std::move(parcel), 1);
+    std::vector<Frame> frames = unpack(std::move(packet), 1);
     if (frames.front().header.kind == Kind::kHello && frames.size() == 1) {
       Stream& opened = on_hello(route, frames.front());
       if (!is_known) opened.local = came_locally;

@@ -20,8 +20,8 @@
 #include "transport/traffic.h"
 #include "transport/zmq/curve.h"
 #include "transport/zmq/listening.h"
-#include "transport/zmq/refusals.h"
-#include "transport/zmq/strangers.h"
+#include "transport/zmq/rejection_log.h"
+#include "transport/zmq/unauthenticated_peers.h"
 #include "transport/zmq/zmq_socket.h"
 
 namespace gradwire::transport {
@@ -32,7 +32,7 @@ struct Outgoing {
   std::uint64_t spread = 0;  ///< chooses among streams; the same for all frames of one (key, offset)
   std::uint64_t byte_count = 0;
   std::uint64_t frame_count = 0;
-  Parcel parcel;
+  Packet packet;
 };
 
 class DataLinks {
@@ -43,7 +43,7 @@ class DataLinks {
   struct Report {
     Inbox& inbox;
     Traffic& traffic;
-    Refusals& refusals;
+    RejectionLog& refusals;
   };
 
   explicit DataLinks(Report report) : report_(report) {}
@@ -95,7 +95,7 @@ class DataLinks {
   };
 
   virtual void on_begin() = 0;
-  virtual void write(const Stream& stream, Parcel parcel) = 0;
+  virtual void write(const Stream& stream, Packet packet) = 0;
   virtual void drop(const Stream& stream) = 0;
   virtual void on_tick(Time now) = 0;
   /// Takes the frames of one message from an open stream of a known peer. Throws FrameError.
@@ -131,12 +131,12 @@ class WorkerLinks final : public DataLinks {
 
  private:
   void on_begin() override {}
-  void write(const Stream& stream, Parcel parcel) override {
-    sockets_[stream.socket].send(std::move(parcel));
+  void write(const Stream& stream, Packet packet) override {
+    sockets_[stream.socket].send(std::move(packet));
   }
   void drop(const Stream& stream) override;
   void on_tick(Time now) override;
-  void take(Node from, std::uint32_t stream, Parcel parcel);
+  void take(Node from, std::uint32_t stream, Packet packet);
 
   std::vector<ZmqSocket> sockets_;  // stream s of server r at r * streams + s
   std::vector<void*> handles_;
@@ -170,15 +170,15 @@ class ServerLinks final : public DataLinks {
   };
 
   void on_begin() override;
-  void write(const Stream& stream, Parcel parcel) override;
+  void write(const Stream& stream, Packet packet) override;
   void drop(const Stream& stream) override;
   void on_tick(Time now) override;
-  void take_from_mirror(Parcel parcel);
-  void take(const std::string& route, Parcel parcel);
+  void take_from_mirror(Packet packet);
+  void take(const std::string& route, Packet packet);
   Stream& on_hello(const std::string& route, const Frame& frame);
   void take_connection_events();
 
-  std::optional<Doorkeeper> doorkeeper_;  // of a job with a key
+  std::optional<ZapAuthenticator> authenticator_;  // of a job with a key
   ZmqSocket router_;
   ConnectionWatch watch_;
   std::optional<ZmqSocket> to_mirror_;
@@ -187,8 +187,8 @@ class ServerLinks final : public DataLinks {
   std::string endpoint_, local_endpoint_;
   std::vector<void*> handles_;
   std::map<std::string, Origin> origins_;  // by routing id
-  Strangers strangers_;
-  std::vector<std::pair<std::string, Parcel>> early_;  // what came before the roster, with its routing id
+  UnauthenticatedPeers strangers_;
+  std::vector<std::pair<std::string, Packet>> early_;  // what came before the roster, with its routing id
 };
 
 /// Ten bytes that name a connection: "gw" and eight random ones, so that a reconnect is known for what it is.

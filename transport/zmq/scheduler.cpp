@@ -1,4 +1,4 @@
-// The scheduler of a job over ZeroMQ: roll call, liveness, exchanges, goodbyes. One thread owns its sockets.
+// The scheduler of a job over ZeroMQ: rendezvous, liveness, exchanges, goodbyes. One thread owns its sockets.
 #include <algorithm>
 #include <random>
 
@@ -34,10 +34,10 @@ Scheduler::State::State(const ZmqOptions& options_)
     : options(options_),
       router(context, ZMQ_ROUTER, options_.max_frame_bytes),
       watch(context, router),
-      roll_call(options_.workers, options_.servers, options_.servers_optional, options_.replicas,
-                options_.on_failure),
+      rendezvous(options_.workers, options_.servers, options_.servers_optional, options_.replicas,
+                 options_.on_failure),
       liveness(options_.liveness_timeout),
-      exchanges(std::make_unique<ExchangeDesk>(options_.workers)),
+      exchanges(std::make_unique<ExchangeCoordinator>(options_.workers)),
       refusals(options_.log) {
   require_scheduler_options(options);
   const std::size_t servers = options.servers == 0 ? options.workers : options.servers;
@@ -47,8 +47,8 @@ Scheduler::State::State(const ZmqOptions& options_)
   router.set(ZMQ_ROUTER_MANDATORY, 1);
   router.set(ZMQ_ROUTER_HANDOVER, 1);
   if (options.key && !is_ipc(options.scheduler)) {
-    doorkeeper.emplace(context, *options.key);
-    doorkeeper->guard(router);
+    authenticator.emplace(context, *options.key);
+    authenticator->guard(router);
   }
   listening = scheduler_listening(options);
   endpoint = start_listening(router, listening);
@@ -91,12 +91,12 @@ void Scheduler::State::run() {
 
 void Scheduler::State::loop() {
   std::vector<void*> sockets{router.get(), watch.get()};
-  if (doorkeeper) sockets.push_back(doorkeeper->get());
+  if (authenticator) sockets.push_back(authenticator->get());
   for (;;) {
     const auto until_beat = std::chrono::ceil<milliseconds>(next_beat - Clock::now());
     poll(sockets, wakeup, until_beat);
     wakeup.clear();
-    if (doorkeeper) doorkeeper->answer();
+    if (authenticator) authenticator->answer();
     take_messages();
     take_requests();
     const Clock::time_point now = Clock::now();
@@ -111,20 +111,23 @@ void Scheduler::State::take_connection_events(Clock::time_point now) {
   while (const auto event = watch.next()) {
     if (const auto fault = fault_of(*event); !fault.empty())
       refusals.note("a stranger", "handshake at " + endpoint + ": " + std::string(fault));
-    if (event->kind == ConnectionEvent::Kind::kAccepted) strangers.accepted(event->fd);
+    if (event->kind == ConnectionEvent::Kind::kAccepted) unauthenticated.accepted(event->fd);
     if (event->kind == ConnectionEvent::Kind::kDisconnected) take_ended(event->fd, now);
   }
 }
 
 void Scheduler::State::take_ended(int fd, Clock::time_point now) {
+  // A member of an earlier generation that goes away had no part in this one: nobody waits for it.
   std::erase_if(peers, [&](const auto& entry) {
     return entry.second.fd == fd && entry.second.standing == Standing::kFormer;
   });
   std::vector<std::string> arrivals;
+  // A closed connection is not yet a death: libzmq may reconnect. Liveness gives it a short while to come
+  // back.
   for (const auto& [id, peer] : peers) {
     if (peer.fd != fd) continue;
     liveness.disconnected(id, now);
-    if (phase == Phase::kRollCall && peer.standing == Standing::kMember) arrivals.push_back(id);
+    if (phase == Phase::kRendezvous && peer.standing == Standing::kMember) arrivals.push_back(id);
   }
   // Whoever died may be replaced at once; who comes back says hello again.
   if (options.on_failure == OnFailure::kAbort) return;
@@ -139,18 +142,19 @@ void Scheduler::State::take_requests() {
     request.swap(fail_request);
     ending = stopping;
   }
+  // The request comes first: what somebody asked to fail for is the better reason than the closing behind it.
   if (request) fail(*request, FailureCause::kFault);
   if (ending) fail("the scheduler was closed before the job was over", FailureCause::kFault);
 }
 
 void Scheduler::State::take_messages() {
   constexpr int kBatch = 1024;  // so that beats go out even in a flood
-  Parcel parcel;
-  for (int i = 0; i < kBatch && router.receive(parcel); ++i) {
-    const std::string peer = parcel.front().text();
-    const Caller caller{parcel.back().peer_address(), parcel.back().source_fd()};
-    try {
-      for (const Frame& frame : unpack(std::move(parcel), 1)) handle(peer, caller, frame);
+  Packet packet;
+  for (int i = 0; i < kBatch && router.receive(packet); ++i) {
+    const std::string peer = packet.front().text();
+    const Caller caller{packet.back().peer_address(), packet.back().source_fd()};
+    try {  // anybody may send bytes here: what is no frame is its sender's fault alone
+      for (const Frame& frame : unpack(std::move(packet), 1)) handle(peer, caller, frame);
     } catch (const FrameError& error) {
       refuse(peer, caller, error.what());
     }
@@ -160,47 +164,50 @@ void Scheduler::State::take_messages() {
 void Scheduler::State::tick(Clock::time_point now) {
   if (now < next_beat) return;
   next_beat = now + liveness.beat();
-  if (phase == Phase::kRollCall) tick_roll_call(now);
+  if (phase == Phase::kRendezvous) tick_rendezvous(now);
   if (phase == Phase::kRegroup) tick_regroup(now);
   if (phase == Phase::kRunning && !workers_left_at) tick_running(now);
+  // The work is done. Servers that do not say goodbye are not worth failing a job for that has its result.
   if (phase == Phase::kRunning && workers_left_at) {
     if (all_left(Role::kServer) || now - *workers_left_at >= kFarewell) finish(Phase::kOver, nullptr);
   }
   if (phase != Phase::kFailed && phase != Phase::kOver) beat();
 }
 
-void Scheduler::State::tick_roll_call(Clock::time_point now) {
+void Scheduler::State::tick_rendezvous(Clock::time_point now) {
+  // Before the job has begun a death costs nothing: another may come in its place.
   while (const auto lost = liveness.check(now)) forget_arrival(lost->name, lost->why);
+  // Optional servers may be started long before the first worker decides whether it wants them.
   const auto since = options.servers_optional ? first_worker_at : started;
   if (since && now - *since >= options.rendezvous_timeout) {
     const std::string note = listening.note.empty() ? "" : " (" + listening.note + ")";
-    fail("roll call: still waiting for " + roll_call.awaited() + " after " +
+    fail("rendezvous: still waiting for " + rendezvous.awaited() + " after " +
              in_seconds(options.rendezvous_timeout) + ": check that all were started and can reach " +
              endpoint + note + descriptor_shortage(),
          FailureCause::kDeadline);
   } else if (now >= next_progress) {
     next_progress = now + kProgressEvery;
-    log("waiting for " + roll_call.awaited());
+    log("waiting for " + rendezvous.awaited());
   }
 }
 
 void Scheduler::State::forget_arrival(const std::string& peer, const std::string& why) {
   log(peers.at(peer).name + " " + why + "; the job has not begun and waits for another");
-  roll_call.forget(peer);
+  rendezvous.forget(peer);
   liveness.forget(peer);
   peers.erase(peer);
 }
 
 // Everybody is here: ranks are final.
 void Scheduler::State::begin() {
-  const auto members = roll_call.members();
+  const auto members = rendezvous.members();
   veterans = options.workers;
-  call(members, options.workers, roll_call.servers());
-  log("all " + std::to_string(options.workers + roll_call.servers()) + " nodes are here");
+  call(members, options.workers, rendezvous.servers());
+  log("all " + std::to_string(options.workers + rendezvous.servers()) + " nodes are here");
   if (options.on_failure == OnFailure::kContinue) await_next();
 }
 
-void Scheduler::State::call(std::span<const RollCall::Member> members, std::uint32_t workers,
+void Scheduler::State::call(std::span<const Rendezvous::Member> members, std::uint32_t workers,
                             std::uint32_t servers) {
   phase = Phase::kRunning;
   roster = {0,
@@ -212,8 +219,8 @@ void Scheduler::State::call(std::span<const RollCall::Member> members, std::uint
             options.replicas,
             generation};
   if (options.replicas > 0) mirrors.emplace(servers, options.replicas);
-  news.clear();
-  for (const RollCall::Member& member : members) {
+  news.clear();  // of the generation before: its members hear of that end by the change of membership
+  for (const Rendezvous::Member& member : members) {
     if (member.node == Node{Role::kWorker, 0}) settings = member.hello.settings;
     Peer& peer = peers.at(member.peer);
     peer.node = member.node;
@@ -239,6 +246,7 @@ void Scheduler::State::handle(const std::string& peer, const Caller& caller, con
     // Of an earlier generation, of whose end it could not hear.
     const bool is_former = kind == Kind::kHeartbeat && frame.header.epoch != 0 && !change.empty();
     if (is_former && may_be_answered(caller)) return send_change(peer);
+    // A refused hello, and what libzmq delivers late of a peer that was forgotten, are no attack.
     const bool is_harmless = kind == Kind::kHello || kind == Kind::kHeartbeat || kind == Kind::kGoodbye;
     if (!is_harmless) refuse(peer, caller, "the first frame of a connection must be a hello");
     return;
@@ -246,11 +254,13 @@ void Scheduler::State::handle(const std::string& peer, const Caller& caller, con
   Peer& from = found->second;
   from.fd = caller.fd;
   if (from.standing == Standing::kFormer) return on_former(peer, frame);
+  // Any frame is a sign of life, so that a flood of exchanges does not have to be mixed with heartbeats.
   if (!from.left && from.standing != Standing::kSpare) liveness.heard(peer, Clock::now());
   if (frame.header.kind == Kind::kHello) return;
   if (frame.header.kind == Kind::kHeartbeat) return on_heartbeat(peer, from, frame);
   if (from.standing == Standing::kWaiting) return on_waiting(peer, caller, frame);
-  const bool knows_its_rank = phase != Phase::kRollCall && frame.header.sender.rank != kNoRank;
+  // Before the roster no node has a rank or an epoch to send. After it, others' are a bug or a forgery.
+  const bool knows_its_rank = phase != Phase::kRendezvous && frame.header.sender.rank != kNoRank;
   if (knows_its_rank && (frame.header.sender != from.node || frame.header.epoch != epoch)) {
     refuse(peer, caller,
            "sender is " + to_string(frame.header.sender) + " in epoch " + std::to_string(frame.header.epoch) +
@@ -265,6 +275,7 @@ void Scheduler::State::handle(const std::string& peer, const Caller& caller, con
     case Kind::kGoodbye:
       return on_goodbye(peer, from, frame);
     case Kind::kFailure:
+      // A node that leaves a job which goes on asks for the next generation, and not for the job's end.
       if (next && frame.header.key == static_cast<std::uint64_t>(FailureCause::kMembership))
         return on_regroup(peer, frame);
       return fail(payload_text(frame), FailureCause::kFault);
@@ -276,18 +287,21 @@ void Scheduler::State::handle(const std::string& peer, const Caller& caller, con
 }
 
 void Scheduler::State::on_hello(const std::string& peer, const Caller& caller, const Frame& frame) {
+  // Told why, and not refused: it may be a rank of this job that started late, and has to end with the
+  // others.
   if (phase == Phase::kFailed) return turn_away(peer, caller, failure_cause, failure);
   const Hello hello = parse_hello(payload_text(frame));
-  if (phase == Phase::kRollCall) take_connection_events(Clock::now());  // who has gone makes room
-  if (next && !roll_call.is_spare(hello)) return on_later_hello(peer, caller, hello);
-  if (phase != Phase::kRollCall) {
+  if (phase == Phase::kRendezvous) take_connection_events(Clock::now());  // who has gone makes room
+  if (next && !rendezvous.is_spare(hello)) return on_later_hello(peer, caller, hello);
+  if (phase != Phase::kRendezvous) {
+    // A hello that comes again: the roster that answered the first one was lost with its connection.
     if (const auto known = peers.find(peer);
         known != peers.end() && known->second.standing != Standing::kSpare)
       return send_roster(peer);
-    if (!roll_call.is_spare(hello))
-      return refuse(peer, caller, "roll call: the job has begun and all its nodes are here");
+    if (!rendezvous.is_spare(hello))
+      return refuse(peer, caller, "rendezvous: the job has begun and all its nodes are here");
   }
-  if (const auto why = roll_call.take(peer, hello)) return refuse(peer, caller, *why);
+  if (const auto why = rendezvous.take(peer, hello)) return refuse(peer, caller, *why);
   const Node wanted{hello.role, hello.rank.value_or(kNoRank)};
   const std::string role = hello.role == Role::kServer ? "a server" : "a worker";
   Peer& known = peers[peer];
@@ -298,12 +312,14 @@ void Scheduler::State::on_hello(const std::string& peer, const Caller& caller, c
   known.dedicated = hello.role == Role::kServer && hello.pair.empty();
   liveness.heard(peer, Clock::now());
   set_spare_aside();
-  if (phase == Phase::kRollCall && roll_call.is_complete()) begin();
+  if (phase == Phase::kRendezvous && rendezvous.is_complete()) begin();
 }
 
+// Once one worker hosts a server of its own all do, and dedicated servers are not used: they stay, silent,
+// until the job ends, and are not awaited.
 void Scheduler::State::set_spare_aside() {
   for (auto& [id, peer] : peers) {
-    if (!peer.dedicated || !roll_call.has_pairs()) continue;
+    if (!peer.dedicated || !rendezvous.has_pairs()) continue;
     peer.standing = Standing::kSpare;
     liveness.forget(id);
   }
@@ -324,10 +340,12 @@ void Scheduler::State::on_exchange(const Peer& from, const Frame& frame) {
 // Workers that wait for one another would do so for ever.
 void Scheduler::State::on_wait(const Peer& from, const Frame& frame) {
   if (phase != Phase::kRunning || from.node.role != Role::kWorker || from.left) return;
+  // Only a report that changes the picture can complete a deadlock.
   if (!waits.take(from.node.rank, parse_wait_report(payload_text(frame)))) return;
   for (const auto& [rank, rounds] : waits.take_questions()) send_question(rank, rounds);
   const Deadlock found = waits.deadlock(exchanges->exchanges());
   if (found.workers.empty()) return;
+  // Where a veteran is part of it, the newcomers are who does not fit: they leave, and the others go on.
   std::vector<std::uint32_t> odd = found.workers;
   if (odd.front() < veterans) std::erase_if(odd, [this](std::uint32_t rank) { return rank < veterans; });
   on_mismatch(odd.empty() ? found.workers : odd, found.text);
@@ -369,8 +387,8 @@ void Scheduler::State::on_goodbye(const std::string& peer, Peer& from, const Fra
   FrameHeader acknowledgement = header_of(Kind::kGoodbye);
   acknowledgement.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
   send(peer, acknowledgement);
-  if (from.left) return;
-  if (phase == Phase::kRollCall) return forget_arrival(peer, "left");
+  if (from.left) return;  // repeated: its acknowledgement was lost
+  if (phase == Phase::kRendezvous) return forget_arrival(peer, "left");
   take_leave(peer, from, parse_error(payload_text(frame)));
 }
 
@@ -384,6 +402,7 @@ void Scheduler::State::take_leave(const std::string& peer, Peer& from, const std
        goodbye_text(from.node) + error_text(error));
   if (from.node.role == Role::kWorker) {
     waits.forget(from.node.rank);
+    // Who waits for it in an exchange would wait for ever.
     for (ExchangeReply& reply : exchanges->leave(from.node.rank, error)) answer(std::move(reply));
   }
   if (!workers_left_at && all_left(Role::kWorker)) workers_left_at = Clock::now();
@@ -401,7 +420,7 @@ void Scheduler::State::send_news(const std::string& peer, std::size_t heard) {
   for (std::size_t i = heard; i < news.size(); ++i) {
     FrameHeader header = header_of(news[i].kind);
     header.key = news[i].key;
-    header.step = i + 1;
+    header.step = i + 1;  // heartbeats say how many a node has heard, so that a lost one is said again
     send(peer, header, news[i].text.share());
   }
 }
@@ -430,7 +449,7 @@ FrameHeader Scheduler::State::header_of(Kind kind) const {
   FrameHeader header;
   header.kind = kind;
   header.sender = {Role::kScheduler, 0};
-  header.epoch = phase == Phase::kRollCall ? 0 : epoch;
+  header.epoch = phase == Phase::kRendezvous ? 0 : epoch;  // nodes take the epoch from the roster
   return header;
 }
 
@@ -449,13 +468,15 @@ void Scheduler::State::send_roster(const std::string& peer) {
 void Scheduler::State::refuse(const std::string& peer, const Caller& caller, const std::string& why) {
   refusals.note(caller.address, why);
   const auto known = peers.find(peer);
+  // Members hear every refusal. Others get one answer a connection, or their unread answers would fill
+  // memory.
   const bool is_member = known != peers.end() && known->second.standing != Standing::kWaiting;
   if (is_member || may_be_answered(caller)) send(peer, header_of(Kind::kReject), to_buffer(why));
 }
 
 bool Scheduler::State::may_be_answered(const Caller& stranger) {
   take_connection_events(Clock::now());  // it may be a new connection, with a descriptor that was another's
-  return strangers.may_be_answered(stranger.fd);
+  return unauthenticated.may_be_answered(stranger.fd);
 }
 
 void Scheduler::State::turn_away(const std::string& peer, const Caller& caller, FailureCause cause,
@@ -473,7 +494,7 @@ bool Scheduler::State::all_left(Role role) const {
 }
 
 void Scheduler::State::fail(const std::string& text, FailureCause cause) {
-  if (phase == Phase::kFailed || phase == Phase::kOver) return;
+  if (phase == Phase::kFailed || phase == Phase::kOver) return;  // the first cause is what counts
   failure = text;
   failure_cause = cause;
   for (const auto& [id, peer] : peers) {

@@ -6,14 +6,15 @@ namespace gradwire::transport {
 
 void Scheduler::State::await_next() {
   next.emplace(Regroup::Limits{options.min_workers, options.regroup_timeout, options.regroup_patience},
-               roll_call.has_pairs(), roll_call.servers(), settings);
+               rendezvous.has_pairs(), rendezvous.servers(), settings);
 }
 
-// Whoever comes after the first roll call waits for the next, which may be open already.
+// Whoever comes after the first rendezvous waits for the next, which may be open already.
 void Scheduler::State::on_later_hello(const std::string& peer, const Caller& caller, const Hello& hello) {
   if (phase == Phase::kOver)
-    return turn_away(peer, caller, FailureCause::kFault, "roll call: the job is over");
+    return turn_away(peer, caller, FailureCause::kFault, "rendezvous: the job is over");
   if (const auto known = peers.find(peer); known != peers.end()) {
+    // It says hello anew once it has heard that its generation is over, under another routing id.
     if (known->second.standing == Standing::kFormer) return;
     if (known->second.standing == Standing::kMember) return send_roster(peer);
   }
@@ -34,10 +35,12 @@ void Scheduler::State::on_later_hello(const std::string& peer, const Caller& cal
 void Scheduler::State::on_former(const std::string& peer, const Frame& frame) {
   const Peer& from = peers.at(peer);
   if (frame.header.kind != Kind::kGoodbye) {
+    // It lives: the longer of the two patiences holds for it, since it may be in a long computation.
     if (phase == Phase::kRegroup) next->heard(from.hello.member, Clock::now());
     if (frame.header.kind == Kind::kHeartbeat) on_heartbeat(peer, from, frame);
     return;
   }
+  // A hosted server's goodbye is its worker's affair, who says its own.
   const bool is_hosted = from.node.role == Role::kServer && !from.hello.pair.empty();
   if (phase == Phase::kRegroup && !is_hosted) next->drop(from.hello.member);  // it left before it heard
   FrameHeader acknowledgement = header_of(Kind::kGoodbye);
@@ -47,7 +50,7 @@ void Scheduler::State::on_former(const std::string& peer, const Frame& frame) {
 
 void Scheduler::State::on_waiting(const std::string& peer, const Caller& caller, const Frame& frame) {
   if (frame.header.kind != Kind::kGoodbye)
-    return refuse(peer, caller, "roll call: who waits to be taken in says hello, and no more");
+    return refuse(peer, caller, "rendezvous: who waits to be taken in says hello, and no more");
   FrameHeader acknowledgement = header_of(Kind::kGoodbye);
   acknowledgement.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
   send(peer, acknowledgement);
@@ -81,6 +84,7 @@ void Scheduler::State::tick_running(Clock::time_point now) {
     }
     const std::string words = peer.name + " " + lost->why;
     const bool is_dedicated = peer.node.role == Role::kServer && peer.hello.pair.empty();
+    // A mirror serves in its place: to the workers nothing has ended.
     if (replace(lost->name, lost->why)) continue;
     if (!next || is_dedicated) {  // what it kept is lost with it
       const std::string twice = mirrors ? mirrors->fault() : "";
@@ -92,6 +96,7 @@ void Scheduler::State::tick_running(Clock::time_point now) {
       if (other.hello.member == peer.hello.member) liveness.forget(id);
     }
   }
+  // Together: two that die in one moment, as with their host, cost one new generation and not two.
   if (dead.empty()) return;
   go_on_without(dead, all_words);
   std::erase_if(peers, [&](const auto& entry) {
@@ -100,6 +105,7 @@ void Scheduler::State::tick_running(Clock::time_point now) {
 }
 
 void Scheduler::State::go_on_without(const std::set<std::string>& members, const std::string& why) {
+  // Nobody is left who would need another generation: the work of the others is done.
   if (!have_all_come_to_the_end_but(members)) return regroup(why, members);
   log(why + "; all others have come to the end of the job");
   for (auto& [id, peer] : peers) {
@@ -130,6 +136,7 @@ void Scheduler::State::regroup(const std::string& why, const std::set<std::strin
   for (auto& [id, peer] : peers) {
     if (peer.standing != Standing::kMember) continue;
     const bool is_hosted = peer.node.role == Role::kServer && !peer.hello.pair.empty();
+    // A hosted server comes back with its worker, and need not be awaited beside it.
     if (!is_hosted && !leavers.contains(peer.hello.member)) next->expect(peer.hello.member, peer.node, now);
     peer.standing = Standing::kFormer;
     liveness.forget(id);
@@ -178,11 +185,11 @@ void Scheduler::State::begin_next() {
   const auto members = next->members();
   std::uint32_t workers = 0;
   for (const auto& member : members) workers += member.node.role == Role::kWorker ? 1 : 0;
-  const std::uint32_t servers = roll_call.has_pairs() ? workers : roll_call.servers();
+  const std::uint32_t servers = rendezvous.has_pairs() ? workers : rendezvous.servers();
   veterans = next->back();
   ++generation;
-  epoch = random_epoch();
-  exchanges = std::make_unique<ExchangeDesk>(workers);
+  epoch = random_epoch();  // frames of the generation before, still on their way, are nobody's now
+  exchanges = std::make_unique<ExchangeCoordinator>(workers);
   waits = {};
   call(members, workers, servers);
   await_next();
@@ -208,7 +215,7 @@ void Scheduler::State::dismiss_waiting() {
   const FrameHeader header = header_of(Kind::kFailure);
   for (const auto& [id, peer] : peers) {
     if (peer.standing == Standing::kWaiting)
-      send(id, header, to_buffer("roll call: the job was over before it could take this worker in"));
+      send(id, header, to_buffer("rendezvous: the job was over before it could take this worker in"));
   }
 }
 

@@ -24,7 +24,7 @@ constexpr Node kSchedulerNode{Role::kScheduler, 0};
 }  // namespace
 
 SchedulerLink::SchedulerLink(const ZmqContext& context, const ZmqOptions& options, Hello hello,
-                             Traffic& traffic, Refusals& refusals, Events& events)
+                             Traffic& traffic, RejectionLog& refusals, Events& events)
     : options_(options),
       hello_(std::move(hello)),
       traffic_(traffic),
@@ -45,12 +45,12 @@ SchedulerLink::SchedulerLink(const ZmqContext& context, const ZmqOptions& option
 }
 
 void SchedulerLink::take_messages() {
-  Parcel parcel;
-  while (socket_.receive(parcel)) {
+  Packet packet;
+  while (socket_.receive(packet)) {
     liveness_.heard(kScheduler, std::chrono::steady_clock::now());
     lost_ = false;
     try {
-      for (const Frame& frame : unpack(std::move(parcel), 0)) {
+      for (const Frame& frame : unpack(std::move(packet), 0)) {
         traffic_.received(kSchedulerNode, kHeaderBytes + frame.payload.size_bytes(), 1);
         handle(frame);
       }
@@ -70,7 +70,7 @@ void SchedulerLink::on_connection(const ConnectionEvent& event, Time now) {
   } else if (!heard_) {  // later ones are liveness's to judge
     const std::string why = shut_out(event, now);
     if (!why.empty())
-      events_.on_failure("roll call: " + options_.scheduler_name + " at " + options_.scheduler + " " + why,
+      events_.on_failure("rendezvous: " + options_.scheduler_name + " at " + options_.scheduler + " " + why,
                          FailureCause::kFault);
   }
 }
@@ -166,9 +166,9 @@ void SchedulerLink::check_rendezvous(Time now) {
   // Who is to be waited for, and how long, is the scheduler's to say where jobs go on.
   if (now < deadline_ || (heard_ && options_.on_failure == OnFailure::kContinue)) return;
   const std::string time = in_seconds(options_.rendezvous_timeout);
-  events_.on_failure(heard_ ? "roll call: " + options_.scheduler_name + " at " + options_.scheduler +
+  events_.on_failure(heard_ ? "rendezvous: " + options_.scheduler_name + " at " + options_.scheduler +
                                   " is still waiting for other nodes after " + time
-                            : "roll call: no answer from " + options_.scheduler_name + " at " +
+                            : "rendezvous: no answer from " + options_.scheduler_name + " at " +
                                   options_.scheduler + as_resolved() + " within " + time +
                                   "; check that it was started and can be reached from here" +
                                   descriptor_shortage(),

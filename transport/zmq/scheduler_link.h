@@ -11,7 +11,7 @@
 #include "transport/membership/control.h"
 #include "transport/membership/liveness.h"
 #include "transport/traffic.h"
-#include "transport/zmq/refusals.h"
+#include "transport/zmq/rejection_log.h"
 #include "transport/zmq/zmq_messenger.h"
 #include "transport/zmq/zmq_socket.h"
 
@@ -35,7 +35,7 @@ class SchedulerLink {
 
   /// Hello is what this node says of itself until it is on the roster.
   SchedulerLink(const ZmqContext& context, const ZmqOptions& options, Hello hello, Traffic& traffic,
-                Refusals& refusals, Events& events);
+                RejectionLog& refusals, Events& events);
 
   /// The scheduler's numeric address, as this node reaches it; empty over ipc.
   const std::string& address() const { return address_; }
@@ -67,7 +67,7 @@ class SchedulerLink {
   const ZmqOptions& options_;
   const Hello hello_;
   Traffic& traffic_;
-  Refusals& refusals_;
+  RejectionLog& refusals_;
   Events& events_;
   ZmqSocket socket_;
   ConnectionWatch watch_;
@@ -75,7 +75,7 @@ class SchedulerLink {
   Liveness liveness_;
   Time next_beat_;
   Time next_hello_;
-  Time deadline_;                       // of the roll call
+  Time deadline_;                       // of the rendezvous
   std::optional<Time> shut_out_since_;  // the first of the handshakes that the scheduler ended
   Node self_;
   std::uint64_t epoch_ = 0;       // 0 before the roster

@@ -16,16 +16,16 @@
 #include <vector>
 
 #include "transport/membership/control.h"
-#include "transport/membership/exchange_desk.h"
+#include "transport/membership/exchange_coordinator.h"
 #include "transport/membership/liveness.h"
 #include "transport/membership/regroup.h"
-#include "transport/membership/roll_call.h"
+#include "transport/membership/rendezvous.h"
 #include "transport/membership/wait_graph.h"
 #include "transport/mirrors.h"
 #include "transport/zmq/curve.h"
 #include "transport/zmq/listening.h"
-#include "transport/zmq/refusals.h"
-#include "transport/zmq/strangers.h"
+#include "transport/zmq/rejection_log.h"
+#include "transport/zmq/unauthenticated_peers.h"
 #include "transport/zmq/zmq_messenger.h"
 #include "transport/zmq/zmq_socket.h"
 
@@ -50,15 +50,15 @@ struct Scheduler::State {
 
  private:
   enum class Phase : std::uint8_t {
-    kRollCall,  // of the first generation
+    kRendezvous,  // of the first generation
     kRunning,
-    kRegroup,  // the roll call of a later one
+    kRegroup,  // the rendezvous of a later one
     kFailed,
     kOver,
   };
 
   enum class Standing : std::uint8_t {
-    kMember,   // of this generation, or of the first roll call
+    kMember,   // of this generation, or of the first rendezvous
     kSpare,    // a server that nobody will use: it waits until it is ended
     kWaiting,  // for the next generation
     kFormer,   // of an earlier generation, which it may not know yet to have ended
@@ -97,11 +97,11 @@ struct Scheduler::State {
   void take_messages();
   void take_connection_events(Clock::time_point now);
   void tick(Clock::time_point now);
-  void tick_roll_call(Clock::time_point now);
+  void tick_rendezvous(Clock::time_point now);
   void forget_arrival(const std::string& peer, const std::string& why);
   bool replace(const std::string& peer, const std::string& why);
   void begin();
-  void call(std::span<const RollCall::Member> members, std::uint32_t workers, std::uint32_t servers);
+  void call(std::span<const Rendezvous::Member> members, std::uint32_t workers, std::uint32_t servers);
   void take_ended(int fd, Clock::time_point now);
 
   void handle(const std::string& peer, const Caller& caller, const Frame& frame);
@@ -157,7 +157,7 @@ struct Scheduler::State {
   void dismiss_waiting();
   void beat();
 
-  /// Ends the job. deadline: a roll call that was not complete in time.
+  /// Ends the job. deadline: a rendezvous that was not complete in time.
   void fail(const std::string& text, FailureCause cause);
   void finish(Phase phase, std::exception_ptr outcome);
 
@@ -167,22 +167,22 @@ struct Scheduler::State {
   const Clock::time_point started = Clock::now();
 
   ZmqContext context;
-  std::optional<Doorkeeper> doorkeeper;  // of a job with a key
+  std::optional<ZapAuthenticator> authenticator;  // of a job with a key
   ZmqSocket router;
   ConnectionWatch watch;
   Wakeup wakeup;
 
   // The thread's own.
-  Phase phase = Phase::kRollCall;
-  RollCall roll_call;
+  Phase phase = Phase::kRendezvous;
+  Rendezvous rendezvous;
   Liveness liveness;
-  std::unique_ptr<ExchangeDesk> exchanges;  // this generation's
-  WaitGraph waits;                          // likewise
-  std::optional<Regroup> next;              // from the first generation on, with OnFailure::kContinue
-  std::string change;                       // why the last generation ended
-  std::vector<std::string> settings;        // what its workers have alike
-  Refusals refusals;
-  Strangers strangers;
+  std::unique_ptr<ExchangeCoordinator> exchanges;  // this generation's
+  WaitGraph waits;                                 // likewise
+  std::optional<Regroup> next;                     // from the first generation on, with OnFailure::kContinue
+  std::string change;                              // why the last generation ended
+  std::vector<std::string> settings;               // what its workers have alike
+  RejectionLog refusals;
+  UnauthenticatedPeers unauthenticated;
   std::map<std::string, Peer> peers;  // by routing id
   Roster roster;
   std::vector<News> news;  // of this generation

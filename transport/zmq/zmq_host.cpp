@@ -70,7 +70,7 @@ HostLink connect_zmq_host(Messenger& job, const ZmqOptions& options) {
   }
   // Longer than the main job needs to find out who died.
   const auto patience = 2 * options.liveness_timeout;
-  link.roll_call = std::move(scheduler);
+  link.rendezvous = std::move(scheduler);
   link.worker = with_ranks_of(job, members, std::move(nodes.worker), patience);
   if (nodes.server) link.server = with_ranks_of(job, members, std::move(nodes.server), patience);
   return link;

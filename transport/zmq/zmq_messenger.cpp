@@ -102,7 +102,7 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   const ZmqOptions options_;
   Inbox inbox_;
   Traffic traffic_;
-  Refusals refusals_;
+  RejectionLog refusals_;
   Wakeup wakeup_;
   Node self_;                   // written by the I/O thread before joined_, constant after
   World world_;                 // likewise
@@ -128,7 +128,7 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   std::string error_;  // what ends this node
   bool joined_ = false;
   bool closed_ = false;
-  bool deadline_passed_ = false;  // why the roll call failed
+  bool deadline_passed_ = false;  // why the rendezvous failed
   std::atomic<std::uint64_t> exchange_count_ = 0;
   std::map<std::uint64_t, AwaitedExchange> exchanges_;
 
@@ -206,7 +206,7 @@ void ZmqMessenger::send(Node to, std::vector<Frame> frames) {
     seal(to, frame.payload);
   }
   Outgoing outgoing{to, spread_of(frames.front().header), total_bytes(frames), frames.size(), {}};
-  outgoing.parcel = pack(std::move(frames));
+  outgoing.packet = pack(std::move(frames));
   bool was_idle = false;
   {
     const std::lock_guard lock(mutex_);
@@ -411,7 +411,7 @@ void ZmqMessenger::tick(Clock::time_point now) {
     }
     changed_.notify_all();
   } else if (now >= join_deadline_) {
-    on_failure("roll call: " + to_string(self_) + " has no connection with " + list_nodes(data_->awaited()) +
+    on_failure("rendezvous: " + to_string(self_) + " has no connection with " + list_nodes(data_->awaited()) +
                    "; check that its address can be reached from here, and else have it listen at another "
                    "(GRADWIRE_BIND_HOST or GRADWIRE_INTERFACE on its host)" +
                    descriptor_shortage(),

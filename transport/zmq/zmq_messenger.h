@@ -1,4 +1,4 @@
-// Messenger over ZeroMQ (tcp and ipc), with roll call and heartbeats.
+// Messenger over ZeroMQ (tcp and ipc), with rendezvous and heartbeats.
 //
 // Workers and servers connect to the scheduler, workers connect to every server; replies come back on the
 // same connection, so a worker listens nowhere. Byte layout and the order of control frames:
@@ -82,7 +82,8 @@ std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options);
 /// are ignored. Throws as connect_zmq().
 NodePair connect_zmq_pair(ZmqOptions options);
 
-/// Serves roll call, exchanges and liveness from a thread of its own; listens at options.scheduler (port 0 or
+/// Serves rendezvous, exchanges and liveness from a thread of its own; listens at options.scheduler (port 0
+/// or
 /// * picks one; listening.h) and takes workers, servers, the timeouts, max_frame_bytes and log from the
 /// options. The destructor ends a job that is not over: every node hears of it. With servers = 0 or
 /// servers_optional it serves a job of node pairs too.
@@ -97,7 +98,7 @@ class Scheduler {
   std::string address() const;
   /// The options of a node in this process, which joins this scheduler's job.
   ZmqOptions beside(ZmqOptions node) const;
-  /// Returns when all workers said goodbye. Throws TimeoutError (roll call) or TransportError (a node
+  /// Returns when all workers said goodbye. Throws TimeoutError (rendezvous) or TransportError (a node
   /// failed).
   void wait();
   /// As wait(), for at most timeout; returns false when the job is not over yet.

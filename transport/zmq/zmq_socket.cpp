@@ -224,20 +224,20 @@ bool ZmqSocket::send_part(ZmqMessage& part, int flags) {
   return true;
 }
 
-void ZmqSocket::send(Parcel parcel) {
-  for (std::size_t i = 0; i < parcel.size(); ++i)
-    send_part(parcel[i], i + 1 < parcel.size() ? ZMQ_SNDMORE : 0);
+void ZmqSocket::send(Packet packet) {
+  for (std::size_t i = 0; i < packet.size(); ++i)
+    send_part(packet[i], i + 1 < packet.size() ? ZMQ_SNDMORE : 0);
 }
 
-bool ZmqSocket::send_to(const std::string& peer, Parcel parcel) {
+bool ZmqSocket::send_to(const std::string& peer, Packet packet) {
   ZmqMessage route(peer);
   if (!send_part(route, ZMQ_SNDMORE)) return false;
-  send(std::move(parcel));
+  send(std::move(packet));
   return true;
 }
 
-bool ZmqSocket::receive(Parcel& parcel) {
-  parcel.clear();
+bool ZmqSocket::receive(Packet& packet) {
+  packet.clear();
   do {
     ZmqMessage part;
     while (zmq_msg_recv(part.raw(), socket_, ZMQ_DONTWAIT) < 0) {
@@ -245,8 +245,8 @@ bool ZmqSocket::receive(Parcel& parcel) {
       if (zmq_errno() == EAGAIN) return false;  // a message arrives whole: never between two parts
       throw_zmq("zmq: receive");
     }
-    parcel.push_back(std::move(part));
-  } while (parcel.back().has_more());
+    packet.push_back(std::move(part));
+  } while (packet.back().has_more());
   return true;
 }
 
@@ -280,11 +280,11 @@ ConnectionWatch::~ConnectionWatch() { zmq_socket_monitor(watched_.get(), nullptr
 
 std::optional<ConnectionEvent> ConnectionWatch::next() {
   using Kind = ConnectionEvent::Kind;
-  Parcel parcel;
-  if (!socket_.receive(parcel)) return std::nullopt;
+  Packet packet;
+  if (!socket_.receive(packet)) return std::nullopt;
   std::uint16_t event = 0;  // the first part: u16 event, u32 value; the second: the endpoint
   std::int32_t value = -1;
-  const std::span<const std::byte> bytes = parcel[0].bytes();
+  const std::span<const std::byte> bytes = packet[0].bytes();
   if (bytes.size() != sizeof(event) + sizeof(value)) return std::nullopt;
   std::memcpy(&event, bytes.data(), sizeof(event));
   std::memcpy(&value, bytes.data() + sizeof(event), sizeof(value));
@@ -327,35 +327,35 @@ void poll(std::span<void* const> sockets, const Wakeup& wakeup, std::chrono::mil
   zmq_poll(items.data(), static_cast<int>(items.size()), std::max<long>(0, timeout.count()));
 }
 
-Parcel pack(std::vector<Frame> frames) {
-  Parcel parcel;
-  parcel.reserve(frames.size() * 2);
+Packet pack(std::vector<Frame> frames) {
+  Packet packet;
+  packet.reserve(frames.size() * 2);
   for (Frame& frame : frames) {
     if (is_control(frame.header.kind)) frame.payload.seal();
-    parcel.emplace_back(std::span<const std::byte>(encode_header(frame)));
-    parcel.emplace_back(std::move(frame.payload));
+    packet.emplace_back(std::span<const std::byte>(encode_header(frame)));
+    packet.emplace_back(std::move(frame.payload));
   }
-  return parcel;
+  return packet;
 }
 
-Parcel pack(const FrameHeader& header, const std::string& payload) {
-  Parcel parcel;
-  parcel.emplace_back(std::span<const std::byte>(encode_header(header, std::as_bytes(std::span(payload)))));
-  parcel.emplace_back(payload);
-  return parcel;
+Packet pack(const FrameHeader& header, const std::string& payload) {
+  Packet packet;
+  packet.emplace_back(std::span<const std::byte>(encode_header(header, std::as_bytes(std::span(payload)))));
+  packet.emplace_back(payload);
+  return packet;
 }
 
-std::vector<Frame> unpack(Parcel parcel, std::size_t first) {
-  const std::size_t parts = parcel.size() - first;
+std::vector<Frame> unpack(Packet packet, std::size_t first) {
+  const std::size_t parts = packet.size() - first;
   if (parts == 0 || parts % 2 != 0) {
     throw FrameError("message: it has " + std::to_string(parts) +
                      " parts, expected header and payload alternately");
   }
   std::vector<Frame> frames;
   frames.reserve(parts / 2);
-  for (std::size_t i = first; i < parcel.size(); i += 2) {
-    const OpenedHeader opened = open_header(parcel[i].bytes(), parcel[i + 1].bytes().size());
-    Frame& frame = frames.emplace_back(Frame{opened.header, std::move(parcel[i + 1]).into_buffer()});
+  for (std::size_t i = first; i < packet.size(); i += 2) {
+    const OpenedHeader opened = open_header(packet[i].bytes(), packet[i + 1].bytes().size());
+    Frame& frame = frames.emplace_back(Frame{opened.header, std::move(packet[i + 1]).into_buffer()});
     if (opened.checksum) frame.payload.seal(*opened.checksum);
     if (is_control(opened.header.kind)) require_intact(frame.payload);
   }

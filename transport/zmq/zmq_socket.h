@@ -70,7 +70,7 @@ class ZmqMessage {
 };
 
 /// The parts of one ZeroMQ message.
-using Parcel = std::vector<ZmqMessage>;
+using Packet = std::vector<ZmqMessage>;
 
 inline constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
 
@@ -96,11 +96,11 @@ class ZmqSocket {
   /// Connects anew where it was connected before; what was to be sent there is let go of.
   void connect_again(const std::string& endpoint);
 
-  void send(Parcel parcel);
+  void send(Packet packet);
   /// Of a ROUTER. Returns false when it has no such peer (any more).
-  bool send_to(const std::string& peer, Parcel parcel);
+  bool send_to(const std::string& peer, Packet packet);
   /// Takes one message if one is waiting.
-  bool receive(Parcel& parcel);
+  bool receive(Packet& packet);
   /// Lets go of what was to be sent, and of the connection. Requires that nothing is called afterwards.
   void close() noexcept;
   void* get() const noexcept { return socket_; }
@@ -166,9 +166,9 @@ void poll(std::span<void* const> sockets, const Wakeup& wakeup, std::chrono::mil
 
 /// Turns frames into a message: header, payload, header, payload, ... Payloads have the checksums they are
 /// sealed with.
-Parcel pack(std::vector<Frame> frames);
-Parcel pack(const FrameHeader& header, const std::string& payload);
+Packet pack(std::vector<Frame> frames);
+Packet pack(const FrameHeader& header, const std::string& payload);
 /// Turns the parts of a message from first on back into frames as frame.h describes them. Throws FrameError.
-std::vector<Frame> unpack(Parcel parcel, std::size_t first);
+std::vector<Frame> unpack(Packet packet, std::size_t first);
 
 }  // namespace gradwire::transport

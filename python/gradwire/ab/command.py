@@ -25,8 +25,8 @@ from gradwire.ab.experiment import (
     network,
     run_plan,
 )
-from gradwire.ab.outcome import Outcome, summarise
 from gradwire.ab.report import summary_rows, write_page
+from gradwire.ab.summary import Outcome, summarise
 from gradwire.launch.job import require_program
 from gradwire.launch.progress import LiveJob
 from gradwire.launch.supervisor import check_job

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gradwire.ab.experiment import UNSHAPED, Run, RunFailed
-from gradwire.ab.outcome import ArmSummary, Outcome, write_interval
+from gradwire.ab.summary import ArmSummary, Outcome, write_interval
 from gradwire.report.chart import COLOURS, Bar, Series, bar_chart, line_chart, marker
 from gradwire.report.page import document, facts_list, record_section, table, write_document
 from gradwire.settings.units import format_bytes, format_duration

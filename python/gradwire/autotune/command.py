@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gradwire.ab.experiment import Conditions
-    from gradwire.autotune.box import Box
     from gradwire.autotune.launches import Job
-    from gradwire.autotune.outcome import Outcome
+    from gradwire.autotune.search_space import Box
+    from gradwire.autotune.summary import Outcome
 
 _INTERRUPTED = 130
 
@@ -143,14 +143,16 @@ def _run(job: Job, trials: int, steps: int | None, console: Console) -> tuple[Ou
 
 def _box() -> tuple[Box, Mapping[str, str]]:
     """Returns what is searched, and the settings that the environment gives, with the variable that does."""
-    from gradwire.autotune import box
+    from gradwire.autotune import search_space
     from gradwire.settings import definitions as settings
 
     rows = settings.resolve()
     file = next(row.value for row in rows if row.definition.name == "settings")
     given = {row.definition.name: row.origin for row in rows if row.origin not in ("default", file)}
-    fixed = {knob.name: given[knob.name] for knob in box.of_this_machine().knobs if knob.name in given}
-    return box.of_this_machine(fixed), fixed
+    fixed = {
+        knob.name: given[knob.name] for knob in search_space.of_this_machine().knobs if knob.name in given
+    }
+    return search_space.of_this_machine(fixed), fixed
 
 
 def _notes(job: Job, conditions: Conditions, fixed: Mapping[str, str]) -> list[str]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gradwire.autotune.box import Setting
 from gradwire.autotune.race import Measure
+from gradwire.autotune.search_space import Setting
 from gradwire.report.paired_statistics import Interval, paired_ratio
 
 REPEATS = 7

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gradwire.ab.experiment import Conditions
 from gradwire.autotune import step_times
-from gradwire.autotune.box import Box, Setting
 from gradwire.autotune.search import Interrupted
+from gradwire.autotune.search_space import Box, Setting
 from gradwire.autotune.step_times import StepTimes
 from gradwire.launch import step_clock
 from gradwire.launch.child import Line

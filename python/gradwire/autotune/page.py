@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gradwire.autotune.outcome import Outcome, Trial
+from gradwire.autotune.summary import Outcome, Trial
 from gradwire.report.chart import Series, line_chart
 from gradwire.report.page import document, facts_list, record_section, table, write_document
 from gradwire.settings.units import format_duration

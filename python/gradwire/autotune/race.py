@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from gradwire.autotune.box import Setting
+from gradwire.autotune.search_space import Setting
 
 Measure = Callable[[Setting], float]  # seconds a step; infinity: it cannot run
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gradwire.autotune.box import Box, Setting
 from gradwire.autotune.duel import REPEATS, Duel, fight
 from gradwire.autotune.race import Measure, race
+from gradwire.autotune.search_space import Box, Setting
 
 FEWEST_TRIALS = 2 * REPEATS + 6  # a duel, and races enough to find somebody for it
 _MOST_DUELS = 3  # each is another chance for luck

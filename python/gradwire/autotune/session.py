@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gradwire.autotune import start
-from gradwire.autotune.box import Box, Setting
 from gradwire.autotune.launches import Launch, Launcher, LaunchFailed, steps_for
-from gradwire.autotune.outcome import Outcome, Stage, Trial
 from gradwire.autotune.search import Interrupted, Search
+from gradwire.autotune.search_space import Box, Setting
+from gradwire.autotune.summary import Outcome, Stage, Trial
 
 _FIRST_STEPS = 10
 _PATIENCE = 4.0  # times a launch under the defaults that one under another setting may take

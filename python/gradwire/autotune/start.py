@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from gradwire.autotune.box import Box, Setting
 from gradwire.autotune.launches import Job
 from gradwire.autotune.search import Interrupted
+from gradwire.autotune.search_space import Box, Setting
 from gradwire.autotune.step_times import StepTimes
 from gradwire.compress import Compression
 from gradwire.launch.supervisor import run_job

@@ -126,7 +126,7 @@ def _joined_store() -> Any:
 
 def _unlike(optimizer: Any, store: Any) -> str | None:
     """Says what has the job's steps not be alike, if anything does. What was not imported is not in use."""
-    local_steps = sys.modules.get("gradwire.torch.local_steps")
+    local_steps = sys.modules.get("gradwire.torch.local.steps")
     if local_steps is not None and local_steps.steps_apart(optimizer):
         return "LocalStepOptimizer"
     auto_codecs = sys.modules.get("gradwire.torch.auto_codecs")

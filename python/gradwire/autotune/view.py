@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from gradwire.autotune.box import Box, Setting
-from gradwire.autotune.outcome import Stage, Trial
+from gradwire.autotune.search_space import Box, Setting
+from gradwire.autotune.summary import Stage, Trial
 from gradwire.launch.progress import LiveJob
 from gradwire.settings.units import format_duration
 

@@ -32,7 +32,7 @@ _MEETING_PORTS = (
 )  # of a host where nobody can look which is free; below those that systems hand out
 _SOME_ADDRESS = "0.0.0.0"  # of an interface, which is no loopback
 _CLOSED_SECONDS = 5.0  # ample: a closed connection is known to all within 2 s
-_NO_TIMEOUT = 7 * 86400.0  # seconds; for the roll call of servers that may never be wanted
+_NO_TIMEOUT = 7 * 86400.0  # seconds; for the rendezvous of servers that may never be wanted
 # What says who a process is in a job; a job started from inside another must not inherit it.
 _IDENTITY = (
     *("GRADWIRE_ROLE", "GRADWIRE_RANK", "GRADWIRE_NUM_WORKERS", "GRADWIRE_NUM_SERVERS", "GRADWIRE_SCHEDULER"),

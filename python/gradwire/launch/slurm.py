@@ -52,8 +52,8 @@ class SlurmJob(StarterJob):
 
     def start(self, ranks: int, environment: Mapping[str, str], command: Sequence[str]) -> list[str]:
         name = f"gradwire-{secrets.token_hex(6)}"
-        keeper = [sys.executable, "-I", "-S", srun_wrapper.__file__, name]
-        words = [*keeper, "srun", f"--job-name={name}", f"--ntasks={ranks}"]
+        agent = [sys.executable, "-I", "-S", srun_wrapper.__file__, name]
+        words = [*agent, "srun", f"--job-name={name}", f"--ntasks={ranks}"]
         words += ["--label", "--overlap", "--kill-on-bad-exit=1"]
         # All variables go along, those of --env too; what waits for input gets none, as under every launcher.
         words += ["--export=ALL", "--input=none", f"--chdir={self.folder}"]

@@ -12,9 +12,9 @@ from gradwire import _core, kv
 from gradwire.mxnet import rows
 from gradwire.mxnet.devices import as_floats
 from gradwire.mxnet.errors import KVStoreError
+from gradwire.mxnet.key_lists import Key
 from gradwire.mxnet.memory import array_over, is_plain, view_of
 from gradwire.mxnet.operations import Operations
-from gradwire.mxnet.pairs import Key
 from gradwire.stores import connect
 
 __all__ = ["JobSums"]

@@ -10,8 +10,8 @@ import numpy as np
 
 from gradwire import kv
 from gradwire.mxnet.devices import added
+from gradwire.mxnet.key_lists import Key
 from gradwire.mxnet.memory import array_over
-from gradwire.mxnet.pairs import Key
 
 __all__ = ["LocalSums"]
 

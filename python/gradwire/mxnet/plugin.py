@@ -11,9 +11,9 @@ import mxnet as mx
 from gradwire import _core, kv
 from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.job_sums import JobSums
+from gradwire.mxnet.key_lists import grouped
 from gradwire.mxnet.local_sums import LocalSums
-from gradwire.mxnet.pairs import grouped
-from gradwire.mxnet.unrecorded import unrecorded
+from gradwire.mxnet.no_autograd import no_autograd
 from gradwire.stores.default_store import open_default
 
 __all__ = ["Gradwire"]
@@ -74,7 +74,7 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
             "gradient_compression:CODEC"
         )
 
-    @unrecorded
+    @no_autograd
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Writes rank 0's value to out on every rank, to the bit; as often as wanted. Collective, and waits.
 
@@ -92,7 +92,7 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
             for one in wanted[name]:
                 first.copyto(one)
 
-    @unrecorded
+    @no_autograd
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Writes the sum of all workers' values to out; without out, to value itself. A key's first is a collective.
 

@@ -20,9 +20,9 @@ from gradwire import kv
 from gradwire.mxnet import optimizers, rows
 from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.job_sums import JobSums
+from gradwire.mxnet.key_lists import Key, grouped
 from gradwire.mxnet.local_sums import LocalSums
-from gradwire.mxnet.pairs import Key, grouped
-from gradwire.mxnet.unrecorded import unrecorded
+from gradwire.mxnet.no_autograd import no_autograd
 from gradwire.stores import connect
 
 __all__ = ["KVStore"]
@@ -198,7 +198,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     # ---------------------------------------------------------------- keys
 
-    @unrecorded
+    @no_autograd
     def init(self, key: Any, value: Any) -> None:
         """Declares keys and stores rank 0's values. Collective; once per key.
 
@@ -222,7 +222,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self._sums.init(pairs)
         self._keys |= {name: _Declared(first) for name, first in pairs}
 
-    @unrecorded
+    @no_autograd
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Adds value to the key's sum of this round; with an optimizer, the sum of all updates the weight.
 
@@ -243,7 +243,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             else:
                 self._update(name, values, priority)
 
-    @unrecorded
+    @no_autograd
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Writes to out what the store holds after this worker's last push of the key: the weight where an optimizer is
         set, else the sum of that round, or the first value.
@@ -267,7 +267,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             if taken:
                 self._deliver(self._held(name, priority), taken)
 
-    @unrecorded
+    @no_autograd
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push and pull in one; without out, in place.
 
@@ -296,7 +296,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self.init(key, value)
         self.pull(key, out, priority)
 
-    @unrecorded
+    @no_autograd
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Writes to out the rows row_ids of a table, as pull() would the whole. Waits.
 

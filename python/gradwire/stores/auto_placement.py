@@ -96,7 +96,7 @@ def _move(meeting: connect.Joined, store: str, values: settings.Settings) -> con
     if store == "nccl" and values.scheduler is None and values.master is not None:
         values = replace(
             values, master=endpoints.next_port(values.master)
-        )  # this one's roll call may still end
+        )  # this one's rendezvous may still end
     return connect.open_engine(store, values)
 
 

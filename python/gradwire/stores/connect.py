@@ -125,7 +125,7 @@ def _require_that_it_can_go_on(name: str, values: settings.Settings) -> None:
     elif values.replicas:
         why, instead = "servers begin anew in each generation", "leave GRADWIRE_REPLICAS out"
     elif values.scheduler is None:
-        why = "rank 0 would serve the roll call, and the job would end with it"
+        why = "rank 0 would serve the rendezvous, and the job would end with it"
         instead = "start it with `gradwire run --on-failure continue`, which has a scheduler of its own"
     if why:
         raise ValueError(
@@ -297,7 +297,7 @@ def _meet(values: settings.Settings, name: str) -> Meeting:
 
 def _meet_at(place: Place, values: settings.Settings) -> Meeting:
     def options() -> dict[str, Any]:
-        name = "worker 0, which serves the roll call,"
+        name = "worker 0, which serves the rendezvous,"
         return _node_options(values) | _engine_options(values) | {"scheduler_name": name}
 
     return place.meet(values, options)

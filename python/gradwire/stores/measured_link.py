@@ -20,7 +20,7 @@ _LONG_ENOUGH = 0.05  # seconds; what takes less is measured again with more
 def measure(engine: _core.Engine) -> Link:
     """Times barriers and exact all-reduces of growing arrays. A collective: every worker must call it.
 
-    An all-reduce moves 2 (N-1)/N of the array through each link, each way; a barrier is a message to the roll call and
+    An all-reduce moves 2 (N-1)/N of the array through each link, each way; a barrier is a message to the rendezvous and
     one back. Workers get slightly different numbers: agree on one worker's.
 
     Raises: gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.

@@ -20,7 +20,7 @@ from gradwire.timeline.recorder import Recorder
 
 
 class _Serving(NamedTuple):
-    """What a worker that has closed its store does for those that have not: it hosts servers, or their roll call."""
+    """What a worker that has closed its store does for those that have not: it hosts servers, or their rendezvous."""
 
     engine: _core.Engine
     log: Log
@@ -237,7 +237,7 @@ class Worker(AbstractKVStore):
         """Ends what is under way, and leaves the job cleanly. Called at exit for stores still open.
 
         A server that this process hosts goes on serving the others, and the process waits at its exit until they have
-        left too. Where it serves the roll call, close() waits for them itself; and over MPI, which ends for all ranks
+        left too. Where it serves the rendezvous, close() waits for them itself; and over MPI, which ends for all ranks
         at once. Not so where an uncaught error has ended the script: then the job ends with this process, but over MPI;
         or goes on without it, if it goes on without workers that die.
         """
@@ -311,7 +311,7 @@ class Worker(AbstractKVStore):
             self._say_that_the_job_ends()
             return
         patience = self._settings.slow_abort
-        if self.engine.serves_roll_call or connect.ends_as_one(self._kind):
+        if self.engine.serves_rendezvous or connect.ends_as_one(self._kind):
             _Serving(self.engine, self._log, patience, silence=5.0).outlast()
         else:
             _keep_until_exit(_Serving(self.engine, self._log, patience, silence=60.0))

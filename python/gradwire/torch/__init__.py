@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING, Any
 
 from gradwire.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from gradwire.torch.checkpoint import load_checkpoint, save_checkpoint
-from gradwire.torch.local_steps import LocalStepOptimizer
+from gradwire.torch.local.steps import LocalStepOptimizer
 from gradwire.torch.optimizer import DistributedOptimizer
 from gradwire.torch.sampler import ShardSampler
 from gradwire.torch.session import default_store
 
 if TYPE_CHECKING:
-    from gradwire.torch.ddp import HookState, ddp_hook
-    from gradwire.torch.fsdp import compress_reduce_scatter
+    from gradwire.torch.ddp.hook import HookState, ddp_hook
+    from gradwire.torch.sharded.fsdp import compress_reduce_scatter
 
 __all__ = [
     "DistributedOptimizer",
@@ -53,7 +53,7 @@ __all__ = [
 
 
 # These need torch.distributed, which not every torch has, and FSDP2's takes a second to import.
-_LATER = {"HookState": "ddp", "ddp_hook": "ddp", "compress_reduce_scatter": "fsdp"}
+_LATER = {"HookState": "ddp.hook", "ddp_hook": "ddp.hook", "compress_reduce_scatter": "sharded.fsdp"}
 
 
 def __getattr__(name: str) -> Any:

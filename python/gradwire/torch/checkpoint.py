@@ -24,7 +24,7 @@ from gradwire import _core, kv
 from gradwire.stores import checkpoint
 from gradwire.torch import readable_bytes
 from gradwire.torch.exchange import STATE_KEY
-from gradwire.torch.local_rounds import ROUNDS_KEY, LocalRounds
+from gradwire.torch.local.rounds import ROUNDS_KEY, LocalRounds
 from gradwire.torch.momentum import inherited_momentum
 from gradwire.torch.reducer import GradientReducer
 

@@ -11,7 +11,7 @@ from gradwire.elastic.state import State, Stateful
 from gradwire.stores.store import KVStore
 from gradwire.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from gradwire.torch.exchange import STATE_KEY
-from gradwire.torch.local_steps import steps_apart
+from gradwire.torch.local.steps import steps_apart
 from gradwire.torch.optimizer import _Distributed
 from gradwire.torch.session import own_store
 from gradwire.torch.shared_state import shared_lines

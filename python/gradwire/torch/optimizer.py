@@ -16,7 +16,7 @@ from gradwire import kv
 from gradwire._core import MembershipChanged
 from gradwire.settings import definitions as settings
 from gradwire.stores import connect
-from gradwire.torch import closures, overlap, session, wrapped
+from gradwire.torch import closures, optimizer_wrapper, session
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.exchange_options import (
     ExchangeOptions,
@@ -27,7 +27,8 @@ from gradwire.torch.exchange_options import (
 )
 from gradwire.torch.momentum import WorkerMomentum
 from gradwire.torch.optimizer_options import has_momentum, known_sparse, require_valid, sparse_gradients
-from gradwire.torch.overlap_refused import require_no_gradient_is_needed, require_possible
+from gradwire.torch.overlapping import overlap
+from gradwire.torch.overlapping.checks import require_no_gradient_is_needed, require_possible
 from gradwire.torch.parameter_names import GroupMembers, name_parameters, warn_of_ddp
 from gradwire.torch.reducer import GradientReducer
 from gradwire.torch.sparse_gradients import all_finite
@@ -232,7 +233,7 @@ def DistributedOptimizer(
     except MembershipChanged as change:
         ended = change
     # What is wrong has been said: from here on another that is taken over has ended.
-    result = wrapped.take_over(optimizer, _Distributed)
+    result = optimizer_wrapper.take_over(optimizer, _Distributed)
     result._max_norm, result.overlap_step = max_grad_norm, overlap_step
     result._warm_up_steps = 0 if options.warm_up is None else options.warm_up.steps
     result._named, result._passes, result._given_momentum = named, backward_passes_per_step, momentum
@@ -275,7 +276,7 @@ def _require_free(
         )
 
 
-class _Distributed(wrapped.Front):
+class _Distributed(optimizer_wrapper.Front):
     """What DistributedOptimizer adds to an optimizer's class."""
 
     prefix = "Distributed"

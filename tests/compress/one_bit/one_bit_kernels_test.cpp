@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "compress/one_bit/vote_planes.h"
+#include "compress/one_bit/bit_plane_counters.h"
 #include "tests/compress/rough_values.h"
 #include "tests/compress/simd_targets.h"
 
@@ -84,7 +84,7 @@ TEST(OneBitKernels, DecodeEqualsScalarForAnyBytes) {
   });
 }
 
-TEST(VotePlanes, CountWhatTheBitsSay) {
+TEST(BitPlaneCounters, CountWhatTheBitsSay) {
   for (std::size_t ways : {1, 2, 3, 4, 7, 8, 100}) {
     for (std::size_t elements : {1, 31, 32, 63, 64, 65, 257, 1000}) {
       std::vector<std::vector<std::byte>> bytes;

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "compress/one_bit/bit_plane_counters.h"
 #include "compress/one_bit/one_bit_scalar.h"
-#include "compress/one_bit/vote_planes.h"
 #include "compress/payload/little_endian.h"
 #include "tests/compress/codec_cases.h"
 

@@ -31,8 +31,8 @@ std::vector<std::size_t> places_of(const Codec& codec, std::size_t elements, con
   return places;
 }
 
-TEST(DrawnElements, AreAPermutation) {
-  DrawnElements drawn;
+TEST(RandomSelection, AreAPermutation) {
+  RandomSelection drawn;
   for (std::size_t elements = 1; elements <= 300; ++elements) {
     std::vector<int> seen(elements);
     for (std::uint32_t i : drawn.draw({1, 2, 3, 4}, elements, elements)) ++seen.at(i);
@@ -43,8 +43,8 @@ TEST(DrawnElements, AreAPermutation) {
   EXPECT_EQ(seen, std::vector<int>(kUnitElements, 1));
 }
 
-TEST(DrawnElements, OfFewerAreTheFirstOfMore) {
-  DrawnElements drawn;
+TEST(RandomSelection, OfFewerAreTheFirstOfMore) {
+  RandomSelection drawn;
   for (std::size_t elements : {5, 64, 65536}) {
     const auto few = drawn.draw({1, 2, 3, 4}, elements, 3);
     const std::vector<std::uint32_t> three(few.begin(), few.end());
@@ -69,8 +69,8 @@ double excess(const std::vector<int>& counts, std::size_t cells, double expected
   return (chi - static_cast<double>(cells - 1)) / std::sqrt(2.0 * static_cast<double>(cells - 1));
 }
 
-TEST(DrawnElements, OfAnyNumberAreFairOneByOneAndInPairs) {
-  DrawnElements drawn;
+TEST(RandomSelection, OfAnyNumberAreFairOneByOneAndInPairs) {
+  RandomSelection drawn;
   const int draws = 20000;
   for (std::size_t m = 2; m <= 64; ++m) {
     for (const std::size_t count : {std::size_t{2}, (m + 1) / 2, m}) {

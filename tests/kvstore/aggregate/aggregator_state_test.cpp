@@ -78,7 +78,7 @@ Frame write(Aggregator& aggregator, const PartitionState& state) {
 }
 
 Frame of_optimizer(Frame request) {
-  request.header.content = static_cast<std::uint8_t>(Kept::kOptimizer);
+  request.header.content = static_cast<std::uint8_t>(StateScope::kOptimizer);
   return request;
 }
 
@@ -161,41 +161,41 @@ TEST(AggregatorState, IsNotTurnedBack) {
   EXPECT_EQ(write(aggregator, at_step(2)).header.kind, Kind::kAck);
 }
 
-struct AtOnceAggregator : Aggregator {
-  AtOnceAggregator(std::uint32_t workers, const std::string& policy) : Aggregator(workers) {
+struct AsyncAggregator : Aggregator {
+  AsyncAggregator(std::uint32_t workers, const std::string& policy) : Aggregator(workers) {
     kvstore::handle(*this, 0, command("rounds " + policy));
     kvstore::handle(*this, 0, command("optimizer sgd learning_rate=1 momentum=0.5"));
   }
 };
 
-Answers push_at_once(Aggregator& aggregator, std::uint32_t worker, std::uint64_t step) {
+Answers push_async(Aggregator& aggregator, std::uint32_t worker, std::uint64_t step) {
   return handle(aggregator, worker, request(Kind::kPush, step, bytes_of(std::vector<float>{1, 2, 3})));
 }
 
 TEST(AggregatorState, AtOnceAllWorkersGoOnFromTheOneThatIsFurthest) {
-  AtOnceAggregator first(2, "at_once");
+  AsyncAggregator first(2, "at_once");
   handle(first, 0, request(Kind::kInit, kNoStep, bytes_of(std::vector<float>{1, 2, 3})));
-  for (const std::uint64_t step : {0, 1, 2}) push_at_once(first, 0, step);
-  push_at_once(first, 1, 0);
+  for (const std::uint64_t step : {0, 1, 2}) push_async(first, 0, step);
+  push_async(first, 1, 0);
   const PartitionState state = read(first);
   EXPECT_EQ(state.next_step, 3U);
   EXPECT_EQ(state.optimizer.moments.size(), 3U);
 
-  AtOnceAggregator second(3, "at_once staleness_bound=1");
+  AsyncAggregator second(3, "at_once staleness_bound=1");
   handle(second, 0, request(Kind::kInit, kNoStep, bytes_of(std::vector<float>{0, 0, 0})));
   handle(second, 2, request(Kind::kPull));  // makes clocks
   EXPECT_EQ(write(second, state).header.kind, Kind::kAck);
   EXPECT_EQ(read(second), state);
-  EXPECT_EQ(push_at_once(second, 2, 3).size(), 1U);
-  EXPECT_THAT(push_at_once(second, 2, 4), IsEmpty()) << "two ahead of the others";
-  push_at_once(second, 0, 3);
-  EXPECT_EQ(push_at_once(second, 1, 3).size(), 2U) << "nobody is behind any more";
+  EXPECT_EQ(push_async(second, 2, 3).size(), 1U);
+  EXPECT_THAT(push_async(second, 2, 4), IsEmpty()) << "two ahead of the others";
+  push_async(second, 0, 3);
+  EXPECT_EQ(push_async(second, 1, 3).size(), 2U) << "nobody is behind any more";
 }
 
 TEST(AggregatorState, AtOnceItIsNotTurnedBack) {
-  AtOnceAggregator aggregator(1, "at_once");
+  AsyncAggregator aggregator(1, "at_once");
   handle(aggregator, 0, request(Kind::kInit, kNoStep, bytes_of(std::vector<float>{1, 2, 3})));
-  push_at_once(aggregator, 0, 0);
+  push_async(aggregator, 0, 0);
   const PartitionState state = read(aggregator);
   EXPECT_THAT(text_of(write(aggregator, state)), HasSubstr("a job that has not pushed"));
 }

@@ -21,9 +21,9 @@ using Floats = std::vector<float>;
 constexpr std::size_t kElements = 600;
 
 /// Workers that keep what they are told of a server's weight, key 4, to which pushes are added times 0.1.
-class Told {
+class SentWeight {
  public:
-  Told(std::uint32_t workers, const std::string& weights, const std::string& rounds = "")
+  SentWeight(std::uint32_t workers, const std::string& weights, const std::string& rounds = "")
       : replies_(weights), aggregator_(workers) {
     if (!rounds.empty()) tell("rounds " + rounds);
     tell("optimizer test rescale_grad=0.1");
@@ -52,7 +52,7 @@ class Told {
     aggregator_.forget_worker(worker, answers);
     return answers;
   }
-  void forget_told() { aggregator_.forget_told(); }
+  void forget_sent() { aggregator_.forget_sent(); }
   /// Workers take their answers.
   void take(const Answers& answers) {
     for (const auto& [worker, frame] : answers) {
@@ -144,7 +144,7 @@ TEST(AggregatorWeights, AnOptimizerThatComesLaterBeginsWithTheLastSum) {
 }
 
 TEST(AggregatorWeights, ARoundsDeltaGoesToThoseWhoHoldTheWeightBeforeAndAWholeOneToOthers) {
-  Told job(3, "delta:int8");
+  SentWeight job(3, "delta:int8");
   job.round(3, 0, {0, 1, 2});
   EXPECT_EQ(job.held(2), job.state().value);  // nothing was left out yet
   job.round(3, 1);
@@ -161,7 +161,7 @@ TEST(AggregatorWeights, ARoundsDeltaGoesToThoseWhoHoldTheWeightBeforeAndAWholeOn
 }
 
 TEST(AggregatorWeights, WhatADeltaLeavesOutComesLater) {
-  Told job(1, "delta:topk:ratio=0.1");
+  SentWeight job(1, "delta:topk:ratio=0.1");
   for (std::uint64_t step = 0; step < 10; ++step)
     job.round(1, step, step == 0 ? std::set{0U} : std::set<std::uint32_t>());
   EXPECT_NE(job.held(0), job.state().value);
@@ -173,7 +173,7 @@ TEST(AggregatorWeights, WhatADeltaLeavesOutComesLater) {
 }
 
 TEST(AggregatorWeights, ARoundsLastAnswerIsTheSameHoweverOftenItIsAskedFor) {
-  Told job(2, "delta:2bit:threshold=0.01");
+  SentWeight job(2, "delta:2bit:threshold=0.01");
   job.round(2, 0, {0, 1});
   job.push(0, 1, true);
   job.take(job.push(1, 1, true));  // both answers
@@ -196,12 +196,12 @@ TEST(AggregatorWeights, ARoundsLastAnswerIsTheSameHoweverOftenItIsAskedFor) {
 }
 
 TEST(AggregatorWeights, OnesThatAreNotFiniteGoWhole) {
-  Told job(1, "delta:int8");
+  SentWeight job(1, "delta:int8");
   job.round(1, 0, {0});
   Floats wrong(kElements, 1.0F);
   wrong[7] = std::numeric_limits<float>::infinity();
   PartitionState state = job.state();
-  Told other(1, "delta:int8");
+  SentWeight other(1, "delta:int8");
   state.value = wrong;
   ASSERT_EQ(other.write(state).at(0).frame.header.kind, Kind::kAck);
   other.take(other.push(0, 1, true));
@@ -211,12 +211,12 @@ TEST(AggregatorWeights, OnesThatAreNotFiniteGoWhole) {
 }
 
 TEST(AggregatorWeights, AStateGoesOnWithWhatWorkersWereTold) {
-  Told job(2, "delta:int4");
+  SentWeight job(2, "delta:int4");
   for (std::uint64_t step = 0; step < 3; ++step)
     job.round(2, step, step == 0 ? std::set{0U, 1U} : std::set<std::uint32_t>());
   const PartitionState state = job.state();
   ASSERT_EQ(state.told, job.held(1));
-  Told restored(2, "delta:int4");
+  SentWeight restored(2, "delta:int4");
   ASSERT_EQ(restored.write(state).at(0).frame.header.kind, Kind::kAck);
   restored.take(restored.ask(Kind::kPull, 0, 0, Content::kSum));
   EXPECT_EQ(restored.held(0), job.held(0));
@@ -228,7 +228,7 @@ TEST(AggregatorWeights, AStateGoesOnWithWhatWorkersWereTold) {
 }
 
 TEST(AggregatorWeights, AreRoundedForPullsToo) {
-  Told job(1, "fp16");
+  SentWeight job(1, "fp16");
   const auto fp16 = compress::make({"fp16", {}});
   for (const Kind kind : {Kind::kPush, Kind::kPull}) {
     const auto answers = kind == Kind::kPush ? job.push(0, 0, false) : job.ask(kind, 0, 1, Content::kSum);
@@ -246,7 +246,7 @@ TEST(AggregatorWeights, AreRoundedForPullsToo) {
 }
 
 TEST(AggregatorWeights, AtOnceEachWorkerHasItsOwn) {
-  Told job(2, "delta:int8", "at_once");
+  SentWeight job(2, "delta:int8", "at_once");
   job.take(job.push(0, 0, false));
   EXPECT_EQ(job.content(0), Content::kWeight);
   job.take(job.push(0, 1, true));
@@ -264,18 +264,18 @@ TEST(AggregatorWeights, AtOnceEachWorkerHasItsOwn) {
 
 // What workers of rounds of all held is nothing here, and shall not come back with a later checkpoint.
 TEST(AggregatorWeights, AtOnceWhatACheckpointSaysTheyWereToldIsDropped) {
-  Told in_rounds(1, "delta:topk:ratio=0.05");
+  SentWeight in_rounds(1, "delta:topk:ratio=0.05");
   for (std::uint64_t step = 0; step < 3; ++step) in_rounds.round(1, step);
   const PartitionState saved = in_rounds.state();
   ASSERT_FALSE(saved.told.empty());
-  Told at_once(1, "delta:topk:ratio=0.05", "at_once");
-  at_once.write(saved);
-  EXPECT_THAT(at_once.state().told, testing::IsEmpty());
-  EXPECT_EQ(at_once.state().value, saved.value);
+  SentWeight async(1, "delta:topk:ratio=0.05", "at_once");
+  async.write(saved);
+  EXPECT_THAT(async.state().told, testing::IsEmpty());
+  EXPECT_EQ(async.state().value, saved.value);
 }
 
 TEST(AggregatorWeights, AtOnceWhoAsksAgainGetsAWholeOneAndGoesOnFromThat) {
-  Told job(1, "delta:int8", "at_once");
+  SentWeight job(1, "delta:int8", "at_once");
   job.take(job.push(0, 0, false));
   job.push(0, 1, true);  // its answer is lost
   job.take(job.ask(Kind::kProbe, 0, 1, Content::kWeightDelta));
@@ -291,7 +291,7 @@ TEST(AggregatorWeights, AtOnceWhoAsksAgainGetsAWholeOneAndGoesOnFromThat) {
 /// Worker 1 pushes between two copies of each request of worker 0, of which that takes one answer, whichever.
 TEST(AggregatorWeights, AtOnceARequestThatComesTwiceLeavesItsWorkerWithOneWeight) {
   for (const std::size_t taken : {0U, 1U}) {
-    Told job(2, "delta:int8", "at_once");
+    SentWeight job(2, "delta:int8", "at_once");
     std::uint64_t others = 0;
     const auto twice = [&](const auto& ask) {
       Answers answers[2];
@@ -323,7 +323,7 @@ TEST(AggregatorWeights, AtOnceARequestThatComesTwiceLeavesItsWorkerWithOneWeight
 
 /// A server and its mirror hear worker 1's goodbye at different places, and worker 0 has waited for that one.
 TEST(AggregatorWeights, AtOnceWhoServesInAnothersPlaceBeginsWithWholeOnes) {
-  Told server(3, "delta:int8", "at_once staleness_bound=1"),
+  SentWeight server(3, "delta:int8", "at_once staleness_bound=1"),
       mirror(3, "delta:int8", "at_once staleness_bound=1");
   const auto both = [&](std::uint32_t worker, std::uint64_t step, bool holds) {
     server.take(server.push(worker, step, holds));
@@ -337,7 +337,7 @@ TEST(AggregatorWeights, AtOnceWhoServesInAnothersPlaceBeginsWithWholeOnes) {
   mirror.take(mirror.forget(1));
   ASSERT_NE(server.held(0), mirror.held(0)) << "told at another place";
   ASSERT_EQ(server.state().value, mirror.state().value);
-  mirror.forget_told();
+  mirror.forget_sent();
   mirror.take(mirror.push(0, 2, true));
   EXPECT_EQ(mirror.content(0), Content::kWeight);
   EXPECT_EQ(mirror.held(0), mirror.state().value);
@@ -347,7 +347,7 @@ TEST(AggregatorWeights, AtOnceWhoServesInAnothersPlaceBeginsWithWholeOnes) {
 }
 
 TEST(AggregatorWeights, OtherRepliesBeginWithWholeOnes) {
-  Told job(1, "delta:int8");
+  SentWeight job(1, "delta:int8");
   job.round(1, 0, {0});
   job.tell("weights delta:int8");  // the same: nothing changes
   job.round(1, 1);

@@ -57,7 +57,7 @@ TEST(RoundGate, APushTravelsAsTheFirstOfItsRound) {
 
 TEST(RoundGate, APushAppliedAtOnceIsItsWorkersNext) {
   const RoundGate gate("key", Refusal::kFinal);
-  PushClocks clocks(2, AtOnce{});
+  PushClocks clocks(2, AsyncPolicy{});
   gate.require_next(0, push_of(7), clocks);  // who has not pushed may begin late
   clocks.count(0, 7);
   gate.require_next(0, push_of(8), clocks);

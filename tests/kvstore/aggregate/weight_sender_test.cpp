@@ -32,15 +32,15 @@ class SentWeights : public testing::Test {
     header.content = static_cast<std::uint8_t>(content);
     return header;
   }
-  Frame at_once(const FrameHeader& header, Telling telling = Telling::kFirst) {
-    return sender_.weight_at_once(0, partition_, clocks_, header, telling);
+  Frame async(const FrameHeader& header, Delivery delivery = Delivery::kFirst) {
+    return sender_.async_weight(0, partition_, clocks_, header, delivery);
   }
 
   transport::BufferPool pool_;
   WeightSender sender_{2, pool_};
   Partitions partitions_;
   Partition& partition_ = partitions_[{4, 0}];
-  PushClocks clocks_{2, AtOnce{}};
+  PushClocks clocks_{2, AsyncPolicy{}};
 };
 
 TEST_F(SentWeights, GoWholeUnlessToldOtherwise) {
@@ -92,22 +92,22 @@ TEST_F(SentWeights, TheLastAnswerGoesWholeToWhoLacksTheWeightBefore) {
 
 TEST_F(SentWeights, AtOnceTellEachWorkerItsOwnAndTheSameAgain) {
   sender_.set_replies("delta:int8", partitions_);
-  EXPECT_EQ(content_of(at_once(request(Content::kWeight)).header), Content::kWeight);
+  EXPECT_EQ(content_of(async(request(Content::kWeight)).header), Content::kWeight);
   partition_.value.assign(kElements, 2.0F);
-  EXPECT_EQ(content_of(at_once(request(Content::kWeightDelta)).header), Content::kWeightDelta);
-  const Frame again = at_once(request(Content::kWeightDelta), Telling::kAgain);
+  EXPECT_EQ(content_of(async(request(Content::kWeightDelta)).header), Content::kWeightDelta);
+  const Frame again = async(request(Content::kWeightDelta), Delivery::kRepeat);
   EXPECT_EQ(content_of(again.header), Content::kWeight);
   EXPECT_THAT(floats_of(again), Each(FloatNear(2, 0.02F)));
-  WeightSender::forget_told(partitions_);
-  EXPECT_EQ(content_of(at_once(request(Content::kWeightDelta)).header), Content::kWeight);
+  WeightSender::forget_sent(partitions_);
+  EXPECT_EQ(content_of(async(request(Content::kWeightDelta)).header), Content::kWeight);
 }
 
 TEST_F(SentWeights, AtOnceAPullThatComesAgainIsToldWhatItWasTold) {
   sender_.set_replies("delta:int8", partitions_);
-  at_once(request(Content::kWeight, Kind::kPull, kNoStep - 1));
+  async(request(Content::kWeight, Kind::kPull, kNoStep - 1));
   partition_.value.assign(kElements, 5.0F);
-  EXPECT_THAT(floats_of(at_once(request(Content::kWeight, Kind::kPull, kNoStep - 1))), Each(1.0F));
-  EXPECT_THAT(floats_of(at_once(request(Content::kWeight, Kind::kPull, kNoStep - 2))), Each(5.0F));
+  EXPECT_THAT(floats_of(async(request(Content::kWeight, Kind::kPull, kNoStep - 1))), Each(1.0F));
+  EXPECT_THAT(floats_of(async(request(Content::kWeight, Kind::kPull, kNoStep - 2))), Each(5.0F));
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 #include "kvstore/checkpoint/optimizer_file.h"
 #include "tests/kvstore/job.h"
-#include "transport/decorators/passing_messenger.h"
+#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -19,15 +19,15 @@ using transport::Node;
 
 /// A line on which what is received before the first push comes once more, when that push has just been asked
 /// for.
-class EchoingLine final : public transport::PassingMessenger {
+class EchoingLine final : public transport::ForwardingMessenger {
  public:
-  using transport::PassingMessenger::PassingMessenger;
+  using transport::ForwardingMessenger::ForwardingMessenger;
 
   void send(Node to, std::vector<Frame> frames) override {
     const bool pushes =
         std::ranges::any_of(frames, [](const Frame& frame) { return frame.header.kind == Kind::kPush; });
-    if (pushes) transport::PassingMessenger::on_frames(to, take());
-    transport::PassingMessenger::send(to, std::move(frames));
+    if (pushes) transport::ForwardingMessenger::on_frames(to, take());
+    transport::ForwardingMessenger::send(to, std::move(frames));
   }
 
  protected:
@@ -36,7 +36,7 @@ class EchoingLine final : public transport::PassingMessenger {
       const std::lock_guard lock(mutex_);
       for (const Frame& frame : frames) echo_.push_back({frame.header, frame.payload.share()});
     }
-    transport::PassingMessenger::on_frames(from, std::move(frames));
+    transport::ForwardingMessenger::on_frames(from, std::move(frames));
   }
 
  private:
@@ -56,7 +56,7 @@ void after_a_pull(const JobSize& size, const std::function<void(Engine&, KeyId)>
     const KeySpec spec{"w", {kElements}};
     const KeyId key = engine.declare({&spec, 1})[0];
     engine.init(key, std::vector<float>(kElements, 7.0F));
-    if (size.engine.at_once) engine.set_optimizer("test rescale_grad=1");
+    if (size.engine.async) engine.set_optimizer("test rescale_grad=1");
     std::vector<float> weight(kElements);
     engine.pull(key, weight, 0).wait();
     EXPECT_EQ(weight, std::vector<float>(kElements, 7.0F));
@@ -76,7 +76,7 @@ TEST(LateAnswers, ToAPullAreNoSum) {
 
 TEST(LateAnswers, ToAPullAreNoWordAboutAPushThatAsksForNone) {
   JobSize size{1, 1};
-  size.engine.at_once = AtOnce{};
+  size.engine.async = AsyncPolicy{};
   after_a_pull(size, [](Engine& engine, KeyId key) {
     engine.push(key, std::vector<float>(kElements, 1.0F), 0).wait();
     std::vector<float> weight(kElements);

@@ -325,7 +325,7 @@ TEST_P(RowsAhead, AreBoundedAndNoBitChanges) {
 
 TEST(RowsAheadAtOnce, WaitForServersAlone) {
   JobSize size = bounded_by(0);
-  size.engine.at_once = AtOnce{};
+  size.engine.async = AsyncPolicy{};
   std::promise<void> pushed;
   run_job(size, [&](Engine& engine) {
     SparseRows& sparse = engine.sparse();

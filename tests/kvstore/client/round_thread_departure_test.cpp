@@ -18,10 +18,10 @@ constexpr std::size_t kSmall = 300;
 
 /// A server's line that takes in no push, and dies when a worker has asked for what became of its own so
 /// often.
-class Deaf final : public transport::PassingMessenger {
+class Deaf final : public transport::ForwardingMessenger {
  public:
   Deaf(Line line, InprocNetwork& network, int probes)
-      : transport::PassingMessenger(std::move(line)), network_(network), probes_(probes) {}
+      : transport::ForwardingMessenger(std::move(line)), network_(network), probes_(probes) {}
 
  private:
   void on_frames(Node from, std::vector<transport::Frame> frames) override {
@@ -30,7 +30,7 @@ class Deaf final : public transport::PassingMessenger {
       if (is_probe && from.rank == 1 && --probes_ == 0) network_.lose(self().rank);
       return is_probe || frame.header.kind == Kind::kPush;
     });
-    if (!frames.empty()) transport::PassingMessenger::on_frames(from, std::move(frames));
+    if (!frames.empty()) transport::ForwardingMessenger::on_frames(from, std::move(frames));
   }
 
   InprocNetwork& network_;

@@ -23,9 +23,9 @@ class Waits : public testing::Test {
     active_.insert(&tensors_[key]);
     return tensors_[key];
   }
-  transport::Wait describe(const Callers::Wait& wait, std::optional<AtOnce> at_once = std::nullopt) {
+  transport::Wait describe(const Callers::Wait& wait, std::optional<AsyncPolicy> async = std::nullopt) {
     transport::WaitReport report;
-    RoundWaits(tensors_, active_, at_once).describe(wait, report);
+    RoundWaits(tensors_, active_, async).describe(wait, report);
     return report.waits.at(0);
   }
 
@@ -67,8 +67,8 @@ TEST_F(Waits, ForAllOwnRoundsNeedEachOfThem) {
 TEST_F(Waits, WhereServersApplyPushesAtOnceNeedWhatTheBoundAllows) {
   Tensor& tensor = start(0, Verb::kPush);
   tensor.step = 8;  // the eighth is in flight
-  EXPECT_THAT(describe({For::kKey, "push", 0}, AtOnce{}).needs, IsEmpty());
-  AtOnce bounded;
+  EXPECT_THAT(describe({For::kKey, "push", 0}, AsyncPolicy{}).needs, IsEmpty());
+  AsyncPolicy bounded;
   bounded.staleness_bound = 3;
   EXPECT_THAT(describe({For::kKey, "push", 0}, bounded).needs, ElementsAre("key 0 round 4"));
 }

@@ -134,7 +134,7 @@ TEST(StandstillsOfJoin, ARoundThatNobodyJoinsAndABarrier) {
 
 TEST(StandstillsAtOnce, PushesAheadOfOneThatIsAheadElsewhere) {
   JobSize size{2, 1};
-  size.engine.at_once = AtOnce{1};
+  size.engine.async = AsyncPolicy{1};
   std::vector<std::string> errors(2);
   try {
     run_job(size, [&](Engine& engine) {

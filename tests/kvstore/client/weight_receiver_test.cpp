@@ -54,7 +54,7 @@ class ReceivedWeights : public testing::Test {
   PendingRequests pending_{transport::Role::kServer, {}};
   TensorTable tensors_{0};
   Tensor& tensor_ = tensors_.add({"w", {256}}, std::vector<Part>{{0, 0, 256}});
-  const WeightReceiver in_rounds_{false, buffers_}, at_once_{true, buffers_};
+  const WeightReceiver in_rounds_{false, buffers_}, async_workers_{true, buffers_};
 };
 
 TEST_F(ReceivedWeights, AreAskedForAsWhatChangesTheOneThatIsHeld) {
@@ -72,12 +72,12 @@ TEST_F(ReceivedWeights, AreAskedForAsWhatChangesTheOneThatIsHeld) {
 TEST_F(ReceivedWeights, AppliedAtOnceAreToldInPullsToo) {
   start(Verb::kPull, "delta:int8");
   part().holds_weight = true;
-  EXPECT_EQ(at_once_.content_of_request(tensor_, part()), Content::kWeightDelta);
+  EXPECT_EQ(async_workers_.content_of_request(tensor_, part()), Content::kWeightDelta);
   start(Verb::kPush, "fp32");
   part().holds_weight = false;
-  EXPECT_EQ(at_once_.content_of_request(tensor_, part()), Content::kSum) << "a push wants no weight";
+  EXPECT_EQ(async_workers_.content_of_request(tensor_, part()), Content::kSum) << "a push wants no weight";
   start(Verb::kPushPull, "fp32");
-  EXPECT_EQ(at_once_.content_of_request(tensor_, part()), Content::kWeight);
+  EXPECT_EQ(async_workers_.content_of_request(tensor_, part()), Content::kWeight);
 }
 
 TEST_F(ReceivedWeights, AreHeldWholeAndThenChanged) {

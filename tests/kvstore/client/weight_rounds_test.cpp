@@ -12,7 +12,7 @@
 #include "tests/kvstore/placement/hosts.h"
 #include "tests/kvstore/sums.h"
 #include "transport/decorators/faulty_messenger.h"
-#include "transport/decorators/passing_messenger.h"
+#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -28,9 +28,9 @@ using Runner = void (*)(const JobSize&, const Body&);
 constexpr std::uint64_t kElements = 150'000;  // several parts, on all servers
 constexpr std::uint32_t kWorkers = 3;
 
-JobSize job(std::optional<AtOnce> at_once = std::nullopt) {
+JobSize job(std::optional<AsyncPolicy> async = std::nullopt) {
   JobSize size{kWorkers, 2};
-  size.engine.at_once = at_once;
+  size.engine.async = async;
   size.engine.retry_timeout =
       std::chrono::minutes(10);  // on a busy machine answers that come twice are not counted
   size.engine.shard_bound_elements = 131'072;
@@ -164,10 +164,10 @@ TEST(WeightRounds, AreFewerBytesOnTheWire) {
 }
 
 /// Loses some pushes and some answers to them, and to pulls.
-class ForgetfulLine final : public transport::PassingMessenger {
+class ForgetfulLine final : public transport::ForwardingMessenger {
  public:
   ForgetfulLine(Line line, std::atomic<int>& lost)
-      : transport::PassingMessenger(std::move(line)), lost_(lost) {}
+      : transport::ForwardingMessenger(std::move(line)), lost_(lost) {}
 
   void send(transport::Node to, std::vector<Frame> frames) override {
     std::erase_if(frames, [this](const Frame& frame) {
@@ -177,7 +177,7 @@ class ForgetfulLine final : public transport::PassingMessenger {
       ++lost_;
       return true;
     });
-    if (!frames.empty()) transport::PassingMessenger::send(to, std::move(frames));
+    if (!frames.empty()) transport::ForwardingMessenger::send(to, std::move(frames));
   }
 
  private:
@@ -228,7 +228,7 @@ TEST(WeightRounds, AtOnceEachWorkerIsToldAllThatItsWeightLacks) {
   const std::pair<std::string, double> bits[] = {{"fp32", 32}, {"fp16", 16}, {"delta:int8", 8.125}};
   for (const auto& [weights, bits_an_element] : bits) {
     std::atomic<std::uint64_t> bytes = 0;
-    run_job(job(AtOnce{}), [&, text = weights](Engine& engine) {
+    run_job(job(AsyncPolicy{}), [&, text = weights](Engine& engine) {
       engine.compression().set(spec("none"), "none", text);
       expect_all_told(engine, 20);
       if (engine.rank() == 0) bytes = bytes_received(engine);
@@ -241,7 +241,7 @@ TEST(WeightRounds, AtOnceEachWorkerIsToldAllThatItsWeightLacks) {
 }
 
 TEST(WeightRounds, AtOnceADeltaIsAppliedOnceWhateverIsLost) {
-  JobSize size = job(AtOnce{2});
+  JobSize size = job(AsyncPolicy{2});
   size.engine.retry_timeout = std::chrono::milliseconds(50);
   std::atomic<int> lost = 0;
   const auto body = [](Engine& engine) {
@@ -253,7 +253,7 @@ TEST(WeightRounds, AtOnceADeltaIsAppliedOnceWhateverIsLost) {
 }
 
 TEST(WeightRounds, AtOnceADeltaIsAppliedOnceWhateverComesTwiceOrLate) {
-  JobSize size = job(AtOnce{2});
+  JobSize size = job(AsyncPolicy{2});
   size.engine.retry_timeout = std::chrono::milliseconds(50);
   const auto faults = std::make_shared<transport::Faults>(
       transport::parse_faults("seed=5,duplicate=30%,delay=30ms@10%,reorder=10%,drop=5%"));

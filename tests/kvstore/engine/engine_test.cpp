@@ -10,7 +10,7 @@
 
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/sums.h"
-#include "transport/decorators/passing_messenger.h"
+#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -153,14 +153,14 @@ TEST(Engine, FusingTensorsChangesNoBit) {
 }
 
 /// Counts what is sent.
-class CountingMessenger final : public transport::PassingMessenger {
+class CountingMessenger final : public transport::ForwardingMessenger {
  public:
   CountingMessenger(Line line, std::atomic<int>& pushes)
-      : transport::PassingMessenger(std::move(line)), pushes_(pushes) {}
+      : transport::ForwardingMessenger(std::move(line)), pushes_(pushes) {}
   void send(transport::Node to, std::vector<transport::Frame> frames) override {
     for (const transport::Frame& frame : frames)
       pushes_ += frame.header.kind == transport::Kind::kPush ? 1 : 0;
-    transport::PassingMessenger::send(to, std::move(frames));
+    transport::ForwardingMessenger::send(to, std::move(frames));
   }
 
  private:

@@ -12,7 +12,7 @@
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/placement/hosts.h"
 #include "tests/kvstore/sums.h"
-#include "transport/decorators/passing_messenger.h"
+#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -25,10 +25,10 @@ struct Traffic {
   std::atomic<int> exchanges{0}, init_messages{0}, inits{0};
 };
 
-class CountingLine final : public transport::PassingMessenger {
+class CountingLine final : public transport::ForwardingMessenger {
  public:
   CountingLine(Line line, Traffic& traffic)
-      : transport::PassingMessenger(std::move(line)), counts_(self().rank == 0), traffic_(traffic) {}
+      : transport::ForwardingMessenger(std::move(line)), counts_(self().rank == 0), traffic_(traffic) {}
 
   void send(Node to, std::vector<transport::Frame> frames) override {
     const auto inits = std::ranges::count_if(frames, [](const transport::Frame& frame) {
@@ -38,12 +38,12 @@ class CountingLine final : public transport::PassingMessenger {
       traffic_.inits += static_cast<int>(inits);
       ++traffic_.init_messages;
     }
-    transport::PassingMessenger::send(to, std::move(frames));
+    transport::ForwardingMessenger::send(to, std::move(frames));
   }
   std::vector<std::string> exchange(std::string_view name, std::string_view blob,
                                     std::chrono::milliseconds timeout) override {
     if (counts_) ++traffic_.exchanges;
-    return transport::PassingMessenger::exchange(name, blob, timeout);
+    return transport::ForwardingMessenger::exchange(name, blob, timeout);
   }
 
  private:

@@ -152,7 +152,7 @@ TEST_P(StatesOfPlacements, AreThoseThatServersHad) {
 TEST(OptimizerStates, GoOnWherePushesAreAppliedAtOnce) {
   const Folder folder;
   JobSize size = job(1, 2);  // of one worker, whose pushes have an order
-  size.engine.at_once = AtOnce{};
+  size.engine.async = AsyncPolicy{};
   const Saved saved = save(folder / "a", run_job, size);
   EXPECT_EQ(resume(folder / "a", saved, run_job, size), saved.undisturbed);
 }

@@ -261,7 +261,7 @@ TEST_P(HierarchyPlacement, CollectivesAreThoseOfAllWorkers) {
 }
 
 TEST_P(HierarchyPlacement, AWorkerThatLeavesEarlyFailsOnlyWhatStillNeedsItAndIsNamed) {
-  for (const std::uint32_t early : {0U, 3U}) {
+  for (const std::uint32_t held_pushes : {0U, 3U}) {
     // Servers in other workers may still look at what failed after its worker has closed.
     std::vector<std::vector<float>> all_values(4, std::vector<float>(300'000, 1.0F));
     std::latch failed(3);  // who has failed leaves too, and is named to those who come later
@@ -269,14 +269,14 @@ TEST_P(HierarchyPlacement, AWorkerThatLeavesEarlyFailsOnlyWhatStillNeedsItAndIsN
       std::vector<float>& values = all_values[engine.rank()];
       const auto keys = engine.declare(std::vector<KeySpec>{{"w", {values.size()}}});
       for (int step = 0; step < 5; ++step) engine.push_pull(keys[0], values, values, 0).wait();
-      if (engine.rank() == early) return;
+      if (engine.rank() == held_pushes) return;
       std::this_thread::sleep_for(300ms);
       EXPECT_EQ(values[0], std::ldexp(1.0F, 10));
       try {
         engine.push_pull(keys[0], values, values, 0).wait();
-        ADD_FAILURE() << "summed without worker " << early;
+        ADD_FAILURE() << "summed without worker " << held_pushes;
       } catch (const transport::TransportError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("worker " + std::to_string(early)));
+        EXPECT_THAT(error.what(), HasSubstr("worker " + std::to_string(held_pushes)));
       }
       failed.arrive_and_wait();
     });

@@ -8,7 +8,7 @@
 
 #include "compress/payload/integer_sums.h"
 #include "kvstore/placement/native.h"
-#include "kvstore/placement/sum_tail.h"
+#include "kvstore/placement/sum_trailer.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/placement/counted_collective.h"
 #include "tests/kvstore/sums.h"
@@ -62,7 +62,7 @@ TEST(NativeCodesBytes, AreThoseOfTheFormula) {
   constexpr std::size_t kElements = compress::kUnitElements;  // one partition
   constexpr std::size_t kCodeBytes = kElements / 4;
   constexpr std::size_t kUnitHeads = 8 + 16;
-  constexpr std::size_t kTail = SumTail::kElements;
+  constexpr std::size_t kTail = SumTrailer::kElements;
   using Bytes = std::pair<std::uint64_t, std::uint64_t>;
   const std::string fixed = "2bit:threshold=0.5";
   const std::string agreed = "2bit:threshold=auto";
@@ -93,7 +93,7 @@ TEST(NativeCodesMany, Int16SumsWhatInt8CannotHold) {
           ASSERT_EQ(values[i], i == 7 ? -65.0F : 65.0F) << engine.rank();
       },
       [&](Sums sums) { return std::make_unique<CountedCollective>(std::move(sums), moved); });
-  EXPECT_EQ(moved.integers, kRanks * 2 * (100 + SumTail::kElements));
+  EXPECT_EQ(moved.integers, kRanks * 2 * (100 + SumTrailer::kElements));
   EXPECT_EQ(moved.gathered, 0U);
 }
 
@@ -198,17 +198,17 @@ TEST(NativeCodesSettings, ThatDifferBetweenRanksAreOneError) {
 
 // Levels that differ would be added as if they were one.
 TEST(NativeCodesHash, CoversTheCodecsParameters) {
-  std::vector<std::byte> sum(SumTail::size_bytes(1));
+  std::vector<std::byte> sum(SumTrailer::size_bytes(1));
   std::vector<std::byte> one(sum.size());
   transport::FrameHeader header;
   header.codec = 3;
   for (const std::uint32_t threshold : {1U, 2U}) {
     header.codec_parameters[0] = threshold;
-    SumTail::write(header, transport::ElementType::kInt8, one);
+    SumTrailer::write(header, transport::ElementType::kInt8, one);
     for (std::size_t i = 0; i < sum.size(); ++i)
       sum[i] = static_cast<std::byte>(std::to_integer<int>(sum[i]) + std::to_integer<int>(one[i]));
   }
-  EXPECT_FALSE(SumTail::read(sum, transport::ElementType::kInt8, header, 2).same);
+  EXPECT_FALSE(SumTrailer::read(sum, transport::ElementType::kInt8, header, 2).same);
 }
 
 }  // namespace

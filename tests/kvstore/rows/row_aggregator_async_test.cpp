@@ -16,10 +16,10 @@ using transport::Frame;
 using transport::Kind;
 
 /// Of this many workers, whose table begins at zeros and has pushes added to it, times 2.
-class AtOnceRows {
+class AsyncRows {
  public:
-  explicit AtOnceRows(std::uint32_t workers, const std::string& rounds = "at_once",
-                      const std::string& optimizer = "test rescale_grad=2")
+  explicit AsyncRows(std::uint32_t workers, const std::string& rounds = "at_once",
+                     const std::string& optimizer = "test rescale_grad=2")
       : rows_(workers) {
     heed(rows_, "rounds " + rounds);
     if (!optimizer.empty()) optimize(optimizer);
@@ -58,7 +58,7 @@ std::vector<std::uint32_t> ranks_in(const Answers& answers) {
 }
 
 TEST(RowAggregatorAtOnce, APushGoesInWhenItComesAndAPullBringsTheRowsAsTheyAre) {
-  AtOnceRows server(3);
+  AsyncRows server(3);
   const auto acknowledged = server.push(1, 0, {3, 5}, {1, 2, 3, 4});
   expect_only(acknowledged, Kind::kRowAck);
   EXPECT_EQ(acknowledged[0].worker, 1U);
@@ -70,7 +70,7 @@ TEST(RowAggregatorAtOnce, APushGoesInWhenItComesAndAPullBringsTheRowsAsTheyAre) 
 }
 
 TEST(RowAggregatorAtOnce, ARepeatedPushChangesNothing) {
-  AtOnceRows server(2);
+  AsyncRows server(2);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(staleness_in(server.push(0, 0)), 0U);
   server.push(1, 0);
   EXPECT_EQ(staleness_in(server.push(0, 0)), 0U) << "of the push, when it went in";
@@ -80,7 +80,7 @@ TEST(RowAggregatorAtOnce, ARepeatedPushChangesNothing) {
 }
 
 TEST(RowAggregatorAtOnce, AnAcknowledgementTellsHowStaleThePushWas) {
-  AtOnceRows server(2);
+  AsyncRows server(2);
   EXPECT_EQ(staleness_in(server.push(0, 0)), 0U);
   EXPECT_EQ(staleness_in(server.push(0, 1)), 0U);
   EXPECT_EQ(staleness_in(server.push(1, 0)), 2U);
@@ -91,7 +91,7 @@ TEST(RowAggregatorAtOnce, AnAcknowledgementTellsHowStaleThePushWas) {
 
 // As where the push was lost, or is larger.
 TEST(RowAggregatorAtOnce, APullThatComesBeforeItsWorkersPushWaitsForIt) {
-  AtOnceRows server(2);
+  AsyncRows server(2);
   EXPECT_THAT(server.pull(0, 1), IsEmpty());
   EXPECT_THAT(ranks_in(server.pull(0, 1)), IsEmpty()) << "for nobody else";
   const auto answers = server.push(0, 0);
@@ -103,7 +103,7 @@ TEST(RowAggregatorAtOnce, APullThatComesBeforeItsWorkersPushWaitsForIt) {
 }
 
 TEST(RowAggregatorAtOnce, APullOfWhoIsTooFarAheadIsAnsweredWhenTheSlowestHasCaughtUp) {
-  AtOnceRows server(3, "at_once staleness_bound=1");
+  AsyncRows server(3, "at_once staleness_bound=1");
   server.push(0, 0);
   expect_rows(server.pull(0, 1), {3}, {2, 2});
   expect_only(server.push(0, 1), Kind::kRowAck);
@@ -118,7 +118,7 @@ TEST(RowAggregatorAtOnce, APullOfWhoIsTooFarAheadIsAnsweredWhenTheSlowestHasCaug
 }
 
 TEST(RowAggregatorAtOnce, NobodyWaitsForAWorkerThatHasLeft) {
-  AtOnceRows server(3, "at_once staleness_bound=0");
+  AsyncRows server(3, "at_once staleness_bound=0");
   EXPECT_THAT(server.forget(1), IsEmpty());
   server.push(0, 0);
   EXPECT_THAT(server.pull(0, 1), IsEmpty());
@@ -130,7 +130,7 @@ TEST(RowAggregatorAtOnce, NobodyWaitsForAWorkerThatHasLeft) {
 }
 
 TEST(RowAggregatorAtOnce, AWorkerThatLeavesWhileItWaitsIsNotAnswered) {
-  AtOnceRows server(2, "at_once staleness_bound=0");
+  AsyncRows server(2, "at_once staleness_bound=0");
   server.push(0, 0);
   EXPECT_THAT(server.pull(0, 1), IsEmpty());
   EXPECT_THAT(server.forget(0), IsEmpty());
@@ -138,7 +138,7 @@ TEST(RowAggregatorAtOnce, AWorkerThatLeavesWhileItWaitsIsNotAnswered) {
 }
 
 TEST(RowAggregatorAtOnce, NobodyWaitsForWhoIsInACollectiveUntilAllAreThere) {
-  AtOnceRows server(3, "at_once staleness_bound=0");
+  AsyncRows server(3, "at_once staleness_bound=0");
   server.push(0, 0);
   EXPECT_THAT(server.pull(0, 1), IsEmpty());
   EXPECT_THAT(server.meet(1), IsEmpty());
@@ -149,7 +149,7 @@ TEST(RowAggregatorAtOnce, NobodyWaitsForWhoIsInACollectiveUntilAllAreThere) {
 }
 
 TEST(RowAggregatorAtOnce, WhatMakesNoSenseIsRefusedAndChangesNothing) {
-  AtOnceRows server(2, "at_once", "");
+  AsyncRows server(2, "at_once", "");
   expect_refused(server.push(0, 0), "there is no optimizer that could; set one first");
   server.optimize("test rescale_grad=2");
   server.push(0, 0);
@@ -159,7 +159,7 @@ TEST(RowAggregatorAtOnce, WhatMakesNoSenseIsRefusedAndChangesNothing) {
 }
 
 TEST(RowAggregatorAtOnce, ALateInitUndoesNoPush) {
-  AtOnceRows server(1);
+  AsyncRows server(1);
   server.push(0, 0);
   Frame late = rows_frame(Kind::kRowInit, 0, {3}, {7, 7});
   late.header.offset = 999;
@@ -169,7 +169,7 @@ TEST(RowAggregatorAtOnce, ALateInitUndoesNoPush) {
 
 // From a checkpoint, where workers had pushed different numbers of times.
 TEST(RowAggregatorAtOnce, AllWorkersGoOnFromTheOneThatWasFurthest) {
-  AtOnceRows first(2);
+  AsyncRows first(2);
   for (const std::uint64_t step : {0, 1, 2}) first.push(0, step);
   first.push(1, 0);
   Answers answers = first.send(0, rows_frame(Kind::kRowReadState, 0, {}, {}));
@@ -177,7 +177,7 @@ TEST(RowAggregatorAtOnce, AllWorkersGoOnFromTheOneThatWasFurthest) {
   const RowState state = decode_row_state(answers[0].frame.payload.bytes(), kTable);
   EXPECT_EQ(state.next_step, 3U);
 
-  AtOnceRows second(2, "at_once staleness_bound=1");
+  AsyncRows second(2, "at_once staleness_bound=1");
   expect_rows(second.pull(1, 0), {}, {});  // its clocks have begun
   Frame load = rows_frame(Kind::kRowWriteState, 1, {}, {});
   load.payload = encode_state(state, kTable);

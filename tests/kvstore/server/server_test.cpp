@@ -8,29 +8,29 @@
 
 #include "kvstore/trace/trace.h"
 #include "tests/kvstore/job.h"
-#include "transport/decorators/passing_messenger.h"
+#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
 
 /// A server's line that keeps its thread busy with the first answer until so many requests are here.
-class BusyMessenger final : public transport::PassingMessenger {
+class BusyMessenger final : public transport::ForwardingMessenger {
  public:
   BusyMessenger(Line line, std::size_t requests)
-      : transport::PassingMessenger(std::move(line)), requests_(requests) {}
+      : transport::ForwardingMessenger(std::move(line)), requests_(requests) {}
 
   void send(transport::Node to, std::vector<transport::Frame> frames) override {
     {
       std::unique_lock lock(mutex_);
       arrived_.wait_for(lock, std::chrono::seconds(20), [this] { return seen_ >= requests_; });
     }
-    transport::PassingMessenger::send(to, std::move(frames));
+    transport::ForwardingMessenger::send(to, std::move(frames));
   }
 
  private:
   void on_frames(transport::Node from, std::vector<transport::Frame> frames) override {
     const std::size_t count = frames.size();
-    transport::PassingMessenger::on_frames(from, std::move(frames));
+    transport::ForwardingMessenger::on_frames(from, std::move(frames));
     const std::lock_guard lock(mutex_);
     seen_ += count;
     arrived_.notify_all();

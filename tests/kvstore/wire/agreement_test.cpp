@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "tests/kvstore/job.h"
-#include "transport/decorators/passing_messenger.h"
+#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -26,13 +26,13 @@ struct Partings {
 };
 
 /// A node of a job's second generation.
-class Later final : public transport::PassingMessenger {
+class Later final : public transport::ForwardingMessenger {
  public:
   Later(std::unique_ptr<transport::Messenger> messenger, Partings& partings)
-      : transport::PassingMessenger(std::move(messenger)), partings_(partings) {}
+      : transport::ForwardingMessenger(std::move(messenger)), partings_(partings) {}
 
   transport::World world() const override {
-    transport::World world = transport::PassingMessenger::world();
+    transport::World world = transport::ForwardingMessenger::world();
     world.generation = 2;
     return world;
   }

@@ -95,7 +95,7 @@ TEST(HostLink, ThatEndsWithItsServerIsNoFailure) {
   link.server->leave(kPatience);
   ASSERT_TRUE(in_link.hears_goodbye_of({Role::kServer, 1}));
   const auto stranger = link.host.connect({Role::kWorker, 0});
-  stranger->fail("its roll call ends");
+  stranger->fail("its rendezvous ends");
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   EXPECT_TRUE(in_job.failures(0).empty());
   link.first_in_job->detach();

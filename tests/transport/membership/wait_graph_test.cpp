@@ -62,7 +62,7 @@ class Graph : public testing::Test {
   std::vector<std::uint32_t> stuck() { return graph_.deadlock(exchanges_).workers; }
 
   std::uint64_t next_ = 0;
-  Exchanges exchanges_{3};
+  ExchangeTable exchanges_{3};
   WaitGraph graph_;
 };
 

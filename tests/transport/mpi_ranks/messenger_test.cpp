@@ -10,7 +10,7 @@
 
 #include "tests/transport/frames.h"
 #include "tests/transport/mpi_ranks/ranks.h"
-#include "transport/mpi/mpi_parcel.h"
+#include "transport/mpi/mpi_packet.h"
 
 namespace gradwire::transport {
 namespace {

@@ -12,8 +12,8 @@
 #include "tests/transport/frames.h"
 #include "tests/transport/nccl/nccl_memory_port.h"
 #include "transport/inproc/inproc.h"
+#include "transport/nccl/nccl_bootstrap.h"
 #include "transport/nccl/nccl_collective.h"
-#include "transport/nccl/nccl_entry.h"
 #include "transport/nccl/nccl_library.h"
 
 namespace gradwire::transport {
@@ -209,19 +209,19 @@ TEST(NcclFailures, AnAbortThatHangsHoldsNobodyUp) {
   std::this_thread::sleep_for(100ms);
 }
 
-TEST(NcclEntry, IsReadBackAndDamageIsAnError) {
-  NcclEntry entry{"2.32.3", "NVIDIA H100 80GB HBM3 (GPU-12ab)", GpuSharing::kAllowed, {}};
+TEST(NcclBootstrap, IsReadBackAndDamageIsAnError) {
+  NcclBootstrap entry{"2.32.3", "NVIDIA H100 80GB HBM3 (GPU-12ab)", GpuSharing::kAllowed, {}};
   for (std::size_t i = 0; i < entry.id.size(); ++i) entry.id[i] = static_cast<std::byte>(i * 3);
-  EXPECT_EQ(parse_nccl_entry(to_text(entry), 1), entry);
+  EXPECT_EQ(parse_nccl_bootstrap(to_text(entry), 1), entry);
   const std::string text = to_text(entry);
   entry.sharing = GpuSharing::kRefused;
-  EXPECT_EQ(parse_nccl_entry(to_text(entry), 1), entry);
+  EXPECT_EQ(parse_nccl_bootstrap(to_text(entry), 1), entry);
   for (const std::size_t length : {std::size_t{0}, std::size_t{50}, text.size() - 1})
-    EXPECT_THAT(error_of([&] { parse_nccl_entry(text.substr(0, length), 3); }),
+    EXPECT_THAT(error_of([&] { parse_nccl_bootstrap(text.substr(0, length), 3); }),
                 HasSubstr("nccl: the description that worker 3 sent cannot be read"));
   std::string other = text;
   other.replace(other.find("shared"), 6, "SHARED");
-  EXPECT_THAT(error_of([&] { parse_nccl_entry(other, 3); }), HasSubstr("cannot be read"));
+  EXPECT_THAT(error_of([&] { parse_nccl_bootstrap(other, 3); }), HasSubstr("cannot be read"));
 }
 
 class NcclSharedGpu : public testing::TestWithParam<std::vector<std::uint32_t>> {};
@@ -240,7 +240,7 @@ INSTANTIATE_TEST_SUITE_P(AllowedBy, NcclSharedGpu,
                          testing::Values(std::vector<std::uint32_t>{}, std::vector<std::uint32_t>{0, 1},
                                          std::vector<std::uint32_t>{2}));
 
-TEST(NcclEntry, RanksThatAllowItShareOneGpu) {
+TEST(NcclBootstrap, RanksThatAllowItShareOneGpu) {
   NcclJob job(4);
   for (std::uint32_t rank = 0; rank < 4; ++rank) {
     job.memory(rank).device = "GPU-0";
@@ -253,7 +253,7 @@ TEST(NcclEntry, RanksThatAllowItShareOneGpu) {
   EXPECT_THAT(errors, Each("no error"));
 }
 
-TEST(NcclEntry, VersionsMustBeEqual) {
+TEST(NcclBootstrap, VersionsMustBeEqual) {
   NcclJob job(2);
   job.memory(1).version = "2.28.9";
   const auto errors = job.run([](std::uint32_t, Collective&) { FAIL(); });

@@ -73,19 +73,19 @@ Frame frame_of(std::size_t bytes) {
 
 TEST(Curve, AWrongKeyIsTold) {
   EXPECT_THAT(fate_of_worker(JobKey::make(), JobKey::make()),
-              AllOf(HasSubstr("TransportError: roll call: the scheduler at tcp://127.0.0.1:"),
+              AllOf(HasSubstr("TransportError: rendezvous: the scheduler at tcp://127.0.0.1:"),
                     HasSubstr("has ended every handshake for"), HasSubstr("this node has a job key")));
 }
 
 TEST(Curve, ANodeWithoutAKeyIsTold) {
   EXPECT_THAT(fate_of_worker(JobKey::make(), {}),
-              AllOf(HasSubstr("TransportError: roll call: the scheduler at tcp://127.0.0.1:"),
+              AllOf(HasSubstr("TransportError: rendezvous: the scheduler at tcp://127.0.0.1:"),
                     HasSubstr("this node has no job key")));
 }
 
 TEST(Curve, AJobWithoutAKeyIsTold) {
   EXPECT_THAT(fate_of_worker({}, JobKey::make()),
-              AllOf(HasSubstr("TransportError: roll call: the scheduler at tcp://127.0.0.1:"),
+              AllOf(HasSubstr("TransportError: rendezvous: the scheduler at tcp://127.0.0.1:"),
                     HasSubstr("this node has a job key")));
 }
 
@@ -205,7 +205,7 @@ ConnectionEvent::Kind fate_of_outsider(const std::string& endpoint, const CurveK
     std::this_thread::sleep_for(2ms);
     event = watch.next();
   }
-  Parcel answer;
+  Packet answer;
   was_answered = socket.receive(answer);
   return event ? event->kind : ConnectionEvent::Kind::kDisconnected;
 }
@@ -243,25 +243,25 @@ TEST_F(CurveJob, NobodyIsToldTheKey) {
   EXPECT_THAT(lines_.text(), HasSubstr("all 2 nodes are here"));
 }
 
-TEST(Doorkeeper, WhereItHasGoneNobodyIsLetIn) {
+TEST(ZapAuthenticator, WhereItHasGoneNobodyIsLetIn) {
   const ZmqContext context;
   const JobKey key = JobKey::make();
   ZmqSocket router(context, ZMQ_ROUTER, 1 << 20);
-  Doorkeeper(context, key).guard(router);
+  ZapAuthenticator(context, key).guard(router);
   bool was_answered = true;
   EXPECT_NE(fate_of_outsider(router.bind("tcp://127.0.0.1:*"), key.of_listeners().public_key,
                              key.of_connectors(), was_answered),
             ConnectionEvent::Kind::kOpened);
-  Parcel heard;
+  Packet heard;
   EXPECT_FALSE(router.receive(heard));
 }
 
-TEST(Doorkeeper, WhatWasBoundBeforeStaysOpen) {
+TEST(ZapAuthenticator, WhatWasBoundBeforeStaysOpen) {
   const ZmqContext context;
-  const Doorkeeper doorkeeper(context, JobKey::make());
+  const ZapAuthenticator authenticator(context, JobKey::make());
   ZmqSocket router(context, ZMQ_ROUTER, 1 << 20);
   const std::string before = router.bind("tcp://127.0.0.1:*");
-  doorkeeper.guard(router);
+  authenticator.guard(router);
   const std::string guarded = router.bind("tcp://127.0.0.1:*");
   RawPeer in(before), out(guarded);
   in.handshake();

@@ -138,7 +138,7 @@ struct End {
   const ZmqContext context;
   Inbox inbox;
   Traffic traffic;
-  Refusals refusals{[this](const std::string& line) { log += line + "\n"; }};
+  RejectionLog refusals{[this](const std::string& line) { log += line + "\n"; }};
   Links links;
 };
 

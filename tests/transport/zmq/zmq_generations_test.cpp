@@ -239,7 +239,7 @@ TEST(ZmqGenerations, AnErrorAfterAllOthersHaveComeToTheEndIsNoFailure) {
   EXPECT_EQ(error_of([&] { EXPECT_TRUE(scheduler.wait_for(kPatience)); }), "no error");
 }
 
-TEST(ZmqGenerations, AnotherMayComeAtOnceInThePlaceOfOneThatDiesInTheFirstRollCall) {
+TEST(ZmqGenerations, AnotherMayComeAtOnceInThePlaceOfOneThatDiesInTheFirstRendezvous) {
   const ZmqOptions job = lasting(2, 0);
   Scheduler scheduler(job);
   std::optional<RawWorker> victim;
@@ -271,7 +271,7 @@ TEST(ZmqGenerations, BelowTheFewestWorkersTheJobFailsAndSaysWhy) {
   EXPECT_THAT(error_of([&] { scheduler.wait_for(kPatience); }), HasSubstr("min_workers=2"));
 }
 
-TEST(ZmqGenerations, AWorkerThatDiesAgainDuringTheRollCallIsDropped) {
+TEST(ZmqGenerations, AWorkerThatDiesAgainDuringTheRendezvousIsDropped) {
   const ZmqOptions job = lasting(3, 0);
   Scheduler scheduler(job);
   auto first = member_later(job, scheduler, Role::kWorker, "w0", 0);

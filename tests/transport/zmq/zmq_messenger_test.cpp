@@ -1,5 +1,5 @@
 // A job over ZeroMQ when things go wrong: nodes that never come, disagree, fall silent or die. What goes
-// right is in the conformance tests, what strangers try in hostile_strangers_test.cpp.
+// right is in the conformance tests, what strangers try in hostile_peers_test.cpp.
 #include "transport/zmq/zmq_messenger.h"
 
 #include <gmock/gmock.h>
@@ -57,22 +57,23 @@ std::string fate_of(std::future<std::unique_ptr<Messenger>>& joining) {
   return error_of([&] { joining.get(); });
 }
 
-// --- roll call ---
+// --- rendezvous ---
 
-TEST(ZmqRollCall, AServerThatNeverComesIsNamedToEveryNodePresent) {
+TEST(ZmqRendezvous, AServerThatNeverComesIsNamedToEveryNodePresent) {
   ZmqOptions options = job_of(2, 2);
   options.rendezvous_timeout = 700ms;
   Scheduler scheduler(options);
   auto worker0 = join_later(node_of(options, scheduler, Role::kWorker, 0));
   auto worker1 = join_later(node_of(options, scheduler, Role::kWorker, {}));
   auto server0 = join_later(node_of(options, scheduler, Role::kServer, 0));
-  const auto names_it = AllOf(HasSubstr("TimeoutError: roll call"), HasSubstr("still waiting for server 1 ("),
-                              HasSubstr("3 of 4 nodes are here"), HasSubstr("0.7 s"));
+  const auto names_it =
+      AllOf(HasSubstr("TimeoutError: rendezvous"), HasSubstr("still waiting for server 1 ("),
+            HasSubstr("3 of 4 nodes are here"), HasSubstr("0.7 s"));
   EXPECT_THAT(error_of([&] { scheduler.wait(); }), names_it);
   for (auto* node : {&worker0, &worker1, &server0}) EXPECT_THAT(fate_of(*node), names_it);
 }
 
-TEST(ZmqRollCall, ASchedulerThatNeverAnswersIsNamed) {
+TEST(ZmqRendezvous, ASchedulerThatNeverAnswersIsNamed) {
   ZmqOptions options = job_of(1, 0);
   options.scheduler = "tcp://127.0.0.1:9";  // the discard port: nobody listens
   options.rendezvous_timeout = 300ms;
@@ -81,7 +82,7 @@ TEST(ZmqRollCall, ASchedulerThatNeverAnswersIsNamed) {
       AllOf(HasSubstr("TimeoutError"), HasSubstr("no answer from the scheduler at tcp://127.0.0.1:9")));
 }
 
-TEST(ZmqRollCall, NodesMayComeBeforeTheScheduler) {
+TEST(ZmqRendezvous, NodesMayComeBeforeTheScheduler) {
   ZmqOptions options = job_of(1, 1);
   std::string endpoint;
   {
@@ -103,7 +104,7 @@ TEST(ZmqRollCall, NodesMayComeBeforeTheScheduler) {
   EXPECT_EQ(error_of([&] { scheduler.wait(); }), "no error");
 }
 
-TEST(ZmqRollCall, ProgressIsTold) {
+TEST(ZmqRendezvous, ProgressIsTold) {
   Log log;
   ZmqOptions options = job_of(2, 1);
   options.log = log.sink();
@@ -114,7 +115,7 @@ TEST(ZmqRollCall, ProgressIsTold) {
   EXPECT_THAT(fate_of(worker), HasSubstr("TransportError: enough"));
 }
 
-TEST(ZmqRollCall, ANodeThatDisagreesIsToldBothValuesAndTheJobWaitsForTheRightOne) {
+TEST(ZmqRendezvous, ANodeThatDisagreesIsToldBothValuesAndTheJobWaitsForTheRightOne) {
   const ZmqOptions options = job_of(1, 1);
   Scheduler scheduler(options);
   ZmqOptions wrong = node_of(options, scheduler, Role::kWorker, 0);
@@ -127,7 +128,7 @@ TEST(ZmqRollCall, ANodeThatDisagreesIsToldBothValuesAndTheJobWaitsForTheRightOne
   server.get();
 }
 
-TEST(ZmqRollCall, ADuplicateRankIsRefusedNamingWhoHasIt) {
+TEST(ZmqRendezvous, ADuplicateRankIsRefusedNamingWhoHasIt) {
   const ZmqOptions options = job_of(2, 0);
   Scheduler scheduler(options);
   RawWorker first(scheduler, 2, 0);
@@ -136,7 +137,7 @@ TEST(ZmqRollCall, ADuplicateRankIsRefusedNamingWhoHasIt) {
               AllOf(HasSubstr("worker 1 ("), HasSubstr("is here already, as raw-host, pid 4711")));
 }
 
-TEST(ZmqRollCall, ANodeThatGoesAwayBeforeTheJobBeginsMakesRoom) {
+TEST(ZmqRendezvous, ANodeThatGoesAwayBeforeTheJobBeginsMakesRoom) {
   Log log;
   ZmqOptions options = job_of(2, 0);
   options.liveness_timeout = 300ms;
@@ -149,7 +150,7 @@ TEST(ZmqRollCall, ANodeThatGoesAwayBeforeTheJobBeginsMakesRoom) {
   worker0.get();
 }
 
-TEST(ZmqRollCall, BadOptionsAreInvalidArguments) {
+TEST(ZmqRendezvous, BadOptionsAreInvalidArguments) {
   ZmqOptions options = job_of(2, 1);
   options.scheduler = "tcp://127.0.0.1:1";
   const auto with = [&](auto change) {
@@ -169,7 +170,7 @@ TEST(ZmqRollCall, BadOptionsAreInvalidArguments) {
   EXPECT_THROW(Scheduler{options}, std::invalid_argument);
 }
 
-TEST(ZmqRollCall, APortInUseIsNamed) {
+TEST(ZmqRendezvous, APortInUseIsNamed) {
   ZmqOptions options = job_of(1, 0);
   const Scheduler first(options);
   options.scheduler = first.endpoint();
@@ -278,7 +279,7 @@ TEST(ZmqLiveness, ASchedulerThatFallsSilentIsNamed) {
   options.liveness_timeout = 400ms;
   options.scheduler = fake.bind("tcp://127.0.0.1:*");
   auto joining = join_later(options);
-  Parcel hello;
+  Packet hello;
   while (!fake.receive(hello)) std::this_thread::sleep_for(5ms);
   fake.send_to(hello[0].text(), pack(control_header(Kind::kRoster, {Role::kScheduler, 0}, 7),
                                      to_text(Roster{0, 7, 1, 0, {}, {}})));

@@ -17,11 +17,11 @@ using namespace std::chrono_literals;
 bool is_heard_from_a_new_peer(const ZmqContext& context, ZmqSocket& router, const std::string& endpoint) {
   ZmqSocket dealer(context, ZMQ_DEALER, kNoLimit);
   dealer.connect(endpoint);
-  Parcel hello;
+  Packet hello;
   hello.emplace_back(std::string("hello"));
   dealer.send(std::move(hello));
   const auto deadline = std::chrono::steady_clock::now() + 5s;
-  Parcel heard;
+  Packet heard;
   while (std::chrono::steady_clock::now() < deadline) {
     if (router.receive(heard)) return true;
     std::this_thread::sleep_for(2ms);

@@ -18,7 +18,7 @@ from gradwire.byteps.lifecycle import size
 from gradwire.byteps.torch.optimizer import DistributedOptimizer
 from gradwire.byteps.torch.states import broadcast_parameters
 from gradwire.horovod.torch.compression import Compression
-from gradwire.torch.wrapped import NEVER
+from gradwire.torch.optimizer_wrapper import NEVER
 
 
 class DistributedDataParallel(torch.nn.Module):

@@ -6,7 +6,7 @@ from typing import Any
 
 from gradwire.horovod.mxnet.submission import start
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
-from gradwire.mxnet.unrecorded import unrecorded
+from gradwire.mxnet.no_autograd import no_autograd
 
 
 def broadcast(
@@ -41,7 +41,7 @@ def broadcast_(
     return _start(tensor, root_rank, name, priority, process_set, in_place=True)
 
 
-@unrecorded
+@no_autograd
 def _start(
     tensor: Any,
     root_rank: int,

@@ -15,10 +15,10 @@ from gradwire.horovod.mxnet.broadcasts import broadcast_
 from gradwire.horovod.mxnet.submission import start
 from gradwire.horovod.objects import allgather_bytes
 from gradwire.horovod.process_sets import global_process_set
-from gradwire.mxnet.unrecorded import unrecorded
+from gradwire.mxnet.no_autograd import no_autograd
 
 
-@unrecorded
+@no_autograd
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
     """Overwrites parameters, in place, with one rank's, to the bit. A collective of all ranks, which waits.
 

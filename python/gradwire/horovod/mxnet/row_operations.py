@@ -15,7 +15,7 @@ from gradwire.horovod.process_sets import ProcessSet, global_process_set
 from gradwire.horovod.splits import received_rows, rows_for_each
 from gradwire.horovod.submission import identity_of
 from gradwire.mxnet.errors import KVStoreError
-from gradwire.mxnet.unrecorded import unrecorded
+from gradwire.mxnet.no_autograd import no_autograd
 
 
 def allgather(
@@ -40,7 +40,7 @@ def allgather(
     return grouped_allgather([tensor], name, priority, process_set)[0]
 
 
-@unrecorded
+@no_autograd
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -51,7 +51,7 @@ def grouped_allgather(
     return ask("allgather", tensors, name=name, process_set=process_set)[0]
 
 
-@unrecorded
+@no_autograd
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -115,7 +115,7 @@ def reducescatter(
     )[0]
 
 
-@unrecorded
+@no_autograd
 def grouped_reducescatter(
     tensors: Sequence[Any],
     op: int = reduce_ops.Average,

@@ -9,7 +9,7 @@ from gradwire.horovod import reduce_ops
 from gradwire.horovod.mxnet.submission import require_tensors, spec_of, start
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
 from gradwire.horovod.sum_rules import require_sum
-from gradwire.mxnet.unrecorded import unrecorded
+from gradwire.mxnet.no_autograd import no_autograd
 
 
 def allreduce(
@@ -97,7 +97,7 @@ def grouped_allreduce_(
     )
 
 
-@unrecorded
+@no_autograd
 def start_sum(
     tensors: Sequence[Any],
     name: str | None,

@@ -27,7 +27,7 @@ from gradwire.horovod.torch.sent_gradients import SentGradients
 from gradwire.horovod.torch.sparse_sums import sparse_allreduce_async
 from gradwire.horovod.torch.sums import allreduce, submit_sum
 from gradwire.stores.codec_choice import chosen
-from gradwire.torch import closures, wrapped
+from gradwire.torch import closures, optimizer_wrapper
 from gradwire.torch.compiled_autograd import require_eager
 from gradwire.torch.gradient_hooks import GradientHooks
 from gradwire.torch.parameter_codecs import ParameterCodecs
@@ -84,7 +84,7 @@ def DistributedOptimizer(
     compressor = compressor_of(chosen(compression))
     groups = groups if groups is not None else (num_groups or None)
     _require_valid(op, gradient_predivide_factor, backward_passes_per_step, compressor, groups, process_set)
-    result = wrapped.take_over(optimizer, Distributed)
+    result = optimizer_wrapper.take_over(optimizer, Distributed)
     result._begin(named, compressor, op, gradient_predivide_factor, groups, sparse_as_dense, process_set)
     result.set_backward_passes_per_step(backward_passes_per_step)
     return result
@@ -153,7 +153,7 @@ def _require_valid(
         )
 
 
-class Distributed(wrapped.Front):
+class Distributed(optimizer_wrapper.Front):
     """What DistributedOptimizer adds to an optimizer's class."""
 
     prefix = "Distributed"

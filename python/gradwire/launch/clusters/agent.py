@@ -1,4 +1,4 @@
-"""What all keepers share. A keeper is the process here that stands for all workers, or all servers, of a job there: it
+"""What all agents share. An agent is the process here that stands for all workers, or all servers, of a job there: it
 submits them, writes their lines, ends with the exit code of the first that fails, and leaves nothing behind.
 """
 
@@ -20,9 +20,9 @@ RANK = "GRADWIRE_RANK"  # in which a process that a cluster has started finds it
 RANK_VARIABLES = (RANK, "DMLC_RANK")
 
 
-def command(keeper: str, order: Mapping[str, Any], words: Sequence[str]) -> list[str]:
-    """Returns the command of a keeper. keeper: its module. order: what main() reads; no secrets, all can read it."""
-    return [sys.executable, "-m", keeper, json.dumps(order), *words]
+def command(agent: str, order: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+    """Returns the command of an agent. agent: its module. order: what main() reads; no secrets, all can read it."""
+    return [sys.executable, "-m", agent, json.dumps(order), *words]
 
 
 def script(environment: Mapping[str, str], names: Collection[str], words: Sequence[str]) -> str:
@@ -33,7 +33,7 @@ def script(environment: Mapping[str, str], names: Collection[str], words: Sequen
 
 
 def deliver(pid: int, number: signal.Signals) -> None:
-    """As child.Deliver, for a keeper: SIGTERM asks it to end what it stands for; it can hand no other signal on."""
+    """As child.Deliver, for an agent: SIGTERM asks it to end what it stands for; it can hand no other signal on."""
     if number != signal.SIGTERM:
         raise NotHandedOnError(
             "a cluster's tasks get no signals from here; send it by the cluster's own means"

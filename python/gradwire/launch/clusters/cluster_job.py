@@ -21,7 +21,7 @@ from gradwire.launch.supervisor import JobResult, run_prepared
 
 @dataclass(frozen=True)
 class ClusterJob(StarterJob):
-    """A job whose starters are keepers. queue: as the cluster takes it; None: its own choice."""
+    """A job whose starters are agents. queue: as the cluster takes it; None: its own choice."""
 
     launcher: ClassVar[str]  # its agent is clusters/LAUNCHER_agent.py
     machine_word: ClassVar[str]  # what the cluster calls a machine that runs jobs
@@ -38,7 +38,7 @@ class ClusterJob(StarterJob):
 
     @abstractmethod
     def own_order(self) -> dict[str, Any]:
-        """Returns what this cluster's keeper is told beyond what all are."""
+        """Returns what this cluster's agent is told beyond what all are."""
 
     @property
     def rank_variable(self) -> str:

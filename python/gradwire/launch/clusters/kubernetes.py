@@ -23,7 +23,7 @@ from gradwire.launch.supervisor import JobResult, run_prepared
 from gradwire.settings import encryption
 
 DOCUMENTS = "GRADWIRE_DOCUMENTS"
-"""The variable that hands a keeper its documents: they may hold the job's key, which no command line shows."""
+"""The variable that hands an agent its documents: they may hold the job's key, which no command line shows."""
 _KEEPER = "gradwire.launch.clusters.kubernetes_agent"
 # Where programs lie and how many cores there are is the image's and the node's own business.
 _OF_THE_IMAGE = frozenset(
@@ -79,13 +79,13 @@ class KubernetesJob(Job):
         return [*self._of_scheduler(), *([self._of_servers()] if self.servers else []), self._of_workers()]
 
     def scheduler(self, announce_fd: int) -> Process:
-        """Its keeper says where it listens, which is known before."""
+        """Its agent says where it listens, which is known before."""
         more = {"announce": announce_fd, "endpoint": self.manifest.endpoint}
-        return self._keeper("scheduler", 1, self._of_scheduler(), **more)
+        return self._agent("scheduler", 1, self._of_scheduler(), **more)
 
     def processes(self, scheduler: str) -> list[Process]:
-        servers = [self._keeper("server", self.servers, [self._of_servers()])] if self.servers else []
-        return [*servers, self._keeper("worker", self.workers, [self._of_workers()])]
+        servers = [self._agent("server", self.servers, [self._of_servers()])] if self.servers else []
+        return [*servers, self._agent("worker", self.workers, [self._of_workers()])]
 
     def _of_scheduler(self) -> list[Document]:
         command = self._node_command("scheduler", self.manifest.endpoint)
@@ -109,7 +109,7 @@ class KubernetesJob(Job):
             name: text for name, text in given.items() if name in self.variables or name not in _OF_THE_IMAGE
         }
 
-    def _keeper(self, role: str, tasks: int, documents: Sequence[Document], **more: Any) -> Process:
+    def _agent(self, role: str, tasks: int, documents: Sequence[Document], **more: Any) -> Process:
         order = {
             "namespace": self.kubernetes_namespace,
             "selector": self.manifest.selector(role),

@@ -1,6 +1,6 @@
 """`gradwire run --launcher yarn`: a service of YARN is all workers, another the servers, if any are asked for.
 
-YARN chooses the machines. The scheduler runs here; containers reach it, and their keepers, by this machine's address.
+YARN chooses the machines. The scheduler runs here; containers reach it, and their agents, by this machine's address.
 """
 
 from __future__ import annotations

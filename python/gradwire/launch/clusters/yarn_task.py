@@ -18,7 +18,7 @@ import sys
 import threading
 from typing import Any, BinaryIO
 
-from gradwire.launch.remote.supervised_process import GRACE_SECONDS, KeptProcess
+from gradwire.launch.remote.supervised_process import GRACE_SECONDS, SupervisedProcess
 
 CONNECT_SECONDS = 30
 
@@ -42,7 +42,7 @@ class Connection:
                 pass
 
 
-def end_with_the_connection(connection: Connection, kept: KeptProcess) -> None:
+def end_with_the_connection(connection: Connection, kept: SupervisedProcess) -> None:
     connection.wait_for_its_end()
     kept.end()
 
@@ -57,7 +57,9 @@ def run(order: dict[str, Any], rank: str) -> int:
     connection = Connection(order["address"], order["token"], rank)
     environment = {**os.environ, **order["environment"], **dict.fromkeys(order["ranks"], rank)}
     try:
-        kept = KeptProcess(order["command"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        kept = SupervisedProcess(
+            order["command"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
     except OSError as error:
         connection.send(f"2 gradwire: {os.uname().nodename}: {error}".encode())
         connection.send(b"x 127")

@@ -15,19 +15,19 @@ import sys
 import threading
 from typing import Any
 
-from gradwire.launch.remote.supervised_process import KeptProcess
+from gradwire.launch.remote.supervised_process import SupervisedProcess
 
 
-def start(order: dict[str, Any]) -> KeptProcess:
+def start(order: dict[str, Any]) -> SupervisedProcess:
     """order: "folder", "environment" (over this host's own), "command"; "greeting" (a line to write first) may be left
     out."""
     if "greeting" in order:
         os.write(1, f"{order['greeting']}\n".encode())
     os.chdir(order["folder"])
-    return KeptProcess(order["command"], env={**os.environ, **order["environment"]})
+    return SupervisedProcess(order["command"], env={**os.environ, **order["environment"]})
 
 
-def end_with_the_connection(kept: KeptProcess) -> None:
+def end_with_the_connection(kept: SupervisedProcess) -> None:
     rest = b""
     while data := os.read(0, 4096):
         *lines, rest = (rest + data).split(b"\n")

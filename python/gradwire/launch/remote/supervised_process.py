@@ -22,19 +22,19 @@ _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl  # found before any fork
 
 
-class KeptProcess:
-    """Made by a thread that lives as long as its keeper, before there are others. end() from any thread."""
+class SupervisedProcess:
+    """Made by a thread that lives as long as its owner, before there are others. end() from any thread."""
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
         """options: of subprocess.Popen.
 
         Raises: OSError: the program is not there or cannot be run.
         """
-        keeper = os.getpid()
+        owner = os.getpid()
 
-        def die_with_keeper() -> None:
+        def die_with_owner() -> None:
             _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-            if os.getppid() != keeper:  # it died before prctl took effect
+            if os.getppid() != owner:  # it died before prctl took effect
                 os._exit(1)
 
         self._guard = _start_guard()
@@ -42,7 +42,7 @@ class KeptProcess:
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=die_with_keeper,
+            preexec_fn=die_with_owner,
             **options,
         )
         self._tell_guard("+")

@@ -1,0 +1,236 @@
+#include "kvstore/collectives/blob_store.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "kvstore/wire/answer.h"
+#include "kvstore/wire/protocol.h"
+
+namespace gradwire::kvstore {
+namespace {
+
+using transport::Buffer;
+using transport::Frame;
+using transport::FrameHeader;
+using transport::Kind;
+
+std::string name_of(const BlobId& id) {
+  return fmt::format("letter {}/{}/{} of worker {}", id.sequence, id.phase, id.offset, id.poster);
+}
+
+}  // namespace
+
+BlobStore::BlobStore(std::uint32_t workers, std::size_t most_per_worker)
+    : workers_(workers),
+      most_per_worker_(most_per_worker),
+      newest_(workers),
+      held_(workers),
+      waiting_count_(workers) {}
+
+bool BlobStore::takes(Kind kind) {
+  return kind == Kind::kPost || kind == Kind::kFetch || kind == Kind::kReceipt;
+}
+
+void BlobStore::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+  if (!frame.payload.is_intact()) return;  // as if it were lost: it will come again
+  const FrameHeader header = frame.header;
+  try {
+    if (worker >= workers_)
+      throw Refused{Refusal::kLetter, fmt::format("worker {} is not one of {}", worker, workers_)};
+    switch (header.kind) {
+      case Kind::kPost:
+        return on_post(worker, std::move(frame), answers);
+      case Kind::kFetch:
+        return on_fetch(worker, header, answers);
+      case Kind::kReceipt:
+        return on_receipt(worker, header, answers);
+      default:
+        throw Refused{Refusal::kLetter,
+                      fmt::format("frame kind {} is not of a letter", static_cast<int>(header.kind))};
+    }
+  } catch (const Refused& refused) {
+    answers.push_back({worker, refusal_of(header, refused)});
+  }
+}
+
+// ------------------------------------------------------------------------------------- posts
+
+void BlobStore::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
+  const FrameHeader header = frame.header;
+  const BlobId id = blob_id_of(header);
+  if (id.poster != worker)
+    throw Refused{Refusal::kLetter, fmt::format("worker {} posted the {}", worker, name_of(id))};
+  if (header.count == 0 || header.count != frame.payload.size_bytes()) {
+    throw Refused{Refusal::kLetter,
+                  fmt::format("post of {}: {} bytes given, {} announced; a letter has at least one",
+                              name_of(id), frame.payload.size_bytes(), header.count)};
+  }
+  if (id.sequence < newest_[worker]) return;  // repeated, and its poster has gone on since
+  if (delivered_.contains(id)) return answers.push_back({worker, answer_to(header, Kind::kDelivered)});
+  if (const auto known = letters_.find(id); known != letters_.end()) {  // a letter or receipt may be lost
+    Letter& letter = known->second;
+    for (const std::uint32_t reader : std::exchange(letter.sent_to, {}))
+      deliver(letter, reader, letter.header, answers);
+    return refuse_if_gone(id, letter, answers);  // that may have been lost too
+  }
+  auto readers = readers_of(worker, header);
+  drop_older(worker, id.sequence);
+  if (held_[worker] >= most_per_worker_) {
+    throw Refused{Refusal::kLetter,
+                  fmt::format("post of {}: worker {} has {} letters here, at most {} are held", name_of(id),
+                              worker, held_[worker], most_per_worker_)};
+  }
+  ++held_[worker];
+  Letter& letter = letters_[id];
+  letter = {header, std::move(frame.payload), std::move(readers), {}};
+  answer_waiting(id, letter, answers);
+  refuse_if_gone(id, letter, answers);
+}
+
+/// Tells the poster of a reader that has left before it fetched.
+void BlobStore::refuse_if_gone(const BlobId& id, const Letter& letter, std::vector<Answer>& answers) const {
+  for (const std::uint32_t reader : letter.readers) {
+    if (!gone_.contains(reader)) continue;
+    return answers.push_back(
+        {id.poster, refusal_of(letter.header, {Refusal::kLetter, left_text(reader, id)})});
+  }
+}
+
+/// Whom a post is for. Refuses what nobody could ever read.
+std::set<std::uint32_t> BlobStore::readers_of(std::uint32_t poster, const FrameHeader& header) const {
+  const Readers asked = kvstore::readers_of(header);
+  std::set<std::uint32_t> readers;
+  for (std::uint32_t rank = 0; rank < workers_; ++rank) {
+    const bool is_asked = asked.only == kNobody ? rank != asked.except : rank == asked.only;
+    if (is_asked && rank != poster) readers.insert(rank);
+  }
+  if (readers.empty()) {
+    throw Refused{Refusal::kLetter, fmt::format("post of {}: none of the other {} workers may read it",
+                                                name_of(blob_id_of(header)), workers_ - 1)};
+  }
+  return readers;
+}
+
+void BlobStore::answer_waiting(const BlobId& id, Letter& letter, std::vector<Answer>& answers) {
+  const auto found = waiting_.find(id);
+  if (found == waiting_.end()) return;
+  for (const auto& [reader, fetch] : found->second) {
+    --waiting_count_[reader];
+    try {
+      deliver(letter, reader, fetch, answers);
+    } catch (const Refused& refused) {
+      answers.push_back({reader, refusal_of(fetch, refused)});
+    }
+  }
+  waiting_.erase(found);
+}
+
+void BlobStore::drop_older(std::uint32_t poster, std::uint64_t sequence) {
+  if (sequence <= newest_[poster]) return;
+  newest_[poster] = sequence;
+  const BlobId first{poster, 0, 0, 0};
+  const BlobId end{poster, sequence, 0, 0};
+  letters_.erase(letters_.lower_bound(first), letters_.lower_bound(end));
+  delivered_.erase(delivered_.lower_bound(first), delivered_.lower_bound(end));
+  held_[poster] = 0;
+}
+
+// ------------------------------------------------------------------------------------- fetches and receipts
+
+void BlobStore::on_fetch(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
+  const BlobId id = blob_id_of(header);
+  if (id.poster >= workers_ || id.poster == worker) {
+    throw Refused{Refusal::kLetter, fmt::format("fetch of {} by worker {}: expected another worker's, of {}",
+                                                name_of(id), worker, workers_)};
+  }
+  if (const auto found = letters_.find(id); found != letters_.end())
+    return deliver(found->second, worker, header, answers);
+  if (delivered_.contains(id) || id.sequence < newest_[id.poster]) return;  // repeated
+  if (gone_.contains(id.poster)) throw Refused{Refusal::kLetter, left_text(id.poster, id)};
+  wait(worker, id, header);
+}
+
+void BlobStore::wait(std::uint32_t worker, const BlobId& id, const FrameHeader& header) {
+  if (waiting_count_[worker] >= most_per_worker_) {
+    throw Refused{Refusal::kLetter,
+                  fmt::format("fetch of {}: worker {} waits for {} letters already, at most {} are noted",
+                              name_of(id), worker, waiting_count_[worker], most_per_worker_)};
+  }
+  if (waiting_[id].insert_or_assign(worker, header).second) ++waiting_count_[worker];
+}
+
+void BlobStore::deliver(Letter& letter, std::uint32_t reader, const FrameHeader& fetch,
+                        std::vector<Answer>& answers) {
+  if (!letter.readers.contains(reader)) {
+    throw Refused{Refusal::kLetter, fmt::format("fetch of {}: it is not for worker {}, or has been received",
+                                                name_of(blob_id_of(fetch)), reader)};
+  }
+  if (fetch.count != letter.header.count) {
+    throw Refused{Refusal::kLetter,
+                  fmt::format("fetch of {}: {} bytes asked for, it has {}", name_of(blob_id_of(fetch)),
+                              fetch.count, letter.header.count)};
+  }
+  letter.sent_to.insert(reader);
+  answers.push_back({reader, answer_to(letter.header, Kind::kLetter, letter.bytes.share())});
+}
+
+void BlobStore::on_receipt(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
+  const BlobId id = blob_id_of(header);
+  const auto found = letters_.find(id);
+  if (found == letters_.end()) return;  // repeated
+  Letter& letter = found->second;
+  if (!letter.sent_to.contains(worker)) {
+    throw Refused{
+        Refusal::kLetter,
+        fmt::format("receipt for {}: it was not sent to worker {}, or is acknowledged", name_of(id), worker)};
+  }
+  acknowledge(worker, found, answers);
+}
+
+/// Returns the letter after that one.
+BlobStore::Letters::iterator BlobStore::acknowledge(std::uint32_t reader, Letters::iterator at,
+                                                    std::vector<Answer>& answers) {
+  auto& [id, letter] = *at;
+  letter.sent_to.erase(reader);
+  letter.readers.erase(reader);
+  if (!letter.readers.empty()) return std::next(at);
+  answers.push_back({id.poster, answer_to(letter.header, Kind::kDelivered)});
+  delivered_.insert(id);
+  return letters_.erase(at);
+}
+
+// ------------------------------------------------------------------------------------- the end
+
+std::string BlobStore::left_text(std::uint32_t worker, const BlobId& id) const {
+  return gone_.describe(worker,
+                        fmt::format("it {} {}", worker == id.poster ? "posted" : "fetched", name_of(id)));
+}
+
+void BlobStore::forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error) {
+  gone_.add(worker, error);
+  for (auto& [id, waiting] : waiting_) {
+    waiting_count_[worker] -= waiting.erase(worker);
+    if (id.poster != worker) continue;
+    for (const auto& [reader, fetch] : waiting) {
+      --waiting_count_[reader];
+      answers.push_back({reader, refusal_of(fetch, {Refusal::kLetter, left_text(worker, id)})});
+    }
+    waiting.clear();
+  }
+  std::erase_if(waiting_, [](const auto& entry) { return entry.second.empty(); });
+  for (auto at = letters_.begin(); at != letters_.end();) {
+    const auto& [id, letter] = *at;
+    if (letter.sent_to.contains(worker)) {  // it has not asked again: the receipt was lost
+      at = acknowledge(worker, at, answers);
+      continue;
+    }
+    if (id.poster != worker && letter.readers.contains(worker))
+      answers.push_back({id.poster, refusal_of(letter.header, {Refusal::kLetter, left_text(worker, id)})});
+    ++at;
+  }
+}
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,36 @@
+// SumTrailer is what rides behind the elements that a library sums: whether all ranks summed the same thing,
+// and whether one of them met a NaN or infinity.
+//
+// 32 elements spell a hash of what is summed, each 0 or 1, so that one whose sum is neither 0 nor the number
+// of ranks tells every rank that they differ; the last counts ranks that met a non-finite value.
+//
+// Threading: all functions are pure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "transport/collective.h"
+#include "transport/frame.h"
+
+namespace gradwire::kvstore {
+
+struct SumTrailer {
+  static constexpr std::size_t kHashElements = 32;
+  static constexpr std::size_t kElements = kHashElements + 1;
+
+  bool same = true;  ///< what all ranks summed
+  bool nonfinite = false;
+
+  static constexpr std::size_t size_bytes(std::size_t element_bytes) { return kElements * element_bytes; }
+
+  /// Writes one rank's tail for the push of header, of kElements elements of type.
+  static void write(const transport::FrameHeader& header, transport::ElementType type,
+                    std::span<std::byte> out);
+  /// Reads the sum of `ranks` tails. Requires that type holds the number of ranks exactly.
+  static SumTrailer read(std::span<const std::byte> tail, transport::ElementType type,
+                         const transport::FrameHeader& header, std::uint32_t ranks);
+};
+
+}  // namespace gradwire::kvstore

@@ -1,0 +1,1 @@
+"""The communication hook for DistributedDataParallel: its buckets travel through a store."""

@@ -1,0 +1,284 @@
+"""The DDP hook: DistributedDataParallel's buckets, compressed.
+
+    model = DistributedDataParallel(model)
+    model.register_comm_hook(gradwire.torch.HookState(codec="int8"), gradwire.torch.ddp_hook)
+
+Threading: DDP calls the hook from autograd's thread, bucket after bucket in one order on all ranks. Buckets but the
+last only begin to be sent; the last one waits for all, when there is nothing left to compute.
+"""
+
+# No `from __future__ import annotations`: DDP looks at the types that the hook declares, and takes no text for them.
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from gradwire import kv
+from gradwire.torch import session
+from gradwire.torch.ddp.bucket_exchange import BucketExchange, future_of
+from gradwire.torch.ddp.hook_checkpoint import HooksPart
+from gradwire.torch.ddp.model import HookedModel
+from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
+from gradwire.torch.exchange_options import GivenOptions, OnNonfinite, agree_on_options
+from gradwire.torch.parameter_names import require_pairs
+from gradwire.torch.process_group import store_of
+from gradwire.torch.warm_up import Stages
+
+# Of DistributedOptimizer, and what does that where DDP exchanges gradients.
+_OF_THE_OPTIMIZER = {
+    "momentum_correction": "DDP hands its hook gradients, and momentum is the optimizer's; use "
+    "DistributedOptimizer(momentum_correction=True) in the place of DDP",
+    "max_grad_norm": "call torch.nn.utils.clip_grad_norm_() after backward(), when p.grad is the mean",
+    "backward_passes_per_step": "call all but a step's last backward() in ddp.no_sync()",
+    "overlap_step": "DDP waits for its buckets at the end of backward(); use DistributedOptimizer(overlap_step=True) "
+    "in the place of DDP",
+    "sparse_as_dense": "DDP's buckets of sparse gradients are summed as dense ones",
+    "sparse_parameters": "DDP's buckets of sparse gradients are summed as dense ones",
+    "compression": "it is called codec here",
+    "store": "it joins by process_group, or has the store that this process has joined already",
+}
+
+
+@dataclass
+class _Arguments:
+    """What a HookState was made with, but for the process group."""
+
+    codec: session.Wanted | None = None
+    named: list[tuple[str, torch.Tensor]] | None = None
+    codecs: Mapping[str, session.Wanted] | None = None
+    warm_up: Stages | None = None
+    grad_scaler: Any = None
+    on_nonfinite: OnNonfinite = "warn"
+    budget: str | None = None
+
+
+class HookState:
+    """What `ddp_hook` keeps from step to step, for one DDP model.
+
+    It joins the other ranks where it is made, if torch.distributed is initialised there; else at the first backward().
+
+    copy.deepcopy() gives one that has the same options and has joined nobody, as a copy of a DDP model has no hook
+    registered; what has not been sent yet stays with the original. pickle, and so torch.save() of a whole DDP model,
+    takes that along.
+    """
+
+    def __init__(
+        self,
+        codec: session.Wanted | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+        codecs: Mapping[str, session.Wanted] | None = None,
+        warm_up: Stages | None = None,
+        grad_scaler: Any = None,
+        on_nonfinite: OnNonfinite = "warn",
+        budget: str | None = None,
+        **others: Any,
+    ) -> None:
+        """A collective of the group, once that is initialised: every rank makes it at the same place.
+
+        Args:
+            codec: as `compression` of DistributedOptimizer.
+            process_group: the one that DDP was given. Default: torch's default group. Its ranks join each other by
+                themselves; where this process is in a gradwire job already, that one is used.
+            named_parameters: `model.named_parameters()`: names for `codecs`, error texts and state_dict(), and the
+                order of the forward pass, in which sums are urgent. Needed where `codecs` are given. Default: names as
+                DDP's module has them, and the order of DDP's first buckets.
+            codecs, warm_up, grad_scaler, on_nonfinite: as for DistributedOptimizer. DDP does not tell of steps, so a
+                warm-up counts the calls of backward() that it sums, which are those outside no_sync(). With "skip_step"
+                a NaN is left in the first gradient of each bucket, so a GradScaler skips the step; who uses none looks
+                for himself.
+            budget: as for DistributedOptimizer, with codec="auto". Gradients are DDP's own here, not momentum: what is
+                known of 2bit's accuracy is of momentum, so a budget in points leaves 2bit out.
+            others: none; options of DistributedOptimizer are refused with what to use here.
+
+        Raises:
+            ValueError: an argument is not valid; codecs without names; ranks that differ, all of which get the same
+                text; a store that gives weights in the place of sums.
+            TypeError: an argument is of another kind, or there is none of that name.
+        """
+        _refuse(others)
+        named = None if named_parameters is None else require_pairs(named_parameters)
+        self._begin(
+            _Arguments(codec, named, codecs, warm_up, grad_scaler, on_nonfinite, budget), process_group, {}
+        )
+        if dist.is_initialized():
+            self._join()
+
+    def _begin(
+        self, arguments: _Arguments, group: dist.ProcessGroup | None, restored: Mapping[str, Any]
+    ) -> None:
+        """Takes arguments, as far as they can be checked without the other ranks."""
+        if arguments.codecs is not None and arguments.named is None:
+            raise ValueError(
+                f"gradwire.torch: HookState: codecs={arguments.codecs!r} goes by parameters' names, and none were given"
+                "; pass named_parameters=model.named_parameters()"
+            )
+        self._arguments = arguments
+        self._group = group
+        self._given = GivenOptions(
+            "HookState",
+            arguments.codec,
+            codecs=arguments.codecs,
+            warm_up=arguments.warm_up,
+            grad_scaler=arguments.grad_scaler,
+            on_nonfinite=arguments.on_nonfinite,
+            budget=arguments.budget,
+        )
+        self._restored = restored  # until the ranks have joined each other
+        self._exchange: BucketExchange | None = None
+
+    def _join(self) -> BucketExchange:
+        """Returns what buckets go through. The first time it is a collective of the group."""
+        if self._exchange is None:
+            store = store_of(self._group)
+            names = {p: name for name, p in self._arguments.named or []}
+            options = self._given.at(store, names.values())
+            agree_on_options(store, "HookState", options.alike)
+            self._exchange = BucketExchange(store, options, names, HookedModel(self))
+            if self._restored:
+                self._exchange.load(of_rank(self._restored, *self._ranks))
+        return self._exchange
+
+    @property
+    def _store(self) -> kv.KVStore:
+        if self._exchange is None:
+            raise RuntimeError(
+                "gradwire.torch: HookState: it has joined no other rank yet; it does so where it is made, if "
+                "torch.distributed is initialised there, and else with the first backward()"
+            )
+        return self._exchange.store
+
+    def close(self) -> None:
+        """Ends the use of this. Models in one process may each have a HookState of their own, with other codecs; small
+        gradients of the first one travel together, and those of the next after close(). A warm-up ends with it. On all
+        ranks at the same place.
+        """
+        if self._exchange is not None:
+            self._exchange.close()
+
+    def stats(self, servers: bool = False) -> dict[str, Any]:
+        """Returns what this rank has exchanged so far, and how much smaller it was made: as KVStore.stats(), of all
+        that goes through the same store.
+
+        Args:
+            servers: also what the servers say, as there.
+
+        Raises:
+            RuntimeError: it has joined no other rank yet.
+        """
+        return self._store.stats(servers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what this rank has not sent yet: tensors by name. Save it on every rank, beside the model. Before
+        the first step it is what load_state_dict() was given. With a codec whose replies are compressed, and with one
+        that agrees on scales, what follows has other bits than without a stop; gradwire.torch.save_checkpoint() has
+        those too.
+
+        torch.distributed.checkpoint, which keeps one of what all ranks call alike, gets it as bytes by rank.
+        """
+        own = self.own_state()
+        return by_rank(own, *self._ranks) if is_for_distributed_checkpoint() else own
+
+    def own_state(self) -> dict[str, Any]:
+        """state_dict(), whoever asks."""
+        return dict(self._restored) if self._exchange is None else self._exchange.state()
+
+    def checkpoint_part(self, listed: Sequence[Any], model: torch.nn.Module) -> HooksPart:
+        """What save_checkpoint() and load_checkpoint() call, to write and read what has not been sent.
+
+        Args:
+            listed: all HookStates of the store, of which this is the first.
+            model: what is trained.
+
+        Raises:
+            TypeError: the list has something else in it.
+        """
+        if wrong := [each for each in listed if not isinstance(each, HookState)]:
+            raise TypeError(
+                f"gradwire.torch: optimizer holds a {type(wrong[0]).__name__} beside HookStates, expected these alone"
+            )
+        return HooksPart([state._join() for state in listed], model)
+
+    @property
+    def _ranks(self) -> tuple[int, int]:
+        return dist.get_rank(self._group), dist.get_world_size(self._group)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from it, with the first step; what it lacks begins anew. Residuals of another rank are left, with
+        a warning.
+
+        Raises:
+            ValueError: a residual has another number of elements than its parameter; or torch.distributed.checkpoint
+                has saved it of another number of ranks.
+        """
+        if dist.is_initialized():
+            state = of_rank(state, *self._ranks)
+        if self._exchange is None:
+            self._restored = state
+        else:
+            self._exchange.load(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "HookState":
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied._begin(copy.deepcopy(self._arguments, memo), self._group, {})
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._group is not None:
+            raise TypeError(
+                "gradwire.torch: HookState: it has a process group of its own, which cannot be pickled; save "
+                "state_dict() on every rank, and make it anew with the group"
+            )
+        return {"arguments": self._arguments, "state": self.own_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin(state["arguments"], None, state["state"])
+
+
+def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP calls for each bucket: `model.register_comm_hook(HookState(codec="int8"), ddp_hook)`.
+
+    Returns:
+        A future of the bucket's mean, done by the time that the hook of the step's last bucket returns.
+
+    Raises:
+        ValueError: the state is that of another model.
+        TypeError: it was called by something else than DDP's reducer.
+        gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
+    """
+    if not isinstance(bucket, GradBucket):
+        raise TypeError(
+            f"gradwire.torch: ddp_hook: given a {type(bucket).__name__}, expected one of DDP's buckets; compiled "
+            "autograd (torch._dynamo.config.optimize_ddp = 'python_reducer') has none: leave it off, or leave "
+            "out the hook; torch.compile() of the forward pass needs neither"
+        )
+    with torch.no_grad():
+        exchange = state._join()
+        if exchange.store.passthrough:  # alone, where `gradwire plan` times the layers
+            future = future_of(bucket.buffer())
+            future.set_result(bucket.buffer())
+            return future
+        return exchange.take(bucket)
+
+
+def _refuse(others: Mapping[str, Any]) -> None:
+    """Raises TypeError for arguments that there are none of."""
+    for name in others:
+        if name in _OF_THE_OPTIMIZER:
+            raise TypeError(
+                f"gradwire.torch: HookState has no {name}, which is DistributedOptimizer's: {_OF_THE_OPTIMIZER[name]}"
+            )
+        known = [
+            "process_group",
+            "named_parameters",
+            *(f.name for f in fields(_Arguments) if f.name != "named"),
+        ]
+        raise TypeError(
+            f"gradwire.torch: HookState has no argument {name!r}; it has {', '.join(sorted(known))}"
+        )

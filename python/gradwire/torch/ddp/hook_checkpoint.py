@@ -1,0 +1,123 @@
+"""What gradwire.torch.save_checkpoint() writes of DDP's hooks, and of FSDP2's reduce-scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradwire.stores.checkpoint import Restored
+from gradwire.torch.checkpoint import OF_THE_STORE, Read, read_model
+
+if TYPE_CHECKING:
+    from gradwire.torch.ddp.bucket_exchange import BucketExchange
+    from gradwire.torch.sharded.fsdp import ReduceScatters
+
+
+class HooksPart:
+    """Hooks of DDP models that share a store. Their parameters come with the first buckets, but residuals before: so
+    what the checkpoint has is declared when it is loaded, in the order that it had.
+    """
+
+    kind = "hooks"
+
+    def __init__(self, exchanges: Sequence[BucketExchange], model: torch.nn.Module) -> None:
+        """
+        Args:
+            exchanges: in the order in which they were made.
+            model: tells the names of parameters where no DistributedDataParallel does.
+        """
+        self._exchanges = exchanges
+        self._model = model
+        self.store = exchanges[0].store
+
+    def model_state(self, model: torch.nn.Module) -> Any:
+        return model.state_dict()
+
+    def load_model(self, model: torch.nn.Module, saved: Any, folder: str | PathLike[str]) -> None:
+        model.load_state_dict(saved)
+
+    def saved(self) -> dict[str, Any]:
+        states = []
+        for exchange in self._exchanges:
+            if exchange.is_waiting:
+                raise ValueError(
+                    "gradwire.torch: save_checkpoint: a HookState has been given a state by load_state_dict(), and no "
+                    "step has been taken with it; take one first"
+                )
+            own = {name: value for name, value in exchange.state().items() if name not in OF_THE_STORE}
+            states.append({**own, "parameters": exchange.labels})
+        return {"states": states}
+
+    def fitting(self, saved: dict[str, Any], restored: Restored, read: Read) -> dict[str, Any]:
+        states = saved["states"]
+        if len(states) != len(self._exchanges):
+            raise ValueError(
+                f"gradwire.torch: the checkpoint is of {len(states)} HookStates and {len(self._exchanges)} are given; "
+                "give all that share the store, in the order in which they were made"
+            )
+        named = dict(self._model.named_parameters())
+        for exchange, state in zip(self._exchanges, states, strict=True):
+            exchange.require_known(state["parameters"], named)
+        return saved
+
+    def prepare(self, saved: Mapping[str, Any]) -> None:
+        named = dict(self._model.named_parameters())
+        for exchange, state in zip(self._exchanges, saved["states"], strict=True):
+            exchange.begin_with(state["parameters"], named)
+            exchange.load_codecs(state)
+
+    def take_over(self, saved: Mapping[str, Any]) -> None:
+        """The store has the residuals."""
+
+    def go_on(self, saved: Mapping[str, Any]) -> None:
+        """The optimizer is torch's, and the script's to load."""
+
+
+class ScattersPart:
+    """The reduce-scatters of one FSDP2 model."""
+
+    kind = "reduce_scatters"
+
+    def __init__(self, scatters: ReduceScatters) -> None:
+        self._scatters = scatters
+        self.store = scatters.store
+
+    def model_state(self, model: torch.nn.Module) -> Any:
+        """Rank 0 has all of it; a collective of the group that the model is sharded over."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+    def load_model(self, model: torch.nn.Module, saved: Any, folder: str | PathLike[str]) -> None:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+        whole = saved if self.store.rank == 0 else read_model(folder, 0)
+        set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True))
+
+    def saved(self) -> dict[str, Any]:
+        return self._scatters.own_state()
+
+    def fitting(self, saved: dict[str, Any], restored: Restored, read: Read) -> dict[str, Any]:
+        ranks = self.store.num_workers
+        if restored.num_workers == ranks:
+            states = [saved]
+        else:
+            states = [read(rank) for rank in range(self.store.rank, restored.num_workers, ranks)]
+        for state in states:
+            self._scatters.require_modules(state)
+        return {"is_same": restored.num_workers == ranks, "states": states}
+
+    def prepare(self, saved: Mapping[str, Any]) -> None:
+        """Nothing of it is the engine's."""
+
+    def take_over(self, saved: Mapping[str, Any]) -> None:
+        if saved["is_same"]:
+            self._scatters.load_state_dict(saved["states"][0])
+        else:
+            self._scatters.inherit(saved["states"])
+
+    def go_on(self, saved: Mapping[str, Any]) -> None:
+        """The optimizer is torch's, and the script's to load."""

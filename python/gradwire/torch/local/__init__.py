@@ -1,0 +1,1 @@
+"""Workers that train apart and meet every so many steps."""

@@ -1,0 +1,1 @@
+"""FSDP2 and HSDP: the reduce-scatter of gradients travels compressed."""

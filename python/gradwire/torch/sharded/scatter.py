@@ -1,0 +1,366 @@
+"""The reduce-scatter of one FSDP module, as torch calls it.
+
+Threading: called from autograd's thread; it waits until the shard is there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+
+from gradwire import compress
+from gradwire.gathered_sum import Met, encode, noted, read, warn_of_kept_rest, warn_of_nan_sum
+from gradwire.kv import KVStore
+from gradwire.torch import session
+from gradwire.torch.backward_pass import BackwardPass
+from gradwire.torch.elements import as_real, exchanged_dtype
+from gradwire.torch.sharded.layout import Layout, TrainedParameters, read_layout
+
+_OTHER_OPS = (
+    "expected SUM, AVG or PREMUL_SUM, which FSDP2 asks for; module.set_force_sum_reduction_for_comms(True) has it ask "
+    "for SUM, whatever set_gradient_divide_factor() says"
+)
+
+
+@dataclass
+class _State:
+    """What a reduce-scatter leaves for the next."""
+
+    residuals: list[Any]  # by owner of the shard: float32 (elements,)
+    scales: list[Any]  # by owner, where the codec agrees them
+    step: int
+    layout: (
+        Layout | None
+    )  # None: parameters that got no gradient were left out, so nobody knows which is where
+    parked: dict[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # residuals of parameters that are not in it
+
+    def copy(self) -> _State:
+        residuals = [residual.copy() for residual in self.residuals]
+        return _State(residuals, list(self.scales), self.step, self.layout, self.parked)
+
+    def by_parameter(self) -> dict[str, torch.Tensor]:
+        """Residuals, those that are parked included."""
+        if self.layout is None:
+            return {}
+        return self.parked | self.layout.split(torch.from_numpy(np.stack(self.residuals)))
+
+
+class CompressedReduceScatter(ReduceScatter):
+    """Sums the gradients of one FSDP module, each rank's shard there."""
+
+    def __init__(
+        self,
+        store: KVStore,
+        wanted: session.Wanted,
+        number: int,
+        module: FSDPModule,
+        name: str,
+        backward: ScatteringBackward,
+        grad_scaler: Any,
+    ) -> None:
+        """
+        Args:
+            store: its workers are the group's ranks.
+            wanted: the codec.
+            number: tells modules apart, the same on all ranks.
+            module: whose gradients they are.
+            name: of the module, for error texts.
+            backward: the model's, of all its modules.
+            grad_scaler: scales the loss, or None.
+        """
+        self._store = store
+        self._spec = session.parse_compression(wanted).spec
+        self._codec = compress.make(self._spec)
+        self._number = number
+        self._module = module
+        self._trained = TrainedParameters(module, store.num_workers)
+        self._name = name
+        self._backward = backward
+        self._grad_scaler = grad_scaler
+        self._state: _State | None = None
+        self._kept: _State | None = None  # as of the last backward() that is over
+        if self._codec.lossy:
+            self._take_in_all()
+
+    def _take_in_all(self) -> None:
+        """Has parameters that get no gradient take part, with zeros: what is left of them is told apart by place."""
+        if hasattr(self._module, "set_reduce_scatter_unused_params"):
+            self._module.set_reduce_scatter_unused_params(True, recurse=False)
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Writes this rank's shard of the sum, times what op says, to output_tensor.
+
+        Args:
+            input_tensor: (ranks * elements,), the shards one behind the other, of any floating or complex dtype.
+            output_tensor: (elements,), of the same.
+            op: ReduceOp.SUM, ReduceOp.AVG, or a ReduceOp.PREMUL_SUM.
+
+        Raises:
+            ValueError: another op, or a group of other ranks than the store's.
+        """
+        ranks = self._store.num_workers
+        if group.size() != ranks:
+            raise ValueError(
+                f"gradwire.torch: reduce_scatter: the group has {group.size()} ranks, the store {ranks}; give "
+                "compress_reduce_scatter() the group that the model is sharded over"
+            )
+        factor = _factor_of(op, ranks)
+        shards = as_real(input_tensor.detach()).to(device="cpu").reshape(ranks, -1)
+        self._backward.enter(self)
+        total = self._compressed_sum(shards) * factor if self._codec.lossy else self._sum(shards, factor)
+        as_real(output_tensor).copy_(total.view_as(as_real(output_tensor)))
+
+    def _sum(self, shards: torch.Tensor, factor: float) -> torch.Tensor:
+        """Returns the sum of this rank's shard, in rank order, each times the factor: float32, or float64 of such."""
+        received = self._store.collectives.all_to_all(list(self._with_leftovers(shards).contiguous()))
+        total = torch.zeros(shards.shape[1], dtype=exchanged_dtype(shards.dtype), device="cpu")
+        for number, shard in enumerate(received):
+            own = shard.to(total.dtype)
+            own = own if factor == 1.0 else own * factor
+            total = own if number == 0 else total + own
+        return total
+
+    def _with_leftovers(self, shards: torch.Tensor) -> torch.Tensor:
+        """Adds what a lossy codec before this one has not sent, which leaves nothing but of elements that are not
+        finite.
+        """
+        if self._state is None:
+            return shards
+        state = self._next_state(shards.shape[1])
+        left = torch.from_numpy(np.stack(state.residuals))
+        sent = left.where(shards.isfinite(), 0)
+        state.residuals = list((left - sent).numpy())
+        has_more = bool(state.parked) or any(residual.any() for residual in state.residuals)
+        self._state = state if has_more else None
+        return shards + sent.to(shards.dtype) * self._loss_scale
+
+    @property
+    def _loss_scale(self) -> float:
+        return 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
+
+    def _compressed_sum(self, shards: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of this rank's shard, float32."""
+        given = shards.to(torch.float32)
+        if shards.dtype == torch.float64 and bool((given.isinf() & shards.isfinite()).any()):
+            warnings.warn(
+                f"gradwire.torch: float64 gradients of the FSDP module {self._name!r} are beyond the largest float32, "
+                f"3.4e38, in which codec {self._spec} works, and count as infinite; use codec none for this model",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if (scale := self._loss_scale) != 1.0:
+            given = given / scale
+        return torch.from_numpy(self._reduce(given.numpy())) * scale
+
+    def state(self) -> dict[str, Any] | None:
+        """What it leaves for the next; None: nothing."""
+        if self._state is None:
+            return None
+        scales = [None if one is None else torch.from_numpy(one.copy()) for one in self._state.scales]
+        return {
+            "codec": self._spec,
+            "residuals": torch.from_numpy(np.stack(self._state.residuals)),
+            "scales": scales,
+            "step": self._state.step,
+            "layout": None if self._state.layout is None else self._state.layout.written(),
+            "parked": {name: parked.clone() for name, parked in self._state.parked.items()},
+        }
+
+    def load(self, saved: Mapping[str, Any] | None, *, is_own: bool) -> None:
+        """Goes on from what state() returned, on as many ranks.
+
+        Args:
+            is_own: it is of this rank; if not, all but the residuals is the same on all ranks.
+        """
+        self._state = self._kept = None
+        if saved is None:
+            return
+        self._take_in_all()  # also with a codec that leaves nothing
+        residuals = saved["residuals"].float().cpu().numpy()
+        scales = saved["scales"] if saved["codec"] == self._spec else [None] * len(residuals)
+        layout = saved.get("layout")
+        self._state = self._kept = _State(
+            [residual.copy() if is_own else np.zeros_like(residual) for residual in residuals],
+            [None if one is None else one.cpu().numpy().copy() for one in scales],
+            int(saved["step"]),
+            None if layout is None else read_layout(layout),
+            dict(saved.get("parked", {})) if is_own else {},
+        )
+
+    def inherit(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on from what state() returned on ranks of a job that had another number of them. Scales are agreed anew:
+        they are means over the ranks.
+        """
+        self._state = self._kept = None
+        residuals: dict[str, torch.Tensor] = {}
+        for one in saved:
+            self.load(one, is_own=True)
+            assert self._state is not None
+            if self._state.layout is None:
+                _warn_of_lost_residuals(self._name)
+            for name, residual in self._state.by_parameter().items():
+                residuals[name] = residual if name not in residuals else residuals[name] + residual
+        step = max((int(one["step"]) for one in saved), default=0)
+        self._state = self._kept = self._laid_out(self._trained.layout, residuals, step)
+
+    def end_backward(self, *, vetoed: bool) -> None:
+        """Keeps what the backward() that is over has left, or goes back to what was before it."""
+        if vetoed:
+            self._state = self._kept
+        else:
+            self._kept = self._state
+
+    def _reduce(self, shards: Any) -> Any:
+        """Returns the sum of this rank's shard, float32 (elements,)."""
+        elements = shards.shape[1]
+        state = self._next_state(elements)
+        made = [self._encode(state, owner, shard) for owner, shard in enumerate(shards)]
+        # All owners hear of all shards, whose residuals are kept or taken back as one.
+        own = max(met for _, met in made)
+        received, met = read(self._store.collectives.all_to_all([noted(payload, own) for payload, _ in made]))
+        if met == Met.NONFINITE or (met == Met.BEYOND and self._grad_scaler is not None):
+            self._backward.veto()
+            if self._grad_scaler is None:  # to a GradScaler it is its daily work
+                warn_of_nan_sum()
+            return np.full(elements, np.nan, np.float32)
+        if met == Met.BEYOND:
+            warn_of_kept_rest()
+        self._state = state
+        state.step += 1
+        if not self._codec.agrees_scales:
+            return self._codec.decode_sum(received, elements)
+        reply = self._codec.encode_reply(received, elements, reply="fp32")
+        total, mine = self._codec.decode_reply(reply, len(received), elements, reply="fp32")
+        state.scales = [np.ascontiguousarray(s) for s in self._store.collectives.all_gather(mine)]
+        return total
+
+    def _next_state(self, elements: int) -> _State:
+        """A copy of what the last reduce-scatter has left, laid out as this one is."""
+        layout: Layout | None = self._trained.layout
+        if layout is not None and layout.elements != elements:
+            layout = None  # a torch that leaves out what got no gradient
+        state = self._state
+        if state is None:
+            return self._laid_out(layout, {}, 0, elements)
+        had = len(state.residuals[0])
+        if had == elements and (state.layout == layout or state.layout is None):
+            kept = state.copy()
+            kept.layout = layout
+            return kept
+        if layout is None or state.layout is None:
+            _warn_of_lost_residuals(self._name)
+            return self._laid_out(layout, {}, state.step, elements)
+        return self._laid_out(layout, state.by_parameter(), state.step)
+
+    def _laid_out(
+        self,
+        layout: Layout | None,
+        residuals: Mapping[str, torch.Tensor],
+        step: int,
+        elements: int | None = None,
+    ) -> _State:
+        """A state in which these are left to send, and no scales are agreed."""
+        ranks = self._store.num_workers
+        nothing = np.zeros((ranks, elements or 0), np.float32)
+        shards = nothing if layout is None else layout.join(residuals).numpy()
+        here = set() if layout is None else {piece.name for piece in layout.pieces}
+        parked = {name: residual for name, residual in residuals.items() if name not in here}
+        return _State(list(shards), [None] * ranks, step, layout, parked)
+
+    def _encode(self, state: _State, owner: int, shard: Any) -> tuple[Any, Met]:
+        return encode(
+            self._codec,
+            self._spec,
+            np.ascontiguousarray(shard),
+            residual=state.residuals[owner],
+            scales=state.scales[owner],
+            key=self._number * self._store.num_workers + owner,
+            rank=self._store.rank,
+            step=state.step,
+        )
+
+
+class ScatteringBackward:
+    """What the modules of a model share of one backward(): when it is over, and whether any of them met a NaN."""
+
+    sync = True  # as a Listener of BackwardPass
+
+    def __init__(self, store: KVStore) -> None:
+        self._pass = BackwardPass(self, store)
+        self._entered: set[CompressedReduceScatter] = set()
+        self._vetoed = False
+
+    def enter(self, scatter: CompressedReduceScatter) -> None:
+        """Has it hear the end of the backward() that runs."""
+        self._entered.add(scatter)
+        self._pass.enter()
+
+    def veto(self) -> None:
+        """Takes back what all of them do in it."""
+        self._vetoed = True
+
+    def on_backward_begin(self) -> None:
+        """Nothing is to be done: the first reduce-scatter begins it."""
+
+    def on_backward_end(self) -> None:
+        """Has the modules keep what they have left, or take it back."""
+        for scatter in self._entered:
+            scatter.end_backward(vetoed=self._vetoed)
+        self._entered.clear()
+        self._vetoed = False
+
+    def on_all_sent(self) -> None:
+        """Nothing is to be done: each reduce-scatter has waited for the others."""
+
+    def on_backward_failed(self) -> None:
+        """Does as at its end. It may have failed on this rank alone: the others, who have had the same reduce-scatters
+        and the same vetoes, keep or take back the same, and the scales that all have agreed stay alike.
+        """
+        self.on_backward_end()
+
+
+def _factor_of(op: Any, ranks: int) -> float:
+    """What a sum is multiplied by.
+
+    Raises:
+        ValueError: it is no sum.
+    """
+    if op == dist.ReduceOp.SUM:
+        return 1.0
+    if op == dist.ReduceOp.AVG:
+        return 1.0 / ranks
+    kind = getattr(op, "op", op)
+    if kind == dist.ReduceOp.PREMUL_SUM:
+        _, factor = op.__getstate__()  # the one way to it
+        return float(factor)
+    raise ValueError(f"gradwire.torch: reduce_scatter: op is {getattr(kind, 'name', kind)}, {_OTHER_OPS}")
+
+
+def _warn_of_lost_residuals(name: str) -> None:
+    warnings.warn(
+        f"gradwire.torch: what the codec of the FSDP module {name!r} has not sent yet is dropped: its gradients are of "
+        "other parameters than before, and this torch does not tell of which, since it has no "
+        "set_reduce_scatter_unused_params()",
+        RuntimeWarning,
+        stacklevel=2,
+    )

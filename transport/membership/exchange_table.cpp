@@ -1,0 +1,117 @@
+#include "transport/membership/exchange_table.h"
+
+#include <algorithm>
+
+#include "transport/nodes.h"
+
+namespace gradwire::transport {
+
+ExchangeTable::State ExchangeTable::offer(std::uint64_t sequence, std::uint32_t rank, std::string_view name,
+                                          std::string_view blob) {
+  const auto newest = latest_.find(rank);
+  if (newest == latest_.end() || sequence >= newest->second) {
+    tables_[sequence].try_emplace(rank, Offer{std::string(name), std::string(blob)});
+    latest_[rank] = sequence;
+    forget_finished();
+  }
+  return state(sequence);
+}
+
+void ExchangeTable::leave(std::uint32_t rank, const std::string& error) {
+  left_.emplace(rank, error);
+  forget_finished();
+}
+
+ExchangeTable::State ExchangeTable::state(std::uint64_t sequence) const {
+  const auto found = tables_.find(sequence);
+  if (found == tables_.end()) return State::kWaiting;
+  const Table& table = found->second;
+  const auto differs = [&](const auto& entry) { return entry.second.name != table.begin()->second.name; };
+  if (std::ranges::any_of(table, differs)) return State::kMismatch;
+  if (table.size() == workers_) return State::kComplete;
+  const auto ranks = missing(sequence);
+  const bool deserted = std::ranges::any_of(ranks, [&](auto rank) { return left_.contains(rank); });
+  return deserted ? State::kDeserted : State::kWaiting;
+}
+
+bool ExchangeTable::has_come(std::uint64_t sequence, std::uint32_t rank) const {
+  const auto newest = latest_.find(rank);
+  return newest != latest_.end() && newest->second >= sequence;
+}
+
+std::vector<std::string> ExchangeTable::blobs(std::uint64_t sequence) const {
+  std::vector<std::string> blobs;
+  for (const auto& [rank, offer] : tables_.at(sequence)) blobs.push_back(offer.blob);
+  return blobs;
+}
+
+std::vector<std::uint32_t> ExchangeTable::missing(std::uint64_t sequence) const {
+  const auto found = tables_.find(sequence);
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t rank = 0; rank < workers_; ++rank) {
+    if (found == tables_.end() || !found->second.contains(rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::vector<std::uint32_t> ExchangeTable::present(std::uint64_t sequence) const {
+  std::vector<std::uint32_t> ranks;
+  const auto found = tables_.find(sequence);
+  if (found == tables_.end()) return ranks;
+  for (const auto& [rank, offer] : found->second) ranks.push_back(rank);
+  return ranks;
+}
+
+std::vector<std::uint32_t> ExchangeTable::odd(std::uint64_t sequence) const {
+  std::vector<std::uint32_t> ranks;
+  const auto found = tables_.find(sequence);
+  if (found == tables_.end()) return ranks;
+  const Table& table = found->second;
+  for (const auto& [rank, offer] : table) {
+    if (offer.name != table.begin()->second.name) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::string ExchangeTable::fault(std::uint64_t sequence) const {
+  const Table& table = tables_.at(sequence);
+  const auto& [first_rank, first] = *table.begin();
+  for (const auto& [rank, offer] : table) {
+    if (offer.name == first.name) continue;
+    return "exchange " + std::to_string(sequence) + ": worker " + std::to_string(first_rank) + " is in '" +
+           first.name + "' while worker " + std::to_string(rank) + " is in '" + offer.name +
+           "'; every worker must make the same calls in the same order";
+  }
+  const std::string exchange = "exchange " + std::to_string(sequence) + " ('" + first.name + "'): ";
+  std::vector<std::uint32_t> gone;
+  for (const auto rank : missing(sequence)) {
+    const auto found = left_.find(rank);
+    if (found == left_.end()) continue;
+    if (!found->second.empty())
+      return exchange + "worker " + std::to_string(rank) + " failed: " + found->second +
+             "; see its traceback";
+    gone.push_back(rank);
+  }
+  return exchange + list_workers(gone) + (gone.size() == 1 ? " has" : " have") + " left the job";
+}
+
+std::vector<std::uint64_t> ExchangeTable::open() const {
+  std::vector<std::uint64_t> sequences;
+  for (const auto& [sequence, table] : tables_) {
+    if (state(sequence) != State::kComplete) sequences.push_back(sequence);
+  }
+  return sequences;
+}
+
+// A result can be asked for again until its worker has moved on to the next exchange.
+void ExchangeTable::forget_finished() {
+  std::uint64_t oldest = tables_.empty() ? 0 : tables_.rbegin()->first;
+  for (std::uint32_t rank = 0; rank < workers_; ++rank) {
+    if (left_.contains(rank)) continue;
+    const auto found = latest_.find(rank);
+    oldest = std::min(oldest, found == latest_.end() ? 0 : found->second);
+  }
+  tables_.erase(tables_.begin(), tables_.lower_bound(oldest));
+}
+
+}  // namespace gradwire::transport

@@ -1,0 +1,85 @@
+#include "transport/mpi/mpi_rendezvous.h"
+
+#include <string_view>
+#include <thread>
+
+#include "transport/membership/rendezvous.h"
+#include "transport/mpi/mpi_backoff.h"
+#include "transport/nodes.h"
+
+namespace gradwire::transport {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kProgressEvery{2'000};
+
+std::string call_of(MpiJob job) {
+  switch (job) {
+    case MpiJob::kPairs:
+      return "connect_mpi";
+    case MpiJob::kNative:
+      return "connect_mpi_native";
+  }
+  return "call " + std::to_string(static_cast<std::uint32_t>(job));
+}
+
+}  // namespace
+
+void check_agreement(std::span<const MpiEntry> entries) {
+  const MpiEntry& first = entries.front();
+  for (std::uint32_t rank = 1; rank < entries.size(); ++rank) {
+    const MpiEntry& entry = entries[rank];
+    const auto differ = [&](const std::string& one, const std::string& other) {
+      throw TransportError("mpi: " + describe_rank(entries, 0) + " " + one + " and " +
+                           describe_rank(entries, rank) + " " + other +
+                           "; every rank must run the same version and make the same calls");
+    };
+    if (entry.version != first.version) {
+      differ("speaks version " + std::to_string(first.version), std::to_string(entry.version));
+    }
+    if (entry.job != first.job) differ("called " + call_of(first.job), call_of(entry.job));
+    if (entry.largest_message_bytes != first.largest_message_bytes) {
+      differ("has largest_message_bytes=" + std::to_string(first.largest_message_bytes),
+             std::to_string(entry.largest_message_bytes));
+    }
+  }
+}
+
+std::vector<MpiEntry> mpi_rendezvous(MpiApi& port, const MpiEntry& mine, std::chrono::milliseconds timeout,
+                                     const std::function<void(const std::string&)>& log) {
+  std::vector<MpiEntry> entries(port.size());
+  bool is_complete = false;
+  port.join([&] {
+    port.all_gather(std::as_bytes(std::span(&mine, 1)), reinterpret_cast<std::byte*>(entries.data()),
+                    sizeof(MpiEntry), [&] { is_complete = true; });
+  });
+  const auto began = Clock::now();
+  auto next_progress = began + kProgressEvery;
+  const MpiBackoff pace(began);
+  while (!is_complete) {
+    port.poll();
+    const auto now = Clock::now();
+    if (now - began >= timeout) {
+      throw TimeoutError("mpi: not all of the " + std::to_string(port.size()) +
+                         " ranks of MPI_COMM_WORLD came within " + in_seconds(timeout) +
+                         "; every process that mpirun starts must create the store");
+    }
+    if (now >= next_progress) {
+      next_progress += kProgressEvery;
+      if (log) log("waiting for the other ranks of MPI_COMM_WORLD");
+    }
+    std::this_thread::sleep_for(pace.pause(now, false));
+  }
+  check_agreement(entries);
+  return entries;
+}
+
+std::string describe_rank(std::span<const MpiEntry> entries, std::uint32_t rank) {
+  Hello hello;
+  hello.host = std::string_view(entries[rank].host.data());
+  hello.pid = entries[rank].pid;
+  return describe({Role::kWorker, rank}, hello);
+}
+
+}  // namespace gradwire::transport
