@@ -1,8 +1,8 @@
 """What all Python tests share: a process state that does not depend on who started them, and a store of one's own.
 
 A shell gives its background jobs an ignored SIGINT and SIGQUIT (POSIX.1-2017, 2.11), and CI runners start theirs that
-way; nohup ignores SIGHUP. Every process under test would inherit it: Ctrl-C would rightly do nothing, and tests that send
-the others would wait for what never comes.
+way; nohup ignores SIGHUP. Every process under test would inherit it: Ctrl-C would rightly do nothing, and tests that
+send the others would wait for what never comes.
 """
 
 from __future__ import annotations
