@@ -121,7 +121,8 @@ def test_workers_save_at_signals_of_the_launcher(through: tuple[str, ...], bed: 
 def test_a_signal_before_the_end_of_the_allocation_reaches_workers_alone(bed: Bed, tmp_path: Path) -> None:
     """Slurm counts in minutes, and sends it up to one earlier."""
     through = (*SALLOC, "--time=1", "--signal=USR1@5")
-    job = bed.job(tmp_path)
+    # These workers never join: the servers' patience must outlast the minute.
+    job = bed.job(tmp_path, GRADWIRE_RENDEZVOUS_TIMEOUT="300s")
     variables = ("--env", "RANK_VARIABLE=SLURM_PROCID")
     with job:
         launched.start(
