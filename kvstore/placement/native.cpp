@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -182,7 +183,7 @@ class Native final : public transport::Messenger {
   void sum(Frame frame, ElementType type) {
     const auto payload = std::as_const(frame.payload).bytes();
     Buffer values = with_tail(frame.header, type, payload.size() / transport::bytes_of(type));
-    std::memcpy(values.bytes().data(), payload.data(), payload.size());
+    std::ranges::copy(payload, values.bytes().begin());
     frame.payload = {};
     collective_->all_reduce(std::move(values), type,
                             on_loop(frame.header, [this, header = frame.header, type](Buffer summed) {
@@ -254,7 +255,8 @@ class Native final : public transport::Messenger {
     Buffer block = pool_.take(head.size() + frame.payload.size_bytes());
     block.truncate(head.size() + frame.payload.size_bytes());
     std::memcpy(block.bytes().data(), head.data(), head.size());
-    std::memcpy(block.bytes().data() + head.size(), frame.payload.bytes().data(), frame.payload.size_bytes());
+    std::ranges::copy(std::as_const(frame.payload).bytes(),
+                      block.bytes().begin() + static_cast<std::ptrdiff_t>(head.size()));
     frame.payload = {};
     collective_->all_gather(std::move(block),
                             on_loop(frame.header, [this, header = frame.header](const Buffer& blocks) {

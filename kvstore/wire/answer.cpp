@@ -1,7 +1,7 @@
 #include "kvstore/wire/answer.h"
 
 #include <algorithm>
-#include <cstring>
+#include <span>
 #include <utility>
 
 namespace gradwire::kvstore {
@@ -13,7 +13,7 @@ using transport::Kind;
 
 Buffer text_payload(std::string_view text) {
   Buffer buffer = Buffer::allocate(text.size());
-  std::memcpy(buffer.bytes().data(), text.data(), text.size());
+  std::ranges::copy(std::as_bytes(std::span(text)), buffer.bytes().begin());
   return buffer;
 }
 
@@ -36,7 +36,7 @@ Frame refusal_of(const FrameHeader& request, const Refused& refused) {
 
 Frame held(const FrameHeader& request, std::span<const std::uint32_t> awaited, Kind kind) {
   Buffer ranks = Buffer::allocate(awaited.size_bytes());
-  if (!awaited.empty()) std::memcpy(ranks.bytes().data(), awaited.data(), awaited.size_bytes());
+  std::ranges::copy(std::as_bytes(awaited), ranks.bytes().begin());
   return answer_to(request, kind, std::move(ranks));
 }
 

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <ranges>
 #include <span>
@@ -74,7 +73,7 @@ class StateReader {
   std::vector<T> array(std::uint64_t elements) {
     const auto bytes = next(elements, sizeof(T));
     std::vector<T> values(elements);
-    std::memcpy(values.data(), bytes.data(), bytes.size());
+    std::ranges::copy(bytes, std::as_writable_bytes(std::span(values)).begin());
     return values;
   }
   std::size_t left() const { return left_.size(); }
