@@ -10,6 +10,7 @@ import pytest
 from gradwire.launch.child import Line
 from gradwire.launch.hosts import HostSlots, read_hosts
 from gradwire.launch.output_folder import OutputFolder
+from gradwire.terminal import json_option
 from gradwire.terminal.json_option import write_json
 from gradwire.timeline.recording import Recording
 from python.small_jobs import SECONDS, folder_of_a_job, python
@@ -94,3 +95,17 @@ def test_a_hosts_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_bytes(b"\xef\xbb\xbfnode1:2\r\nnode2\r\n")
     assert read_hosts(str(file)) == [HostSlots("node1", 2), HostSlots("node2", 1)]
+
+
+def test_a_report_folder_that_another_command_begins_to_use_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_folder = json_option.check_folder
+
+    def check_while_another_command_writes(folder: Path) -> None:
+        check_folder(folder)
+        (tmp_path / "reports" / "of another").mkdir()
+
+    monkeypatch.setattr(json_option, "check_folder", check_while_another_command_writes)
+    json_option.check_report(tmp_path / "reports" / "own")
+    assert [path.name for path in (tmp_path / "reports").iterdir()] == ["of another"]

@@ -3,6 +3,7 @@ commands write are looked at alike."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -54,8 +55,9 @@ def check_report(folder: Path | None) -> Path | None:
         raise typer.BadParameter(
             f"{folder} cannot be written ({error.strerror}): name another folder"
         ) from None
-    for path in made:
-        path.rmdir()
+    with contextlib.suppress(OSError):  # somebody else has put something there meanwhile: it stays
+        for path in made:
+            path.rmdir()
     return folder
 
 
