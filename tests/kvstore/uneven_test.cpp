@@ -10,9 +10,9 @@
 
 #include "kvstore/aggregate/aggregator.h"
 #include "kvstore/rows/sparse_rows.h"
+#include "tests/kvstore/forgetful_line.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/sums.h"
-#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -356,31 +356,14 @@ TEST_P(UnevenJob, TheServersOptimizerStepsOnWhatThereIs) {
   });
 }
 
-/// Loses commands, pushes, and what is said about them.
-class Forgetful final : public transport::ForwardingMessenger {
- public:
-  Forgetful(Line line, std::atomic<int>& lost)
-      : transport::ForwardingMessenger(std::move(line)), lost_(lost) {}
-  void send(transport::Node to, std::vector<Frame> frames) override {
-    std::erase_if(frames, [this](const Frame& frame) {
-      const bool is_hit = frame.header.kind >= Kind::kPush && sent_++ % 7 == 1;
-      lost_ += is_hit ? 1 : 0;
-      return is_hit;
-    });
-    if (!frames.empty()) transport::ForwardingMessenger::send(to, std::move(frames));
-  }
-
- private:
-  std::atomic<int>& lost_;
-  std::atomic<unsigned> sent_{0};
-};
+/// Commands, pushes, and what is said about them.
+bool is_of_a_round(const transport::FrameHeader& header) { return header.kind >= Kind::kPush; }
 
 TEST(UnevenLosses, EveryWordCountsOnce) {
   JobSize size{kWorkers, 2};
   size.engine.retry_timeout = 100ms;
   std::atomic<int> lost{0};
-  run_wired(size, push_join_and_push_again,
-            [&](Line line) { return std::make_unique<Forgetful>(std::move(line), lost); });
+  run_wired(size, push_join_and_push_again, losing_every(7, is_of_a_round, lost));
   EXPECT_GT(lost, 10);
 }
 

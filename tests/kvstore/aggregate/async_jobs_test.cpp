@@ -8,15 +8,14 @@
 #include <mutex>
 
 #include "kvstore/collectives/collectives.h"
+#include "tests/kvstore/forgetful_line.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/sums.h"
-#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
 
 using testing::HasSubstr;
-using transport::Frame;
 using transport::Kind;
 using Runner = void (*)(const JobSize&, const std::function<void(Engine&)>&);
 
@@ -264,27 +263,11 @@ TEST(AtOnceRounds, WhoWaitsInACollectiveHoldsNobodyBack) {
   });
 }
 
-/// Loses every third push and every third answer to one.
-class ForgetfulLine final : public transport::ForwardingMessenger {
- public:
-  ForgetfulLine(Line line, std::atomic<int>& lost)
-      : transport::ForwardingMessenger(std::move(line)), lost_(lost) {}
-
-  void send(transport::Node to, std::vector<Frame> frames) override {
-    std::erase_if(frames, [this](const Frame& frame) {
-      const bool counts = frame.header.kind == Kind::kPush || frame.header.kind == Kind::kValue ||
-                          (frame.header.kind == Kind::kAck && frame.header.count > 0);
-      if (!counts || sent_++ % 3 != 1) return false;
-      ++lost_;
-      return true;
-    });
-    if (!frames.empty()) transport::ForwardingMessenger::send(to, std::move(frames));
-  }
-
- private:
-  std::atomic<int>& lost_;
-  std::atomic<unsigned> sent_{0};
-};
+/// Pushes, and answers to them.
+bool is_of_a_push(const transport::FrameHeader& header) {
+  return header.kind == Kind::kPush || header.kind == Kind::kValue ||
+         (header.kind == Kind::kAck && header.count > 0);
+}
 
 TEST(AtOnceRounds, WhatWasPushedBeforeABarrierIsInTheWeightBehindIt) {
   JobSize size = async(2, 1);
@@ -302,7 +285,7 @@ TEST(AtOnceRounds, WhatWasPushedBeforeABarrierIsInTheWeightBehindIt) {
       engine.barrier();
     }
   };
-  run_wired(size, body, [&](Line line) { return std::make_unique<ForgetfulLine>(std::move(line), lost); });
+  run_wired(size, body, losing_every(3, is_of_a_push, lost));
   EXPECT_GT(lost, 0);
 }
 
@@ -324,7 +307,7 @@ TEST(AtOnceRounds, WhatIsLostIsAskedForAgainAndGoesInOnce) {
     EXPECT_EQ(parts % 6, 0U);  // each part of each push once
     EXPECT_LE(parts, 6U * 8U);
   };
-  run_wired(size, body, [&](Line line) { return std::make_unique<ForgetfulLine>(std::move(line), lost); });
+  run_wired(size, body, losing_every(3, is_of_a_push, lost));
   EXPECT_GT(lost, 6);
 }
 

@@ -9,17 +9,16 @@
 #include <numeric>
 
 #include "tests/kvstore/folder.h"
+#include "tests/kvstore/forgetful_line.h"
 #include "tests/kvstore/placement/hosts.h"
 #include "tests/kvstore/sums.h"
 #include "transport/decorators/faulty_messenger.h"
-#include "transport/decorators/forwarding_messenger.h"
 
 namespace gradwire::kvstore {
 namespace {
 
 using testing::HasSubstr;
 using testing::ThrowsMessage;
-using transport::Frame;
 using transport::Kind;
 using Floats = std::vector<float>;
 using Body = std::function<void(Engine&)>;
@@ -163,27 +162,10 @@ TEST(WeightRounds, AreFewerBytesOnTheWire) {
   EXPECT_NEAR(bytes["delta:2bit:threshold=0.05"], elements / 4, 2000);
 }
 
-/// Loses some pushes and some answers to them, and to pulls.
-class ForgetfulLine final : public transport::ForwardingMessenger {
- public:
-  ForgetfulLine(Line line, std::atomic<int>& lost)
-      : transport::ForwardingMessenger(std::move(line)), lost_(lost) {}
-
-  void send(transport::Node to, std::vector<Frame> frames) override {
-    std::erase_if(frames, [this](const Frame& frame) {
-      const bool counts = frame.header.kind == Kind::kPush || frame.header.kind == Kind::kPull ||
-                          frame.header.kind == Kind::kValue;
-      if (!counts || sent_++ % 5 != 1) return false;
-      ++lost_;
-      return true;
-    });
-    if (!frames.empty()) transport::ForwardingMessenger::send(to, std::move(frames));
-  }
-
- private:
-  std::atomic<int>& lost_;
-  std::atomic<unsigned> sent_{0};
-};
+/// Pushes and pulls, and answers to them.
+bool is_of_a_weight(const transport::FrameHeader& header) {
+  return header.kind == Kind::kPush || header.kind == Kind::kPull || header.kind == Kind::kValue;
+}
 
 TEST(WeightRounds, ADeltaIsAppliedOnceWhateverIsLost) {
   std::array<Floats, kWorkers> expected, forgetful;
@@ -199,8 +181,7 @@ TEST(WeightRounds, ADeltaIsAppliedOnceWhateverIsLost) {
   JobSize size = job();
   size.engine.retry_timeout = std::chrono::milliseconds(50);
   std::atomic<int> lost = 0;
-  run_wired(size, body(forgetful),
-            [&](Line line) { return std::make_unique<ForgetfulLine>(std::move(line), lost); });
+  run_wired(size, body(forgetful), losing_every(5, is_of_a_weight, lost));
   EXPECT_GT(lost, 10);
   for (const Floats& weight : forgetful) EXPECT_EQ(weight, expected[0]);
 }
@@ -248,7 +229,7 @@ TEST(WeightRounds, AtOnceADeltaIsAppliedOnceWhateverIsLost) {
     engine.compression().set(spec("none"), "none", "delta:int8");
     expect_all_told(engine, 20);
   };
-  run_wired(size, body, [&](Line line) { return std::make_unique<ForgetfulLine>(std::move(line), lost); });
+  run_wired(size, body, losing_every(5, is_of_a_weight, lost));
   EXPECT_GT(lost, 10);
 }
 
