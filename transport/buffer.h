@@ -67,7 +67,7 @@ class Buffer {
   std::optional<std::uint32_t> checksum_;
 };
 
-/// Hands out buffers of at least the asked size and takes them back when the last share dies, so that large
+/// Hands out buffers of the asked size and takes them back when the last share dies, so that large
 /// payloads are not mapped and unmapped every step. Thread-safe. Buffers may outlive the pool.
 class BufferPool {
  public:

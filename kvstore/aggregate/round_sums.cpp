@@ -78,7 +78,6 @@ Frame RoundSums::sum_with_leftover(Partition& partition, const Round& round, con
     partition.value = {};  // as above
     partition.first64 = {};
     Buffer out = parts_.pool.take(sum.size() * sizeof(Element));
-    out.truncate(sum.size() * sizeof(Element));
     std::memcpy(out.bytes().data(), sum.data(), out.size_bytes());
     const bool is_finite = std::ranges::all_of(sum, [](Element value) { return std::isfinite(value); });
     Frame frame = answer_to(round.first, Kind::kValue, std::move(out));

@@ -1,7 +1,6 @@
 #include "kvstore/aggregate/weight_sender.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "kvstore/wire/answer.h"
@@ -24,23 +23,21 @@ void WeightSender::set_replies(std::string_view text, Partitions& partitions) {
 }
 
 Frame WeightSender::first_value(const Partition& partition, const FrameHeader& request) {
-  const auto bytes = std::as_bytes(std::span(partition.first64));
-  Buffer out = pool_.take(bytes.size());
-  out.truncate(bytes.size());
-  std::ranges::copy(bytes, out.bytes().begin());
-  Frame frame = answer_to(request, Kind::kValue, std::move(out));
-  frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
+  Frame frame = whole(std::as_bytes(std::span(partition.first64)), request);
   frame.header.dtype = static_cast<std::uint8_t>(Dtype::kFloat64);
   return frame;
 }
 
-Frame WeightSender::whole(std::span<const float> weight, const FrameHeader& request) {
-  Buffer out = pool_.take(weight.size_bytes());
-  out.truncate(weight.size_bytes());
-  std::memcpy(out.bytes().data(), weight.data(), out.size_bytes());
+Frame WeightSender::whole(std::span<const std::byte> weight, const FrameHeader& request) {
+  Buffer out = pool_.take(weight.size());
+  std::ranges::copy(weight, out.bytes().begin());
   Frame frame = answer_to(request, Kind::kValue, std::move(out));
   frame.header.content = static_cast<std::uint8_t>(Content::kWeight);
   return frame;
+}
+
+Frame WeightSender::whole(std::span<const float> weight, const FrameHeader& request) {
+  return whole(std::as_bytes(weight), request);
 }
 
 Frame WeightSender::encoded(Content content, Buffer payload, const FrameHeader& request) const {

@@ -4,6 +4,7 @@
 // Threading: one owner. Pure.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -48,6 +49,7 @@ class WeightSender {
   transport::Frame last_answer(const Partition& partition, Content held, bool is_sealed);
 
  private:
+  transport::Frame whole(std::span<const std::byte> weight, const transport::FrameHeader& request);
   transport::Frame whole(std::span<const float> weight, const transport::FrameHeader& request);
   transport::Frame encoded(Content content, transport::Buffer payload,
                            const transport::FrameHeader& request) const;

@@ -50,7 +50,6 @@ void WeightReceiver::take(Tensor& tensor, std::size_t index, Frame& answer) cons
   }
   if (content == Content::kWeightRounded) {
     Buffer floats = buffers_.take(state.part.count * sizeof(float));
-    floats.truncate(state.part.count * sizeof(float));
     replies.codec().decode(answer.payload.bytes(),
                            {reinterpret_cast<float*>(floats.bytes().data()), state.part.count});
     answer.payload = std::move(floats);

@@ -175,7 +175,6 @@ class Native final : public transport::Messenger {
   Buffer with_tail(const FrameHeader& header, ElementType type, std::size_t elements) {
     const std::size_t width = transport::bytes_of(type);
     Buffer values = pool_.take(elements * width + SumTrailer::size_bytes(width));
-    values.truncate(elements * width + SumTrailer::size_bytes(width));
     SumTrailer::write(header, type, values.bytes().subspan(elements * width));
     return values;
   }
@@ -226,7 +225,6 @@ class Native final : public transport::Messenger {
     sums.expand(payload, elements, width, values.bytes().first(elements * transport::bytes_of(type)));
     if (head_bytes > 0) {
       Buffer head = pool_.take(head_bytes);
-      head.truncate(head_bytes);
       sums.write_head(payload, elements, head.bytes());
       collective_->all_gather(std::move(head), on_loop(header, [this, round](Buffer heads) {
                                 round->heads = std::move(heads);
@@ -253,7 +251,6 @@ class Native final : public transport::Messenger {
   void gather(Frame frame) {
     const auto head = transport::encode_header(frame.header, frame.payload.bytes());
     Buffer block = pool_.take(head.size() + frame.payload.size_bytes());
-    block.truncate(head.size() + frame.payload.size_bytes());
     std::memcpy(block.bytes().data(), head.data(), head.size());
     std::ranges::copy(std::as_const(frame.payload).bytes(),
                       block.bytes().begin() + static_cast<std::ptrdiff_t>(head.size()));

@@ -29,7 +29,6 @@ void restore(transport::Frame& frame, transport::BufferPool& pool) {
   const auto codec = codec_named_by(header);
   const std::size_t bytes = compress::lossless::restored_bytes(*codec, frame.payload.bytes(), header.count);
   Buffer out = pool.take(bytes);
-  out.truncate(bytes);
   compress::lossless::restore(*codec, frame.payload.bytes(), header.count, out.bytes());
   frame.payload = std::move(out);
   header.flags &= ~transport::kFlagLossless;

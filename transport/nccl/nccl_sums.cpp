@@ -209,10 +209,7 @@ void NcclSums::finish_first() {
   Buffer values = std::move(operation.values);
   if (operation.slot != nullptr) {
     const auto result = operation.slot->bytes().first(operation.slot_bytes);
-    if (!operation.type) {
-      values = pool_.take(result.size());
-      values.truncate(result.size());
-    }
+    if (!operation.type) values = pool_.take(result.size());
     if (is_widened(operation.type)) {
       convert<std::int32_t, std::int16_t>(result, values.bytes());
     } else {
