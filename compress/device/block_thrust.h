@@ -64,12 +64,7 @@ struct BlockSumSource {
     return values;
   }
   GRADWIRE_HOST_DEVICE Four four(std::size_t first, std::size_t count) const noexcept {
-    Four sum = payload_four(0, first, count);
-    for (std::size_t way = 1; way < payloads.ways; ++way) {
-      const Four next = payload_four(way, first, count);
-      for (std::size_t j = 0; j < kItemElements; ++j) sum.x[j] += next.x[j];
-    }
-    return sum;
+    return sum_of_payloads(*this, first, count);
   }
 };
 

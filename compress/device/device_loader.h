@@ -49,6 +49,18 @@ struct FloatSource {
   }
 };
 
+/// The elements of one item, added up over the source's payloads in float: ((p0 + p1) + p2) + ...
+template <typename Source>
+GRADWIRE_HOST_DEVICE Four sum_of_payloads(const Source& source, std::size_t first,
+                                          std::size_t count) noexcept {
+  Four sum = source.payload_four(0, first, count);
+  for (std::size_t way = 1; way < source.payloads.ways; ++way) {
+    const Four next = source.payload_four(way, first, count);
+    for (std::size_t j = 0; j < kItemElements; ++j) sum.x[j] += next.x[j];
+  }
+  return sum;
+}
+
 /// ((p0 + p1) + p2) + ... in float; the elements start `offset` bytes into every payload.
 struct DenseSumSource {
   dense::Format format;
@@ -66,12 +78,7 @@ struct DenseSumSource {
   }
 
   GRADWIRE_HOST_DEVICE Four four(std::size_t first, std::size_t count) const noexcept {
-    Four sum = payload_four(0, first, count);
-    for (std::size_t way = 1; way < payloads.ways; ++way) {
-      const Four next = payload_four(way, first, count);
-      for (std::size_t j = 0; j < kItemElements; ++j) sum.x[j] += next.x[j];
-    }
-    return sum;
+    return sum_of_payloads(*this, first, count);
   }
 };
 
@@ -131,12 +138,7 @@ struct MixedSumSource {
     return CodeSumSource{one, offset, levels}.four(first, count);
   }
   GRADWIRE_HOST_DEVICE Four four(std::size_t first, std::size_t count) const noexcept {
-    Four sum = payload_four(0, first, count);
-    for (std::size_t way = 1; way < payloads.ways; ++way) {
-      const Four next = payload_four(way, first, count);
-      for (std::size_t j = 0; j < kItemElements; ++j) sum.x[j] += next.x[j];
-    }
-    return sum;
+    return sum_of_payloads(*this, first, count);
   }
 };
 
