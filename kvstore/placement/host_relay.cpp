@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
 #include <string>
 
+#include "kvstore/wire/answer.h"
 #include "kvstore/wire/protocol.h"
 
 namespace gradwire::kvstore {
@@ -18,15 +18,6 @@ template <typename Element>
 std::span<Element> elements(Buffer& buffer) {
   const auto bytes = buffer.bytes();
   return {reinterpret_cast<Element*>(bytes.data()), bytes.size() / sizeof(Element)};
-}
-
-/// What the workers of a round get that failed.
-Frame refusal(const transport::FrameHeader& sum, const std::string& text) {
-  Frame frame{sum, Buffer::allocate(text.size())};
-  frame.header.kind = Kind::kError;
-  frame.header.content = static_cast<std::uint8_t>(Refusal::kFinal);
-  std::memcpy(frame.payload.bytes().data(), text.data(), text.size());
-  return frame;
 }
 
 }  // namespace
@@ -56,7 +47,7 @@ void HostRelay::take(Frame sum) {
   if (known == upstream_.end()) {
     const auto text = fmt::format("key {} offset {} was not declared by the leader of the host",
                                   sum.header.key, sum.header.offset);
-    return server_->answer(refusal(sum.header, text));
+    return server_->answer(refusal_of(sum.header, {Refusal::kFinal, text}));
   }
   const auto round = std::make_shared<Round>();  // owners: this call and the operation's ticket
   round->frame = std::move(sum);
@@ -78,7 +69,7 @@ void HostRelay::answer(const std::shared_ptr<Round>& round, const std::exception
   const std::lock_guard lock(mutex_);
   if (error) failed_.push_back(round);
   if (server_ == nullptr) return;
-  if (error) return server_->answer(refusal(round->frame.header, text_of(error)));
+  if (error) return server_->answer(refusal_of(round->frame.header, {Refusal::kFinal, text_of(error)}));
   if (round->done.nonfinite()) round->frame.header.flags |= transport::kFlagNonfinite;
   server_->answer(std::move(round->frame));
 }
