@@ -131,9 +131,7 @@ void DenseRounds::push_part(Tensor& tensor, std::size_t index) {
                                  });
   }
   if (!is_payload_already(tensor)) return encode(tensor, index);
-  const auto& part = tensor.parts[index].part;
-  const auto values = operation.in64.empty() ? std::as_bytes(operation.in.subspan(part.offset, part.count))
-                                             : std::as_bytes(operation.in64.subspan(part.offset, part.count));
+  const auto values = operation.bytes_of(tensor.parts[index].part);
   const auto keep = [owner = operation.owner] {};
   ++tensor.jobs;
   encoded(tensor, index,
@@ -191,9 +189,7 @@ void DenseRounds::start_init(Tensor& tensor) {
   ++tensor.pulls;
   const Operation& init = *tensor.current;
   for (std::size_t index = 0; index < tensor.parts.size(); ++index) {
-    const auto& part = tensor.parts[index].part;
-    const auto values = init.in64.empty() ? std::as_bytes(init.in.subspan(part.offset, part.count))
-                                          : std::as_bytes(init.in64.subspan(part.offset, part.count));
+    const auto values = init.bytes_of(tensor.parts[index].part);
     parts_.client.send(tensor, index, Kind::kInit, {Buffer::borrow(values), 0});
   }
 }

@@ -62,25 +62,16 @@ struct Operation {
   void set_in(std::span<const double> values) { in64 = values; }
   void set_out(std::span<float> values) { out = values; }
   void set_out(std::span<double> values) { out64 = values; }
+  /// What is sent of a part where its values go as they are.
+  std::span<const std::byte> bytes_of(const Part& part) const {
+    return in64.empty() ? std::as_bytes(in.subspan(part.offset, part.count))
+                        : std::as_bytes(in64.subspan(part.offset, part.count));
+  }
   std::size_t out_elements() const { return std::max(out.size(), out64.size()); }
   bool pushes() const { return verb == Verb::kPush || verb == Verb::kPushPull; }
   /// False too where the device's floats are handled in a landing on the host.
   bool works_on_device() const { return device && device->landing.size_bytes() == 0; }
 };
-
-/// Fetches what a server keeps of a tensor's part, or gives it that. With StateScope::kOptimizer, of the
-/// optimizer alone: then it may be read while other workers' pushes of the next round wait for this one's.
-/// number: of what is written, above that of any before; one that is not changes nothing.
-inline Operation state_operation(Operation::Verb verb, StateScope kept, std::size_t part,
-                                 transport::Buffer& state, std::uint64_t number = kNoStep) {
-  Operation operation;
-  operation.verb = verb;
-  operation.kept = kept;
-  operation.part = part;
-  operation.state = &state;
-  operation.number = number;
-  return operation;
-}
 
 struct Submission {
   KeyId key = 0;

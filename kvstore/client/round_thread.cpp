@@ -93,8 +93,7 @@ RoundThread::~RoundThread() {
   context_.loop->stop();
 }
 
-// ------------------------------------------------------------------------------------- calls from other
-// threads
+// ------------------------------------------------------------------------------------- calls from others
 
 void RoundThread::add_keys(std::vector<KeySpec> specs, std::vector<std::vector<Part>> parts) {
   post([this, specs = std::move(specs), parts = std::move(parts)] {
@@ -151,9 +150,9 @@ Ticket RoundThread::handed_over() {
   return ticket;
 }
 
-Ticket RoundThread::between_rounds(std::vector<KeyId> keys, std::function<void()> task) {
+void RoundThread::between_rounds(std::span<const KeyId> keys, const std::function<void()>& task) {
   Ticket ticket;
-  post([this, ticket, keys = std::move(keys), task = std::move(task)] {
+  post([this, ticket, keys, &task] {
     try {
       for (const KeyId key : keys) {
         if (tensors_[key].current) {
@@ -167,7 +166,7 @@ Ticket RoundThread::between_rounds(std::vector<KeyId> keys, std::function<void()
       ticket.fail(std::current_exception());
     }
   });
-  return ticket;
+  ticket.wait();
 }
 
 std::string RoundThread::failure() const {

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -71,9 +72,14 @@ class RoundThread final : private transport::Sink {
 
   /// Runs task on the thread, behind all that was posted before.
   void post(std::function<void()> task) { context_.loop->post(std::move(task)); }
-  /// The same, unless an operation on one of the keys is in flight: then the ticket fails, as it does with
-  /// what task throws.
-  Ticket between_rounds(std::vector<KeyId> keys, std::function<void()> task);
+  /// The same, and waits for it. Throws std::logic_error where an operation on one of the keys is in flight,
+  /// and what task throws.
+  void between_rounds(std::span<const KeyId> keys, const std::function<void()>& task);
+  void between_rounds(KeyId key, const std::function<void()>& task) {
+    between_rounds(std::span(&key, 1), task);
+  }
+  /// The same of no key: operations may be in flight.
+  void between_rounds(const std::function<void()>& task) { between_rounds(std::span<const KeyId>(), task); }
   // Of such tasks alone.
   TensorTable& tensors() { return tensors_; }
   Residuals& residuals() { return residuals_; }

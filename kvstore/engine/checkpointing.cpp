@@ -64,7 +64,7 @@ FileSeal Checkpointing::write_states(const std::string& path, std::string_view f
   for (KeyId key = 0; pushes && key < context_.keys.size(); ++key) {
     for (const KeyRange& range : context_.keys.own_ranges_of(key)) {
       TensorState state;
-      job.between_rounds({range.tensor}, [&] { state = job.tensors().read(range.tensor); }).wait();
+      job.between_rounds(range.tensor, [&] { state = job.tensors().read(range.tensor); });
       file.add({RecordKind::kTensor, key, range.key_offset, range.count}, encode_state(state));
     }
   }
@@ -166,7 +166,7 @@ Restored Checkpointing::load(const std::string& folder) {
 std::vector<std::uint64_t> Checkpointing::steps_begun() const {
   RoundThread& own = context_.rounds.own();
   std::vector<std::uint64_t> steps;
-  own.between_rounds({}, [&] { steps = own.tensors().steps(); }).wait();
+  own.between_rounds([&] { steps = own.tensors().steps(); });
   return steps;
 }
 
@@ -235,7 +235,7 @@ void Checkpointing::restore(CheckpointSource& source) const {
   for (KeyId key = 0; own != pushing.end() && key < context_.keys.size(); ++key) {
     for (const KeyRange& range : context_.keys.own_ranges_of(key)) {
       const TensorState state = source.tensor_state({key, range.key_offset, range.count}, self);
-      job.between_rounds({range.tensor}, [&] { job.tensors().write(range.tensor, state); }).wait();
+      job.between_rounds(range.tensor, [&] { job.tensors().write(range.tensor, state); });
     }
   }
   const auto parts = servers_.parts();

@@ -81,14 +81,14 @@ std::uint32_t Engine::join() {
   rounds.await("join");
   Joined own{rounds.command("join").front().step, {}};
   RoundThread& job = rounds.job();
-  job.between_rounds({}, [&] { own.steps = job.tensors().steps(); }).wait();
+  job.between_rounds([&] { own.steps = job.tensors().steps(); });
   context_->callers->note_call();
   const Callers::Waiting waiting(*context_->callers,
                                  {Callers::Wait::For::kExchange, "join", line.exchanges()});
   std::vector<Joined> ranks;
   for (const std::string& text : line.exchange("join", write(own), context_->options.slow_abort))
     ranks.push_back(read(text, own.steps.size()));
-  job.between_rounds({}, [&] { job.tensors().catch_up(spread_of(ranks)); }).wait();
+  job.between_rounds([&] { job.tensors().catch_up(spread_of(ranks)); });
   const auto last = std::ranges::max_element(ranks, {}, &Joined::lateness);
   return static_cast<std::uint32_t>(last - ranks.begin());
 }

@@ -19,42 +19,37 @@ std::vector<float> ResidualAccess::of(KeyId key) const {
   bool any = false;
   for (const KeyRange& range : context_.keys.ranges_of(key)) {
     const auto out = std::span(values).subspan(range.key_offset, range.count);
-    job.between_rounds({range.tensor},
-                       [&] { any |= job.residuals().read(range.tensor, range.tensor_offset, out); })
-        .wait();
+    job.between_rounds(range.tensor,
+                       [&] { any |= job.residuals().read(range.tensor, range.tensor_offset, out); });
   }
   if (!any) values.clear();
   return values;
 }
 
-std::optional<double> ResidualAccess::norm() const {
-  if (!context_.rounds.is_open()) return std::nullopt;
+/// Reads those of all keys; returns false, and reads none, while a round is in progress, and after close().
+bool ResidualAccess::read_all(const std::function<void(const Residuals&)>& read) const {
+  if (!context_.rounds.is_open()) return false;
   RoundThread& job = context_.rounds.job();
+  bool is_idle = false;
+  job.between_rounds([&] {
+    is_idle = job.is_idle();
+    if (is_idle) read(job.residuals());
+  });
+  return is_idle;
+}
+
+std::optional<double> ResidualAccess::norm() const {
   double squares = 0;
-  bool known = false;
-  job.between_rounds({},
-                     [&] {
-                       known = job.is_idle();
-                       if (known) squares = job.residuals().squares();
-                     })
-      .wait();
+  if (!read_all([&](const Residuals& residuals) { squares = residuals.squares(); })) return std::nullopt;
   if (context_.rows) squares += context_.rows->residual_squares();
-  return known ? std::optional(std::sqrt(squares)) : std::nullopt;
+  return std::sqrt(squares);
 }
 
 std::optional<double> ResidualAccess::share_sent() const {
-  if (!context_.rounds.is_open()) return std::nullopt;
-  RoundThread& job = context_.rounds.job();
   compress::ShareSent share;
-  bool known = false;
-  job.between_rounds({},
-                     [&] {
-                       known = job.is_idle();
-                       if (known) share = job.residuals().share();
-                     })
-      .wait();
+  if (!read_all([&](const Residuals& residuals) { share = residuals.share(); })) return std::nullopt;
   if (context_.rows) share += context_.rows->share_sent();
-  return known && share.is_known ? std::optional(share.value()) : std::nullopt;
+  return share.is_known ? std::optional(share.value()) : std::nullopt;
 }
 
 void ResidualAccess::set(KeyId key, std::span<const float> values) {
@@ -74,7 +69,7 @@ bool ResidualAccess::keeps_nonfinite(KeyId key) const {
   RoundThread& job = context_.rounds.job();
   bool keeps = false;
   for (const KeyRange& range : context_.rounds.ranges(context_.keys.home_of(key), 1)) {
-    job.between_rounds({range.tensor}, [&] { keeps = job.residuals().keeps_nonfinite(range.tensor); }).wait();
+    job.between_rounds(range.tensor, [&] { keeps = job.residuals().keeps_nonfinite(range.tensor); });
   }
   return keeps;
 }
@@ -83,9 +78,7 @@ void ResidualAccess::write(KeyId key, std::span<const float> values) {
   RoundThread& job = context_.rounds.job();
   for (const KeyRange& range : context_.keys.ranges_of(key)) {
     const auto part = values.subspan(range.key_offset, range.count);
-    job.between_rounds({range.tensor},
-                       [&] { job.residuals().write(range.tensor, range.tensor_offset, part); })
-        .wait();
+    job.between_rounds(range.tensor, [&] { job.residuals().write(range.tensor, range.tensor_offset, part); });
   }
 }
 
@@ -97,9 +90,8 @@ void ResidualAccess::add(KeyId key, std::span<const float> values) {
   RoundThread& job = context_.rounds.job();
   for (const KeyRange& range : context_.keys.ranges_of(key)) {
     const auto part = values.subspan(range.key_offset, range.count);
-    job.between_rounds({range.tensor},
-                       [&] { job.residuals().add(range.tensor, range.tensor_offset, part, workers); })
-        .wait();
+    job.between_rounds(range.tensor,
+                       [&] { job.residuals().add(range.tensor, range.tensor_offset, part, workers); });
   }
 }
 
@@ -130,7 +122,7 @@ void ResidualAccess::roll_back(std::span<const KeyId> keys) {
   }
   const std::vector<KeyId> rolled(tensors.begin(), tensors.end());
   RoundThread& job = context_.rounds.job();
-  job.between_rounds(rolled, [&] { job.residuals().roll_back(rolled); }).wait();
+  job.between_rounds(rolled, [&] { job.residuals().roll_back(rolled); });
 }
 
 // ------------------------------------------------------------------------------------- servers'
@@ -191,12 +183,10 @@ void ResidualAccess::draw_part(const HeldPart& part, Writes& writes) {
   if (theirs.empty()) return;
   RoundThread& job = context_.rounds.job();
   std::vector<float> own(part.count);
-  job.between_rounds({part.tensor}, [&] { job.residuals().read(part.tensor, part.tensor_offset, own); })
-      .wait();
+  job.between_rounds(part.tensor, [&] { job.residuals().read(part.tensor, part.tensor_offset, own); });
   for (std::size_t i = 0; i < own.size(); ++i) own[i] += theirs[i];
   writes.emplace_back([&job, part, own = std::move(own)] {
-    job.between_rounds({part.tensor}, [&] { job.residuals().write(part.tensor, part.tensor_offset, own); })
-        .wait();
+    job.between_rounds(part.tensor, [&] { job.residuals().write(part.tensor, part.tensor_offset, own); });
   });
 }
 

@@ -16,6 +16,7 @@
 
 namespace gradwire::kvstore {
 
+class Residuals;
 class ServerStates;
 struct EngineContext;
 struct HeldPart;
@@ -64,6 +65,7 @@ class ResidualAccess {
 
  private:
   using Writes = std::vector<std::function<void()>>;  ///< to this worker's residuals
+  bool read_all(const std::function<void(const Residuals&)>& read) const;
   bool keeps_nonfinite(KeyId key) const;
   void write(KeyId key, std::span<const float> values);
   void draw_part(const HeldPart& part, Writes& writes);

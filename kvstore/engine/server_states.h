@@ -30,7 +30,8 @@ class ServerStates {
 
   /// All parts of all keys and buckets.
   std::vector<HeldPart> parts() const;
-  /// What a server keeps of a part (partition_state.h), or of it the optimizer's alone.
+  /// What a server keeps of a part (partition_state.h), or of it the optimizer's alone, which may be read
+  /// while other workers' pushes of the next round wait for this one's.
   transport::Buffer read(const HeldPart& part, StateScope kept) const;
   /// Gives it that. number: of the optimizer's, above that of any before; one that is not changes nothing.
   void write(const HeldPart& part, StateScope kept, transport::Buffer state,
