@@ -3,8 +3,7 @@
 //
 // Threading: every method may be called from any thread.
 // Lifetime: outlived by the Device; tensors and operations on the device share it. settle() before what its
-// callbacks
-//   call is gone.
+//   callbacks call is gone.
 // Failure: as Device.
 #pragma once
 

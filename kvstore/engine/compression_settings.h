@@ -3,8 +3,7 @@
 //
 // Threading: collectives.
 // Failure: std::invalid_argument on all ranks for a bad spec, ranks that differ, and a codec that agrees
-// scales
-//   where servers have an optimizer.
+//   scales where servers have an optimizer.
 #pragma once
 
 #include <cstdint>

@@ -2,11 +2,9 @@
 // else a worker does with its keys are its parts: slots, codecs, residuals, checkpoints, numbers.
 //
 // Threading: every method may be called from any thread; collectives (declare, set_compression, ...) by one
-// thread at a
-//   time and in the same order on every worker. mark_ready() never blocks.
+//   thread at a time and in the same order on every worker. mark_ready() never blocks.
 // Lifetime: spans given to push_pull and pull stay alive and untouched until the ticket is done, or, when it
-// failed,
-//   until close(). push() has taken its span when it returns.
+//   failed, until close(). push() has taken its span when it returns.
 // Failure: the first failure is final and is rethrown by every ticket and every later call.
 #pragma once
 

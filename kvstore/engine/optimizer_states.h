@@ -2,8 +2,7 @@
 //
 // Threading: save() is of any one rank, or of several; load() is a collective.
 // Failure: std::logic_error where no optimizer is set, and during a step; std::invalid_argument where there
-// are
-//   tables of rows.
+//   are tables of rows.
 #pragma once
 
 #include <cstdint>

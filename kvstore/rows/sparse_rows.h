@@ -6,12 +6,10 @@
 // not: each worker pushes to the job's servers itself.
 //
 // Threading: collectives (declare, init, set_compression) by one thread at a time and in the same order on
-// every
-//   worker; the rest from any thread.
+//   every worker; the rest from any thread.
 // Lifetime: spans are read until the call returns.
 // Failure: misuse is std::invalid_argument, and nothing has been sent; anything else names who is at fault
-// and ends
-//   the Engine.
+//   and ends the Engine.
 #pragma once
 
 #include <atomic>

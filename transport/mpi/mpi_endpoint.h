@@ -2,8 +2,7 @@
 //
 // Threading: public methods from any thread; the rest as the private part says.
 // Lifetime: shared by the objects that a rank is given (its users) and the I/O thread. The thread ends when
-// every
-//   user has called close() and every rank has left, or the job has failed.
+//   every user has called close() and every rank has left, or the job has failed.
 #pragma once
 
 #include <atomic>

@@ -83,9 +83,8 @@ std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options);
 NodePair connect_zmq_pair(ZmqOptions options);
 
 /// Serves rendezvous, exchanges and liveness from a thread of its own; listens at options.scheduler (port 0
-/// or
-/// * picks one; listening.h) and takes workers, servers, the timeouts, max_frame_bytes and log from the
-/// options. The destructor ends a job that is not over: every node hears of it. With servers = 0 or
+/// or * picks one; listening.h) and takes workers, servers, the timeouts, max_frame_bytes and log from
+/// the options. The destructor ends a job that is not over: every node hears of it. With servers = 0 or
 /// servers_optional it serves a job of node pairs too.
 class Scheduler {
  public:

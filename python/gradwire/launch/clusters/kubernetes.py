@@ -24,7 +24,7 @@ from gradwire.settings import encryption
 
 DOCUMENTS = "GRADWIRE_DOCUMENTS"
 """The variable that hands an agent its documents: they may hold the job's key, which no command line shows."""
-_KEEPER = "gradwire.launch.clusters.kubernetes_agent"
+_AGENT = "gradwire.launch.clusters.kubernetes_agent"
 # Where programs lie and how many cores there are is the image's and the node's own business.
 _OF_THE_IMAGE = frozenset(
     ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "OMP_NUM_THREADS")
@@ -120,7 +120,7 @@ class KubernetesJob(Job):
             **more,
         }
         environment = {**self.environment, DOCUMENTS: json.dumps(as_list(documents))}
-        words = agent.command(_KEEPER, order, [])
+        words = agent.command(_AGENT, order, [])
         return Process(role, None, self.local, words, environment, LabelledSplitter, agent.deliver)
 
 
