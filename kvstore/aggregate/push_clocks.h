@@ -1,5 +1,5 @@
 // PushClocks is what a server knows of a weight where every push is a round of its own
-// (wire/at_once_policy.h): how many pushes of each worker went in.
+// (wire/async_policy.h): how many pushes of each worker went in.
 //
 // With a staleness bound s, who is more than s pushes ahead of the slowest gets its answer when that one has
 // caught up. There is a clock for every weight, since workers push each by itself; and a weight is a

@@ -1,5 +1,5 @@
 // CommandClient sends text commands to every server and waits until each has executed it. Servers make
-// commands idempotent (server/commands.h), so a command that is not acknowledged in time is sent again.
+// commands idempotent (server/command_log.h), so a command that is not acknowledged in time is sent again.
 //
 // Threading: one owner. Pure: no thread, no socket, no clock.
 #pragma once

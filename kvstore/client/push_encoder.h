@@ -21,7 +21,7 @@ struct PushPayload {
 
 class PushEncoder {
  public:
-  /// shortens: whether codecs' payloads may take a lossless stage (wire/shortened.h). All outlive this.
+  /// shortens: whether codecs' payloads may take a lossless stage (lossless_payload.h). All outlive this.
   PushEncoder(const transport::Messenger& messenger, transport::BufferPool& buffers, Notices& notices,
               bool shortens)
       : messenger_(messenger), buffers_(buffers), notices_(notices), shortens_(shortens) {}

@@ -1,4 +1,4 @@
-// StalenessCounts is how stale the pushes of a worker were that were applied at once (wire/at_once_policy.h).
+// StalenessCounts is how stale the pushes of a worker were that were applied at once (wire/async_policy.h).
 //
 // Threading: any thread.
 #pragma once

@@ -30,7 +30,7 @@ MirrorNumber unpack(std::uint64_t number) {
           static_cast<std::uint8_t>(number >> (kPlaceBits + 8))};
 }
 
-Frame MirrorLog::forward_sum(std::uint32_t worker, const Frame& request, Clock::time_point now) {
+Frame MirrorLog::forward(std::uint32_t worker, const Frame& request, Clock::time_point now) {
   if (unacknowledged_.empty()) progressed_ = sent_again_ = now;
   Frame numbered = share(request);
   numbered.header.on_behalf = Node{Role::kWorker, worker};

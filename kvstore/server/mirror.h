@@ -42,7 +42,7 @@ class MirrorLog {
   MirrorLog(std::uint8_t log, std::uint8_t logs) : log_(log), logs_(logs) {}
 
   /// Numbers a worker's request; returns what is to be sent to the mirror. The payload is shared.
-  transport::Frame forward_sum(std::uint32_t worker, const transport::Frame& request, Clock::time_point now);
+  transport::Frame forward(std::uint32_t worker, const transport::Frame& request, Clock::time_point now);
   /// Keeps answers to what was passed on so far until the mirror has it.
   void hold(std::vector<Answer> answers);
   /// Notes that the mirror has all requests below `next`. Returns what is to be sent again at once: where it

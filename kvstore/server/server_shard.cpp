@@ -98,7 +98,7 @@ void ServerShard::acknowledge(std::uint64_t next) {
   // Before what waits there: answers leave while the next sums are still to be made.
   loop_->post_first([this, next] {
     if (!log_) return;
-    pass_on_again(log_->acknowledge(next, Clock::now()));
+    forward_again(log_->acknowledge(next, Clock::now()));
     send_answers();
   });
 }
@@ -129,7 +129,7 @@ void ServerShard::run() {
 
 /// Every answer waits for the mirror, so workers would name this server, and not who it waits for.
 void ServerShard::watch_mirror(Clock::time_point now) {
-  pass_on_again(log_->overdue(now, watch_.patience));
+  forward_again(log_->overdue(now, watch_.patience));
   const auto waited = log_->waited(now);
   if (waited < watch_.slow_warning) {
     watch_.has_warned = false;
@@ -158,7 +158,7 @@ void ServerShard::keep_for_later(std::uint32_t worker, std::vector<Frame> frames
 }
 
 void ServerShard::take(std::uint32_t worker, std::vector<Frame> frames) {
-  if (log_) forward_sum(worker, frames);
+  if (log_) forward(worker, frames);
   for (Frame& frame : frames) handle(worker, std::move(frame));
   // At once, and not with the batch's: while the next sum is made, the link carries this one.
   if (!answers_.empty() || !outbox_.empty()) send_answers();
@@ -166,18 +166,18 @@ void ServerShard::take(std::uint32_t worker, std::vector<Frame> frames) {
 
 /// First of all, so that the mirror's acknowledgement is on its way while the sum is made. What arrived
 /// damaged is refused, and changes nothing here or there.
-void ServerShard::forward_sum(std::uint32_t worker, const std::vector<Frame>& frames) {
+void ServerShard::forward(std::uint32_t worker, const std::vector<Frame>& frames) {
   const auto now = Clock::now();
   std::vector<Frame> passed;
   for (const Frame& frame : frames) {
     if (!frame.payload.is_intact()) continue;
-    passed.push_back(log_->forward_sum(worker, frame, now));
+    passed.push_back(log_->forward(worker, frame, now));
     *mirrored_bytes_ += frame.payload.size_bytes();
   }
   if (!passed.empty()) send(*place_.mirror, std::move(passed));
 }
 
-void ServerShard::pass_on_again(std::vector<Frame> frames) {
+void ServerShard::forward_again(std::vector<Frame> frames) {
   if (!frames.empty()) send(*place_.mirror, std::move(frames));
 }
 

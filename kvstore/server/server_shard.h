@@ -77,8 +77,8 @@ class ServerShard {
   void watch_mirror(Clock::time_point now);
   void keep_for_later(std::uint32_t worker, std::vector<transport::Frame> frames);
   void take(std::uint32_t worker, std::vector<transport::Frame> frames);
-  void forward_sum(std::uint32_t worker, const std::vector<transport::Frame>& frames);
-  void pass_on_again(std::vector<transport::Frame> frames);
+  void forward(std::uint32_t worker, const std::vector<transport::Frame>& frames);
+  void forward_again(std::vector<transport::Frame> frames);
   void take_mirrored(std::vector<transport::Frame> frames);
   void handle(std::uint32_t worker, transport::Frame frame);
   void carry_out(std::uint32_t worker, transport::Frame command);

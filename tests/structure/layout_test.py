@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from structure.repository import LIBRARIES, code_of, files, line_of, read
+from structure.repository import CPP_SUFFIXES, LIBRARIES, code_of, files, line_of, read
 
 ROOT_FOLDERS = {*LIBRARIES, "python", "tests", "experiments"}
 EMPTY_STEMS = {"util", "utils", "helper", "helpers", "common", "misc", "manager", "base", "impl"}
@@ -66,3 +66,26 @@ def test_every_folder_of_an_experiment_says_what_it_asks() -> None:
     }
     documented = {path.parent for path in files() if path.name == "README.md"}
     assert experiments - documented == set()
+
+
+# A header as comments name it: wire/key.h. What stands in an #include, the compiler checks.
+NAMED_HEADER = re.compile(r"(?<![\w/<.-])((?:[a-z_0-9]+/)+[a-z_0-9]+\.h)\b")
+OTHERS_HEADERS = ("hwy/", "src/kvstore/")
+
+
+def missing_headers(text: str, known: set[str]) -> list[str]:
+    comments = "\n".join(re.findall(r"//[^\n]*", text))
+    named = set(NAMED_HEADER.findall(comments))
+    ours = {name for name in named if not name.startswith(OTHERS_HEADERS)}
+    return sorted(name for name in ours if not any(f"/{path}".endswith(f"/{name}") for path in known))
+
+
+def test_comments_name_headers_that_exist() -> None:
+    known = {path.as_posix() for path in files() if path.suffix == ".h"}
+    sources = [path for path in files() if path.suffix in CPP_SUFFIXES]
+    assert not [f"{path}: {name}" for path in sources for name in missing_headers(read(path), known)]
+
+
+def test_a_planted_missing_header_is_found() -> None:
+    assert missing_headers("// see wire/gone.h\nint x;", {"kvstore/wire/key.h"}) == ["wire/gone.h"]
+    assert not missing_headers("// see wire/key.h and kvstore/wire/key.h", {"kvstore/wire/key.h"})

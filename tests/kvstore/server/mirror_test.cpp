@@ -38,9 +38,9 @@ TEST(MirrorNumber, IsPackedInOneField) {
 
 TEST(MirrorLog, HoldsAnswersUntilTheMirrorHasWhatTheyRestOn) {
   MirrorLog log(0, 1);
-  log.forward_sum(0, push(0, {1}), kStart);
+  log.forward(0, push(0, {1}), kStart);
   log.hold(an_answer(0));
-  log.forward_sum(1, push(0, {1}), kStart);
+  log.forward(1, push(0, {1}), kStart);
   log.hold(an_answer(1));
   EXPECT_THAT(log.release(), SizeIs(0));
   log.acknowledge(2, kStart);  // has the first
@@ -57,7 +57,7 @@ TEST(MirrorLog, HoldsAnswersUntilTheMirrorHasWhatTheyRestOn) {
 
 TEST(MirrorLog, WithoutItsMirrorNothingWaits) {
   MirrorLog log(0, 1);
-  log.forward_sum(0, push(0, {1}), kStart);
+  log.forward(0, push(0, {1}), kStart);
   log.hold(an_answer(0));
   log.forgo();
   EXPECT_THAT(log.release(), SizeIs(1));
@@ -66,7 +66,7 @@ TEST(MirrorLog, WithoutItsMirrorNothingWaits) {
 
 TEST(MirrorLog, SendsAgainWhatIsNotAcknowledgedInTime) {
   MirrorLog log(2, 3);
-  for (std::uint32_t worker = 0; worker < 3; ++worker) log.forward_sum(worker, push(0, {1}), kStart);
+  for (std::uint32_t worker = 0; worker < 3; ++worker) log.forward(worker, push(0, {1}), kStart);
   EXPECT_THAT(log.overdue(kStart + 999ms, 1s), SizeIs(0));
   log.acknowledge(2, kStart + 999ms);  // progress: patience begins anew
   EXPECT_THAT(log.overdue(kStart + 1500ms, 1s), SizeIs(0));
@@ -79,7 +79,7 @@ TEST(MirrorLog, SendsAgainWhatIsNotAcknowledgedInTime) {
 
 TEST(MirrorLog, SendsAgainAtOnceWhatTheMirrorAsksForTwice) {
   MirrorLog log(0, 1);
-  for (std::uint32_t worker = 0; worker < 4; ++worker) log.forward_sum(worker, push(0, {1}), kStart);
+  for (std::uint32_t worker = 0; worker < 4; ++worker) log.forward(worker, push(0, {1}), kStart);
   EXPECT_THAT(log.acknowledge(2, kStart), SizeIs(0));
   const auto again = log.acknowledge(2, kStart);  // the third came, and the second had not
   ASSERT_THAT(again, SizeIs(3));
@@ -89,13 +89,13 @@ TEST(MirrorLog, SendsAgainAtOnceWhatTheMirrorAsksForTwice) {
   EXPECT_THAT(log.acknowledge(4, kStart), SizeIs(1));
   EXPECT_THAT(log.acknowledge(5, kStart), SizeIs(0));
   EXPECT_THAT(log.acknowledge(5, kStart), SizeIs(0)) << "nothing is missing";
-  log.forward_sum(0, push(1, {1}), kStart);
+  log.forward(0, push(1, {1}), kStart);
   EXPECT_THAT(log.acknowledge(5, kStart), SizeIs(1)) << "now it is";
 }
 
 TEST(MirrorLog, AsksLessOftenOfAMirrorThatSaysNothing) {
   MirrorLog log(0, 1);
-  log.forward_sum(0, push(0, {1}), kStart);
+  log.forward(0, push(0, {1}), kStart);
   std::vector<int> sent_after;
   for (int second = 1; second <= 50; ++second) {
     if (!log.overdue(kStart + second * 1s, 1s).empty()) sent_after.push_back(second);
@@ -106,8 +106,8 @@ TEST(MirrorLog, AsksLessOftenOfAMirrorThatSaysNothing) {
 TEST(MirrorLog, KnowsForHowLongNothingWasAcknowledged) {
   MirrorLog log(0, 1);
   EXPECT_EQ(log.waited(kStart + 1h), 0s);
-  log.forward_sum(0, push(0, {1}), kStart);
-  log.forward_sum(1, push(0, {1}), kStart + 1s);
+  log.forward(0, push(0, {1}), kStart);
+  log.forward(1, push(0, {1}), kStart + 1s);
   EXPECT_THAT(log.overdue(kStart + 2s, 1s), SizeIs(2));
   EXPECT_EQ(log.waited(kStart + 3s), 3s);
   log.acknowledge(2, kStart + 4s);
@@ -121,9 +121,9 @@ TEST(MirrorIntake, TakesWhatIsNextOnceAndWhole) {
   MirrorIntake intake;
   Frame worker_push = push(0, {1, 2}, 7);
   worker_push.payload.seal();
-  Frame first = log.forward_sum(7, worker_push, kStart);
+  Frame first = log.forward(7, worker_push, kStart);
   Frame again = {first.header, first.payload.share()};
-  Frame second = log.forward_sum(8, push(0, {3}, 8), kStart);
+  Frame second = log.forward(8, push(0, {3}, 8), kStart);
   EXPECT_FALSE(intake.take(second));  // the first is missing
   Frame damaged = {first.header, first.payload.copy()};
   damaged.payload.seal(*worker_push.payload.checksum());
@@ -143,7 +143,7 @@ class Pair {
   explicit Pair(unsigned seed) : random_(seed) {}
 
   void give(std::uint32_t worker, Frame frame) {
-    Frame passed = log_.forward_sum(worker, frame, now_);
+    Frame passed = log_.forward(worker, frame, now_);
     for (auto& answer : handle(primary_, worker, std::move(frame))) told_.push_back(std::move(answer));
     wire_.push_back(std::move(passed));
     carry();
