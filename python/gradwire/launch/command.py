@@ -513,8 +513,8 @@ def run(
     seed=7 chooses which frames. Results stay what they are without faults, bit for bit; each process says at its end
     what it has done to how many frames.
 
-    Flags of MXNet's launch.py and of horovodrun are taken too, where they mean something here: MIGRATING_FROM_MXNET.md
-    and MIGRATING_FROM_HOROVOD.md name each of them.
+    Flags of MXNet's launch.py and of horovodrun are accepted where they have a meaning here. The pages from_mxnet.md and
+    from_horovod.md in python/docs/howto list each of them.
 
     [bold]Examples[/bold]
 

@@ -14,7 +14,7 @@ MXNet's own interface, KVStoreBase, which sums and broadcasts and leaves the opt
     trainer = gluon.Trainer(params, "sgd", {...}, kvstore=mx.kv.create("gradwire"))
 
 In a process whose role is server or scheduler (DMLC_ROLE, as MXNet's launch.py sets it), importing this package serves
-the job to its end and ends the process, as `import mxnet` would; so it comes first. python/MIGRATING_FROM_MXNET.md
+the job to its end and ends the process, as `import mxnet` would; so it comes first. python/docs/howto/from_mxnet.md
 says what changes in meaning.
 """
 

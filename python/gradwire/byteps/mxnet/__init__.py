@@ -9,7 +9,7 @@
     )
 
 Started by `gradwire run`, mpirun, srun or a DMLC tracker. For MXNet 1.9. What differs from BytePS in meaning is in
-python/MIGRATING_FROM_BYTEPS.md.
+python/docs/howto/from_byteps.md.
 
 Source: byteps/mxnet of BytePS 0.2.5 for names, arguments and their defaults.
 """

@@ -7,7 +7,7 @@
     optimizer = bps.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression="2bit")
 
 Started by `gradwire run`, torchrun, mpirun, srun or a DMLC tracker. What differs from BytePS in meaning is in
-python/MIGRATING_FROM_BYTEPS.md.
+python/docs/howto/from_byteps.md.
 
 Source: byteps/torch of BytePS 0.2.5 for names, arguments and their defaults.
 """

@@ -7,7 +7,7 @@
     trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, compression="2bit")
 
 Started by `gradwire run`, mpirun or srun. For MXNet 1.9. Sums and broadcasts return at once, as Horovod's do, and who
-reads a result waits for it. What differs from Horovod in meaning is in python/MIGRATING_FROM_HOROVOD.md.
+reads a result waits for it. What differs from Horovod in meaning is in python/docs/howto/from_horovod.md.
 
 Source: horovod/mxnet of Horovod 0.28 for names, arguments and their defaults.
 """

@@ -7,7 +7,7 @@
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression="2bit")
 
 Started by `gradwire run`, torchrun, mpirun or srun. What differs from Horovod in meaning is in
-python/MIGRATING_FROM_HOROVOD.md.
+python/docs/howto/from_horovod.md.
 """
 
 from __future__ import annotations
