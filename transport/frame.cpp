@@ -10,7 +10,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "headers are written as little-endian memory");
 
-// Where each field stands; the table of transport/README.md ("Wire format").
+// Where each field stands; the table of transport/PROTOCOL.md.
 enum Offset : std::size_t {
   kAtMagic = 0,
   kAtVersion = 4,

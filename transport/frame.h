@@ -1,5 +1,5 @@
 // Frame is what travels between two ranks: a fixed header of kHeaderBytes bytes, little endian, and a
-// payload. The byte layout, with a worked example, is transport/README.md ("Wire format").
+// payload. The byte layout, with a worked example, is transport/PROTOCOL.md.
 //
 // Threading: values and pure functions.
 #pragma once

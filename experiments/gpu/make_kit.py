@@ -30,7 +30,7 @@ PROGRAMS = (
     "experiments/cuda_codec/gradwire-cuda-codec",
 )
 SYSTEM_PROGRAMS = ("ip", "tc")
-READ_BY_TESTS = ("tests/golden/mxnet191_2bit.bin", "transport/README.md")
+READ_BY_TESTS = ("tests/golden/mxnet191_2bit.bin", "transport/PROTOCOL.md")
 IMPORTED = ("typer<0.20", "rich")
 """Packages that gradwire imports, which are pure Python with all that they need (later typers need pydantic-core,
 which is not). NumPy and torch are taken from the machine."""

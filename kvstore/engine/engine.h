@@ -62,7 +62,7 @@ class Engine {
   std::uint32_t rank() const;
   std::uint32_t num_workers() const;
   std::uint32_t num_servers() const;
-  /// How often the job has met (transport/README.md, "Generations").
+  /// How often the job has met (transport/PROTOCOL.md, "Generations").
   std::uint32_t generation() const;
   /// Workers that wait to be taken in, as last heard.
   std::uint32_t newcomers() const;

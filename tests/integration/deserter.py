@@ -1,5 +1,5 @@
 """A worker of `allreduce` that says hello, hosts a server as its job has it, and dies when it is called: before anybody
-can reach it. Plain sockets and transport/README.md ("Wire format"): nothing of gradwire.
+can reach it. Plain sockets and transport/PROTOCOL.md: nothing of gradwire.
 
     GRADWIRE_SCHEDULER, GRADWIRE_RANK, GRADWIRE_NUM_WORKERS: as `gradwire run` sets them
 """

@@ -18,7 +18,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// The worked example of transport/README.md ("Wire format"); made with Python's struct and zlib.crc32.
+// The worked example of transport/PROTOCOL.md; made with Python's struct and zlib.crc32.
 constexpr const char* kGoldenHex =
     "47525731012103010201000001000000efcdab896745230101000003f9ffffff"
     "2a00000000000000e80300000000000000100000000000001000000000000000"
@@ -95,8 +95,8 @@ TEST(Frame, HeaderHasTheGoldenBytes) {
   EXPECT_EQ(hex(encode_header(golden_header(), golden_payload())), kGoldenHex);
 }
 
-TEST(Frame, TheReadmeShowsTheGoldenBytes) {
-  std::ifstream file(test_options().source_dir + "/transport/README.md");
+TEST(Frame, TheProtocolShowsTheGoldenBytes) {
+  std::ifstream file(test_options().source_dir + "/transport/PROTOCOL.md");
   ASSERT_TRUE(file) << "give --source-dir=FOLDER";
   std::string text((std::istreambuf_iterator<char>(file)), {});
   std::erase_if(text, [](unsigned char c) { return std::isspace(c) != 0; });

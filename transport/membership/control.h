@@ -1,5 +1,5 @@
 // What the control frames of rendezvous and data connections carry, as text of "key=value" lines.
-// The texts are part of the wire format: transport/README.md ("Wire format").
+// The texts are part of the wire format: transport/PROTOCOL.md.
 //
 // Threading: values and pure functions. Every parse_*() throws FrameError on text that is not what it should
 // be.

@@ -36,7 +36,7 @@ struct Wait {
   bool operator==(const Wait&) const = default;
 };
 
-/// What a worker says of itself. The text is part of the wire format (README.md, 8).
+/// What a worker says of itself. The text is part of the wire format (transport/PROTOCOL.md, 8).
 struct WaitReport {
   std::uint64_t calls = 0;               ///< that it has made so far: what it said before any of them is void
   std::vector<Wait> waits{};             ///< of its threads, all of which wait; empty: it goes on

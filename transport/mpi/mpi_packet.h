@@ -1,6 +1,6 @@
 // MpiPacket is frames that travel together, as MPI messages: a head with all headers and the small payloads,
 // then one message (or several, where it is very long) for each other payload. Byte layout:
-// transport/README.md ("Over MPI").
+// transport/PROTOCOL.md ("Over MPI").
 //
 // Threading: values and pure functions.
 #pragma once

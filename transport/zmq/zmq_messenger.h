@@ -2,7 +2,7 @@
 //
 // Workers and servers connect to the scheduler, workers connect to every server; replies come back on the
 // same connection, so a worker listens nowhere. Byte layout and the order of control frames:
-// transport/README.md.
+// transport/PROTOCOL.md.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// A peer made of a plain socket and the text of transport/README.md: it speaks ZMTP 3.0 without libzmq, and
+// A peer made of a plain socket and the text of transport/PROTOCOL.md: it speaks ZMTP 3.0 without libzmq, and
 // says wrong things on request.
 #pragma once
 
