@@ -51,7 +51,7 @@ class EF21 {
   /// Forgets both, which all workers must do in the same round.
   void reset();
   std::size_t saved_bytes() const noexcept;
-  /// Writes saved_bytes() bytes (compress/README.md, "Saved error feedback").
+  /// Writes saved_bytes() bytes (compress/FORMAT.md, "Saved error feedback").
   void save(std::span<std::byte> out) const;
   /// Takes over what save() wrote. Throws DecodeError, and changes nothing, where it is of another length or
   /// holds what is not finite.

@@ -75,7 +75,7 @@ class ErrorFeedback {
   ErrorFeedbackMetrics measure(Payload payload) const;
 
   std::size_t saved_bytes() const noexcept;
-  /// Writes saved_bytes() bytes (compress/README.md, "Saved error feedback").
+  /// Writes saved_bytes() bytes (compress/FORMAT.md, "Saved error feedback").
   void save(std::span<std::byte> out) const;
   /// Takes over what save() wrote; nothing can be rolled back then. Throws DecodeError, and changes nothing,
   /// where it is of another length, residual type or momentum, or holds what is not finite (which only the

@@ -4,7 +4,7 @@
 //
 // Every codec unit takes the smallest of three forms, which its number of sent elements alone decides: the
 // codes as they are, a bitmap of sent elements and their signs, or the sent elements' positions, ascending,
-// in the code of Elias and Fano. The layout is in compress/README.md, "Codes without their zeros".
+// in the code of Elias and Fano. The layout is in compress/FORMAT.md, "Lossless stage".
 //
 // With p the share of sent elements the forms take 2, 1 + p, and at most p * (2 + ceil(log2(1/p))) + p bits
 // an element. The smallest is within 1.19 of the entropy H(p) + p of independent elements whose signs are

@@ -194,7 +194,7 @@ TEST(ErrorFeedback, GoesOnFromASavedStateWithTheSameBits) {
   }
 }
 
-// As compress/README.md has it.
+// As compress/FORMAT.md has it.
 TEST(ErrorFeedback, SavesTheseBytes) {
   const auto codec = make(parse_spec("2bit:threshold=3"));
   ErrorFeedback feedback(*codec, 2, {.residual = ResidualType::kBf16, .momentum = 0.5f});

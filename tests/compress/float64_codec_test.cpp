@@ -37,7 +37,7 @@ std::vector<double> reply_to(const std::vector<std::vector<double>>& given, doub
   return out;
 }
 
-// The bytes of README.md, "none".
+// The bytes of compress/FORMAT.md, "none".
 TEST(Float64Codec, HasTheBytesThatAreWrittenDown) {
   const Float64Codec codec;
   std::vector<std::byte> payload(codec.max_encoded_size(2));

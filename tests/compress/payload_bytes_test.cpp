@@ -1,4 +1,4 @@
-// Golden bytes: payloads and residuals worked out by hand from compress/README.md, as its examples are.
+// Golden bytes: payloads and residuals worked out by hand from compress/FORMAT.md, as its examples are.
 #include <gtest/gtest.h>
 
 #include <cstdio>

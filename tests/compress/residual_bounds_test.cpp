@@ -37,7 +37,7 @@ struct Promise {
       0;  ///< a fixed one: gradients are cut to it, since more than that never leaves in a round
 };
 
-// The table in compress/README.md, "What stays behind": the worst of the patterns below, and some room.
+// The table in compress/README.md, "Bounds on residuals": the worst of the patterns below, and some room.
 constexpr Promise kPromises[] = {
     {"none", 64, {0, 0, 1}, {}},
     {"fp16", 64, {0.001, 0.001, 1}, {}},

@@ -1,6 +1,6 @@
 """One worker of a 2bit job in plain Python: sockets, zlib and NumPy; nothing of gradwire's, no ZeroMQ.
 
-It is written from what transport/README.md, compress/README.md and kvstore/wire/PROTOCOL.md say of the wire: if it
+It is written from what transport/PROTOCOL.md, compress/FORMAT.md and kvstore/wire/PROTOCOL.md say of the wire: if it
 works, they are enough to write a node in any language. It does what a worker must; it neither retries nor probes.
 
     plain_worker.py tcp://127.0.0.1:9091 RANK WORKERS SERVERS

@@ -1,4 +1,4 @@
-"""Codes without their zeros in NumPy, written from compress/README.md and the papers, a bit at a time.
+"""Codes without their zeros in NumPy, written from compress/FORMAT.md and the papers, a bit at a time.
 
 Sources: Elias 1974, "Efficient storage and retrieval by content and address of static files"; Fano 1971.
 """

@@ -1,6 +1,6 @@
 """The 2-bit codec in NumPy, written from the rule and not from the C++ code.
 
-Source: MXNet 1.0-1.9.1 gradient compression for fixed thresholds; compress/README.md for agreed scales.
+Source: MXNet 1.0-1.9.1 gradient compression for fixed thresholds; compress/FORMAT.md for agreed scales.
 """
 
 from __future__ import annotations

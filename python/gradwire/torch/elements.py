@@ -1,7 +1,7 @@
 """Which elements of a tensor travel: real numbers of 32 or 64 bits.
 
 A complex number is two of them, real part first, each with a residual of its own. Codecs work in float32; "none" sends
-float64 as it is, so what a front end hands over keeps its 64 bits (compress/README.md, "none").
+float64 as it is, so what a front end hands over keeps its 64 bits (compress/FORMAT.md, "none").
 """
 
 from __future__ import annotations

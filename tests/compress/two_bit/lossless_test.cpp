@@ -106,7 +106,7 @@ TEST(Lossless, EveryUnitTakesTheFormOfItsDensity) {
   EXPECT_EQ(encoded(codes, 2 * kUnitElements).size(), 4 + 4 + kUnitElements / 4);
 }
 
-// Worked out by hand from compress/README.md, as its examples are.
+// Worked out by hand from compress/FORMAT.md, as its examples are.
 TEST(Lossless, BytesWorkedOutByHand) {
   // Elements 3 (+) and 17 (-) of 32 as positions with 3 lower bits: 3 is 0 and 3, 17 is 2 and 1.
   Bytes codes(8);
