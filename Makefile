@@ -31,7 +31,7 @@ export CCACHE_SLOPPINESS := pch_defines,time_macros
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 
-.PHONY: help setup packages venv build install demo test soak wheel gpu-kit reference sanitize lint tidy format structure clean
+.PHONY: help setup packages venv build install demo test soak wheel gpu-kit docs sanitize lint tidy format structure clean
 
 help:  ## this text
 	@echo 'gradwire: from a bare clone on Debian 12, as root or with sudo'
@@ -57,8 +57,14 @@ wheel: venv  ## dist/gradwire-*.whl, which carries its libraries: it runs where 
 gpu-kit: build wheel  ## build/gpu-kit/: all that gradwire and experiments/gpu/run.py need on a machine without a package registry
 	@$(PYTHON) experiments/gpu/make_kit.py
 
-reference:  ## report/reference/index.html: the API, from the docstrings
-	@$(BASE_PYTHON) python/reference.py
+docs: install  ## report/site/: the documentation, for a browser, search included; works offline
+	@if ! cmp -s requirements-docs.txt .venv/requirements-docs.txt; then \
+	  echo 'docs: installing requirements-docs.txt into .venv'; \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt; \
+	  cp requirements-docs.txt .venv/requirements-docs.txt; \
+	fi
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet --strict
+	@echo 'docs: report/site/index.html'
 
 sanitize: packages venv  ## the C++ tests under ASan + UBSan, then under ThreadSanitizer
 	@export TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$(CURDIR)/tests/transport/tsan.supp"; \

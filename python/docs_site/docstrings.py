@@ -1,0 +1,86 @@
+"""An extension of griffe: reads the docstrings of this package, whose sections may begin on the line of their title.
+
+    Returns: a Codec, which is immutable.
+
+becomes what griffe reads as a section; indented code becomes a fenced block, so that it is highlighted; the compiled
+module's types lose what only nanobind needs to know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import griffe
+
+_INLINE = re.compile(r"^(Returns|Raises|Yields|Source): +(\S.*)$")
+_CODE_SECTION = re.compile(r"^Examples?:$")
+_SHELL = re.compile(r"^(\$ |export |gradwire |python |torchrun |mpirun )")
+
+
+class Docstrings(griffe.Extension):
+    """Rewrites every docstring once, before it is parsed."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Called once for each module, class, function and attribute."""
+        if obj.docstring is not None:
+            obj.docstring.value = normalized(obj.docstring.value)
+
+
+def normalized(text: str) -> str:
+    """Returns a docstring with sections and code blocks as griffe's parser and Markdown have them."""
+    return "\n".join(_sections(_fenced(text.splitlines())))
+
+
+def _sections(lines: Sequence[str]) -> Iterator[str]:
+    """Moves what stands behind a section's title to the line below; a source is a paragraph."""
+    inside = False
+    for line in lines:
+        match = _INLINE.match(line)
+        if match and match[1] == "Source":
+            yield f"**Source:** {match[2]}"
+            inside = False
+        elif match:
+            yield from (f"{match[1]}:", f"    {match[2]}")
+            inside = True
+        elif inside and line.startswith(" "):
+            yield line if line.startswith("        ") else f"    {line}"
+        else:
+            inside = False
+            yield line
+
+
+def _fenced(lines: Sequence[str]) -> Iterator[str]:
+    """Fences code that is indented: behind `Example:`, and behind an empty line outside of any section."""
+    section = code = False
+    before = ""
+    for at, line in enumerate(lines):
+        if _CODE_SECTION.match(line):
+            yield from ("", "**Example:**", "")
+            section, before = False, ""
+            continue
+        if line and not line.startswith(" "):
+            section = re.match(r"^(Args|Attributes|Returns|Raises|Yields|Source):", line) is not None
+        starts = line.startswith("    ") and (not before or before.endswith(":")) and not section
+        if starts and not code:
+            if before:
+                yield ""
+            yield "```sh" if _SHELL.match(line.strip()) else "```python"
+            code = True
+        if code and line and not line.startswith("    "):
+            yield from ("```", "")
+            code = False
+        if code and not line and not _goes_on(lines[at + 1 :]):
+            yield "```"
+            code = False
+        yield line[4:] if code else line
+        before = line
+    if code:
+        yield "```"
+
+
+def _goes_on(rest: Sequence[str]) -> bool:
+    """Whether the next line that is not empty is code."""
+    following = next((line for line in rest if line), "")
+    return following.startswith("    ")
