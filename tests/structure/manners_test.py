@@ -99,9 +99,9 @@ def mentions(pattern: str) -> set[str]:
 
 
 def test_only_what_a_script_sends_is_unpickled() -> None:
-    """SECURITY.md names these three, and no others: unpickling runs whatever the sender likes."""
+    """security.md names these three, and no others: unpickling runs whatever the sender likes."""
     assert mentions(r"\b(?:pickle|cloudpickle)\.loads?\(") == {"horovod/objects.py"}
     calls = r"(?<!def )\b(?:broadcast_object|allgather_object)\("
     assert mentions(calls) == {"byteps/torch/states.py", "horovod/torch/elastic/state.py"}
     for name in ("broadcast_object", "allgather_object", "TorchState"):
-        assert name in read(Path("SECURITY.md"))
+        assert name in read(Path("python/docs/explanation/security.md"))

@@ -1,7 +1,7 @@
 """Python objects from one rank to all, or from all to all.
 
 They are pickled (by cloudpickle where it is installed, so that lambdas travel too), so whoever can say something to a
-rank can run code in it: the ranks of a job trust each other, and SECURITY.md says who else is kept out. Tensors travel
+rank can run code in it: the ranks of a job trust each other, and security.md says who else is kept out. Tensors travel
 by broadcast_parameters(), as they are.
 """
 

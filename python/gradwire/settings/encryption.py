@@ -1,7 +1,7 @@
 """The key that makes a process a member of an encrypted job: what it looks like, and which jobs have one.
 
 A key is a secret. It travels in the environment (GRADWIRE_JOB_KEY), never on a command line, and neither its repr()
-nor any error shows it. What it protects from whom: SECURITY.md.
+nor any error shows it. What it protects from whom: python/docs/explanation/security.md.
 """
 
 from __future__ import annotations
