@@ -1,15 +1,25 @@
 """gradwire: compressed gradient exchange for distributed training on ordinary Ethernet.
 
-`gradwire.kv` is the key-value store (push, pull, pushpull), `gradwire.torch` wraps any PyTorch optimizer,
-`gradwire.compress` has the codecs by themselves, `gradwire.samplers` says who trains on what,
-`gradwire.elastic` goes on without workers that die. `gradwire.horovod`,
-`gradwire.byteps` and `gradwire.mxnet` are the interfaces of those. The command `gradwire --help` tells the rest.
+| module | does |
+|---|---|
+| `gradwire.torch` | wraps PyTorch optimizers, and has hooks for DistributedDataParallel and FSDP2 |
+| `gradwire.kv` | key-value stores: push, pull, all-reduce |
+| `gradwire.compress` | codecs without a network |
+| `gradwire.samplers` | divides examples among workers |
+| `gradwire.elastic` | continues a job when workers die or join |
+| `gradwire.horovod`, `gradwire.byteps`, `gradwire.mxnet` | the interfaces of these libraries |
 
-Errors besides ValueError (misuse) and TypeError: `DecodeError`, a ValueError: bytes that are no payload of the codec.
-`TransportError`, a ConnectionError: the job has failed; names the rank at fault. `MembershipChanged`, a TransportError:
-the job goes on with other members; `gradwire.elastic` joins it again. `CallMismatch`, a TransportError and a
-ValueError: ranks make calls that can never meet, so that the job has failed; names who is in what. `TimeoutError`,
-Python's own among its bases: what was waited for did not come; names who is missing.
+Run `gradwire --help` for all commands.
+
+Misuse raises ValueError or TypeError. Further errors:
+
+| error | is also a | means |
+|---|---|---|
+| `DecodeError` | ValueError | the bytes are not a payload of this codec |
+| `TransportError` | ConnectionError | the job has failed; names the rank at fault |
+| `MembershipChanged` | TransportError | the job continues with other members; `gradwire.elastic` joins it again |
+| `CallMismatch` | TransportError, ValueError | ranks make calls that can never match; names the rank of each call |
+| `TimeoutError` | Python's TimeoutError | something did not arrive in time; names the missing ranks |
 """
 
 from __future__ import annotations
@@ -47,7 +57,7 @@ _CORE = ("CallMismatch", "DecodeError", "MembershipChanged", "TimeoutError", "Tr
 
 
 def __getattr__(name: str) -> Any:
-    """Imports parts when they are first used: `import gradwire` costs nothing, and torch is not imported with it."""
+    """Imports parts on first use, so that `import gradwire` is fast and does not import torch."""
     if name in _MODULES:
         return importlib.import_module(f"gradwire.{name}")
     if name in _CORE:
@@ -57,3 +67,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.metadata.version("gradwire")
     raise AttributeError(f"module 'gradwire' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    """Lists what is imported on first use too, for tab completion and help()."""
+    return sorted({*globals(), *__all__})

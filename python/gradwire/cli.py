@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import io
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from gradwire import codec_listing
 from gradwire.autotune.command import tune
 from gradwire.launch.command import ALIASES, run
 from gradwire.plan.command import plan
-from gradwire.settings.suggestions import did_you_mean
+from gradwire.settings.suggestions import nearest
+from gradwire.terminal.help_page import COMMAND_ARGUMENTS, Command, Group, public_commands, public_options
 from gradwire.terminal.json_option import (
     JsonOption,
     SecretJsonOption,
@@ -27,32 +30,38 @@ from gradwire.terminal.json_option import (
     write_secret_json,
 )
 
+# What --help shows together.
+_TRAIN, _COMPARE, _MEASURE, _INSPECT = "Train", "Compare", "Measure", "Inspect"
+_NETWORK = "Network"  # of options
+# Words for a command that people try.
+_SYNONYMS = {
+    "train": "run",
+    "start": "run",
+    "launch": "run",
+    "compare": "ab",
+    "benchmark": "bench",
+    "predict": "plan",
+    "trace": "timeline",
+    "check": "doctor",
+    "info": "doctor",
+}
+
 app = typer.Typer(
     name="gradwire",
-    no_args_is_help=True,
+    cls=Group,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Compressed gradient exchange for distributed training on ordinary Ethernet.
 
 [bold]Start here[/bold]
+  gradwire doctor                               what was found on this machine, and what to do next
+  gradwire run -n 2 python train.py             start two workers; Ctrl-C ends all of them
+  gradwire ab -n 2 --arm none --arm int8 --report report -- python train.py
+                                                what compression gains and costs on your own job
+  gradwire codecs                               how to write a codec
 
-  gradwire doctor
-    what was found on this machine
-
-  gradwire run -n 2 -s 2 python train.py --lr 0.1
-    two workers and two servers; Ctrl-C ends all of them
-
-  gradwire ab -n 2 --arm none --arm 2bit:threshold=auto --bandwidth 100mbit --report report -- python train.py
-    what compression gains and costs on your own job
-
-  gradwire run -n 2 -s 2 --timeline out.json python train.py && gradwire timeline out.json
-    where a step's time went
-
-  gradwire tune -n 2 -s 2 --json tuned.json -- python train.py
-    settings under which your own job's steps are shorter
-
-Each command explains itself: gradwire run --help.""",
+Run gradwire COMMAND --help for the options and examples of a command.""",
 )
 
 # What typer raises for a wrong command line: click's base class of such errors, click's copy in typer, or typer's own,
@@ -66,18 +75,37 @@ _TAKES_COMMAND = {"allow_interspersed_args": False}
 _TAKES_ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-app.command(context_settings=_TAKES_COMMAND | ALIASES)(run)
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from gradwire.terminal.machine import gradwire_version
+
+        print(f"gradwire {gradwire_version()}")
+        raise typer.Exit
 
 
-@app.command()
+@app.callback()
+def gradwire(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+app.command(cls=Command, rich_help_panel=_TRAIN, context_settings=_TAKES_COMMAND | ALIASES)(run)
+
+
+@app.command(cls=Command, rich_help_panel=_TRAIN)
 def key(json_file: SecretJsonOption = None) -> None:
-    """Print a new job key, for jobs that gradwire run does not start: all their processes must hold the same one.
+    """Print a new job key: the secret of an encrypted job that torchrun or another launcher starts.
 
-    A secret: hand it over in the environment and by a way that nobody reads. gradwire run makes one by itself.
+    gradwire run makes a key by itself. Under other launchers, all processes of the job need the same key in
+    GRADWIRE_JOB_KEY. Whoever has the key can join the job, so keep it in a file that only you can read.
 
-    [bold]Example[/bold], before torchrun on every node, from a file that only you can read:
-
-      export GRADWIRE_JOB_KEY=$(cat ~/.job-key)
+    [bold]Examples[/bold]
+      (umask 077; gradwire key > ~/.job-key)             once
+      export GRADWIRE_JOB_KEY=$(cat ~/.job-key)          on every node, before torchrun
     """
     from gradwire.settings import encryption
 
@@ -87,57 +115,84 @@ def key(json_file: SecretJsonOption = None) -> None:
     write_secret_json({"key": made.text}, json_file)
 
 
-@app.command(context_settings=_TAKES_COMMAND)
+@app.command(cls=Command, rich_help_panel=_COMPARE, context_settings=_TAKES_COMMAND)
 def ab(
     command: Annotated[
         list[str], typer.Argument(metavar="CMD...", help="Program and arguments of every worker.")
     ],
-    workers: Annotated[int, typer.Option("-n", "--num-workers", min=1, help="Workers.")],
+    workers: Annotated[
+        int, typer.Option("-n", "--num-workers", metavar="N", min=1, help="Number of workers.")
+    ],
     report: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Folder for the page and the logs.", callback=check_report),
+        typer.Option(
+            metavar="DIR",
+            help="Folder for the report: DIR/index.html, and the logs of all runs.",
+            callback=check_report,
+        ),
     ],
     arms: Annotated[
         list[str],
         typer.Option(
-            "--arm", metavar="CODEC", help="A codec spec, or auto; repeat. The first is the baseline."
+            "--arm",
+            metavar="CODEC",
+            help="Codec to compare, such as 2bit:threshold=auto, or auto. Give one --arm for each codec. The first is "
+            "the baseline. `gradwire codecs` lists all codecs.",
+            autocompletion=codec_listing.names,
         ),
     ],
     servers: Annotated[
-        int | None, typer.Option("-s", "--num-servers", min=0, help="Servers. Unset: as many as workers.")
+        int | None,
+        typer.Option(
+            "-s", "--num-servers", metavar="N", min=0, help="Number of servers. Default: one per worker."
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm, each with a seed of its own.")] = 3,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Runs of each arm. Each run has a seed of its own. Default: 3."
+        ),
+    ] = 3,
     first_seed: Annotated[
         int,
         typer.Option(
-            min=0, help="The first seed; others follow it. Seeds not used before confirm an earlier result."
+            metavar="N",
+            min=0,
+            help="First seed. The others follow it. Use seeds that were not used before to confirm a result. "
+            "Default: 0.",
         ),
     ] = 0,
     bandwidth: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Shape every host's link: 100mbit. Needs root.")
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="Rate of each worker's and server's link, such as 100mbit. Needs root. Default: loopback, not "
+            "limited.",
+            rich_help_panel=_NETWORK,
+        ),
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="Accuracy (or loss) to which time is taken. Unset: near the baseline's."),
+        typer.Option(
+            metavar="X",
+            help="Accuracy (or loss) for time-to-accuracy. Default: one that all arms reach; the report says which.",
+        ),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Train the same job under several codecs and seeds, and say what each gains and costs.
+    """Train the same job under several codecs, and report what each gains and costs.
 
-    CMD finds its codec in GRADWIRE_COMPRESSION and its seed in GRADWIRE_SEED, and leaves its record in
-    GRADWIRE_RESULT; two lines do that in any script:
-
+    CMD reads its codec from GRADWIRE_COMPRESSION and its seed from GRADWIRE_SEED. gradwire's stores read the first
+    by themselves. CMD writes its result to the file in GRADWIRE_RESULT, with two lines:
       import gradwire.result
-
       gradwire.result.write(accuracy_per_epoch=accuracies)
 
-    A run that fails, or whose loss is NaN or infinite, costs its own arm alone. The page and the record are written
-    after each run, so Ctrl-C leaves those that have ended. Returns the exit code of the first run that failed, if any.
+    A run that fails, or whose loss is NaN or infinite, affects its own arm only. The report and the record are
+    written after each run, so Ctrl-C keeps the runs that have ended. The exit code is that of the first failed run.
 
     [bold]Examples[/bold]
-
+      gradwire ab -n 2 --arm none --arm int8 --report report -- python train.py
       gradwire ab -n 2 --arm none --arm 2bit --bandwidth 100mbit --report report -- python train.py
-
       gradwire ab -n 2 --arm none --arm 2bit --first-seed 3 --report confirmed -- python train.py
     """
     from rich.console import Console
@@ -155,53 +210,113 @@ def ab(
         raise typer.Exit(ended.exit_code)
 
 
-app.command(context_settings=_TAKES_COMMAND)(plan)
-app.command(context_settings=_TAKES_COMMAND)(tune)
+app.command(cls=Command, rich_help_panel=_COMPARE, context_settings=_TAKES_COMMAND)(tune)
+app.command(cls=Command, rich_help_panel=_MEASURE, context_settings=_TAKES_COMMAND)(plan)
 
 
-@app.command()
+@app.command(cls=Command, rich_help_panel=_INSPECT)
+def doctor(json_file: JsonOption = None) -> None:
+    """Show what was found on this machine, what is missing, every setting, and what to do next.
+
+    A setting's value is shown with the variable or file that gave it. The exit code is 1 if something must be
+    corrected before a job can run.
+
+    [bold]Examples[/bold]
+      gradwire doctor
+      gradwire doctor --json - | python -m json.tool
+    """
+    from rich.console import Console
+
+    from gradwire.doctor import examine, show
+
+    finding = examine()
+    if json_file != "-":
+        show(finding, Console())
+    write_json(finding.record(), json_file)
+    raise typer.Exit(1 if finding.faults else 0)
+
+
+@app.command(cls=Command, rich_help_panel=_INSPECT)
+def codecs(
+    codec: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CODEC]",
+            help="Explain the parameters of this codec. Default: list all codecs.",
+            autocompletion=codec_listing.names,
+        ),
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """List the codecs: bits an element, parameters with defaults, and how to write a codec.
+
+    "bits an element" is what a worker sends, divided by the number of elements of the gradient, under the
+    defaults. An uncompressed element has 32 bits. "exact sums" says whether servers can send the sum of what workers
+    sent without rounding it again.
+
+    [bold]Examples[/bold]
+      gradwire codecs
+      gradwire codecs 2bit                           what its parameters mean
+      gradwire codecs --json -
+    """
+    from rich.console import Console
+
+    codec_listing.list_codecs(codec, json_file, Console())
+
+
+@app.command(cls=Command, rich_help_panel=_INSPECT)
 def timeline(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Written by gradwire run --timeline; or a folder of parts.")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Trace that `gradwire run --timeline FILE` wrote, or the folder that GRADWIRE_TIMELINE named.",
+        ),
     ],
     step: Annotated[
-        int | None, typer.Option(min=0, help="Look at this one. Unset: the mean of all but the first.")
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="Show this step. Default: the mean of all steps but the first."
+        ),
     ] = None,
     svg: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Draw a step: a lane for each stage of each rank.", callback=check_output
+            metavar="FILE",
+            help="Draw the step to FILE as SVG, with a lane for each stage of each rank. Default: no drawing.",
+            callback=check_output,
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write the trace of a folder of parts as one file.", callback=check_output
+            metavar="FILE",
+            help="Merge a folder of traces into FILE, which Perfetto can open. Default: nothing is written.",
+            callback=check_output,
         ),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Say where the steps of a traced job went.
+    """Show where the time of a traced step went.
 
-    A [bold]step[/bold] lasts until a key is pushed again. Of it, [bold]exposed[/bold] is when the caller was blocked
-    and waited for sums, [bold]compute[/bold] the rest; [bold]communication[/bold] is when at least one partition was on
-    its way, and [bold]hidden[/bold] the part of it that nobody waited for. A partition's stages on its worker are ready
-    (given, not begun), encode, queue (until priority and credit let it go), send, receive, decode; on its server
-    receive, sum, reply encode, reply queue, reply send. Of each: seconds of all spans together, and busy, when at
-    least one lasted. The mean leaves out the first step, in which keys are declared and many codecs send float32; what
-    it took is said apart. Clocks of all ranks are aligned, by asking each other the time at the beginning and the end.
+    A [bold]step[/bold] ends when a key is pushed again. [bold]exposed[/bold]: the time in which the caller was blocked
+    until sums arrived. [bold]compute[/bold]: the rest of the step. [bold]communication[/bold]: the time in which at
+    least one partition was in flight. [bold]hidden[/bold]: the part of it in which nobody waited.
 
-    The file itself opens at https://ui.perfetto.dev: a process per rank, a thread per stage, arrows from pushes to
-    sums to answers. Without gradwire run, set GRADWIRE_TIMELINE to a folder that all ranks share, and give that.
+    The stages of a partition on its worker are ready (pushed, not begun), encode, queue (until priority and credit
+    allow it), send, receive, decode. On its server they are receive, sum, reply encode, reply queue, reply send. For
+    each stage, "seconds" adds up all spans, and "busy" is the time in which at least one span was open.
+
+    The mean leaves out the first step, which declares keys and sends float32 under many codecs. Its time is shown
+    apart. Ranks compare their clocks at the beginning and at the end, so the spans of all ranks share one time axis.
+
+    FILE opens at https://ui.perfetto.dev, with a process for each rank, a thread for each stage, and arrows from
+    pushes to sums to replies. Without gradwire run, set GRADWIRE_TIMELINE to a folder that all ranks share.
 
     [bold]Examples[/bold]
-
       gradwire run -n 2 -s 2 --timeline out.json python train.py
-
       gradwire timeline out.json
-
       gradwire timeline out.json --step 12 --svg step12.svg
-
       GRADWIRE_TIMELINE=parts torchrun --nproc-per-node 4 train.py; gradwire timeline parts --out out.json
     """
     from rich.console import Console
@@ -221,26 +336,14 @@ def timeline(
     write_json(summary.record(), json_file)
 
 
-@app.command()
-def doctor(json_file: JsonOption = None) -> None:
-    """Show what was found here: parts, codecs, and every setting with where its value came from.
-
-    Returns 1 when something has to be put right before a job can run.
-    """
-    from rich.console import Console
-
-    from gradwire.doctor import examine, show
-
-    finding = examine()
-    if json_file != "-":
-        show(finding, Console())
-    write_json(finding.record(), json_file)
-    raise typer.Exit(1 if finding.faults else 0)
-
-
-@app.command()
+@app.command(cls=Command, rich_help_panel=_INSPECT)
 def version(json_file: JsonOption = None) -> None:
-    """Print the version."""
+    """Print the version.
+
+    [bold]Examples[/bold]
+      gradwire version
+      gradwire version --json -
+    """
     from gradwire.terminal.machine import gradwire_version
 
     if json_file != "-":
@@ -248,9 +351,9 @@ def version(json_file: JsonOption = None) -> None:
     write_json({"version": gradwire_version()}, json_file)
 
 
-def _mount(module: str, name: str) -> None:
-    """Adds the command group of a part of gradwire. One that is not installed, or cannot be loaded, must not cost the
-    others: --help, version, and doctor, which says why."""
+def _mount(module: str, name: str, **shown: Any) -> None:
+    """Adds the command group of a part of gradwire. A part that is not installed, or cannot be loaded, must not break
+    the others: --help, version, and doctor, which says why."""
     if importlib.util.find_spec(module) is None:
         return
     try:
@@ -260,11 +363,13 @@ def _mount(module: str, name: str) -> None:
             raise
         app.command(name, hidden=True, context_settings=_TAKES_ANYTHING)(_unavailable(error))
         return
-    app.add_typer(group, name=name)
+    app.add_typer(group, name=name, **shown)
 
 
 def _is_of_the_core(error: ImportError) -> bool:
-    return error.name in ("_core", "gradwire._core")  # that cannot be loaded, or is not there
+    """Whether the compiled part cannot be loaded, or is not there."""
+    is_missing = error.name == "gradwire" and "'_core'" in str(error)
+    return is_missing or error.name in ("_core", "gradwire._core")
 
 
 def _unavailable(error: ImportError) -> Callable[[], None]:
@@ -274,30 +379,35 @@ def _unavailable(error: ImportError) -> Callable[[], None]:
     return command
 
 
-_mount("gradwire.bench", "bench")
-_mount("gradwire.netlab", "netlab")
+_mount("gradwire.bench", "bench", rich_help_panel=_MEASURE)
+_mount("gradwire.netlab", "netlab", hidden=True)  # what ab, tune and bench stand on with --bandwidth
+
+_NO_COMMAND = re.compile(r"No such command '(.*?)'")
 
 
-def _command_names() -> list[str]:
-    names = [
-        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
-    ]
-    return names + [group.name for group in app.registered_groups if group.name]
-
-
-def _explain_misuse(error: Any, words: list[str]) -> str:
-    """Writes a usage error as one line that ends with where to read on."""
+def _explain_misuse(error: Any) -> str:
+    """Writes a usage error as one line that names what was meant, if that is plain, and where to read on."""
     context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "gradwire"
     text = error.format_message().replace("\n", " ").rstrip(".?")
-    lists: Any = None if context is None else getattr(context.command, "list_commands", None)
-    if not text and lists is not None:
-        text = f"expected a command: {', '.join(lists(context))}"
-    names = _command_names()
-    if words and not words[0].startswith("-") and words[0] not in names:
-        meant = did_you_mean(words[0], names).rstrip("?")
-        text = f"no such command {words[0]!r}{meant or ': expected one of ' + ', '.join(names)}"
-    return f"{text}? See: {path} --help" if "did you mean" in text.lower() else f"{text}. See: {path} --help"
+    if context is None:
+        return f"{text}. See: gradwire --help"
+    see = f"See: {context.command_path} --help"
+    if (unknown := _NO_COMMAND.match(error.message)) is not None:
+        names = public_commands(context)
+        synonym = _SYNONYMS.get(unknown[1], "") if context.parent is None else ""
+        meant = synonym if synonym in names else nearest(unknown[1], names)
+        said = f"no such command {unknown[1]!r}"
+        if meant:
+            return f"{said}: did you mean {meant}? {see}"
+        return f"{said}: expected one of {', '.join(names)}. {see}"
+    if (option := getattr(error, "option_name", None)) is not None and text.startswith("No such option"):
+        meant = nearest(option, public_options(context))
+        if meant:
+            return f"No such option: {option}: did you mean {meant}? {see}"
+        if any(param.metavar in COMMAND_ARGUMENTS for param in context.command.params):
+            return f"No such option: {option}; options of your own program stand behind its name. {see}"
+        return f"No such option: {option}. {see}"
+    return f"{text}? {see}" if "did you mean" in text.lower() else f"{text}. {see}"
 
 
 def _nowhere() -> TextIO:
@@ -319,7 +429,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = app(words, prog_name="gradwire", standalone_mode=False)
     except CommandLineError as error:
-        say(_explain_misuse(error, words))
+        say(_explain_misuse(error))
         code = error.exit_code
     except ImportError as error:
         if not _is_of_the_core(error):

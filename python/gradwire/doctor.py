@@ -1,4 +1,4 @@
-"""Finds out what gradwire has to work with here: parts, settings and their origins. `gradwire doctor`."""
+"""`gradwire doctor`: what is installed on this machine, what is missing, all settings, and what to do next."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_THE_LOADER = 127  # exit code of a program whose libraries are not found, or
 
 @dataclass(frozen=True)
 class Finding:
-    """All that was found. `missing` gives the reason for each part that is not there."""
+    """All that was found. `missing` gives the reason for each missing part."""
 
     version: str
     transports: list[str]
@@ -42,14 +42,31 @@ class Finding:
 
     @property
     def faults(self) -> list[str]:
-        """What has to be put right before a job can run."""
+        """What must be corrected before a job can run."""
         faults = [row.error for row in self.settings if row.error is not None]
         return faults + [
             f"{name}: {self.missing[name]}" for name in ("core", "server") if name in self.missing
         ]
 
+    @property
+    def next_steps(self) -> list[str]:
+        """What to do next: correct what is wrong, else commands that work with what is here."""
+        if self.faults:
+            return ["Correct what is marked with ! above, then run gradwire doctor again."]
+        steps = [f"Correct or unset: {text.partition(' ')[0]}" for text in self.unknown]
+        if "torch" in self.missing:
+            steps.append("Install PyTorch, which gradwire.torch needs: pip install torch")
+        steps += [
+            "Start your training script on two workers: gradwire run -n 2 python train.py",
+            "See what compression gains and costs there: gradwire ab -n 2 --arm none --arm int8 --report report -- "
+            "python train.py",
+        ]
+        if "netlab" not in self.missing:
+            steps.append("Add --bandwidth 1gbit to that to try a slower network on this machine.")
+        return [*steps, "List the codecs: gradwire codecs"]
+
     def record(self) -> dict[str, Any]:
-        """The record that --json writes."""
+        """Returns the record that --json writes."""
         values = {
             row.definition.variable: {
                 "value": _shown(row.value),
@@ -71,11 +88,12 @@ class Finding:
             "libraries": self.libraries,
             "machine": self.machine,
             "interfaces": self.interfaces,
+            "next": self.next_steps,
         }
 
 
 def examine() -> Finding:
-    """Looks at everything. Never raises for what is missing or wrong: that is what it reports."""
+    """Examines everything. Reports what is missing or wrong, and never raises for it."""
     missing: dict[str, str] = {}
     libraries: dict[str, str] = {}
     machine = machine_description()
@@ -136,7 +154,7 @@ def examine() -> Finding:
 
 
 def core_fault(error: ImportError) -> str:
-    """Says that the compiled part cannot be loaded, and what to do."""
+    """Describes why the compiled part cannot be loaded, and what to do."""
     return (
         f"the compiled part cannot be loaded ({error}); unset LD_LIBRARY_PATH if it names another version of that "
         "library, or install gradwire again"
@@ -144,7 +162,7 @@ def core_fault(error: ImportError) -> str:
 
 
 def _as_a_job_reads(rows: list[settings.Resolved]) -> list[settings.Resolved]:
-    """Adds errors that a job would find in settings after it has read them."""
+    """Adds the errors that a job would find after reading the settings."""
     values = {row.definition.name: row.value for row in rows}
     found = importlib.import_module("gradwire.launch.settings_check").faults(values)
     if not any(row.error for row in rows):
@@ -161,7 +179,10 @@ def _as_a_job_reads(rows: list[settings.Resolved]) -> list[settings.Resolved]:
 
 
 def _try_server_program(path: str) -> None:
-    """Raises: OSError: it does not run, or is another program."""
+    """Runs the server program's --help.
+
+    Raises: OSError: it does not run, or is another program.
+    """
     try:
         tried = subprocess.run(
             [path, "--help"], capture_output=True, text=True, errors="replace", timeout=_TRY_SECONDS
@@ -171,7 +192,7 @@ def _try_server_program(path: str) -> None:
     except subprocess.TimeoutExpired:
         raise OSError(f"{path} --help has not ended within {_TRY_SECONDS:g} s; {_CORRECT_IT}") from None
     if tried.returncode != 0:
-        said = (tried.stderr.strip() or "it says nothing").splitlines()[-1]
+        said = (tried.stderr.strip() or "without a message").splitlines()[-1]
         cure = _CORRECT_IT
         if tried.returncode == _OF_THE_LOADER and "LD_LIBRARY_PATH" in os.environ:
             cure = (
@@ -187,7 +208,7 @@ def _examine_nccl(libraries: dict[str, str], missing: dict[str, str]) -> None:
     reason = nccl.why_not()
     if reason is not None:
         missing["nccl"] = f"{reason}; the store nccl needs it"
-    with contextlib.suppress(ConnectionError):  # then the reason says so
+    with contextlib.suppress(ConnectionError):  # `reason` has said so
         libraries["nccl"] = nccl.version()
 
 
@@ -203,7 +224,7 @@ def _examine_mpi(transports: list[str], libraries: dict[str, str], missing: dict
 
 
 def show(finding: Finding, console: Console) -> None:
-    """Writes a finding for people."""
+    """Prints a finding as tables."""
     machine = finding.machine
     libraries = ", ".join(f"{name} {version}" for name, version in sorted(finding.libraries.items()))
     addresses = "; ".join(f"{name} {' '.join(row)}" for name, row in finding.interfaces.items())
@@ -233,6 +254,9 @@ def show(finding: Finding, console: Console) -> None:
     print_table(_settings_table(finding.settings), console)
     for text in [*finding.faults, *finding.unknown]:
         console.print(f"[bold red]![/bold red] {text}", highlight=False)
+    console.print("\n[bold]what to do next[/bold]")
+    for text in finding.next_steps:
+        console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 _WIDEST_VALUE = 20  # a path has several lines
@@ -268,7 +292,7 @@ def _write_value(name: str, value: Any) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """A secret is said to be there, and no more."""
+    """Hides a secret: the text says only that it is set."""
     return "given, not shown" if isinstance(value, JobKey) else value
 
 

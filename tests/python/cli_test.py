@@ -49,13 +49,17 @@ def test_closed_streams_cost_a_job_nothing(closed: tuple[int, ...], tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("words", "commands"),
-    [(("netlab",), "up, list, exec, down"), (("bench",), "codec, "), ((), "run, key, ab, ")],
+    ("words", "shown"),
+    [((), "Start here"), (("bench",), "allreduce"), (("netlab",), "leftovers")],
 )
-def test_a_missing_command_is_asked_for(words: tuple[str, ...], commands: str) -> None:
+def test_a_group_without_a_command_prints_its_help(words: tuple[str, ...], shown: str) -> None:
+    """It had been "gradwire: . See: gradwire --help", and nothing else."""
     done = gradwire(*words)
-    assert done.returncode == 2
-    assert f"expected a command: {commands}" in done.stderr
+    assert done.returncode == 2, "a script whose command is empty has failed"
+    assert done.stderr == ""
+    assert f"Usage: {' '.join(('gradwire', *words))}" in done.stdout
+    assert shown in done.stdout
+    assert done.stdout == gradwire(*words, "--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -112,14 +116,56 @@ def test_no_width_cuts_a_value(columns: str) -> None:
     assert "servers" in packed
 
 
-def test_help_teaches() -> None:
+def test_help_groups_the_commands_and_says_where_to_start() -> None:
     done = gradwire("--help")
     assert done.returncode == 0
-    for words in ("gradwire run -n 2", "gradwire doctor", "gradwire ab -n 2", "--arm 2bit:threshold=auto"):
+    for words in ("gradwire run -n 2", "gradwire doctor", "gradwire ab -n 2", "gradwire codecs"):
         assert words in done.stdout
+    at = [done.stdout.index(f"─ {panel} ─") for panel in ("Train", "Compare", "Measure", "Inspect")]
+    assert at == sorted(at)
+    assert "netlab" not in done.stdout
+    assert "<bool>" not in done.stdout, "a flag takes no value"
 
 
-@pytest.mark.parametrize("command", ["run", "ab", "plan", "timeline", "doctor", "key", "version"])
+def test_version_is_an_option_too() -> None:
+    done = gradwire("--version")
+    assert done.returncode == 0
+    assert done.stdout == f"gradwire {gradwire('version').stdout}"
+
+
+@pytest.mark.parametrize(
+    ("words", "position", "found"),
+    [
+        ("gradwire co", 1, "codecs"),
+        ("gradwire run --env-w", 2, "--env-worker"),
+        ("gradwire ab --arm 2b", 3, "2bit"),
+        ("gradwire run --launcher ku", 3, "kubernetes"),
+        ("gradwire plan --model vg", 3, "vgg16"),
+    ],
+)
+def test_a_shell_completes_commands_options_and_values(words: str, position: int, found: str) -> None:
+    done = gradwire(_GRADWIRE_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(position))
+    assert found in done.stdout.split()
+
+
+def test_codecs_are_listed_with_their_grammar() -> None:
+    done = gradwire("codecs")
+    assert done.returncode == 0, done.stderr
+    for text in ("2bit", "threshold=0.5", "CODEC:NAME=VALUE,...", "reply=REPLY"):
+        assert text in done.stdout
+    one = gradwire("codecs", "2bit").stdout
+    assert "agreed by all workers every round" in " ".join(one.split())
+    rows = {row["codec"]: row for row in json.loads(gradwire("codecs", "--json", "-").stdout)}
+    assert (rows["none"]["bits_per_element"], rows["none"]["lossy"]) == (32.0, False)
+    assert rows["2bit"]["bits_per_element"] == pytest.approx(2.0)
+    assert rows["int8"]["bits_per_element"] == pytest.approx(8 + 32 / 256)
+    assert {"name": "block", "default": "256"}.items() <= rows["int8"]["parameters"][0].items()
+    wrong = gradwire("codecs", "2bits")
+    assert wrong.returncode == 2
+    assert "did you mean 2bit?" in wrong.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "ab", "plan", "timeline", "doctor", "codecs", "key", "version"])
 def test_every_command_has_help_and_json(command: str) -> None:
     done = gradwire(command, "--help")
     assert done.returncode == 0
@@ -130,6 +176,18 @@ def test_every_command_has_help_and_json(command: str) -> None:
     ("arguments", "text"),
     [
         (["rnu"], "gradwire: no such command 'rnu': did you mean run? See: gradwire --help\n"),
+        (["train"], "gradwire: no such command 'train': did you mean run? See: gradwire --help\n"),
+        (["bench", "cdec"], "no such command 'cdec': did you mean codec? See: gradwire bench --help"),
+        (
+            ["zzzz"],
+            "no such command 'zzzz': expected one of run, key, ab, tune, plan, doctor, codecs, timeline,",
+        ),
+        (["run", "--encrpt"], "No such option: --encrpt: did you mean --encrypt? See: gradwire run --help"),
+        (
+            ["run", "--kv-store", "x"],
+            "No such option: --kv-store; options of your own program stand behind its name. See: gradwire run",
+        ),
+        (["doctor", "--bogus"], "gradwire: No such option: --bogus. See: gradwire doctor --help\n"),
         (["run", "true"], "Missing option '-n' / '-np' / '--num-workers'. See: gradwire run --help"),
         (
             ["run", "-n", "0", "true"],
@@ -145,7 +203,7 @@ def test_every_command_has_help_and_json(command: str) -> None:
             ["run", "-n", "1", "--launcher", "shs", "true"],
             "--launcher shs is not a launcher: expected one of",
         ),
-        (["run", "-n", "1", "--sync-dst-dir", "x", "true"], "--sync-dst-dir goes with --launcher ssh or mpi"),
+        (["run", "-n", "1", "--sync-dst-dir", "x", "true"], "--sync-dst-dir needs --launcher ssh or mpi"),
         (["run", "-n", "1", "-H", "node7:2", "true"], "-H names node7, but --launcher local starts all"),
         (["run", "-n", "3", "-H", "localhost:2", "true"], "-H has 2 slots for 3 workers"),
         (["run", "-n", "1", "-H", "localhost:x", "true"], "'x' is not a number of slots"),
@@ -239,6 +297,14 @@ def test_replicas_reach_the_workers_and_need_another_server() -> None:
         done = gradwire("run", "-n", "2", "-s", "2", "--launcher", launcher, "--replicas", "1", "true")
         assert done.returncode == 2
         assert f"with --launcher {launcher}, under which all processes end" in done.stderr
+
+
+def test_compression_reaches_the_workers() -> None:
+    show = ("-n", "1", "-s", "0", "sh", "-c", 'echo "$GRADWIRE_COMPRESSION"')
+    assert gradwire("run", "--compression", "int8", *show).stdout == "[worker 0] int8\n"
+    wrong = gradwire("run", "--compression", "int9", *show)
+    assert wrong.returncode == 2
+    assert "did you mean int8?" in wrong.stderr
 
 
 def test_env_option_reaches_the_workers() -> None:

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,20 @@ def test_machine_is_described() -> None:
     machine = doctor.machine_description()
     assert machine["cores"] >= 1  # type: ignore[operator]
     assert machine["cpu"]
+
+
+def test_it_ends_with_what_to_do_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = doctor.examine()
+    assert any("gradwire run -n 2 python train.py" in step for step in finding.next_steps)
+    assert finding.record()["next"] == finding.next_steps
+    text = io.StringIO()
+    doctor.show(finding, Console(file=text, width=200))
+    assert text.getvalue().rstrip().endswith(finding.next_steps[-1])
+    monkeypatch.setenv("GRADWIRE_STREAMS", "0")
+    (step,) = doctor.examine().next_steps
+    assert step.startswith("Correct what is marked with !")
+
+
+def test_without_torch_the_next_step_is_to_install_it() -> None:
+    finding = replace(doctor.examine(), missing={"torch": "not installed"})
+    assert finding.next_steps[0].endswith("pip install torch")

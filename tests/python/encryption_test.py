@@ -268,7 +268,7 @@ def test_a_key_in_a_file_is_its_owners_alone(tmp_path: Path) -> None:
 def test_what_cannot_be_encrypted_is_refused_where_it_must_be(store: str) -> None:
     values = settings.read({"GRADWIRE_ENCRYPT": "on", "GRADWIRE_JOB_KEY": KEY})
     with pytest.raises(
-        ValueError, match=f"kv.create\\('{store}'\\): GRADWIRE_ENCRYPT=on does not go with it"
+        ValueError, match=f"kv.create\\('{store}'\\): GRADWIRE_ENCRYPT=on cannot be combined with this store"
     ):
         connect.open_engine(store, values)
 

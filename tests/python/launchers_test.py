@@ -75,7 +75,7 @@ def test_this_machine_alone_stays_on_loopback() -> None:
     [
         ({}, "--launcher ssh needs hosts: give -H node1:2,node2:2, or a file"),
         ({"hosts": "a:1"}, "-H has 1 slot for 2 workers"),
-        ({"launcher": "local", "copy_to": "x"}, "--sync-dst-dir goes with --launcher ssh or mpi"),
+        ({"launcher": "local", "copy_to": "x"}, "--sync-dst-dir needs --launcher ssh or mpi"),
         ({"launcher": "mpi", "copy_to": "x"}, "--sync-dst-dir x copies to other hosts, but there is no -H"),
         ({"launcher": "mpi", "copy_to": "x", "hosts": "localhost:2"}, "names this machine only"),
         *(
@@ -98,28 +98,28 @@ def test_this_machine_alone_stays_on_loopback() -> None:
         *(
             (
                 {"launcher": launcher, "ssh": ("ssh", "-p", "2222")},
-                f"'ssh -p 2222' .* goes with --launcher ssh or mpi; {launcher} connects to no host by it",
+                f"'ssh -p 2222' .* needs --launcher ssh or mpi; {launcher} connects to no host by it",
             )
             for launcher in ("local", "slurm", "sge", "yarn", "kubernetes")
         ),
-        ({"queue": "all.q"}, "--queue all.q goes with --launcher sge or yarn; ssh has no queues"),
+        ({"queue": "all.q"}, "--queue all.q needs --launcher sge or yarn; ssh has no queues"),
         (
             {"cores": 2},
-            "--cores goes with --launcher yarn or kubernetes; ssh is not told how much of a machine",
+            "--cores needs --launcher yarn or kubernetes; ssh is not told how much of a machine",
         ),
-        ({"memory": 1 << 30}, "--memory goes with --launcher yarn or kubernetes"),
+        ({"memory": 1 << 30}, "--memory needs --launcher yarn or kubernetes"),
         ({"launcher": "yarn", "memory": 5}, "--memory 5 bytes: expected 1MiB or more, such as 4GB"),
         (
             {"launcher": "sge", "hosts": "a:2"},
             "-H a:2 with --launcher sge, .* leave -H out; --queue all.q@node1",
         ),
-        ({"launcher": "sge", "copy_to": "x"}, "--sync-dst-dir x goes with --launcher ssh or mpi"),
+        ({"launcher": "sge", "copy_to": "x"}, "--sync-dst-dir x needs --launcher ssh or mpi"),
         (
             {"launcher": "sge", "env": {"GRADWIRE_PLACEMENT": "auto"}},
             "--placement auto .* with --launcher sge: workers would meet on a machine that nobody knows yet",
         ),
-        ({"image": "x"}, "--image x goes with --launcher kubernetes"),
-        ({"namespace": "x"}, "--namespace x goes with --launcher kubernetes"),
+        ({"image": "x"}, "--image x needs --launcher kubernetes"),
+        ({"namespace": "x"}, "--namespace x needs --launcher kubernetes"),
         ({"launcher": "kubernetes"}, "--launcher kubernetes needs --image IMAGE: one with gradwire, python3"),
         ({"launcher": "kubernetes", "image": "x", "hosts": "a:2"}, "-H a:2 .* leave -H out$"),
         (

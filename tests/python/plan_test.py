@@ -309,6 +309,27 @@ def test_the_command_predicts_recommends_and_draws(tmp_path: Path) -> None:
     ElementTree.fromstring(svg.read_text())
 
 
+def test_a_models_step_takes_the_time_that_is_given() -> None:
+    """Its own is of a GPU that the reader may not have."""
+    words = ("--model", "resnet50", "-n", "4", "--bandwidth", "1gbit", "--codec", "none")
+    done = gradwire(*words, "--step-time", "90ms", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    for row in json.loads(done.stdout)["predictions"]:
+        assert row["step_seconds"] >= 0.09
+        assert row["efficiency"] == pytest.approx(0.09 / row["step_seconds"], rel=1e-6)
+    assert "90 ms of compute a step\n" in done.stderr
+    assert "as published (--step-time gives yours)" in gradwire(*words).stdout
+
+
+def test_no_cell_breaks_at_110_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "2bit..." and "10gb..." had stood in it."""
+    monkeypatch.setenv("COLUMNS", "110")
+    for more in ((), ("--sweep", "bandwidth"), ("--placement", "beside", "--placement", "servers")):
+        text = gradwire("--model", "resnet50", *more).stdout
+        assert "\u2026" not in text
+        assert "2bit:reply=2bit" in text
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -319,10 +340,12 @@ def test_the_command_predicts_recommends_and_draws(tmp_path: Path) -> None:
             ["--model", "vgg16", "--codec", "topk:ratio=0.1"],
             "--codec topk:ratio=0.1 is not planned: expected one of none, fp16, ",
         ),
+        (["--step-time", "90ms", "true"], "--step-time 90ms needs --model"),
+        (["--model", "vgg16", "--step-time", "0s"], "--step-time 0s: expected a time above 0"),
         (["--model", "vgg16", "--profile", "x.json"], "--profile keeps the profile of a command"),
         (
             ["--model", "vgg16", "--placement", "peers", "-s", "3"],
-            "-s 3 goes with --placement servers or beside",
+            "-s 3 needs --placement servers or beside",
         ),
         (["--model", "vgg16", "--placement", "ring", "--server-threads", "2"], "a ring has neither"),
         (["--calibrate", "x.json", "--model", "vgg16", "-n", "4"], "predicts nothing: leave --model, -n out"),

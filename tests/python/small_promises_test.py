@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,3 +176,10 @@ def test_from_dense_keeps_rows_that_float32_rounds_to_zero(dtype: str, of_torch:
 def test_from_dense_of_bfloat16() -> None:
     found = gw.RowSparse.from_dense(torch.tensor([[0.0], [1e-39]], dtype=torch.bfloat16))
     assert found.row_ids.tolist() == [1]
+
+
+def test_dir_lists_the_modules_that_are_imported_on_first_use() -> None:
+    """For tab completion, which had found none of them."""
+    words = "import gradwire; assert set(gradwire.__all__) <= set(dir(gradwire)); print(*dir(gradwire))"
+    found = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert {"torch", "kv", "compress", "samplers", "elastic", "RowSparse"} <= set(found.stdout.split())

@@ -123,7 +123,7 @@ def test_stdin_that_nobody_can_have_is_refused(folder: Path) -> None:
     words = [*GRADWIRE, "run", "-n", "1", "--launcher", "ssh", "-H", "n", "--stdin", "0", "true"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 2
-    assert "--stdin 0 or --debug 0 goes with --launcher local" in done.stderr
+    assert "--stdin 0 or --debug 0 needs --launcher local" in done.stderr
 
 
 def test_the_beginning_of_a_line_is_known_and_a_bar_is_none() -> None:

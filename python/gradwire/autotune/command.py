@@ -28,56 +28,71 @@ def tune(
     command: Annotated[
         list[str], typer.Argument(metavar="CMD...", help="Program and arguments of every worker.")
     ],
-    workers: Annotated[int, typer.Option("-n", "--num-workers", min=1, help="Workers.")],
+    workers: Annotated[
+        int, typer.Option("-n", "--num-workers", metavar="N", min=1, help="Number of workers.")
+    ],
     servers: Annotated[
         int | None,
-        typer.Option("-s", "--num-servers", min=0, help="Servers. Unset: as many as workers, if used."),
+        typer.Option(
+            "-s",
+            "--num-servers",
+            metavar="N",
+            min=0,
+            help="Number of servers. Default: one per worker, which end quietly if the script's store needs none.",
+        ),
     ] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Shape every host's link: 1gbit. Needs root.")
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="Rate of each worker's and server's link, such as 1gbit. Needs root. Default: loopback, not limited.",
+            rich_help_panel="Network",
+        ),
     ] = None,
-    trials: Annotated[int, typer.Option(help="Launches to make at most; 20 or more.")] = 80,
+    trials: Annotated[
+        int, typer.Option(metavar="N", help="Most launches of the job; 20 or more. Default: 80.")
+    ] = 80,
     steps: Annotated[
         int | None,
-        typer.Option(min=4, help="Steps to time in a launch. Unset: 5 s of them, but 10 to 40."),
+        typer.Option(
+            metavar="N",
+            min=4,
+            help="Steps to time in a launch. Default: as many as take 5 s, but 10 to 40.",
+        ),
     ] = None,
     report: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Write a page with a chart of all launches there.", callback=check_report
+            metavar="DIR",
+            help="Folder for a page with a chart of all launches: DIR/index.html. Default: no page.",
+            callback=check_report,
         ),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Find settings under which a job's own steps are shorter: partition, credit, fusion, codec threads, streams.
+    """Find settings that make the steps of your job shorter: partition, credit, fusion, codec threads, streams.
 
-    CMD is launched again and again, for 5 steps that do not count and then some that do (of a PyTorch optimizer; the
-    script needs no change, and what it does after training is not run). What happens:
+    CMD is launched again and again. Each launch runs 5 steps that do not count, and then steps that are timed. A step
+    is a step of a PyTorch optimizer. The script needs no change; what it does after training is not run.
+      1. One launch under the defaults shows how long everything will take.
+      2. With --bandwidth, the layers are timed in one worker, and the simulator of `gradwire plan` picks a start.
+      3. Search: one knob after the other, settings race in alternating launches against the best so far.
+      4. Duel: the best settings race the defaults in 7 pairs of launches, in alternating order.
 
-    1. One launch under the defaults. It tells how long all will take.
+    Settings are kept only if they are faster in every pair. Otherwise the next best race the defaults, up to three in
+    all. If none wins, the defaults stay. By luck alone, one wins once in 128 times, and one of three once in 43.
 
-    2. With --bandwidth, the layers are timed in one worker, and the simulator of `gradwire plan` says where to begin.
+    Ctrl-C stops everything at once and keeps what was found. Settings that the environment gives are not changed.
+    Results keep their bits under all settings, except with codecs that draw random numbers (qsgd, terngrad, natural,
+    randomk). These draw by key, and GRADWIRE_FUSION_BYTES decides which small tensors share a key. Another value gives
+    other draws of the same distribution.
 
-    3. Search: settings race, launch by launch in turns, each against the best so far; one knob after the other.
-
-    4. Duel: the best fights the defaults, in 7 pairs of launches, who goes first alternating. It is kept only if it is
-    faster in each of them; else the next best fights, up to three in all, and if none wins the defaults stay. By luck
-    alone one wins once in 128 times, and so one of three once in 43.
-
-    Ctrl-C stops everything at once and keeps what was found. Settings that the environment gives already are left as
-    they are. No setting changes a bit of the result, as units of codecs do not depend on them. The exception are codecs
-    that draw random numbers (qsgd, terngrad, natural, randomk): these draw by key, and GRADWIRE_FUSION_BYTES says which
-    small tensors share one. Another value of it gives other draws, of the same distribution.
-
-    The record of --json is a settings file: `gradwire run --settings FILE`, or GRADWIRE_SETTINGS=FILE under torchrun
-    and others. What the environment says wins over the file. It holds for this job on this network, and no other.
+    The record of --json is a settings file, valid for this job on this network. Use it with `gradwire run --settings
+    FILE`, or with GRADWIRE_SETTINGS=FILE under torchrun. Environment variables override it.
 
     [bold]Examples[/bold]
-
       gradwire tune -n 4 --json tuned.json -- python train.py
-
       gradwire run -n 4 --settings tuned.json python train.py
-
       gradwire tune -n 2 -s 2 --bandwidth 1gbit --trials 60 --report report/tune -- python train.py
     """
     from rich.console import Console

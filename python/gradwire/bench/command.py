@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from gradwire import codec_listing
 from gradwire.bench.tables import all_reduce_table, codec_table, servers_table, speed_table, speed_titles
+from gradwire.terminal.help_page import Command, Group
 from gradwire.terminal.json_option import JsonOption, check_report, write_json
 
 if TYPE_CHECKING:
@@ -17,29 +19,58 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="bench",
-    no_args_is_help=True,
+    cls=Group,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Measure codecs against memcpy, and rounds against the wire and against other systems.",
+    help="""Measure codecs against memcpy, and rounds against the link and against other systems.
+
+[bold]Examples[/bold]
+  gradwire bench codec --codec 2bit
+  gradwire bench ps -n 2 --codec 2bit
+  gradwire bench allreduce -n 4 --bandwidth 1gbit --peer gloo""",
 )
 
+# What --help shows together.
+_JOB, _CODEC, _PEERS, _MEASUREMENT = "Job", "Codec", "Other systems", "Measurement"
 
-@app.command()
+
+@app.command(cls=Command)
 def codec(
     codecs: Annotated[
         list[str] | None,
-        typer.Option("--codec", metavar="SPEC", help="Such as 2bit:threshold=0.5; repeatable. Unset: all."),
+        typer.Option(
+            "--codec",
+            metavar="CODEC",
+            help="Codec to measure, such as 2bit:threshold=0.5. Repeatable. `gradwire codecs` lists all codecs. "
+            "Default: all codecs.",
+            autocompletion=codec_listing.names,
+        ),
     ] = None,
-    elements: Annotated[int, typer.Option(min=1, help="Floats in the gradient.")] = 25_000_000,
-    threads: Annotated[int, typer.Option(min=1, help="Threads, for the codec and for memcpy.")] = 1,
+    elements: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Floats in the gradient. Default: 25000000.")
+    ] = 25_000_000,
+    threads: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Threads for the codec and for memcpy. Default: 1.")
+    ] = 1,
     piece_elements: Annotated[
-        int, typer.Option(min=0, help="Floats in one call, as in one partition; 0: a thread's whole share.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Floats in one call, as in one partition. 0: a thread's whole share. Default: 262144.",
+        ),
     ] = 262_144,
-    repeat: Annotated[int, typer.Option(min=1, help="Timed turns; medians are shown.")] = 7,
+    repeat: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Timed calls of each operation; medians are shown. Default: 7."
+        ),
+    ] = 7,
     report: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder for a page with charts, DIR/index.html, and DIR/codec.svg.",
+            help="Folder for a page with charts: DIR/index.html and DIR/codec.svg. Default: no page.",
             callback=check_report,
         ),
     ] = None,
@@ -50,9 +81,7 @@ def codec(
     "limit" is what memory allows: the bytes that memcpy moves over the bytes that the operation must move.
 
     [bold]Examples[/bold]
-
       gradwire bench codec --codec 2bit
-
       gradwire bench codec --threads 2 --report report/codecs
     """
     from gradwire import compress
@@ -79,59 +108,145 @@ def codec(
             write_json(records, json_file)
 
 
-@app.command()
+@app.command(cls=Command)
 def ps(
-    ranks: Annotated[int, typer.Option("--ranks", "-n", min=1, help="Workers.")],
-    size: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="The fp32 gradient: 100MB.")] = "100MB",
+    ranks: Annotated[
+        int,
+        typer.Option("--ranks", "-n", metavar="N", min=1, help="Number of workers.", rich_help_panel=_JOB),
+    ],
+    size: Annotated[
+        str,
+        typer.Option(
+            "--bytes",
+            metavar="SIZE",
+            help="Bytes of the fp32 gradient. Default: 100MB.",
+            rich_help_panel=_JOB,
+        ),
+    ] = "100MB",
     servers: Annotated[
-        int | None, typer.Option("--servers", "-s", min=1, help="Servers. Unset: as many as workers.")
+        int | None,
+        typer.Option(
+            "--servers",
+            "-s",
+            metavar="N",
+            min=1,
+            help="Number of servers. Default: one per worker.",
+            rich_help_panel=_JOB,
+        ),
     ] = None,
     bandwidth: Annotated[
         str | None,
-        typer.Option(metavar="RATE", help="Of each host's link: 1gbit. Needs root. Unset: loopback."),
+        typer.Option(
+            metavar="RATE",
+            help="Rate of each host's virtual link, such as 1gbit. Needs root. Default: loopback, not limited.",
+            rich_help_panel=_JOB,
+        ),
     ] = None,
-    codec: Annotated[str, typer.Option(metavar="SPEC", help="Such as 2bit:threshold=0.5.")] = "none",
-    reply: Annotated[str, typer.Option(help="exact, fp32 or the codec's own name.")] = "exact",
+    codec: Annotated[
+        str,
+        typer.Option(
+            metavar="CODEC",
+            help="Codec, such as 2bit:threshold=0.5. `gradwire codecs` lists all codecs. Default: none.",
+            rich_help_panel=_CODEC,
+            autocompletion=codec_listing.names,
+        ),
+    ] = "none",
+    reply: Annotated[
+        str,
+        typer.Option(
+            metavar="REPLY",
+            help="How servers send sums: exact, fp32 or the codec's own name. Default: exact.",
+            rich_help_panel=_CODEC,
+        ),
+    ] = "exact",
     transport: Annotated[
-        str, typer.Option(help="zmq; inproc: one rank and its server in one process.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="zmq: TCP and local sockets. inproc: one rank and its server in one process. Default: zmq.",
+            rich_help_panel=_JOB,
+        ),
     ] = "zmq",
-    peer: Annotated[str, typer.Option(help="Other systems in the same run, by commas: mxnet.")] = "",
-    repeat: Annotated[int, typer.Option(min=1, help="Timed rounds of each system.")] = 7,
+    peer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Other systems to measure in the same run, separated by commas: mxnet. Default: none.",
+            rich_help_panel=_PEERS,
+        ),
+    ] = "",
+    repeat: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Timed rounds of each system. Default: 7.", rich_help_panel=_MEASUREMENT
+        ),
+    ] = 7,
     launches: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
-            help="Jobs of each system, which take turns. Unset: 2 with --peer or --replicas, else 1.",
+            help="Jobs of each system. Systems take turns. Default: 2 with --peer or --replicas, else 1.",
+            rich_help_panel=_MEASUREMENT,
         ),
     ] = None,
     tensors: Annotated[
-        int, typer.Option(min=1, help="Tensors that the gradient consists of; several run fused and not.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Tensors that the gradient consists of. Several are measured with fusion and without. Default: 1.",
+            rich_help_panel=_JOB,
+        ),
     ] = 1,
-    colocated: Annotated[bool, typer.Option("--colocated", help="Server i on the host of worker i.")] = False,
+    colocated: Annotated[
+        bool,
+        typer.Option(
+            "--colocated",
+            help="Server i runs on the host of worker i. Default: servers have hosts of their own.",
+            rich_help_panel=_JOB,
+        ),
+    ] = False,
     encrypt: Annotated[
-        bool, typer.Option("--encrypt", help="Encrypt gradwire's connections; peers' stay as they are.")
+        bool,
+        typer.Option(
+            "--encrypt",
+            help="Encrypt gradwire's connections, but not those of other systems. Default: off.",
+            rich_help_panel=_JOB,
+        ),
     ] = False,
     replicas: Annotated[
-        int, typer.Option(min=0, max=1, help="1: also with mirrored servers, in turns: what they cost.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=1,
+            help="1: measure with mirrored servers too, in turns, to show what mirrors cost. Default: 0.",
+            rich_help_panel=_JOB,
+        ),
     ] = 0,
     mxnet_python: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A Python that has MXNet 1.9.1. Unset: one is made on first use."),
+        typer.Option(
+            metavar="FILE",
+            help="Python interpreter that has MXNet 1.9.1. Default: an environment made on first use.",
+            rich_help_panel=_PEERS,
+        ),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Measure one round through parameter servers: from every worker's gradient to the sum in its own buffer.
 
-    Encode, residual, servers and decode are included, the slowest rank counts, and every round's result is
-    checked. With --bandwidth each worker and server has a network namespace of its own. "limit" is the time
-    that the links need for the encoded bytes. "sent" is what a worker's sockets sent; with --colocated it is what left
-    its host, which is known only with --bandwidth. Returns 1 when a result was wrong or a system failed; the others are
-    shown.
+    The time includes encode, residual, servers and decode. The slowest rank counts, and every result is checked. With
+    --bandwidth, each worker and server has a network namespace of its own.
+
+    "limit" is the time that the links need for the encoded bytes. "sent" is what a worker's sockets sent. With
+    --colocated it is what left its host, which is known only with --bandwidth. The exit code is 1 if a result was
+    wrong or a system failed; the other systems are still shown.
 
     [bold]Examples[/bold]
-
+      gradwire bench ps -n 2 --codec 2bit
       gradwire bench ps --ranks 2 --bytes 100MB --codec 2bit --bandwidth 1gbit --peer mxnet
-
       gradwire bench ps --ranks 4 --servers 4 --colocated --bandwidth 10gbit
     """
     from gradwire.bench.plan import ServersPlan
@@ -163,78 +278,153 @@ def ps(
     _expect_success("ps", measured, troubles)
 
 
-@app.command(name="allreduce")
+@app.command(name="allreduce", cls=Command)
 def all_reduce(
-    ranks: Annotated[int, typer.Option("--ranks", "-n", min=1, help="Workers, one per host.")],
+    ranks: Annotated[
+        int,
+        typer.Option(
+            "--ranks", "-n", metavar="N", min=1, help="Number of workers, one per host.", rich_help_panel=_JOB
+        ),
+    ],
     size: Annotated[
-        str, typer.Option("--bytes", "--size", metavar="SIZE", help="The fp32 gradient: 100MB.")
+        str,
+        typer.Option(
+            "--bytes",
+            "--size",
+            metavar="SIZE",
+            help="Bytes of the fp32 gradient. Default: 100MB.",
+            rich_help_panel=_JOB,
+        ),
     ] = "100MB",
     tensors: Annotated[
-        int, typer.Option(min=1, help="Tensors that the gradient consists of; several run fused and not.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Tensors that the gradient consists of. Several are measured with fusion and without. Default: 1.",
+            rich_help_panel=_JOB,
+        ),
     ] = 1,
     bandwidth: Annotated[
         str | None,
         typer.Option(
             metavar="RATE",
-            help="Of each host's link: 1gbit, or unshaped. Needs root. Unset: one host, over loopback.",
+            help="Rate of each host's virtual link, such as 1gbit, or unshaped for links without a limit. Needs root. "
+            "Default: one host, over loopback.",
+            rich_help_panel=_JOB,
         ),
     ] = None,
     codecs: Annotated[
         list[str] | None,
-        typer.Option("--codec", metavar="SPEC", help="Such as 2bit:threshold=0.5,reply=2bit; repeatable."),
+        typer.Option(
+            "--codec",
+            metavar="CODEC",
+            help="Codec, such as 2bit:threshold=0.5,reply=2bit. Repeatable. `gradwire codecs` lists all codecs. "
+            "Default: none.",
+            rich_help_panel=_CODEC,
+            autocompletion=codec_listing.names,
+        ),
     ] = None,
     reply: Annotated[
-        str, typer.Option(help="Where SPEC names none: exact, fp32 or the codec's own name.")
+        str,
+        typer.Option(
+            metavar="REPLY",
+            help="How sums travel where --codec names no reply: exact, fp32 or the codec's own name. Default: exact.",
+            rich_help_panel=_CODEC,
+        ),
     ] = "exact",
-    store: Annotated[str, typer.Option(help="gradwire's stores, by commas. Unset: by --transport.")] = "",
+    store: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Stores of gradwire, separated by commas. Default: the store of --transport.",
+            rich_help_panel=_JOB,
+        ),
+    ] = "",
     transport: Annotated[
-        str, typer.Option(help="Of gradwire's store: zmq, mpi, or nccl, with a GPU for each rank.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Transport of gradwire's store: zmq, mpi, or nccl, which needs a GPU for each rank. Default: zmq.",
+            rich_help_panel=_JOB,
+        ),
     ] = "zmq",
     checksum: Annotated[
-        str, typer.Option(help="Payload checksums of gradwire, by commas: auto, always, off.")
+        str,
+        typer.Option(
+            metavar="WHEN",
+            help="Payload checksums of gradwire, separated by commas: auto, always, off. Default: auto.",
+            rich_help_panel=_JOB,
+        ),
     ] = "auto",
     peer: Annotated[
         str,
-        typer.Option(help="Other systems, by commas: openmpi, gloo, gloo-fp16, gloo-powersgd, mxnet."),
+        typer.Option(
+            metavar="NAMES",
+            help="Other systems, separated by commas: openmpi, gloo, gloo-fp16, gloo-powersgd, mxnet. Default: none.",
+            rich_help_panel=_PEERS,
+        ),
     ] = "",
-    repeat: Annotated[int, typer.Option(min=1, help="Timed rounds of each system.")] = 7,
-    launches: Annotated[int, typer.Option(min=1, help="Jobs of each system, which take turns.")] = 2,
+    repeat: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Timed rounds of each system. Default: 7.", rich_help_panel=_MEASUREMENT
+        ),
+    ] = 7,
+    launches: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Jobs of each system. Systems take turns. Default: 2.",
+            rich_help_panel=_MEASUREMENT,
+        ),
+    ] = 2,
     encrypt: Annotated[
-        bool, typer.Option("--encrypt", help="Encrypt gradwire's connections; peers' stay as they are.")
+        bool,
+        typer.Option(
+            "--encrypt",
+            help="Encrypt gradwire's connections, but not those of other systems. Default: off.",
+            rich_help_panel=_JOB,
+        ),
     ] = False,
     mxnet_python: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A Python that has MXNet 1.9.1. Unset: one is made on first use."),
+        typer.Option(
+            metavar="FILE",
+            help="Python interpreter that has MXNet 1.9.1. Default: an environment made on first use.",
+            rich_help_panel=_PEERS,
+        ),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for a page with charts: DIR/index.html.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for a page with charts: DIR/index.html. Default: no page.",
+        ),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Measure one all-reduce: from every rank's own gradient to the sum in the same place.
 
-    Encode, residual, sums and decode are included, the slowest rank counts, and every round's result is
-    checked. All systems run in turns on the same links. "limit" is the time that the links need for the encoded
-    bytes: (N-1)/N of what is pushed and of what comes back leaves each host. "sent" is counted at gradwire's
-    sockets, and must be that formula to within headers; for peers it is counted at the link. Returns 1 when a
-    result was wrong or a system failed; the others are shown.
+    The time includes encode, residual, sums and decode. The slowest rank counts, and every result is checked. All
+    systems take turns on the same links.
 
-    [bold]Peers[/bold]
+    "limit" is the time that the links need for the encoded bytes: (N-1)/N of what is pushed and of what comes back
+    leaves each host. "sent" is counted at gradwire's sockets, and matches that formula to within headers. For other
+    systems it is counted at the link. The exit code is 1 if a result was wrong or a system failed; the other systems
+    are still shown.
 
+    [bold]Other systems[/bold]
       openmpi        MPI_Allreduce over TCP, by mpirun and mpi4py
-
       gloo           torch.distributed.all_reduce; gloo-fp16: cast to fp16 before and back after
-
       gloo-powersgd  PyTorch's PowerSGD hook, rank 1, one bucket of 1000 x 1000 matrices; a lossy mean
-
       mxnet          dist_sync with a server beside every worker; with its own 2bit too if a codec is 2bit
 
     [bold]Examples[/bold]
-
+      gradwire bench allreduce -n 2 --codec none --codec 2bit
       gradwire bench allreduce -n 4 --bandwidth 1gbit --peer gloo,openmpi --report report/dense
-
       gradwire bench allreduce -n 4 --bandwidth 1gbit --codec 2bit --codec 2bit:reply=2bit --peer gloo,gloo-fp16
-
       gradwire bench allreduce -n 2 --bandwidth 1gbit --tensors 1000 --bytes 1MB --peer openmpi
     """
     from gradwire.bench import page, stores

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from gradwire import codec_listing
 from gradwire.terminal.json_option import JsonOption, write_json
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class RunOptions:
     image: str | None
     namespace: str | None
     dry_run: bool
+    compression: str | None
     placement: Literal["off", "auto"] | None
     hierarchy: Literal["off", "host"] | None
     encrypt: bool | None
@@ -113,6 +115,7 @@ class RunOptions:
         """
         by_flag, given = self._by_flag(), _read_env(self.env or [])
         by_option = {
+            "GRADWIRE_COMPRESSION": self.compression,
             "GRADWIRE_HIERARCHY": self.hierarchy,
             "GRADWIRE_PLACEMENT": self.placement,
             "GRADWIRE_ENCRYPT": None if self.encrypt is None else "on" if self.encrypt else "off",
@@ -224,20 +227,38 @@ class RunOptions:
         )
 
 
+def _launchers(incomplete: str) -> list[str]:
+    """Lists the launchers that begin so, for shell completion."""
+    from gradwire.launch import launchers
+
+    return [row.name for row in launchers.LAUNCHERS if row.name.startswith(incomplete)]
+
+
 def run(
     command: Annotated[
         list[str], typer.Argument(metavar="CMD...", help="Program and arguments of every worker.")
     ],
-    workers: Annotated[int, typer.Option("-n", "-np", "--num-workers", min=1, help="Workers.")],
+    workers: Annotated[
+        int, typer.Option("-n", "-np", "--num-workers", metavar="N", min=1, help="Number of workers.")
+    ],
     servers: Annotated[
         int | None,
-        typer.Option("-s", "--num-servers", min=0, help="Servers. Unset: as many as workers, if used."),
+        typer.Option(
+            "-s",
+            "--num-servers",
+            metavar="N",
+            min=0,
+            help="Number of servers. Default: one per worker, which end quietly if the script's store needs none; 0 "
+            "under mpi, slurm, sge, yarn and kubernetes.",
+        ),
     ] = None,
     launcher: Annotated[
         str,
         typer.Option(
-            help="local: all here; ssh, mpi (by mpirun): on the hosts of -H; "
-            "slurm (by srun), sge (by qsub), yarn, kubernetes (by kubectl): where these choose."
+            metavar="NAME",
+            help="local starts all processes here. ssh and mpi (mpirun) start them on the hosts of -H. slurm (srun), "
+            "sge (qsub), yarn and kubernetes (kubectl) start them where the cluster decides. Default: local.",
+            autocompletion=_launchers,
         ),
     ] = "local",
     hosts: Annotated[
@@ -246,7 +267,8 @@ def run(
             "-H",
             "-hostfile",
             "--hostfile",
-            help="A file with one host a line, or host:slots,host:slots.",
+            metavar="HOSTS",
+            help="Hosts as host:slots,host:slots, or a file with one host a line. Default: this machine.",
             rich_help_panel=_HOSTS,
         ),
     ] = None,
@@ -255,7 +277,7 @@ def run(
         typer.Option(
             "--env",
             metavar="K=V",
-            help="A variable for every process; repeatable.",
+            help="Environment variable for every process. Repeatable. Default: none.",
             rich_help_panel=_VARIABLES,
         ),
     ] = None,
@@ -263,7 +285,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="K=V",
-            help="A variable for the workers alone; also K:V. Overrides --env; repeatable.",
+            help="Environment variable for workers only, as K=V or K:V. Overrides --env. Repeatable. Default: none.",
             rich_help_panel=_VARIABLES,
         ),
     ] = None,
@@ -271,7 +293,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="K=V",
-            help="A variable for the servers alone; also K:V. Overrides --env; repeatable.",
+            help="Environment variable for servers only, as K=V or K:V. Overrides --env. Repeatable. Default: none.",
             rich_help_panel=_VARIABLES,
         ),
     ] = None,
@@ -280,7 +302,8 @@ def run(
         typer.Option(
             "--sync-dst-dir",
             metavar="DIR",
-            help="Copy this folder to DIR on every host, and run there.",
+            help="Copy the current folder to DIR on every host, and run CMD there. Needs --launcher ssh or mpi. "
+            "Default: CMD runs in the current folder, which every host must have.",
             rich_help_panel=_HOSTS,
         ),
     ] = None,
@@ -288,7 +311,7 @@ def run(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep each process's output there too: worker-0.stdout.",
+            help="Write each process's output to DIR as well, as worker-0.stdout. Default: the terminal only.",
             rich_help_panel=_DEBUGGING,
         ),
     ] = None,
@@ -296,8 +319,8 @@ def run(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Trace every partition on every rank: for gradwire timeline FILE. Under slurm, sge and yarn in a "
-            "folder that all machines share; not under kubernetes.",
+            help="Trace every partition on every rank to FILE, for `gradwire timeline FILE`. Under slurm, sge and "
+            "yarn, FILE must lie in a folder that all machines share. Not for kubernetes. Default: no trace.",
             rich_help_panel=_DEBUGGING,
         ),
     ] = None,
@@ -306,7 +329,7 @@ def run(
         typer.Option(
             "--ssh",
             metavar="CMD",
-            help="ssh with options of its own: 'ssh -F cluster.conf'.",
+            help="The ssh program with its options, such as 'ssh -F cluster.conf'. Default: ssh.",
             rich_help_panel=_HOSTS,
         ),
     ] = "ssh",
@@ -324,15 +347,17 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Under sge: the queue, as qsub -q takes it; under yarn.",
+            help="Queue of the cluster, under sge (as for qsub -q) and yarn. Default: the cluster's own.",
             rich_help_panel=_CLUSTERS,
         ),
     ] = None,
     cores: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
-            help="Cores of each worker and server, under yarn and kubernetes. Default: 1 under yarn.",
+            help="Cores of each worker and server, under yarn and kubernetes. Default: 1 under yarn; under kubernetes "
+            "no request.",
             rich_help_panel=_CLUSTERS,
         ),
     ] = None,
@@ -340,45 +365,58 @@ def run(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory of each worker and server, under yarn and kubernetes: 4GB. Yarn kills a process that "
-            "uses more. Default: 1 GiB under yarn.",
+            help="Memory of each worker and server, under yarn and kubernetes, such as 4GB. Yarn kills a process that "
+            "uses more. Default: 1 GiB under yarn; under kubernetes no limit.",
             rich_help_panel=_CLUSTERS,
         ),
     ] = None,
     image: Annotated[
         str | None,
         typer.Option(
-            help="Under kubernetes: the image of all containers; has gradwire and CMD.",
+            metavar="IMAGE",
+            help="Image of all containers, required under kubernetes. It must contain gradwire and CMD. Default: none.",
             rich_help_panel=_CLUSTERS,
         ),
     ] = None,
     namespace: Annotated[
         str | None,
         typer.Option(
-            help="Under kubernetes. Unset: the one that kubectl is set to.", rich_help_panel=_CLUSTERS
+            metavar="NAME",
+            help="Namespace of the job under kubernetes. Default: the one that kubectl uses.",
+            rich_help_panel=_CLUSTERS,
         ),
     ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Under kubernetes: print the manifest, and start nothing.",
+            help="Print the manifest and start nothing, under kubernetes. Default: off.",
             rich_help_panel=_CLUSTERS,
         ),
     ] = False,
+    compression: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CODEC",
+            help="Codec of all gradients, such as 2bit:threshold=auto. Overrides the script's. `gradwire codecs` lists "
+            "all codecs. Default: GRADWIRE_COMPRESSION, or the script's own.",
+            rich_help_panel=_COMMUNICATION,
+            autocompletion=codec_listing.names,
+        ),
+    ] = None,
     placement: Annotated[
         Literal["off", "auto"] | None,
         typer.Option(
-            help="auto: workers measure the link and choose between servers and peers. "
-            "Unset: GRADWIRE_PLACEMENT, or off.",
+            help="auto: workers measure the link and choose between servers and peers. off: the store's name decides. "
+            "Default: GRADWIRE_PLACEMENT, or off.",
             rich_help_panel=_COMMUNICATION,
         ),
     ] = None,
     hierarchy: Annotated[
         Literal["off", "host"] | None,
         typer.Option(
-            help="host: workers of one host sum first, and one compressed flow leaves each host. "
-            "Unset: GRADWIRE_HIERARCHY, or off.",
+            help="host: the workers of a host sum uncompressed first, and one compressed flow leaves each host. off: "
+            "each worker sends its own. Default: GRADWIRE_HIERARCHY, or off.",
             rich_help_panel=_COMMUNICATION,
         ),
     ] = None,
@@ -386,18 +424,19 @@ def run(
         bool | None,
         typer.Option(
             "--encrypt/--no-encrypt",
-            help="Encrypt what goes over TCP, with a key of this job's own, and take nobody else. "
-            "Unset: GRADWIRE_ENCRYPT, or where other machines can reach the job's ports.",
+            help="Encrypt TCP connections with a key made for this job, and refuse processes without it. Default: "
+            "GRADWIRE_ENCRYPT, or on if other machines can reach the job's ports.",
             rich_help_panel=_COMMUNICATION,
         ),
     ] = None,
     replicas: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=0,
             max=1,
-            help="1: each server is mirrored on the next, and one may die without losing an update. "
-            "Unset: GRADWIRE_REPLICAS, or 0.",
+            help="1: mirror each server on the next one, so that one server may die without losing an update. 0: no "
+            "mirrors. Default: GRADWIRE_REPLICAS, or 0.",
             rich_help_panel=_FAILURES,
         ),
     ] = None,
@@ -405,7 +444,7 @@ def run(
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="Disturb the job as a bad network would, or kill a process: see below.",
+            help="Faults to inject, such as lost frames, slow links or killed processes: see above. Default: none.",
             rich_help_panel=_DEBUGGING,
         ),
     ] = None,
@@ -415,7 +454,7 @@ def run(
             "--stdin",
             metavar="RANK",
             min=0,
-            help="The worker that reads the stdin of gradwire run: 0. Only under local. Default: none.",
+            help="Worker that reads the stdin of gradwire run. Only with --launcher local. Default: none.",
             rich_help_panel=_DEBUGGING,
         ),
     ] = None,
@@ -425,8 +464,8 @@ def run(
             "--debug",
             metavar="RANK",
             min=0,
-            help="The worker in which breakpoint() and pdb read this terminal: 0. The others wait for it, a year if "
-            "need be. Ctrl-C ends the job. Only under local. Default: none.",
+            help="Worker in which breakpoint() and pdb use this terminal. Timeouts are off, so that the others wait. "
+            "Ctrl-C ends the job. Only with --launcher local. Default: none.",
             rich_help_panel=_DEBUGGING,
         ),
     ] = None,
@@ -434,32 +473,34 @@ def run(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="How long workers may save after SIGTERM, before they are killed: 30s, 2min. "
-            "Unset: GRADWIRE_GRACE_PERIOD, or 30s.",
+            help="Time in which workers may save after SIGTERM, before they are killed, such as 30s or 2min. "
+            "Default: GRADWIRE_GRACE_PERIOD, or 30s.",
             rich_help_panel=_FAILURES,
         ),
     ] = None,
     on_failure: Annotated[
         Literal["abort", "continue"] | None,
         typer.Option(
-            help="continue: the job goes on without workers that fail (gradwire.elastic). "
-            "Unset: GRADWIRE_ON_FAILURE, or abort.",
+            help="abort: the job ends when a worker fails. continue: it goes on without failed workers "
+            "(gradwire.elastic). Default: GRADWIRE_ON_FAILURE, or abort.",
             rich_help_panel=_FAILURES,
         ),
     ] = None,
     min_workers: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
-            help="With --on-failure continue: abort when fewer workers remain. Default: 1.",
+            help="Abort when fewer than N workers remain. Needs --on-failure continue. Default: 1.",
             rich_help_panel=_FAILURES,
         ),
     ] = None,
     restarts: Annotated[
         int,
         typer.Option(
+            metavar="N",
             min=0,
-            help="With --on-failure continue: restart failed workers, up to this many times.",
+            help="Restart failed workers, up to N times in all. Needs --on-failure continue. Default: 0.",
             rich_help_panel=_FAILURES,
         ),
     ] = 0,
@@ -467,7 +508,7 @@ def run(
         str | None,
         typer.Option(
             metavar="tcp://HOST:PORT",
-            help="Add workers to the running job whose scheduler is there.",
+            help="Add workers to the running elastic job whose scheduler listens there. Default: start a new job.",
             rich_help_panel=_FAILURES,
         ),
     ] = None,
@@ -476,8 +517,8 @@ def run(
         typer.Option(
             "--settings",
             metavar="FILE",
-            help="Settings that the environment does not give: what gradwire tune --json wrote. "
-            "Unset: GRADWIRE_SETTINGS.",
+            help="File of settings, such as `gradwire tune --json FILE` writes. Environment variables override it. "
+            "Default: GRADWIRE_SETTINGS.",
             rich_help_panel=_VARIABLES,
         ),
     ] = None,
@@ -485,57 +526,51 @@ def run(
 ) -> None:
     """Start a job: scheduler, servers and N workers that each run CMD.
 
-    Every line is shown behind the name of the process that wrote it. When a process fails, the others are
-    ended and its own exit code is returned; with --on-failure continue a worker's failure is reported, and the job's
-    exit code is 0 if those that are left come to the end. Options end at the first word of CMD.
+    Each line of output is shown behind the name of its process. Options of gradwire run end at the first word of CMD.
+    If a process fails, the others are ended, and gradwire run returns its exit code. With --on-failure continue, a
+    worker's failure is reported, and the exit code is 0 if the remaining workers finish.
 
-    Ctrl-C ends everything within 2 s, a second one at once. At SIGTERM or SIGHUP, as at the end of an allocation, each
-    worker's CMD gets SIGTERM and has the time of --grace to save; servers and scheduler go on until all workers have
-    ended. SIGUSR1, SIGUSR2 and SIGQUIT are handed to each worker's CMD, as for sbatch --signal=B:USR1@90. A shell
-    script in the place of CMD has to exec its program, which else does not get the signal.
+    [bold]Signals[/bold]
+    Ctrl-C ends everything within 2 s; a second Ctrl-C ends it at once. On SIGTERM or SIGHUP, each worker gets SIGTERM
+    and the time of --grace to save. Servers and scheduler run until all workers have ended. SIGUSR1, SIGUSR2 and
+    SIGQUIT are passed on to each worker, as sbatch --signal=B:USR1@90 needs. If CMD is a shell script, it must exec
+    its program, or the program does not receive the signal.
 
-    On other hosts a job has the variables of --env, those of gradwire, MXNet and BytePS, of Python and of thread
-    libraries, and PATH. Workers fill the slots of -H in order; servers take the hosts that are left, or else share
-    those of workers. Under mpi, slurm, sge, yarn and kubernetes, servers are started only if -s asks for them; slurm
-    needs no -H, and is best run inside an allocation (salloc, sbatch).
+    [bold]Other hosts[/bold]
+    Workers fill the slots of -H in order. Servers take the remaining hosts, or share those of workers. Processes get
+    PATH, the variables of --env, and those of gradwire, MXNet, BytePS, Python and thread libraries. slurm needs no
+    -H; run it inside an allocation (salloc or sbatch).
+    sge, yarn and kubernetes choose the machines and cannot be combined with -H. sge starts array jobs, one of workers
+    and one of servers, on machines that share this folder. yarn starts services on machines that share this folder,
+    have python3 and can reach this machine. kubernetes starts Jobs whose pods run --image; --dry-run prints them for
+    kubectl create -f.
 
-    sge, yarn and kubernetes choose machines themselves and take no -H. sge: array jobs, one of the workers and one of
-    the servers, on machines that share this folder. yarn: services, likewise; nodes have python3, and reach this
-    machine. kubernetes: Jobs, whose pods are all of --image; --dry-run prints them for kubectl create -f.
+    [bold]Faults[/bold]
+    --faults takes items separated by commas. Each node applies them to the data frames that it sends.
+      drop=1%, duplicate=1%, reorder=1%    share of frames; corrupt=1% flips a bit
+      delay=5ms@10%                        delay that share of frames
+      slow=worker:2@10mbit+5ms             limit that node's rate, and add latency
+      partition=worker:1+worker:2|server:0@10s+2s
+                                           cut the groups off from each other, 10 s after they joined, for 2 s
+      kill=worker:1@push:100               kill it at the 100th push that it sends or receives
+      seed=7                               which frames are chosen; worker:* means all workers
+    Events of kill are start, init, push, reply, pull, checkpoint, letter and leave. Workers also have barrier; the
+    scheduler has start, barrier, heartbeat and leave. A replacement of a killed worker is not killed again. Results
+    have the bits of a run without faults. Each process reports at its end how many frames it disturbed.
 
-    --faults takes items with commas between them. Shares of the data frames that each node sends: drop=1%,
-    duplicate=1%, reorder=1%, corrupt=1% (a bit is flipped), delay=5ms@10%. slow=worker:2@10mbit+5ms: that node sends
-    no faster, and that much later. partition=worker:1+worker:2|server:0@10s+2s: those two groups do not hear each
-    other, from 10 s after they have joined, for 2 s. kill=worker:1@push:100: it kills itself at the 100th push that it
-    sends or hears, and who is started in its place does not; events are start, init, push, reply, pull, checkpoint,
-    letter and leave, of workers also barrier, of the scheduler start, barrier, heartbeat and leave. Who is to be killed
-    and is not says so at its end. worker:* is all workers.
-    seed=7 chooses which frames. Results stay what they are without faults, bit for bit; each process says at its end
-    what it has done to how many frames.
-
-    Flags of MXNet's launch.py and of horovodrun are accepted where they have a meaning here. The pages from_mxnet.md and
-    from_horovod.md in python/docs/howto list each of them.
+    The options of MXNet's launch.py and of horovodrun are accepted where they have a meaning here. The migration
+    guides list them.
 
     [bold]Examples[/bold]
-
-      gradwire run -n 2 -s 2 python train.py --lr 0.1
-
-      gradwire run -n 4 --env GRADWIRE_COMPRESSION=2bit:threshold=auto -- python -u train.py
-
+      gradwire run -n 2 python train.py --lr 0.1
+      gradwire run -n 4 --compression 2bit:threshold=auto python -u train.py
       gradwire run -n 4 -s 2 --launcher ssh -H node1:2,node2:2 --sync-dst-dir job python train.py
-
       gradwire run -n 2 --debug 0 python train.py     (with a breakpoint() in worker 0)
-
       salloc -n 4 gradwire run -n 4 --launcher slurm python train.py
-
       gradwire run -n 4 -s 2 --launcher sge --queue gpu.q python train.py
-
       gradwire run -n 4 -s 2 --launcher kubernetes --image registry/train:1 --memory 8GB python train.py
-
       gradwire run -n 2 -s 2 --timeline out.json python train.py && gradwire timeline out.json
-
-      gradwire run -n 2 -s 2 --faults seed=7,drop=1%,corrupt=1% --env GRADWIRE_RETRY_TIMEOUT=100ms python train.py
-
+      gradwire run -n 2 -s 2 --faults seed=7,drop=1% --env GRADWIRE_RETRY_TIMEOUT=100ms python train.py
       gradwire run -n 4 --on-failure continue --min-workers 2 --restarts 3 python train.py
     """
     raise typer.Exit(_run(RunOptions(**locals())))

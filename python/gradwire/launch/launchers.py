@@ -147,29 +147,27 @@ def _require_options_of(request: Request) -> None:
     row = find(launcher)
     if request.queue is not None and not row.has_queue:
         ours = _names(lambda row: row.has_queue)
-        raise ValueError(
-            f"run: --queue {request.queue} goes with --launcher {ours}; {launcher} has no queues"
-        )
+        raise ValueError(f"run: --queue {request.queue} needs --launcher {ours}; {launcher} has no queues")
     for option, size in (("--cores", request.cores), ("--memory", request.memory)):
         if size is not None and not row.has_sizes:
             raise ValueError(
-                f"run: {option} goes with --launcher {_names(lambda row: row.has_sizes)}; {launcher} is not told how "
+                f"run: {option} needs --launcher {_names(lambda row: row.has_sizes)}; {launcher} is not told how "
                 "much of a machine a process takes: leave it out"
             )
     if request.stdin_rank is not None and launcher != "local":
         raise ValueError(
-            f"run: --stdin {request.stdin_rank} or --debug {request.stdin_rank} goes with --launcher local; workers of "
+            f"run: --stdin {request.stdin_rank} or --debug {request.stdin_rank} needs --launcher local; workers of "
             f"{launcher} run where nobody can hand them this stdin: leave it out"
         )
     if request.memory is not None and request.memory < _LEAST_MEMORY:
         raise ValueError(f"run: --memory {request.memory} bytes: expected 1MiB or more, such as 4GB")
     for option, given in (("--image", request.image), ("--namespace", request.namespace)):
         if given is not None and launcher != "kubernetes":
-            raise ValueError(f"run: {option} {given} goes with --launcher kubernetes; leave it out")
+            raise ValueError(f"run: {option} {given} needs --launcher kubernetes; leave it out")
     if request.ssh != ("ssh",) and not row.over_ssh:
         ours = _names(lambda row: row.over_ssh)
         raise ValueError(
-            f"run: {shlex.join(request.ssh)!r} (--ssh, with -p and -i) goes with --launcher {ours}; {launcher} "
+            f"run: {shlex.join(request.ssh)!r} (--ssh, with -p and -i) needs --launcher {ours}; {launcher} "
             "connects to no host by it: leave it out"
         )
     if row.picks_hosts:
@@ -185,7 +183,7 @@ def _require_no_known_machines(request: Request) -> None:
         )
     if request.copy_to is not None:
         raise ValueError(
-            f"run: --sync-dst-dir {request.copy_to} goes with --launcher ssh or mpi; machines of {launcher} are chosen "
+            f"run: --sync-dst-dir {request.copy_to} needs --launcher ssh or mpi; machines of {launcher} are chosen "
             "after the job is submitted: put the files where all of them find them"
         )
     if {**os.environ, **request.env}.get("GRADWIRE_PLACEMENT", "off") != "off":
@@ -233,7 +231,7 @@ def manifest(request: Request) -> str:
 
 def _run_here(request: Request, output: Callable[[Line], None], report: Callable[[str], None]) -> JobResult:
     if request.copy_to is not None:
-        raise ValueError("run: --sync-dst-dir goes with --launcher ssh or mpi; local runs where you are")
+        raise ValueError("run: --sync-dst-dir needs --launcher ssh or mpi; local runs where you are")
     if request.hosts is not None:
         for row in request.host_rows():
             if not is_this_machine(row.name):
@@ -386,7 +384,7 @@ def _run_by_slurm(
 ) -> JobResult:
     if request.copy_to is not None:
         raise ValueError(
-            "run: --sync-dst-dir goes with --launcher ssh or mpi; nodes of Slurm share a file system, or have sbcast"
+            "run: --sync-dst-dir needs --launcher ssh or mpi; nodes of Slurm share a file system, or have sbcast"
         )
     rows = [] if request.hosts is None else request.host_rows()
     names = [row.name for row in rows] or slurm_launch.nodes()

@@ -14,12 +14,14 @@ import typer
 
 from gradwire.netlab import remains
 from gradwire.netlab.lab import NetHost, NetLab, NetLabUnavailable
+from gradwire.terminal.help_page import Group
 
 app = typer.Typer(
     name="netlab",
-    no_args_is_help=True,
+    cls=Group,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Hosts as network namespaces on one bridge, with links of a given rate. Needs root.",
+    help="Make virtual hosts: network namespaces on one bridge, with links of a given rate. Needs root.",
 )
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write a JSON record to FILE; - is stdout.")

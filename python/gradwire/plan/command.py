@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from gradwire import codec_listing
 from gradwire.terminal.json_option import JsonOption, check_output, write_json
 
 if TYPE_CHECKING:
@@ -23,31 +24,99 @@ if TYPE_CHECKING:
 _LATENCY = "50us"
 _MOST_NODES = 65_536  # minutes of simulating
 _MOST_THREADS = 1_024
+_ASK_FOR_TIME = ", as published (--step-time gives yours)"
+# What --help shows together.
+_MODEL = "Model"
+_SWEEP = "Sweep"
+_DETAILS = "Costs and threads"
+
+
+def _models(incomplete: str) -> list[str]:
+    """Lists the known models that begin so, for shell completion."""
+    from gradwire.plan.layer_profile import KNOWN
+
+    return [name for name in KNOWN if name.startswith(incomplete)]
 
 
 def plan(
     context: typer.Context,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CMD...]", help="A training job to profile here, in place of --model."),
+        typer.Argument(
+            metavar="[CMD...]",
+            help="Training script to profile on this machine, in place of --model. Default: none.",
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="vgg16, resnet50, bert_large, or a profile's JSON file.")
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="vgg16, resnet50, bert_large, or the file of a profile. Default: the profile of CMD.",
+            rich_help_panel=_MODEL,
+            autocompletion=_models,
+        ),
     ] = None,
-    workers: Annotated[int, typer.Option("-n", "--num-workers", min=1, max=_MOST_NODES, help="Workers.")] = 8,
+    step_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Compute time of one of your training steps on one worker, such as 90ms. The times of all layers are "
+            "scaled to it. Needs --model. Default: the time in the profile.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    copies: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=_MOST_THREADS,
+            help="Run N copies of CMD at once while it is profiled: as many workers as will share a machine. "
+            "Default: 1.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = 1,
+    profile_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            metavar="FILE",
+            help="Write the profile of CMD to FILE, for --model. Default: it is not kept.",
+            callback=check_output,
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "-n", "--num-workers", metavar="N", min=1, max=_MOST_NODES, help="Number of workers. Default: 8."
+        ),
+    ] = 8,
     servers: Annotated[
         int | None,
-        typer.Option("-s", "--num-servers", min=1, max=_MOST_NODES, help="Servers. Unset: several numbers."),
+        typer.Option(
+            "-s",
+            "--num-servers",
+            metavar="N",
+            min=1,
+            max=_MOST_NODES,
+            help="Number of servers. Default: several numbers are tried.",
+        ),
     ] = None,
-    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Of each host's link.")] = "10gbit",
-    latency: Annotated[str, typer.Option(metavar="TIME", help="From host to host.")] = _LATENCY,
+    bandwidth: Annotated[
+        str, typer.Option(metavar="RATE", help="Rate of each host's link, such as 1gbit. Default: 10gbit.")
+    ] = "10gbit",
+    latency: Annotated[
+        str, typer.Option(metavar="TIME", help=f"One-way latency between hosts. Default: {_LATENCY}.")
+    ] = _LATENCY,
     codecs: Annotated[
         list[str] | None,
         typer.Option(
             "--codec",
-            metavar="SPEC",
-            help="Any codec's name (its own parameters: topk is 1 %), or 2bit:reply=2bit; repeatable. Unset: none, "
-            "fp16, int8, 2bit, 2bit:reply=2bit.",
+            metavar="CODEC",
+            help="Codec to try: the name of a codec, or 2bit:reply=2bit. Repeatable. `gradwire codecs` lists all. "
+            "Default: none, fp16, int8, 2bit, 2bit:reply=2bit.",
+            autocompletion=codec_listing.names,
         ),
     ] = None,
     placements: Annotated[
@@ -55,92 +124,124 @@ def plan(
         typer.Option(
             "--placement",
             metavar="PLACE",
-            help="servers, peers, beside (servers on workers' hosts) or ring (the store allreduce_mpi: in order and "
-            "drained, of none, fp16 and bf16); repeatable. Unset: servers, peers.",
+            help="Placement to try. servers: on hosts of their own. beside: servers on the workers' hosts. peers: "
+            "workers sum. ring: the store allreduce_mpi, for none, fp16 and bf16. Repeatable. Default: servers, peers.",
         ),
     ] = None,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Forward waits for all sums (no overlap_step).")
+        bool,
+        typer.Option(
+            "--drain",
+            help="The forward pass waits for all sums, as without overlap_step. Default: it waits layer by layer.",
+            rich_help_panel=_DETAILS,
+        ),
     ] = False,
-    codec_threads: Annotated[int, typer.Option(min=1, max=_MOST_THREADS, help="Of a worker.")] = 1,
-    server_threads: Annotated[int, typer.Option(min=1, max=_MOST_THREADS, help="Of a server.")] = 1,
+    codec_threads: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=_MOST_THREADS,
+            help="Threads of a worker that encode and decode. Default: 1.",
+            rich_help_panel=_DETAILS,
+        ),
+    ] = 1,
+    server_threads: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=_MOST_THREADS,
+            help="Threads of a server that sum. Default: 1.",
+            rich_help_panel=_DETAILS,
+        ),
+    ] = 1,
     sweep: Annotated[
         Literal["bandwidth", "workers"] | None,
-        typer.Option(help="Predict over 50mbit to 100gbit, or over 2 to 4096 workers."),
+        typer.Option(
+            help="bandwidth: predict over 50mbit to 100gbit. workers: predict over 2 to 4096 workers. Default: one "
+            "prediction.",
+            rich_help_panel=_SWEEP,
+        ),
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A chart of --sweep.", callback=check_output)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw a chart of --sweep to FILE. Default: no chart.",
+            callback=check_output,
+            rich_help_panel=_SWEEP,
+        ),
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Costs of codecs. Unset: those that come with gradwire."),
+        typer.Option(
+            metavar="FILE",
+            help="Costs of codecs, as --calibrate writes them. Default: those that come with gradwire.",
+            rich_help_panel=_DETAILS,
+        ),
     ] = None,
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Measure this machine (minutes), write FILE, and end.", callback=check_output
+            metavar="FILE",
+            help="Measure the costs of codecs on this machine, write them to FILE, and exit. Takes minutes. "
+            "Default: predict.",
+            callback=check_output,
+            rich_help_panel=_DETAILS,
         ),
     ] = None,
     codec_speeds: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="With --calibrate: codecs from this record of `gradwire bench codec --json`."
+            metavar="FILE",
+            help="Take codec speeds from a record of `gradwire bench codec --json FILE`. Needs --calibrate. Default: "
+            "measure them.",
+            rich_help_panel=_DETAILS,
         ),
     ] = None,
-    copies: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=_MOST_THREADS,
-            help="Copies of CMD to time at once: as many workers as will share a machine.",
-        ),
-    ] = 1,
     netlab: Annotated[
         bool,
         typer.Option(
             "--netlab",
-            help="The hosts are netlab's, as of `gradwire ab --bandwidth`: all on this machine, whose cores servers "
-            "share, too, with a queue of 20 ms before each link. Needs --copies of all workers.",
+            help="Predict for virtual hosts on this machine, as `gradwire ab --bandwidth` makes them. They share its "
+            "cores, and each link has a queue of 20 ms. Needs --copies of all workers. Default: real hosts.",
+            rich_help_panel=_DETAILS,
         ),
     ] = False,
-    profile_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--profile", metavar="FILE", help="Keep the profile of CMD there.", callback=check_output
-        ),
-    ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Predict how a job scales, and say which codec, placement, servers and partition to take, or not to compress.
+    """Predict how a job scales, and recommend a codec, a placement and settings, or no compression.
 
-    Nothing is sent: steps are simulated with the store's own decisions, layer by layer. What codecs cost was measured;
-    --calibrate does so here. All workers are taken to be alike. Compute, codecs and sums share the cores of the machine
-    that a command was profiled on; a --model without such a machine has a core for every thread. Measured steps are
-    often longer than predicted, so each prediction has an interval: from the fast steps of the profile, to its slow
-    steps, with codecs, sums and messages at twice their cost and a link that carries nine tenths. "sent" is what
-    leaves a worker's host in a step: its pushes, and the replies of a server on it. Ctrl-C during --sweep leaves
-    what was predicted until then.
+    Nothing is sent. Steps are simulated layer by layer, with the scheduling decisions of the store. The costs of codecs
+    were measured; --calibrate measures them here. All workers are assumed to be alike.
 
-    With CMD, it is run on this machine until it has taken 30 steps of its optimizer, and ended. Its layers are timed
-    (PyTorch). It is alone meanwhile, whatever store it asks for, and its gradients are not encoded: CMD is the command
-    of a worker, without `gradwire run`. Where several workers will share a machine, --copies times as many at once. A
-    warning says when steps varied so much that they have to be measured again.
+    [bold]Model or CMD[/bold]
+    The compute times of a known --model are published ones: give your own with --step-time. A CMD is run on this
+    machine until it has taken 30 steps of its optimizer, and its layers are timed (PyTorch). CMD is the command of
+    one worker, without `gradwire run`. It runs alone, and its gradients are not encoded. A warning says if steps varied
+    too much to predict from.
+
+    [bold]Results[/bold]
+    "efficiency" is compute time over step time. "bound" is the efficiency that no schedule of these bytes can beat.
+    "interval" is the range of the step: from the fast steps of the profile, to its slow steps with codecs, sums and
+    messages at twice their cost and a link at nine tenths of its rate. Measured steps are often longer than predicted.
+    "exposed" is the time in which a worker waits for sums. "sent" is what leaves a worker's host in a step.
+    Compute, codecs and sums share the cores of the machine that CMD was profiled on. A --model without such a
+    machine has a core for every thread. Ctrl-C during --sweep keeps what was predicted until then.
 
     [bold]Examples[/bold]
-
+      gradwire plan --model resnet50 --step-time 90ms -n 8 --bandwidth 10gbit
       gradwire plan --model vgg16 -n 8 -s 2 --bandwidth 10gbit
-
       gradwire plan --model bert_large -n 16 --bandwidth 1gbit --sweep bandwidth --svg bert.svg
-
       gradwire plan -n 4 --bandwidth 1gbit -- python train.py
-
       gradwire plan -n 8 --copies 2 --bandwidth 1gbit -- python train.py
     """
     from rich.console import Console
 
     from gradwire.launch.console import say
     from gradwire.plan import calibration as calibrations
-    from gradwire.plan import planner, simulation
+    from gradwire.plan import layer_profile, planner, simulation
     from gradwire.settings.units import parse_duration, parse_rate
 
     if calibrate is not None:
@@ -148,21 +249,28 @@ def plan(
         calibrate.write_text(calibrations.measure(say, codec_speeds).text(), encoding="utf-8")
         return
     if codec_speeds is not None:
-        raise ValueError("plan: --codec-speeds goes with --calibrate")
+        raise ValueError("plan: --codec-speeds needs --calibrate")
     if svg is not None and sweep is None:
         raise ValueError("plan: --svg draws a sweep: give --sweep bandwidth or --sweep workers")
     if copies > 1 and model is not None:
         raise ValueError(f"plan: --copies {copies} times copies of a command: give one in place of --model")
     if profile_file is not None and model is not None:
         raise ValueError("plan: --profile keeps the profile of a command: give one in place of --model")
+    if step_time is not None and model is None:
+        raise ValueError(
+            f"plan: --step-time {step_time} needs --model: a command is profiled here, and has its own step time"
+        )
+    seconds = None if step_time is None else parse_duration(step_time)
+    if seconds is not None and seconds <= 0:
+        raise ValueError(f"plan: --step-time {step_time}: expected a time above 0, such as 90ms")
     places = tuple(simulation.placement_of(text) for text in placements or ("peers", "servers"))
     if servers is not None and not {"servers", "beside"} & set(places):
         raise ValueError(
-            f"plan: -s {servers} goes with --placement servers or beside: each peer is one, and a ring has none"
+            f"plan: -s {servers} needs --placement servers or beside: each peer is one, and a ring has none"
         )
     if server_threads > 1 and set(places) == {"ring"}:
         raise ValueError(
-            f"plan: --server-threads {server_threads} goes with servers and peers: a ring has neither"
+            f"plan: --server-threads {server_threads} needs --placement servers, beside or peers: a ring has neither"
         )
     if netlab and model is None and copies != workers:
         raise ValueError(
@@ -181,12 +289,13 @@ def plan(
             per_layer=not drain, codec_threads=codec_threads, server_threads=server_threads
         ),
         netlab=netlab,
-        profile=_profile(model, command or [], copies, profile_file),  # last: it may take minutes
+        profile=_profile(model, seconds, command or [], copies, profile_file),  # last: it may take minutes
     )
     if netlab:
         _require_one_machine(question)
     found = planner.answer(question, costs)
-    _show(found, question, console)
+    is_known = model in layer_profile.KNOWN and step_time is None
+    _show(found, question, console, _ASK_FOR_TIME if is_known else "")
     record = found.record()
     interrupted = False
     if sweep is not None:
@@ -224,7 +333,10 @@ def _require_one_machine(question: Question) -> None:
         )
 
 
-def _profile(model: str | None, command: Sequence[str], copies: int, keep: Path | None) -> Profile:
+def _profile(
+    model: str | None, step_seconds: float | None, command: Sequence[str], copies: int, keep: Path | None
+) -> Profile:
+    """step_seconds: of compute, to which a model's times are scaled; None: as its profile has them."""
     from gradwire.launch.console import say
     from gradwire.launch.job import require_program
     from gradwire.plan import layer_profile, step_profile
@@ -233,7 +345,8 @@ def _profile(model: str | None, command: Sequence[str], copies: int, keep: Path 
         known = ", ".join(layer_profile.KNOWN)
         raise ValueError(f"plan: expected either --model ({known}, or a file) or a command to profile")
     if model is not None:
-        return layer_profile.find(model)
+        found = layer_profile.find(model)
+        return found if step_seconds is None else found.scaled(step_seconds / found.compute_seconds)
     require_program("plan", command)
     at_once = f", {copies} copies at once" if copies > 1 else ""
     say(f"profiling {shlex.join(command)}: {step_profile.STEPS} steps{at_once}")
@@ -243,15 +356,17 @@ def _profile(model: str | None, command: Sequence[str], copies: int, keep: Path 
     return profile
 
 
-def _show(found: Answer, question: Question, console: Console) -> None:
+def _show(found: Answer, question: Question, console: Console, of_a_model: str) -> None:
+    """of_a_model: what is to be said of the compute time of a model that comes with gradwire."""
     from gradwire.settings.units import format_bytes, format_duration
     from gradwire.terminal.wide_table import print_table
 
     profile = question.profile
     console.print(
         f"{profile.name}: {len(profile.layers)} layers, {format_bytes(4 * profile.elements)} of gradients, "
-        f"{format_duration(profile.compute_seconds)} of compute a step",
+        f"{format_duration(profile.compute_seconds)} of compute a step{of_a_model}",
         highlight=False,
+        soft_wrap=True,
     )
     if profile.warning is not None:
         console.print(f"WARNING: {profile.warning}", style="bold yellow", highlight=False)
@@ -282,16 +397,13 @@ def _table(rows: Sequence[Prediction], best: Prediction | None) -> Table:
         table.add_column(
             name,
             justify="left" if left else "right",
-            no_wrap=not left,
-            overflow="fold",
-            min_width=_NARROWEST_WORDS if left else None,
+            no_wrap=True,
         )
     for row, texts in zip(rows, cells, strict=True):
         table.add_row(*(texts[name] for name in varied), style="bold" if row is best else None)
     return table
 
 
-_NARROWEST_WORDS = 7  # of "2bit:reply=2bit", "servers: 4"
 _ALWAYS = ("codec", "effi-\nciency", "bound", "step", "interval", "exposed", "sent", "link\nbusy")
 
 

@@ -129,7 +129,7 @@ def _require_that_it_can_go_on(name: str, values: settings.Settings) -> None:
         instead = "start it with `gradwire run --on-failure continue`, which has a scheduler of its own"
     if why:
         raise ValueError(
-            f"kv.create({name!r}): on_failure=continue does not go with it, since {why}; {instead}"
+            f"kv.create({name!r}): on_failure=continue cannot be combined with this store: {why}; {instead}"
         )
 
 
@@ -265,8 +265,8 @@ def _join_servers(values: settings.Settings, name: str, **options: Any) -> _core
 def _join_servers_at_once(values: settings.Settings, name: str) -> _core.Engine:
     if values.hierarchy != "off":
         raise ValueError(
-            f"kv.create({name!r}): GRADWIRE_HIERARCHY={values.hierarchy} does not go with it, since each worker's push "
-            "is applied by itself; leave GRADWIRE_HIERARCHY out, or use the store 'dist_sync'"
+            f"kv.create({name!r}): GRADWIRE_HIERARCHY={values.hierarchy} cannot be combined with this store: each "
+            "worker's push is applied by itself; leave GRADWIRE_HIERARCHY out, or use the store 'dist_sync'"
         )
     return _join_servers(values, name, staleness_bound=values.staleness_bound)
 
@@ -335,15 +335,15 @@ def _cure_of(meeting: Meeting) -> Iterator[None]:
 def _refuse_hierarchy(values: settings.Settings, name: str, library: str, instead: str) -> None:
     if values.hierarchy != "off":
         raise ValueError(
-            f"kv.create({name!r}): GRADWIRE_HIERARCHY={values.hierarchy} does not go with it, since {library} sums "
-            f"what every rank gives; use the store {instead!r}, or leave GRADWIRE_HIERARCHY out"
+            f"kv.create({name!r}): GRADWIRE_HIERARCHY={values.hierarchy} cannot be combined with this store: {library} "
+            f"sums what every rank gives; use the store {instead!r}, or leave GRADWIRE_HIERARCHY out"
         )
 
 
 def _refuse_encryption(values: settings.Settings, name: str, library: str, instead: str) -> None:
     if values.encrypt == "on":
         raise ValueError(
-            f"kv.create({name!r}): GRADWIRE_ENCRYPT=on does not go with it, since {library} carries what ranks "
+            f"kv.create({name!r}): GRADWIRE_ENCRYPT=on cannot be combined with this store: {library} carries what ranks "
             f"exchange and does not encrypt it; use the store {instead!r}, or leave GRADWIRE_ENCRYPT out"
         )
 
@@ -351,8 +351,8 @@ def _refuse_encryption(values: settings.Settings, name: str, library: str, inste
 def _refuse_faults(values: settings.Settings, name: str, library: str, instead: str) -> None:
     if values.faults is not None:
         raise ValueError(
-            f"kv.create({name!r}): GRADWIRE_FAULTS={values.faults} does not go with it, since {library} moves the "
-            f"gradients; use the store {instead!r}, or leave GRADWIRE_FAULTS out"
+            f"kv.create({name!r}): GRADWIRE_FAULTS={values.faults} cannot be combined with this store: {library} moves "
+            f"the gradients; use the store {instead!r}, or leave GRADWIRE_FAULTS out"
         )
 
 

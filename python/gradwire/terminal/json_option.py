@@ -1,5 +1,4 @@
-"""The option --json of every command that leaves a record: where it goes, and how it is written there. Other files that
-commands write are looked at alike."""
+"""The option --json of every command that writes a record. Output files are checked before the work begins."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_output(file: Path | None) -> Path | None:
-    """Looks whether the file can be written, before hours of work end in a record that has no place."""
+    """Checks that the file can be written, before hours of work end in a record that cannot be."""
     if file is None:
         return None
     if file.is_dir():
@@ -44,8 +43,8 @@ def check_output(file: Path | None) -> Path | None:
 
 
 def check_report(folder: Path | None) -> Path | None:
-    """Looks whether files can be written in a folder, before hours of work end in none. A folder that is not there is
-    made for that and removed again: a command that is refused later leaves none behind."""
+    """Checks that files can be written in a folder, before hours of work end without a report. A folder that does not
+    exist is made and removed again, so that a command that is refused later leaves none behind."""
     if folder is None:
         return None
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -81,7 +80,10 @@ def _check_new_file(file: str | None) -> str | None:
 JsonOption = Annotated[
     str | None,
     typer.Option(
-        "--json", metavar="FILE", help="Write a JSON record to FILE; - is stdout.", callback=_check_file
+        "--json",
+        metavar="FILE",
+        help="Write a JSON record to FILE. With -, stdout gets the record and nothing else. Default: no record.",
+        callback=_check_file,
     ),
 ]
 # Of a command whose record is a secret.
@@ -90,7 +92,8 @@ SecretJsonOption = Annotated[
     typer.Option(
         "--json",
         metavar="FILE",
-        help="Write a JSON record to FILE, a new one, which only you can read; - is stdout.",
+        help="Write a JSON record to FILE, which must be new and only you can read. With -, stdout gets the record "
+        "and nothing else. Default: no record.",
         callback=_check_new_file,
     ),
 ]

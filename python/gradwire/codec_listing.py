@@ -1,0 +1,150 @@
+"""`gradwire codecs`: every codec with its parameters, and the grammar of a codec spec."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gradwire.terminal.json_option import write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_ELEMENTS = 1 << 20  # in which headers and scales weigh what they do in a partition
+_GRAMMAR = (
+    ("CODEC", "2bit", "a codec with its defaults"),
+    ("CODEC:NAME=VALUE,...", "2bit:threshold=0.5", "with parameters of its own"),
+    (
+        "...,reply=REPLY",
+        "2bit:threshold=auto,reply=2bit",
+        "how servers send sums back: exact, fp32 or the codec",
+    ),
+    ("...,weights=FORMAT", "2bit:weights=delta:2bit", "how servers with an optimizer send weights"),
+    ("auto:budget=BUDGET", "auto:budget=0.3 points", "gradwire.torch chooses a codec for each parameter"),
+)
+
+
+def names(incomplete: str = "") -> list[str]:
+    """Lists the codecs that begin so, for shell completion: none where the compiled part cannot be loaded."""
+    try:
+        from gradwire import compress
+    except ImportError:
+        return []
+    return [name for name in (*compress.list(), "auto") if name.startswith(incomplete)]
+
+
+def records() -> list[dict[str, Any]]:
+    """Describes every codec: name, summary, parameters (name, default, help), bits an element that a worker sends under
+    the defaults, whether it loses information, and whether servers can send the exact sum."""
+    from gradwire import _core
+
+    return [
+        {
+            "codec": row["name"],
+            "summary": row["summary"],
+            "bits_per_element": bits_per_element(row["name"]),
+            "lossy": row["lossy"],
+            "exact_reply": row["exact_reply"],
+            "parameters": row["parameters"],
+        }
+        for row in _core.codecs()
+    ]
+
+
+def bits_per_element(spec: str) -> float:
+    """Returns the bits of a payload over the elements of its gradient, once scales are agreed on."""
+    import numpy as np
+
+    from gradwire import compress
+
+    compression = compress.Compression.parse(spec)
+    codec = compress.make(compression.spec)
+    gradient = np.random.default_rng(0).standard_normal(_ELEMENTS, dtype=np.float32)
+    payload, scales = codec.encode(gradient), None
+    if codec.agrees_scales:  # the first payload is dense
+        reply = codec.encode_reply([payload], _ELEMENTS, reply=compression.reply)
+        scales = codec.decode_reply(reply, 1, _ELEMENTS, reply=compression.reply)[1]
+        payload = codec.encode(gradient, scales=scales)
+    return 8 * payload.size / _ELEMENTS
+
+
+def list_codecs(codec: str | None, json_file: str | None, console: Console) -> None:
+    """Shows all codecs and the grammar of a spec, or one codec with what its parameters mean; writes the record.
+
+    Raises: ValueError: there is no such codec; names the nearest.
+    """
+    if codec is not None:
+        from gradwire import compress
+
+        compress.make(codec)  # its error names the nearest
+    found = [row for row in records() if codec in (None, row["codec"])]
+    if json_file != "-":
+        if codec is None:
+            _show(found, console)
+        else:
+            _explain(found[0], console)
+    write_json(found, json_file)
+
+
+def _explain(row: dict[str, Any], console: Console) -> None:
+    from rich.table import Table
+
+    console.print(f"[bold]{row['codec']}[/bold]: {row['summary']}", highlight=False)
+    exact = (
+        "the exact sum"
+        if row["exact_reply"]
+        else "no exact sum of lossy payloads"
+        if row["lossy"]
+        else "the sum"
+    )
+    console.print(
+        f"{row['bits_per_element']:.3g} bits an element; servers can send {exact}.", highlight=False
+    )
+    if not row["parameters"]:
+        console.print("It has no parameters.")
+        return
+    table = Table.grid(padding=(0, 2))
+    for parameter in row["parameters"]:
+        table.add_row(f"  {parameter['name']}={parameter['default']}", parameter["help"])
+    console.print("\n[bold]Parameters, with their defaults[/bold]")
+    console.print(table, highlight=False)
+
+
+def _show(found: list[dict[str, Any]], console: Console) -> None:
+    from rich.table import Table
+
+    from gradwire.terminal.wide_table import print_table
+
+    print_table(_table(found), console)
+    grammar = Table.grid(padding=(0, 2))
+    for form, example, meaning in _GRAMMAR:
+        grammar.add_row(f"  {form}", example, meaning)
+    console.print("\n[bold]How to write a codec[/bold]")
+    console.print(grammar, highlight=False)
+    console.print(
+        "\nGive it to gradwire.torch (compression=, codec=), kv.set_gradient_compression(), --arm, --codec, "
+        "--compression or GRADWIRE_COMPRESSION.",
+        highlight=False,
+    )
+
+
+def _table(found: list[dict[str, Any]]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("codec", no_wrap=True)
+    table.add_column("bits an\nelement", justify="right", no_wrap=True)
+    table.add_column("exact\nsums", no_wrap=True)
+    table.add_column("parameters and defaults", min_width=28)
+    table.add_column("what it is", min_width=24)
+    for row in found:
+        parameters = ", ".join(f"{p['name']}={p['default']}" for p in row["parameters"])
+        table.add_row(
+            row["codec"],
+            f"{row['bits_per_element']:.3g}",
+            "yes" if row["exact_reply"] or not row["lossy"] else "no",
+            parameters or "-",
+            row["summary"],
+        )
+    return table
