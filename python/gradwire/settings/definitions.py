@@ -1,8 +1,8 @@
-"""Every setting read from the environment: one GRADWIRE_* name each, and the aliases it answers to.
+"""Every setting that is read from the environment: one GRADWIRE_* name each, and its aliases.
 
-What the environment does not say may stand in a file that GRADWIRE_SETTINGS names (file.py). `read()` gives a
-typed `Settings`; `resolve()` gives every value with where it came from, faults included, for `gradwire doctor`;
-`unknown_variables()` finds misspelt GRADWIRE_* names. Nothing below python/ reads the environment: values are handed
+A setting that the environment does not give may stand in the file that GRADWIRE_SETTINGS names (file.py). `read()`
+returns typed `Settings`. `resolve()` returns every value with its origin, errors included, for `gradwire doctor`.
+`unknown_variables()` finds misspelt GRADWIRE_* names. Nothing below python/ reads the environment: values are passed
 down as arguments.
 
 To add a setting, add one field to `Settings`.
@@ -39,10 +39,12 @@ _MOST_RANKS = 2**31 - 1  # it numbers ranks in 32 bits
 
 @dataclass(frozen=True)
 class Alias:
-    """Another name, or several read together, from which a setting may come.
+    """Another variable, or several read together, that may give a setting.
 
-    `translate` turns the variables' texts into what the GRADWIRE_ variable would have held; None: not given.
-    `unless`: a variable of a launcher inside this one, which is then not the one that counts.
+    Attributes:
+        translate: turns the variables' texts into the text of the GRADWIRE_ variable; None: not given.
+        unless: a variable of another launcher. If it is set, that launcher started the process, and this alias is
+            ignored.
     """
 
     variables: tuple[str, ...]
@@ -53,7 +55,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Definition:
-    """What a setting is, apart from its value."""
+    """A setting without its value."""
 
     name: str
     parse: Callable[[str], Any]
@@ -68,7 +70,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Resolved:
-    """One setting's value here and now, and the variable or file it came from ("default" where none gave it)."""
+    """A setting's value in this process, and the variable or file that gave it ("default" if none did)."""
 
     definition: Definition
     value: Any
@@ -119,7 +121,7 @@ def _positive(parse: Callable[[str], Any], least: str) -> Callable[[str], Any]:
 
 
 def _first(text: str, *others: str) -> str:
-    """Of variables that count only together."""
+    """Translates variables that count only if all of them are set."""
     return text
 
 
@@ -136,12 +138,15 @@ class Settings:
     """Typed values. Durations are seconds, sizes are bytes."""
 
     role: Role = _setting(  # noqa: RUF009 (it makes a dataclasses.field)
-        _one_of("worker", "server", "scheduler"), "worker", "what this process is in the job", "DMLC_ROLE"
+        _one_of("worker", "server", "scheduler"),
+        "worker",
+        "role of this process in the job: worker, server or scheduler",
+        "DMLC_ROLE",
     )
     rank: int | None = _setting(
         _integer(0, most=_MOST_RANKS),
         None,
-        "number of this process among those of its role, from 0; unset: by order of arrival",
+        "rank of this process among those of its role, from 0. Default: the order of arrival",
         "DMLC_RANK",
         Alias(("DMLC_WORKER_ID",), roles=("worker",)),
         Alias(("DMLC_SERVER_ID",), roles=("server",)),
@@ -153,26 +158,28 @@ class Settings:
     num_workers: int = _setting(
         _integer(1, most=_MOST_RANKS),
         1,
-        "workers in the job",
+        "number of workers in the job",
         "DMLC_NUM_WORKER",
         Alias(("WORLD_SIZE", "RANK"), _first, roles=("worker",)),
         Alias(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), _first, roles=("worker",)),
         Alias(("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID"), _first, roles=("worker",)),
     )
-    num_servers: int = _setting(_integer(0, most=_MOST_RANKS), 0, "servers in the job", "DMLC_NUM_SERVER")
+    num_servers: int = _setting(
+        _integer(0, most=_MOST_RANKS), 0, "number of servers in the job", "DMLC_NUM_SERVER"
+    )
     scheduler: str | None = _setting(
         endpoints.parse,
         None,
-        "where the scheduler listens: tcp://host:port",
+        "address of the scheduler: tcp://host:port. Default: the job has none",
         Alias(("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"), endpoints.written),
     )
     master: str | None = _setting(
         endpoints.parse,
         None,
-        "where rank 0 of an all-reduce store serves as the scheduler, if there is none: tcp://host:port, alike on all "
-        "ranks. Unset: under torchrun, or with torch's process group, any free port, which ranks find through torch's "
-        "store; else on MASTER_ADDR at a port that MASTER_PORT gives; under mpirun on one host, and under srun, at one "
-        "that the job's id gives",
+        "address on which rank 0 of an all-reduce store serves as the scheduler: tcp://host:port, the same on all "
+        "ranks. Default: under torchrun, or with torch's process group, a free port that ranks find through "
+        "torch's store; else MASTER_ADDR at a port derived from MASTER_PORT; under mpirun on one host, and under "
+        "srun, a port derived from the job's id",
         Alias(("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), meeting_of_one_machine),
         Alias(("MASTER_ADDR", "MASTER_PORT"), meeting_beside_torch),
         Alias(
@@ -190,59 +197,66 @@ class Settings:
     interface: str | None = _setting(
         _text,
         None,
-        "network interface whose address servers listen on, and rank 0 where it serves as the scheduler: eth0",
+        "network interface on which servers listen, and rank 0 where it serves as the scheduler, such as eth0. "
+        "Default: that of the address by which other hosts reach this one",
         "DMLC_INTERFACE",
     )
     bind_host: str | None = _setting(
         _text,
         None,
-        "host name or address servers listen on, and rank 0 where it serves as the scheduler; *: all interfaces; wins "
-        "over interface",
+        "host name or address on which servers listen, and rank 0 where it serves as the scheduler; * means all "
+        "interfaces. Overrides GRADWIRE_INTERFACE. Default: the address by which other hosts reach this one",
         "DMLC_NODE_HOST",
     )
     host_id: str | None = _setting(
         _text,
         None,
-        "identity of this host; ranks with the same one may share memory; unset: the host's own name",
+        "identity of this host. Ranks with the same identity may share memory. Default: the host name",
     )
     hierarchy: Literal["off", "host"] = _setting(
         _one_of("off", "host"),
         "off",
-        "host: workers of one host sum first, uncompressed, and one compressed flow leaves each host; off: each "
-        "worker sends its own",
+        "host: the workers of a host sum uncompressed first, and one compressed flow leaves each host; off: each "
+        "worker sends its own gradients",
     )
     placement: Literal["off", "auto"] = _setting(
         _one_of("off", "auto"),
         "off",
-        "auto: workers measure the link and choose between servers, peers and a library that sums; off: as the "
-        "store's name says",
+        "auto: workers measure the link and choose between servers, peers and a library that sums; off: the "
+        "store's name decides",
     )
     payload_bytes: int = _setting(
         _positive(parse_size, "1"),
         100_000_000,
-        "bytes that a worker sends in a round, after compression: what GRADWIRE_PLACEMENT=auto goes by",
+        "compressed bytes that a worker sends in a round, from which GRADWIRE_PLACEMENT=auto chooses",
     )
     server_hosts: Literal["beside", "apart"] = _setting(
         _one_of("beside", "apart"),
         "beside",
-        "where servers run, which GRADWIRE_PLACEMENT=auto goes by; apart: on hosts without workers; given by "
-        "`gradwire run`",
+        "beside: servers run on the workers' hosts; apart: on hosts without workers. GRADWIRE_PLACEMENT=auto uses "
+        "it; `gradwire run` sets it",
     )
     compression: str | None = _setting(
         _text,
         None,
-        "codec that overrides the script's: 2bit:threshold=auto,reply=2bit, or auto:budget=0.3 points",
+        "codec that overrides the script's, such as 2bit:threshold=auto,reply=2bit, or auto:budget=0.3 points; "
+        "`gradwire codecs` lists all codecs. Default: the script's own",
     )
     result: str | None = _setting(
-        _text, None, "file to which rank 0 writes its record; given by `gradwire ab`"
+        _text,
+        None,
+        "file to which rank 0 writes the script's result; `gradwire ab` sets it. Default: no file",
     )
     step_profile: str | None = _setting(
         _text,
         None,
-        "file to which the layers' times are written, every store being `local`; given by `gradwire plan -- CMD`",
+        "file to which the layers' times are written, while every store is `local`; `gradwire plan -- CMD` sets "
+        "it. Default: no profile",
     )
     step_times: str | None = _setting(
-        _text, None, "folder to which every worker writes how long its steps took; given by `gradwire tune`"
+        _text,
+        None,
+        "folder to which every worker writes the times of its steps; `gradwire tune` sets it. Default: no times",
     )
     timed_steps: int = _setting(
         _integer(1), 30, "steps of a PyTorch optimizer after which GRADWIRE_STEP_TIMES ends the script"
@@ -250,11 +264,11 @@ class Settings:
     timeline: str | None = _setting(
         _text,
         None,
-        "folder to which every process writes what its partitions went through, for `gradwire timeline FOLDER`; given "
-        "by `gradwire run --timeline`",
+        "folder to which every process writes a trace of its partitions, for `gradwire timeline FOLDER`; "
+        "`gradwire run --timeline` sets it. Default: no trace",
     )
     seed: int | None = _setting(
-        _integer(0), None, "random seed for the script to use; given by `gradwire ab`"
+        _integer(0), None, "random seed for the script; `gradwire ab` sets it. Default: none"
     )
     overlap_step: Literal["off", "on"] = _setting(
         _one_of("off", "on"),
@@ -265,119 +279,125 @@ class Settings:
     log_level: LogLevel = _setting(  # noqa: RUF009 (it makes a dataclasses.field)
         _one_of("error", "warning", "info", "debug"),
         "warning",
-        "what is reported on stderr: error, warning, info (who joins and leaves) or debug (each message too)",
+        "what is logged to stderr: error, warning, info (members that join and leave) or debug (every message)",
         Alias(("PS_VERBOSE",), _ps_verbose),
     )
     log_format: Literal["text", "json"] = _setting(
         _one_of("text", "json"),
         "text",
-        "how that is written: text for people, json for programs, an object a line",
+        "format of the log: text for people, or json with one object a line for programs",
     )
     rendezvous_timeout: float = _setting(
-        _positive(parse_duration, "1ms"), 60.0, "how long to wait for all ranks to appear"
+        _positive(parse_duration, "1ms"), 60.0, "how long a rank waits for all ranks to join"
     )
     liveness_timeout: float = _setting(
         _positive(parse_duration, "1ms"),
         20.0,
-        "a peer that sends no heartbeat for this long is dead; one whose connection has closed is dead within 2 s",
+        "a peer without a heartbeat for this long counts as dead; a peer whose connection closed counts as dead "
+        "within 2 s",
         Alias(("PS_HEARTBEAT_TIMEOUT",), _ps_heartbeat_timeout),
     )
     on_failure: Literal["abort", "continue"] = _setting(
         _one_of("abort", "continue"),
         "abort",
-        "abort: the job ends on all ranks when one dies; continue: it goes on without workers that die, and takes in "
-        "new ones (gradwire.elastic)",
+        "abort: the job ends on all ranks when one dies; continue: it goes on without workers that die, and "
+        "admits new ones (gradwire.elastic)",
     )
     min_workers: int = _setting(
         _integer(1, most=_MOST_RANKS),
         1,
-        "with GRADWIRE_ON_FAILURE=continue: a job that is left with fewer workers ends",
+        "abort when fewer workers remain; used with GRADWIRE_ON_FAILURE=continue",
     )
     regroup_timeout: float = _setting(
         _positive(parse_duration, "1ms"),
         30.0,
-        "likewise: how long a worker that gives no sign of life is awaited when the others meet again",
+        "how long the surviving workers wait for a worker without a heartbeat when they form a new generation; "
+        "used with GRADWIRE_ON_FAILURE=continue",
     )
     grace_period: float = _setting(
         parse_duration,
         30.0,
-        "how long workers may save after SIGTERM has reached `gradwire run`, before they are killed",
+        "how long workers may save after `gradwire run` received SIGTERM, before they are killed",
     )
-    slow_warning: float = _setting(_positive(parse_duration, "1ms"), 60.0, "warn when one round takes longer")
+    slow_warning: float = _setting(
+        _positive(parse_duration, "1ms"), 60.0, "log a warning when a round takes longer than this"
+    )
     slow_abort: float = _setting(
-        _positive(parse_duration, "1ms"), 1800.0, "give up when one round takes longer"
+        _positive(parse_duration, "1ms"), 1800.0, "fail when a round takes longer than this"
     )
     retry_timeout: float = _setting(
-        _positive(parse_duration, "1ms"), 10.0, "send a request again when unanswered for this long"
+        _positive(parse_duration, "1ms"), 10.0, "resend a request that was not acknowledged for this long"
     )
     partition_bytes: int = _setting(
         _positive(parse_size, "4KiB"),
         2**20,
-        "tensors are cut into parts of this many fp32 bytes",
+        "tensors are cut into partitions of this many fp32 bytes",
         "BYTEPS_PARTITION_BYTES",
     )
     bigarray_bound: int = _setting(
         _integer(1, " of elements"),
         131_072,
-        "arrays with this many elements or more are spread over all servers",
+        "arrays with at least this many elements are sharded over all servers",
         "MXNET_KVSTORE_BIGARRAY_BOUND",
     )
     fusion_bytes: int = _setting(
-        parse_size, 256 * 2**10, "small tensors are sent together up to this many fp32 bytes; 0: never"
+        parse_size, 256 * 2**10, "small tensors are sent together, up to this many fp32 bytes; 0: never"
     )
     credit_bytes: int = _setting(
         _positive(parse_size, "1"),
         256 * 2**10,
-        "encoded bytes handed to the connection to one server, or from it to one worker, and not yet written there; "
-        "what has more waits by priority",
+        "encoded bytes that may be in the send queue of one connection at a time; further partitions wait in "
+        "order of priority",
     )
     push_ahead_bytes: int = _setting(
         parse_size,
         256 * 2**20,
-        "bytes that push() takes, in one process, of gradients whose rounds cannot begin, since earlier ones of their "
-        "keys wait for other workers; a push that has no room waits for them; of tables of rows as many more",
+        "memory of a process, in bytes, for pushed gradients whose round cannot begin because earlier rounds of "
+        "their keys wait for other workers. A push beyond it blocks. Tables of rows have as much again",
     )
     ipc: Literal["auto", "off"] = _setting(
         _one_of("auto", "off"),
         "auto",
-        "auto: workers reach servers on the same host by a local socket instead of TCP; off: never",
+        "auto: workers reach servers on the same host by a local socket instead of TCP; off: always by TCP",
     )
     checksum: Literal["auto", "always", "off"] = _setting(
         _one_of("auto", "always", "off"),
         "auto",
-        "payload checksums: always; off; auto: everywhere but for dense payloads over local sockets",
+        "checksums of payloads: always; off; auto: for all but dense payloads over local sockets",
     )
     encrypt: Literal["auto", "on", "off"] = _setting(
         _one_of("auto", "on", "off"),
         "auto",
-        "encrypt what goes over TCP and take the job's own processes alone: on; off; auto: where the job has a key, "
-        "which gradwire run gives it if other machines can reach its ports",
+        "on: encrypt TCP connections and admit only processes with the job's key; off: do not; auto: if the job "
+        "has a key, which `gradwire run` makes when other machines can reach the job's ports",
     )
     job_key: JobKey | None = _setting(  # noqa: RUF009 (it makes a dataclasses.field)
         parse_job_key,
         None,
-        "the secret that all processes of an encrypted job hold; given by `gradwire run`, made by `gradwire key`",
+        "the secret of an encrypted job, the same in all its processes; `gradwire run` sets it, `gradwire key` "
+        "makes one. Default: none",
     )
     faults: str | None = _setting(
         _text,
         None,
-        "what the job is to be disturbed by, for tests of it: seed=7,drop=1%,corrupt=1%,kill=worker:1@push:100; given "
-        "by `gradwire run --faults`",
+        "faults to inject for tests, such as seed=7,drop=1%,corrupt=1%,kill=worker:1@push:100; `gradwire run "
+        "--faults` sets it. Default: none",
     )
     code_sums: Literal["auto", "gather", "integers"] = _setting(
         _one_of("auto", "gather", "integers"),
         "auto",
-        "how MPI or NCCL sums 2bit codes: gather them; add them as integers; auto: what moves fewer bytes",
+        "how MPI or NCCL sums 2bit codes: gather: gather them; integers: add them as integers; auto: whichever "
+        "moves fewer bytes",
     )
     device: int | None = _setting(
         _integer(0),
         None,
-        "number of the GPU on which NCCL sums for this worker; unset: local_rank modulo the number of GPUs here",
+        "number of the GPU on which NCCL sums for this worker. Default: local rank modulo the number of GPUs here",
     )
     local_rank: int | None = _setting(
         _integer(0, most=_MOST_RANKS),
         None,
-        "number of this worker among those of its host, from 0; unset: its rank",
+        "rank of this worker among those of its host, from 0. Default: its rank",
         Alias(("LOCAL_RANK",), roles=("worker",)),
         Alias(("OMPI_COMM_WORLD_LOCAL_RANK",), roles=("worker",)),
         Alias(("SLURM_LOCALID", "SLURM_STEP_ID"), _first, roles=("worker",)),
@@ -385,40 +405,47 @@ class Settings:
     nccl_share_gpu: Literal["off", "on"] = _setting(
         _one_of("off", "on"),
         "off",
-        "whether several ranks of NCCL may use one GPU, as tests on a machine with one GPU need: on or off. It gives "
-        "each process a host id of its own (NCCL_HOSTID), so all its NCCL traffic goes over the network stack",
+        "on: several NCCL ranks may share one GPU, as tests on a machine with one GPU need. It gives each process "
+        "a host id of its own (NCCL_HOSTID), so that NCCL's traffic goes over the network stack",
     )
     streams: int = _setting(_integer(1, most=64), 1, "connections between a worker and a server")
     codec_threads: int = _setting(
-        _integer(0, most=1024), 0, "threads that encode and decode in a worker; 0: chosen here"
+        _integer(0, most=1024),
+        0,
+        "threads that encode and decode in a worker; 0: chosen from the number of cores",
     )
-    server_threads: int = _setting(_integer(0, most=1024), 0, "threads that sum in a server; 0: chosen here")
+    server_threads: int = _setting(
+        _integer(0, most=1024), 0, "threads that sum in a server; 0: the server chooses"
+    )
     replicas: int = _setting(
         _integer(0, most=1),
         0,
-        "1: each server of its own is mirrored on the next one, so that one may die without losing an update; needs "
-        "at least 2 servers",
+        "1: each server is mirrored on the next one, so that one server may die without losing an update; needs "
+        "at least 2 servers; 0: no mirrors",
     )
     staleness_bound: int | None = _setting(
         _integer(0),
         None,
-        "how many steps a worker of dist_async may be ahead of the slowest before it waits; unset: any number",
+        "steps that a worker of dist_async may be ahead of the slowest before it waits. Default: no bound",
     )
     reply: str = _setting(
-        _text, "exact", "how servers answer: exact, fp32 or the codec's own name, such as 2bit"
+        _text, "exact", "how servers send sums: exact, fp32 or the codec's own name, such as 2bit"
     )
     server_program: str | None = _setting(
-        _text, None, "the gradwire-server program; unset: beside the gradwire command, or on PATH"
+        _text,
+        None,
+        "path of the gradwire-server program. Default: the one beside the gradwire command, or on PATH",
     )
     settings: str | None = _setting(
         _text,
         None,
-        "file of further settings, such as `gradwire tune --json` writes; the environment wins over it",
+        "file of settings, such as `gradwire tune --json FILE` writes. Environment variables override it. "
+        "Default: no file",
     )
 
     @property
     def is_in_a_job(self) -> bool:
-        """Whether anything says where other processes of a job are met."""
+        """Whether a setting gives the address of a job's rendezvous."""
         return self.scheduler is not None or self.master is not None
 
     def __post_init__(self) -> None:
@@ -440,7 +467,7 @@ DEFINITIONS: tuple[Definition, ...] = tuple(
 
 @dataclass(frozen=True)
 class _File:
-    """Settings that a file gives, by name; none where there is no file, or it cannot be used."""
+    """The settings of a file, by name; empty if there is no file or it cannot be used."""
 
     path: str = ""
     texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -449,7 +476,7 @@ class _File:
 def _candidates(
     definition: Definition, environ: Mapping[str, str], role: str, file: _File
 ) -> list[tuple[str, str]]:
-    """Lists (origin, text) for one setting, the one that counts first. Empty variables are as if unset."""
+    """Lists (origin, text) for one setting; the first counts. Empty variables count as unset."""
     found: list[tuple[str, str]] = []
     if own := environ.get(definition.variable):
         found.append((definition.variable, own))
@@ -479,7 +506,7 @@ def _resolve_one(definition: Definition, environ: Mapping[str, str], role: str, 
 
 
 def resolve(environ: Mapping[str, str] | None = None) -> list[Resolved]:
-    """Finds every setting's value and origin; a bad one keeps its default and carries the error's text."""
+    """Returns every setting with value and origin. A bad one has its default and the text of the error."""
     environ = os.environ if environ is None else environ
     role = _resolve_one(DEFINITIONS[0], environ, "worker", _File()).value
     file, fault = _File(), None
@@ -498,10 +525,10 @@ def _load(path: str) -> _File:
 
 
 def variables_of_file(path: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns a settings file as variables for a job's processes, which need no file then. Those that environ gives,
-    under whatever name, are left out: the environment wins.
+    """Returns a settings file as variables for a job's processes, which then need no file. Settings that environ gives,
+    under any name, are left out: the environment overrides the file.
 
-    Raises: ValueError: it is no settings file, or a value in it is not valid.
+    Raises: ValueError: it is not a settings file, or a value in it is not valid.
     """
     named = {**environ, PREFIX + "SETTINGS": path}
     read(named)
@@ -513,7 +540,7 @@ def variables_of_file(path: str, environ: Mapping[str, str]) -> dict[str, str]:
 def read(environ: Mapping[str, str] | None = None) -> Settings:
     """Reads all settings.
 
-    Raises: ValueError: the first bad value; says which variable, what it held and what was expected.
+    Raises: ValueError: names the first bad variable, its value and what was expected.
     """
     rows = resolve(environ)
     for row in rows:
@@ -523,14 +550,14 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def is_given(name: str, environ: Mapping[str, str] | None = None) -> bool:
-    """Tells whether a setting's own variable, or the settings file, gives it, and no other program's variable."""
+    """Returns True if a setting's own variable or the settings file gives it, not only another program's variable."""
     row = next(row for row in resolve(environ) if row.definition.name == name)
     aliases = [" and ".join(alias.variables) for alias in row.definition.aliases]
     return row.origin not in ("default", *aliases)
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Describes every GRADWIRE_* variable that no setting has, with the nearest valid name."""
+    """Describes every GRADWIRE_* variable that is no setting, with the nearest valid name."""
     environ = os.environ if environ is None else environ
     valid = [definition.variable.removeprefix(PREFIX) for definition in DEFINITIONS]
     texts = []
@@ -543,6 +570,6 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def warn_unknown_variables(environ: Mapping[str, str] | None = None) -> None:
-    """Warns, once per process and name, of GRADWIRE_* variables that have no effect."""
+    """Warns, once per process and name, about GRADWIRE_* variables that have no effect."""
     for text in unknown_variables(environ):
         warnings.warn(text, stacklevel=3)

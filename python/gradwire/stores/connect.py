@@ -343,8 +343,8 @@ def _refuse_hierarchy(values: settings.Settings, name: str, library: str, instea
 def _refuse_encryption(values: settings.Settings, name: str, library: str, instead: str) -> None:
     if values.encrypt == "on":
         raise ValueError(
-            f"kv.create({name!r}): GRADWIRE_ENCRYPT=on cannot be combined with this store: {library} carries what ranks "
-            f"exchange and does not encrypt it; use the store {instead!r}, or leave GRADWIRE_ENCRYPT out"
+            f"kv.create({name!r}): GRADWIRE_ENCRYPT=on cannot be combined with this store: {library} carries what "
+            f"ranks exchange and does not encrypt it; use the store {instead!r}, or leave GRADWIRE_ENCRYPT out"
         )
 
 
