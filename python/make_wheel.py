@@ -1,16 +1,18 @@
-"""Builds wheels that carry the libraries they need: they install and run where none of their packages is there.
+"""Builds wheels that carry the libraries they need, so they run where no package of these is installed.
 
     python python/make_wheel.py [--folder dist] [--abi3-include DIR]
 
-One build gives two wheels: one for the Python that runs this, and one for Python 3.12 and every later one (cp312-abi3),
-whose extension uses the stable ABI alone, which abi3audit checks. The second needs the headers of Python 3.12 or later.
-They are looked for where Pythons are usually installed; where there are none, the first wheel is made alone.
+One build gives two wheels: one for the Python that runs this, and one for Python 3.12 and every later version
+(cp312-abi3). The extension of the second uses only the stable ABI, which abi3audit checks. It needs the headers of
+Python 3.12 or later. They are searched where Pythons are usually installed; without them only the first wheel is made.
 
 auditwheel copies what the extension and gradwire-server link (ZeroMQ, ISA-L, Highway, fmt, spdlog, and what those need)
-into each wheel, under names that no other library has; dist-info/sboms says what came from which package, and
-dist-info/licenses has their licences (wheel_licences.py). glibc and libstdc++ are left to the machine, which must be at
-least as new as this one, and so is MPI: libgradwire_mpi.so must take that of the mpirun which starts the job, and does
-so when a job asks for it.
+into each wheel, under names that no other library has. dist-info/sboms lists the packages, and dist-info/licenses has
+their licences (wheel_licences.py).
+
+glibc and libstdc++ come from the machine. The tag of a wheel (manylinux_2_34) names the glibc that it needs, and the
+last lines of output name systems that have it. Without wheel_symbols.py that would be the libstdc++ of GCC 12. MPI
+comes from the machine, too: libgradwire_mpi.so must take the MPI of the mpirun that starts a job.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import zipfile
 from pathlib import Path
 
 import wheel_licences
+import wheel_symbols
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "build" / "wheel-tools"
@@ -41,6 +44,14 @@ STABLE_ABI = (3, 12)
 STABLE_TAG = f"cp{STABLE_ABI[0]}{STABLE_ABI[1]}-abi3"
 STABLE_EXTENSION = "_core.abi3.so"
 LEFT_TO_THE_MACHINE = "libmpi.so.*"
+SYSTEMS = {
+    34: "Debian 12, Ubuntu 22.04, RHEL 9, Amazon Linux 2023 and later ones",
+    35: "Debian 12, Ubuntu 22.04, RHEL 10 and later ones",
+    36: "Debian 12, Ubuntu 24.04, RHEL 10 and later ones",
+    39: "Debian 13, Ubuntu 24.04, RHEL 10 and later ones",
+    41: "Debian 13 and later ones",
+}
+"""What has glibc 2.MINOR and the libstdc++ that goes with it in the rules of manylinux."""
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
@@ -121,18 +132,45 @@ def audit_stable_abi(wheel: Path) -> None:
     subprocess.run([str(tools() / "abi3audit"), "--strict", "--summary", str(wheel)], check=True)
 
 
+def for_older_systems(wheel: Path, folder: Path) -> tuple[Path, Path]:
+    """Returns a copy of a wheel in folder, and a folder of copies of libraries that it links, which ask for older
+    versions of symbols than they were linked with (wheel_symbols.py). Libraries that do not change are left out."""
+    libraries = folder / "libraries"
+    libraries.mkdir()
+    unpacked = unpack(wheel, folder)
+    own = [path for path in unpacked.rglob("*") if path.is_file() and wheel_symbols.is_elf(path)]
+    linked = {path.name: path for program in own for path in wheel_licences.linked_by(program)}
+    for program in own:
+        wheel_symbols.relax(program)
+    for name, library in linked.items():
+        if name.startswith(LEFT_TO_THE_MACHINE.rstrip("*")):
+            continue
+        copied = Path(shutil.copyfile(library, libraries / name))
+        if not wheel_symbols.relax(copied):
+            copied.unlink()
+    pack(unpacked, folder)
+    return only_wheel(folder), libraries
+
+
 def repair(wheel: Path, folder: Path) -> Path:
     """Returns a copy in folder, which takes the place of one of the same name, that carries its libraries."""
     shutil.rmtree(REPAIRED, ignore_errors=True)
     programs = tools()
-    subprocess.run(
-        [
-            *(str(programs / "auditwheel"), "repair", "--exclude", LEFT_TO_THE_MACHINE),
-            *("--wheel-dir", str(REPAIRED), str(wheel)),
-        ],
-        check=True,
-        env={**os.environ, "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}"},
-    )
+    with tempfile.TemporaryDirectory() as scratch:
+        older, libraries = for_older_systems(wheel, Path(scratch))
+        places = [str(libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        subprocess.run(
+            [
+                *(str(programs / "auditwheel"), "repair", "--exclude", LEFT_TO_THE_MACHINE),
+                *("--wheel-dir", str(REPAIRED), str(older)),
+            ],
+            check=True,
+            env={
+                **os.environ,
+                "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}",
+                "LD_LIBRARY_PATH": ":".join(places),
+            },
+        )
     repaired = with_licences(only_wheel(REPAIRED), wheel)
     folder.mkdir(parents=True, exist_ok=True)
     placed = folder / repaired.name
@@ -173,6 +211,17 @@ def with_licences(repaired: Path, unrepaired: Path) -> Path:
     return only_wheel(repaired.parent)
 
 
+def needs(wheel: Path) -> str:
+    """Returns what a wheel needs of a machine, as its name says."""
+    _, _, python, abi, platform = wheel.stem.split("-")
+    minor = min((int(number) for number in re.findall(r"manylinux_2_(\d+)_", platform)), default=None)
+    version = f"Python 3.{python.removeprefix('cp3')}" + (" or later" if abi == "abi3" else "")
+    if minor is None:
+        return f"{version} and the libraries of this machine"
+    known = [systems for first, systems in SYSTEMS.items() if minor <= first]
+    return f"{version} and glibc 2.{minor} or later" + (f": {known[0]}" if known else "")
+
+
 def only_wheel(folder: Path) -> Path:
     """Returns the one wheel of gradwire in a folder."""
     (found,) = folder.glob("gradwire-*.whl")
@@ -182,14 +231,14 @@ def only_wheel(folder: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
-        "--folder", type=Path, default=ROOT / "dist", help="where it goes (default: %(default)s)"
+        "--folder", type=Path, default=ROOT / "dist", help="Where wheels go. Default: %(default)s"
     )
     parser.add_argument(
         "--abi3-include",
         type=Path,
         metavar="DIR",
-        help="folder of the Python.h, of 3.12 or later, that the cp312-abi3 wheel is compiled with (default: one that "
-        "is found here)",
+        help="Folder of the Python.h, of 3.12 or later, that the cp312-abi3 wheel is compiled with. Default: one that "
+        "is found on this machine.",
     )
     given = parser.parse_args()
     headers = given.abi3_include or stable_abi_headers()
@@ -209,7 +258,7 @@ def main() -> int:
         print(f"wheel: {' '.join(map(str, error.cmd))} ended with {error.returncode}", file=sys.stderr)
         return 1
     for wheel in made:
-        print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
+        print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB; needs {needs(wheel)}")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""The licence texts of the libraries that a wheel carries: what redistributing them asks for.
+"""The licence texts of the libraries that a wheel carries: what redistributing them requires.
 
-Debian keeps each package's in /usr/share/doc/PACKAGE/copyright, and the long texts that those name, such as the LGPL's,
-in /usr/share/common-licenses. Both go into the wheel's dist-info/licenses/third_party, and are License-Files of its
-metadata (PEP 639).
+Debian keeps the text of a package in /usr/share/doc/PACKAGE/copyright, and the long texts that those name, such as
+the LGPL, in /usr/share/common-licenses. Both go into dist-info/licenses/third_party of the wheel, and are
+License-Files of its metadata (PEP 639). LIBRARIES.txt there lists each library with its package, version and text.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from pathlib import Path
 DOCS = Path("/usr/share/doc")
 COMMON = Path("/usr/share/common-licenses")
 FOLDER = "third_party"
+LIST = "LIBRARIES.txt"
+_LIST_HEAD = """\
+These libraries are copies of those in Debian packages, unchanged but for the paths by which they find each other and
+the versions of symbols that they ask for. Each text covers the whole source package, with programs and documentation
+that are not in this wheel. The source of a package: https://sources.debian.org/src/
+
+"""
 _HASH = re.compile(r"-[0-9a-f]{8}(?=[.-])")  # what auditwheel puts into a library's name
 
 
@@ -61,6 +68,29 @@ def package_of(library: Path) -> str:
     )
 
 
+def version_of(package: str) -> str:
+    """Returns the version of a Debian package that is installed."""
+    command = ["dpkg-query", "--show", "--showformat=${Version}", package]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def listing(packages: dict[str, str], versions: dict[str, str]) -> str:
+    """Returns a table of libraries: name, Debian package, version, and the file with the licence.
+
+    Args:
+        packages: by the name of the library.
+        versions: by the name of the package.
+    """
+    head = ("library", "Debian package", "version", "licence text")
+    rows = [
+        head,
+        *((library, package, versions[package], package) for library, package in sorted(packages.items())),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return _LIST_HEAD + "\n".join(lines) + "\n"
+
+
 def texts_of(packages: set[str], docs: Path = DOCS, common: Path = COMMON) -> dict[str, bytes]:
     """Returns the texts of packages and of the licences that these name, by the file's name.
 
@@ -90,8 +120,13 @@ def add(wheel_folder: Path, programs: list[Path]) -> list[str]:
     """
     (metadata,) = wheel_folder.glob("*.dist-info/METADATA")
     linked = [path for program in programs for path in linked_by(program)]
-    carried = [path.name for path in wheel_folder.glob("*.libs/*")]
-    texts = texts_of({package_of(origin(name, linked)) for name in carried})
+    packages = {
+        _HASH.sub("", path.name): package_of(origin(path.name, linked))
+        for path in wheel_folder.glob("*.libs/*")
+    }
+    texts = texts_of(set(packages.values()))
+    versions = {package: version_of(package) for package in set(packages.values())}
+    texts[LIST] = listing(packages, versions).encode()
     folder = metadata.parent / "licenses" / FOLDER
     folder.mkdir(parents=True)
     for name, text in texts.items():

@@ -20,6 +20,7 @@ def make_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "REPAIRED", tmp_path / "repaired")
     monkeypatch.setattr(module, "tools", lambda: tmp_path)
     monkeypatch.setattr(module, "with_licences", lambda repaired, _: repaired)
+    monkeypatch.setattr(module, "for_older_systems", lambda wheel, folder: (wheel, folder))
     return module
 
 
@@ -114,3 +115,39 @@ def test_without_headers_the_wheel_of_this_python_is_made_alone(
     said = capsys.readouterr()
     assert "no headers of Python 3.12 or later were found; only the wheel of this Python is made" in said.err
     assert said.out.count(".whl") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "cp311-cp311-manylinux_2_34_x86_64",
+            "Python 3.11 and glibc 2.34 or later: Debian 12, Ubuntu 22.04, RHEL 9",
+        ),
+        (
+            "cp312-abi3-manylinux_2_35_aarch64",
+            "Python 3.12 or later and glibc 2.35 or later: Debian 12, Ubuntu 22.04",
+        ),
+        (
+            "cp312-abi3-manylinux_2_34_x86_64.manylinux_2_36_x86_64",
+            "Python 3.12 or later and glibc 2.34 or later",
+        ),
+        ("cp313-cp313-manylinux_2_44_x86_64", "Python 3.13 and glibc 2.44 or later"),
+        ("cp311-cp311-linux_x86_64", "Python 3.11 and the libraries of this machine"),
+    ],
+)
+def test_it_says_what_a_wheel_needs(make_wheel: Any, name: str, expected: str) -> None:
+    assert make_wheel.needs(Path(f"gradwire-2.0-{name}.whl")).startswith(expected)
+
+
+def test_what_a_wheel_needs_is_printed(
+    make_wheel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / NAME
+    made.write_text("wheel")
+    monkeypatch.setattr("sys.argv", ["make_wheel.py"])
+    monkeypatch.setattr(make_wheel, "stable_abi_headers", lambda: None)
+    monkeypatch.setattr(make_wheel, "build", lambda folder, headers: made)
+    monkeypatch.setattr(make_wheel, "repair", lambda wheel, folder: wheel)
+    assert make_wheel.main() == 0
+    assert "needs Python 3.11 and glibc 2.36 or later: Debian 12" in capsys.readouterr().out

@@ -54,6 +54,10 @@ def test_a_wheel_gets_the_licences_of_what_it_carries(tmp_path: Path) -> None:
     assert "Frank Denis" in (info / "licenses" / "third_party" / "libsodium23").read_text()
     head, _, body = (info / "METADATA").read_text().partition("\n\n")
     assert "License-File: third_party/libsodium23" in head.splitlines()
+    assert "License-File: third_party/LIBRARIES.txt" in head.splitlines()
+    listed = (info / "licenses" / "third_party" / "LIBRARIES.txt").read_text()
+    (row,) = (line.split() for line in listed.splitlines() if line.startswith(sodium.name))
+    assert row == [sodium.name, "libsodium23", licences.version_of("libsodium23"), "libsodium23"]
     assert body == "Text\n\nmore text\n"
 
 
