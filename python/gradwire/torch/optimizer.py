@@ -26,7 +26,13 @@ from gradwire.torch.exchange_options import (
     warn_of_nonfinite,
 )
 from gradwire.torch.momentum import WorkerMomentum
-from gradwire.torch.optimizer_options import has_momentum, known_sparse, require_valid, sparse_gradients
+from gradwire.torch.optimizer_options import (
+    has_momentum,
+    known_sparse,
+    require_valid,
+    sparse_gradients,
+    warn_of_adam,
+)
 from gradwire.torch.overlapping import overlap
 from gradwire.torch.overlapping.checks import require_no_gradient_is_needed, require_possible
 from gradwire.torch.parameter_names import GroupMembers, name_parameters, warn_of_ddp
@@ -66,120 +72,127 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     sparse_parameters: Iterable[str] = (),
 ) -> Any:
-    """Makes an optimizer whose `p.grad` is the workers' mean as soon as `backward()` returns.
+    """Wraps an optimizer so that `p.grad` is the workers' mean gradient when `backward()` returns.
 
-    A collective: every worker calls it at the same place. The result is an instance of the given optimizer's
-    class and shares its parameter groups and state; use it, and not the one given, from here on.
+    This is a collective: all workers call it at the same place. The result is an instance of the given optimizer's
+    class and shares its parameter groups and state. Use the result, and no longer the optimizer that was given.
 
-    A store serves several DistributedOptimizers, such as a GAN's two, or Muon beside AdamW. Each has parameters of its
-    own. All ranks make them in the same order. `close()` releases an optimizer's parameters.
+    A store serves several DistributedOptimizers, such as a GAN's two, or Muon beside AdamW. Each has its own
+    parameters. All ranks make them in the same order. `close()` releases an optimizer's parameters.
 
     Args:
-        optimizer: any torch.optim.Optimizer, with all its parameter groups. Parameters may be of any
-            dtype of float, complex ones included, on any device. Codec "none" sums float64 in 64 bits; others work in
-            float32, which bfloat16 and float16 are sent as. One that is a DistributedOptimizer
-            already, ours or Horovod's, is taken over: the other no longer exchanges anything.
-        named_parameters: `model.named_parameters()`. The names stand in error texts and in checkpoints; the
-            order is the order of urgency, front layers first. Default: the optimizer's parameters by number.
-        compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit" or a
-            mapping with "type". For 2bit the threshold is "auto" unless given. GRADWIRE_COMPRESSION overrides
-            it, and sets `codecs` and `warm_up` aside. "auto": see `budget`. It is this optimizer's alone, until
-            close(): neither that of the store's own keys nor of other optimizers there. Default: what was set on the
-            store, by set_gradient_compression(); else "none".
-        store: from `gradwire.kv.create()`. Default: the one that this process has created to join its job;
-            else, inside a job, `dist_sync` if it has servers and `allreduce` if not; outside `local`.
-        codecs: other codecs for some parameters, by shell patterns of their names, the first match counting:
-            {"embedding.*": "int8", "*.bias": "fp16"}. Parameters of one dimension (biases, norms) that no
-            pattern matches are not compressed; {"*": "2bit"} compresses them too.
-        warm_up: codecs for the first steps: [("none", 100), ("fp16", 400)] are 500 steps, `compression`
-            follows. It holds for parameters that have no codec of their own. A step is a call of step() that is not
-            vetoed, however many calls of backward(), or of a closure, it takes.
-        momentum_correction: True: each worker sends its own momentum in place of its gradient, and SGD
-            applies the mean; p.grad is then the mean momentum, gradients are clipped before they enter it
-            only if you clip them in a hook of your own, and GradScaler cannot be used (the momentum would
-            hold gradients of several scales). A second backward() before step() or zero_grad() is an error: put all of
-            a step's but the last in no_sync(), or use backward_passes_per_step. Recommended with SGD, momentum and
-            2bit: in experiments/auto_threshold it removes most of the loss of accuracy. "auto": on for SGD with
-            momentum when the compression is 2bit with threshold auto, and neither of these is given. Momentum
-            is kept in state_dict() under SGD's own name, each worker its own. A NaN does not stay in it: a step that
-            is vetoed leaves it as it was, and in one that is not, elements that are not finite begin anew at zero.
-        backward_passes_per_step: calls of backward() whose gradients are added up before they are sent. A step() after
-            fewer, as at the end of an epoch, sends what there is, and is then a collective. Until that step() p.grad is
-            this rank's own, also to what clips it or looks at it; a GradScaler would find other infinities on each
-            rank, so with grad_scaler such a step() is an error.
-        max_grad_norm: step() scales all gradients, the workers' means, so that their total norm is at most
-            this. The same on all ranks, as the means are. Where the optimizer calls a closure itself, after every call.
-        grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so
-            that residuals do not change their meaning with it; where any rank met an infinity, or a value beyond fp16's
-            65504, all ranks' scalers find an infinity, no rank takes the step, and residuals are as if it had not been.
-        on_nonfinite: a rank met a NaN or an infinity, or a value beyond fp16's 65504 (of which the largest is sent, and
-            the rest with the next gradient): "warn"; "ignore"; or "skip_step": step() does nothing
-            on any rank, residuals are as before, and a NaN is left in the first gradient. Alone and without
-            compression gradients are looked at for "skip_step" only. LBFGS, and step(closure) of classes that are not
-            torch's, which call it themselves, cannot be vetoed, neither so nor by grad_scaler.
-        overlap_step: True: backward() and step() do not wait for sums. Each parameter is updated when its own arrives,
-            with the options of its groups as they were when step() was called, and whoever reads one before waits
-            for it: the next forward pass layer by layer, state_dict() and an evaluation for all. p.grad is no mean
-            until then; `synchronize()` waits for all. For optimizers that update each parameter by itself, as
-            torch's do, all but LBFGS. Weights are those of a loop without, to the bit, but for sparse gradients under a
-            lossy codec: these are summed as dense ones then (see sparse_as_dense). Goes with neither
-            max_grad_norm, grad_scaler, on_nonfinite="skip_step" nor closures, nor the stores `nccl` and
-            `allreduce_mpi`. Default: the setting GRADWIRE_OVERLAP_STEP, which is off.
-        budget: with compression="auto": what compression may cost, "0.3 points" of accuracy (the default) or "5% error"
-            of a step's mean. Each parameter that has no codec of its own then gets one, or none, by the measured link
-            and the codecs' cost and error here; what loses in measured steps to none or fp16 is taken back. The store's
-            stats() have under "decisions" what was done and why; rank 0 prints it. Not with `warm_up`.
+        optimizer: any torch.optim.Optimizer, with all its parameter groups. Parameters may have any floating or
+            complex dtype and lie on any device. Codec "none" sums float64 in 64 bits. All other codecs work in float32,
+            and bfloat16 and float16 are sent as float32. An optimizer that is a DistributedOptimizer already,
+            gradwire's or Horovod's, is taken over: the old one no longer exchanges gradients.
+        named_parameters: `model.named_parameters()`. The names appear in errors and in checkpoints. The order is the
+            order of priority, front layers first. Default: the optimizer's parameters by number.
+        compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit", a mapping with
+            "type", or "auto" (see `budget`). The default threshold of 2bit is "auto". With Adam and AdamW use "int8":
+            2bit and 1bit lose accuracy with them, and a warning says so. GRADWIRE_COMPRESSION overrides it, and then
+            `codecs` and `warm_up` are ignored. It applies to this optimizer only, until close(). Default: the
+            compression that was set on the store by set_gradient_compression(), else "none".
+        store: a store from `gradwire.kv.create()`. Default: the store by which this process joined its job. If there is
+            none, inside a job `dist_sync` if it has servers, else `allreduce`; outside a job `local`.
+        codecs: codecs for some parameters, by shell patterns of their names: {"embedding.*": "int8", "*.bias": "fp16"}.
+            The first matching pattern counts. Parameters with one dimension (biases, norms) that match no pattern are
+            not compressed; {"*": "2bit"} compresses them too. Default: `compression` for all others.
+        warm_up: codecs for the first steps. [("none", 100), ("fp16", 400)] covers 500 steps; then `compression`
+            follows. It applies to parameters without a codec of their own. A step is a call of step() that is not
+            skipped, however many calls of backward() or of a closure it takes. Default: no warm-up.
+        momentum_correction: True: each worker sends its momentum in place of its gradient, and SGD applies the mean.
+            Recommended for SGD with momentum and 2bit: in experiments/auto_threshold it removes most of the loss of
+            accuracy. "auto": on for SGD with momentum if the compression is 2bit with threshold=auto, and neither
+            max_grad_norm nor grad_scaler is given. See "Momentum correction" below. Default: False.
+        backward_passes_per_step: number of backward() calls whose gradients are added up before they are sent. A step()
+            after fewer calls, as at the end of an epoch, sends what there is, and is then a collective. Until that
+            step(), p.grad is this rank's own gradient, also for code that clips or inspects it. With grad_scaler such a
+            step() is an error, because each rank would find other infinities. Default: 1.
+        max_grad_norm: step() scales all mean gradients so that their total norm is at most this, the same on all ranks.
+            If the optimizer calls a closure itself, this happens after every call. Default: no clipping.
+        grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without the scale, so that
+            residuals keep their meaning when the scale changes. If any rank has an infinity, or a value beyond fp16's
+            65504, all ranks' scalers find it, no rank takes the step, and residuals are restored. Default: None.
+        on_nonfinite: what to do if a rank has a NaN or an infinity, or a value beyond fp16's 65504 (then the largest
+            value is sent, and the rest with the next gradient). "warn": warn. "ignore": nothing. "skip_step": step()
+            does nothing on any rank, residuals are restored, and the first gradient holds a NaN. Alone and without
+            compression, gradients are inspected for "skip_step" only. LBFGS, and classes outside torch whose
+            step(closure) calls the closure itself, cannot skip steps, and cannot be combined with grad_scaler. Default:
+            "warn".
+        overlap_step: True: backward() and step() do not wait for sums. See "Overlapped steps" below. Default: the
+            setting GRADWIRE_OVERLAP_STEP, which is off.
+        budget: what compression="auto" may cost: "0.3 points" of accuracy, or "5% error" of a step's mean. Each
+            parameter without a codec of its own then gets one, or none, from the measured link and the codecs' cost and
+            error here. A codec that is slower in measured steps than none or fp16 is taken back. The store's stats()
+            list each decision with its reason under "decisions"; rank 0 prints it. Cannot be combined with `warm_up`.
+            Default: "0.3 points".
         sparse_as_dense: True: sparse gradients (nn.Embedding(sparse=True)) are summed as dense ones, and p.grad is
-            dense. Otherwise their rows travel, what goes over the wire grows with the rows, and p.grad is sparse:
-            the workers' mean over the union of their rows. They are summed as dense ones, with a warning, also with
-            overlap_step, momentum_correction, max_grad_norm or compression="auto", and by the stores `nccl` and
-            `allreduce_mpi`.
-        sparse_parameters: names of parameters whose gradients are sparse. Of others the first step tells, in which
-            they are summed as dense ones; a large table that is named here is never sent whole, and takes no memory
-            for it.
+            dense. False: only their rows are sent, and p.grad is sparse: the workers' mean over the union of their
+            rows. They are summed as dense ones in any case, with a warning, with overlap_step, momentum_correction,
+            max_grad_norm or compression="auto", and by the stores `nccl` and `allreduce_mpi`. Default: False.
+        sparse_parameters: names of parameters whose gradients are sparse. A large table named here is never sent whole
+            and needs no memory for it. Others are found in the first step, in which they are summed as dense ones.
+            Default: ().
 
-    A parameter that got no gradient counts as zeros, and is still summed, since other ranks may have used it:
-    `p.grad` is then never None after backward(). Not so alone and without compression (the store `local`), where
-    p.grad is torch's. `with optimizer.no_sync():` keeps gradients local, and a step() inside it is this rank's own.
-    What is frozen is not sent, its `p.grad` is left alone, and what its codec has not sent yet is kept until it thaws;
-    parameters are frozen and thawed alike on all ranks, between steps.
-
-    Gradients may come from elsewhere than backward(): by hand, from torch.func, or not at all, as from a batch without
-    labels on one rank. step() exchanges what p.grad holds where no backward() has exchanged it since the last step() or
-    zero_grad(). A parameter whose p.grad is None counts as zeros. After backward(), a p.grad that is set anew
-    (`p.grad = ...`) is taken for this rank's own gradient and exchanged, with a warning. A p.grad that is changed in
-    place is taken for a change to the mean. `max_grad_norm` clips the means of gradients by hand.
-
-    Every rank calls step() equally often, with equally many calls of backward() between two. Where the ranks' steps
-    differ, all ranks get a gradwire.TransportError that names two of them and their steps.
-
-    `state_dict()` holds, under "gradwire", what this rank has not sent yet: save it on every rank. Copies and pickles
-    are of the optimizer inside, which exchanges nothing.
-
-    Not for a model in DistributedDataParallel, which writes the same p.grad (a warning says so where names tell):
-    HookState is for that.
-
-    p.grad is the same memory in every step, unless a gradient is kept across zero_grad(): that keeps its values, and
-    the parameter's next gradients are tensors of their own, as with torch, which costs a copy each. Of a view of a
-    gradient (detach(), view(), numpy(), a slice) this is so from the second time on, and a warning says so: clone()
-    views that you keep. p.grad may be moved between steps (a conversion of the
-    model, share_memory_(), a queue of torch.multiprocessing): the next step is exchanged all the same.
-
-    Hooks on parameters (register_post_accumulate_grad_hook) run before their gradients are sent, whenever they are
-    registered. A warning names a parameter whose gradient is changed later in backward(). Compiled autograd cannot be
-    combined with this optimizer, and raises an error.
-
-    A backward() that raises an error counts as one. Where it was a step's last, the other ranks get NaNs in place of
-    what it has not sent; step() then does here what it does there, but takes no means that hold a NaN.
-
-    After a Ctrl-C (KeyboardInterrupt) in backward() or step() that a script catches, step() goes on where it was. Other
-    workers may have taken that step: zero_grad() in its place drops it here, with a warning.
+    Returns: the optimizer, of a subclass of the given one's class.
 
     Raises:
-        ValueError: an argument is not valid; named_parameters lacks a parameter; another optimizer at the store has
-            one; a second optimizer, with a store in which a library sums; ranks that differ, all of which get the same
-            text, naming the first difference.
-        TypeError: an argument is of another kind.
+        ValueError: an argument is not valid; named_parameters lacks a parameter; another optimizer at the store has one
+            of the parameters; a second optimizer at a store in which a library sums (`nccl`, `allreduce_mpi`); ranks
+            differ, in which case all get the same text, naming the first difference.
+        TypeError: an argument has the wrong type.
+
+    **Gradients.** A parameter without a gradient counts as zeros and is still summed, because other ranks may have used
+    it. So `p.grad` is never None after backward(), except alone and without compression (store `local`), where p.grad
+    is torch's. `with optimizer.no_sync():` keeps gradients local; a step() inside it is this rank's own.
+
+    Gradients may also be set by hand or by torch.func, or be missing on one rank, as for a batch without labels. step()
+    exchanges what p.grad holds if no backward() has exchanged it since the last step() or zero_grad(). A p.grad of None
+    counts as zeros. After backward(), a new tensor in p.grad is taken as this rank's own gradient and exchanged, with a
+    warning. A p.grad that is changed in place is taken as a change to the mean. `max_grad_norm` clips the means of
+    gradients that were set by hand.
+
+    p.grad uses the same memory in every step. A gradient that is kept across zero_grad() keeps its values; the
+    parameter then gets new tensors, at the cost of a copy each. For a view of a gradient (detach(), view(), numpy(), a
+    slice) this holds from the second time on, and a warning says so: clone() views that you keep. p.grad may be moved
+    between steps (by a conversion of the model, share_memory_(), a queue of torch.multiprocessing); the next step is
+    exchanged all the same.
+
+    **Steps.** Every rank calls step() equally often, with equally many calls of backward() between two. If the ranks'
+    steps differ, all ranks get a gradwire.TransportError that names two of them and their steps. Freeze and thaw
+    parameters alike on all ranks, between steps. A frozen parameter is not sent, its `p.grad` is left alone, and its
+    residual is kept.
+
+    If a backward() raises an error, it counts as one call. If it was the last of a step, the other ranks receive NaNs
+    in place of what it had not sent. step() then behaves on this rank as on the others, but applies no mean that holds
+    a NaN. If a script catches a KeyboardInterrupt in backward() or step(), the next step() continues where it was.
+    Other workers may have taken that step; zero_grad() drops it on this rank, with a warning.
+
+    **Momentum correction.** p.grad is the mean momentum. Gradients are clipped before they enter the momentum only if a
+    hook of yours clips them. It cannot be combined with a GradScaler, because the momentum would hold gradients of
+    several scales. A second backward() before step() or zero_grad() is an error: put all but the last of a step into
+    no_sync(), or use backward_passes_per_step. Each worker's momentum is in state_dict() under SGD's own name. A
+    skipped step leaves it as it was. In a step that is not skipped, elements that are not finite start again at zero.
+
+    **Overlapped steps.** Each parameter is updated when its sum arrives, with the options that its group had when
+    step() was called. Code that reads a parameter waits for it: the next forward pass layer by layer, state_dict() and
+    evaluation for all. Until then p.grad is not the mean; `synchronize()` waits for all. It works with optimizers that
+    update each parameter by itself, as all of torch's do except LBFGS. Weights have the bits of a loop without overlap,
+    except for sparse gradients under a lossy codec, which are summed as dense ones (see sparse_as_dense). It cannot be
+    combined with max_grad_norm, grad_scaler, on_nonfinite="skip_step" or closures, nor with the stores `nccl` and
+    `allreduce_mpi`.
+
+    **Checkpoints.** `state_dict()` holds this rank's unsent residuals under "gradwire": save it on every rank. Copies
+    and pickles are of the wrapped optimizer, which exchanges nothing.
+
+    **Hooks and wrappers.** It cannot be combined with DistributedDataParallel, which writes the same p.grad: use
+    HookState there. A warning says so if parameter names show it. Hooks on parameters
+    (register_post_accumulate_grad_hook) run before their gradients are sent, whenever they are registered. A warning
+    names a parameter whose gradient changes later in backward(). It cannot be combined with compiled autograd, and
+    raises an error.
+
+    Source: error feedback: Karimireddy et al. 2019, "Error feedback fixes signSGD", algorithm 1; momentum correction:
+    Lin et al. 2018, "Deep gradient compression", section 3.2.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
@@ -220,6 +233,7 @@ def DistributedOptimizer(
         sparse_gradients=sparse_gradients(store, options, as_dense=sparse_as_dense, reads_dense=reads_dense),
         sparse_parameters=known_sparse(sparse_parameters, names),
     )
+    warn_of_adam(optimizer, named, options, store)
     momentum = WorkerMomentum(optimizer, vetoes=options.vetoes) if momentum_correction else None
     alike = {
         "overlap_step": overlap_step,

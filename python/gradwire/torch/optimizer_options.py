@@ -1,8 +1,9 @@
-"""What DistributedOptimizer takes beside an exchange's options: refused, or read, before anything is changed."""
+"""Options that DistributedOptimizer takes beside those of an exchange: checked, or read, before anything changes."""
 
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,59 @@ if TYPE_CHECKING:
     from gradwire.kv import KVStore
 
 
+# Every optimizer of torch.optim that divides by a running mean of past gradients' sizes, as Adam does.
+_ADAMS = tuple(
+    kind
+    for name in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SparseAdam")
+    if (kind := getattr(torch.optim, name, None)) is not None
+)
+_FEW_LEVELS = ("2bit", "1bit")  # codecs that send a sign and at most one magnitude
+_has_warned_of_adam = False  # in this process
+
+
+def warn_of_adam(
+    optimizer: torch.optim.Optimizer,
+    named: Iterable[tuple[str, torch.Tensor]],
+    options: ExchangeOptions,
+    store: KVStore,
+) -> None:
+    """Warns, once in a process, where an optimizer like Adam steps on gradients of 2bit or 1bit.
+
+    Adam divides each element by the root of its second moment. Under these codecs an element is zero in most steps and
+    one large magnitude in the others, so that the second moment is far from that of the gradient.
+
+    Args:
+        optimizer: which steps on the mean.
+        named: parameters with their names, by which codecs are chosen.
+        options: the codecs.
+        store: whose codec counts where the options name none.
+    """
+    global _has_warned_of_adam
+    if _has_warned_of_adam or not is_like_adam(optimizer):
+        return
+    default = options.default or store.own_compression
+    used = {(options.codecs.of(name, p) or default).spec.partition(":")[0] for name, p in named}
+    if not (few := [codec for codec in _FEW_LEVELS if codec in used]):
+        return
+    _has_warned_of_adam = True
+    kind = next(base for base in type(optimizer).__mro__ if not base.__module__.startswith("gradwire."))
+    warnings.warn(
+        f"gradwire.torch: {kind.__name__} loses accuracy with the codec {few[0]}, which does not keep the size of "
+        'gradients that it divides by; use "int8" instead',
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def is_like_adam(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns True for Adam, what derives from it, and any other optimizer that has betas."""
+    return (
+        isinstance(optimizer, _ADAMS)
+        or "betas" in optimizer.defaults
+        or any("betas" in group for group in optimizer.param_groups)
+    )
+
+
 def require_valid(
     optimizer: torch.optim.Optimizer,
     given: GivenOptions,
@@ -22,7 +76,10 @@ def require_valid(
     backward_passes_per_step: object,
     max_grad_norm: float | None,
 ) -> None:
-    """Raises ValueError for what DistributedOptimizer alone takes, and for what does not go with it."""
+    """Checks the options that only DistributedOptimizer takes.
+
+    Raises: ValueError: one is not valid, or cannot be combined with another.
+    """
     if momentum_correction not in (True, False, "auto"):
         raise ValueError(
             f"gradwire.torch: momentum_correction={momentum_correction!r}: expected True, False or 'auto'"
@@ -53,11 +110,11 @@ def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
 def sparse_gradients(
     store: KVStore, options: ExchangeOptions, *, as_dense: bool, reads_dense: bool
 ) -> SparseGradients:
-    """Returns how sparse gradients travel.
+    """Returns how sparse gradients are sent.
 
     Args:
         as_dense: sparse_as_dense was given.
-        reads_dense: something in the optimizer looks at gradients that are dense.
+        reads_dense: an option of the optimizer needs dense gradients.
     """
     if as_dense:
         return "dense"
@@ -68,7 +125,7 @@ def known_sparse(sparse_parameters: Iterable[str], names: Iterable[str]) -> froz
     """Returns the names of sparse_parameters.
 
     Raises:
-        ValueError: one is no parameter's.
+        ValueError: one is not the name of a parameter.
     """
     given = frozenset(sparse_parameters)
     if unknown := sorted(given.difference(names)):

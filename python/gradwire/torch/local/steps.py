@@ -16,6 +16,7 @@ from gradwire.torch.exchange import STATE_KEY, has_free_slots
 from gradwire.torch.exchange_options import GivenOptions, agree_on_options
 from gradwire.torch.local.fragments import require_layers
 from gradwire.torch.local.rounds import LocalRounds, MakeOuter, Schedule
+from gradwire.torch.optimizer_options import warn_of_adam
 from gradwire.torch.parameter_names import GroupMembers, name_parameters, require_real, warn_of_ddp
 
 _MIXING_WITH_OVERLAP = 0.5  # Streaming DiLoCo's
@@ -119,6 +120,7 @@ def LocalStepOptimizer(
     result._store, result._members = store, GroupMembers(result.param_groups)
     result._rounds = LocalRounds(store, named, options, schedule, outer)
     agree_on_options(store, "LocalStepOptimizer's outer optimizer", _described(result._rounds.outer))
+    warn_of_adam(result._rounds.outer, named, options, store)  # the inner one steps on whole gradients
     return result
 
 
