@@ -13,10 +13,10 @@ def _rows() -> list[dict[str, Any]]:
 
 def summary() -> str:
     """Returns a table of all codecs."""
-    rows = [
-        f"| [`{row['name']}`](#{row['name']}) | {_cell(row['summary'])} | {_yes(row['lossy'])} | {_yes(row['exact_reply'])} |"
-        for row in _rows()
-    ]
+    rows = []
+    for row in _rows():
+        name, exact = row["name"], _yes(row["exact_reply"])
+        rows.append(f"| [`{name}`](#{name}) | {_cell(row['summary'])} | {_yes(row['lossy'])} | {exact} |")
     return "\n".join(["| Codec | What it sends | Lossy | `reply=exact` |", "|---|---|---|---|", *rows])
 
 

@@ -62,7 +62,8 @@ def _setting(definition: Definition) -> str:
         facts.append(("Also read from", "; ".join(others)))
     rows = "\n".join(f"<dt>{title}</dt><dd markdown>{text}</dd>" for title, text in facts)
     listing = f'<dl class="facts" markdown>\n{rows}\n</dl>'
-    return f"### `{definition.variable}` {{ #{definition.variable.lower()} }}\n\n{sentence(definition.help)}\n\n{listing}"
+    heading = f"### `{definition.variable}` {{ #{definition.variable.lower()} }}"
+    return f"{heading}\n\n{sentence(definition.help)}\n\n{listing}"
 
 
 def sentence(text: str) -> str:

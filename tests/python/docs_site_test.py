@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import urllib.parse
+import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from structure.repository import ROOT
 
 sys.path.append(str(ROOT / "python"))
 
-from docs_site import docstrings
+from docs_site import diagrams, docstrings
 
 SECTIONS = ("tutorials", "howto", "reference", "explanation")
 
@@ -122,6 +123,13 @@ def test_diagrams_are_in_the_page(site: Path) -> None:
     }
     assert pages["architecture.html"] >= 1
     assert pages["life_of_a_gradient.html"] >= 1
+
+
+@pytest.mark.parametrize("name", diagrams.DIAGRAMS)
+def test_a_committed_diagram_is_what_the_script_draws(name: str) -> None:
+    committed = (diagrams.ASSETS / f"{name}.svg").read_text(encoding="utf-8")
+    assert committed == diagrams.DIAGRAMS[name](), "run python python/docs_site/diagrams.py"
+    assert ElementTree.fromstring(committed).find("{http://www.w3.org/2000/svg}title") is not None
 
 
 def test_every_name_of_the_api_is_there(site: Path) -> None:
