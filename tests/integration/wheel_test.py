@@ -134,7 +134,7 @@ def install(root: MinimalRoot, venv: str, wheel: Path) -> None:
 def test_the_quick_start_runs_where_nothing_else_is_installed(wheels: Wheels, root: MinimalRoot) -> None:
     assert not [name for name in root.libraries() if name.startswith(CARRIED)]
     install(root, "/venv", wheels.repaired)
-    command, script = script_of_readme()
+    (command, _), script = script_of_readme()
     (root.folder / "tmp/train.py").write_text(script, encoding="utf-8")
     programs = {"gradwire": "/venv/bin/gradwire", "python": VENV}
     done = root.run([programs.get(word, word) for word in command], seconds=180)

@@ -1,4 +1,4 @@
-"""The example of README.md runs as it is written, started by the command that it names."""
+"""The example of README.md runs as it is written, started by each command that it names."""
 
 from __future__ import annotations
 
@@ -7,25 +7,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from integration.torch_jobs import TORCHRUN
 from python.readme_example import digests, script_of_readme
 
+# The programs under test, wherever they are installed.
+PROGRAMS = {
+    "gradwire": [sys.executable, "-m", "gradwire.cli"],
+    "python": [sys.executable],
+    "torchrun": TORCHRUN,
+}
+COMMANDS, SCRIPT = script_of_readme()
 
-def test_the_first_example_trains_two_workers_to_the_same_weights(tmp_path: Path) -> None:
-    named, script = script_of_readme()
-    (tmp_path / "train.py").write_text(script, encoding="utf-8")
-    # gradwire and python are the ones under test, wherever they are installed.
-    places = {
-        "gradwire": [sys.executable, "-m", "gradwire.cli"],
-        "python": [sys.executable],
-    }
-    command = [part for word in named for part in places.get(word, [word])]
+
+def test_it_names_both_launchers() -> None:
+    assert [command[0] for command in COMMANDS] == ["gradwire", "torchrun"]
+
+
+@pytest.mark.parametrize("named", COMMANDS, ids=[command[0] for command in COMMANDS])
+def test_the_first_example_trains_two_workers_to_the_same_weights(named: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
     done = subprocess.run(
-        command,
+        [part for word in named for part in PROGRAMS.get(word, [word])],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "PYTHONWARNINGS": "error"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     ended = digests(done.stdout)

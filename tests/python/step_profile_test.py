@@ -12,7 +12,7 @@ import pytest
 from gradwire.autotune.launches import Job
 from gradwire.autotune.start import profile as profile_for_tune
 from gradwire.plan import layer_profile, step_profile
-from python.readme_example import script_of_readme
+from python.readme_example import script_of_page
 
 
 def test_a_profile_has_each_layers_seconds() -> None:
@@ -174,11 +174,10 @@ def test_a_command_that_starts_a_job_is_refused_and_its_workers_asked_for() -> N
     assert str(raised.value).endswith(f"as in: gradwire plan -n 2 -- {' '.join(workers)}"), raised.value
 
 
-def test_the_example_of_the_readme_is_profiled(tmp_path: Path) -> None:
-    script = script_of_readme()[1].replace("range(5)", "range(50)")
-    (tmp_path / "train.py").write_text(script)
+def test_the_script_of_the_first_tutorial_is_profiled(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script_of_page("python/docs/tutorials/first_training.md"))
     profile = step_profile.of_command([sys.executable, str(tmp_path / "train.py")])
-    assert [layer.elements for layer in profile.layers] == [784 * 10 + 10]
+    assert [layer.elements for layer in profile.layers] == [784 * 256 + 256, 256 * 2 + 2]
 
 
 # What the script asserts is what a step must not do while it is timed.
