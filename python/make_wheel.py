@@ -145,9 +145,11 @@ def for_older_systems(wheel: Path, folder: Path) -> tuple[Path, Path]:
     for name, library in linked.items():
         if name.startswith(LEFT_TO_THE_MACHINE.rstrip("*")):
             continue
-        copied = Path(shutil.copyfile(library, libraries / name))
+        copied = Path(shutil.copyfile(library, libraries / library.resolve().name))
         if not wheel_symbols.relax(copied):
             copied.unlink()
+        elif copied.name != name:
+            (libraries / name).symlink_to(copied.name)
     pack(unpacked, folder)
     return only_wheel(folder), libraries
 
