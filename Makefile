@@ -63,7 +63,7 @@ docs: install  ## report/site/: the documentation, for a browser, search include
 	  $(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt; \
 	  cp requirements-docs.txt .venv/requirements-docs.txt; \
 	fi
-	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 	@echo 'docs: report/site/index.html'
 
 sanitize: packages venv  ## the C++ tests under ASan + UBSan, then under ThreadSanitizer

@@ -15,6 +15,7 @@ from typing import Any
 import griffe
 
 _INLINE = re.compile(r"^(Returns|Raises|Yields|Source): +(\S.*)$")
+_ERROR = re.compile(r"^[\w.]+(?:, [\w.]+)*: ")
 _CODE_SECTION = re.compile(r"^Examples?:$")
 _SHELL = re.compile(r"^(\$ |export |gradwire |python |torchrun |mpirun )")
 
@@ -38,8 +39,8 @@ def _sections(lines: Sequence[str]) -> Iterator[str]:
     inside = False
     for line in lines:
         match = _INLINE.match(line)
-        if match and match[1] == "Source":
-            yield f"**Source:** {match[2]}"
+        if match and (match[1] == "Source" or (match[1] == "Raises" and not _ERROR.match(match[2]))):
+            yield f"**{match[1]}:** {match[2]}"  # a paragraph: no name, no list
             inside = False
         elif match:
             yield from (f"{match[1]}:", f"    {match[2]}")
