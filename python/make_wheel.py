@@ -230,6 +230,29 @@ def only_wheel(folder: Path) -> Path:
     return found
 
 
+def described(wheel: Path) -> str:
+    """Returns a line about a wheel."""
+    return f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB; needs {needs(wheel)}"
+
+
+def make(folder: Path, headers: Path | None = None) -> list[Path]:
+    """Builds the wheels and returns them, in folder. headers: as for build(); None: they are searched.
+
+    Raises: subprocess.CalledProcessError: a step failed; the reason is on stderr.
+    """
+    headers = headers or stable_abi_headers()
+    if headers is None:
+        alone = "only the wheel of this Python is made"
+        print(f"wheel: no headers of Python 3.12 or later were found; {alone}", file=sys.stderr)
+    unrepaired = [build(UNREPAIRED, headers)]
+    if headers is not None:
+        unrepaired.append(for_stable_abi(unrepaired[0]))
+    made = [repair(wheel, folder) for wheel in unrepaired]
+    if headers is not None:
+        audit_stable_abi(made[1])
+    return made
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
@@ -243,24 +266,16 @@ def main() -> int:
         "is found on this machine.",
     )
     given = parser.parse_args()
-    headers = given.abi3_include or stable_abi_headers()
-    if headers is None:
-        alone = "only the wheel of this Python is made"
-        print(f"wheel: no headers of Python 3.12 or later were found; {alone}", file=sys.stderr)
-    elif stable_abi_of(headers) is None:
+    headers = given.abi3_include
+    if headers is not None and stable_abi_of(headers) is None:
         parser.error(f"--abi3-include: {headers} has no headers of Python 3.12 or later (with the GIL)")
     try:
-        unrepaired = [build(UNREPAIRED, headers)]
-        if headers is not None:
-            unrepaired.append(for_stable_abi(unrepaired[0]))
-        made = [repair(wheel, given.folder) for wheel in unrepaired]
-        if headers is not None:
-            audit_stable_abi(made[1])
+        made = make(given.folder, headers)
     except subprocess.CalledProcessError as error:
         print(f"wheel: {' '.join(map(str, error.cmd))} ended with {error.returncode}", file=sys.stderr)
         return 1
     for wheel in made:
-        print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB; needs {needs(wheel)}")
+        print(described(wheel))
     return 0
 
 
