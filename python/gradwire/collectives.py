@@ -1,4 +1,4 @@
-"""Collectives: exact operations of all workers on arrays that are no gradients (metrics, masks, shards, indices).
+"""Collectives: exact operations of all workers on arrays that are not gradients (metrics, masks, shards, indices).
 
 Example:
     kv = gradwire.kv.create("allreduce")
@@ -6,12 +6,12 @@ Example:
     rows = kv.collectives.all_gather(embeddings)      # one array a rank, of any length
 
 Arrays are NumPy's or PyTorch's, on the CPU, of uint8, int8, int32, int64, float16, bfloat16 (PyTorch), float32,
-float64, complex64 or complex128. Contiguous ones are sent from and received into their own memory; results are of the
-kind that was given. Every rank makes the same calls in the same order. What differs between ranks (operation, dtype,
-shape), or cannot be sent on one of them (a sparse tensor, another dtype), is a ValueError with the same text on all of
-them, and the store lives on; anything else that goes wrong ends the store.
+float64, complex64 or complex128. Contiguous arrays are sent from and received into their own memory. Results are of the
+same kind as the arguments. Every rank makes the same calls in the same order. If ranks differ (operation, dtype,
+shape), or one has an array that cannot be sent (a sparse tensor, another dtype), all get a ValueError with the same
+text, and the store stays usable. Any other error ends the store.
 
-Nothing is compressed. Results are made in rank order, so all ranks get the same bits, whatever the placement.
+Nothing is compressed. Results are computed in rank order, so all ranks get the same bits, whatever the placement.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", 
 
 
 class Collectives:
-    """The collectives of one store; `KVStore.collectives` makes it.
+    """The collectives of one store: `KVStore.collectives`.
 
-    Bytes that each of N workers sends for an array of P bytes are in the README of kvstore/, under "Letters".
+    The README of kvstore/ lists the bytes that each of N workers sends for an array of P bytes.
     """
 
     def __init__(self, engine: _core.Engine) -> None:
@@ -48,17 +48,16 @@ class Collectives:
 
         Args:
             array: any shape, the same on all ranks.
-            op: "sum", "average" (floats only), "min", "max" or "product". Float16 and bfloat16 are combined in
-                float32 and rounded once; integers wrap; NaN wins in min and max. Of complex numbers "sum" and "average"
-                only.
-            out: where to write, of array's dtype and shape; may be array itself. Without: a new array.
+            op: "sum", "average" (floats only), "min", "max" or "product". float16 and bfloat16 are combined in float32
+                and rounded once. Integers wrap. NaN wins in min and max. Complex numbers have "sum" and "average" only.
+                Default: "sum".
+            out: array to write to, of array's dtype and shape; may be array itself. Default: a new array.
 
-        Returns:
-            out, the same on every rank.
+        Returns: out or the new array, the same on every rank.
 
         Raises:
-            ValueError: a bad op, dtype or out; the average of integers, another op than that or the sum of complex
-                numbers; or ranks that differ.
+            ValueError: a bad op, dtype or out; "average" of integers; another op than "sum" and "average" of complex
+                numbers; or ranks differ.
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
         with told_to_all(self._engine, "all_reduce"):
@@ -72,11 +71,17 @@ class Collectives:
         return result if out is None else out
 
     def reduce_scatter(self, array: Any, op: str = "sum") -> Any:
-        """As all_reduce, but a rank gets its rows only: the rank-th of near-equal parts, as np.array_split cuts them.
+        """As all_reduce(), but each rank gets only its rows: the rank-th of near-equal parts, cut as np.array_split
+        does.
 
         Args:
             array: at least one dimension, the same shape on all ranks; cut along the first.
-            op: as in all_reduce().
+            op: as in all_reduce(). Default: "sum".
+
+        Returns: a new array with this rank's rows.
+
+        Raises:
+            ValueError, gradwire.TransportError, gradwire.TimeoutError: as all_reduce().
         """
         with told_to_all(self._engine, "reduce_scatter"):
             given = _given("reduce_scatter", array)
@@ -92,13 +97,16 @@ class Collectives:
         return result
 
     def broadcast(self, array: Any, root: int = 0) -> Any:
-        """Writes root's array to everybody's, in place.
+        """Overwrites the arrays of all ranks with root's, in place.
 
         Args:
-            array: writable and contiguous; dtype and shape the same on all ranks.
+            array: writable and contiguous; the same dtype and shape on all ranks.
+            root: the rank whose array all ranks get. Default: 0.
 
-        Returns:
-            array.
+        Returns: array.
+
+        Raises:
+            ValueError, gradwire.TransportError, gradwire.TimeoutError: as all_reduce().
         """
         with told_to_all(self._engine, "broadcast"):
             target = _writable("broadcast", array, array)
@@ -109,13 +117,15 @@ class Collectives:
         return array
 
     def all_gather(self, array: Any) -> list[Any]:
-        """Gives every rank the arrays of all.
+        """Gives every rank the arrays of all ranks.
 
         Args:
-            array: ranks may differ in the first dimension, and in nothing else.
+            array: any shape; ranks may differ in the first dimension only.
 
-        Returns:
-            One array a rank, in rank order: views of one run of memory.
+        Returns: one array per rank, in rank order: views of one block of memory.
+
+        Raises:
+            ValueError, gradwire.TransportError, gradwire.TimeoutError: as all_reduce().
         """
         with told_to_all(self._engine, "all_gather"):
             given = _given("all_gather", array)
@@ -130,13 +140,13 @@ class Collectives:
         """Gives rank d the d-th array of every rank.
 
         Args:
-            arrays: one for each rank, of one dtype; they may differ in the first dimension, and in nothing else.
+            arrays: one per rank, all of one dtype; they may differ in the first dimension only.
 
-        Returns:
-            What each rank had for this one, in rank order: views of one run of memory.
+        Returns: the arrays that each rank had for this one, in rank order: views of one block of memory.
 
         Raises:
-            ValueError: not one array for each rank, or arrays that differ in dtype or in a row's shape.
+            ValueError: not one array per rank; or arrays differ in dtype or in the shape of a row.
+            gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
         with told_to_all(self._engine, "all_to_all"):
             given = [_given("all_to_all", array) for array in arrays]
@@ -155,7 +165,7 @@ class Collectives:
         return _split(given[0], counts, raw, rows[0])
 
     def barrier(self) -> None:
-        """Waits until every rank is here."""
+        """Waits until every rank has called it."""
         self._engine.barrier()
 
 

@@ -1,4 +1,4 @@
-"""Codecs by themselves: floats to payloads, payloads to sums. No network.
+"""Codecs without a network: floats to payloads, payloads to sums.
 
 Example:
     codec = gradwire.compress.make("2bit", threshold=0.5)
@@ -6,15 +6,17 @@ Example:
     payload = codec.encode(grad, residual=residual)   # uint8; residual is updated in place
     same = codec.decode(payload, grad.size)           # float32
 
-ErrorFeedback keeps the residual, with momentum if asked for, and can save, measure and undo it:
+ErrorFeedback keeps the residual, with momentum if you ask for it. It can save, measure and undo:
     feedback = gradwire.compress.ErrorFeedback(codec, grad.size, momentum=0.9)
     payload = feedback.encode(grad)
     feedback.measure(payload).share_sent
 
-EF21 sends how the gradient changes instead; the sum over workers of what was sent makes up their gradients' sum:
+EF21 sends the changes of the gradient. The sum of what all workers sent approximates the sum of their gradients:
     feedback = gradwire.compress.EF21(codec, grad.size)
-    feedback.add(codec.decode_sum(payloads_of_all_ranks, grad.size))   # one of them feedback.encode(grad)
+    feedback.add(codec.decode_sum(payloads_of_all_ranks, grad.size))   # one of them is feedback.encode(grad)
     mean = feedback.sum / world_size
+
+`gradwire codecs` lists all codecs with their parameters.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _list = list
 
 
 def spec_text(name: str, parameters: Mapping[str, Any]) -> str:
-    """Writes a codec and its parameters as one word: '2bit:threshold=0.5,nonfinite=mxnet'."""
+    """Writes a codec and its parameters as a spec: '2bit:threshold=0.5,nonfinite=mxnet'."""
     words = {True: "on", False: "off"}
     given = ",".join(
         f"{key}={words[value] if isinstance(value, bool) else value}" for key, value in parameters.items()
@@ -55,10 +57,11 @@ def make(name: str, **parameters: float | str | bool) -> Codec:
 
     Args:
         name: one of `list()`, or a whole spec such as "2bit:threshold=0.5".
-        **parameters: the codec's own, e.g. threshold=0.5 (a float in the gradient's unit, > 0, or "auto"). True is
-            "on" and False is "off".
+        **parameters: the codec's parameters, e.g. threshold=0.5 (a float in the gradient's unit, > 0, or "auto"). True
+        is
+            "on" and False is "off". `gradwire codecs CODEC` explains them. Default: the codec's own.
 
-    Returns: an immutable Codec; its methods may be called from any thread.
+    Returns: an immutable Codec. Its methods may be called from any thread.
 
     Raises:
         ValueError: an unknown codec or parameter (the nearest valid one is named), or a value out of range.
@@ -67,21 +70,23 @@ def make(name: str, **parameters: float | str | bool) -> Codec:
 
 
 def list() -> _list[str]:
-    """Names every codec."""
+    """Lists the names of all codecs."""
     return [row["name"] for row in _core.codecs()]
 
 
 def lossless_encode(codes: Any, elements: int) -> Any:
-    """Writes the codes of quiet gradients in fewer bits: within a fifth of their entropy where signs are even.
+    """Compresses 2bit codes of gradients of which few elements are sent, without loss.
+
+    The result is within a fifth of the codes' entropy if both signs are equally frequent.
 
     Args:
-        codes: uint8, what `2bit` with a fixed threshold encodes to: 4 * ceil(elements / 16) bytes.
-        elements: of the gradient; each 65 536 of them take the form that is smallest.
+        codes: uint8, (4 * ceil(elements / 16),): what `2bit` with a fixed threshold encodes.
+        elements: number of elements of the gradient. Each run of 65 536 takes the form that is smallest.
 
-    Returns: uint8, at most 4 bytes per 65 536 elements more than codes.
+    Returns: uint8, at most 4 bytes per 65 536 elements longer than codes.
 
     Raises:
-        ValueError: codes has not as many bytes as elements need.
+        ValueError: codes does not have as many bytes as elements need.
 
     Source: Elias 1974, "Efficient storage and retrieval by content and address of static files"; Fano 1971.
     """
@@ -89,27 +94,27 @@ def lossless_encode(codes: Any, elements: int) -> Any:
 
 
 def lossless_decode(coded: Any, elements: int) -> Any:
-    """Gives back the bytes that `lossless_encode()` was given.
+    """Returns the codes that `lossless_encode()` was given.
 
     Args:
-        coded: uint8, what it returned.
-        elements: as there.
+        coded: uint8, what lossless_encode() returned.
+        elements: number of elements of the gradient.
 
-    Returns: uint8, 4 * ceil(elements / 16) bytes.
+    Returns: uint8, (4 * ceil(elements / 16),).
 
     Raises:
-        gradwire.DecodeError: bytes that it does not return.
+        gradwire.DecodeError: the bytes are not a result of lossless_encode().
     """
     return _core.lossless_decode(coded, elements)
 
 
 @dataclasses.dataclass(frozen=True)
 class Compression:
-    """What `set_gradient_compression` takes, in one value: the codec's spec and how servers reply.
+    """A codec's spec together with how servers reply: what `set_gradient_compression` reads.
 
     Attributes:
         spec: the codec with its parameters, "2bit:threshold=0.5".
-        reply: "exact", "fp32" or the codec's own name.
+        reply: how sums are sent back: "exact", "fp32" or the codec's own name.
         weights: how servers with an optimizer send weights: "fp32", "fp16", "bf16" or "delta:CODEC".
     """
 
@@ -128,13 +133,15 @@ class Compression:
         """Reads {"type": "2bit", "threshold": 0.5, "reply": "2bit"}, "2bit:threshold=0.5,reply=2bit" or None.
 
         Args:
-            given: what the user wrote.
-            defaults: parameters by codec that hold where the user gave none, e.g. {"2bit": {"threshold": "auto"}}.
-            reply: holds where the user gave none and the codec has it; else the codec replies in itself.
+            given: what the user wrote. None is "none".
+            defaults: parameters by codec where the user gave none, e.g. {"2bit": {"threshold": "auto"}}. Default: the
+                codec's own.
+            reply: the reply if the user gave none and the codec has it; else the codec replies in itself. Default:
+                "exact".
 
         Raises:
-            ValueError: no or unknown type, an unknown parameter, a reply that the codec does not have, weights that
-                servers cannot send.
+            ValueError: a missing or unknown type, an unknown parameter, a reply that the codec does not have, or
+                weights that servers cannot send.
         """
         parameters = cls._parameters(given)
         name = str(parameters.pop("type"))
@@ -153,10 +160,10 @@ class Compression:
         return cls(_core.canonical_spec(spec_text(name, parameters)), str(wanted), weights)
 
     def require_whole_weights(self, why: str) -> None:
-        """Refuses weights other than float32, where `why` says that nobody sends them.
+        """Raises ValueError for weights other than float32.
 
-        Raises:
-            ValueError: as it says.
+        Args:
+            why: why no server sends weights here; the error begins with it.
         """
         if self.weights != "fp32":
             raise ValueError(

@@ -1,19 +1,19 @@
-"""The key-value store: MXNet's kvstore interface, with compression in every call.
+"""Key-value stores: MXNet's kvstore interface, with compression in every call.
 
 Example:
-    kv = gradwire.kv.create("dist_sync")
+    kv = gradwire.kv.create("allreduce")
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     kv.init(3, weight)
     kv.push(3, grad, priority=-1)
-    kv.pull(3, out=total)      # no optimizer set: the sum of this round's pushes
+    kv.pull(3, out=total)      # without an optimizer: the sum of this round's pushes
 
-`broadcast(name, tensor, root_rank)` and `push_pull(name, tensor, output)` are the same in the words of MXNet's RFC
-16795, and all that a store of another maker needs: see `register`.
+`broadcast(name, tensor, root_rank)` and `push_pull(name, tensor, output)` have the names of MXNet's RFC 16795. A store
+that gradwire did not make needs only these: see `register`.
 
-Values are float32, float16, bfloat16, float64, complex64 or complex128 arrays: NumPy's or PyTorch's. Float32 ones that
-are contiguous are sent from and received into their own memory. PyTorch's may lie on a CUDA device: they are then
-encoded and decoded there, behind the current stream, and only what is encoded crosses to the host; where the codec
-cannot do that, the floats do, which is said once on stderr.
+Values are arrays of NumPy or PyTorch, of float32, float16, bfloat16, float64, complex64 or complex128. Contiguous
+float32 arrays are sent from and received into their own memory. PyTorch's may be on a CUDA device. They are then
+encoded and decoded there, on the current stream, and only payloads cross to the host. If the codec cannot run on the
+device, floats cross to the host, and a message on stderr says so once.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _joined: KVStore | None = None  # the one by which this process is in its job, w
 
 
 def stores() -> list[str]:
-    """Names every store that create() knows: gradwire's own, then those of other makers."""
+    """Lists the names of all stores that create() knows: gradwire's own, then registered ones."""
     return [*connect.names(), *backend.names()]
 
 
@@ -97,61 +97,70 @@ def create(name: str, *, staleness: int | None = None, on_failure: OnFailure | N
 
 
 def create(name: str = "local", *, staleness: int | None = None, on_failure: OnFailure | None = None) -> Any:
-    """Opens a store; all but `local` and `device` join the job that the environment describes (see `gradwire run`).
+    """Opens a store. All but `local` and `device` join the job that the environment describes (see `gradwire run`).
 
-    `dist` and `dist_sync*` sum on parameter servers, and so do `byteps` and `p3`, the latter in slices of 256 KiB that
-    urgent ones overtake. The names `local_*` are MXNet's for `local` and `device`.
+    | name | sums | start with |
+    |---|---|---|
+    | `local`, `device`, `local_*` | in this process; `local_*` are MXNet's names | anything |
+    | `dist`, `dist_sync*`, `byteps` | on parameter servers | `gradwire run` |
+    | `p3` | on parameter servers, in slices of 256 KiB that urgent slices overtake | `gradwire run` |
+    | `dist_async*`, `dist_device_async` | not at all: servers apply each push when it arrives | `gradwire run` |
+    | `allreduce`, `horovod` | on workers: each owns a share of every gradient | `gradwire run`, `torchrun` |
+    | `dist_sync_mpi` | as `allreduce`, over MPI's messages | `mpirun` |
+    | `allreduce_mpi` | MPI | `mpirun` |
+    | `nccl` | NCCL, on a GPU of each worker's own | `gradwire run`, `torchrun` |
 
-    In `dist_async`, `dist_async_device` and `dist_device_async` servers apply each push when it arrives, whatever the
-    other workers do, each part of a tensor (GRADWIRE_PARTITION_BYTES) as one: set_optimizer() first. pull() brings the
-    weight as it is then, pushpull() the weight with this push in it. With a staleness bound a worker that is ahead by
-    more steps waits for the slowest; stats() counts how stale pushes were. Of tables (gradwire.sparse) each row is as
-    one, and what waits is row_sparse_pull() and pushpull().
+    **dist_async, dist_async_device, dist_device_async.** Servers apply each push when it arrives, one partition
+    (GRADWIRE_PARTITION_BYTES) at a time, whatever the other workers do. Call set_optimizer() first. pull() returns the
+    current weight; pushpull() returns the weight with this push applied. With a staleness bound, a worker that is ahead
+    by more steps waits for the slowest; stats() counts how stale pushes were. In tables (gradwire.sparse) each row is
+    applied at once, and row_sparse_pull() and pushpull() wait.
 
-    `allreduce` and `horovod` sum without: every worker owns a share of each gradient, and sums that for all. They join
-    by MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE (as torchrun sets them) too, and by torch's process group where the
-    environment gives no ranks. `dist_sync_mpi` is `allreduce` over MPI's messages, and in `allreduce_mpi` MPI sums as
-    well, so that every worker must push the same keys in the same order: start these with mpirun (`--bind-to none`, or
-    the threads of a rank share one core). What else in the process uses MPI (mpi4py) must have initialised it with
-    MPI_THREAD_MULTIPLE; after a failure nobody finalises MPI, and mpirun ends the job. In `nccl` NCCL sums, on a GPU
-    that each worker has to itself (arrays are still handed over on the CPU); it joins as `allreduce` does, and asks
-    for the same order.
+    **allreduce, horovod, nccl.** They join by GRADWIRE_* variables; or by MASTER_ADDR, MASTER_PORT, RANK and
+    WORLD_SIZE, as torchrun sets them; or by torch's process group if the environment has no ranks. In `nccl`, arrays
+    are still passed on the CPU.
 
-    With GRADWIRE_HIERARCHY=host the workers of one host sum first, uncompressed, and one of them sends; compression
-    then acts on the host's sum. All else is as without, but that `allreduce_mpi` and `nccl` refuse it.
+    **allreduce_mpi, nccl.** Every worker must push the same keys in the same order.
 
-    With GRADWIRE_PLACEMENT=auto (`gradwire run --placement auto`) workers first measure their link, and rank 0 chooses
-    between peers, servers and the library that sums, by GRADWIRE_PAYLOAD_BYTES; it tells why on stderr. The name then
-    says only whether ranks reach each other over MPI (`*_mpi`) or by sockets.
+    **MPI.** Start with mpirun `--bind-to none`, or the threads of a rank share one core. Other users of MPI in the
+    process (mpi4py) must initialise it with MPI_THREAD_MULTIPLE. After a failure, nobody finalises MPI, and mpirun ends
+    the job.
 
-    With on_failure="continue" the job goes on without workers that die: what is under way fails on all ranks with
-    MembershipChanged, and whoever is left joins again; gradwire.elastic.run() does that, and gives everybody the last
-    committed state. Who creates a store of such a job while it runs waits here until it is taken in; a death meanwhile
-    is nobody else's. Servers keep no weights through that, so set_optimizer() is refused.
+    **GRADWIRE_HIERARCHY=host.** The workers of a host sum first, uncompressed, and one of them sends. Compression
+    applies to the host's sum. `allreduce_mpi` and `nccl` reject this setting.
 
-    A store of another maker (see `register`) is whatever its class is, made without arguments.
+    **GRADWIRE_PLACEMENT=auto** (`gradwire run --placement auto`). Workers measure their link, and rank 0 chooses
+    between peers, servers and the library that sums, from GRADWIRE_PAYLOAD_BYTES. It logs the reason to stderr. The
+    name then only says whether ranks reach each other by MPI (`*_mpi`) or by sockets.
 
-    While `gradwire plan -- CMD` times the layers of a script, every store is `local`.
+    **on_failure="continue".** The job goes on without workers that die. Calls in progress fail on all ranks with
+    MembershipChanged, and the surviving workers join again; gradwire.elastic.run() does that, and restores the last
+    committed state on all. A worker that creates a store of a running job waits until it is admitted. If it dies
+    meanwhile, the others are not affected. Servers do not keep weights through that, so set_optimizer() raises an
+    error.
 
-    In a process whose role is server or scheduler (DMLC_ROLE or GRADWIRE_ROLE) it serves the job to its end and
-    then ends the process, as users of MXNet's scripts expect.
+    A store that was registered (see `register`) is an instance of its class, made without arguments. While
+    `gradwire plan -- CMD` profiles a script, every store is `local`. In a process whose role is server or scheduler
+    (DMLC_ROLE or GRADWIRE_ROLE), create() serves the job to its end and then exits, as MXNet's scripts expect.
 
     Args:
-        name: one of `stores()`.
-        staleness: of `dist_async*`: how many steps (pushes of a key) a worker may be ahead of the slowest. The same on
-            all ranks. Default: the setting GRADWIRE_STALENESS_BOUND, which is none: any number.
-        on_failure: what the job does when a worker dies: "abort" ends it on all ranks, "continue" as above. The same as
-            the scheduler's, which `gradwire run --on-failure` starts. Default: the setting GRADWIRE_ON_FAILURE: abort.
+        name: one of `stores()`. Default: "local".
+        staleness: steps (pushes of a key) that a worker may be ahead of the slowest, for `dist_async*`; the same on all
+            ranks. Default: the setting GRADWIRE_STALENESS_BOUND, which is no bound.
+        on_failure: what the job does when a worker dies: "abort" ends it on all ranks; "continue" as above. It must
+            match the scheduler's, which `gradwire run --on-failure` starts. Default: the setting GRADWIRE_ON_FAILURE,
+            which is abort.
 
-    Returns: a KVStore, or the AbstractKVStore of another maker. One that has joined a job stays open until close() or
-        the end of the process, also where nobody keeps it.
+    Returns: a KVStore, or the registered class's AbstractKVStore. A store that has joined a job stays open until
+    close() or
+        the end of the process, even without a reference to it.
 
     Raises:
         TypeError: name is not a string.
-        ValueError: an unknown name (the nearest valid ones are named), settings that are missing or bad, a staleness
-            that is negative or for a store that sums, on_failure="continue" for a store of another maker, or a job that
-            this process has joined already.
-        gradwire.TimeoutError: not every rank appeared in time; names those missing.
+        ValueError: an unknown name (the nearest valid one is named); missing or bad settings; a staleness that is
+            negative or for a store that sums; on_failure="continue" for a registered store; this process has joined a
+            job already.
+        gradwire.TimeoutError: not every rank joined in time; names the missing ones.
         gradwire.TransportError: MPI or NCCL cannot be used here; says why, and what else can.
     """
     if not isinstance(name, str):
@@ -199,16 +208,17 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
 
 
 def join(roll_call: str, rank: int, num_workers: int) -> KVStore:
-    """Joins, as create("allreduce") does, a job that the environment says nothing of.
+    """Joins a job that the environment does not describe, as create("allreduce") does.
 
     Args:
-        roll_call: where rank 0 is to serve the rendezvous, the same on all ranks: tcp://host:port, a port that is free.
-        rank: this worker's number, from 0.
-        num_workers: how many there are.
+        roll_call: address on which rank 0 serves the rendezvous, the same on all ranks: tcp://host:port with a free
+            port.
+        rank: rank of this worker, from 0.
+        num_workers: number of workers.
 
     Raises:
         ValueError: this process has joined a job already.
-        gradwire.TimeoutError: not every rank appeared in time; names those missing.
+        gradwire.TimeoutError: not every rank joined in time; names the missing ones.
     """
     if (other := joined()) is not None:
         raise ValueError(f"kv.join: this process has joined its job already, by the store {other.type!r}")
@@ -218,12 +228,15 @@ def join(roll_call: str, rank: int, num_workers: int) -> KVStore:
 
 
 def join_group(group: Group) -> KVStore:
-    """Joins, as create("allreduce") does, the job whose workers are the ranks of a process group of torch's.
+    """Joins the job whose workers are the ranks of a torch process group, as create("allreduce") does.
+
+    Args:
+        group: the process group.
 
     Raises:
         ValueError: this process has joined a job already; or the group has no store through which ranks find each
             other.
-        gradwire.TimeoutError: not every rank appeared in time; names those missing.
+        gradwire.TimeoutError: not every rank joined in time; names the missing ones.
     """
     if (other := joined()) is not None:
         raise ValueError(
@@ -251,8 +264,9 @@ def _join_at(place: Place, rank: int, num_workers: int) -> KVStore:
 
 
 def rejoin(store: KVStore) -> KVStore:
-    """Leaves a job whose members have changed, and joins it again: closes the store and returns a new one, which knows
-    nothing of the other's keys and codecs. gradwire.elastic.run() calls it.
+    """Leaves a job whose members have changed, and joins it again. gradwire.elastic.run() calls it.
+
+    Closes the store and returns a new one, without the keys and codecs of the old one.
 
     Raises: gradwire.TransportError: the job has failed; says why.
     """
@@ -297,7 +311,7 @@ def _foreign(name: str) -> type[AbstractKVStore]:
 
 
 def joined() -> KVStore | None:
-    """Returns the open store by which this process has joined a job; None where there is none but local ones."""
+    """Returns the open store by which this process has joined a job; None if there are only local ones."""
     return _joined if _joined is not None and _joined.is_open else None
 
 
@@ -311,8 +325,9 @@ def _enlist(store: KVStore) -> None:
 
 
 def _close_all() -> None:
-    """Closes what a script has left open, and waits for those whom this process serves. What then fails, as a last step
-    that close() ends, fails the process: the script has not heard of it.
+    """Closes stores that a script left open, and waits for the workers that this process serves.
+
+    If that fails, as a last step that close() ends may, the process fails: the script cannot have noticed.
     """
     try:
         with contextlib.ExitStack() as closing:  # all of them, also where one fails

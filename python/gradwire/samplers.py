@@ -1,10 +1,10 @@
-"""Which examples a worker trains on: shares of a data set by rank, of equal or of given sizes.
+"""Samplers: each rank's share of a data set, in equal or given sizes.
 
     picks = gradwire.samplers.shard(len(data), kv.rank, kv.num_workers)
     picks = gradwire.samplers.shard(len(data), kv.rank, kv.num_workers, work_load_list=[2, 1, 1])   # rank 0 is faster
 
-No example is left out and none is taken twice, so workers may have different numbers of batches: who has none left
-calls `kv.join()`. gradwire.torch.ShardSampler is the same for a DataLoader.
+Every example belongs to exactly one worker, so workers may have different numbers of batches. A worker that runs out of
+batches calls `kv.join()`. gradwire.torch.ShardSampler does the same for a DataLoader.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from collections.abc import Sequence
 
 
 def shard(examples: int, rank: int, num_workers: int, work_load_list: Sequence[float] | None = None) -> range:
-    """Returns a worker's share of examples, as a run of indices.
+    """Returns a worker's share of the examples, as a range of indices.
 
     Args:
-        examples: how many there are, 0 or more.
-        rank: the worker's number, from 0.
-        num_workers: how many there are.
-        work_load_list: how much of the work each rank takes, in any unit (MXNet's word, where it is of devices).
-            Default: equal shares.
+        examples: number of examples, 0 or more.
+        rank: rank of the worker, from 0.
+        num_workers: number of workers.
+        work_load_list: share of the work of each rank, in any unit (MXNet's word, which has it for devices). Default:
+            equal shares.
 
-    Returns: run r of all, which follow each other in rank order and cover 0 to examples - 1. Ends are rounded to the
-        nearest, so shares that ought to be equal differ by one at most.
+    Returns: the rank-th of consecutive ranges that cover 0 to examples - 1. Ends are rounded to the nearest, so equal
+    shares
+        differ by at most one.
 
     Raises:
-        ValueError: no such rank; or loads that are not one a worker, not finite, below 0, or all 0.
+        ValueError: rank is not a rank; or loads that are not one per worker, not finite, negative, or all 0.
     """
     if examples < 0 or num_workers < 1 or not 0 <= rank < num_workers:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The store of gradwire.kv: what its keys are, what is pushed and pulled, and what servers do with it."""
+"""KVStore: keys, pushes and pulls, and what servers do with them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from gradwire.stores.worker import Worker
 
 
 class KVStore(Worker):
-    """A worker's end of a store. Made by create().
+    """A worker's end of a store. create() makes it.
 
-    Methods that take a key also take a list of keys, with a list of values. A value may be a list of arrays, one
-    per device, which are summed first: as they are in `dist_*`, through the codec with a residual per device in
-    `local` and `device`, as MXNet does. Every call that waits can be interrupted by Ctrl-C.
+    Methods that take a key also take a list of keys with a list of values. A value may be a list of arrays, one per
+    device, which are summed first: uncompressed in `dist_*`; through the codec with a residual per device in `local`
+    and `device`, as in MXNet. Ctrl-C interrupts every call that waits.
     """
 
     def __init__(self, kind: str, engine: _core.Engine, values: settings.Settings) -> None:
@@ -52,31 +52,31 @@ class KVStore(Worker):
 
     @property
     def compression(self) -> Compression:
-        """The compression in force: of an optimizer or hook of gradwire.torch while one has borrowed it (lend())."""
+        """The compression in force: that of a gradwire.torch optimizer or hook while it has borrowed it (lend())."""
         return self._compression if self._borrower is not None else self.own_compression
 
     @property
     def own_compression(self) -> Compression:
-        """The compression of this store's keys and tables: as it was set on the store, whoever has been lent it."""
+        """The compression of this store's keys and tables, as it was set on the store."""
         return self._compression if self._lent is None else self._lent[0]
 
     @property
     def passthrough(self) -> bool:
-        """True when a push of one value would come back as it went: one local worker, nothing compressed."""
+        """True if a pushed value comes back unchanged: one local worker without compression."""
         return self._is_local and self.compression.spec == "none"
 
     @property
     def optimizer(self) -> tuple[str, dict[str, float]] | None:
-        """The servers', by name and parameters, as set_optimizer() or a file gave them; None: there is none."""
+        """Name and parameters of the servers' optimizer, from set_optimizer() or a file; None if there is none."""
         return self._optimizer
 
     @property
     def keeps_weights(self) -> bool:
-        """True where servers have an optimizer: what is pushed is then answered with a weight, and not with a sum."""
+        """True if servers have an optimizer: they then reply to a push with a weight, not with a sum."""
         return self._optimizer is not None
 
     def is_capable(self, capability: str) -> bool:
-        """Tells whether the store has "optimizer", "gradient_compression" or "gradient_compression:CODEC".
+        """Returns True if the store has "optimizer", "gradient_compression" or "gradient_compression:CODEC".
 
         Raises:
             ValueError: an unknown capability.
@@ -92,8 +92,10 @@ class KVStore(Worker):
         )
 
     def stats(self, servers: bool = False) -> dict[str, Any]:
-        """As Worker.stats(). In `local` and `device` each device of a value encodes: bytes_raw, bytes_encoded, ratio,
-        residual_norm and share_sent are then of what devices gave, each by itself.
+        """As Worker.stats(). In `local` and `device`, each device of a value encodes.
+
+        There, bytes_raw, bytes_encoded, ratio, residual_norm and share_sent count what the devices gave, each by
+        itself.
         """
         found = super().stats(servers)
         return found | self.devices.stats_beside(found) if self._is_local else found
@@ -101,26 +103,32 @@ class KVStore(Worker):
     # ---------------------------------------------------------------- settings, the same on all ranks
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
-        """Compresses every push from now on. Collective; waits for this worker's pushes before it.
+        """Compresses every push from now on. Collective; waits for this worker's earlier pushes.
 
         Args:
-            compression_params: {"type": "2bit", "threshold": 0.5}, plus "reply": "exact" (default where the codec
-                has it), "fp32" or the codec's name; or the same as text, "2bit:threshold=0.5,reply=2bit".
-                The setting GRADWIRE_COMPRESSION overrides it. And "weights", how servers with an optimizer send
-                weights back: "fp32" (default), "fp16" or "bf16", rounded (the server keeps float32), or "delta:CODEC",
-                as "delta:int8" or "delta:topk:ratio=0.05": the weight first, then what changes it, encoded. What the
-                codec leaves out comes later; all workers that have been answered by the same round have the same
-                bits. In text it comes last: "2bit:threshold=0.5,weights=delta:int8:block=64". Tables of rows are
-                sent as float32. With deltas each worker keeps another copy of the weights, and each server one, in
-                `dist_async*` one for every worker.
+            compression_params: a codec as a mapping, {"type": "2bit", "threshold": 0.5}, or as text,
+                "2bit:threshold=0.5,reply=2bit". `gradwire codecs` lists all codecs. GRADWIRE_COMPRESSION overrides it.
+                Two more parameters are accepted with every codec:
 
-        A codec cannot send a NaN or an infinity, and fp16 nothing beyond 65504. If a worker gives one, the key's sum is
-        NaN on every rank, with a warning that names the key; weights of servers with an optimizer stay finite
-        (stores/nonfinite.py). Optimizers and hooks of gradwire.torch that are given a codec keep it to themselves.
+                - "reply": how sums are sent back: "exact", "fp32" or the codec's name. Default: "exact" if the codec
+                has it,
+                  else the codec's name.
+                - "weights": how servers with an optimizer send weights: "fp32"; "fp16" or "bf16", rounded, while the
+                server
+                  keeps float32; or "delta:CODEC", such as "delta:int8": the weight first, then encoded changes. In text
+                  it comes last: "2bit:threshold=0.5,weights=delta:int8:block=64". Default: "fp32".
+
+        With deltas, what the codec leaves out is sent later. All workers that got the reply of the same round have the
+        same bits. Each worker then keeps a second copy of the weights, and each server one, in `dist_async*` one for
+        every worker. Tables of rows are always sent as float32.
+
+        A codec cannot send a NaN or an infinity, and fp16 no value beyond 65504. If a worker pushes one, the key's sum
+        is NaN on every rank, with a warning that names the key. Weights of servers with an optimizer stay finite.
+        Optimizers and hooks of gradwire.torch that are given a codec use it for themselves only.
 
         Raises:
             ValueError: a bad type, parameter, reply or weights; threshold=auto where servers have an optimizer; weights
-                of a store that has no servers; or ranks that differ (all ranks get the same error).
+                for a store without servers; ranks differ (all ranks get the same error).
         """
         codec_override.take()
         override = self._settings.compression
@@ -139,20 +147,22 @@ class KVStore(Worker):
             self._lent = parsed, self._lent[1]
 
     def use_compression(self, compression: Compression) -> None:
-        """Compresses what the engine sends, as given: for front ends that read settings themselves. Ends a loan: what
-        has borrowed then follows this, too. Collective.
+        """Compresses what the engine sends. Collective. For front ends that read settings themselves.
+
+        Ends a loan: whatever has borrowed then uses this compression too.
         """
         self._compress(compression)
         self._lent = self._borrower = None
         self._set_own_codecs()
 
     def lend(self, compression: Compression, borrower: object) -> None:
-        """Compresses what has no codec of its own as given, until give_back(); but keys and tables of this store, those
-        to come included, by what was set before. Collective.
+        """Compresses everything without a codec of its own as given, until give_back(). Collective.
+
+        Keys and tables of this store, also later ones, keep the compression that was set before.
 
         Args:
-            compression: until then.
-            borrower: kept until the loan ends; in the place of another.
+            compression: applies until give_back().
+            borrower: kept until the loan ends; replaces an earlier one.
         """
         if self._lent is None:
             self._lent = self._compression, self._of_engine
@@ -162,14 +172,15 @@ class KVStore(Worker):
         self._borrower = borrower
 
     def give_back(self, borrower: object) -> None:
-        """Ends a loan, unless another has borrowed since. No collective, so that a worker may end by itself: what is
-        made next at this store calls reclaim().
+        """Ends a loan, unless another borrower has come since.
+
+        Not a collective, so that a worker may end by itself. Whatever is made next at this store calls reclaim().
         """
         if self._borrower is borrower:
             self._borrower = None
 
     def reclaim(self) -> None:
-        """Has the engine compress as before a loan that has ended. Collective where there is one."""
+        """Restores the engine's compression after a loan that has ended. Collective if there was one."""
         if self._lent is None or self._borrower is not None:
             return
         before, of_engine = self._lent
@@ -182,11 +193,11 @@ class KVStore(Worker):
 
     @property
     def _keys_codec(self) -> Compression:
-        """By which the engine sends keys and tables."""
+        """The compression by which the engine sends keys and tables."""
         return self._of_engine if self._lent is None else self._lent[1]
 
     def _set_own_codecs(self) -> None:
-        """Has keys and tables keep the store's codec, whatever holds for the engine."""
+        """Keeps the store's codec on keys and tables, whatever the engine uses."""
         if not self._has_own_codecs:
             return
         self.dense.use_compression(self._keys_codec)
@@ -195,27 +206,30 @@ class KVStore(Worker):
     def set_optimizer(self, name: str, /, **parameters: float) -> None:
         """Lets the servers update weights: pulls return weights from now on. Collective; init keys first.
 
-        The same name again changes parameters and keeps the optimizer's state; another name begins anew. Servers keep
-        weights in float32, whatever their keys' dtype (MXNet's multi_precision); a pull rounds them to it.
+        | name | parameters with their defaults |
+        |---|---|
+        | "sgd" | learning_rate=0.01, momentum=0, nesterov=0 (or 1, which needs a momentum) |
+        | "adam", "adamw" | learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8 |
+        | "adagrad" | learning_rate=0.01, epsilon=1e-10 |
+        | "mxnet_sgd" | as "sgd"; its momentum holds steps, so a new learning rate leaves it unchanged |
+        | "test" | rescale_grad only; MXNet's test optimizer |
+
+        All but "test" also take wd=0, rescale_grad=1 and clip_gradient=-1 (no clipping). rescale_grad=1/num_workers
+        turns sums into means. Formulas are those of torch.optim, and of MXNet for "mxnet_sgd". The defaults are
+        torch.optim's, except the learning rate of SGD (0.001 there) and the weight decay of AdamW (0.01 there).
+
+        The same name again changes parameters and keeps the optimizer's state. Another name starts again. Servers keep
+        weights in float32, whatever the dtype of their keys (MXNet's multi_precision). A pull rounds them to it. Keys
+        that were pushed before start with what pull() returns, the sum of their last round, as in MXNet.
 
         Args:
-            name: "sgd" (learning_rate, momentum, nesterov=0 or 1), "adam" and "adamw" (learning_rate, beta1, beta2,
-                epsilon), "adagrad" (learning_rate, epsilon), all with wd, rescale_grad and clip_gradient, by
-                torch.optim's formulas; rescale_grad=1/num_workers makes means of sums. Or MXNet's own: "mxnet_sgd",
-                with the parameters of "sgd", whose momentum holds steps and not gradients, so that a new learning rate
-                leaves it as it is; and "test" (rescale_grad). A number is any that float() takes, NumPy's too, and True
-                is 1; nesterov needs a momentum.
-            parameters: Default: learning_rate=0.01 of "sgd", "mxnet_sgd" and "adagrad", and 0.001 of "adam" and
-                "adamw"; momentum=0, nesterov=0; beta1=0.9, beta2=0.999; epsilon=1e-8, and 1e-10 of "adagrad"; wd=0,
-                rescale_grad=1, and clip_gradient=-1, which clips nothing. torch.optim's are the same but for SGD's
-                learning rate, 0.001 there, and AdamW's weight decay, 0.01 there.
-
-        Keys that were pushed before begin with what pull() brings, the sum of their last round, as MXNet's do.
+            name: see the table.
+            parameters: see the table. A number is anything that float() accepts, also NumPy's; True is 1.
 
         Raises:
-            ValueError: an unknown name or parameter, a value out of range, ranks that differ, a compression with
-                threshold=auto, a store of on_failure="continue", or a key that has no value: one of a checkpoint of
-                sums, which was not pushed since.
+            ValueError: an unknown name or parameter; a value out of range; ranks differ; a compression with
+                threshold=auto; a store of on_failure="continue"; or a key without a value: one from a checkpoint of
+                sums that was not pushed since.
         """
         with told_to_all(self.engine, "optimizer"):
             if not isinstance(name, str) or len(name.split()) != 1:
@@ -228,7 +242,7 @@ class KVStore(Worker):
         self._optimizer = (name, numbers)
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Gives the servers' optimizer another learning rate, from the next round on. Collective.
+        """Changes the learning rate of the servers' optimizer, from the next round on. Collective.
 
         Raises:
             RuntimeError: no optimizer is set.
@@ -240,17 +254,18 @@ class KVStore(Worker):
         self.set_optimizer(name, **{**parameters, "learning_rate": learning_rate})
 
     def save_optimizer_states(self, fname: str | PathLike[str], dump_optimizer: bool = False) -> None:
-        """Writes what the servers' optimizer remembers of every key (momentum, moments, numbers of steps) to one file,
-        whole or not at all. Weights are not in it: pull and save those.
+        """Writes the servers' optimizer state of every key (momentum, moments, step counts) to one file, whole or not
+        at all.
 
-        Not a collective: rank 0 may call it alone between its steps, as in `if kv.rank == 0:`. Servers take no step
-        without this worker, so that what it reads fits together; `dist_async*` do, and give each part of a tensor as it
-        is then. The file is written where this worker runs. Several ranks may write one file; the last one counts.
+        Weights are not in it: pull and save those. It is not a collective: rank 0 may call it alone between its steps,
+        as in `if kv.rank == 0:`. Servers take no step without this worker, so the states fit together. In `dist_async*`
+        they do take steps, and give the current state of each partition. The file is written on this worker's host. If
+        several ranks write one file, the last one counts.
 
         Args:
-            fname: the file; its folder is there.
-            dump_optimizer: write the optimizer's parameters too, such as its learning rate, for load_optimizer_states()
-                to set them.
+            fname: the file. Its folder must exist.
+            dump_optimizer: also write the optimizer's parameters, such as the learning rate, for
+                load_optimizer_states() to set. Default: False.
 
         Raises:
             RuntimeError: no optimizer is set, or the file cannot be written.
@@ -261,17 +276,19 @@ class KVStore(Worker):
         self.engine.save_optimizer_states(os.fspath(fname), bool(dump_optimizer))
 
     def load_optimizer_states(self, fname: str | PathLike[str]) -> None:
-        """Puts back what save_optimizer_states() wrote, beside any weights: in a job of the same keys and optimizer,
-        with any numbers of workers and servers. Collective between steps; init keys and set_optimizer() first.
+        """Restores the file of save_optimizer_states(). Collective between steps; init keys and set_optimizer() first.
+
+        The job must have the same keys and optimizer. It may have other weights and other numbers of workers and
+        servers.
 
         Args:
-            fname: the file, as rank 0 sees it (`allreduce_mpi` and `nccl`: every rank). One that was written with
-                dump_optimizer sets its optimizer first, whatever was set before.
+            fname: the file, as rank 0 sees it (`allreduce_mpi` and `nccl`: every rank). If it was written with
+                dump_optimizer, its optimizer is set first, whatever was set before.
 
         Raises:
-            gradwire.DecodeError: the file is damaged or another one; names it. Nothing has changed.
-            ValueError: it is of other keys or of another optimizer, or not the same file on all ranks that read one;
-                nothing has changed. Or a key is a RowSparse's.
+            gradwire.DecodeError: the file is damaged or has another format; names it. Nothing has changed.
+            ValueError: it has other keys or another optimizer; ranks that read it have different files; nothing has
+                changed. Or a key was initialised with a RowSparse.
             RuntimeError: no optimizer is set, or the file cannot be read.
         """
         optimizer = self.engine.load_optimizer_states(os.fspath(fname))
@@ -285,27 +302,28 @@ class KVStore(Worker):
 
         Args:
             key: a str or an int, the same kind for all keys of a store; or a list of them.
-            value: an array of any shape and dtype of float, complex ones included; or a list of them, one per key.
-                float64 and complex128 are summed in 64 bits while the codec is "none"; codecs, and servers with an
-                optimizer, work in float32. Or RowSparse with their shapes: such a key is a table, to which rows are
-                pushed (gradwire.sparse).
+            value: an array of any shape and any floating or complex dtype; or a list of them, one per key. float64 and
+                complex128 are summed in 64 bits with the codec "none"; other codecs, and servers with an optimizer,
+                work in float32. Or a RowSparse with the shape of a table, to which rows are pushed (gradwire.sparse).
 
         Raises:
-            ValueError: a key was declared before, int and str keys are mixed, or ranks differ in key, shape or
-                dtype (every rank gets the same error, which names the first difference).
+            ValueError: a key was declared before; int and str keys are mixed; or ranks differ in key, shape or dtype
+                (every rank gets the same error, which names the first difference).
         """
         self._declare("init", key, value, 0)
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
-        """Adds value to the key's sum of this round; in `dist_async*` has servers apply it. Returns when value was
-        taken; it may be reused then. That is at once, or, where GRADWIRE_PUSH_AHEAD_BYTES are taken of rounds that
-        cannot begin yet, when the rounds of the key before it are over.
+        """Adds value to the key's sum of this round; in `dist_async*`, lets servers apply it.
+
+        It returns when value was taken, which may then be reused. That is at once; or, if GRADWIRE_PUSH_AHEAD_BYTES are
+        taken by rounds that cannot begin yet, when the key's earlier rounds are over.
 
         Args:
-            key: as init() was given it.
-            value: an array of the key's size; of the dtype that the key has it travels from its own memory. Or a
-                RowSparse, of a table.
-            priority: higher is sent sooner; front layers first is priority=-index. A whole number of 32 bits.
+            key: the key, as init() was given it.
+            value: an array of the key's size. If it has the key's dtype, it is sent from its own memory. For a table, a
+                RowSparse.
+            priority: a higher priority is sent sooner, as a whole number of 32 bits. For front layers first use -index.
+                Default: 0.
 
         Raises:
             ValueError: the key was not initialised, or value has another size.
@@ -323,18 +341,19 @@ class KVStore(Worker):
         return None
 
     def pull(self, key: Key | Sequence[Key], out: Any, priority: int = 0) -> None:
-        """Writes to out what the store holds after this worker's last push of the key: the sum of that round, or
-        the weight when an optimizer is set, or the initial value. Waits for the other workers' pushes; in
-        `dist_async*` only where this worker is too far ahead of them.
+        """Writes to out what the store holds after this worker's last push of the key.
 
-        Where servers send weights as deltas, the first pull behind a push brings what all workers hold, which lags
-        behind by what the deltas' codec has left out; the next one, or one behind pushpull(), brings the server's own
-        weight: for an evaluation, a file or the end of training.
+        That is the sum of that round, or the weight if an optimizer is set, or the initial value. It waits for the
+        other workers' pushes; in `dist_async*` only if this worker is too far ahead of them.
+
+        If servers send weights as deltas, the first pull after a push returns the weight that all workers hold, which
+        lacks what the deltas' codec left out. The next pull, or one after pushpull(), returns the server's own weight:
+        use it for an evaluation, a file or the end of training.
 
         Args:
-            key: as init() was given it.
+            key: the key, as init() was given it.
             out: an array, or a list of arrays that all get the value.
-            priority: as in push().
+            priority: as in push(). Default: 0.
         """
         check_priority("pull", priority)
         keys, (outs,) = gathered(*pairs("pull", key, out))
@@ -346,31 +365,35 @@ class KVStore(Worker):
         self._finish(keys, tickets, targets, [None] * len(keys))
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> None:
-        """Push and pull in one; without out, in place. The fastest: arrays travel from and to their own memory.
+        """Pushes and pulls in one call. The fastest: arrays are sent from and received into their own memory.
 
         Args:
-            key, value, priority: as in push().
-            out: as in pull(). Of a table a RowSparse, which is set to all rows of the round; in `dist_async*` to those
-                of value, as they are then.
+            key: the key, as init() was given it.
+            value: what to push, as in push().
+            out: as in pull(). For a table a RowSparse, which gets all rows of the round; in `dist_async*` those of
+                value, as they are then. Default: value is overwritten.
+            priority: as in push(). Default: 0.
         """
         self._push_pull("pushpull", key, value, out, priority)
 
     def row_sparse_pull(
         self, key: Key | Sequence[Key], out: Any, priority: int = 0, row_ids: Any = None
     ) -> None:
-        """Writes to out the rows row_ids of a table as this worker's last push left them: those of the round's sum,
-        the weights when an optimizer is set, or the first values. Waits for the other workers' pushes; in `dist_async*`
-        only where this worker is too far ahead of them, and brings the rows as they are then.
+        """Writes the rows row_ids of a table to out, as this worker's last push left them.
+
+        They are rows of the round's sum, the weights if an optimizer is set, or the first values. It waits for the
+        other workers' pushes; in `dist_async*` only if this worker is too far ahead of them, and it returns the current
+        rows.
 
         Args:
-            key: as init() was given it, with a RowSparse.
-            out: an array (len(row_ids), ...), which gets the rows in the order of row_ids; or a RowSparse, which is set
-                to them ascending and each once; or a list of these, which all get the rows.
-            priority: as in push().
-            row_ids: whole numbers, (n,), in any order, repeated or not; for a list of keys, a list of them.
+            key: the key, as init() was given it, with a RowSparse.
+            out: an array (len(row_ids), ...), which gets the rows in the order of row_ids; or a RowSparse, which gets
+                each row once, in ascending order; or a list of these, which all get the rows.
+            priority: as in push(). Default: 0.
+            row_ids: whole numbers, (n,), in any order, with or without repetition; for a list of keys, a list of them.
 
         Raises:
-            ValueError: a key that is no table, row_ids outside it, or an out of another shape.
+            ValueError: the key is not a table; row_ids outside the table; or an out of another shape.
         """
         check_priority("row_sparse_pull", priority)
         if row_ids is None:
@@ -384,13 +407,15 @@ class KVStore(Worker):
     def broadcast(
         self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0, root_rank: int = 0
     ) -> None:
-        """Declares keys with one worker's values, and writes those to out on every rank. Collective; once a key.
+        """Declares keys with one worker's values, and writes these to out on every rank. Collective; once per key.
 
         Args:
-            key, value, priority: as in init() and pull().
-            root_rank: of the worker whose values all get.
-            out: as pull() takes it; without, value itself is written. A number is root_rank, as in the RFC's
-                broadcast(name, tensor, root_rank).
+            key: a str or an int, or a list of them, as in init().
+            value: an array or a list of arrays, as in init().
+            out: as in pull(). A number is root_rank, as in the RFC's broadcast(name, tensor, root_rank). Default: value
+                is overwritten.
+            priority: as in pull(). Default: 0.
+            root_rank: the worker whose values all workers get. Default: 0.
 
         Raises:
             ValueError: as init() and pull(); or value is a RowSparse.
@@ -405,8 +430,9 @@ class KVStore(Worker):
     def push_pull(
         self, name: Key | Sequence[Key], tensor: Any, output: Any = None, priority: int = 0
     ) -> None:
-        """As pushpull(name, tensor, output, priority), and a name that is new is declared, with zeros, by its first
-        call: then a collective. MXNet's RFC 16795 has this name for it.
+        """As pushpull(name, tensor, output, priority). The name is that of MXNet's RFC 16795.
+
+        The first call with a new name declares it, with zeros, and is then a collective.
         """
         names, values = pairs("push_pull", name, tensor)
         firsts = dict(zip(names[::-1], values[::-1], strict=True))  # of a name that comes twice
@@ -417,42 +443,40 @@ class KVStore(Worker):
         self._push_pull("push_pull", name, tensor, output, priority)
 
     def save_checkpoint(self, folder: str | PathLike[str], extra: bytes = b"") -> None:
-        """Writes what workers and servers keep from step to step to a folder. Collective, between steps.
+        """Writes the state of workers and servers to a folder. Collective, between steps.
 
-        That is: values and weights, the servers' optimizer with its state, what each rank's and each server's codec has
-        not sent yet, agreed scales, numbers of rounds; of keys, and of the rows of tables. It takes the place of what
-        was in the folder only when all of it is on the disk. Sums of past rounds are not in it: without an optimizer,
-        pull a key after a push of it.
+        The checkpoint has, for keys and for the rows of tables: values and weights, the servers' optimizer with its
+        state, the residuals of ranks and servers, agreed scales, and the numbers of rounds. It replaces the previous
+        checkpoint only when all of it is on disk. Sums of past rounds are not in it: without an optimizer, push a key
+        before you pull it.
 
         Args:
-            folder: one that all workers see, such as one on NFS; made if it is not there.
-            extra: this worker's own, for load_checkpoint() to give back: weights that a framework has, the state of its
-                optimizer, where the data were.
+            folder: a folder that all workers see, such as one on NFS. It is made if it does not exist.
+            extra: this worker's own data, which load_checkpoint() returns: a framework's weights, the state of its
+                optimizer, the position in the data. Default: empty.
 
         Raises:
-            RuntimeError: a file cannot be written, on any rank; or a step is under way.
+            RuntimeError: a file cannot be written, on any rank; or a step is in progress.
         """
         checkpoint.save(self.engine, folder, extra, self.devices)
 
     def load_checkpoint(self, folder: str | PathLike[str]) -> Restored:
-        """Goes on from a checkpoint: in a job of the same keys that has pushed nothing yet. Collective, once keys are
-        initialised and, for gradwire.torch, the optimizer is made and its state_dict is loaded.
+        """Resumes from a checkpoint, in a job with the same keys that has pushed nothing yet. Collective.
 
-        With as many workers, what follows is, bit for bit, what would have followed where it was saved. The job may
-        have other numbers of workers and servers: what was not sent yet is kept then too
-        (kvstore/checkpoint/FORMAT.md). Where pushes are applied at once (`dist_async*`) all workers go on from the
-        step of the one that was furthest.
+        Call it after keys are initialised. With gradwire.torch, make the optimizer and load its state_dict first. With
+        the same number of workers, the resumed run has the bits of one that never stopped. The job may have other
+        numbers of workers and servers; residuals are kept then too (kvstore/checkpoint/FORMAT.md). In `dist_async*`,
+        all workers resume from the step of the one that was furthest.
 
         Args:
-            folder: as save_checkpoint() was given it.
+            folder: the folder that save_checkpoint() was given.
 
-        Returns: the checkpoint's num_workers, and the extra of this rank; of a rank that is new, that of `rank`.
+        Returns: the checkpoint's num_workers, and the extra of this rank; a new rank gets that of `rank`.
 
         Raises:
-            gradwire.DecodeError: a file is damaged, or none of a checkpoint; nothing has changed.
-            ValueError: it is of other keys or tables or of another optimizer, of none and this store is a
-                `dist_async*`, or of one that set_optimizer() would refuse here; or this job has pushed; nothing has
-                changed.
+            gradwire.DecodeError: a file is damaged, or is not a checkpoint; nothing has changed.
+            ValueError: it has other keys, tables or another optimizer; it has none and this store is a `dist_async*`;
+                it has one that set_optimizer() rejects here; or this job has pushed. Nothing has changed.
             RuntimeError: a file cannot be read.
         """
         optimizer, restored = checkpoint.load(self.engine, folder, self.devices)
@@ -461,14 +485,16 @@ class KVStore(Worker):
         return restored
 
     def unsent(self) -> Unsent:
-        """Returns what this worker's codecs have not sent yet, by key. Waits for this worker's own rounds."""
+        """Returns this worker's residuals by key. Waits for this worker's own rounds."""
         if self.dense.ids or self.rows.names:
             self.engine.await_rounds()
         return Unsent(self.dense.residuals(), self.rows.residuals(), self.devices.state())
 
     def go_on_with(self, unsent: Unsent) -> None:
-        """Has the next pushes send what unsent() returned, maybe of another store; of keys that this one has not yet
-        once they are initialised. Between this worker's rounds.
+        """Takes over what unsent() returned, maybe of another store, so that the next pushes send it.
+
+        Residuals of keys that do not exist yet are used when these are initialised. Call it between this worker's
+        rounds.
 
         Raises: ValueError: a key has another number of elements.
         """

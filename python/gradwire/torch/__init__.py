@@ -1,26 +1,24 @@
-"""gradwire for PyTorch: wrap the optimizer, and `backward()` leaves the workers' mean gradient in `p.grad`.
+"""gradwire for PyTorch: compresses gradients on their way between the workers.
 
     import gradwire as gw
     import gradwire.torch
 
     gw.torch.broadcast_parameters(model.state_dict())
     optimizer = gw.torch.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), compression="2bit"
+        optimizer, named_parameters=model.named_parameters(), compression="int8"
     )
 
-Gradients are sent while `backward()` still runs, the front layers first. What `p.grad` holds after
-`backward()` is what DistributedDataParallel would leave there, so clipping, learning-rate schedules and
-logging need no change. Models that are wrapped already keep their wrapper:
+Gradients are sent while `backward()` still runs, front layers first. After `backward()`, `p.grad` holds what
+DistributedDataParallel would leave there. So clipping, learning-rate schedules and logging need no change.
 
-    model = DistributedDataParallel(model)
-    model.register_comm_hook(gw.torch.HookState(codec="int8"), gw.torch.ddp_hook)
+| your script has | use |
+|---|---|
+| its own optimizer, no wrapper | `DistributedOptimizer` |
+| DistributedDataParallel | `ddp.register_comm_hook(HookState(codec="int8"), ddp_hook)` |
+| FSDP2 | `compress_reduce_scatter(model, codec="int8")` after `fully_shard(model)` |
+| links too slow to exchange every gradient | `LocalStepOptimizer(..., sync_every=50)` |
 
-    fully_shard(model)
-    gw.torch.compress_reduce_scatter(model, codec="int8")
-
-Over links that are too slow for a gradient every step, workers train apart and meet now and then:
-
-    optimizer = gw.torch.LocalStepOptimizer(optimizer, model.named_parameters(), "int4", sync_every=50)
+With Adam and AdamW use the codec "int8". With SGD, "2bit" is smaller: see the guide on choosing a codec.
 """
 
 import importlib

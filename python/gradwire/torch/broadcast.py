@@ -1,7 +1,7 @@
-"""Gives every worker one rank's parameters and optimizer state, so that all start from the same weights.
+"""Copies one rank's parameters and optimizer state to all workers, so that all start from the same weights.
 
-Tensors travel as their own bytes, so every dtype arrives exactly. What is not a tensor travels as JSON:
-nothing that came over the network is unpickled.
+Tensors are sent as their own bytes, so every dtype arrives exactly. Everything else is sent as JSON: nothing that came
+over the network is unpickled.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def broadcast_parameters(
     root_rank: int = 0,
     store: kv.KVStore | None = None,
 ) -> None:
-    """Overwrites tensors, in place, with one rank's. A collective.
+    """Overwrites tensors in place with those of one rank. A collective.
 
     Args:
-        parameters: `model.state_dict()` (buffers included) or `model.named_parameters()`: the same names,
-            shapes and dtypes on every rank, on any device. Entries that are not tensors are left alone.
-        root_rank: whose values all get.
-        store: from `gradwire.kv.create()`. Default: as for DistributedOptimizer.
+        parameters: `model.state_dict()` (with buffers) or `model.named_parameters()`, with the same names, shapes and
+            dtypes on every rank, on any device. Entries that are not tensors are ignored.
+        root_rank: the rank whose values all workers get. Default: 0.
+        store: a store from `gradwire.kv.create()`. Default: as for DistributedOptimizer.
 
     Raises:
-        TypeError: parameters are not named, on a rank; a ValueError on the others.
-        ValueError: root_rank is no rank; a tensor has no dense memory of its own (sparse, quantized, a DTensor, on the
-            meta device); or ranks differ. The text, the same on all, names the first such tensor. Where a job goes on
-            with other members, on those alone that differ from the root.
+        TypeError: parameters have no names, on this rank; the other ranks get a ValueError.
+        ValueError: root_rank is not a rank; a tensor has no dense memory of its own (sparse, quantized, a DTensor, on
+            the meta device); or ranks differ. The text, the same on all ranks, names the first such tensor. In an
+            elastic job after its first generation, only the ranks that differ from the root get it.
     """
     store = session.own_store(store)
     with told_to_all(store.engine, "broadcast_parameters"):
@@ -65,21 +65,21 @@ def broadcast_parameters(
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, store: kv.KVStore | None = None
 ) -> None:
-    """Overwrites an optimizer's state and hyperparameters with one rank's. A collective.
+    """Overwrites an optimizer's state and hyperparameters with those of one rank. A collective.
 
-    Other ranks' optimizers may be fresh: what the root has and they lack is made. Tensors keep the root's dtypes. With
-    momentum_correction each worker has a momentum of its own, which this replaces by the root's.
+    Other ranks' optimizers may be new: state that only the root has is created. Tensors keep the root's dtypes. With
+    momentum_correction, the root's momentum replaces each worker's own.
 
     Args:
-        optimizer: the same class with the same parameter groups on every rank; a DistributedOptimizer is
-            fine.
-        root_rank: whose state all get.
-        store: from `gradwire.kv.create()`. Default: as for DistributedOptimizer.
+        optimizer: an optimizer of the same class with the same parameter groups on every rank; may be a
+            DistributedOptimizer.
+        root_rank: the rank whose state all workers get. Default: 0.
+        store: a store from `gradwire.kv.create()`. Default: as for DistributedOptimizer.
 
     Raises:
-        ValueError: root_rank is no rank; the parameter groups of the ranks differ; or the state holds something else
-            than dense tensors, numbers (NumPy's too), text, None, lists, tuples and dicts, which the text names, the
-            same on all ranks.
+        ValueError: root_rank is not a rank; the parameter groups of the ranks differ; or the state holds something
+            other than dense tensors, numbers (also NumPy's), text, None, lists, tuples and dicts. The text names it,
+            the same on all ranks.
     """
     store = session.own_store(store)
     tensors: list[torch.Tensor] = []

@@ -1,11 +1,11 @@
-"""A whole training job, saved and gone on from: model, optimizer, and what the store keeps from step to step.
+"""Checkpoints of a whole training job: model, optimizer, and what the store keeps from step to step.
 
 Example:
     gradwire.torch.save_checkpoint("run7", model, optimizer, {"step": step})
-    # later, in a job that has made model and optimizer alike, with as many workers or others:
+    # later, in a job with the same model and optimizer, and any number of workers:
     step = gradwire.torch.load_checkpoint("run7", model, optimizer)["step"]
 
-With DDP's hook, or FSDP2's reduce-scatter, in the place of a gradwire optimizer:
+With DDP's hook or FSDP2's reduce-scatter in place of a gradwire optimizer:
     extra = {"step": step, "optimizer": optimizer.state_dict()}
     gradwire.torch.save_checkpoint("run7", ddp, hook_state, extra)
 """
@@ -89,27 +89,28 @@ Read = Callable[[int], Any]
 def save_checkpoint(
     folder: str | PathLike[str], model: torch.nn.Module, optimizer: Any, extra: Any = None
 ) -> None:
-    """Writes all that training goes on from, every rank its own, to a folder. Collective, between steps.
+    """Writes everything that training needs to resume to a folder; every rank writes its own file. Collective, between
+    steps.
 
-    It takes the place of what was in the folder only when all of it is on the disk, and never where load_checkpoint()
-    could not read it. Random generators and the place in the data are not in it: give them as extra, and so the state
-    of an optimizer of torch's.
+    It replaces the previous checkpoint only when all of it is on disk, and never if load_checkpoint() could not read
+    it. Random generators and the position in the data are not in it: pass them in extra, as well as the state of an
+    optimizer of torch's own.
 
     Args:
-        folder: one that all workers see, such as one on NFS; made if it is not there.
-        model: the module that is trained. One that is sharded (FSDP2) is gathered, and rank 0 writes it. Several: an
-            nn.ModuleList or nn.ModuleDict of them.
-        optimizer: a DistributedOptimizer or a LocalStepOptimizer, or a list or tuple of all of these that are at one
-            store; a HookState, or a list or tuple of all that are at one store; or what compress_reduce_scatter() has
-            returned. The store's part of the checkpoint, which has what was not sent yet, is of all in either case.
-        extra: numbers, text, bytes, tensors, NumPy's arrays and numbers, and lists, tuples, dicts and sets of them,
-            such as `{"numpy": np.random.get_state(), "torch": torch.get_rng_state()}`. No other objects: a file that
-            makes them could run any code.
+        folder: a folder that all workers see, such as one on NFS. It is made if it does not exist.
+        model: the trained module. A sharded module (FSDP2) is gathered, and rank 0 writes it. For several modules, pass
+            an nn.ModuleList or nn.ModuleDict of them.
+        optimizer: a DistributedOptimizer or a LocalStepOptimizer, or a list or tuple of all that are at one store; a
+            HookState, or a list or tuple of all that are at one store; or what compress_reduce_scatter() returned. The
+            store's part of the checkpoint, which has the residuals, covers all of them in either case.
+        extra: numbers, text, bytes, tensors, NumPy arrays and numbers, and lists, tuples, dicts and sets of them, such
+            as `{"numpy": np.random.get_state(), "torch": torch.get_rng_state()}`. No other objects, because a file that
+            creates objects could run any code. Default: None.
 
     Raises:
-        RuntimeError: a file cannot be written, on any rank; or a step is under way.
-        TypeError: optimizer is something else; or extra, the model's state or the optimizer's holds, on any rank, what
-            extra cannot. All ranks get the same text, which names it, and the folder is as it was.
+        RuntimeError: a file cannot be written, on any rank; or a step is in progress.
+        TypeError: optimizer has the wrong type; or extra, the model's state or the optimizer's holds, on any rank, an
+            object that extra cannot hold. All ranks get the same text, which names it, and the folder is unchanged.
     """
     part = _part_of(optimizer, model)
     states = {"model": part.model_state(model)}  # a collective, of a sharded one
@@ -121,32 +122,38 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimizer: Any) -> Any:
-    """Goes on from a checkpoint, in a job that has made its optimizer and has not taken a step yet. Collective.
+    """Resumes from a checkpoint, in a job that has made its optimizer and has not taken a step. Collective.
 
-    With as many workers what follows is, bit for bit, what would have followed where it was saved. With another number
-    of workers or servers, gradients that were not sent yet are kept, of all ranks; new ranks begin with the model and
-    the optimizer's state of one that was there, and those of ranks that are gone are left. But momentum that each
-    worker has of its own (momentum_correction) keeps its mean, which is what enters the update: of W ranks before and
-    W' now, rank r goes on with W'/W times the sum of those of r, r + W', r + 2 W', ...; one from W on with zeros.
-    With local steps what a rank that is gone has learned since it sent a parameter is left too: call synchronize()
-    before saving, if the number is going to change.
+    With the same number of workers, the resumed run has the bits of one that never stopped. With another number of
+    workers or servers:
+
+    - Residuals of all ranks are kept.
+    - New ranks take model and optimizer state of an old rank. Those of ranks that no longer exist are dropped.
+    - The mean of each worker's own momentum (momentum_correction), which enters the update, is kept. With W ranks
+    before
+      and W' now, rank r takes W'/W times the sum of those of r, r + W', r + 2 W', ...; a rank from W on starts with
+      zeros.
+    - With local steps, what a dropped rank learned since it last sent a parameter is lost. Call synchronize() before
+    saving
+      if the number is going to change.
 
     Args:
-        folder: as save_checkpoint() was given it.
-        model, optimizer: alike those that were saved, as many optimizers in the same order; changed in place. A
-            HookState has been registered with its model.
+        folder: the folder that save_checkpoint() was given.
+        model: the same model as the saved one; changed in place.
+        optimizer: the same optimizer, or as many in the same order; changed in place. A HookState must be registered
+            with its model.
 
-    Returns: this rank's extra; of a rank that is new, that of one that was there.
+    Returns: this rank's extra; a new rank gets that of an old one.
 
     Raises:
-        gradwire.DecodeError: a rank's file is damaged, or none of a checkpoint, on all ranks; model and optimizer are
-            as they were, as with ValueError, but gradients may travel by the codec that a warm-up or
-            compression="auto" had come to, or as rows.
-        ValueError: it is of other keys, or of another kind or number of optimizers, or this job has taken a step; or it
-            holds objects that save_checkpoint() refuses, and earlier versions did not.
-        RuntimeError: a file cannot be read; or model and optimizer are not alike, which is found when the store goes on
-            from the checkpoint already: begin the job anew.
-        TypeError: optimizer is something else than save_checkpoint() takes.
+        gradwire.DecodeError: a rank's file is damaged, or is not a checkpoint; raised on all ranks. Model and optimizer
+            are unchanged, as with ValueError, but gradients may use the codec that a warm-up or compression="auto" had
+            reached, or be sent as rows.
+        ValueError: it has other keys, or another kind or number of optimizers; this job has taken a step; or it holds
+            objects that save_checkpoint() rejects and earlier versions accepted.
+        RuntimeError: a file cannot be read; or model and optimizer differ from the saved ones, which is found after the
+            store has resumed: start the job again.
+        TypeError: optimizer has a type that save_checkpoint() does not accept.
     """
     part = _part_of(optimizer, model)
     state = _attempt(part.store, "checkpoint is read", lambda: _read_fitting(folder, part))

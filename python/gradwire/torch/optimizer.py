@@ -45,8 +45,10 @@ _served: weakref.WeakKeyDictionary[kv.KVStore, list[_Place]] = weakref.WeakKeyDi
 
 
 class _Place:
-    """An optimizer's at the store that serves it, until close(). Ranks must agree in it, so it is not left to the
-    garbage collector; nor are the parameters, which no other optimizer may exchange meanwhile.
+    """The entry of an optimizer at the store that serves it, until close().
+
+    Ranks must agree on it, so it is not left to the garbage collector. No other optimizer may exchange its parameters
+    meanwhile.
     """
 
     def __init__(self, optimizer: _Distributed) -> None:
@@ -263,8 +265,9 @@ def DistributedOptimizer(
 def _require_free(
     store: kv.KVStore, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]
 ) -> None:
-    """Raises ValueError where another than this optimizer, which is to be taken over, has one of its parameters, or has
-    a store that serves one.
+    """Raises ValueError if another optimizer at the store has one of the parameters, or the store serves one at a time.
+
+    An optimizer that is about to be taken over does not count.
     """
     own = getattr(optimizer, "_place", None)
     others = [place for place in _served.get(store, []) if place is not own]
@@ -338,21 +341,25 @@ class _Distributed(optimizer_wrapper.Front):
         _served.setdefault(store, []).append(self._place)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes the wrapped optimizer's step on the means, unless on_nonfinite="skip_step" vetoes it; with overlap_step
-        begins it. First it exchanges what p.grad holds, where backward() was called less than backward_passes_per_step
-        times, or has brought no gradient since the last step() or zero_grad().
+        """Takes the wrapped optimizer's step on the mean gradients.
+
+        With overlap_step it only begins the step. With on_nonfinite="skip_step" it takes no step if a gradient is not
+        finite. It first exchanges what p.grad holds, if backward() was called fewer than backward_passes_per_step
+        times, or has produced no gradient since the last step() or zero_grad().
 
         Args:
-            closure: computes gradients and returns the loss. LBFGS, and classes that are not torch's, call it
-                themselves, as often on each rank, and get the workers' mean loss; for others it is called once.
+            closure: computes gradients and returns the loss. LBFGS, and classes outside torch, call it themselves,
+                equally often on each rank, and get the workers' mean loss. For other optimizers it is called once.
+
+        Returns: the closure's loss; None without a closure.
 
         Raises:
-            RuntimeError: it has something to exchange, and there is a grad_scaler; or p.grad still is the mean momentum
-                that the last step has left (momentum_correction).
-            ValueError: a closure, or a GradScaler, with overlap_step; a closure that the optimizer calls itself with
-                momentum_correction or what vetoes a step; torch's process group was made after the optimizer, which
-                trains alone.
-            TypeError: such a closure returns something else than a loss.
+            RuntimeError: there are gradients to exchange and a grad_scaler; or p.grad still is the mean momentum of the
+                last step (momentum_correction).
+            ValueError: a closure or a GradScaler with overlap_step; a closure that the optimizer calls itself with
+                momentum_correction or with an option that skips steps; torch's process group was made after the
+                optimizer, which trains alone.
+            TypeError: such a closure does not return a loss.
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
         if self._ended is not None:
@@ -474,7 +481,7 @@ class _Distributed(optimizer_wrapper.Front):
         return not all_finite(p.grad for group in self.param_groups for p in group["params"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; ends what a backward() that failed had begun to send."""
+        """As torch's. Discards what a failed backward() had begun to send."""
         if self._reducer is not None:
             self._reducer.settle()
             self._reducer.forget_gradients()
@@ -493,8 +500,9 @@ class _Distributed(optimizer_wrapper.Front):
         steps.view([p for p in steps.parameters if p not in later]).zero_grad(set_to_none)
 
     def synchronize(self) -> None:
-        """With overlap_step, waits until every gradient is the workers' mean and, where step() has been called, every
-        parameter is updated. No-op without, where backward() has waited.
+        """Waits for all sums and, after step(), for all updates, with overlap_step. Does nothing without overlap_step.
+
+        Afterwards every gradient is the workers' mean.
 
         Raises:
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
@@ -503,24 +511,27 @@ class _Distributed(optimizer_wrapper.Front):
             self._reducer.synchronize()
 
     def join(self) -> int:
-        """Says that this worker has no batch left; for workers with different numbers of batches. The others' steps go
-        on: their means are still divided by the number of all workers, so that this one counts as zeros.
+        """Tells the others that this worker has no batches left, if workers have different numbers of batches.
 
-        Of several optimizers at one store one calls it, for all.
+        The steps of the other workers continue. Their means are still divided by the number of all workers, so this
+        worker counts as zeros. If a store has several optimizers, call join() on one of them; it applies to all.
 
-        Returns, when all have joined, the rank that joined last, the same on all ranks. It has taken all steps, and the
-        others have not:
+        It returns when all workers have joined. The rank that joined last has taken all steps, so broadcast its
+        weights:
 
             last = optimizer.join()
             gradwire.torch.broadcast_parameters(model.state_dict(), root_rank=last)
             gradwire.torch.broadcast_optimizer_state(optimizer, root_rank=last)
 
-        The latter replaces each worker's own momentum, which there is with momentum_correction, by that of `last`. What
-        this rank's codec has not sent yet is kept, for its next step or state_dict().
+        With momentum_correction, the second broadcast replaces each worker's momentum by that of `last`. This rank's
+        residuals are kept, for its next step or for state_dict().
+
+        Returns: the rank that joined last, the same on all ranks.
 
         Raises:
-            ValueError: every step is a collective: compression="auto", a warm_up that has not ended on this rank, LBFGS
-                or another optimizer that calls its closure itself; leave those out, or give all ranks as many batches.
+            ValueError: every step is a collective: with compression="auto", during a warm_up on this rank, and with
+                LBFGS or another optimizer that calls its closure itself. Avoid these, or give all ranks equally many
+                batches.
             Others: as KVStore.join().
         """
         if self._reducer is None:
@@ -569,7 +580,7 @@ class _Distributed(optimizer_wrapper.Front):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Keeps the gradients of backward() calls inside it local; the next one outside sends the total."""
+        """Keeps the gradients of backward() calls inside the block local. The next call outside sends the total."""
         if self._reducer is None:
             yield
             return
@@ -580,8 +591,10 @@ class _Distributed(optimizer_wrapper.Front):
             self._reducer.sync = before
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. A collective: every rank adds the same parameters, between steps. Their names are numbers, or
-        those given as (name, parameter) pairs, which torch takes where the optimizer was made of such pairs.
+        """As torch's. A collective: every rank adds the same parameters, between steps.
+
+        Their names are numbers, or those of (name, parameter) pairs, which torch accepts if the optimizer was made of
+        pairs.
         """
         self.synchronize()
         super().add_param_group(param_group)
@@ -590,7 +603,7 @@ class _Distributed(optimizer_wrapper.Front):
             self._reducer.add(added)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with what this rank has not sent yet under "gradwire"."""
+        """As torch's, with this rank's residuals under "gradwire"."""
         self.synchronize()
         state = super().state_dict()
         if self._reducer is not None and (own := self._reducer.exchange.state()):
@@ -598,24 +611,25 @@ class _Distributed(optimizer_wrapper.Front):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As torch's; parameters that state_dict lacks begin with nothing left to send. Residuals of another rank are
-        left, with a warning. A collective where there is a warm-up.
+        """As torch's. Parameters that state_dict lacks start without a residual.
+
+        Residuals of another rank are ignored, with a warning. A collective if there is a warm-up.
         """
         self.load_shared_state(state_dict)
         if self._reducer is not None:
             self._reducer.exchange.load(state_dict.get(STATE_KEY, {}))
 
     def load_shared_state(self, state_dict: Mapping[str, Any]) -> None:
-        """As load_state_dict(), but for what each rank has of its own."""
+        """As load_state_dict(), without the part that is each rank's own."""
         self.synchronize()
         super().load_state_dict({name: value for name, value in state_dict.items() if name != STATE_KEY})
 
     def own_momentum(self) -> dict[torch.Tensor, torch.Tensor]:
-        """With momentum_correction, this worker's momentum, by parameter; else nothing."""
+        """Returns this worker's momentum by parameter, with momentum_correction; else an empty dict."""
         return {} if self._momentum is None else self._momentum.buffers()
 
     def set_own_momentum(self, momentum: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """Goes on with what own_momentum() returned; all else stays as it is."""
+        """Sets the momentum that own_momentum() returned. Nothing else changes."""
         if self._momentum is not None:
             self._momentum.set_buffers(momentum)
 
@@ -625,11 +639,11 @@ class _Distributed(optimizer_wrapper.Front):
 
     @property
     def momentum_correction(self) -> bool:
-        """True where workers send momentum, and p.grad is its mean."""
+        """True if workers send momentum, and p.grad is its mean."""
         return self._momentum is not None
 
     def require_movable(self) -> None:
-        """Raises ValueError where move_to() is not possible: ranks that come later would be at other codecs."""
+        """Raises ValueError if move_to() is not possible, because workers that join later would use other codecs."""
         given = "warm_up" if self._options.warm_up is not None else "compression='auto'"
         if self._options.warm_up is not None or self._options.controller is not None:
             raise ValueError(
@@ -638,9 +652,11 @@ class _Distributed(optimizer_wrapper.Front):
             )
 
     def move_to(self, store: kv.KVStore) -> None:
-        """Exchanges gradients by another store from here on, whose job this process has joined after the other's has
-        ended; with the same codecs. A collective, which another rank may meet by making its DistributedOptimizer.
-        What this rank has not sent yet is forgotten: load_state_dict() puts it back. Gradients are, too.
+        """Exchanges gradients through another store from here on, with the same codecs.
+
+        For a process that has joined a new job after the job of the old store ended. A collective; another rank may
+        take part by making its DistributedOptimizer. Residuals and gradients are discarded. load_state_dict() restores
+        residuals.
         """
         with contextlib.suppress(ConnectionError, TimeoutError):  # of a step that was under way
             self.close()
@@ -650,8 +666,8 @@ class _Distributed(optimizer_wrapper.Front):
         self._begin(store)
 
     def close(self) -> None:
-        """Takes the hooks off the parameters: gradients stay local, and the store is free for another. Ends a step that
-        is under way.
+        """Ends a step in progress and removes the hooks: gradients stay local, and the store is free for another
+        optimizer.
         """
         if self._reducer is not None:
             self._reducer.close()

@@ -1,4 +1,4 @@
-"""ShardSampler: a worker's share of a data set, shuffled anew every epoch, for torch's DataLoader."""
+"""ShardSampler: a worker's share of a data set for torch's DataLoader, shuffled in every epoch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from gradwire.torch import session
 
 
 class ShardSampler(Sampler[int]):
-    """Yields this worker's indices. All workers' together are every index once: unlike torch's DistributedSampler it
-    neither repeats nor drops examples to make shares equal. Who has fewer batches calls the optimizer's join().
+    """Yields this worker's indices. Together, the workers take every example exactly once.
+
+    torch's DistributedSampler repeats or drops examples to make shares equal; this sampler does not. A worker with
+    fewer batches calls the optimizer's join() at the end of an epoch:
 
         sampler = gw.torch.ShardSampler(data, store, seed=7)
         for epoch in range(epochs):
@@ -25,8 +27,7 @@ class ShardSampler(Sampler[int]):
             gw.torch.broadcast_parameters(model.state_dict(), root_rank=last)
             gw.torch.broadcast_optimizer_state(optimizer, root_rank=last)
 
-    With momentum_correction each worker has a momentum of its own, which broadcast_optimizer_state() replaces by
-    that of `last`.
+    With momentum_correction, broadcast_optimizer_state() replaces each worker's momentum by that of `last`.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class ShardSampler(Sampler[int]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Has the next pass be epoch's; the same on all ranks. Without it all passes have one order."""
+        """Selects the order of the next pass; the same epoch on all ranks. Without it, all passes have one order."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[int]:

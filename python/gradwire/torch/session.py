@@ -1,4 +1,4 @@
-"""The store that the torch front end talks through, and the compression that is set on it."""
+"""The store that gradwire.torch uses, and the compression that applies."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ __all__ = [
 
 
 def default_store() -> kv.KVStore:
-    """Returns the store used where none is given: the one by which this process has joined its job. Where there is
-    none yet, or it has been closed, one is made: inside a job `dist_sync` if it has servers, else `allreduce`; outside
-    `local`.
+    """Returns the store that is used if none is given: the store by which this process joined its job.
+
+    If there is none, or it was closed, a store is made: inside a job `dist_sync` if it has servers, else `allreduce`;
+    outside a job `local`.
 
     Raises:
-        ValueError: the environment tells of several workers and not of where they meet.
+        ValueError: the environment names several workers, but no rendezvous.
     """
     return stores.default_store("gradwire.torch")
 
 
 def own_store(store: Any) -> kv.KVStore:
-    """Returns the store to use: the given one, or where that is None the default one.
+    """Returns the given store, or the default store for None.
 
     Raises:
-        TypeError: something else, or a store of another maker.
+        TypeError: it is not a store, or is a store that gradwire did not make.
     """
     if store is None:
         return default_store()

@@ -1,10 +1,10 @@
-"""The DDP hook: DistributedDataParallel's buckets, compressed.
+"""The DDP hook: compresses the buckets of DistributedDataParallel.
 
     model = DistributedDataParallel(model)
     model.register_comm_hook(gradwire.torch.HookState(codec="int8"), gradwire.torch.ddp_hook)
 
-Threading: DDP calls the hook from autograd's thread, bucket after bucket in one order on all ranks. Buckets but the
-last only begin to be sent; the last one waits for all, when there is nothing left to compute.
+Threading: DDP calls the hook on autograd's thread, for one bucket after the other, in the same order on all ranks. All
+buckets but the last only start to be sent. The last one waits for all, when nothing is left to compute.
 """
 
 # No `from __future__ import annotations`: DDP looks at the types that the hook declares, and takes no text for them.
@@ -45,7 +45,7 @@ _OF_THE_OPTIMIZER = {
 
 @dataclass
 class _Arguments:
-    """What a HookState was made with, but for the process group."""
+    """The arguments of a HookState, without the process group."""
 
     codec: session.Wanted | None = None
     named: list[tuple[str, torch.Tensor]] | None = None
@@ -57,13 +57,12 @@ class _Arguments:
 
 
 class HookState:
-    """What `ddp_hook` keeps from step to step, for one DDP model.
+    """The state of `ddp_hook` for one DDP model: codecs, residuals, and the store.
 
-    It joins the other ranks where it is made, if torch.distributed is initialised there; else at the first backward().
+    It joins the other ranks when it is made, if torch.distributed is initialised by then; else in the first backward().
 
-    copy.deepcopy() gives one that has the same options and has joined nobody, as a copy of a DDP model has no hook
-    registered; what has not been sent yet stays with the original. pickle, and so torch.save() of a whole DDP model,
-    takes that along.
+    copy.deepcopy() returns a HookState with the same options that has not joined, as a copy of a DDP model has no hook.
+    Residuals stay with the original. pickle, and so torch.save() of a whole DDP model, includes them.
     """
 
     def __init__(
@@ -79,27 +78,33 @@ class HookState:
         budget: str | None = None,
         **others: Any,
     ) -> None:
-        """A collective of the group, once that is initialised: every rank makes it at the same place.
+        """A collective of the group, once torch.distributed is initialised: every rank makes it at the same place.
 
         Args:
-            codec: as `compression` of DistributedOptimizer.
-            process_group: the one that DDP was given. Default: torch's default group. Its ranks join each other by
-                themselves; where this process is in a gradwire job already, that one is used.
-            named_parameters: `model.named_parameters()`: names for `codecs`, error texts and state_dict(), and the
-                order of the forward pass, in which sums are urgent. Needed where `codecs` are given. Default: names as
-                DDP's module has them, and the order of DDP's first buckets.
-            codecs, warm_up, grad_scaler, on_nonfinite: as for DistributedOptimizer. DDP does not tell of steps, so a
-                warm-up counts the calls of backward() that it sums, which are those outside no_sync(). With "skip_step"
-                a NaN is left in the first gradient of each bucket, so a GradScaler skips the step; who uses none looks
-                for himself.
-            budget: as for DistributedOptimizer, with codec="auto". Gradients are DDP's own here, not momentum: what is
-                known of 2bit's accuracy is of momentum, so a budget in points leaves 2bit out.
-            others: none; options of DistributedOptimizer are refused with what to use here.
+            codec: as `compression` of DistributedOptimizer. With Adam and AdamW use "int8": 2bit and 1bit lose accuracy
+                with them. Default: the compression that was set on the store, else "none".
+            process_group: the process group that DDP was given. Its ranks join each other. If this process is in a
+                gradwire job already, that job is used. Default: torch's default group.
+            named_parameters: `model.named_parameters()`. The names are used in `codecs`, errors and state_dict(). Their
+                order is that of the forward pass, in which sums are urgent. Needed with `codecs`. Default: the names in
+                DDP's module, and the order of DDP's first buckets.
+            codecs: codecs for some parameters, by shell patterns of their names, as for DistributedOptimizer. Default:
+                none.
+            warm_up: codecs for the first steps, as for DistributedOptimizer. DDP does not report steps, so a warm-up
+                counts the backward() calls that are summed, which are those outside no_sync(). Default: no warm-up.
+            grad_scaler: the torch.amp.GradScaler that scales the loss, as for DistributedOptimizer. Default: None.
+            on_nonfinite: "warn", "ignore" or "skip_step", as for DistributedOptimizer. With "skip_step" the first
+                gradient of each bucket holds a NaN, so that a GradScaler skips the step; without a GradScaler, the
+                script must check for it. Default: "warn".
+            budget: what codec="auto" may cost, as for DistributedOptimizer. Gradients are DDP's own here, not momentum,
+                and 2bit's accuracy was measured with momentum, so a budget in points excludes 2bit. Default: "0.3
+                points".
+            others: not accepted. An option of DistributedOptimizer is rejected with what to use here.
 
         Raises:
-            ValueError: an argument is not valid; codecs without names; ranks that differ, all of which get the same
-                text; a store that gives weights in the place of sums.
-            TypeError: an argument is of another kind, or there is none of that name.
+            ValueError: an argument is not valid; codecs without names; ranks differ, in which case all get the same
+                text; the store's servers have an optimizer, and so return weights.
+            TypeError: an argument has the wrong type or an unknown name.
         """
         _refuse(others)
         named = None if named_parameters is None else require_pairs(named_parameters)
@@ -112,7 +117,7 @@ class HookState:
     def _begin(
         self, arguments: _Arguments, group: dist.ProcessGroup | None, restored: Mapping[str, Any]
     ) -> None:
-        """Takes arguments, as far as they can be checked without the other ranks."""
+        """Takes the arguments, and checks what can be checked without the other ranks."""
         if arguments.codecs is not None and arguments.named is None:
             raise ValueError(
                 f"gradwire.torch: HookState: codecs={arguments.codecs!r} goes by parameters' names, and none were given"
@@ -133,7 +138,7 @@ class HookState:
         self._exchange: BucketExchange | None = None
 
     def _join(self) -> BucketExchange:
-        """Returns what buckets go through. The first time it is a collective of the group."""
+        """Returns the exchange of the buckets. The first call is a collective of the group."""
         if self._exchange is None:
             store = store_of(self._group)
             names = {p: name for name, p in self._arguments.named or []}
@@ -154,49 +159,50 @@ class HookState:
         return self._exchange.store
 
     def close(self) -> None:
-        """Ends the use of this. Models in one process may each have a HookState of their own, with other codecs; small
-        gradients of the first one travel together, and those of the next after close(). A warm-up ends with it. On all
-        ranks at the same place.
+        """Ends the use of this state. Call it on all ranks at the same place.
+
+        Several models in one process may each have a HookState with other codecs. Small gradients of the first one are
+        sent together; those of the next one only after close(). close() also ends a warm-up.
         """
         if self._exchange is not None:
             self._exchange.close()
 
     def stats(self, servers: bool = False) -> dict[str, Any]:
-        """Returns what this rank has exchanged so far, and how much smaller it was made: as KVStore.stats(), of all
-        that goes through the same store.
+        """Returns what this rank has exchanged so far, as KVStore.stats(), of everything that uses the same store.
 
         Args:
-            servers: also what the servers say, as there.
+            servers: include what the servers report. Default: False.
 
         Raises:
-            RuntimeError: it has joined no other rank yet.
+            RuntimeError: it has not joined the other ranks yet.
         """
         return self._store.stats(servers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what this rank has not sent yet: tensors by name. Save it on every rank, beside the model. Before
-        the first step it is what load_state_dict() was given. With a codec whose replies are compressed, and with one
-        that agrees on scales, what follows has other bits than without a stop; gradwire.torch.save_checkpoint() has
-        those too.
+        """Returns this rank's residuals: tensors by name. Save it on every rank, beside the model.
 
-        torch.distributed.checkpoint, which keeps one of what all ranks call alike, gets it as bytes by rank.
+        Before the first step it is what load_state_dict() was given. With a codec that compresses replies, or agrees on
+        scales, a resumed run has other bits than one that never stopped; gradwire.torch.save_checkpoint() keeps these
+        too.
+
+        torch.distributed.checkpoint keeps one copy of what all ranks name alike, so it gets bytes by rank.
         """
         own = self.own_state()
         return by_rank(own, *self._ranks) if is_for_distributed_checkpoint() else own
 
     def own_state(self) -> dict[str, Any]:
-        """state_dict(), whoever asks."""
+        """Returns this rank's residuals, also for torch.distributed.checkpoint."""
         return dict(self._restored) if self._exchange is None else self._exchange.state()
 
     def checkpoint_part(self, listed: Sequence[Any], model: torch.nn.Module) -> HooksPart:
-        """What save_checkpoint() and load_checkpoint() call, to write and read what has not been sent.
+        """Returns what save_checkpoint() and load_checkpoint() call to write and read residuals.
 
         Args:
             listed: all HookStates of the store, of which this is the first.
-            model: what is trained.
+            model: the trained model.
 
         Raises:
-            TypeError: the list has something else in it.
+            TypeError: the list contains something else.
         """
         if wrong := [each for each in listed if not isinstance(each, HookState)]:
             raise TypeError(
@@ -209,12 +215,13 @@ class HookState:
         return dist.get_rank(self._group), dist.get_world_size(self._group)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from it, with the first step; what it lacks begins anew. Residuals of another rank are left, with
-        a warning.
+        """Continues from a state_dict(), in the first step. Parameters that it lacks start without a residual.
+
+        Residuals of another rank are ignored, with a warning.
 
         Raises:
             ValueError: a residual has another number of elements than its parameter; or torch.distributed.checkpoint
-                has saved it of another number of ranks.
+                saved the state with another number of ranks.
         """
         if dist.is_initialized():
             state = of_rank(state, *self._ranks)
@@ -242,14 +249,17 @@ class HookState:
 
 
 def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """What DDP calls for each bucket: `model.register_comm_hook(HookState(codec="int8"), ddp_hook)`.
+    """The function that DDP calls for each bucket: `model.register_comm_hook(HookState(codec="int8"), ddp_hook)`.
 
-    Returns:
-        A future of the bucket's mean, done by the time that the hook of the step's last bucket returns.
+    Args:
+        state: the HookState of the model.
+        bucket: DDP's bucket: gradients of any floating or complex dtype, one after the other.
+
+    Returns: a future of the bucket's mean. It is done when the hook of the step's last bucket returns.
 
     Raises:
         ValueError: the state is that of another model.
-        TypeError: it was called by something else than DDP's reducer.
+        TypeError: it was not called by DDP's reducer.
         gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
     """
     if not isinstance(bucket, GradBucket):
@@ -268,7 +278,7 @@ def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch
 
 
 def _refuse(others: Mapping[str, Any]) -> None:
-    """Raises TypeError for arguments that there are none of."""
+    """Raises TypeError for unknown arguments."""
     for name in others:
         if name in _OF_THE_OPTIMIZER:
             raise TypeError(

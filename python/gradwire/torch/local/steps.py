@@ -1,4 +1,4 @@
-"""LocalStepOptimizer: any torch optimizer that steps on this worker alone, and meets the others every H steps."""
+"""LocalStepOptimizer: any torch optimizer that steps on this worker alone, and synchronizes every H steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MIXING_WITH_OVERLAP = 0.5  # Streaming DiLoCo's
 
 
 def nesterov(weights: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """Makes DiLoCo's outer optimizer: SGD with Nesterov's momentum 0.9, learning rate 0.7.
+    """Makes DiLoCo's outer optimizer: SGD with Nesterov momentum 0.9 and learning rate 0.7.
 
     Source: Douillard et al., DiLoCo, 2023, section 3.1.
     """
@@ -43,47 +43,55 @@ def LocalStepOptimizer(
     mixing: float | None = None,
     codecs: Mapping[str, session.Wanted] | None = None,
 ) -> Any:
-    """Makes an optimizer that steps on this worker's gradients alone, and every `sync_every` steps on what all workers
-    have learned (DiLoCo): for links that are far too slow to exchange every gradient.
+    """Wraps an optimizer that steps on this worker's gradients alone, and exchanges every `sync_every` steps (DiLoCo).
 
-    A collective: every worker calls it at the same place, and step() as often as the others. The result is an instance
-    of the given optimizer's class and shares its parameter groups and state; use it, and not the one given, from here
-    on. Every worker starts from the same weights (`broadcast_parameters`), which the first step checks.
+    For links that are far too slow to exchange every gradient. A collective: every worker calls it at the same place,
+    and calls step() equally often. The result is an instance of the given optimizer's class and shares its parameter
+    groups and state. Use the result, and no longer the optimizer that was given. All workers start from the same
+    weights (`broadcast_parameters`); the first step checks it.
 
-    Workers' parameters differ between rounds. What they share is the outer optimizer's: `with
-    optimizer.shared_weights():` shows it, `synchronize()` ends all rounds at once. Optimizer state and buffers
+    Workers' parameters differ between rounds. The outer optimizer holds the shared weights: `with
+    optimizer.shared_weights():` shows them, and `synchronize()` ends all rounds at once. Optimizer state and buffers
     (running means of norms) stay each worker's own.
 
     Args:
-        optimizer: the inner one, any torch.optim.Optimizer. Parameters may be float32, or bfloat16, float16 and float64
-            (sent as float32), on any device.
-        named_parameters, compression, store, codecs: as for DistributedOptimizer. What is compressed is the outer
-            gradient: shared weights minus this worker's. "int4" and "2bit" are for it what 4-bit floats are in the
-            paper; what a codec has not sent yet is kept and sent with the next round.
-        sync_every: local steps between two exchanges of a parameter; the papers take 30 to 500.
-        outer: makes the outer optimizer of the shared weights, which are float32 (float64 where the parameter is);
-            it is `optimizer.outer` then. `lambda weights: torch.optim.SGD(weights, lr=1.0)` averages parameters.
-        fragments: the model is exchanged in so many parts, layers staying whole, at different steps, so that a link
-            carries less at a time and more often. At most sync_every, and at most as many as there are layers.
-        merge_after: local steps that are taken while a fragment is under way, before its mean is merged; below
-            sync_every. 0: step() waits for it.
+        optimizer: the inner optimizer, any torch.optim.Optimizer. Parameters may be float32, or bfloat16, float16 and
+            float64 (sent as float32), on any device.
+        named_parameters: `model.named_parameters()`, as for DistributedOptimizer. Default: parameters by number.
+        compression: codec of the outer gradient, which is shared weights minus this worker's, as for
+            DistributedOptimizer. "int4" and "2bit" take the place of the paper's 4-bit floats. Residuals are sent with
+            the next round. Default: the compression that was set on the store, else "none".
+        store: a store from `gradwire.kv.create()`. Default: as for DistributedOptimizer.
+        sync_every: local steps between two exchanges of a parameter. The papers use 30 to 500.
+        outer: makes the outer optimizer from the shared weights, which are float32 (float64 for float64 parameters). It
+            is then `optimizer.outer`. `lambda weights: torch.optim.SGD(weights, lr=1.0)` averages parameters. Default:
+            SGD with Nesterov momentum 0.9 and learning rate 0.7.
+        fragments: number of parts of the model that are exchanged at different steps, so that the link carries less at
+            a time. Layers stay whole. At most sync_every, and at most the number of layers. Default: 1.
+        merge_after: local steps that are taken while a fragment is in flight, before its mean is merged; below
+            sync_every. 0: step() waits for it. Default: 0.
         mixing: share of its own parameters that a worker keeps in the merge, 0 to 1. Default: 0.5 with merge_after, so
-            that local steps taken meanwhile count, else 0.
+            that the steps taken meanwhile count, else 0.
+        codecs: codecs for some parameters, by shell patterns of their names, as for DistributedOptimizer. Default:
+            none.
+
+    Returns: the optimizer, of a subclass of the given one's class.
+
+    Raises:
+        ValueError: an argument is not valid; ranks differ, also in these options and in the class and numbers of the
+            outer optimizer, in which case all get the same text; the store's servers have an optimizer, and so return
+            weights.
+        TypeError: an argument has the wrong type.
 
     Memory: three times the parameters as float32: shared weights, their momentum, outer gradients.
 
-    A frozen parameter is not sent until it requires a gradient. One that is frozen later, on all ranks before the same
-    step, is sent once more if it was trained since the last time; then it stays. A GradScaler skips step() on the rank
-    that met an infinity, and not on the others, so train in bfloat16. `state_dict()` holds, under "gradwire", shared
-    weights, the outer optimizer's state, means that are to be merged yet and what this rank has not sent. Servers'
-    residuals and agreed scales are not in it: `save_checkpoint()` holds all, and a run that goes on from it has the
-    bits of one that never stopped.
+    A frozen parameter is not sent until it requires a gradient. A parameter that is frozen later, on all ranks before
+    the same step, is sent once more if it was trained since the last exchange. A GradScaler skips step() only on the
+    rank that has an infinity, so train in bfloat16.
 
-    Raises:
-        ValueError: an argument is not valid; ranks that differ, in these options too (of the outer optimizer in its
-            class and in what is a number in its groups), all of which get the same text; a store that gives weights in
-            the place of sums.
-        TypeError: an argument is of another kind.
+    `state_dict()` holds, under "gradwire", shared weights, the outer optimizer's state, means that are not merged yet
+    and this rank's residuals. Servers' residuals and agreed scales are not in it. `save_checkpoint()` holds everything:
+    a run that continues from it has the bits of one that never stopped.
 
     Source: Douillard et al., DiLoCo, 2023 (arXiv 2311.08105); Streaming DiLoCo, 2025 (arXiv 2501.18512).
     """
@@ -125,7 +133,7 @@ def LocalStepOptimizer(
 
 
 def _described(outer: torch.optim.Optimizer) -> dict[str, object]:
-    """Its class, and what is a number, or numbers, in its groups: by name."""
+    """Returns the class of an optimizer, and the numbers in its groups by name."""
     found: dict[str, object] = {"class": f"{type(outer).__module__}.{type(outer).__qualname__}"}
     for index, group in enumerate(outer.param_groups):
         for name, value in sorted(group.items()):
@@ -136,7 +144,7 @@ def _described(outer: torch.optim.Optimizer) -> dict[str, object]:
 
 
 def steps_apart(optimizer: object) -> bool:
-    """True for what LocalStepOptimizer() returns: most steps of it send nothing."""
+    """Returns True for what LocalStepOptimizer() returns: most of its steps send nothing."""
     return isinstance(optimizer, _LocalSteps)
 
 
@@ -158,15 +166,20 @@ class _LocalSteps(optimizer_wrapper.Front):
 
     @property
     def outer(self) -> torch.optim.Optimizer | None:
-        """The outer optimizer, for its learning rate; None after close()."""
+        """The outer optimizer, for example to change its learning rate; None after close()."""
         return None if self._rounds is None else self._rounds.outer
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes the wrapped optimizer's step on this worker's gradients; ends or begins rounds where it is time.
+        """Takes the wrapped optimizer's step on this worker's gradients, and starts or ends rounds that are due.
+
+        Args:
+            closure: computes gradients and returns the loss, as for torch's step().
+
+        Returns: the closure's loss; None without a closure.
 
         Raises:
-            ValueError: at the first step, ranks that start from different weights; torch's process group was made after
-                the optimizer, which trains alone.
+            ValueError: in the first step, ranks start from different weights; torch's process group was made after the
+                optimizer, which trains alone.
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
         session.require_company(self._store)
@@ -183,10 +196,10 @@ class _LocalSteps(optimizer_wrapper.Front):
     step.hooked = True  # type: ignore[attr-defined]
 
     def synchronize(self) -> None:
-        """Ends all rounds now: sends what the workers have done since the last ones and merges it, so that every
-        parameter is the shared weight, the same on all ranks. A collective; at the end of a training, or nothing that
-        was learned since the last round is in the shared weights. Where no step was taken since a parameter was sent,
-        nothing is sent of it and the outer optimizer does not step on it.
+        """Ends all rounds now, so that every parameter is the shared weight, the same on all ranks. A collective.
+
+        Call it at the end of a training: otherwise the shared weights lack what was learned since the last round. If no
+        step was taken since a parameter was sent, nothing is sent of it, and the outer optimizer takes no step on it.
 
         Raises:
             ValueError: ranks have taken different numbers of steps; every rank gets the same text.
@@ -197,8 +210,9 @@ class _LocalSteps(optimizer_wrapper.Front):
 
     @contextlib.contextmanager
     def shared_weights(self) -> Iterator[None]:
-        """Has the parameters be, inside, what all workers share, for an evaluation or to save a model; not for a step.
-        After it they are the worker's own again.
+        """Sets the parameters to the shared weights inside the block, to evaluate or save a model; not for a step.
+
+        After the block they are the worker's own again.
         """
         rounds = self._rounds
         if rounds is None:
@@ -211,7 +225,7 @@ class _LocalSteps(optimizer_wrapper.Front):
             rounds.put_back(own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. A collective: every rank adds the same parameters, of the same values, between steps."""
+        """As torch's. A collective: every rank adds the same parameters with the same values, between steps."""
         super().add_param_group(param_group)
         self._take_in_added()
 
@@ -222,30 +236,33 @@ class _LocalSteps(optimizer_wrapper.Front):
             self._rounds.add(added)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with the rounds under "gradwire". Waits for means that are under way."""
+        """As torch's, with the rounds under "gradwire". Waits for means that are in flight."""
         state = super().state_dict()
         if self._rounds is not None:
             state[STATE_KEY] = self._rounds.state()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As torch's, on all ranks at the same place; load the model's state too. A state without rounds (of a plain
-        optimizer) lets them begin anew. Residuals of another rank are left, with a warning.
+        """As torch's, on all ranks at the same place. Load the model's state too.
+
+        A state without rounds, as that of a plain optimizer, starts the rounds again. Residuals of another rank are
+        ignored, with a warning.
 
         Raises:
-            ValueError: the state is of other parameters, or of the middle of a round with another schedule.
+            ValueError: the state has other parameters, or was saved in the middle of a round with another schedule.
         """
         if self._rounds is not None:
             self._rounds.load(state_dict.get(STATE_KEY, {}))
         self.load_shared_state(state_dict)
 
     def load_shared_state(self, state_dict: Mapping[str, Any]) -> None:
-        """As load_state_dict(), but for the rounds."""
+        """As load_state_dict(), without the rounds."""
         super().load_state_dict({name: value for name, value in state_dict.items() if name != STATE_KEY})
 
     def close(self) -> None:
-        """Ends the exchange: parameters stay what they are, each worker's own but after synchronize(). On all ranks at
-        the same place: waits for what is under way.
+        """Ends the exchange, on all ranks at the same place. Waits for what is in flight.
+
+        Parameters stay as they are, each worker's own, or the shared weights after synchronize().
         """
         if self._rounds is not None:
             self._store.give_back(self._loan)

@@ -1,24 +1,23 @@
-"""FSDP2: the reduce-scatter of gradients, compressed, by torch's own extension point.
+"""FSDP2: compresses the reduce-scatter of gradients, through torch's own extension point.
 
     fully_shard(model)
     compressed = gradwire.torch.compress_reduce_scatter(model, codec="int8")
 
-Each rank encodes the shards that others own, with a residual of its own for every element, and sends each to its owner,
-which decodes and adds what it got in rank order: P (N-1)/N bytes of payload leave a rank, as in torch's. With codec
-"none" shards go in their own dtype, and are divided before they are added, in float32 or float64. Parameters are
-gathered as torch does it: every rank must have the same bits of them.
+Each rank encodes the shards that other ranks own, with a residual for every element, and sends each to its owner. The
+owner decodes and adds in rank order. P (N-1)/N bytes of payload leave a rank, as in torch's reduce-scatter of N ranks.
+With codec "none", shards are sent in their own dtype and divided before they are added, in float32 or float64. torch
+gathers the parameters, so every rank must have the same bits of them.
 
-Each FSDP module has its own reduce-scatter, of all its parameters: biases and norms are compressed with the rest. Where
-any rank met a NaN or an infinity in one, all its shards are NaN, with a warning, and when that backward() is over the
-residuals of all modules are as they were before it: the step must not be taken, as GradScaler sees to. With
-grad_scaler the same holds for a value beyond the codec's format (fp16's 65504); without it the largest is sent, with a
-warning. With several backward() a step, each of which reduces, those before it have left their residuals. A backward()
-that raises an error is over then.
+Each FSDP module has its own reduce-scatter, of all its parameters: biases and norms are compressed too. If any rank has
+a NaN or an infinity in a module, all its shards are NaN, with a warning. After that backward(), the residuals of all
+modules are restored. Do not take the step; a GradScaler skips it. With grad_scaler, a value beyond the codec's format
+(fp16's 65504) has the same effect; without it, the largest value is sent, with a warning. If a step has several
+backward() calls that reduce, the residuals of the earlier calls are kept. A backward() that raises an error is over.
 
-A checkpoint has what `compressed.state_dict()` returns on each rank beside model and optimizer; or all of a job is
-saved by gradwire.torch.save_checkpoint(), or by torch.distributed.checkpoint, which takes `compressed` as it is.
+For a checkpoint, save `compressed.state_dict()` on each rank beside model and optimizer. Or save all of a job with
+gradwire.torch.save_checkpoint(), or with torch.distributed.checkpoint, which accepts `compressed` as it is.
 
-Threading: called from autograd's thread; it waits until the shard is there.
+Threading: called on autograd's thread; it waits until the shard has arrived.
 """
 
 from __future__ import annotations
@@ -49,25 +48,25 @@ def compress_reduce_scatter(
 ) -> ReduceScatters:
     """Compresses the gradients of every FSDP module in a model. A collective of the group, after fully_shard().
 
-    A residual stays with its parameter: with a lossy codec, parameters that get no gradient in a backward() take part
-    with zeros, and have a gradient then (torch's set_reduce_scatter_unused_params), and one that is frozen keeps what
-    it has not sent until it thaws. Where torch has no such switch, and a backward() leaves parameters out, the module's
-    residuals begin anew, with a warning.
+    A residual stays with its parameter. With a lossy codec, parameters without a gradient in a backward() count as
+    zeros, and then have a gradient (torch's set_reduce_scatter_unused_params). A frozen parameter keeps its residual.
+    If torch has no such switch, and a backward() leaves parameters out, the module's residuals start again, with a
+    warning.
 
     Args:
-        model: what fully_shard() was called on, its parts included.
-        codec: as `compression` of DistributedOptimizer; GRADWIRE_COMPRESSION overrides it. A reply makes no sense
-            here: each shard has one owner, which keeps the exact sum of what it was sent. All but "none" work in
-            float32, complex numbers as pairs.
-        process_group: the one that the model is sharded over. Default: torch's default group.
-        grad_scaler: the torch.amp.GradScaler that scales the loss, if one does. Gradients are sent without its scale,
-            so that residuals do not change their meaning with it.
+        model: the module that fully_shard() was called on, with its parts.
+        codec: as `compression` of DistributedOptimizer; GRADWIRE_COMPRESSION overrides it. A reply has no effect: each
+            shard has one owner, which keeps the exact sum of what it received. All codecs but "none" work in float32,
+            with complex numbers as pairs. With Adam and AdamW use "int8": 2bit and 1bit lose accuracy with them.
+        process_group: the process group over which the model is sharded. Default: torch's default group.
+        grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so that
+            residuals keep their meaning when the scale changes. Default: None.
 
-    Returns: what checkpoints of this rank need: its state_dict() and load_state_dict().
+    Returns: an object with the state that checkpoints of this rank need: state_dict() and load_state_dict().
 
     Raises:
-        ValueError: nothing in the model is an FSDP module; a bad codec; the store at hand has other ranks.
-        TypeError: grad_scaler is something else.
+        ValueError: no module of the model is an FSDP module; a bad codec; the store has other ranks than the group.
+        TypeError: grad_scaler has the wrong type.
     """
     modules = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
     if not modules:
@@ -89,7 +88,7 @@ def compress_reduce_scatter(
 
 
 class ReduceScatters:
-    """Those of one model, which compress_reduce_scatter() has made."""
+    """The compressed reduce-scatters of one model. compress_reduce_scatter() makes it."""
 
     def __init__(self, store: KVStore, scatters: Mapping[str, CompressedReduceScatter]) -> None:
         """
@@ -101,10 +100,11 @@ class ReduceScatters:
         self._scatters = scatters
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what this rank has not sent yet, and scales that ranks have agreed on: tensors, text and numbers, by
-        FSDP module. Save it on every rank, beside the model. Empty where nothing is kept.
+        """Returns this rank's residuals and the agreed scales: tensors, text and numbers, by FSDP module.
 
-        torch.distributed.checkpoint, which keeps one of what all ranks call alike, gets it as bytes by rank.
+        Save it on every rank, beside the model. It is empty if there is no state.
+
+        torch.distributed.checkpoint keeps one copy of what all ranks name alike, so it gets bytes by rank.
         """
         own = self.own_state()
         return by_rank(own, *self._ranks) if is_for_distributed_checkpoint() else own
@@ -114,10 +114,10 @@ class ReduceScatters:
         return self._store
 
     def checkpoint_part(self, listed: Sequence[Any], model: torch.nn.Module) -> ScattersPart:
-        """What save_checkpoint() writes of it.
+        """Returns what save_checkpoint() writes of it.
 
         Raises:
-            TypeError: there is more than this in the list.
+            TypeError: the list has more than one element.
         """
         if len(listed) > 1:
             raise TypeError(
@@ -131,20 +131,21 @@ class ReduceScatters:
         return self._store.rank, self._store.num_workers
 
     def own_state(self) -> dict[str, Any]:
-        """state_dict(), whoever asks."""
+        """Returns this rank's state, also for torch.distributed.checkpoint."""
         modules = {name: scatter.state() for name, scatter in self._scatters.items()}
         kept = {name: state for name, state in modules.items() if state is not None}
         ranks = {"rank": self._store.rank, "num_workers": self._store.num_workers}
         return ranks | {"modules": kept} if kept else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from it: with the bits of a run that never stopped, where model and optimizer do too. Modules that it
-        lacks begin with nothing left to send; those whose codec is "none" now send what was left with the next
-        gradient. Residuals of another rank are left, with a warning: they are what that rank has not sent.
+        """Continues from a state_dict(), with the bits of a run that never stopped if model and optimizer do too.
+
+        Modules that it lacks start without residuals. Modules whose codec is now "none" send their residual with the
+        next gradient. Residuals of another rank are ignored, with a warning.
 
         Raises:
-            ValueError: it is of another number of ranks, which cut gradients into other shards; or of a module that is
-                not here. Nothing has changed.
+            ValueError: it was saved with another number of ranks, whose shards differ; or it has a module that is not
+                in the model. Nothing has changed.
         """
         state = of_rank(state, *self._ranks)
         if state and state["num_workers"] != self._store.num_workers:
@@ -167,14 +168,14 @@ class ReduceScatters:
             scatter.load(modules.get(name), is_own=is_own)
 
     def inherit(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from what own_state() returned on ranks of a job that had another number of them: this rank sends
-        what those have not sent.
+        """Continues from the own_state() of ranks of a job that had another number of ranks: this rank sends their
+        residuals.
 
         Args:
-            states: theirs; none: it begins with nothing left to send.
+            states: their states; if empty, this rank starts without residuals.
 
         Raises:
-            ValueError: one is of a module that is not here. Nothing has changed.
+            ValueError: one has a module that is not in the model. Nothing has changed.
         """
         for state in states:
             self.require_modules(state)
@@ -182,7 +183,7 @@ class ReduceScatters:
             scatter.inherit([state["modules"][name] for state in states if name in state.get("modules", {})])
 
     def require_modules(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError where a state has a module that is not here."""
+        """Raises ValueError if a state has a module that is not in the model."""
         if unknown := sorted(state.get("modules", {}).keys() - self._scatters.keys()):
             raise ValueError(
                 f"gradwire.torch: the state has the FSDP module {unknown[0]!r}, expected of {sorted(self._scatters)}; "
