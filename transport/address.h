@@ -44,8 +44,8 @@ std::string address_towards(const std::string& peer_address);
 
 /// This host's name: as given, or, where that is empty, what the system says.
 std::string host_name(std::string given);
-/// Names this machine, network namespace, user and host name without a space: processes for which it is equal
-/// can reach each other by ipc. Empty where the system does not tell.
+/// Names this machine, network namespace, user and host name, without a space. Processes with equal names
+/// can reach each other by ipc. Empty where the system does not report them.
 std::string machine_identity(const std::string& host);
 /// A new endpoint for this machine alone: an abstract socket, which leaves nothing behind.
 std::string local_endpoint();

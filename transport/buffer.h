@@ -1,10 +1,10 @@
-// Buffer is a run of bytes that outlives the call that made it: moving it in is the hand-over.
+// Buffer is a run of bytes that outlives the call that made it. Moving it in hands it over.
 //
-// Threading: a Buffer is used by one thread at a time; copies made by share() only read.
+// Threading: one thread at a time uses a Buffer; copies made by share() only read.
 // Lifetime: the owner behind a Buffer (heap, pool, ZeroMQ message, a caller's array) is released with the
 // last share.
-// A Buffer may be sealed: it then knows the checksum of its bytes, from whoever made or sent them. Nothing
-// compares the two unless asked.
+// A sealed Buffer knows the checksum of its bytes, from its maker or sender. Nothing compares the two unless
+// asked.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
 // Collective sums arrays over all workers where a library or a fabric does the sum (MPI, NCCL). Unlike a
-// Messenger it needs an order: the n-th call of each rank meets.
+// Messenger it needs an order: the n-th call of each rank belongs to the same sum.
 //
-// Threading: calls are made by one thread at a time; `done` runs on the Collective's own thread and must
-//   return at once. Never blocks.
-// Lifetime: a Buffer handed in comes back through `done`. The destructor fails what is still under way.
+// Threading: one thread at a time calls it. `done` runs on the Collective's own thread and must return at
+// once. Never blocks.
+// Lifetime: a Buffer handed in comes back through `done`. The destructor fails what is still in flight.
 // Failure: the first cause is final: every later done() gets it.
 #pragma once
 

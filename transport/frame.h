@@ -44,7 +44,7 @@ enum class Kind : std::uint8_t {
   kExchangeResult = 5,  ///< scheduler -> workers: all blobs in rank order
   kGoodbye = 6,         ///< node -> scheduler -> servers and workers: this node has left cleanly
   kFailure = 7,         ///< scheduler -> all, or any node -> scheduler: a named node failed; text
-  kReject = 8,          ///< to whoever sent a frame that could not be accepted; text
+  kReject = 8,          ///< to the sender of a frame that is not acceptable; text
   kDeparture = 9,       ///< scheduler -> all: a server died and its mirror serves in its place; text
   kWait = 10,           ///< worker -> scheduler: what it waits in; back: what of others' it has begun; text
   // data plane (kvstore/)
@@ -63,7 +63,7 @@ enum class Kind : std::uint8_t {
   kFetch = 44,       ///< worker -> server: send me what that worker posted; answered by kLetter
   kLetter = 45,      ///< server -> worker: those bytes; answered by kReceipt
   kReceipt = 46,     ///< worker -> server: they are here
-  kDelivered = 47,   ///< server -> worker: all whom it was for have what you posted
+  kDelivered = 47,   ///< server -> worker: every recipient has what you posted
   kClock = 48,       ///< worker -> server: what time is it there? answered by kTime
   kTime = 49,        ///< server -> worker: it is this
   kReadState = 50,   ///< worker -> server: what do you keep of a partition between rounds? answered by kState
@@ -89,7 +89,7 @@ constexpr bool is_control(Kind kind) { return kind < Kind::kInit; }
 /// Part of the wire format, never renumber.
 enum Flags : std::uint32_t {
   kFlagNonfinite =
-      1u << 0,  ///< a NaN, an infinity or a value beyond the format was met (OR-ed into the reply)
+      1u << 0,  ///< a NaN, an infinity or a value beyond the format was found (OR-ed into the reply)
   kFlagNoChecksum = 1u << 1,  ///< the payload has no checksum; transport's own: no FrameHeader holds it
   kFlagSegments = 1u << 2,    ///< (kv) the payload is of several tensors: compress::Segmented
   kFlagLossless = 1u << 3,    ///< (kv) the payload is shortened: compress::lossless::restore
@@ -111,9 +111,9 @@ struct FrameHeader {
   std::uint64_t count = 0;                          ///< (kv) elements in the partition
   std::int32_t priority = 0;                        ///< (kv) higher is sooner
   std::array<std::uint32_t, 4> codec_parameters{};  ///< (kv) exact bits
-  /// (kv) For whom a frame goes this way: from a server to its mirror, the worker whose request it is;
-  /// between a worker and a mirror, the server in whose place that serves. None: for sender or receiver
-  /// itself.
+  /// (kv) Another node that the frame is for. From a server to its mirror: the worker that made the request.
+  /// Between a worker and a mirror: the server in whose place the mirror serves. None: the sender or
+  /// receiver itself.
   std::optional<Node> on_behalf;
   std::uint64_t number = 0;  ///< (kv) of a request among those that a server passes on to its mirror; else 0
   /// (kv) Of a push: the step of the worker's program, modulo 2^32, that it belongs to, which all workers of
@@ -122,9 +122,8 @@ struct FrameHeader {
   bool operator==(const FrameHeader&) const = default;
 };
 
-/// A frame that arrived has a header that was checked. Its payload has the sender's seal, if it came with
-/// one, and was not compared with it yet: whoever takes it does that (Buffer::is_intact) in the pass that
-/// reads it.
+/// An arrived frame. Its header was checked. Its payload has the sender's seal, if it came with one, and was
+/// not compared with it yet: the reader does that (Buffer::is_intact), in the pass that reads the payload.
 struct Frame {
   FrameHeader header;
   Buffer payload;

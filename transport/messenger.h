@@ -1,12 +1,12 @@
-// Messenger moves frames between the ranks of one job and knows which of them are alive.
+// Messenger moves frames between the ranks of one job and detects which of them are dead.
 //
-// Threading: every method may be called from any thread. A Sink is called from the Messenger's one I/O
-//   thread: it must return at once (queue the frame and leave) and must not call exchange() or leave()
-//   from there. What it throws fails the job.
+// Threading: any thread may call every method. A Sink is called from the Messenger's one I/O thread. It must
+// return at once (queue the frame and leave), and must not call exchange() or leave() from there. What it
+// throws fails the job.
 // Lifetime: the Sink outlives the Messenger or is detached with detach(). The destructor joins the I/O
-//   thread.
-// Failure: the first cause is final. It is handed to Sink::on_failure once, and thrown as TransportError
-//   by every later send() and exchange().
+// thread.
+// Failure: the first cause is final. Sink::on_failure gets it once, and every later send() and exchange()
+// throws it as TransportError.
 #pragma once
 
 #include <chrono>
@@ -24,42 +24,42 @@
 
 namespace gradwire::transport {
 
-/// A peer or the network failed: says who, and what was pending.
+/// A peer or the network failed. Names the peer, and what was pending.
 class TransportError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// The members of a job that goes on have changed, or are to: one has died, or newcomers wait. Its nodes
-/// leave and join again (ZmqOptions::on_failure).
+/// The members of a job that continues after a death have changed or are about to: one died, or newcomers
+/// wait. Its nodes leave and join again (ZmqOptions::on_failure).
 class MembershipChanged : public TransportError {
  public:
   using TransportError::TransportError;
 };
 
-/// The workers' calls do not fit together: each waits for another in a call that the other does not make.
-/// That is misuse, but of the job: it has failed with it.
+/// The workers' calls can never match: each waits for another in a call that the other does not make. It is
+/// a misuse by the job as a whole, and the job has failed with it.
 class CallMismatch : public TransportError {
  public:
   using TransportError::TransportError;
 };
 
-/// A deadline passed: says what was awaited, and from whom.
+/// A deadline passed. Names what was awaited, and from which ranks.
 class TimeoutError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Whether who asks for another generation is to be in it. Part of the wire format, never renumber.
+/// Whether a worker that asks for another generation joins it. Part of the wire format, never renumber.
 enum class Parting : std::uint64_t {
   kStays = 0,
-  kLeaves = 1,  ///< it has failed itself
+  kLeaves = 1,  ///< it has failed by itself
 };
 
-/// What a job does when a node of it dies.
+/// What a job does when one of its nodes dies.
 enum class OnFailure : std::uint8_t {
   kAbort,     ///< ends, on every rank
-  kContinue,  ///< goes on with the others, and takes in new workers, if the workers that are left allow it
+  kContinue,  ///< continues with the others, and admits new workers, if the remaining workers allow it
 };
 
 struct World {
@@ -67,7 +67,7 @@ struct World {
   std::uint32_t servers = 0;
   std::uint64_t epoch = 0;
   std::uint32_t replicas = 0;    ///< 1: each server has a mirror (mirrors.h)
-  std::uint32_t generation = 1;  ///< how often the job has met
+  std::uint32_t generation = 1;  ///< of the job, counted from 1
   bool operator==(const World&) const = default;
 };
 
@@ -90,23 +90,23 @@ class Sink {
  public:
   virtual ~Sink() = default;
   /// Takes frames that arrived together from one checked, known peer. Payloads begin at a multiple of 8
-  /// bytes; nobody has compared them with their checksums yet (frame.h).
+  /// bytes. Nobody has compared them with their checksums yet (frame.h).
   virtual void on_frames(Node from, std::vector<Frame> frames) = 0;
-  /// Learns that the job has failed; text names the rank and role at fault.
+  /// Reports that the job has failed; text names the rank and role at fault.
   virtual void on_failure(const std::string& text) = 0;
-  /// Learns that the job goes on with other members, which this node has to join anew; text says why. By
-  /// default that is a failure.
+  /// Reports that the job continues with other members, and that this node has to join again; text says why.
+  /// By default that is a failure.
   virtual void on_membership_changed(const std::string& text) { on_failure(text); }
-  /// Learns that the job has failed since the workers' calls do not fit together. By default that is a
-  /// failure as any.
+  /// Reports that the job has failed because the workers' calls can never match. By default that is a
+  /// failure like any other.
   virtual void on_call_mismatch(const std::string& text) { on_failure(text); }
-  /// Is asked which of these rounds (words) this worker has begun; answers by Messenger::report_wait().
+  /// Asks which of these rounds (words) this worker has begun. Answer by Messenger::report_wait().
   virtual void on_question(const std::set<std::string>& /*rounds*/) {}
-  /// Learns that a peer has left; nothing more will come from it. error: of a peer that an error has ended
-  /// what that was (Messenger::note_error), else empty.
+  /// Reports that a peer has left and sends nothing more. error: of a peer that an error has ended, that
+  /// error (Messenger::note_error); otherwise empty.
   virtual void on_goodbye(Node peer, const std::string& error) = 0;
-  /// Learns that a server has died and the job goes on: `mirror` serves in its place. Nothing comes from it
-  /// any more, and what was sent to it may be lost. Only where World::replicas says so.
+  /// Reports that a server has died and the job continues: `mirror` serves in its place. Nothing comes from
+  /// the dead server any more, and what was sent to it may be lost. Only where World::replicas says so.
   virtual void on_departure(Node /*server*/, Node /*mirror*/) {}
 };
 
@@ -118,7 +118,7 @@ class Messenger {
 
   virtual Node self() const = 0;
   virtual World world() const = 0;
-  /// The peer to which frames stay in the process's memory, if there is one (see node_pair.h): they need no
+  /// The peer to which frames stay in the process's memory, if there is one (node_pair.h). They need no
   /// credit.
   virtual std::optional<Node> local_peer() const { return std::nullopt; }
 
@@ -132,39 +132,39 @@ class Messenger {
   /// mirror and their own mirror: anything else, and the transport's own kinds, are std::invalid_argument.
   /// What is sent to a peer that has left cleanly, or departed, is dropped.
   virtual void send(Node to, std::vector<Frame> frames) = 0;
-  /// Whether send() computes the checksum of a payload that comes without one, to some peer. Who sends one
-  /// payload to several then computes it first (Buffer::seal), once.
+  /// Whether send() computes the checksum of a payload that has none, for some peer. A caller that sends one
+  /// payload to several peers then computes it first (Buffer::seal), once.
   virtual bool seals_payloads() const { return false; }
-  /// Whether frames may be lost on the way while the job goes on (faulty_messenger.h): then whoever leaves
-  /// may be asked for its last answers again.
+  /// Whether frames may be lost while the job continues (faulty_messenger.h). A node that leaves may then be
+  /// asked for its last answers again.
   virtual bool loses_frames() const { return false; }
 
   /// Gives blob to all workers and returns every worker's blob in rank order. A collective of the workers:
-  /// the n-th call of each meets. Throws TimeoutError naming the ranks that did not come, TransportError when
-  /// one has left the job, CallMismatch when one is in one of another name, or waits in another call. The job
-  /// fails with it, but where one has left.
+  /// the n-th call of each belongs to the same exchange. Throws TimeoutError naming the ranks that did not
+  /// come, TransportError when one has left the job, CallMismatch when one is in an exchange of another
+  /// name, or waits in another call. Each of these fails the job, except that a worker has left.
   virtual std::vector<std::string> exchange(std::string_view name, std::string_view blob,
                                             std::chrono::milliseconds timeout) = 0;
 
-  /// Tells whoever coordinates the job what this worker waits in, so that workers that wait for one another
-  /// are found (wait_graph.h): every rank's Sink hears of it as a call mismatch. Never blocks; no-op on a
-  /// node that has no coordinator.
+  /// Reports to the job's coordinator what this worker waits in, so that it can find workers that wait for
+  /// each other (wait_graph.h). Every rank's Sink then gets a call mismatch. Never blocks. No-op on a node
+  /// without a coordinator.
   virtual void report_wait(const WaitReport&) {}
   /// How many exchanges this worker has begun: the last has that number less one.
   virtual std::uint64_t exchanges() const = 0;
-  /// Declares the whole job failed; every rank's Sink hears text. Used for a fault that no peer can survive.
+  /// Declares the whole job failed; every rank's Sink gets text. For a fault that no peer can survive.
   virtual void fail(const std::string& text) = 0;
-  /// Workers that wait to be taken into the job, as last heard.
+  /// How many workers wait to be admitted to the job, by the last heartbeat.
   virtual std::uint32_t newcomers() const { return 0; }
-  /// Ends this generation of a job that goes on: every rank's Sink hears text as a change of membership, and
-  /// joins anew; who says kLeaves does not: its own calls fail from then on, and the others go on without it.
-  /// Throws std::logic_error where jobs end with the first failure.
+  /// Ends this generation of a job that continues after deaths: every rank's Sink gets text as a change of
+  /// membership, and joins again. A worker that says kLeaves does not join: its own calls fail from then on,
+  /// and the others continue without it. Throws std::logic_error where jobs end with the first failure.
   virtual void regroup(const std::string&, Parting) {
     throw std::logic_error(
         "regroup: this job ends with its first failure; start it with on_failure=continue");
   }
-  /// Has the goodbye, which is to come, say that an error ends this node: one line, for people, of which long
-  /// ones are cut. Who waits for this node in vain hears of it.
+  /// Makes the coming goodbye say that an error ends this node: one line, for people; long lines are cut.
+  /// Nodes that still wait for this node get it.
   virtual void note_error(const std::string& error) = 0;
   /// Says goodbye and flushes what is queued, for at most timeout. Then send() throws. Idempotent. The
   /// destructor leaves too, where this was not called.

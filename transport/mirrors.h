@@ -1,5 +1,5 @@
-// Mirrors is who stands in for whom among the servers of a job in which each has one mirror: the next rank,
-// the first after the last.
+// Mirrors knows which server takes over for which, in a job in which each has one mirror: the next rank, and
+// for the last rank the first.
 //
 // Threading: one owner. Pure.
 #pragma once
@@ -20,8 +20,8 @@ constexpr std::uint32_t mirrored_by(std::uint32_t server, std::uint32_t servers)
   return (server + servers - 1) % servers;
 }
 
-/// Throws std::invalid_argument, which begins with `who`, where so many servers cannot have so many replicas
-/// each.
+/// Throws std::invalid_argument, whose text begins with `who`, if that many servers cannot have that many
+/// replicas each.
 void require_mirrors(const char* who, std::uint32_t servers, std::uint32_t replicas);
 
 class Mirrors {
@@ -29,7 +29,7 @@ class Mirrors {
   /// Throws as require_mirrors() does.
   Mirrors(std::uint32_t servers, std::uint32_t replicas);
 
-  /// Notes a server's death. Returns who serves in its place, or nothing where what it kept is lost; fault()
+  /// Notes a server's death. Returns the server that takes over, or nothing if its data is lost; fault()
   /// then says why. Requires that it has not died before.
   std::optional<std::uint32_t> lose(std::uint32_t server);
   /// Names the servers whose deaths took the last copy of something; empty while nothing was lost.
@@ -39,7 +39,7 @@ class Mirrors {
 
  private:
   std::uint32_t servers_;
-  std::map<std::uint32_t, std::uint32_t> heirs_;  ///< of the dead: who serves in its place
+  std::map<std::uint32_t, std::uint32_t> heirs_;  ///< of each dead server: the one that has taken over
   std::string fault_;
 };
 

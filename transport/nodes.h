@@ -1,4 +1,4 @@
-// Names of nodes for people, and who may send what to whom.
+// Names of nodes for people, and which node may send what to which.
 //
 // Threading: pure functions.
 #pragma once

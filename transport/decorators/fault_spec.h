@@ -1,9 +1,9 @@
-// FaultSpec is what a job is to be disturbed by: read from a text, the same on every node.
+// FaultSpec is the faults to inject into a job, read from a text, the same on every node.
 //
 //   seed=7,drop=1%,duplicate=1%,reorder=1%,corrupt=1%,delay=5ms@10%,
 //   partition=worker:1+worker:2|server:0@10s+2s,slow=worker:2@10mbit+5ms,kill=worker:1@push:100
 //
-// The grammar, and what each fault does, is README.md ("Faults").
+// transport/README.md ("Faults") has the grammar, and the effect of each fault.
 // Threading: values and pure functions.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace gradwire::transport {
 
-/// What a process does or hears, at which it can be killed.
+/// An event of a process, at which it can be killed.
 enum class FaultEvent : std::uint8_t {
   kStart,       ///< before it joins the job
   kInit,        ///< a key's first value
@@ -45,7 +45,7 @@ struct NodePattern {
 
 struct FaultSpec {
   struct Partition {
-    std::vector<NodePattern> one, other;  ///< which do not hear each other
+    std::vector<NodePattern> one, other;  ///< which lose what they send to each other
     std::chrono::milliseconds begin{0};   ///< since a node has joined
     std::chrono::milliseconds length{0};
     bool operator==(const Partition&) const = default;
@@ -72,7 +72,7 @@ struct FaultSpec {
   std::vector<Kill> kills{};
   bool operator==(const FaultSpec&) const = default;
 
-  /// Whether frames may be lost, so that whoever leaves may be asked again.
+  /// Whether frames may be lost, so that a node that leaves may be asked for answers again.
   bool loses_frames() const { return drop > 0 || corrupt > 0 || !partitions.empty(); }
 };
 

@@ -1,8 +1,8 @@
-// Faults is one process's part in a FaultSpec: it counts what has been done, and kills the process where the
+// Faults is one process's part in a FaultSpec. It counts injected faults, and kills the process where the
 // spec says so.
 //
-// Threading: every method from any thread. Lifetime: owners are the FaultyMessengers of the process and
-// whoever reports the counts.
+// Threading: any thread may call every method. Lifetime: the owners are the FaultyMessengers of the process
+// and the reporter of the counts.
 #pragma once
 
 #include <array>
@@ -35,7 +35,7 @@ inline constexpr std::size_t kFaultKinds = 7;
 /// By Fault: "dropped", ...
 std::string_view name_of(Fault fault);
 
-/// Frames that were looked at, and by Fault those that it has met.
+/// Frames seen, and for each Fault the frames that it was injected into.
 struct FaultCounts {
   std::uint64_t frames = 0;
   std::array<std::uint64_t, kFaultKinds> met{};
@@ -78,7 +78,7 @@ class Faults {
   std::set<Node> hosted_;
 };
 
-/// What tells faults of the frames that a scheduler hears (ZmqOptions::witness).
+/// Reports to faults the frames that a scheduler receives (ZmqOptions::witness).
 std::function<void(Kind)> scheduler_witness(std::shared_ptr<Faults> faults);
 
 }  // namespace gradwire::transport

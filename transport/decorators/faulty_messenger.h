@@ -1,10 +1,11 @@
-// FaultyMessenger does to what a node sends what a bad network would, as a FaultSpec says. README.md,
-// "Faults".
+// FaultyMessenger injects the faults of a bad network into what a node sends, as a FaultSpec says.
+// transport/README.md, "Faults", describes them.
 //
-// Only frames of kinds 32 and above are disturbed, on their way out, and none that stay in the process's
-// memory (local_peer); with one at both ends both ways are. What happens to a frame follows from the seed,
-// sender, receiver and the frame's number between the two. Threading: as Messenger; one thread of its own
-// sends what was held back. Lifetime: leave() sends on what is held back; the destructor drops it.
+// It affects only frames of kinds 32 and above, when they are sent, and none that stay in the process's
+// memory (local_peer). With one at both ends, both directions are affected. The seed, sender, receiver and
+// the frame's number between the two decide what happens to a frame.
+// Threading: as Messenger; one thread of its own sends what was held back. Lifetime: leave() sends what is
+// held back; the destructor drops it.
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,6 @@
-// A Messenger that hands everything on: what is put into a node's line to watch or disturb it.
+// A Messenger that forwards everything: the base of those that watch or disturb a node's messenger.
 //
-// Threading, lifetime: as the Messenger that it owns; the Sink is called by whom that one calls.
+// Threading, lifetime: as the Messenger that it owns; the Sink is called by the thread that calls that one.
 #pragma once
 
 #include <memory>

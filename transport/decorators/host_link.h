@@ -1,11 +1,11 @@
-// HostLink is what the workers of one host say to each other: a small job of its own, beside the main one.
-// The lowest rank among them is their leader, whose process has the one server.
+// HostLink connects the workers of one host: a small job of its own, beside the main one. The lowest rank
+// among them is their leader, whose process has the one server.
 //
 // Threading: as Messenger.
 // Lifetime: the main job's Messenger outlives the link.
-// Failure: the main job watches every process, and names the dead by the rank that people know; so what the
-//   link notices by itself is told to the main job only if that has not failed within `patience`. Until
-//   then frames over it are lost.
+// Failure: the main job watches every process, and names the dead by the rank that people know. So the link
+// reports its own findings to the main job only if that has not failed within `patience`. Until then frames
+// over it are lost.
 #pragma once
 
 #include <chrono>
@@ -35,7 +35,7 @@ const std::vector<std::uint32_t>& host_of(const Hosts& hosts, std::uint32_t rank
 /// worker has a host to itself.
 struct HostLink {
   Hosts hosts;
-  std::shared_ptr<Scheduler> rendezvous;  ///< the leader's, if one is needed; owner: whoever holds the link
+  std::shared_ptr<Scheduler> rendezvous;  ///< the leader's, if one is needed; owner: the holder of the link
   std::unique_ptr<Messenger> worker;
   std::unique_ptr<Messenger> server;  ///< the leader's alone
 };

@@ -1,8 +1,8 @@
-// LoggedMessenger puts what a node sends and hears into words, a line a frame, for who looks on
-// (GRADWIRE_LOG_LEVEL=debug, ps-lite's PS_VERBOSE=2). Frames of the transport's own are not told.
+// LoggedMessenger writes one log line for each frame that a node sends or receives
+// (GRADWIRE_LOG_LEVEL=debug, ps-lite's PS_VERBOSE=2). It leaves out the transport's own frames.
 //
-// Threading: as Messenger; lines come from the threads that send, and from those that hear. MessageLines is
-// safe from any thread.
+// Threading: as Messenger; lines come from the threads that send and receive. Any thread may use
+// MessageLines.
 #pragma once
 
 #include <cstddef>
@@ -31,10 +31,10 @@ class LoggedMessenger final : public ForwardingMessenger {
   const Node self_;
 };
 
-/// Puts a LoggedMessenger into a node's line; without somebody who takes lines, nothing.
+/// Wraps a node's messenger in a LoggedMessenger; without a receiver of lines it returns the messenger.
 std::unique_ptr<Messenger> logged(std::unique_ptr<Messenger> messenger, const TakeLine& take);
 
-/// Keeps lines for who comes by, as many as `most`; of others their number.
+/// Keeps up to `most` lines until they are fetched; of further ones only their number.
 class MessageLines {
  public:
   explicit MessageLines(std::size_t most = 10'000) : most_(most) {}

@@ -1,7 +1,7 @@
 // A whole job inside one process: one Messenger per rank, each with its own delivery thread. Payloads are
-// copied once, so that a sender's memory is its own again as soon as with a socket.
+// copied once, so a sender may reuse its memory as soon as with a socket.
 //
-// Threading: InprocNetwork's methods may be called from any thread.
+// Threading: any thread may call InprocNetwork's methods.
 // Lifetime: Messengers may outlive the network object.
 #pragma once
 

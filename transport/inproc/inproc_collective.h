@@ -1,9 +1,8 @@
-// Sums over ranks that are threads of one process: what MPI and NCCL do, for tests and for jobs in one
-// process.
+// Sums over ranks that are threads of one process. It does what MPI and NCCL do, for tests and for jobs in
+// one process.
 //
-// Threading: InprocCollectives' methods may be called from any thread. `done` runs on the thread of the rank
-// that
-//   came last.
+// Threading: any thread may call InprocCollectives' methods. `done` runs on the thread of the last rank to
+// arrive.
 // Lifetime: Collectives may outlive the object that made them.
 #pragma once
 

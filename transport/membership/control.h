@@ -1,8 +1,7 @@
-// What the control frames of rendezvous and data connections carry, as text of "key=value" lines.
-// The texts are part of the wire format: transport/PROTOCOL.md.
+// The texts of control frames (rendezvous, data connections): lines of "key=value". They are part of the
+// wire format: transport/PROTOCOL.md.
 //
-// Threading: values and pure functions. Every parse_*() throws FrameError on text that is not what it should
-// be.
+// Threading: values and pure functions. Every parse_*() throws FrameError on malformed text.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +30,10 @@ struct Hello {
   std::string host;
   std::uint64_t pid = 0;
   std::uint32_t replicas = 0;
-  /// Where the job goes on without those that die: this process's name through its generations, its own;
+  /// Where the job continues after deaths: a name that this process alone has, kept through its generations;
   /// else empty.
   std::string member;
-  /// Likewise: "NAME=VALUE", what the job's workers must have alike.
+  /// Where the job continues after deaths: "NAME=VALUE", settings that all workers must share.
   std::vector<std::string> settings{};
   bool operator==(const Hello&) const = default;
 };
@@ -48,9 +47,9 @@ struct Roster {
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;
   std::vector<std::string> endpoints;  ///< of the servers, in rank order
-  std::vector<std::string> locals;     ///< their Hello::local, likewise; none or one a server
+  std::vector<std::string> locals;     ///< their Hello::local, in rank order; none, or one per server
   std::uint32_t replicas = 0;
-  std::uint32_t generation = 1;  ///< how often the job has met
+  std::uint32_t generation = 1;  ///< of the job, counted from 1
   bool operator==(const Roster&) const = default;
 };
 std::string to_text(const Roster& roster);
@@ -65,11 +64,11 @@ struct StreamHello {
 std::string to_text(const StreamHello& hello);
 StreamHello parse_stream_hello(std::string_view text);
 
-/// kGoodbye, scheduler -> node: who has left.
+/// kGoodbye, scheduler -> node: the node that has left.
 std::string goodbye_text(Node node);
 Node parse_goodbye(std::string_view text);
-/// kGoodbye of a leaver, and in the scheduler's words on it: what has ended it; empty: it came to its end.
-/// One line: other characters than those of a line become spaces, and what is longer than 400 bytes is cut.
+/// kGoodbye of a leaver, and of the scheduler about it: the error that has ended it; empty: it ended
+/// normally. One line: control characters become spaces, and text longer than 400 bytes is cut.
 std::string error_text(std::string_view error);
 std::string parse_error(std::string_view text);
 
@@ -95,7 +94,7 @@ enum class ExchangeAsk : std::uint64_t { kOffer = 0, kStatus = 1 };
 /// Header field step of kExchangeResult. Part of the wire format, never renumber.
 enum class ExchangeAnswer : std::uint64_t { kComplete = 0, kWaiting = 1, kDeserted = 2 };
 
-/// What a caller of exchange() waits for, and what has been heard of it.
+/// What a caller of exchange() waits for, and the answers so far.
 struct AwaitedExchange {
   std::optional<std::vector<std::string>> blobs;      ///< complete: in rank order
   std::optional<std::string> deserted;                ///< it cannot be completed any more, and why

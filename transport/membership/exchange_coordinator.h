@@ -1,5 +1,5 @@
-// ExchangeCoordinator answers what workers say about their exchanges: whoever coordinates a job keeps one
-// (the scheduler over ZeroMQ, rank 0 over MPI) and delivers its replies.
+// ExchangeCoordinator answers what workers send about their exchanges. The coordinator of a job (the
+// scheduler over ZeroMQ, rank 0 over MPI) has one and delivers its replies.
 //
 // Threading: none of its own; one thread at a time. Pure: no clock, no I/O.
 #pragma once
@@ -35,8 +35,8 @@ class ExchangeCoordinator {
   /// The workers whose exchange has another name than that of the lowest rank in it.
   std::vector<std::uint32_t> odd(std::uint64_t sequence) const { return exchanges_.odd(sequence); }
   const ExchangeTable& exchanges() const { return exchanges_; }
-  /// Notes that a worker has left the job; error: as ExchangeTable::leave(). Returns what those hear who wait
-  /// for it in vain.
+  /// Notes that a worker has left the job; error: as ExchangeTable::leave(). Returns the replies for workers
+  /// that still wait for it.
   std::vector<ExchangeReply> leave(std::uint32_t worker, const std::string& error = {});
 
  private:

@@ -1,4 +1,4 @@
-// ExchangeTable is the table in which the workers' numbered all-to-all exchanges meet (Messenger::exchange).
+// ExchangeTable has the state of the workers' numbered all-to-all exchanges (Messenger::exchange).
 //
 // Threading: none of its own; one thread at a time. Pure: no clock, no I/O.
 #pragma once

@@ -1,8 +1,9 @@
-// ExchangeWait is a worker's wait in an exchange, over ZeroMQ or MPI: who is missing is asked, told once it
-// has lasted, and known when time is up.
+// ExchangeWait is a worker's wait in an exchange, over ZeroMQ or MPI. It asks which workers are missing,
+// reports them after a while, and names them when the deadline passes.
 //
-// Threading: on the caller's thread, which holds the messenger's mutex; others may call answer the questions.
-// Lifetime: of one call of Messenger::exchange().
+// Threading: on the caller's thread, which holds the messenger's mutex. The answers to its questions come on
+// other threads.
+// Lifetime: one call of Messenger::exchange().
 #pragma once
 
 #include <chrono>
@@ -18,11 +19,11 @@
 
 namespace gradwire::transport {
 
-/// Who hears, and after how long, that a worker waits in an exchange.
+/// Who is notified, and after how long, that a worker waits in an exchange.
 struct SlowExchange {
   std::chrono::milliseconds warning{60'000};
-  /// On the thread that waits, without a lock; what it throws ends the exchange. self: who waits. May be
-  /// empty.
+  /// Called on the waiting thread, without a lock; what it throws ends the exchange. self: the waiting
+  /// worker. May be empty.
   std::function<void(Node self, const std::string& text)> notify;
 };
 
@@ -32,12 +33,12 @@ class ExchangeWait {
     Node self;
     std::uint64_t sequence = 0;
     std::string_view name;
-    std::string_view coordinator;  ///< who knows who is missing, for people
+    std::string_view coordinator;  ///< the node that knows which workers are missing, for people
   };
-  /// What the caller shares with the thread that hears answers.
+  /// What the caller shares with the thread that receives answers.
   struct Shared {
     std::unique_lock<std::mutex>& lock;
-    std::condition_variable& changed;          ///< when something of the exchange, or of the job, is heard
+    std::condition_variable& changed;          ///< notified by each answer about the exchange or the job
     std::function<bool()> is_settled;          ///< whether there is nothing more to wait for
     std::function<void()> ask_who_is_missing;  ///< the answer goes to AwaitedExchange::missing
   };
@@ -45,7 +46,7 @@ class ExchangeWait {
   ExchangeWait(Subject subject, AwaitedExchange& awaited, Shared shared)
       : subject_(subject), awaited_(awaited), shared_(std::move(shared)) {}
 
-  /// Returns "" when it is settled, or else, after timeout, who did not come.
+  /// Returns "" when it is settled. After timeout, returns the workers that did not come.
   std::string within(std::chrono::milliseconds timeout, const SlowExchange& slow);
 
  private:

@@ -1,6 +1,7 @@
-// Liveness says which of the watched nodes is dead: silent for too long, or gone with its connection.
+// Liveness detects dead nodes among the watched ones: those that are silent for too long, or whose
+// connection has closed.
 //
-// Threading: none of its own; one thread at a time. Pure: the clock is handed in.
+// Threading: none of its own; one thread at a time. Pure: the caller passes the time.
 #pragma once
 
 #include <chrono>
@@ -26,7 +27,8 @@ class Liveness {
 
   /// Starts watching a node, or notes that it lives.
   void heard(const std::string& name, Time now);
-  /// Notes that its connection ended; unless it is heard again soon, it is dead before its silence is long.
+  /// Notes that its connection closed. Unless a frame comes from it soon, it counts as dead before the
+  /// timeout.
   void disconnected(const std::string& name, Time now);
   void forget(const std::string& name) { watched_.erase(name); }
 

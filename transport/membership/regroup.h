@@ -1,7 +1,7 @@
-// Regroup is the rendezvous of a job's next generation: which members of the last one are awaited, who of
-// them is back, and who is new. Newcomers may come before it is open, and wait.
+// Regroup is the rendezvous of a job's next generation: which members of the last one are awaited, which are
+// back, and which are new. Newcomers may come before it is open, and wait.
 //
-// Threading: none of its own; one thread at a time. Pure: the clock is handed in, no I/O.
+// Threading: none of its own; one thread at a time. Pure: the caller passes the time; no I/O.
 #pragma once
 
 #include <chrono>
@@ -42,7 +42,7 @@ class Regroup {
 
   /// Awaits a member of the last generation, that was this node there, from now on.
   void expect(const std::string& member, Node former, Time now);
-  /// From here on judge() decides. Requires that all who are awaited were expected.
+  /// From here on judge() decides. Requires that all awaited members were expected.
   void open(Time now) { opened_ = now; }
   /// Notes a sign of life of a member that is not back yet.
   void heard(const std::string& member, Time now);

@@ -1,4 +1,4 @@
-// Rendezvous is who has come to a job so far, which ranks they get, and whom it still waits for.
+// Rendezvous knows which nodes have come to a job so far, which ranks they get, and which are still missing.
 //
 // Threading: none of its own; one thread at a time. Pure: no clock, no I/O.
 #pragma once

@@ -1,12 +1,15 @@
-// WaitGraph finds workers that wait for one another: one in a barrier, say, and one in a round that lacks the
-// other's push. Whoever coordinates a job keeps one (the scheduler over ZeroMQ, rank 0 over MPI).
+// WaitGraph finds workers that wait for each other: one in a barrier, say, and one in a round that lacks the
+// other's push. The coordinator of a job has one (the scheduler over ZeroMQ, rank 0 over MPI).
 //
-// A worker reports while all its threads wait. A wait needs every other worker in the same exchange, or to
-// have begun the same round, which is a word to us; whether a worker has, it is asked. What it says of itself
-// is of one moment, in which it waits, so it stays true until it goes on; and it goes on only when what it
-// needs has come. So workers of which each needs something that another of them has not begun wait for ever,
-// however late a report comes, and nothing that is still under way is taken for lost. But for a thread of
-// which nobody knows yet, since it has made no call: so only who has said the same several times counts.
+// A worker reports while all its threads wait. A wait needs every other worker in the same exchange, or
+// needs every other worker to have begun the same round. Rounds are only words here, so each worker is asked
+// whether it has begun one.
+//
+// Why it finds no false deadlock: a report describes one moment, in which the worker waits. It stays true
+// until the worker continues, and the worker continues only when what it needs has come. So workers that
+// each need something that another of them has not begun wait for ever, however late their reports are.
+// Frames in flight are never taken for lost. One thread may be unknown yet, because it has made no call. So
+// a report counts only when the worker has repeated it.
 //
 // Threading: none of its own; one thread at a time. Pure: no clock, no I/O.
 #pragma once
@@ -36,12 +39,12 @@ struct Wait {
   bool operator==(const Wait&) const = default;
 };
 
-/// What a worker says of itself. The text is part of the wire format (transport/PROTOCOL.md, 8).
+/// A worker's report. The text is part of the wire format (transport/PROTOCOL.md, 8).
 struct WaitReport {
   std::uint64_t calls = 0;               ///< that it has made so far: what it said before any of them is void
   std::vector<Wait> waits{};             ///< of its threads, all of which wait; empty: it goes on
   std::vector<std::string> begun{};      ///< of the rounds that it was asked about
-  std::vector<std::string> not_begun{};  ///< likewise
+  std::vector<std::string> not_begun{};  ///< of the rounds that it was asked about
   bool operator==(const WaitReport&) const = default;
 };
 std::string to_text(const WaitReport& report);
@@ -55,12 +58,12 @@ std::set<std::string> parse_wait_question(std::string_view text);
 /// Workers that wait for one another.
 struct Deadlock {
   std::vector<std::uint32_t> workers;
-  std::string text;  ///< who is in what, for people
+  std::string text;  ///< what each of them waits in, for people
 };
 
 class WaitGraph {
  public:
-  /// So often a worker says the same, once a second, before it counts.
+  /// How many times a worker must send the same report, once a second, before it counts.
   static constexpr int kTimes = 3;
 
   /// Returns whether there may be questions or a deadlock now that there were not before.

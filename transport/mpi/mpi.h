@@ -1,13 +1,12 @@
-// A job over MPI: one process a rank, started by mpirun. MPI itself lives in a library of its own
-// (libgradwire_mpi.so), loaded when one of these is called, so that nothing here needs MPI to be installed.
+// A job over MPI: one process per rank, started by mpirun. MPI itself lives in a library of its own
+// (libgradwire_mpi.so), loaded when one of these functions is called. So nothing here needs MPI to be
+// installed.
 //
-// Threading: from any thread; the ranks' calls meet in order. All MPI calls are made by one thread a job,
-// which
-//   asks MPI again and again whether something has come, the less often the longer nothing does.
-// Lifetime: the library is never unloaded. MPI is initialised where the process has not done so, and
-// finalised
-//   with the last of the objects that a rank was given, in a job that did not fail; that waits, as
-//   MPI_Finalize does, until every rank is done. After a failure MPI_Finalize is never entered.
+// Threading: from any thread; the n-th call of each rank belongs together. One thread per job makes all MPI
+// calls. It polls MPI, less often the longer nothing comes.
+// Lifetime: the library is never unloaded. MPI is initialised if the process has not done so. It is
+// finalised with the last of the objects that a rank was given, in a job that did not fail. That waits, as
+// MPI_Finalize does, until every rank is done. After a failure MPI_Finalize is never entered.
 #pragma once
 
 #include <chrono>

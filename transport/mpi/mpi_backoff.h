@@ -1,8 +1,8 @@
-// MpiBackoff says how often to ask MPI whether something has come: it has nothing that a thread could sleep
-// on. The longer nothing came, the longer the next sleep, so that what comes is late by a fixed share of the
-// time waited for it at most, and an idle rank costs next to no time.
+// Back-off for polling MPI, which offers no blocking wait. The longer nothing came, the longer the next
+// sleep. So a message is late by at most a fixed share of the time waited for it, and an idle rank costs
+// next to no time.
 //
-// Threading: none of its own; one thread at a time. Pure: the clock is handed in.
+// Threading: none of its own; one thread at a time. Pure: the caller passes the time.
 #pragma once
 
 #include <chrono>

@@ -40,8 +40,8 @@ class MpiEndpoint final : private MpiPeers::Events {
     Inbox inbox;
     Traffic traffic;
     bool is_leaving = false;    // guarded by the endpoint's mutex
-    std::string error;          // likewise: what ends the node
-    bool has_left = false;      // likewise; all that it sent has arrived
+    std::string error;          // guarded, too: the error that ends the node
+    bool has_left = false;      // guarded, too; all that it sent has arrived
     std::size_t under_way = 0;  // packets; the I/O thread's
   };
 
@@ -108,11 +108,11 @@ class MpiEndpoint final : private MpiPeers::Events {
   std::vector<std::string> await_exchange(Lock& lock, std::uint64_t sequence, std::string_view name,
                                           std::chrono::milliseconds timeout);
   void wake();                                                                            // with mutex_ held
-  bool note_failure(const std::string& text, FailureCause cause = FailureCause::kFault);  // likewise
+  bool note_failure(const std::string& text, FailureCause cause = FailureCause::kFault);  // with mutex_ held
 
   // The watch's, while the I/O thread is stuck in MPI.
-  /// How long MPI may keep the I/O thread. Longer than a silent peer is waited for: a rank that can say who
-  /// it was says it first, and this one only that MPI does not return.
+  /// How long an MPI call may take. Longer than a silent peer is awaited: a rank that can name the dead peer
+  /// names it first. This one can only say that MPI does not return.
   std::chrono::milliseconds stuck_after() const { return 2 * options_.liveness_timeout; }
   void on_stuck();
 
@@ -147,7 +147,7 @@ class MpiEndpoint final : private MpiPeers::Events {
   Place worker_{Role::kWorker};
   Place server_{Role::kServer};
   World world_;                 // written by the I/O thread before the job has begun, constant after
-  std::vector<bool> is_local_;  // likewise; by rank
+  std::vector<bool> is_local_;  // written and constant as world_; by rank
 
   // The I/O thread's own.
   std::unique_ptr<MpiApi> port_;

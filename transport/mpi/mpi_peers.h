@@ -1,5 +1,5 @@
-// MpiPeers is a rank's dealings with the other ranks: frames, heartbeats, goodbyes, exchanges, and the news
-// of a failure. Rank 0 coordinates: it gathers exchanges, and watches the others, who watch it.
+// MpiPeers handles a rank's other ranks: frames, heartbeats, goodbyes, exchanges and failures. Rank 0
+// coordinates: it gathers exchanges, and watches the others, which watch it.
 //
 // Threading: the I/O thread only.
 // Lifetime: port, traffic and events outlive it.
@@ -37,7 +37,7 @@ class MpiPeers {
     virtual void on_exchange_result(std::uint64_t sequence, ExchangeAnswer answer,
                                     std::string_view payload) = 0;
     virtual void on_question(const std::set<std::string>& rounds) = 0;
-    /// The job has failed; the other ranks are told.
+    /// The job has failed; the other ranks have been notified.
     virtual void on_failure(const std::string& text, FailureCause cause) = 0;
   };
 
@@ -53,8 +53,8 @@ class MpiPeers {
   void submit_exchange(std::uint64_t sequence, ExchangeAsk ask, std::string_view payload);
   /// Says what this rank waits in.
   void submit_wait(const WaitReport& report);
-  /// Tells all other ranks that the job has failed. Each that hears it says so likewise, and sends no frames
-  /// after.
+  /// Notifies all other ranks that the job has failed. Each rank that receives it forwards it, and sends no
+  /// frames after it.
   void spread_failure(const std::string& text, FailureCause cause = FailureCause::kFault);
   /// Whether all have said so that can.
   bool is_failure_known() const { return failed_ && unaware_.empty(); }
@@ -87,7 +87,7 @@ class MpiPeers {
   Events& events_;
   MpiLink link_;
   ExchangeCoordinator desk_;  // rank 0's is used
-  WaitGraph waits_;           // likewise
+  WaitGraph waits_;           // rank 0's is used
   Liveness liveness_;
   Time next_beat_;
   bool failed_ = false;

@@ -1,6 +1,6 @@
-// What the ranks of a job over MPI tell each other before it begins, and what they must agree on.
+// What the ranks of a job over MPI exchange before it begins, and what they must agree on.
 //
-// Threading: values and pure functions, but for mpi_rendezvous(): the I/O thread.
+// Threading: values and pure functions, except mpi_rendezvous(): the I/O thread.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace gradwire::transport {
 
-/// What a rank is in a job for: the call that it made. Part of the wire format, never renumber.
+/// A rank's part in a job: the call that it made. Part of the wire format, never renumber.
 enum class MpiJob : std::uint32_t { kPairs = 1, kNative = 2 };
 
 /// One rank's entry; all have the same length. Part of the wire format.

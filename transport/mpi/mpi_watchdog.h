@@ -1,8 +1,8 @@
-// MpiWatchdog notices when MPI keeps the I/O thread: what a peer's death does inside MPI is MPI's affair, and
-// with Open MPI over TCP it can be a deadlock.
+// MpiWatchdog detects that an MPI call does not return. After a peer's death, Open MPI over TCP can deadlock
+// inside a call.
 //
-// Threading: has a thread of its own, from which on_stuck is called, once at most. Stays are the I/O
-// thread's. Lifetime: the destructor joins, and waits for a running on_stuck.
+// Threading: has a thread of its own, which calls on_stuck at most once. The I/O thread reports its calls.
+// Lifetime: the destructor joins, and waits for a running on_stuck.
 #pragma once
 
 #include <atomic>

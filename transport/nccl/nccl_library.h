@@ -1,5 +1,5 @@
-// NcclLibrary is libnccl.so.2, looked for when a job asks for it: nothing here needs NCCL to be installed,
-// and its version can be asked without a GPU.
+// NcclLibrary is libnccl.so.2, opened when a job asks for it. Nothing here needs NCCL to be installed, and
+// its version is known without a GPU.
 //
 // Threading: from any thread. Lifetime: the library is never unloaded.
 #pragma once

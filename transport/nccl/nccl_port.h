@@ -1,11 +1,11 @@
 // NcclPort is NCCL and CUDA as this folder uses them: one rank's communicator, a stream of its own beside
-// those of the framework, and memory that both sides of a copy can reach. no_nccl.cpp stands in where it was
-// not built.
+// those of the framework, and memory that both sides of a copy can reach. no_nccl.cpp replaces it in a build
+// without NCCL.
 //
-// Threading: everything from begin_join() on by one thread; what comes before it by any. Nothing waits for
-//   another rank: what takes time is begun, and is_ready() or is_done() asked until it is over.
-// Failure: TransportError with the name of the call and NCCL's or CUDA's own text. After one, only abort() is
-// left.
+// Threading: one thread makes all calls from begin_join() on; any thread may make the earlier ones. No call
+// waits for another rank: it begins an operation, and is_ready() or is_done() is polled until that is over.
+// Failure: TransportError with the name of the call and NCCL's or CUDA's own text. After one, only abort()
+// is left.
 #pragma once
 
 #include <array>

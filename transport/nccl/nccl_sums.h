@@ -3,11 +3,11 @@
 // Host buffers are staged: copied into pinned memory, from there to the device and back, several operations
 // at a time. NCCL has no 16-bit integers: they travel as 32-bit ones.
 //
-// Threading: public methods from any thread. Each Done runs on the thread that calls NCCL, and must return at
-// once. Lifetime: shared by its user and that thread, which ends after close(); should NCCL never return, it
-// is left
-//   behind with what it holds.
-// Failure: the first cause is final; it names this rank. What is under way gets it, then the communicator is
+// Threading: public methods from any thread. Each Done runs on the thread that calls NCCL, and must return
+// at once.
+// Lifetime: its user and that thread share it. The thread ends after close(). If NCCL never returns, the
+// thread is left behind with what it holds.
+// Failure: the first cause is final; it names this rank. What is in flight gets it, then the communicator is
 // aborted.
 #pragma once
 

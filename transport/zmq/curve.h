@@ -1,4 +1,5 @@
-// CurveZMQ on a job's connections: sockets that take members alone, and the answer to who is one.
+// CurveZMQ on a job's connections: sockets that admit members only, and the authenticator that identifies
+// them.
 //
 // Threading: as ZmqSocket: one thread at a time.
 #pragma once
@@ -8,7 +9,7 @@
 
 namespace gradwire::transport {
 
-/// What the socket connects to from here on must be a member, and is told that this is one.
+/// Requires the peers of later connects to be members, and proves to them that this node is one.
 void show_membership(ZmqSocket& socket, const JobKey& key);
 
 /// Lets members in and nobody else: the handler of ZAP (ZeroMQ RFC 27), of which a context has one. Where it

@@ -1,11 +1,12 @@
-// DataLinks are the connections over which a node's frames to its peers travel: a worker has
-// `streams_per_peer` to every server, a server one socket on which they all arrive. With replicas a server is
-// also a peer of its mirror, to which it connects, and of the server that it mirrors.
+// DataLinks are the connections over which a node's frames to its peers travel. A worker has
+// `streams_per_peer` to every server, a server one socket on which they all arrive. With replicas a server
+// is also a peer of its mirror, to which it connects, and of the server that it mirrors.
 //
-// Threading: the I/O thread only. What arrives goes to the Inbox, which any thread may look at.
-// A stream opens with a kHello that carries the job's epoch and is answered by a kHello; it ends with a
-// kGoodbye from either side that is answered likewise, so that a node which leaves knows that all it sent has
-// arrived.
+// A stream opens with a kHello that carries the job's epoch. The other side answers with a kHello. A
+// kGoodbye from either side ends the stream, and the other side acknowledges it. So a node that leaves knows
+// that everything it sent has arrived.
+//
+// Threading: the I/O thread only. Received frames go to the Inbox, which any thread may read.
 #pragma once
 
 #include <chrono>
@@ -39,7 +40,7 @@ class DataLinks {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// Where what happens on the links is told.
+  /// Gets the events of the links.
   struct Report {
     Inbox& inbox;
     Traffic& traffic;
@@ -73,7 +74,7 @@ class DataLinks {
   bool is_goodbye_answered() const;
   /// Whether all streams with a peer are open and local (ZmqMessage::came_locally).
   bool is_local(Node peer) const;
-  /// Whom frames may go to.
+  /// The peers that frames may go to.
   std::vector<Node> peers() const;
 
  protected:
@@ -103,7 +104,7 @@ class DataLinks {
   /// Connects a stream to where a peer listens.
   static void reach(Stream& stream, ZmqSocket& socket, const std::string& endpoint,
                     const std::optional<JobKey>& key);
-  /// Takes note of who has answered a stream's hello. Throws FrameError where it is another user.
+  /// Notes the user that has answered a stream's hello. Throws FrameError if it is another user.
   static void note_answer(Stream& stream, const ZmqMessage& answer);
   void write_control(Node to, const Stream& stream, const FrameHeader& header, const std::string& text);
   FrameHeader header_of(Kind kind) const;
@@ -121,7 +122,7 @@ class DataLinks {
 /// A worker's. endpoints: of the servers, in rank order.
 class WorkerLinks final : public DataLinks {
  public:
-  /// Refused is told why when a server does not take us.
+  /// Gets the reason when a server refuses this node.
   WorkerLinks(Report report, const ZmqContext& context, const std::vector<std::string>& endpoints,
               std::uint32_t streams_per_peer, std::uint64_t max_frame_bytes, const std::optional<JobKey>& key,
               std::function<void(const std::string&)> refused);

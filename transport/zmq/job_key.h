@@ -1,7 +1,8 @@
-// JobKey is what makes a process a member of an encrypted job: whoever holds it is let in, nobody else is.
+// JobKey makes a process a member of an encrypted job: its holders are admitted, nobody else is.
 //
-// Two CURVE key pairs, of which members hold the secret halves: one with which all that listen prove that
-// they are of the job, one with which all that connect do. Neither half of either is ever sent in the clear.
+// It is two CURVE key pairs, of which members hold the secret halves. All nodes that listen prove their
+// membership with one, all nodes that connect with the other. Neither half of either is ever sent in the
+// clear.
 //
 // Threading: values and pure functions.
 #pragma once

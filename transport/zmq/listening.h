@@ -21,7 +21,7 @@ struct Listening {
   /// Endpoints to bind, numeric or "*"; all get the port of the first.
   std::vector<std::string> endpoints;
   std::string host;  ///< to be published in the place of the first one's; empty: that
-  std::string note;  ///< for people: why it listens elsewhere than it was told to; empty: it does not
+  std::string note;  ///< for people: why it does not listen where it was asked to; empty: it does
 };
 
 /// Where the scheduler listens. On the address that options.scheduler gives, if that is this machine's, and a

@@ -1,4 +1,4 @@
-// RejectionLog counts what was not accepted from the network and tells people about it without flooding them.
+// RejectionLog counts rejected messages and logs them without flooding people.
 //
 // Threading: one thread at a time.
 #pragma once

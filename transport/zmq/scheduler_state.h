@@ -78,7 +78,7 @@ struct Scheduler::State {
     bool hears_news() const { return counts() || standing == Standing::kSpare; }
   };
 
-  /// What every node is to hear once.
+  /// A notice that every node must get once.
   struct News {
     Kind kind;
     std::uint64_t key = 0;
@@ -121,13 +121,13 @@ struct Scheduler::State {
   void send_roster(const std::string& peer);
   void send_failure(const std::string& peer);
   void send_farewell(const std::string& peer);
-  /// Has all nodes hear of something, also one whose connection is down for a moment.
+  /// Sends a notice to all nodes, also to one whose connection is down for a moment.
   void tell(Kind kind, std::uint64_t key, std::string text);
-  /// All news but the first `heard`.
+  /// All notices after the first `heard`.
   void send_news(const std::string& peer, std::size_t heard);
   void refuse(const std::string& peer, const Caller& caller, const std::string& why);
   bool may_be_answered(const Caller& stranger);
-  /// Tells whoever comes to a job that has ended.
+  /// Answers a node that comes to a job that has ended.
   void turn_away(const std::string& peer, const Caller& caller, FailureCause cause, const std::string& why);
   void log(const std::string& text) const {
     if (options.log) options.log(text);
@@ -144,8 +144,8 @@ struct Scheduler::State {
   void tick_running(Clock::time_point now);
   void tick_regroup(Clock::time_point now);
   void forget_waiting(const std::string& peer, const std::string& why);
-  /// Goes on without these members, who are dead or about to leave: to the next generation, or to the job's
-  /// end where all others have come to it.
+  /// Continues without these members, which are dead or about to leave: with the next generation, or with
+  /// the job's end if all others have finished.
   void go_on_without(const std::set<std::string>& members, const std::string& why);
   bool have_all_come_to_the_end_but(const std::set<std::string>& members) const;
   /// leavers: members that are not awaited.
@@ -177,7 +177,7 @@ struct Scheduler::State {
   Rendezvous rendezvous;
   Liveness liveness;
   std::unique_ptr<ExchangeCoordinator> exchanges;  // this generation's
-  WaitGraph waits;                                 // likewise
+  WaitGraph waits;                                 // this generation's
   std::optional<Regroup> next;                     // from the first generation on, with OnFailure::kContinue
   std::string change;                              // why the last generation ended
   std::vector<std::string> settings;               // what its workers have alike

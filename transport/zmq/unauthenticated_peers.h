@@ -1,6 +1,5 @@
-// UnauthenticatedPeers knows which connections that are no member's have had their one answer. Whoever asks
-// and never reads would otherwise fill this process's memory with answers, which libzmq keeps for him without
-// a limit.
+// UnauthenticatedPeers limits connections that belong to no member to one reply each. A peer that never
+// reads could otherwise grow the send queue, which libzmq keeps without a limit.
 //
 // Threading: one thread at a time.
 #pragma once
@@ -11,7 +10,7 @@ namespace gradwire::transport {
 
 class UnauthenticatedPeers {
  public:
-  /// A connection has been accepted, with a descriptor that may have been another's.
+  /// A connection has been accepted. Its descriptor may have belonged to an earlier one.
   void accepted(int fd) { answered_.erase(fd); }
   /// Whether a message of this connection is to be answered: once.
   bool may_be_answered(int fd) { return answered_.insert(fd).second; }

@@ -8,8 +8,8 @@
 
 namespace gradwire::transport {
 
-/// Agrees through job on who shares a host (machine, network namespace and ZmqOptions::host equal), and
-/// connects those. Of options, host, ipc, checksum, streams, sizes, timeouts and log count. Throws as
+/// Agrees through job on which workers share a host (machine, network namespace and ZmqOptions::host equal),
+/// and connects those. Of options it uses host, ipc, checksum, streams, sizes, timeouts and log. Throws as
 /// connect_zmq().
 HostLink connect_zmq_host(Messenger& job, const ZmqOptions& options);
 

@@ -1,8 +1,8 @@
 // Messenger over ZeroMQ (tcp and ipc), with rendezvous and heartbeats.
 //
-// Workers and servers connect to the scheduler, workers connect to every server; replies come back on the
-// same connection, so a worker listens nowhere. Byte layout and the order of control frames:
-// transport/PROTOCOL.md.
+// Workers and servers connect to the scheduler, workers connect to every server. Replies come back on the
+// same connection, so a worker listens nowhere. transport/PROTOCOL.md has the byte layout and the order of
+// control frames.
 #pragma once
 
 #include <functional>
@@ -32,7 +32,7 @@ struct ZmqOptions {
   /// Name or address to listen on and, of a server, to publish; "*": on all interfaces, published as without
   /// it; empty: chosen by `interface`. A scheduler takes it where its own address cannot serve (listening.h).
   std::string bind_host;
-  std::string interface;  ///< likewise the address of this network interface ("eth0"); empty: a server takes
+  std::string interface;  ///< the address of this network interface ("eth0") instead; empty: a server takes
                           ///< the address from which the scheduler is reached
   std::uint32_t streams_per_peer =
       1;  ///< connections between a worker and a server; partitions spread over them
@@ -52,18 +52,18 @@ struct ZmqOptions {
   /// With OnFailure::kContinue: this process's name in the job, which no other has and which it keeps when it
   /// joins again.
   std::string member;
-  /// Likewise, of a worker: "NAME=VALUE", what all of the job's workers must have alike. One that comes later
-  /// and differs is refused.
+  /// Of a worker with on_failure = kContinue: "NAME=VALUE", settings that all workers of the job must share.
+  /// A later worker with other values is refused.
   std::vector<std::string> settings;
   // Scheduler, with OnFailure::kContinue:
   std::uint32_t min_workers = 1;  ///< a job with fewer fails
-  /// How long a member that gives no sign of life is awaited when the job meets again.
+  /// How long the next generation waits for a member that sends no heartbeat.
   std::chrono::milliseconds regroup_timeout{30'000};
   /// The same of one that lives but does not come (it computes).
   std::chrono::milliseconds regroup_patience{1'800'000};
   /// What the scheduler is to people; another name where a worker's process serves as it.
   std::string scheduler_name = "the scheduler";
-  /// Scheduler: hears the kind of every frame that it is about to handle; called on the I/O thread. May be
+  /// Scheduler: gets the kind of every frame that it is about to handle; called on the I/O thread. May be
   /// empty.
   std::function<void(Kind)> witness;
   /// Gets progress for people ("waiting for server 1 of 2, worker 3"); called on the I/O thread. May be
@@ -73,19 +73,19 @@ struct ZmqOptions {
 
 /// Joins the job as a worker or a server and returns when every node is present and connected. Throws
 /// TimeoutError naming the missing nodes, TransportError when the scheduler refuses (settings differ, rank
-/// taken) or a node fails, std::invalid_argument for bad options. With OnFailure::kContinue a node that has
-/// heard of a change of membership (MembershipChanged, also from here) leaves and calls this again; one that
-/// comes while the job runs is held until its members meet again.
+/// taken) or a node fails, std::invalid_argument for bad options. With OnFailure::kContinue a node that gets
+/// MembershipChanged (also from here) leaves and calls this again. A node that comes while the job runs is
+/// held until the members form the next generation.
 std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options);
 
 /// Joins the job as a worker and as the server of its shard, which takes the worker's rank. role and servers
 /// are ignored. Throws as connect_zmq().
 NodePair connect_zmq_pair(ZmqOptions options);
 
-/// Serves rendezvous, exchanges and liveness from a thread of its own; listens at options.scheduler (port 0
-/// or * picks one; listening.h) and takes workers, servers, the timeouts, max_frame_bytes and log from
-/// the options. The destructor ends a job that is not over: every node hears of it. With servers = 0 or
-/// servers_optional it serves a job of node pairs too.
+/// Serves rendezvous, exchanges and liveness from a thread of its own. Listens at options.scheduler (port 0
+/// or * picks one; listening.h) and takes workers, servers, the timeouts, max_frame_bytes and log from the
+/// options. The destructor ends a job that is not over, and notifies every node. With servers = 0 or
+/// servers_optional it also serves a job of node pairs.
 class Scheduler {
  public:
   explicit Scheduler(const ZmqOptions& options);

@@ -1,4 +1,4 @@
-// What ZmqOptions of a node, and of a scheduler, must be: their own values, before anybody is met.
+// Checks of ZmqOptions, for a node and for a scheduler: each value by itself, before any connection is made.
 //
 // Threading: pure functions. Both throw std::invalid_argument, which says what was given and what is
 // expected.
