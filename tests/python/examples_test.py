@@ -35,7 +35,7 @@ def test_there_are_examples_and_the_readme_names_each() -> None:
 
 
 def test_those_that_train_with_torch_start_by_both_launchers() -> None:
-    """DDP's and FSDP's had not started by `gradwire run`, though python/README.md said so."""
+    """DDP's and FSDP's had not started by `gradwire run`, though the guide said so."""
     started = {(path.stem, shlex.split(command)[0]) for path, command in COMMANDS}
     for path in EXAMPLES:
         if "import torch\n" in path.read_text(encoding="utf-8"):
