@@ -1,4 +1,4 @@
-"""BytePS's words for compression, as gradwire's codecs: what compression_params of its Gluon trainer mean here."""
+"""Translates BytePS's compression_params, as its Gluon trainer takes them, to codecs of gradwire."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ class Compressed:
 
 
 def read(params: Mapping[str, Any] | str | None) -> Compressed:
-    """Reads compression_params: BytePS's, {"compressor": "onebit", "scaling": True, "ef": "vanilla"}, or those of
-    gradwire's codecs, "2bit" or {"type": "2bit"}.
+    """Reads compression_params: BytePS's, {"compressor": "onebit", "scaling": True, "ef": "vanilla"}, or a codec.
 
-    ef may be left out: what was not sent is always kept, and sent later.
+    A codec is "2bit" or {"type": "2bit"}. "ef" may be left out: residuals are always kept and sent later.
 
-    Raises: ValueError: what is not known, or means something that there is not; says what to give.
+    Raises: ValueError: an unknown word, or one without a counterpart here; says what to give instead.
     """
     if not params:
         return Compressed()
@@ -59,9 +58,10 @@ def read(params: Mapping[str, Any] | str | None) -> Compressed:
 
 
 def of_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns compression_params of what BytePS's trainer gives byteps_declare_tensor(): byteps_compressor_type, ...
+    """Returns the compression_params that BytePS's trainer passes to byteps_declare_tensor(): byteps_compressor_type,
+    ...
 
-    Raises: ValueError: an attribute that is not BytePS's.
+    Raises: ValueError: an attribute that BytePS does not have.
     """
     names = {
         "byteps_compressor_type": "compressor",

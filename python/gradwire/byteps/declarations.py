@@ -1,4 +1,4 @@
-"""Declared names: which of the sums of equal priority goes first."""
+"""Declared names: the order of sums that have the same priority."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _MOST_URGENT = (1 << 15) - 1  # so that both fit the store's priorities, of 32 b
 
 
 def declare(name: str) -> int:
-    """Gives a name its place among those of equal priority; a name's first push_pull does so too.
+    """Gives a name its place among those of equal priority. A name's first push_pull does so too.
 
     Args:
-        name: of a tensor.
+        name: name of a tensor.
 
     Returns: 0, as BytePS does.
 
-    Raises: TypeError: name is no text.
+    Raises: TypeError: name is not a str.
     """
     if not isinstance(name, str):
         raise TypeError(f"bps.declare: name is {name!r}, expected a str")
@@ -24,7 +24,7 @@ def declare(name: str) -> int:
 
 
 def place_of(name: str | None) -> int | None:
-    """Returns a name's place, from 0, and declares it; None: what is nameless has none."""
+    """Returns a name's place, from 0, and declares it. A nameless tensor (None) has no place: None."""
     if name is None:
         return None
     declare(name)
@@ -32,13 +32,14 @@ def place_of(name: str | None) -> int | None:
 
 
 def store_priority(priority: int, place: int | None) -> int:
-    """Returns what the store orders a sum by.
+    """Returns the store's priority of a sum.
 
     Args:
-        priority: BytePS's, which counts first; beyond +-32767 as these.
-        place: of the name, from 0, which counts among equal ones; from 65535 on all are alike, as nameless sums are.
+        priority: BytePS's priority, which counts first; clamped to +-32767.
+        place: the name's place, from 0, which counts among equal priorities. Places from 65535 on are equal, as are
+            sums without a name.
 
-    Returns: a number of 32 bits, the higher, the sooner.
+    Returns: a number of 32 bits; a higher one is sent sooner.
     """
     last = _PLACES - 1
     within = max(-_MOST_URGENT, min(priority, _MOST_URGENT))

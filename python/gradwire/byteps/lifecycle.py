@@ -1,4 +1,6 @@
-"""Which rank this is, and the end of the session, which Horovod's interface shares. init() is each framework's own."""
+"""The rank's place in the job, and the end of the session, shared with Horovod's interface. Each framework has its
+init().
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from gradwire.horovod.topology import Topology
 
 
 def suspend() -> NoReturn:
-    """Raises NotImplementedError: a job keeps its workers."""
+    """Raises NotImplementedError: the workers of a job do not change."""
     raise NotImplementedError(_NO_RESUMING)
 
 
 def resume(num_workers: int, num_servers: int, global_rank: int = -1) -> NoReturn:
-    """Raises NotImplementedError: a job keeps its workers."""
+    """Raises NotImplementedError: the workers of a job do not change."""
     raise NotImplementedError(_NO_RESUMING)
 
 
@@ -25,27 +27,27 @@ _NO_RESUMING = (
 
 
 def rank() -> int:
-    """This rank's number, from 0. Raises ValueError before init(), as all that follow do."""
+    """Returns this rank's number, from 0. Raises ValueError before init()."""
     return _place().rank
 
 
 def size() -> int:
-    """How many ranks the job has."""
+    """Returns the number of ranks of the job. Raises ValueError before init()."""
     return _place().size
 
 
 def local_rank() -> int:
-    """This rank's number among those of its host."""
+    """Returns this rank's number among those of its host, from 0. Raises ValueError before init()."""
     return _place().local_rank
 
 
 def local_size() -> int:
-    """How many ranks its host has."""
+    """Returns the number of ranks on this host. Raises ValueError before init()."""
     return _place().local_size
 
 
 def require_init(verb: str) -> None:
-    """Raises ValueError where init() was not called."""
+    """Raises ValueError if init() was not called."""
     if not session.exists():
         raise ValueError(f"bps.{verb}: BytePS's interface is not initialised; call bps.init() first")
 

@@ -1,7 +1,7 @@
-"""Training that goes on without workers that die, and takes in new ones with the current weights.
+"""Elastic training: continues without workers that die, and admits new ones with the current weights.
 
     store = gw.kv.create("allreduce", on_failure="continue")     # or GRADWIRE_ON_FAILURE=continue
-    optimizer = gw.torch.DistributedOptimizer(optimizer, model.named_parameters(), "2bit")
+    optimizer = gw.torch.DistributedOptimizer(optimizer, model.named_parameters(), "int8")
     sampler = gw.elastic.Sampler(len(data), seed=7)
     state = gw.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
 
@@ -20,16 +20,17 @@
     gradwire run -n 4 --on-failure continue --min-workers 2 --restarts 3 python train.py
     gradwire run --join tcp://10.0.0.1:40123 -n 1 python train.py          # one more, from any machine
 
-A job beyond one machine is encrypted: to add workers to it, set GRADWIRE_JOB_KEY (`gradwire key`) before it starts.
+A job on several machines is encrypted: to add workers to it later, set GRADWIRE_JOB_KEY (`gradwire key`) before it
+starts.
 
-A job lives in *generations*. When a worker dies, what is under way fails on all others; they join again, go back to
-the last commit, take rank 0's state and call the function again. A newcomer is held in `kv.create` until the next
-commit, at which all others join again likewise: it begins with their state. What the survivors' codecs had not sent at
-the commit is kept, and a mean is over the workers that there are.
+A job lives in *generations*. When a worker dies, calls in progress fail on all others. These join again, return to the
+last commit, take rank 0's state and call the function again. A new worker waits in `kv.create` until the next commit.
+There all others join again too, and the new worker starts with their state. Residuals of the survivors at the commit
+are kept, and means are over the current workers.
 
-Nothing that all workers do together may stand between `kv.create` and run() but a DistributedOptimizer: who joins
-later makes one there, while the others move theirs. No broadcast_parameters() is needed. Before the first step, too,
-a worker may die: kv.create joins again, and a DistributedOptimizer that was half made is moved by run().
+Between `kv.create` and run(), call no collective except DistributedOptimizer: a worker that joins later makes its
+optimizer there, while the others move theirs. broadcast_parameters() is not needed. A worker may also die before the
+first step: kv.create then joins again, and run() moves an unfinished DistributedOptimizer.
 """
 
 from __future__ import annotations

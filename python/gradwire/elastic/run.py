@@ -13,17 +13,21 @@ Result = TypeVar("Result")
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Wraps func(state, ...): gives all ranks the state of rank 0 and calls it. When a worker dies in it, or others
-    come, joins the job again with those that are left and those that have come, goes back to the last commit, gives all
-    ranks the state of one that had it, and calls func again.
+    """Wraps func(state, ...): gives all ranks rank 0's state, and calls func.
 
-    What else func raises ends this worker, and so does sys.exit() with an error: the others hear of it and go on
-    without it. In a store that was created with
-    on_failure="abort", and in `local`, func is called once.
+    When a worker dies or new ones wait, the wrapper joins the job again with the current members. It returns to the
+    last commit, gives all ranks the state of a rank that had it, and calls func again. Any other exception in func, and
+    sys.exit() with an error, ends this worker; the others are notified and continue without it. With a store created
+    with on_failure="abort", and with `local`, func is called once.
+
+    Args:
+        func: the training function; its first argument is the State.
+
+    Returns: the wrapped function, which returns what func returns.
 
     Raises:
-        gradwire.TransportError: the job itself has failed: its scheduler or a server has died, or fewer workers are
-            left than GRADWIRE_MIN_WORKERS. Says which.
+        gradwire.TransportError: the job itself has failed: its scheduler or a server died, or fewer workers than
+            GRADWIRE_MIN_WORKERS remain. Says which.
         Others: what func raises.
     """
 

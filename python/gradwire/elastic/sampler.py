@@ -1,4 +1,4 @@
-"""Sampler: each worker's share of what an epoch has not seen yet, whoever the workers are."""
+"""Sampler: each worker's share of the examples that an epoch has not seen yet."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gradwire import kv
 
 
 class Sampler:
-    """Yields this worker's indices of an epoch, for torch's DataLoader or a loop of one's own.
+    """Yields this worker's indices of an epoch, for torch's DataLoader or your own loop.
 
-    In the middle of an epoch, after the workers have changed, what is left of it is shared out anew. Every worker gets
-    as many: where they do not divide, some of what is left are taken twice. Give it to a State, so that all ranks agree
-    on what is left.
+    If the workers change in the middle of an epoch, the remaining examples are divided again. Every worker gets equally
+    many; if they do not divide, some examples are taken twice. Put it into a State, so that all ranks agree on what
+    remains.
 
     Attributes:
         epoch: number of the epoch.
-        taken: examples of it that all workers together have processed.
+        taken: examples of the epoch that all workers together have processed.
     """
 
     def __init__(self, examples: int, *, shuffle: bool = True, seed: int = 0) -> None:
@@ -40,23 +40,23 @@ class Sampler:
             self._rank, self._num_workers = store.rank, store.num_workers
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, of which nothing has been taken."""
+        """Starts an epoch, of which nothing has been taken."""
         self.epoch, self.taken = epoch, 0
 
     def record(self, batch_size: int) -> None:
-        """Notes that every worker has processed this many examples."""
+        """Records that every worker has processed this many examples."""
         self.taken = min(self._examples, self.taken + batch_size * self._num_workers)
 
     def state_dict(self) -> dict[str, int]:
-        """What load_state_dict() goes on from."""
+        """Returns the state for load_state_dict()."""
         return {"epoch": self.epoch, "taken": self.taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what state_dict() returned."""
+        """Restores what state_dict() returned."""
         self.epoch, self.taken = int(state["epoch"]), int(state["taken"])
 
     def share_among(self, rank: int, num_workers: int) -> None:
-        """Says who this worker is from here on. A State does."""
+        """Sets this worker's rank and the number of workers. A State calls it."""
         self._rank, self._num_workers = rank, num_workers
 
     def _left(self) -> list[int]:

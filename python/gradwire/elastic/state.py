@@ -1,4 +1,4 @@
-"""State: what training goes on from, under names: committed, restored, and made the same on all ranks."""
+"""State: named values that training resumes from: committed, restored, and made equal on all ranks."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ __all__ = ["State"]
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What has a state of its own that it can give and take."""
+    """An object that can return and restore its state."""
 
     def state_dict(self) -> Any:
-        """Returns it."""
+        """Returns the state."""
         ...
 
     def load_state_dict(self, state: Any) -> Any:
-        """Goes on from it."""
+        """Restores the state."""
         ...
 
 
 @dataclasses.dataclass
 class _Commit:
-    """What all go back to. values: by name."""
+    """What all ranks return to. values: by name."""
 
     values: dict[str, Any]
     unsent: Unsent
@@ -43,17 +43,17 @@ class _Commit:
 
 
 class State:
-    """Attributes that can be committed, restored and made the same on all ranks. Each argument becomes one.
+    """Attributes that can be committed, restored and made equal on all ranks. Each argument becomes an attribute.
 
-    A commit is whole: either all ranks that live have it, or none, so that all go back to the same.
+    A commit is atomic: either all living ranks have it or none, so that all return to the same one.
 
-    What belongs to the store's own keys and tables goes along: its compression, and what this worker's codec has not
-    sent of each. The function declares keys anew each time it is called, since a generation's servers hold none. What
-    servers have not sent of replies in a codec's own name goes into the workers' residuals when newcomers are let in;
-    when a worker dies it is lost, as is what that worker had not sent. Replies "exact" and "fp32" leave nothing there.
+    It includes the compression of the store, and this worker's residuals of the store's keys and tables. The function
+    declares keys again each time it is called, because the servers of a new generation hold none. Servers' residuals,
+    of replies in a codec's own name, move to the workers when new workers are admitted. When a worker dies, they are
+    lost, and so are that worker's own. Replies "exact" and "fp32" leave no residual on servers.
 
     Attributes:
-        store: of the generation that the job is in; run() replaces it.
+        store: the store of the current generation; run() replaces it.
     """
 
     store: KVStore
@@ -88,11 +88,12 @@ class State:
     # ---------------------------------------------------------------- in the training function
 
     def commit(self) -> None:
-        """Keeps a copy of everything, as what all ranks go back to when one dies; and lets newcomers in, if some wait.
+        """Keeps a copy of everything, for all ranks to return to when one dies, and admits waiting workers.
+
         A collective, between steps.
 
         Raises:
-            gradwire.MembershipChanged: a worker has died, or newcomers wait: for run().
+            gradwire.MembershipChanged: a worker has died, or new ones wait; run() handles it.
             TypeError: as State().
         """
         captured = self._capture()
@@ -104,7 +105,7 @@ class State:
             self._meet_again(waiting)
 
     def check(self) -> None:
-        """Lets newcomers in, if some wait, without a commit where none do. A collective, between steps.
+        """Admits waiting workers; commits only if there are any. A collective, between steps.
 
         Raises: as commit().
         """
@@ -116,7 +117,7 @@ class State:
         self._meet_again(waiting)
 
     def restore(self) -> None:
-        """Goes back to what the last commit kept."""
+        """Returns to the last commit."""
         self.store.go_on_with(copy.deepcopy(self._kept.unsent))
         for name, kept in self._kept.values.items():
             value = getattr(self, name)
@@ -126,13 +127,13 @@ class State:
                 setattr(self, name, copy.deepcopy(kept))
 
     def sync(self) -> None:
-        """Gives all ranks the state of the lowest that has been in the job with the latest commit. A collective, which
-        run() calls before the function.
+        """Gives all ranks the state of the lowest rank with the latest commit. A collective; run() calls it before
+        func.
 
         Raises:
-            RuntimeError: the job has been trained, and nobody is left that has been in it.
-            ValueError: ranks hold something else all the same, such as another learning rate; names it. On all ranks,
-                or, once the members have changed, on those that differ from rank 0, which leave the job.
+            RuntimeError: the job has been trained, and no worker that took part is left.
+            ValueError: ranks still differ, for example in the learning rate; names the difference. It is raised on all
+                ranks; or, once members have changed, on those that differ from rank 0, which leave the job.
             gradwire.MembershipChanged: as commit().
         """
         self._share_samplers()
@@ -163,16 +164,21 @@ class State:
         self._kept, self._commits, self._has_met = kept, latest[1], True
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Has run() call these whenever the job has met again, before it calls the function: for what depends on
-        store.num_workers, such as a learning rate. They run on workers that were there before, and ahead of sync(),
-        which gives what they set of attributes, such as an optimizer's learning rate, to all ranks, newcomers included.
+        """Registers functions that run() calls after each change of members, before it calls the training function.
+
+        Use it for what depends on store.num_workers, such as a learning rate. They run on workers that were members
+        before, and before sync(). So sync() gives the values that they set, such as an optimizer's learning rate, to
+        all ranks, also to new ones.
+
+        Args:
+            callbacks: functions without arguments.
         """
         self._reset_callbacks.extend(callbacks)
 
     # ---------------------------------------------------------------- for run()
 
     def rejoin(self) -> None:
-        """Joins the job's next generation, and goes back to the last commit. A collective."""
+        """Joins the job's next generation, and returns to the last commit. A collective."""
         self._tell_what_is_lost()
         self.store = kv.rejoin(self.store)
         if self._first_compression is not None:
@@ -188,14 +194,15 @@ class State:
         )
 
     def leave(self, error: BaseException) -> None:
-        """Tells the others that this worker has failed, so that they go on without it at once. Not where the job itself
-        has: of that all have heard.
+        """Notifies the others that this worker has failed, so that they continue without it at once.
+
+        Does nothing if the job itself has failed, which all ranks know.
         """
         if self.store.is_open and not isinstance(error, TransportError):
             self.store.give_up(error)
 
     def tell(self, text: str) -> None:
-        """Reports on stderr, as GRADWIRE_LOG_LEVEL has it."""
+        """Logs to stderr, according to GRADWIRE_LOG_LEVEL."""
         Log.of(self.store._settings, self.store.rank).say("warning", text)
 
     # ---------------------------------------------------------------- parts

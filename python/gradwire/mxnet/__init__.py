@@ -1,21 +1,21 @@
-"""gradwire for MXNet 1.9: scripts that were written for MXNet's own key-value stores run on gradwire's.
+"""gradwire for MXNet 1.9: scripts that use MXNet's own key-value stores run on gradwire's.
 
     import gradwire.mxnet                      # before `import mxnet`
     gradwire.mxnet.patch()
 
-    kv = mx.kv.create("dist_sync")             # gradwire's, and so is every other name of gradwire.kv.stores()
+    kv = mx.kv.create("dist_sync")             # gradwire's, as is every other name of gradwire.kv.stores()
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     mod.fit(..., kvstore=kv)                   # or gluon.Trainer(..., kvstore=kv)
 
-A script that shall stay as it is runs under `python -m gradwire.mxnet SCRIPT ...`. Without patch() there is a plugin of
-MXNet's own interface, KVStoreBase, which sums and broadcasts and leaves the optimizer to the worker:
+To run a script unchanged, use `python -m gradwire.mxnet SCRIPT ...`. Without patch(), a plugin of MXNet's KVStoreBase
+interface sums and broadcasts, and leaves the optimizer to the worker:
 
     import gradwire.mxnet
     trainer = gluon.Trainer(params, "sgd", {...}, kvstore=mx.kv.create("gradwire"))
 
 In a process whose role is server or scheduler (DMLC_ROLE, as MXNet's launch.py sets it), importing this package serves
-the job to its end and ends the process, as `import mxnet` would; so it comes first. python/docs/howto/from_mxnet.md
-says what changes in meaning.
+the job to its end and then exits, as `import mxnet` would. So import it first. python/docs/howto/from_mxnet.md lists
+what changes in meaning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""BytePS's PyTorch interface, on gradwire's store.
+"""BytePS's PyTorch interface on gradwire's store.
 
     import gradwire.byteps.torch as bps
 
@@ -6,8 +6,8 @@
     bps.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = bps.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression="2bit")
 
-Started by `gradwire run`, torchrun, mpirun, srun or a DMLC tracker. What differs from BytePS in meaning is in
-python/docs/howto/from_byteps.md.
+Start it with `gradwire run`, torchrun, mpirun, srun or a DMLC tracker. python/docs/howto/from_byteps.md lists what
+differs from BytePS in meaning.
 
 Source: byteps/torch of BytePS 0.2.5 for names, arguments and their defaults.
 """

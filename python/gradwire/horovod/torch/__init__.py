@@ -1,4 +1,4 @@
-"""Horovod's PyTorch interface, on gradwire's store.
+"""Horovod's PyTorch interface on gradwire's store.
 
     import gradwire.horovod.torch as hvd
 
@@ -6,8 +6,8 @@
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression="2bit")
 
-Started by `gradwire run`, torchrun, mpirun or srun. What differs from Horovod in meaning is in
-python/docs/howto/from_horovod.md.
+Start it with `gradwire run`, torchrun, mpirun or srun. python/docs/howto/from_horovod.md lists what differs from
+Horovod in meaning.
 """
 
 from __future__ import annotations
