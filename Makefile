@@ -31,7 +31,7 @@ export CCACHE_SLOPPINESS := pch_defines,time_macros
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 
-.PHONY: help setup packages venv build install demo test soak wheel gpu-kit docs sanitize lint tidy format structure clean
+.PHONY: help setup packages venv build install demo test soak wheel dist gpu-kit docs sanitize lint tidy format structure clean
 
 help:  ## this text
 	@echo 'gradwire: from a bare clone on Debian 12, as root or with sudo'
@@ -53,6 +53,10 @@ soak: build  ## `make test` with ten million fuzzed inputs a decoder, 10 000 rou
 
 wheel: venv  ## dist/gradwire-*.whl, which carries its libraries: it runs where none of packages.txt is installed
 	@$(PYTHON) python/make_wheel.py
+
+dist: venv  ## dist/: the packages of a release, checked and tried in empty environments (RELEASING.md)
+	@$(PYTHON) python/make_dist.py $(DIST)
+	@cd tests && $(PYTHON) -m integration.dist_environments $(TRY)
 
 gpu-kit: build wheel  ## build/gpu-kit/: all that gradwire and experiments/gpu/run.py need on a machine without a package registry
 	@$(PYTHON) experiments/gpu/make_kit.py

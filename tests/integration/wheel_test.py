@@ -77,6 +77,15 @@ def test_every_library_is_in_the_wheel_or_a_runtime(wheels: Wheels, tmp_path: Pa
         assert wanted == mpi
 
 
+def test_it_asks_for_no_newer_runtimes_than_it_must(wheels: Wheels) -> None:
+    """On Debian 12: its libzmq and spdlog, as they are there, ask for the libstdc++ of GCC 12."""
+    if "12 (bookworm)" not in Path("/etc/os-release").read_text():
+        pytest.skip("another system's libraries ask for other versions")
+    assert all("-manylinux_2_34_" in wheel.name for wheel in wheels.made), [
+        wheel.name for wheel in wheels.made
+    ]
+
+
 def test_it_has_the_licence_of_every_library_that_it_carries(wheels: Wheels) -> None:
     with zipfile.ZipFile(wheels.repaired) as archive:
         names = archive.namelist()
@@ -88,6 +97,8 @@ def test_it_has_the_licence_of_every_library_that_it_carries(wheels: Wheels) -> 
     missing = [stem for stem in stems if not any(text.startswith(stem) for text in texts)]
     assert len(stems) >= len(CARRIED)
     assert not missing
+    page = (ROOT / "python" / "docs" / "reference" / "compatibility.md").read_text(encoding="utf-8")
+    assert not [stem for stem in stems if stem.replace("_", "-") not in page.replace("_", "-")]
     assert all(f"License-File: third_party/{text}\n" in metadata for text in texts)
     assert all(f"third_party/{text}," in record for text in texts)
 
